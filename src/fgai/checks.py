@@ -1,0 +1,63 @@
+"""Checks at the public door: each raises one `InputError` with argument, requirement, value and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+import torch
+from torch import Tensor
+
+from fgai.errors import InputError
+
+
+def one_of(value: str, name: str, options: Sequence[str]) -> str:
+    """Return `value` if it is one of `options`, else raise and suggest the nearest."""
+    if value in options:
+        return value
+    near = get_close_matches(str(value), options, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise InputError(f"`{name}` must be one of {', '.join(options)}, got {value!r}{hint}")
+
+
+def at_least(value: float, name: str, low: float, remedy: str = "") -> float:
+    """Return `value` if it is a finite number `>= low`, else raise."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= low or value == float("inf"):
+        tail = f"; {remedy}" if remedy else ""
+        raise InputError(f"`{name}` must be at least {low}, got {value!r}{tail}")
+    return value
+
+
+def above(value: float, name: str, low: float) -> float:
+    """Return `value` if it is a finite number `> low`, else raise."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > low or value == float("inf"):
+        raise InputError(f"`{name}` must be above {low}, got {value!r}")
+    return value
+
+
+def finite(tensor: Tensor, name: str) -> Tensor:
+    """Return `tensor` if every entry is finite, else raise with the count and the first bad row."""
+    good = torch.isfinite(tensor)
+    if bool(good.all()):
+        return tensor
+    bad = (~good).nonzero()
+    row = int(bad[0, 0]) if bad.dim() == 2 and bad.shape[1] else 0
+    raise InputError(
+        f"`{name}` must be finite, got {bad.shape[0]} NaN or infinite entries, the first in row {row};"
+        " clean or impute them before use"
+    )
+
+
+def edge_index(edges: Tensor, num_nodes: int, name: str = "edge_index") -> Tensor:
+    """Return `edges` if it is an integer tensor of shape [2, E] with entries in 0..num_nodes-1, else raise."""
+    if not isinstance(edges, Tensor) or edges.dim() != 2 or edges.shape[0] != 2:
+        shape = tuple(edges.shape) if isinstance(edges, Tensor) else type(edges).__name__
+        raise InputError(f"`{name}` must have shape [2, num_edges], got {shape}")
+    if edges.dtype not in (torch.int64, torch.int32):
+        raise InputError(f"`{name}` must hold integers (torch.long), got {edges.dtype}; use edge_index.long()")
+    if edges.numel() and (int(edges.min()) < 0 or int(edges.max()) >= num_nodes):
+        raise InputError(
+            f"`{name}` must name nodes 0..{num_nodes - 1}, got {int(edges.min())}..{int(edges.max())};"
+            " check `num_nodes` or relabel the nodes"
+        )
+    return edges.long()

@@ -1,0 +1,54 @@
+"""The error and warning tree: everything fgai raises on purpose is an `FgaiError`."""
+
+from __future__ import annotations
+
+
+class FgaiError(Exception):
+    """Base of every error raised on purpose; the message says what was wrong and what to do."""
+
+
+class InputError(FgaiError, ValueError):
+    """An argument, a graph or a tensor does not satisfy what the function requires."""
+
+
+class DataError(FgaiError):
+    """A dataset is unknown, missing, truncated, foreign or unsafe to read."""
+
+
+class CheckpointError(FgaiError):
+    """A saved model or record cannot be read, or belongs to something else."""
+
+
+class AttentionError(FgaiError):
+    """Attention cannot be recorded, or two attentions on different edges were compared."""
+
+
+class BudgetError(FgaiError, ValueError):
+    """An attack budget is impossible, or an attack overspent it."""
+
+
+class DivergenceError(FgaiError):
+    """Training produced a value that is not finite; names the term that did."""
+
+
+class MissingExtraError(FgaiError, ImportError):
+    """An optional dependency is not installed; the message holds the install line."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"this needs `{package}`, which is not installed; run: pip install 'fgai[{extra}]'")
+
+
+class FgaiWarning(UserWarning):
+    """Base of every warning fgai gives."""
+
+
+class ReliabilityWarning(FgaiWarning):
+    """A number may not mean what it seems to; docs/reliability.md explains each code.
+
+    Attributes:
+        code: the short name under which docs/reliability.md explains the warning.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        self.code = code
+        super().__init__(f"[{code}] {message}")
