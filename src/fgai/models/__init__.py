@@ -1,0 +1,8 @@
+"""Attention models: GAT, GATv2 and the graph transformer, from one attention layer."""
+
+from fgai.models.base import AttentionModel, as_graph
+from fgai.models.gat import GAT, GATv2
+from fgai.models.gt import GT
+from fgai.models.layer import AttentionLayer
+
+__all__ = ["GAT", "GT", "AttentionLayer", "AttentionModel", "GATv2", "as_graph"]

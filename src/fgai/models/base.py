@@ -1,0 +1,121 @@
+"""What all models share: the task read-outs, attention in one call, and sizes picked from data."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from fgai.attention import AttentionMap, logits_and_attention
+from fgai.checks import one_of
+from fgai.errors import InputError
+from fgai.graph import Graph
+from fgai.ops import Features
+
+TASKS = ("node", "link", "graph")
+POOLINGS = ("mean", "max")
+LARGE = 100_000
+"""Nodes from which the paper's arXiv architecture (three layers, width 128) is picked."""
+
+
+class AttentionModel(nn.Module):
+    """Base of `GAT`, `GATv2` and `GT`: embeds nodes, then reads out for the task.
+
+    Tasks: `node` gives logits [N, out]; `link` gives one score per pair, the dot product of the two
+    embeddings; `graph` pools the nodes of each small graph and gives logits [G, out].
+
+    Attributes:
+        config: the constructor's arguments, enough to build the model again.
+        task: see above.
+    """
+
+    is_fgai_model = True
+    self_loops: ClassVar[bool] = True
+    config: dict[str, Any]
+
+    def __init__(self, *, task: str = "node", pooling: str = "mean") -> None:
+        super().__init__()
+        self.task = one_of(task, "task", TASKS)
+        self.pooling = one_of(pooling, "pooling", POOLINGS)
+
+    @classmethod
+    def for_data(cls, data: Any, **overrides: Any) -> Self:
+        """Build a model whose sizes fit `data` (a `Graph` or PyG `Data`); `overrides` win.
+
+        Raises:
+            InputError: if the data has no features or, for node and graph tasks, no labels.
+        """
+        graph = as_graph(data)
+        if graph.features is None:
+            raise InputError(f"{graph.name!r} has no node features; add some, e.g. node degrees")
+        if graph.num_classes < 2 and overrides.get("task", "node") != "link" and "out_channels" not in overrides:
+            raise InputError(f"{graph.name!r} has no labels; give `out_channels` or a graph with `y`")
+        sizes = cls._sizes(graph, overrides.get("task", "node"))
+        return cls(**{**sizes, **overrides})
+
+    @classmethod
+    def _sizes(cls, graph: Graph, task: str) -> dict[str, Any]:
+        raise TypeError("abstract")
+
+    def prepare(self, graph: Graph) -> Graph:
+        """Return `graph` as this model reads it: with self-loops where the model wants them."""
+        if self.self_loops and not graph.has_loops:
+            return graph.add_self_loops()[0]
+        return graph
+
+    def embed(self, graph: Graph) -> Tensor:
+        """Return the node embeddings [N, out] of a prepared graph."""
+        raise TypeError("abstract")
+
+    def forward(self, graph: Graph, links: Tensor | None = None) -> Tensor:
+        """Return logits: [N, out] for nodes, [L] for `links` [2, L], [G, out] for graphs."""
+        if graph.features is None or graph.num_features != self.config["in_channels"]:
+            raise InputError(
+                f"the model reads {self.config['in_channels']} features per node, {graph.name!r} has"
+                f" {graph.num_features}; was it trained on another dataset?"
+            )
+        return self.read_out(self.embed(self.prepare(graph)), graph, links)
+
+    def read_out(self, nodes: Tensor, graph: Graph, links: Tensor | None = None) -> Tensor:
+        """Turn node embeddings into the task's logits."""
+        if self.task == "link":
+            if links is None:
+                return nodes
+            return (nodes[links[0]] * nodes[links[1]]).sum(-1)
+        if self.task == "graph":
+            return pool(nodes, graph.batch, graph.num_graphs, self.pooling)
+        return nodes
+
+    def with_attention(self, graph: Graph) -> tuple[Tensor, AttentionMap]:
+        """Return the logits and the attention of every layer, before dropout."""
+        return logits_and_attention(self, self.prepare(graph))
+
+
+def as_graph(data: Any) -> Graph:
+    """Return `data` as a `Graph`; PyG `Data` is converted, everything else refused."""
+    if isinstance(data, Graph):
+        return data
+    if hasattr(data, "edge_index"):
+        return Graph.from_data(data)
+    raise InputError(f"`data` must be a fgai Graph or a PyG Data, got {type(data).__name__}")
+
+
+def as_features(graph: Graph) -> Features:
+    """Return the features of `graph`, which must have some."""
+    if graph.features is None:
+        raise InputError(f"{graph.name!r} has no node features")
+    return graph.features
+
+
+def pool(nodes: Tensor, batch: Tensor | None, num_graphs: int, how: str) -> Tensor:
+    """Mean or maximum of `nodes` [N, D] over each small graph → [G, D]; a graph without nodes gives zeros."""
+    if batch is None:
+        batch = torch.zeros(nodes.shape[0], dtype=torch.long, device=nodes.device)
+    if how == "mean":
+        total = nodes.new_zeros(num_graphs, nodes.shape[1]).index_add(0, batch, nodes)
+        counts = torch.bincount(batch, minlength=num_graphs).clamp(min=1)
+        return total / counts[:, None]
+    index = batch[:, None].expand_as(nodes)
+    out = nodes.new_zeros(num_graphs, nodes.shape[1])
+    return out.scatter_reduce(0, index, nodes, "amax", include_self=False)

@@ -1,0 +1,106 @@
+"""`GAT` and `GATv2`: the same network with two scores."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torch.nn.functional import dropout, elu
+
+from fgai.graph import Graph
+from fgai.models.base import LARGE, AttentionModel, as_features
+from fgai.models.layer import AttentionLayer
+from fgai.ops import Features
+
+
+class GAT(AttentionModel):
+    """Graph attention network: hidden layers of several heads, an output attention layer of one.
+
+    Logits carry no activation.
+
+    Args:
+        in_channels: features per node.
+        out_channels: classes (or embedding width for links).
+        channels: width per hidden head.
+        heads: hidden heads.
+        layers: attention layers in all, the output layer included.
+        dropout: rate on the input of every layer while training.
+        attention_dropout: rate on the attention while training.
+        norm: `"none"`, or `"layer"` to normalise the input and the hidden features.
+        task: `node`, `link` or `graph`.
+        pooling: `mean` or `max`, for graphs.
+
+    Reference: Veličković et al., Graph Attention Networks, ICLR 2018.
+    """
+
+    score: ClassVar[str] = "additive"
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        channels: int = 8,
+        heads: int = 8,
+        layers: int = 2,
+        dropout: float = 0.6,
+        attention_dropout: float = 0.0,
+        norm: str = "none",
+        task: str = "node",
+        pooling: str = "mean",
+    ) -> None:
+        super().__init__(task=task, pooling=pooling)
+        self.config = {
+            "in_channels": in_channels,
+            "out_channels": out_channels,
+            "channels": channels,
+            "heads": heads,
+            "layers": layers,
+            "dropout": dropout,
+            "attention_dropout": attention_dropout,
+            "norm": norm,
+            "task": task,
+            "pooling": pooling,
+        }
+        self.dropout = dropout
+        width = channels * heads
+        options: dict[str, Any] = {"score": self.score, "attention_dropout": attention_dropout}
+        self.convs = nn.ModuleList()
+        for index in range(layers):
+            size = in_channels if index == 0 else width
+            last = index == layers - 1
+            out, count = (out_channels, 1) if last else (channels, heads)
+            normed = norm == "layer"
+            self.convs.append(AttentionLayer(size, out, count, concat=not last, input_norm=normed, **options))
+
+    @classmethod
+    def _sizes(cls, graph: Graph, task: str) -> dict[str, Any]:
+        large = graph.num_nodes >= LARGE
+        return {
+            "in_channels": graph.num_features,
+            "out_channels": 64 if task == "link" else graph.num_classes,
+            "channels": 16 if large else 8,
+            "heads": 8,
+            "layers": 3 if large else 2,
+            "task": task,
+        }
+
+    def embed(self, graph: Graph) -> Tensor:
+        """Return [N, out]."""
+        x: Tensor | Features = as_features(graph)
+        for index, conv in enumerate(self.convs):
+            if self.training and self.dropout > 0:
+                x = x.dropout(self.dropout) if isinstance(x, Features) else dropout(x, self.dropout)
+            x = conv(x, graph.adjacency)
+            if index < len(self.convs) - 1:
+                x = elu(x)  # type: ignore[arg-type]
+        return x  # type: ignore[return-value]
+
+
+class GATv2(GAT):
+    """GAT with the dynamic score `⟨a, leaky_relu(l_j + r_i)⟩`, which can rank neighbours differently per node.
+
+    Reference: Brody, Alon, Yahav, How Attentive are Graph Attention Networks?, ICLR 2022.
+    """
+
+    score: ClassVar[str] = "dynamic"

@@ -1,0 +1,178 @@
+"""One attention layer, three scores: score → softmax → tap → dropout → aggregate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout
+
+from fgai.checks import at_least, one_of
+from fgai.errors import InputError
+from fgai.ops import (
+    Adjacency,
+    Features,
+    aggregate,
+    edge_softmax,
+    project,
+    score_additive,
+    score_dot,
+    score_dynamic,
+)
+
+SCORES = ("additive", "dynamic", "dot")
+Tap = Callable[[Tensor, Adjacency], Tensor]
+
+
+class Projection(nn.Module):
+    """A linear map that reads dense tensors and `Features` alike; `weight` is [in, out].
+
+    Args:
+        in_channels: width of the input.
+        out_channels: width of the output.
+        bias: add a learned vector.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(in_channels, out_channels))
+        self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(self, x: Tensor | Features) -> Tensor:
+        """Return `x @ weight + bias`."""
+        out = project(x, self.weight) if isinstance(x, Features) else x @ self.weight
+        return out if self.bias is None else out + self.bias
+
+
+class InputNorm(nn.Module):
+    """Layer normalisation fused with the projection that follows, so that sparse features stay sparse.
+
+    `((x − mean) / std · γ + β) @ W` is computed as `(x @ γW − mean · 1ᵀγW) / std + βW`.
+
+    Args:
+        channels: width of the features.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(channels))
+        self.shift = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Features, projection: Projection) -> Tensor:
+        """Return the projected, normalised features [N, D]."""
+        mean, variance = x.moments()
+        weight = self.scale[:, None] * projection.weight
+        out = (project(x, weight) - mean[:, None] * weight.sum(0)) * torch.rsqrt(variance + 1e-5)[:, None]
+        out = out + self.shift @ projection.weight
+        return out if projection.bias is None else out + projection.bias
+
+
+class AttentionLayer(nn.Module):
+    """Multi-head attention over the incoming edges of each node.
+
+    - `additive` (GAT): `leaky_relu(⟨a_src, z_j⟩ + ⟨a_dst, z_i⟩)`, values z.
+    - `dynamic` (GATv2): `⟨a, leaky_relu(l_j + r_i)⟩`, values l.
+    - `dot` (transformer): `⟨q_i, k_j⟩ / √C`, values v.
+
+    A node without incoming edges gets the bias alone. `tap` is called with the attention [E, H] after the
+    softmax and before dropout, and returns what is used instead; it is how attention is recorded and perturbed.
+
+    Args:
+        in_channels: width of the input.
+        channels: width per head, C.
+        heads: H.
+        score: one of the three above.
+        concat: join the heads ([N, H·C]) or average them ([N, C]).
+        slope: of the leaky relu.
+        attention_dropout: rate on the attention while training.
+        bias: add a learned vector to the output.
+        input_norm: normalise the rows of the input first (sparse features stay sparse).
+    """
+
+    is_attention_layer = True
+
+    def __init__(
+        self,
+        in_channels: int,
+        channels: int,
+        heads: int = 1,
+        *,
+        score: str = "additive",
+        concat: bool = True,
+        slope: float = 0.2,
+        attention_dropout: float = 0.0,
+        bias: bool = True,
+        input_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        at_least(in_channels, "in_channels", 1, "the graph has no features: give it some, e.g. degrees")
+        at_least(channels, "channels", 1)
+        at_least(heads, "heads", 1)
+        self.score = one_of(score, "score", SCORES)
+        self.channels, self.heads, self.concat = channels, heads, concat
+        self.slope, self.attention_dropout = slope, attention_dropout
+        self.tap: Tap | None = None
+        inner = heads * channels
+        self.input_norm = InputNorm(in_channels) if input_norm else None
+        self.value = Projection(in_channels, inner, bias=score != "additive")
+        if score == "additive":
+            self.source_weight = nn.Parameter(torch.empty(heads, channels))
+            self.destination_weight = nn.Parameter(torch.empty(heads, channels))
+            weights = [self.source_weight, self.destination_weight]
+        elif score == "dynamic":
+            self.right = Projection(in_channels, inner)
+            self.score_weight = nn.Parameter(torch.empty(heads, channels))
+            weights = [self.score_weight]
+        else:
+            self.query = Projection(in_channels, inner)
+            self.key = Projection(in_channels, inner)
+            weights = []
+        for weight in weights:
+            bound = math.sqrt(6.0 / (heads + channels))
+            nn.init.uniform_(weight, -bound, bound)
+        self.bias = nn.Parameter(torch.zeros(inner if concat else channels)) if bias else None
+
+    def extra_repr(self) -> str:
+        """Show the score and the sizes."""
+        return f"score={self.score}, heads={self.heads}, channels={self.channels}"
+
+    def _project(self, x: Tensor | Features, projection: Projection) -> Tensor:
+        if self.input_norm is None:
+            out = projection(x)
+        else:
+            features = x if isinstance(x, Features) else Features.dense(x)
+            out = self.input_norm(features, projection)
+        return out.view(-1, self.heads, self.channels)  # type: ignore[no-any-return]
+
+    def attend(self, x: Tensor | Features, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
+        """Return the attention [E, H] before tap and dropout, and the values [N, H, C]."""
+        values = self._project(x, self.value)
+        if values.shape[0] != adjacency.num_nodes:
+            raise InputError(f"got {values.shape[0]} rows of features for {adjacency.num_nodes} nodes")
+        if self.score == "additive":
+            left, right = (values * self.source_weight).sum(-1), (values * self.destination_weight).sum(-1)
+            scores = score_additive(left, right, adjacency, self.slope)
+        elif self.score == "dynamic":
+            right = self._project(x, self.right)
+            scores = score_dynamic(values, right, self.score_weight, adjacency, self.slope)
+        else:
+            scores = score_dot(self._project(x, self.query), self._project(x, self.key), adjacency)
+        return edge_softmax(scores, adjacency), values
+
+    def combine(self, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
+        """Aggregate `values` [N, H, C] with `attention` [E, H], join the heads and add the bias."""
+        out = aggregate(attention, values, adjacency)
+        out = out.flatten(1) if self.concat else out.mean(1)
+        return out if self.bias is None else out + self.bias
+
+    def forward(self, x: Tensor | Features, adjacency: Adjacency) -> Tensor:
+        """Return [N, H·C], or [N, C] when the heads are averaged."""
+        attention, values = self.attend(x, adjacency)
+        if self.tap is not None:
+            attention = self.tap(attention, adjacency)
+        if self.training and self.attention_dropout > 0:
+            attention = dropout(attention, self.attention_dropout)
+        return self.combine(attention, values, adjacency)
