@@ -1,0 +1,102 @@
+"""`save` and `load`: a model as safetensors plus JSON, usable without remembering anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load as load_tensors
+from torch import nn
+
+from fgai import models
+from fgai.errors import CheckpointError
+from fgai.files import pack, write_atomic
+from fgai.training.loop import History
+from fgai.training.train import set_history
+
+SCHEMA = 1
+CLASSES = {"GAT": models.GAT, "GATv2": models.GATv2, "GT": models.GT}
+
+
+def save(model: nn.Module, path: Path | str, *, data_fingerprint: str = "", about: dict[str, Any] | None = None) -> Path:
+    """Write a model to one safetensors file with its architecture inside; atomic.
+
+    Args:
+        model: a fgai model. For your own PyG model use `safetensors.torch.save_model`.
+        path: the file; the suffix `.safetensors` is added when missing.
+        data_fingerprint: of the graph it was trained on; shown and checked by the command line.
+        about: anything JSON can hold, kept beside the weights.
+
+    Returns:
+        The path written.
+
+    Raises:
+        CheckpointError: if the model is not one of fgai's.
+    """
+    name = type(model).__name__
+    if name not in CLASSES:
+        raise CheckpointError(f"only {', '.join(CLASSES)} can be saved here, got {name}; use safetensors directly")
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        path = path.with_name(path.name + ".safetensors")
+    history = getattr(model, "history", None)
+    header = {
+        "schema": SCHEMA,
+        "class": name,
+        "config": model.config,
+        "data_fingerprint": data_fingerprint,
+        "about": about or {},
+        "history": history.to_dict() if history is not None else None,
+    }
+    write_atomic(path, pack(dict(model.state_dict()), {"fgai": json.dumps(header)}))
+    return path
+
+
+def read_header(path: Path | str) -> dict[str, Any]:
+    """Read what a checkpoint says of itself, without its weights.
+
+    Raises:
+        CheckpointError: if the file is missing, damaged, foreign or from a newer fgai.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if size > 100_000_000:
+                raise ValueError("no safetensors header")
+            metadata = json.loads(file.read(size)).get("__metadata__", {})
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no checkpoint at {path}") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged or not a safetensors file ({error})") from error
+    if "fgai" not in metadata:
+        raise CheckpointError(f"{path} holds tensors but no fgai model; was it saved by another program?")
+    header: dict[str, Any] = json.loads(metadata["fgai"])
+    if header["schema"] > SCHEMA:
+        raise CheckpointError(f"{path} was written by a newer fgai (schema {header['schema']}); update fgai")
+    return header
+
+
+def load(path: Path | str, expect: str | None = None) -> nn.Module:
+    """Read a model written by `save`, in eval mode.
+
+    Args:
+        path: the file.
+        expect: class name it must have, e.g. `"GAT"`.
+
+    Raises:
+        CheckpointError: as `read_header`, or if the class or the weights do not fit.
+    """
+    path, header = Path(path), read_header(path)
+    name = header["class"]
+    if name not in CLASSES or (expect is not None and name != expect):
+        raise CheckpointError(f"{path} holds a {name}, expected {expect or ' or '.join(CLASSES)}")
+    model = CLASSES[name](**header["config"])
+    try:
+        model.load_state_dict(load_tensors(path.read_bytes()))
+    except Exception as error:
+        raise CheckpointError(f"{path} is truncated or does not fit its own architecture: {error}") from error
+    if header.get("history"):
+        set_history(model, History.from_dict(header["history"]))
+    return model.eval()

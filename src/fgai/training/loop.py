@@ -1,0 +1,213 @@
+"""The one training loop: every recipe gives terms and a score, the loop does the rest."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fgai.checks import above, at_least
+from fgai.errors import DivergenceError
+from fgai.training.progress import Progress
+from fgai.training.resume import read_state, write_state
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How long and how fast to train.
+
+    Attributes:
+        epochs: full-graph steps at most.
+        lr: Adam's learning rate.
+        weight_decay: l2 penalty on all parameters.
+        patience: epochs without a better validation score after which to stop.
+        validate_every: epochs between validations.
+        clip: largest gradient norm, 0 for none.
+    """
+
+    epochs: int = 200
+    lr: float = 0.01
+    weight_decay: float = 5e-4
+    patience: int = 100
+    validate_every: int = 1
+    clip: float = 0.0
+
+    def __post_init__(self) -> None:
+        at_least(self.epochs, "epochs", 1)
+        above(self.lr, "lr", 0.0)
+        at_least(self.weight_decay, "weight_decay", 0.0)
+        at_least(self.patience, "patience", 1)
+        at_least(self.validate_every, "validate_every", 1)
+        at_least(self.clip, "clip", 0.0)
+
+
+class Recipe(Protocol):
+    """What is minimised, and what decides which epoch's weights are kept."""
+
+    name: str
+
+    def start(self, model: nn.Module, seed: int) -> None:
+        """Compute frozen targets before the first epoch."""
+
+    def terms(self, model: nn.Module, epoch: int) -> dict[str, Tensor]:
+        """Return the loss terms of this epoch; the key `total` is minimised."""
+
+    def score(self, model: nn.Module) -> float:
+        """Return the validation score, higher is better."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what must survive a restart."""
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take back what `state` gave."""
+
+
+@dataclass
+class History:
+    """What happened while training.
+
+    Attributes:
+        terms: per epoch, each loss term's value.
+        scores: per validation, (epoch, score).
+        best_epoch: whose weights were kept.
+        seconds: wall-clock time of the epochs, validation included.
+        epoch_seconds: time of each training step alone.
+        stopped: why training ended: `epochs` or `patience`.
+    """
+
+    terms: list[dict[str, float]] = field(default_factory=list)
+    scores: list[tuple[int, float]] = field(default_factory=list)
+    best_epoch: int = 0
+    seconds: float = 0.0
+    epoch_seconds: list[float] = field(default_factory=list)
+    stopped: str = "epochs"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return copy.deepcopy(self.__dict__)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> History:
+        """Inverse of `to_dict`."""
+        history = cls(**values)
+        history.scores = [(int(epoch), float(score)) for epoch, score in history.scores]
+        return history
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw from `seed` inside the block and leave the global generators as they were."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        yield
+
+
+def epoch_seed(seed: int, epoch: int) -> int:
+    """Return the seed of one epoch; depends on nothing but its arguments, so a run can resume anywhere."""
+    return (seed * 1_000_003 + epoch * 7_919 + 12_345) % (2**63 - 1)
+
+
+def fit(
+    model: nn.Module,
+    recipe: Recipe,
+    config: TrainConfig,
+    *,
+    seed: int = 0,
+    progress: bool | None = None,
+    checkpoint: Path | str | None = None,
+    checkpoint_every: int = 25,
+    fingerprint: str = "",
+    on_epoch: Callable[[int, dict[str, float]], None] | None = None,
+) -> History:
+    """Train `model` in place and leave the best weights in it.
+
+    Args:
+        model: on the device where it shall train.
+        recipe: what to minimise.
+        config: see `TrainConfig`.
+        seed: of dropout and of the recipe's draws.
+        progress: show a bar; None decides by whether a terminal is attached.
+        checkpoint: folder to save the state in and to resume from when it holds one.
+        checkpoint_every: epochs between saves.
+        fingerprint: of what is trained on what; a checkpoint with another one is refused.
+        on_epoch: called after every epoch with its number and terms.
+
+    Raises:
+        DivergenceError: when a term is not finite; the last good weights are in the model then.
+    """
+    device = next(model.parameters()).device
+    optimizer = torch.optim.Adam(
+        [p for p in model.parameters() if p.requires_grad], lr=config.lr, weight_decay=config.weight_decay
+    )
+    history, best, first = History(), _copy(model), 0
+    best_score = -math.inf
+    with seeded(epoch_seed(seed, -1), device):
+        recipe.start(model, seed)
+    folder = None if checkpoint is None else Path(checkpoint)
+    if folder is not None and (saved := read_state(folder, fingerprint)) is not None:
+        first, best_score, history_values = saved.restore(model, optimizer, recipe)
+        history, best = History.from_dict(history_values), saved.best
+    began = perf_counter() - history.seconds
+    with Progress(config.epochs, recipe.name, show=progress, done=first) as bar:
+        for epoch in range(first, config.epochs):
+            if history.stopped == "patience":
+                break
+            tick = perf_counter()
+            with seeded(epoch_seed(seed, epoch), device):
+                model.train()
+                optimizer.zero_grad(set_to_none=True)
+                terms = recipe.terms(model, epoch)
+                values = _values(terms)
+                _check_finite(values, epoch, model, best)
+                terms["total"].backward()  # type: ignore[no-untyped-call]
+                if config.clip:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+                optimizer.step()
+            history.epoch_seconds.append(perf_counter() - tick)
+            history.terms.append(values)
+            if (epoch + 1) % config.validate_every == 0 or epoch == config.epochs - 1:
+                score = recipe.score(model)
+                history.scores.append((epoch, score))
+                if score > best_score:
+                    best_score, best, history.best_epoch = score, _copy(model), epoch
+                elif epoch - history.best_epoch >= config.patience:
+                    history.stopped = "patience"
+            history.seconds = perf_counter() - began
+            if folder is not None and ((epoch + 1) % checkpoint_every == 0 or epoch == config.epochs - 1):
+                write_state(folder, fingerprint, epoch + 1, best_score, model, best, optimizer, recipe, history)
+            bar.step(values, best_score)
+            if on_epoch is not None:
+                on_epoch(epoch, values)
+    model.load_state_dict(best)
+    model.eval()
+    return history
+
+
+def _copy(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def _values(terms: dict[str, Tensor]) -> dict[str, float]:
+    """Read all terms in one transfer from the device."""
+    stacked = torch.stack([term.detach().reshape(()) for term in terms.values()]).tolist()
+    return dict(zip(terms, stacked, strict=True))
+
+
+def _check_finite(values: dict[str, float], epoch: int, model: nn.Module, best: dict[str, Tensor]) -> None:
+    bad = [name for name, value in values.items() if not math.isfinite(value) and name != "total"]
+    if bad or not math.isfinite(values["total"]):
+        model.load_state_dict(best)
+        model.eval()
+        raise DivergenceError(
+            f"training diverged in epoch {epoch}: {', '.join(bad) or 'total'} is not finite; the best weights so"
+            " far are kept in the model. Lower `lr` or the weight of that term"
+        )

@@ -1,0 +1,105 @@
+"""Checkpoints of a training under way: written atomically, resumed bit by bit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load as load_tensors
+from torch import Tensor, nn
+
+from fgai.errors import CheckpointError
+from fgai.files import pack, write_atomic
+
+VERSION = 1
+FILE = "training.safetensors"
+
+
+@dataclass
+class SavedState:
+    """A training read back from disk."""
+
+    epoch: int
+    best_score: float
+    best: dict[str, Tensor]
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    recipe: dict[str, Tensor]
+    history: dict[str, Any]
+
+    def restore(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Any
+    ) -> tuple[int, float, dict[str, Any]]:
+        """Put everything back; return the next epoch, the best score and the history."""
+        model.load_state_dict(self.model)
+        parameters = optimizer.param_groups[0]["params"]
+        state = {}
+        for index, parameter in enumerate(parameters):
+            prefix = f"{index}."
+            entry = {k[len(prefix) :]: v for k, v in self.optimizer.items() if k.startswith(prefix)}
+            state[index] = {k: v.to(parameter.device) if k != "step" else v for k, v in entry.items()}
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": state if self.optimizer else {}, "param_groups": groups})
+        recipe.load_state(self.recipe)
+        device = parameters[0].device
+        self.best = {name: value.to(device) for name, value in self.best.items()}
+        return self.epoch, self.best_score, self.history
+
+
+def write_state(
+    folder: Path,
+    fingerprint: str,
+    epoch: int,
+    best_score: float,
+    model: nn.Module,
+    best: dict[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+    recipe: Any,
+    history: Any,
+) -> None:
+    """Save the whole training in one file, replaced in one step."""
+    tensors = {f"model/{k}": v for k, v in model.state_dict().items()}
+    tensors |= {f"best/{k}": v for k, v in best.items()}
+    for index, entry in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer/{index}.{k}": torch.as_tensor(v) for k, v in entry.items()}
+    tensors |= {f"recipe/{k}": v for k, v in recipe.state().items()}
+    about = {
+        "version": VERSION,
+        "fingerprint": fingerprint,
+        "epoch": epoch,
+        "best_score": best_score,
+        "history": history.to_dict(),
+    }
+    write_atomic(folder / FILE, pack(tensors, {"about": json.dumps(about)}))
+
+
+def read_state(folder: Path, fingerprint: str) -> SavedState | None:
+    """Read a saved training, or None when the folder holds none.
+
+    Raises:
+        CheckpointError: if the file is damaged, of a newer version or of another training.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        raw = path.read_bytes()
+        size = int.from_bytes(raw[:8], "little")
+        about = json.loads(json.loads(raw[8 : 8 + size])["__metadata__"]["about"])
+        tensors = load_tensors(raw)
+    except Exception as error:
+        raise CheckpointError(f"{path} is damaged or not a fgai checkpoint ({error}); delete it to start anew") from error
+    if about["version"] > VERSION:
+        raise CheckpointError(f"{path} was written by a newer fgai (version {about['version']}); update fgai")
+    if about["fingerprint"] != fingerprint:
+        raise CheckpointError(
+            f"{path} belongs to another training (model, data or settings differ); use another folder or delete it"
+        )
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "optimizer": {}, "recipe": {}}
+    for name, value in tensors.items():
+        group, _, rest = name.partition("/")
+        parts[group][rest] = value
+    return SavedState(about["epoch"], about["best_score"], history=about["history"], **parts)
