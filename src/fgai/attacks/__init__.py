@@ -1,0 +1,32 @@
+"""Attacks on graphs: one budget, checked in one place; no attack judges its own success."""
+
+from fgai.attacks.base import Attack, AttackResult, Ledger
+from fgai.attacks.budget import Budget, Perturbation, check
+from fgai.attacks.existing import FeaturePGD, RandomEdges
+from fgai.attacks.injection import PGDInjection, RandomInjection, draw_endpoints, draw_features
+from fgai.attacks.objectives import Clean, Objective, explanation, margin, objective_named, prediction
+from fgai.attacks.threats import THREATS, Threat, make_attack
+
+__all__ = [
+    "THREATS",
+    "Attack",
+    "AttackResult",
+    "Budget",
+    "Clean",
+    "FeaturePGD",
+    "Ledger",
+    "Objective",
+    "PGDInjection",
+    "Perturbation",
+    "RandomEdges",
+    "RandomInjection",
+    "Threat",
+    "check",
+    "draw_endpoints",
+    "draw_features",
+    "explanation",
+    "make_attack",
+    "margin",
+    "objective_named",
+    "prediction",
+]

@@ -1,0 +1,147 @@
+"""`Attack`: proposes changes, never judges them; the base class checks, judges and restores."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from fgai.attacks.budget import Budget, Perturbation, check
+from fgai.attacks.objectives import Clean, Objective, objective_named
+from fgai.attention import evaluating, logits_and_attention
+from fgai.errors import ReliabilityWarning
+from fgai.graph import EdgeMap, Graph
+from fgai.models import as_graph
+
+Judge = Callable[[Graph], Tensor]
+
+
+@dataclass
+class Ledger:
+    """What an attack spent.
+
+    Attributes:
+        steps: gradient steps over all restarts.
+        forwards: forward passes, the judging ones included.
+        seconds: wall-clock time.
+        curve: objective at each candidate that was judged, in order.
+    """
+
+    steps: int = 0
+    forwards: int = 0
+    seconds: float = 0.0
+    curve: list[float] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for records."""
+        return {"steps": self.steps, "forwards": self.forwards, "seconds": self.seconds, "curve": list(self.curve)}
+
+
+@dataclass(frozen=True, eq=False)
+class AttackResult:
+    """The strongest perturbation found, already checked against the budget.
+
+    Attributes:
+        graph: perturbed; its first N nodes are the original ones.
+        edge_map: of the original edges (prepared graph) into `graph`.
+        change: the perturbation itself.
+        value: of the objective, judged afresh.
+        start: value of the objective on the clean graph.
+        noise: value under random noise of the same budget.
+        ledger: what was spent.
+    """
+
+    graph: Graph
+    edge_map: EdgeMap
+    change: Perturbation
+    value: float
+    start: float
+    noise: float
+    ledger: Ledger
+
+
+class Attack(ABC):
+    """An attack with its settings; the data comes with the call.
+
+    Args:
+        budget: what it may spend.
+        objective: a name (`prediction`, `margin`, `explanation`) or a callable.
+        k: size of the explanation, for the explanation objective.
+    """
+
+    name = "attack"
+
+    def __init__(self, budget: Budget, objective: str | Objective = "prediction", *, k: int = 5) -> None:
+        self.budget = budget
+        self.objective_name = objective if isinstance(objective, str) else getattr(objective, "__name__", "custom")
+        self.objective = objective_named(objective, k) if isinstance(objective, str) else objective
+
+    @abstractmethod
+    def candidates(
+        self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
+    ) -> Iterator[Perturbation]:
+        """Yield candidate changes of one restart; the first is random noise within the budget.
+
+        `judge(attacked)` returns the objective on a perturbed graph, with gradients to its features.
+        """
+
+    @final
+    def run(self, model: nn.Module, data: Any, *, seed: int = 0) -> AttackResult:
+        """Attack `model` on `data` and return the strongest change found; the model is left as it was.
+
+        Args:
+            model: attacked through its own gradients, in eval mode.
+            data: a `Graph` or PyG `Data`.
+            seed: of endpoints and starts; endpoints depend on nothing else, so every model gets the same.
+
+        Raises:
+            BudgetError: if the budget is impossible on this graph or the attack overspent it.
+        """
+        graph = _prepare(model, as_graph(data))
+        nodes = self.budget.target_nodes(graph)
+        ledger, began = Ledger(), perf_counter()
+        best, best_value, noise = Perturbation(), -math.inf, -math.inf
+        with evaluating(model, freeze=True):
+            with torch.no_grad():
+                logits, attention = logits_and_attention(model, graph)
+            clean = Clean(logits, attention.detach(), nodes)
+            start = float(self.objective(logits, attention, clean))
+
+            def judge(attacked: Graph) -> Tensor:
+                ledger.forwards += 1
+                value = self.objective(*logits_and_attention(model, attacked), clean)
+                ledger.curve.append(float(value.detach()))
+                return value
+
+            for restart in range(self.budget.restarts):
+                generator = torch.Generator().manual_seed(seed * 7_919 + restart)
+                for index, change in enumerate(self.candidates(graph, nodes, generator, judge, ledger)):
+                    frozen = change.detach()
+                    check(frozen, self.budget, graph)
+                    with torch.no_grad():
+                        value = float(judge(frozen.apply(graph)[0]))
+                    noise = max(noise, value) if index == 0 else noise
+                    if value > best_value:
+                        best, best_value = frozen, value
+            attacked, edge_map = best.apply(graph)
+        ledger.seconds = perf_counter() - began
+        if self.budget.steps and best_value <= start:
+            warnings.warn(
+                ReliabilityWarning("attack-without-effect", f"{self.name} did not raise its objective above clean"),
+                stacklevel=2,
+            )
+        return AttackResult(attacked, edge_map, best, best_value, start, noise, ledger)
+
+
+def _prepare(model: nn.Module, graph: Graph) -> Graph:
+    device = next(model.parameters()).device
+    if getattr(model, "is_fgai_model", False):
+        graph = model.prepare(graph)  # type: ignore[operator]
+    return graph.to(device)

@@ -1,0 +1,84 @@
+"""Attacks on what is there: new edges between existing nodes, and small changes of features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from fgai.attacks.base import Attack, Judge, Ledger
+from fgai.attacks.budget import Perturbation
+from fgai.attacks.injection import climb
+from fgai.errors import BudgetError, InputError
+from fgai.graph import Graph
+from fgai.ops import edge_keys
+
+
+class RandomEdges(Attack):
+    """Random new edges between target nodes: the paper's "additional edges"."""
+
+    name = "random-edges"
+
+    def candidates(
+        self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
+    ) -> Iterator[Perturbation]:
+        """Yield one random set of edges that were not there."""
+        yield Perturbation(edges=draw_edges(graph, nodes, self.budget.edges, generator))
+
+
+def draw_edges(graph: Graph, nodes: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Return [2, count] distinct undirected pairs of `nodes` that are not edges yet.
+
+    Raises:
+        BudgetError: if the nodes do not have so many free pairs.
+    """
+    pool = nodes.numel()
+    found = torch.zeros(0, dtype=torch.long)
+    taken = graph.keys.cpu()
+    for _ in range(64):
+        if found.numel() >= count:
+            break
+        pairs = nodes.cpu()[torch.randint(pool, (2, 2 * count + 16), generator=generator)]
+        low, high = pairs.amin(0), pairs.amax(0)
+        keys = edge_keys(low, high)[low != high]
+        keys = keys[~torch.isin(keys, taken)]
+        found = _first_of_each(torch.cat([found, keys]))
+    if found.numel() < count:
+        raise BudgetError(f"{count} new edges were asked for, the targets have only {found.numel()} free pairs")
+    chosen = found[:count]
+    return torch.stack([chosen & 0xFFFFFFFF, chosen >> 32]).to(graph.device)
+
+
+def _first_of_each(values: Tensor) -> Tensor:
+    """Drop repeated values, keeping the order of first appearance."""
+    unique, inverse = torch.unique(values, return_inverse=True)
+    first = torch.full((unique.numel(),), values.numel(), dtype=torch.long)
+    first = first.scatter_reduce(0, inverse, torch.arange(values.numel()), "amin")
+    return values[first.sort().values]
+
+
+class FeaturePGD(Attack):
+    """Small changes of the features of a sample of the target nodes, by signed gradient steps."""
+
+    name = "feature-pgd"
+
+    def candidates(
+        self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
+    ) -> Iterator[Perturbation]:
+        """Yield random noise, then the best point of the climb."""
+        budget, original = self.budget, graph.features
+        if original is None:
+            raise InputError(f"{graph.name!r} has no features to attack")
+        count = max(1, round(budget.rows * nodes.numel()))
+        rows = nodes[torch.randperm(nodes.numel(), generator=generator)[:count].to(nodes.device)]
+        noise = 2 * torch.rand(count, graph.num_features, generator=generator) - 1
+        noise = (budget.radius * noise).to(device=graph.device, dtype=original.dtype)
+        yield Perturbation(rows=rows, delta=noise)
+        start = torch.zeros_like(noise) if ledger.steps < budget.steps else noise
+
+        def objective(moving: Tensor) -> Tensor:
+            return judge(graph.replace(features=original.perturb(rows, moving)))
+
+        box = (-budget.radius, budget.radius)
+        yield Perturbation(rows=rows, delta=climb(objective, start, budget, box, ledger))

@@ -1,0 +1,101 @@
+"""Node injection: a few new nodes with random or adversarial features, joined to the targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from fgai.attacks.base import Attack, Judge, Ledger
+from fgai.attacks.budget import Budget, Perturbation
+from fgai.errors import InputError
+from fgai.graph import Graph
+
+
+def draw_endpoints(nodes: Tensor, count: int, each: int, generator: torch.Generator) -> Tensor:
+    """Return [count, each] endpoints drawn from `nodes`, distinct within a row."""
+    rows = [torch.randperm(nodes.numel(), generator=generator)[:each] for _ in range(count)]
+    chosen = torch.stack(rows) if rows else torch.zeros(0, each, dtype=torch.long)
+    return nodes[chosen.to(nodes.device)]
+
+
+def draw_features(graph: Graph, count: int, box: tuple[float, float], generator: torch.Generator) -> Tensor:
+    """Return [count, F] features drawn uniformly from the box."""
+    low, high = box
+    noise = torch.rand(count, graph.num_features, generator=generator)
+    dtype = graph.features.dtype if graph.features is not None else torch.float32
+    return (low + (high - low) * noise).to(device=graph.device, dtype=dtype)
+
+
+class RandomInjection(Attack):
+    """New nodes with random features: the noise floor."""
+
+    name = "random-injection"
+
+    def candidates(
+        self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
+    ) -> Iterator[Perturbation]:
+        """Yield one random draw."""
+        endpoints = draw_endpoints(nodes, self.budget.nodes, self.budget.edges, generator)
+        features = draw_features(graph, self.budget.nodes, self.budget.feature_box(graph), generator)
+        yield Perturbation(endpoints=endpoints, features=features)
+
+
+class PGDInjection(Attack):
+    """New nodes whose features climb the objective by signed gradient steps inside the box.
+
+    The climb of the first restart begins at the middle of the box, from which every corner is within reach;
+    later restarts begin at random. The best point seen counts, so more steps never make the attack weaker.
+    """
+
+    name = "pgd-injection"
+
+    def candidates(
+        self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
+    ) -> Iterator[Perturbation]:
+        """Yield random noise, then the best point of the climb."""
+        budget, original = self.budget, graph.features
+        if original is None:
+            raise InputError(f"{graph.name!r} has no features to attack")
+        low, high = budget.feature_box(graph)
+        endpoints = draw_endpoints(nodes, budget.nodes, budget.edges, generator)
+        noise = draw_features(graph, budget.nodes, (low, high), generator)
+        yield Perturbation(endpoints=endpoints, features=noise)
+        first = ledger.steps < budget.steps
+        features = torch.full_like(noise, (low + high) / 2) if first else noise
+        template, _ = Perturbation(endpoints=endpoints).apply(graph)
+
+        def objective(moving: Tensor) -> Tensor:
+            return judge(template.replace(features=original.append(moving)))
+
+        yield Perturbation(endpoints=endpoints, features=climb(objective, features, budget, (low, high), ledger))
+
+
+def climb(
+    objective: Callable[[Tensor], Tensor],
+    start: Tensor,
+    budget: Budget,
+    box: tuple[float, float],
+    ledger: Ledger,
+) -> Tensor:
+    """Maximise `objective` by signed gradient steps inside the box; return the best point seen.
+
+    Args:
+        objective: differentiable, called once per step and once at the end.
+        start: where the climb begins; it counts as seen.
+        budget: gives steps and step size.
+        box: the interval every entry stays in.
+        ledger: steps are counted here.
+    """
+    point, best, best_value = start, start, float("-inf")
+    for _ in range(budget.steps):
+        moving = point.detach().requires_grad_()
+        value = objective(moving)
+        (gradient,) = torch.autograd.grad(value, moving)
+        if float(value.detach()) > best_value:
+            best, best_value = point, float(value.detach())
+        point = (point + budget.step_size * gradient.sign()).clamp(*box)
+        ledger.steps += 1
+    with torch.no_grad():
+        return point if float(objective(point)) >= best_value else best

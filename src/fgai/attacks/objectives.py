@@ -1,0 +1,94 @@
+"""What an attacker maximises: wrong predictions, or another explanation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fgai.attention import AttentionMap
+from fgai.checks import one_of
+from fgai.topk import topk_mask
+
+
+@dataclass(frozen=True, eq=False)
+class Clean:
+    """What the model said before the attack.
+
+    Attributes:
+        logits: [N, C] on the clean graph.
+        attention: on the clean graph.
+        nodes: [T] the attacked nodes.
+    """
+
+    logits: Tensor
+    attention: AttentionMap
+    nodes: Tensor
+
+
+Objective = Callable[[Tensor, AttentionMap, Clean], Tensor]
+"""(logits, attention, clean) → a scalar the attacker maximises."""
+
+
+def prediction(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+    """Cross-entropy of the attacked logits against the clean prediction; we maximise it."""
+    label = clean.logits[clean.nodes].argmax(1)
+    return cross_entropy(logits[clean.nodes], label)
+
+
+def margin(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+    """Best wrong logit minus the clean prediction's logit, cut at a small positive value; we maximise it.
+
+    Nodes that are wrong already by a clear margin give no more gradient, so the budget goes to the others.
+    """
+    now = logits[clean.nodes]
+    label = clean.logits[clean.nodes].argmax(1)
+    own = now.gather(1, label[:, None])
+    rest = now.masked_fill(torch.nn.functional.one_hot(label, now.shape[1]).bool(), float("-inf"))
+    return (rest.amax(1) - own.squeeze(1)).clamp(max=1.0).mean()
+
+
+def explanation(k: int = 5) -> Objective:
+    """Return the top-k margin objective: push some outsider above some member of the clean top-k.
+
+    Per layer and node with more than k clean neighbours, on the original edges,
+
+        max_{j ∉ Tk} log w'_j − min_{j ∈ Tk} log w'_j,
+
+    averaged over nodes and layers. Positive means the top-k changed. Logarithms make it a difference of scores,
+    which has a useful size however flat the attention is.
+
+    Args:
+        k: size of the explanation.
+    """
+
+    def objective(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+        total = logits.new_zeros(())
+        for before, after in zip(clean.attention.layers, attention.layers, strict=True):
+            spot = torch.searchsorted(after.keys, before.keys)
+            now = after.values.mean(1)[spot].clamp(min=1e-12).log()
+            members = topk_mask(before.values.mean(1).detach(), before.rowptr, k)
+            degree = before.rowptr[1:] - before.rowptr[:-1]
+            outside = now.masked_fill(members, float("-inf"))
+            inside = now.masked_fill(~members, float("inf"))
+            fill = torch.full((before.num_nodes,), float("-inf"), dtype=now.dtype, device=now.device)
+            high = fill.scatter_reduce(0, before.destination, outside, "amax")
+            low = (-fill).scatter_reduce(0, before.destination, inside, "amin")
+            rows = (degree > k).nonzero().flatten()
+            if rows.numel():
+                total = total + (high[rows] - low[rows]).clamp(max=1.0).mean()
+        return total / max(1, len(attention.layers))
+
+    return objective
+
+
+OBJECTIVES = ("prediction", "margin", "explanation")
+
+
+def objective_named(name: str, k: int = 5) -> Objective:
+    """Return an objective by name: `prediction`, `margin` or `explanation`."""
+    one_of(name, "objective", OBJECTIVES)
+    return {"prediction": prediction, "margin": margin}.get(name) or explanation(k)
