@@ -52,12 +52,16 @@ class SparseRows:
         """(row pointers, column of each entry) as 32-bit integers."""
         return self.indptr.to(torch.int32), self.indices.to(torch.int32)
 
+    @cached_property
+    def kept(self) -> dict[str, object]:
+        """What the kernels derived from the pattern, shared by all matrices of this pattern."""
+        return {}
+
     def with_values(self, values: Tensor) -> SparseRows:
-        """Return the same pattern with other values; the cached orders are shared."""
+        """Return the same pattern with other values; everything derived from the pattern is shared."""
         other = replace(self, values=values)
-        for name in ("rows", "columns", "rows32"):
-            if name in self.__dict__:
-                other.__dict__[name] = self.__dict__[name]
+        for name in ("rows", "columns", "rows32", "kept"):
+            other.__dict__[name] = getattr(self, name)
         return other
 
     def to_dense(self) -> Tensor:
@@ -157,7 +161,9 @@ class Features:
     def append(self, rows: Tensor) -> Features:
         """Return features with dense `rows` [M, F] below; gradients flow to `rows`."""
         if rows.dim() != 2 or rows.shape[1] != self.num_columns:
-            raise InputError(f"appended features must have shape [M, {self.num_columns}], got {tuple(rows.shape)}")
+            raise InputError(
+                f"appended features must have shape [M, {self.num_columns}], got {tuple(rows.shape)}"
+            )
         both = rows if self.appended is None else torch.cat([self.appended, rows])
         return replace(self, appended=both)
 
@@ -218,7 +224,9 @@ class Features:
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Features:
         """Return the features on `device`, in `dtype` when given."""
-        base = self.base.to(device, dtype) if isinstance(self.base, SparseRows) else self.base.to(device, dtype)
+        base = (
+            self.base.to(device, dtype) if isinstance(self.base, SparseRows) else self.base.to(device, dtype)
+        )
         moved = (None if t is None else t.to(device, dtype) for t in (self.appended, self.delta))
         appended, delta = moved
         rows = None if self.rows is None else self.rows.to(device)

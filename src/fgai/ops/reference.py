@@ -50,9 +50,7 @@ def score_dot(query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
     return (query[adjacency.destination] * key[adjacency.source]).sum(-1) * scale
 
 
-def project_sparse(
-    indptr: Tensor, indices: Tensor, values: Tensor, weight: Tensor
-) -> Tensor:
+def project_sparse(indptr: Tensor, indices: Tensor, values: Tensor, weight: Tensor) -> Tensor:
     """Rows in compressed form times `weight` [F, D] → [N, D]."""
     rows = torch.repeat_interleave(
         torch.arange(indptr.shape[0] - 1, device=indptr.device), indptr[1:] - indptr[:-1]
