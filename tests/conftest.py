@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
+
+# The first example of a test may compile a kernel, so a deadline per example means nothing.
+settings.register_profile("fgai", deadline=None, max_examples=50)
+settings.load_profile("fgai")
 
 torch.set_num_threads(min(2, os.cpu_count() or 1))
 

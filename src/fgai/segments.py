@@ -1,0 +1,204 @@
+"""Rows of a CSR array: sums, maxima and orders of the incoming edges of every node.
+
+Everything here takes `values` whose first axis runs over the edges sorted by destination, and `rowptr`
+(int64, [N+1]); row i is `values[rowptr[i]:rowptr[i+1]]`, possibly empty. Nothing here waits for a CUDA
+device, so all of it can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from fgai.errors import InputError
+
+# Runs of this length are sorted by insertion, then merged; most neighbourhoods are a single run.
+_RUN = 32
+
+
+def check_rows(values: Tensor, rowptr: Tensor, name: str = "values") -> None:
+    """Raise unless `values` has one entry per edge and `rowptr` points into it.
+
+    The contents of `rowptr` are read only on the CPU: on CUDA that would stall the device on every call.
+
+    Args:
+        values: [E] or [E, H], one row entry per edge.
+        rowptr: [N+1], starts of the rows.
+        name: how to call `values` in the message.
+
+    Raises:
+        InputError: if a shape, a type, a device or (on the CPU) the last pointer does not fit.
+    """
+    if rowptr.dim() != 1 or rowptr.numel() < 1 or rowptr.dtype != torch.int64:
+        raise InputError(
+            "`rowptr` must be an int64 tensor of shape [num_nodes + 1],"
+            f" got {rowptr.dtype} {tuple(rowptr.shape)}"
+        )
+    if values.dim() < 1:
+        raise InputError(f"`{name}` must have one entry per edge, got a single number")
+    if values.device != rowptr.device:
+        raise InputError(
+            f"`{name}` and `rowptr` must be on one device, got {values.device} and {rowptr.device}"
+        )
+    if rowptr.device.type == "cpu" and int(rowptr[-1]) != values.shape[0]:
+        raise InputError(
+            f"`{name}` must have one entry per edge: `rowptr` ends at {int(rowptr[-1])},"
+            f" got {values.shape[0]} entries"
+        )
+
+
+def row_index(rowptr: Tensor, num_edges: int) -> Tensor:
+    """The row of every edge, [E]: `i` repeated degree(i) times.
+
+    Args:
+        rowptr: [N+1].
+        num_edges: E, given so that the length need not be read from the device.
+
+    Example:
+        >>> row_index(torch.tensor([0, 2, 2, 3]), 3).tolist()
+        [0, 0, 2]
+    """
+    rows = torch.arange(rowptr.numel() - 1, device=rowptr.device)
+    return torch.repeat_interleave(rows, rowptr.diff(), output_size=num_edges)
+
+
+def row_sum(values: Tensor, rowptr: Tensor) -> Tensor:
+    """Sum over each row, `s_i = sum_{e in row i} values_e`; 0 for an empty row.
+
+    Deterministic on every device, and differentiable once.
+
+    Args:
+        values: [E] or [E, H], floating or integer (integers and booleans give int64).
+        rowptr: [N+1].
+
+    Returns:
+        [N] or [N, H].
+
+    Example:
+        >>> row_sum(torch.tensor([1.0, 2.0, 5.0]), torch.tensor([0, 2, 2, 3])).tolist()
+        [3.0, 0.0, 5.0]
+    """
+    if not values.is_floating_point():
+        # Exact in float64 below 2^53 edges.
+        return row_sum(values.double(), rowptr).long()
+    if rowptr.numel() == 1:
+        return values.new_zeros((0, *values.shape[1:]))
+    summed: Tensor = torch.segment_reduce(
+        values.contiguous(), "sum", offsets=rowptr, axis=0, unsafe=True, initial=0
+    )
+    return summed
+
+
+def row_max(values: Tensor, rowptr: Tensor) -> Tensor:
+    """Largest value of each row, [N] or [N, H]; minus infinity for an empty row. Not differentiable.
+
+    Args:
+        values: [E] or [E, H], floating.
+        rowptr: [N+1].
+
+    Example:
+        >>> row_max(torch.tensor([1.0, 2.0, 5.0]), torch.tensor([0, 2, 3])).tolist()
+        [2.0, 5.0]
+    """
+    if rowptr.numel() == 1:
+        return values.new_zeros((0, *values.shape[1:]))
+    largest: Tensor = torch.segment_reduce(
+        values.detach().contiguous(), "max", offsets=rowptr, axis=0, unsafe=True, initial=float("-inf")
+    )
+    return largest
+
+
+def row_order(values: Tensor, rowptr: Tensor) -> Tensor:
+    """Edge positions, row after row, each row from its largest value to its smallest.
+
+    Ties keep edge order, so the result is the same on every device and in every run. With
+    `order = row_order(values, rowptr)` the s-th largest edge of row i is `order[rowptr[i] + s]`.
+
+    Args:
+        values: [E], finite or infinite but not NaN.
+        rowptr: [N+1].
+
+    Returns:
+        int64 [E], a permutation that maps every row to itself.
+
+    Example:
+        >>> row_order(torch.tensor([0.1, 0.6, 0.3, 0.5, 0.5]), torch.tensor([0, 3, 5])).tolist()
+        [1, 2, 0, 3, 4]
+    """
+    check_rows(values, rowptr)
+    if values.dim() != 1:
+        raise InputError(
+            f"`values` must have shape [num_edges], got {tuple(values.shape)}; average the heads first"
+        )
+    values = sortable(values)
+    if values.device.type == "cpu":
+        order = np.empty(values.shape[0], dtype=np.int64)
+        _order_rows(values.numpy(), rowptr.numpy(), order)
+        return torch.from_numpy(order)
+    return _order_by_sorting(values, row_index(rowptr, values.shape[0]))
+
+
+def row_ranks(order: Tensor, rowptr: Tensor) -> Tensor:
+    """The place of every edge in its row, 0 = largest, given `order` from `row_order`; int64 [E].
+
+    Example:
+        >>> row_ranks(torch.tensor([1, 2, 0, 3, 4]), torch.tensor([0, 3, 5])).tolist()
+        [2, 0, 1, 0, 1]
+    """
+    places = torch.arange(order.numel(), device=order.device) - rowptr[row_index(rowptr, order.numel())]
+    return torch.empty_like(order).scatter_(0, order, places)
+
+
+def sortable(values: Tensor) -> Tensor:
+    """`values` detached, contiguous and in a type the kernels know (float32 or float64)."""
+    values = values.detach()
+    if values.dtype not in (torch.float32, torch.float64):
+        values = values.to(torch.float32 if values.is_floating_point() else torch.float64)
+    return values.contiguous()
+
+
+def _order_by_sorting(values: Tensor, row: Tensor) -> Tensor:
+    """`row_order` by whole-array sorts, for devices without a row loop."""
+    if values.dtype == torch.float64:
+        by_value = torch.sort(values, descending=True, stable=True).indices
+        return by_value[torch.sort(row[by_value], stable=True).indices]
+    # One sort instead of two: the bits of an IEEE float, negatives flipped, order as integers do. Adding 0.0
+    # turns -0.0 into 0.0, which would otherwise be a different number here.
+    bits = (values + 0.0).view(torch.int32)
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+    return torch.sort((row << 32) + (2**31 - 1 - ordered), stable=True).indices
+
+
+@njit(cache=True, nogil=True)
+def _order_rows(values: np.ndarray, rowptr: np.ndarray, order: np.ndarray) -> None:
+    spare = np.empty_like(order)
+    for i in range(rowptr.shape[0] - 1):
+        start, stop = rowptr[i], rowptr[i + 1]
+        for low in range(start, stop, _RUN):
+            for e in range(low, min(low + _RUN, stop)):
+                place = e
+                while place > low and values[e] > values[order[place - 1]]:
+                    order[place] = order[place - 1]
+                    place -= 1
+                order[place] = e
+        length = _RUN
+        while length < stop - start:
+            for low in range(start, stop, 2 * length):
+                _merge(values, order, spare, low, min(low + length, stop), min(low + 2 * length, stop))
+            order[start:stop] = spare[start:stop]
+            length *= 2
+
+
+@njit(cache=True, nogil=True)
+def _merge(values: np.ndarray, order: np.ndarray, out: np.ndarray, low: int, middle: int, high: int) -> None:
+    left, right = low, middle
+    for place in range(low, high):
+        # Ties take the left run, which holds the earlier edges.
+        if left < middle and (right >= high or values[order[left]] >= values[order[right]]):
+            out[place] = order[left]
+            left += 1
+        else:
+            out[place] = order[right]
+            right += 1

@@ -1,0 +1,32 @@
+"""Top-k sets of attention: which edges lead, how two sets overlap, what it costs to push edges out.
+
+Attention is given as `values` [E], one number per edge (heads averaged), and `rowptr` [N+1]: the edges into
+node i are `rowptr[i]:rowptr[i+1]`. Scope "node" takes k edges from every neighbourhood, "graph" takes k of
+all edges. Ties are broken by edge order, on every device alike. `k=None` stands for all edges, and so does
+any k above the degree.
+"""
+
+from fgai.topk.sets import (
+    SCOPES,
+    check_k,
+    leaders,
+    overlap,
+    ranks_in_rows,
+    scoped_rows,
+    topk_mask,
+)
+from fgai.topk.surrogate import topk_l1
+from fgai.topk.swaps import NORMS, swap_costs
+
+__all__ = [
+    "NORMS",
+    "SCOPES",
+    "check_k",
+    "leaders",
+    "overlap",
+    "ranks_in_rows",
+    "scoped_rows",
+    "swap_costs",
+    "topk_l1",
+    "topk_mask",
+]

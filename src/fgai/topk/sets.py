@@ -1,0 +1,163 @@
+"""Top-k sets over the rows of a CSR array, and their overlap."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from fgai import checks
+from fgai.errors import InputError
+from fgai.segments import check_rows, row_order, row_ranks, row_sum, sortable
+
+SCOPES = ("node", "graph")
+
+# Selecting few leaders of a row by insertion beats sorting the row.
+FEW = 64
+
+
+def check_k(k: int | None, name: str = "k") -> None:
+    """Raise `InputError` unless `k` is None or a whole number of at least 1."""
+    if k is None:
+        return
+    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+        raise InputError(f"`{name}` must be at least 1, got {k!r}; use `{name}=None` to rank all edges")
+
+
+def scoped_rows(rowptr: Tensor, num_edges: int, scope: str) -> Tensor:
+    """The row pointers that `scope` ranks within: `rowptr` itself, or one row that holds every edge."""
+    checks.one_of(scope, "scope", SCOPES)
+    if scope == "node":
+        return rowptr
+    return torch.arange(2, device=rowptr.device) * num_edges
+
+
+def ranks_in_rows(values: Tensor, rowptr: Tensor) -> Tensor:
+    """The place of every edge among the edges into its node: 0 for the largest value.
+
+    Args:
+        values: [E].
+        rowptr: [N+1].
+
+    Returns:
+        int64 [E]; equal values are ranked in edge order.
+
+    Example:
+        >>> ranks_in_rows(torch.tensor([0.2, 0.7, 0.1, 0.5, 0.5]), torch.tensor([0, 3, 5])).tolist()
+        [1, 0, 2, 0, 1]
+    """
+    return row_ranks(row_order(values, rowptr), rowptr)
+
+
+def leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
+    """Positions of the `count` largest edges of every row, in descending order.
+
+    Args:
+        values: [E].
+        rowptr: [N+1].
+        count: how many to list, at least 1.
+
+    Returns:
+        int64 [N, count], -1 where a row has fewer edges.
+
+    Example:
+        >>> leaders(torch.tensor([0.2, 0.7, 0.1, 1.0]), torch.tensor([0, 3, 4]), 2).tolist()
+        [[1, 0], [3, -1]]
+    """
+    check_rows(values, rowptr)
+    if values.device.type == "cpu" and count <= FEW and values.dim() == 1:
+        found = np.full((rowptr.numel() - 1, count), -1, dtype=np.int64)
+        _lead_rows(sortable(values).numpy(), rowptr.numpy(), found)
+        return torch.from_numpy(found)
+    places = rowptr[:-1, None] + torch.arange(count, device=rowptr.device)
+    order = row_order(values, rowptr)
+    if order.numel() == 0:
+        return torch.full_like(places, -1)
+    inside = places < rowptr[1:, None]
+    return torch.where(inside, order[places.clamp(max=order.numel() - 1)], -1)
+
+
+def topk_mask(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node") -> Tensor:
+    """The top-k set T_k as a mask over edges.
+
+    Args:
+        values: [E].
+        rowptr: [N+1].
+        k: size of the set; None, or anything above the degree, takes all edges.
+        scope: "node" (k per neighbourhood) or "graph" (k over all edges).
+
+    Returns:
+        bool [E], with min(k, degree) edges set in every row (scope "node").
+
+    Raises:
+        InputError: if k is below 1 or the scope is unknown.
+
+    Example:
+        >>> topk_mask(torch.tensor([0.2, 0.7, 0.1, 1.0]), torch.tensor([0, 3, 4]), 2).tolist()
+        [True, True, False, True]
+    """
+    check_k(k)
+    check_rows(values, rowptr)
+    rows = scoped_rows(rowptr, values.shape[0], scope)
+    if k is None or k >= values.shape[0]:
+        return torch.ones(values.shape[0], dtype=torch.bool, device=values.device)
+    if values.device.type == "cpu" and k <= FEW:
+        found = leaders(values, rows, k).flatten()
+        mask = torch.zeros(values.shape[0], dtype=torch.bool)
+        mask[found[found >= 0]] = True
+        return mask
+    return ranks_in_rows(values, rows) < k
+
+
+def overlap(mask_a: Tensor, mask_b: Tensor, rowptr: Tensor) -> Tensor:
+    """Overlap of two top-k sets at every node.
+
+        V_k(i) = |T_k(i) ∩ T'_k(i)| / min(k, degree(i))
+
+    The denominator is the size of the first set, which is min(k, degree) for masks from `topk_mask` with
+    scope "node". A row in which the first set is empty has nothing to lose and counts as 1.
+
+    Args:
+        mask_a: bool [E], T_k.
+        mask_b: bool [E], T'_k on the same edges.
+        rowptr: [N+1]; `scoped_rows(rowptr, E, "graph")` gives the one overlap of graph-wide sets.
+
+    Returns:
+        float64 [N], in [0, 1].
+
+    Raises:
+        InputError: if the masks cover different edges.
+
+    Example:
+        >>> a, b = torch.tensor([True, True, False]), torch.tensor([True, False, True])
+        >>> overlap(a, b, torch.tensor([0, 3])).tolist()
+        [0.5]
+    """
+    if mask_a.shape != mask_b.shape:
+        raise InputError(
+            f"`mask_a` and `mask_b` must cover the same edges, got {tuple(mask_a.shape)} and"
+            f" {tuple(mask_b.shape)}; match the edges first"
+        )
+    check_rows(mask_a, rowptr, "mask_a")
+    size = row_sum(mask_a, rowptr).double()
+    shared = row_sum(mask_a & mask_b, rowptr).double()
+    return torch.where(size > 0, shared / size.clamp(min=1), 1.0)
+
+
+@njit(cache=True, nogil=True)
+def _lead_rows(values: np.ndarray, rowptr: np.ndarray, found: np.ndarray) -> None:
+    count = found.shape[1]
+    for i in range(rowptr.shape[0] - 1):
+        filled = 0
+        for e in range(rowptr[i], rowptr[i + 1]):
+            if filled == count and not values[e] > values[found[i, count - 1]]:
+                continue
+            if filled < count:
+                filled += 1
+            place = filled - 1
+            # Strictly larger only: an equal value that came earlier stays ahead.
+            while place > 0 and values[e] > values[found[i, place - 1]]:
+                found[i, place] = found[i, place - 1]
+                place -= 1
+            found[i, place] = e

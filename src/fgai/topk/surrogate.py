@@ -1,0 +1,69 @@
+"""The surrogate of top-k overlap that training can differentiate."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fgai import checks
+from fgai.errors import InputError
+from fgai.topk.sets import topk_mask
+
+FORMS = ("tv", "paper")
+
+
+def topk_l1(
+    w: Tensor,
+    w_tilde: Tensor,
+    rowptr: Tensor,
+    k: int | None,
+    scope: str = "node",
+    *,
+    form: str = "tv",
+    mask: Tensor | None = None,
+) -> Tensor:
+    """The l1 distance of two attentions on their two top-k sets.
+
+        form "tv"     L = 1/4    (||w - w~||_1 on T_k(w) + ||w - w~||_1 on T_k(w~))
+        form "paper"  L = 1/(2k) (the same sum)
+
+    Form "tv" is summed over edges and divided by the number of nodes with at least one incoming edge, in both
+    scopes: with k at or above every degree it *is* the mean total variation of the two attentions, and its
+    size does not depend on k. Form "paper" is averaged over the same nodes in scope "node"; in scope "graph"
+    there is one set and nothing to average. The sets themselves are constants for the gradient.
+
+    Args:
+        w: [E], the reference attention.
+        w_tilde: [E], the attention being trained, on the same edges.
+        rowptr: [N+1].
+        k: size of the sets, None for all edges (form "tv" only).
+        scope: "node" or "graph".
+        form: "tv" or "paper".
+        mask: bool [E], T_k(w) where it is already known, as for a frozen reference.
+
+    Returns:
+        A scalar, 0 for a graph without edges.
+
+    Raises:
+        InputError: if the shapes differ, an option is unknown, or form "paper" gets no k.
+
+    Example:
+        >>> import torch
+        >>> w, v = torch.tensor([0.75, 0.25, 1.0]), torch.tensor([0.25, 0.75, 1.0])
+        >>> topk_l1(w, v, torch.tensor([0, 2, 3]), k=None).item()
+        0.25
+    """
+    checks.one_of(form, "form", FORMS)
+    if w.shape != w_tilde.shape:
+        raise InputError(
+            f"`w` and `w_tilde` must be on the same edges, got {tuple(w.shape)} and {tuple(w_tilde.shape)};"
+            " match the edges first"
+        )
+    if form == "paper" and k is None:
+        raise InputError('`k` must be given for form "paper", which divides by it, got None')
+    first = topk_mask(w, rowptr, k, scope) if mask is None else mask
+    counts = first.to(w_tilde.dtype) + topk_mask(w_tilde, rowptr, k, scope).to(w_tilde.dtype)
+    total = (counts * (w - w_tilde).abs()).sum()
+    nodes = (rowptr.diff() > 0).sum().clamp(min=1)
+    if form == "tv" or k is None:
+        return total / (4 * nodes)
+    return total / (2 * k) / (nodes if scope == "node" else 1)

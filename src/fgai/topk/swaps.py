@@ -1,0 +1,130 @@
+"""The swap cost c(m): how far attention must move before m members can have left the top-k set.
+
+Training pushes this cost up (as a margin) and certificates read it off, from this one function.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fgai import checks
+from fgai.segments import check_rows
+from fgai.topk.sets import FEW, check_k, leaders
+
+NORMS = ("l1", "l2", "linf")
+
+
+def swap_costs(values: Tensor, rowptr: Tensor, k: int | None, norm: str = "l1") -> Tensor:
+    """The least change of attention, in `norm`, after which m members of the top-k set can have left it.
+
+    With the row sorted, a_1 >= ... >= a_d, and m = 1..min(k, d-k), the m weakest members meet the m strongest
+    outsiders at a common level t:
+
+        l1    c(m) = sum_{s<=m} (a_{k-s+1} - a_{k+s})
+        linf  c(m) = (a_{k-m+1} - a_{k+m}) / 2
+        l2    c(m)^2 = min_t sum_{s<=m} (a_{k-s+1} - t)_+^2 + (t - a_{k+s})_+^2
+
+    c is non-decreasing in m; c(1) is the radius below which the set cannot change. A tie between a member and
+    an outsider costs 0: which of them is listed is then a matter of edge order, and the cost takes the
+    cautious side. The l2 minimum is exact: the objective is piecewise quadratic in t, and bisection finds the
+    piece.
+
+    Args:
+        values: [E]. For a graph-wide set pass `scoped_rows(rowptr, E, "graph")` as `rowptr`.
+        rowptr: [N+1].
+        k: size of the set; with None no edge is outside.
+        norm: "l1", "l2" or "linf".
+
+    Returns:
+        [N, M] with M <= k, column m-1 holding c(m); infinity where m > min(k, d-k), so a row with at most k
+        edges is all infinite. Differentiable in `values`; where an l2 cost is 0 its gradient is set to 0.
+
+    Raises:
+        InputError: if k is below 1 or the norm is unknown.
+
+    Example:
+        >>> a = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+        >>> [round(c, 6) for c in swap_costs(a, torch.tensor([0, 4]), 2)[0].tolist()]
+        [0.1, 0.4]
+    """
+    check_k(k)
+    checks.one_of(norm, "norm", NORMS)
+    check_rows(values, rowptr)
+    num_rows, num_edges = rowptr.numel() - 1, values.shape[0]
+    width = 0 if k is None or k >= num_edges else k
+    if width > FEW:  # Padding to k would waste memory; reading the degrees once is the lesser evil.
+        degree = rowptr.diff()
+        width = int((degree - width).clamp(min=0, max=width).max())
+    if k is None or width == 0:
+        return values.new_full((num_rows, 0), float("inf"))
+    lead = leaders(values, rowptr, k + width)
+    members, outsiders = lead[:, k - width : k].flip(1), lead[:, k:]
+    valid = outsiders >= 0
+    # Entries without an outsider gather some value; the fill hides it and stops its gradient. Each row uses
+    # an edge of its own for that, or their zero gradients would queue for one address on a GPU.
+    spare = rowptr[:-1, None].clamp(max=num_edges - 1)
+    upper = _gather(values, torch.where(valid, members, spare)).masked_fill(~valid, 0)
+    lower = _gather(values, torch.where(valid, outsiders, spare)).masked_fill(~valid, 0)
+    if norm == "l1":
+        costs = (upper - lower).cumsum(1)
+    elif norm == "linf":
+        costs = (upper - lower) / 2
+    else:
+        costs = _l2_costs(upper, lower)
+    return costs.masked_fill(~valid, float("inf"))
+
+
+def _gather(values: Tensor, positions: Tensor) -> Tensor:
+    return values.index_select(0, positions.flatten()).view_as(positions)
+
+
+def _l2_costs(upper: Tensor, lower: Tensor) -> Tensor:
+    """c(m) in l2 for members `upper` (rising with s) and outsiders `lower` (falling); all [N, M]."""
+    # Centred between the first pair: then the squares lose no digits, since sum x^2 <= 3 c(m)^2.
+    centre = ((upper[:, :1] + lower[:, :1]) / 2).detach().double()
+    high, low = upper.double() - centre, lower.double() - centre
+    sum_high, sum_low = _prefix_sums(high), _prefix_sums(low)
+    m = torch.arange(1, high.shape[1] + 1, device=high.device).expand_as(high)
+    with torch.no_grad():
+        # Members below t and outsiders above t need not move. Only one of the two groups can have such.
+        idle_high = _idle(high, sum_high, sum_low, m)
+        idle_low = _idle(-low, -sum_low, -sum_high, m)
+    total = _between(sum_high, idle_high) + _between(sum_low, idle_low)
+    squares = _between(_prefix_sums(high.square()), idle_high) + _between(
+        _prefix_sums(low.square()), idle_low
+    )
+    moved = (2 * m - idle_high - idle_low).double()
+    # At the minimum the derivative in t is zero, so t counts as a constant (envelope theorem).
+    level = (total / moved).detach()
+    cost = squares - 2 * level * total + moved * level.square()
+    positive = cost > 0
+    return torch.where(positive, torch.where(positive, cost, 1.0).sqrt(), 0.0).to(upper.dtype)
+
+
+def _prefix_sums(x: Tensor) -> Tensor:
+    """Sums of the first 0, 1, ..., M columns, [N, M] -> [N, M+1]."""
+    return torch.cat([torch.zeros_like(x[:, :1]), x.cumsum(1)], dim=1)
+
+
+def _between(sums: Tensor, skip: Tensor) -> Tensor:
+    """Sums over columns skip < s <= m for every m, from prefix sums; [N, M]."""
+    return sums[:, 1:] - sums.gather(1, skip)
+
+
+def _idle(high: Tensor, sum_high: Tensor, sum_low: Tensor, m: Tensor) -> Tensor:
+    """How many of the first m members lie below the best level t; int64 [N, M].
+
+    With all m outsiders moving, half the derivative of the objective at t = high_j is
+
+        h_m(j) = (2m - j) high_j - sum_{j<s<=m} high_s - sum_{s<=m} low_s,
+
+    non-decreasing in j and at j = m never negative, so we bisect for the first j with h_m(j) >= 0.
+    """
+    first, last = torch.ones_like(m), m.clone()
+    for _ in range(m.shape[1].bit_length()):
+        j = (first + last) // 2
+        below = (2 * m - j) * high.gather(1, j - 1) - _between(sum_high, j) - sum_low[:, 1:] < 0
+        first = torch.where(below, torch.minimum(j + 1, last), first)
+        last = torch.where(below, last, j)
+    return first - 1
