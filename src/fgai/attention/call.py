@@ -1,0 +1,68 @@
+"""One way to call fgai's models and a user's PyG models on a `Graph`."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from fgai.attention.map import AttentionMap
+from fgai.attention.perturb import PerturbLike
+from fgai.attention.record import record
+from fgai.errors import InputError
+from fgai.graph import Graph
+
+
+def call_model(model: nn.Module, graph: Graph) -> Tensor:
+    """Return the model's logits on a graph.
+
+    fgai's models are called as `model(graph)` and read sparse features as they are. Any other model is
+    called as `model(x, edge_index)` with dense features [N, F]; it adds self-loops itself if it wants them.
+    A model that needs more (`edge_attr`, positional encodings) is wrapped in a module that takes these two.
+    Gradients flow to injected features and feature deltas of the graph in both cases.
+
+    Args:
+        model: fgai's or the user's.
+        graph: with features, on the model's device.
+
+    Returns:
+        [N, C] logits.
+
+    Raises:
+        InputError: the graph has no features, or the model returned something else than one tensor.
+    """
+    if getattr(model, "is_fgai_model", False):
+        return _tensor(model(graph), model)
+    if graph.features is None:
+        raise InputError(
+            f"{graph.name!r} has no node features, which {type(model).__name__} needs; give it some"
+        )
+    return _tensor(model(graph.features.to_dense(), graph.edge_index), model)
+
+
+def logits_and_attention(
+    model: nn.Module, graph: Graph, perturb: PerturbLike | None = None
+) -> tuple[Tensor, AttentionMap]:
+    """Return logits [N, C] and the attention of every layer, perturbed if asked.
+
+    The model runs in the mode it is in; see `evaluating` for evaluation mode. Neither is detached.
+
+    Args:
+        model: fgai's or the user's.
+        graph: with features, on the model's device.
+        perturb: what to change in the attention before dropout, see `record`.
+
+    Raises:
+        AttentionError: see `record`.
+        InputError: see `call_model`.
+    """
+    with record(model, perturb=perturb) as tape:
+        logits = call_model(model, graph)
+    return logits, tape.attention
+
+
+def _tensor(output: object, model: nn.Module) -> Tensor:
+    if isinstance(output, Tensor):
+        return output
+    raise InputError(
+        f"{type(model).__name__} must return one tensor of logits, got {type(output).__name__};"
+        " wrap it in a module that returns the logits only"
+    )

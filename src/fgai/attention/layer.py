@@ -1,0 +1,296 @@
+"""`LayerAttention`: one layer's attention together with the edges it stands on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fgai import checks
+from fgai.errors import AttentionError, InputError
+from fgai.graph import match_edges
+from fgai.ops.adjacency import Adjacency, edge_keys, pointers
+
+_LOW = 0xFFFFFFFF
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
+
+
+def edge_name(key: int) -> str:
+    """Return "source → destination" for one edge key, for messages."""
+    return f"{key & _LOW} → {key >> 32}"
+
+
+@dataclass(frozen=True, eq=False)
+class LayerAttention:
+    """Attention of one layer, `w[e, h]`, on edges sorted by (destination, source).
+
+    Values never travel without their edges. Parallel edges keep one entry each, in the order of the input;
+    such a layer can be read and reduced, but not matched with another one until `merged` adds them up.
+
+    Attributes:
+        values: [E, H], softmax over the incoming edges of each node, before dropout.
+        source: [E] int64.
+        destination: [E] int64, not decreasing.
+        num_nodes: N; a node without incoming edges has no entry.
+        name: the layer's place in the model, e.g. `"convs.0"`.
+        adjacency: the structure the edges come from, if there is one (saves computing `keys` again).
+
+    Example:
+        >>> import torch
+        >>> w = LayerAttention.from_edges(torch.tensor([[0.25], [0.75]]), [2, 0], [1, 1], num_nodes=3)
+        >>> w.source.tolist(), w.values.flatten().tolist()
+        ([0, 2], [0.75, 0.25])
+    """
+
+    values: Tensor
+    source: Tensor
+    destination: Tensor
+    num_nodes: int
+    name: str = ""
+    adjacency: Adjacency | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.values.dim() != 2:
+            raise InputError(f"`values` must have shape [edges, heads], got {tuple(self.values.shape)}")
+        edges = (self.values.shape[0],)
+        if self.source.shape != edges or self.destination.shape != edges:
+            raise InputError(
+                f"`source` and `destination` must have one entry per row of `values` ({edges[0]}),"
+                f" got {tuple(self.source.shape)} and {tuple(self.destination.shape)}"
+            )
+
+    def __repr__(self) -> str:
+        sizes = f"edges={self.num_edges}, heads={self.num_heads}, nodes={self.num_nodes}"
+        return f"LayerAttention({self.name!r}, {sizes})"
+
+    @classmethod
+    def from_edges(
+        cls,
+        values: Tensor,
+        source: Tensor | list[int],
+        destination: Tensor | list[int],
+        num_nodes: int,
+        name: str = "",
+    ) -> LayerAttention:
+        """Sort edges that come in any order; parallel edges stay in the order given.
+
+        Raises:
+            InputError: shapes that do not fit, or an edge that names no node.
+        """
+        ends = [torch.as_tensor(index, device=values.device).long() for index in (source, destination)]
+        if any(index.shape != values.shape[:1] for index in ends):
+            shapes = " and ".join(str(tuple(index.shape)) for index in ends)
+            raise InputError(f"`source` and `destination` must have shape [{values.shape[0]}], got {shapes}")
+        checks.edge_index(torch.stack(ends), num_nodes)
+        order = torch.argsort(edge_keys(*ends), stable=True)
+        return cls(values[order], ends[0][order], ends[1][order], num_nodes, name)
+
+    @classmethod
+    def on(cls, adjacency: Adjacency, values: Tensor, name: str = "") -> LayerAttention:
+        """Put values [E, H] on the edges of an adjacency, in its order."""
+        return cls(values, adjacency.source, adjacency.destination, adjacency.num_nodes, name, adjacency)
+
+    @property
+    def num_edges(self) -> int:
+        """E."""
+        return int(self.values.shape[0])
+
+    @property
+    def num_heads(self) -> int:
+        """H."""
+        return int(self.values.shape[1])
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """[E] int64, sorted: `destination · 2³² + source`, the identity of each edge in every graph."""
+        return self.adjacency.keys if self.adjacency is not None else edge_keys(self.source, self.destination)
+
+    @cached_property
+    def rowptr(self) -> Tensor:
+        """[N + 1] int64: the incoming edges of node i are `rowptr[i]:rowptr[i + 1]`."""
+        return (
+            self.adjacency.rowptr
+            if self.adjacency is not None
+            else pointers(self.destination, self.num_nodes)
+        )
+
+    @cached_property
+    def degree(self) -> Tensor:
+        """[N] int64, incoming edges per node."""
+        return self.rowptr[1:] - self.rowptr[:-1]
+
+    @cached_property
+    def has_duplicates(self) -> bool:
+        """Whether some edge occurs more than once."""
+        return bool((self.keys[1:] == self.keys[:-1]).any())
+
+    def with_values(self, values: Tensor) -> LayerAttention:
+        """Return the same edges with other values [E, H']; what is known of the edges is shared."""
+        other = replace(self, values=values)
+        for name in ("keys", "rowptr", "degree", "has_duplicates"):
+            if name in self.__dict__:
+                other.__dict__[name] = self.__dict__[name]
+        return other
+
+    def heads(self, how: str | int = "mean") -> Tensor:
+        """Reduce the heads to one number per edge.
+
+        Args:
+            how: `"mean"`, `"max"`, or the number of one head.
+
+        Returns:
+            [E].
+
+        Raises:
+            InputError: an unknown word, or a head the layer does not have.
+        """
+        if isinstance(how, int):
+            if not -self.num_heads <= how < self.num_heads:
+                raise InputError(
+                    f"`heads` must be below {self.num_heads}, the layer's number of heads, got {how}"
+                )
+            return self.values[:, how]
+        checks.one_of(how, "heads", ("mean", "max"))
+        return self.values.mean(dim=1) if how == "mean" else self.values.amax(dim=1)
+
+    def detach(self) -> LayerAttention:
+        """Return the values cut from the gradient tape."""
+        return self.with_values(self.values.detach())
+
+    def to(self, device: torch.device | str) -> LayerAttention:
+        """Return values and edges on `device` (itself when they are there)."""
+        if self.values.device == torch.device(device):
+            return self
+        adjacency = None if self.adjacency is None else self.adjacency.to(device)
+        if adjacency is not None:
+            return LayerAttention.on(adjacency, self.values.to(device), self.name)
+        ends = self.source.to(device), self.destination.to(device)
+        return LayerAttention(self.values.to(device), *ends, self.num_nodes, self.name)
+
+    def same_edges(self, other: LayerAttention) -> bool:
+        """Whether both stand on the same edges in the same order, so that rows may be compared."""
+        if self.adjacency is not None and self.adjacency is other.adjacency:
+            return True
+        if self.source is other.source and self.destination is other.destination:
+            return True
+        return self.source.device == other.source.device and torch.equal(self.keys, other.keys)
+
+    def require_same_edges(self, other: LayerAttention) -> None:
+        """Raise unless rows may be compared one by one.
+
+        Raises:
+            AttentionError: the edges differ; names the first that does.
+        """
+        if self.same_edges(other):
+            return
+        raise AttentionError(
+            f"attention of {self.name!r} ({self.num_edges} edges) and of {other.name!r} ({other.num_edges})"
+            f" stands on different edges ({_first_difference(self, other)}); match them with `align` first"
+        )
+
+    def take(self, positions: Tensor, num_nodes: int | None = None) -> LayerAttention:
+        """Return the edges at increasing `positions` [K]; rows no longer sum to one."""
+        ends = self.source[positions], self.destination[positions]
+        return LayerAttention(self.values[positions], *ends, num_nodes or self.num_nodes, self.name)
+
+    def restrict(self, keys: Tensor) -> LayerAttention:
+        """Return only the edges with the given keys, all of which must be there.
+
+        Args:
+            keys: [K] int64 in any order, e.g. `graph.keys` of the graph before nodes were injected.
+
+        Raises:
+            AttentionError: an edge is missing, or edges are duplicated.
+        """
+        self._require_unique()
+        wanted = torch.unique(keys.to(self.keys.device))
+        mine, theirs = match_edges(self.keys, wanted)
+        if mine.numel() < wanted.numel():
+            found = torch.zeros(wanted.numel(), dtype=torch.bool, device=wanted.device)
+            found[theirs] = True
+            first = int(wanted[~found][0])
+            raise AttentionError(
+                f"{wanted.numel() - mine.numel()} of {wanted.numel()} edges asked for are not among those of"
+                f" layer {self.name!r}, the first is {edge_name(first)}; use `align` to keep the common ones"
+            )
+        return self.take(mine)
+
+    def align(self, other: LayerAttention) -> tuple[LayerAttention, LayerAttention]:
+        """Return both on their common edges, matched by (source, destination).
+
+        Raises:
+            AttentionError: heads differ, edges are duplicated, devices differ, or no edge is common.
+        """
+        if self.num_heads != other.num_heads:
+            raise AttentionError(
+                f"layer {self.name!r} has {self.num_heads} heads, {other.name!r} has {other.num_heads};"
+                " reduce them first with `heads`"
+            )
+        if self.values.device != other.values.device:
+            raise AttentionError(
+                f"layer {self.name!r} is on {self.values.device}, {other.name!r} on {other.values.device};"
+                " use `to`"
+            )
+        self._require_unique()
+        other._require_unique()
+        nodes = min(self.num_nodes, other.num_nodes)
+        if self.num_nodes == other.num_nodes and self.same_edges(other):
+            return self, other
+        mine, theirs = match_edges(self.keys, other.keys)
+        if mine.numel() == 0 and (self.num_edges or other.num_edges):
+            raise AttentionError(f"attention of {self.name!r} and {other.name!r} has no edge in common")
+        return self.take(mine, nodes), other.take(theirs, nodes)
+
+    def merged(self) -> LayerAttention:
+        """Return one entry per (source, destination), the sum over parallel edges; rows still sum to one."""
+        if not self.has_duplicates:
+            return self
+        keys, inverse = torch.unique(self.keys, return_inverse=True)
+        zeros = self.values.new_zeros((keys.numel(), self.num_heads))
+        values = zeros.index_add(0, inverse, self.values)
+        return LayerAttention(values, keys & _LOW, keys >> 32, self.num_nodes, self.name)
+
+    def sums(self) -> Tensor:
+        """[N, H]: the attention each node pays in total; 0 for a node without incoming edges."""
+        return self.values.new_zeros((self.num_nodes, self.num_heads)).index_add(
+            0, self.destination, self.values
+        )
+
+    def check_sums(self, tolerance: float | None = None) -> None:
+        """Raise unless the attention of every node with an incoming edge sums to one.
+
+        Args:
+            tolerance: allowed distance from one; by default 1e-8 in float64, 1e-4 in float32, 0.05 below.
+
+        Raises:
+            AttentionError: names the worst node.
+        """
+        slack = _TOLERANCE.get(self.values.dtype, 0.05) if tolerance is None else tolerance
+        off = (self.sums().detach().double() - 1).abs().amax(dim=1) * (self.degree > 0)
+        if off.numel() and not float(off.max()) <= slack:
+            worst = int(off.nan_to_num(nan=float("inf")).argmax())
+            raise AttentionError(
+                f"attention of layer {self.name!r} must sum to one at every node, but at node {worst} it is"
+                f" {float(off[worst]):.3g} away (allowed {slack:g})"
+            )
+
+    def _require_unique(self) -> None:
+        if self.has_duplicates:
+            first = int(self.keys[1:][self.keys[1:] == self.keys[:-1]][0])
+            raise AttentionError(
+                f"edge {edge_name(first)} occurs more than once in layer {self.name!r}, so it has no partner;"
+                " use `merged` to add parallel edges up"
+            )
+
+
+def _first_difference(first: LayerAttention, second: LayerAttention) -> str:
+    if first.source.device != second.source.device:
+        return f"on {first.source.device} and {second.source.device}"
+    shared = min(first.num_edges, second.num_edges)
+    differs = (first.keys[:shared] != second.keys[:shared]).nonzero()
+    if differs.numel() == 0:
+        return f"one has {abs(first.num_edges - second.num_edges)} edges more"
+    spot = int(differs[0])
+    return f"at {spot}: {edge_name(int(first.keys[spot]))} and {edge_name(int(second.keys[spot]))}"

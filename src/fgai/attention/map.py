@@ -1,0 +1,194 @@
+"""`AttentionMap`: the attention of all layers of one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fgai import checks
+from fgai.attention.layer import LayerAttention
+from fgai.errors import AttentionError, InputError
+from fgai.graph import EdgeMap
+
+LAYER_REDUCERS = ("last", "mean", "max", "sum")
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMap:
+    """Attention of every layer, in the order the layers ran.
+
+    Two maps are compared only on matched edges: `align` matches by (source, destination), by given keys or
+    by the `EdgeMap` of an edit. There is no arithmetic between maps, so a comparison by position cannot
+    happen by accident.
+
+    Attributes:
+        layers: one `LayerAttention` per run of an attention layer.
+
+    Example:
+        >>> import torch
+        >>> w = LayerAttention.from_edges(torch.tensor([[0.5, 0.1], [0.5, 0.9]]), [0, 1], [1, 1], 2, "conv")
+        >>> AttentionMap((w,)).reduce(heads="max")[0].tolist()
+        [0.5, 0.8999999761581421]
+    """
+
+    layers: tuple[LayerAttention, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(self.layers))
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __iter__(self) -> Iterator[LayerAttention]:
+        return iter(self.layers)
+
+    def __getitem__(self, index: int) -> LayerAttention:
+        return self.layer(index)
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{w.name or 'layer'} [{w.num_edges} × {w.num_heads}]" for w in self.layers)
+        return f"AttentionMap({parts})"
+
+    @property
+    def last(self) -> LayerAttention:
+        """The output layer's attention."""
+        return self.layer(-1)
+
+    def layer(self, index: int) -> LayerAttention:
+        """Return one layer; negative numbers count from the end.
+
+        Raises:
+            AttentionError: there is no such layer.
+        """
+        if not -len(self.layers) <= index < len(self.layers):
+            raise AttentionError(f"layer {index} was asked for, but the map has {len(self.layers)}")
+        return self.layers[index]
+
+    def select(self, layers: str | int = "all") -> AttentionMap:
+        """Return the map of `"all"` layers, the `"last"` one, or one by number."""
+        if isinstance(layers, int):
+            return AttentionMap((self.layer(layers),))
+        checks.one_of(layers, "layers", ("all", "last"))
+        return self if layers == "all" else AttentionMap((self.last,))
+
+    def heads(self, how: str | int = "mean") -> AttentionMap:
+        """Return the map with one head per layer: the `"mean"`, the `"max"`, or one by number."""
+        return self._each(lambda w: w.with_values(w.heads(how)[:, None]))
+
+    def reduce(self, layers: str | int = "all", heads: str | int = "mean") -> list[Tensor]:
+        """Return one vector [E_l] per selected layer.
+
+        Args:
+            layers: `"all"`, `"last"` or a layer's number.
+            heads: `"mean"`, `"max"` or a head's number.
+        """
+        return [w.heads(heads) for w in self.select(layers)]
+
+    def over_layers(self, how: str = "mean", heads: str | int = "mean") -> LayerAttention:
+        """Reduce the layers to one, after reducing their heads.
+
+        Args:
+            how: `"last"`, `"mean"`, `"max"` or `"sum"` over layers.
+            heads: `"mean"`, `"max"` or a head's number.
+
+        Returns:
+            Values [E, 1] on the layers' common edges. With `"sum"` they sum to the number of layers.
+
+        Raises:
+            AttentionError: the layers stand on different edges (never for `"last"`).
+        """
+        checks.one_of(how, "how", LAYER_REDUCERS)
+        last = self.last
+        if how == "last":
+            return last.with_values(last.heads(heads)[:, None])
+        for other in self.layers:
+            last.require_same_edges(other)
+        stacked = torch.stack([w.heads(heads) for w in self.layers])
+        if how == "max":
+            values = stacked.amax(dim=0)
+        else:
+            values = stacked.mean(dim=0) if how == "mean" else stacked.sum(dim=0)
+        combined = last.with_values(values[:, None])
+        return LayerAttention(
+            combined.values, last.source, last.destination, last.num_nodes, f"{how} of layers", last.adjacency
+        )
+
+    def detach(self) -> AttentionMap:
+        """Return the map cut from the gradient tape."""
+        return self._each(LayerAttention.detach)
+
+    def to(self, device: torch.device | str) -> AttentionMap:
+        """Return the map on `device`."""
+        return self._each(lambda w: w.to(device))
+
+    def merged(self) -> AttentionMap:
+        """Return the map with parallel edges added up."""
+        return self._each(LayerAttention.merged)
+
+    def restrict(self, keys: Tensor) -> AttentionMap:
+        """Return every layer on the edges with the given keys only; see `LayerAttention.restrict`."""
+        return self._each(lambda w: w.restrict(keys))
+
+    def check_sums(self, tolerance: float | None = None) -> None:
+        """Raise `AttentionError` unless every layer's attention sums to one at every node that has any."""
+        for w in self.layers:
+            w.check_sums(tolerance)
+
+    def require_same_edges(self, other: AttentionMap) -> None:
+        """Raise `AttentionError` unless both maps stand, layer by layer, on the same edges."""
+        self._require_same_depth(other)
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            mine.require_same_edges(theirs)
+
+    def align(
+        self, other: AttentionMap, *, keys: Tensor | None = None, edge_map: EdgeMap | None = None
+    ) -> tuple[AttentionMap, AttentionMap]:
+        """Return both maps on matched edges, so that their rows may be compared one by one.
+
+        Edges only one of them has (injected or removed ones, self-loops a layer added) are left out, so rows
+        of the result need not sum to one. Node numbers must mean the same nodes in both.
+
+        Args:
+            other: the map to compare with, e.g. of the attacked graph.
+            keys: [K] compare exactly these edges; all must be there.
+            edge_map: of the edit between the two graphs; the layers must stand on exactly the graphs' edges.
+
+        Returns:
+            (this map, the other map), each layer on the same edges in the same order.
+
+        Raises:
+            AttentionError: different numbers of layers or heads, duplicated edges, an edge of `keys` missing,
+                an `edge_map` of other graphs, or nothing in common.
+        """
+        self._require_same_depth(other)
+        if keys is not None and edge_map is not None:
+            raise InputError("give `keys` or `edge_map`, not both")
+        if keys is not None:
+            return self.restrict(keys).align(other.restrict(keys))
+        pairs = [
+            mine.align(theirs) if edge_map is None else _follow(mine, theirs, edge_map)
+            for mine, theirs in zip(self.layers, other.layers, strict=True)
+        ]
+        return AttentionMap(tuple(p[0] for p in pairs)), AttentionMap(tuple(p[1] for p in pairs))
+
+    def _each(self, change: Callable[[LayerAttention], LayerAttention]) -> AttentionMap:
+        return AttentionMap(tuple(change(w) for w in self.layers))
+
+    def _require_same_depth(self, other: AttentionMap) -> None:
+        if len(self) != len(other):
+            raise AttentionError(
+                f"one map has {len(self)} layers, the other {len(other)}; `select` those to compare"
+            )
+
+
+def _follow(
+    mine: LayerAttention, theirs: LayerAttention, edge_map: EdgeMap
+) -> tuple[LayerAttention, LayerAttention]:
+    edge_map.pair(mine.values, theirs.values)
+    nodes = min(mine.num_nodes, theirs.num_nodes)
+    before, after = mine.take(edge_map.before, nodes), theirs.take(edge_map.after, nodes)
+    before.require_same_edges(after)
+    return before, after

@@ -1,0 +1,237 @@
+"""Adapters for PyTorch Geometric: GATConv, GATv2Conv, TransformerConv and SuperGATConv.
+
+PyG applies dropout to attention before anyone can see it. GATConv and GATv2Conv compute both in
+`edge_updater`: we run it with dropout 0, tap, and drop out ourselves with the same call, so that the random
+numbers are drawn in the same order and a recorded forward equals an unrecorded one bit by bit, in training
+mode too. TransformerConv and SuperGATConv compute attention inside `message`, which we replace on the
+instance. Everything is set on the instance, never on the class, and taken back on leaving.
+
+Refused by name: bipartite input (a pair of feature matrices), `torch_sparse.SparseTensor`, decomposed layers,
+and subclasses that override the method in which attention is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout
+from torch_geometric import EdgeIndex
+from torch_geometric.nn import GATConv, GATv2Conv, SuperGATConv, TransformerConv
+from torch_geometric.utils import softmax
+
+from fgai.errors import AttentionError
+
+if TYPE_CHECKING:
+    from fgai.attention.adapters import Adapter, Tap
+
+_ABSENT = object()
+
+
+def message_edges(layer: Any, edges: Any) -> tuple[Tensor, Tensor]:
+    """Return (source, destination) [E] of the messages a PyG layer sends, in the layer's own order.
+
+    Messages go from `edge_index[0]` to `edge_index[1]`, the other way round with `flow="target_to_source"`.
+    A sparse matrix holds destinations in its rows.
+
+    Args:
+        layer: for its `flow`.
+        edges: `edge_index` [2, E], an `EdgeIndex`, or a `torch.sparse` matrix (COO or CSR).
+
+    Raises:
+        AttentionError: any other kind of edges, such as `torch_sparse.SparseTensor`.
+    """
+    if not isinstance(edges, Tensor):
+        raise AttentionError(
+            f"{type(layer).__name__} was given its edges as {type(edges).__name__}, which cannot be recorded;"
+            " pass `edge_index` or a `torch.sparse` matrix"
+        )
+    if edges.layout == torch.sparse_coo:
+        destination, source = edges.indices()
+        return source, destination
+    if edges.layout == torch.sparse_csr:
+        counts = edges.crow_indices().diff()
+        rows = torch.arange(counts.numel(), device=counts.device)
+        return edges.col_indices().long(), torch.repeat_interleave(rows, counts)
+    if edges.layout != torch.strided:
+        raise AttentionError(
+            f"edges in {edges.layout} cannot be recorded; pass `edge_index`, or a COO or CSR matrix"
+        )
+    plain = edges.as_tensor() if isinstance(edges, EdgeIndex) else edges
+    forward = layer.flow == "source_to_target"
+    source, destination = (plain[0], plain[1]) if forward else (plain[1], plain[0])
+    return source.long(), destination.long()
+
+
+@contextmanager
+def override(layer: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute on the instance for the block, then restore it or its absence."""
+    previous = layer.__dict__.get(name, _ABSENT)
+    layer.__dict__[name] = value
+    try:
+        yield
+    finally:
+        if previous is _ABSENT:
+            layer.__dict__.pop(name, None)
+        else:
+            layer.__dict__[name] = previous
+
+
+def _refuse_pairs(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    x = args[0] if args else kwargs.get("x")
+    if isinstance(x, tuple | list) and not (len(x) == 2 and x[0] is x[1]):
+        raise AttentionError(
+            f"{type(layer).__name__} was called with a pair of feature matrices: bipartite and heterogeneous"
+            " graphs cannot be recorded, because sources and destinations are numbered apart"
+        )
+
+
+def _node_count(layer: Any, source: Tensor | None, destination: Tensor | None) -> int:
+    sizes = [None if x is None else int(x.shape[0]) for x in (source, destination)]
+    if sizes[0] is None or sizes[0] != sizes[1]:
+        raise AttentionError(
+            f"{type(layer).__name__} ran on a bipartite graph ({sizes[0]} sources, {sizes[1]} destinations),"
+            " which cannot be recorded"
+        )
+    return sizes[0]
+
+
+def _check_layer(layer: Any, method: str, owner: type[nn.Module]) -> None:
+    """Refuse a layer whose attention is not computed by the method we know."""
+    kind = type(layer).__name__
+    if getattr(getattr(layer, method), "__func__", None) is not owner.__dict__[method]:
+        raise AttentionError(
+            f"{kind} replaces `{method}` of {owner.__name__}, so its attention cannot be found;"
+            " write an adapter and give it to `fgai.attention.register_adapter`"
+        )
+    if layer.decomposed_layers != 1:
+        raise AttentionError(
+            f"{kind} with decomposed_layers={layer.decomposed_layers} cannot be recorded; set it to 1"
+        )
+    if not isinstance(layer.dropout, int | float):
+        raise AttentionError(f"`dropout` of {kind} must be a number, got {type(layer.dropout).__name__}")
+
+
+def _edge_updater_adapter(owner: type[nn.Module], nodes: str) -> Adapter:
+    """Adapter for layers whose `edge_updater` returns the dropped-out attention.
+
+    Args:
+        owner: the PyG class.
+        nodes: the keyword of `edge_updater` that holds the (source, destination) pair of node tensors.
+    """
+
+    @contextmanager
+    def adapter(layer: Any, tap: Tap) -> Iterator[None]:
+        _check_layer(layer, "edge_update", owner)
+        original: Callable[..., Tensor] = layer.edge_updater
+
+        def edge_updater(edge_index: Any, **kwargs: Any) -> Tensor:
+            source, destination = message_edges(layer, edge_index)
+            num_nodes = _node_count(layer, *kwargs[nodes])
+            with override(layer, "dropout", 0.0):
+                attention = original(edge_index, **kwargs)
+            attention = tap(attention, source, destination, num_nodes)
+            return dropout(attention, p=layer.dropout, training=layer.training)
+
+        handle = layer.register_forward_pre_hook(_refuse_pairs, with_kwargs=True)
+        try:
+            with override(layer, "edge_updater", edge_updater):
+                yield
+        finally:
+            handle.remove()
+
+    return adapter
+
+
+@contextmanager
+def _propagating(
+    layer: Any, message: Callable[..., Tensor], nodes: tuple[str, str]
+) -> Iterator[list[tuple[Tensor, Tensor, int]]]:
+    """Replace `message`, and hold the edges of the `propagate` under way.
+
+    Args:
+        layer: the PyG layer.
+        message: takes the place of `layer.message`.
+        nodes: the keywords of `propagate` that hold the tensors of source and destination nodes.
+
+    Yields:
+        A list; while the layer propagates, its one entry is (source, destination, number of nodes).
+    """
+    original: Callable[..., Tensor] = layer.propagate
+    under_way: list[tuple[Tensor, Tensor, int]] = []
+
+    def propagate(edge_index: Any, **kwargs: Any) -> Tensor:
+        num_nodes = _node_count(layer, kwargs[nodes[0]], kwargs[nodes[1]])
+        under_way[:] = [(*message_edges(layer, edge_index), num_nodes)]
+        try:
+            return original(edge_index, **kwargs)
+        finally:
+            under_way.clear()
+
+    handle = layer.register_forward_pre_hook(_refuse_pairs, with_kwargs=True)
+    with ExitStack() as stack:
+        stack.callback(handle.remove)
+        stack.enter_context(override(layer, "propagate", propagate))
+        stack.enter_context(override(layer, "message", message))
+        yield under_way
+
+
+@contextmanager
+def _transformer(layer: Any, tap: Tap) -> Iterator[None]:
+    """Attention `softmax_j(<q_i, k_j + e_ij> / √C)` of TransformerConv."""
+    _check_layer(layer, "message", TransformerConv)
+    shape = (-1, layer.heads, layer.out_channels)
+
+    def message(
+        query_i: Tensor,
+        key_j: Tensor,
+        value_j: Tensor,
+        edge_attr: Tensor | None,
+        index: Tensor,
+        ptr: Tensor | None,
+        size_i: int | None,
+    ) -> Tensor:
+        if layer.lin_edge is not None:
+            if edge_attr is None:
+                raise AttentionError(
+                    "this TransformerConv has `edge_dim`, but was called without `edge_attr`"
+                )
+            edge_attr = layer.lin_edge(edge_attr).view(shape)
+            key_j = key_j + edge_attr
+        scores = (query_i * key_j).sum(dim=-1) / math.sqrt(layer.out_channels)
+        attention = softmax(scores, index, ptr, size_i)
+        attention = tap(attention, *edges[0])
+        layer._alpha = attention  # what `return_attention_weights` shows
+        weights = dropout(attention, p=layer.dropout, training=layer.training)
+        values = value_j if edge_attr is None else value_j + edge_attr
+        return values * weights.view(-1, layer.heads, 1)
+
+    with override(layer, "_alpha", layer._alpha), _propagating(layer, message, ("key", "query")) as edges:
+        yield
+
+
+@contextmanager
+def _supergat(layer: Any, tap: Tap) -> Iterator[None]:
+    """Attention of SuperGATConv, by its own `get_attention`; its self-supervised loss is left alone."""
+    _check_layer(layer, "message", SuperGATConv)
+
+    def message(edge_index_i: Tensor, x_i: Tensor, x_j: Tensor, size_i: int | None) -> Tensor:
+        attention = layer.get_attention(edge_index_i, x_i, x_j, num_nodes=size_i)
+        attention = tap(attention, *edges[0])
+        weights = dropout(attention, p=layer.dropout, training=layer.training)
+        return x_j * weights.view(-1, layer.heads, 1)
+
+    with _propagating(layer, message, ("x", "x")) as edges:
+        yield
+
+
+PYG_ADAPTERS: dict[type[nn.Module], Adapter] = {
+    GATConv: _edge_updater_adapter(GATConv, "alpha"),
+    GATv2Conv: _edge_updater_adapter(GATv2Conv, "x"),
+    TransformerConv: _transformer,
+    SuperGATConv: _supergat,
+}

@@ -1,0 +1,60 @@
+"""Leave a model as it was found: evaluation mode and frozen parameters for the length of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from torch import nn
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+@contextmanager
+def evaluating(model: ModelT, *, freeze: bool = False) -> Iterator[ModelT]:
+    """Put `model` in evaluation mode for the block, then restore every module's own flag, also on error.
+
+    A model may be partly in training mode (a frozen batch norm, say): the flags come back one by one.
+    Gradients to inputs and to attention still flow; use `torch.no_grad` where none are needed.
+
+    Args:
+        model: any module.
+        freeze: also turn off the parameters' gradients for the block; `requires_grad` comes back one by one
+            and `grad` is never touched.
+
+    Yields:
+        The model.
+
+    Example:
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.Dropout()).train()
+        >>> with evaluating(model, freeze=True):
+        ...     model.training, model[0].weight.requires_grad
+        (False, False)
+        >>> model.training, model[0].weight.requires_grad
+        (True, True)
+    """
+    flags = [(module, module.training) for module in model.modules()]
+    grads = [(parameter, parameter.requires_grad) for parameter in model.parameters()] if freeze else []
+    was_training = model.training
+    try:
+        if any(flag for _, flag in flags):
+            model.eval()
+        for parameter, _ in grads:
+            parameter.requires_grad_(False)
+        yield model
+    finally:
+        if model.training != was_training:
+            model.train(was_training)  # through the model's own `train`, which may do more than set a flag
+        for module, flag in flags:
+            module.training = flag
+        for parameter, grad in grads:
+            parameter.requires_grad_(grad)
+
+
+@contextmanager
+def frozen_state(model: ModelT) -> Iterator[ModelT]:
+    """Evaluation mode without parameter gradients, restored at the end: `evaluating(model, freeze=True)`."""
+    with evaluating(model, freeze=True):
+        yield model

@@ -1,0 +1,152 @@
+"""`Tape`: what `record` writes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fgai.attention.layer import LayerAttention
+from fgai.attention.map import AttentionMap
+from fgai.attention.perturb import Perturbation, PerturbLike
+from fgai.errors import AttentionError
+from fgai.ops.adjacency import Adjacency, edge_keys
+
+
+class _Sorted(NamedTuple):
+    """The edges of one layer as given and as recorded; kept from forward to forward."""
+
+    given: tuple[Tensor, Tensor]
+    source: Tensor
+    destination: Tensor
+    order: Tensor
+    inverse: Tensor
+
+    @classmethod
+    def of(cls, source: Tensor, destination: Tensor) -> _Sorted:
+        order = torch.argsort(edge_keys(source, destination), stable=True)
+        inverse = torch.empty_like(order)
+        inverse[order] = torch.arange(order.numel(), device=order.device)
+        return cls((source, destination), source[order], destination[order], order, inverse)
+
+    def fits(self, source: Tensor, destination: Tensor) -> bool:
+        if self.source.device != source.device:
+            return False
+        return torch.equal(self.given[0], source) and torch.equal(self.given[1], destination)
+
+
+class Tape:
+    """The attention of the model's last forward.
+
+    Each call of the recorded model starts afresh. A part of the model that is called on its own (say
+    `model.encode(...)`) adds to the tape until `clear`.
+    """
+
+    def __init__(self, perturb: PerturbLike | None = None) -> None:
+        self._perturbation = None if perturb is None else Perturbation(perturb)
+        self._used: list[LayerAttention] = []
+        self._computed: list[LayerAttention] = []
+        self._runs: Counter[str] = Counter()
+        self._edges: dict[int, _Sorted] = {}
+        self._depth = 0
+        self._complete = False
+
+    @property
+    def attention(self) -> AttentionMap:
+        """The attention the layers went on with: perturbed, before dropout, not detached.
+
+        The values lie on the way from input to output, so `torch.autograd.grad(output, values)` works.
+
+        Raises:
+            AttentionError: no forward has run to its end.
+        """
+        return self._map(self._used)
+
+    @property
+    def unperturbed(self) -> AttentionMap:
+        """The attention as each layer computed it (from the perturbed output of the layers before it)."""
+        return self._map(self._computed)
+
+    def clear(self) -> None:
+        """Forget what was recorded."""
+        self._runs.clear()
+        self._used.clear()
+        self._computed.clear()
+        self._complete = False
+
+    def tap(
+        self,
+        name: str,
+        attention: Tensor,
+        source: Tensor,
+        destination: Tensor,
+        num_nodes: int,
+        adjacency: Adjacency | None,
+    ) -> Tensor:
+        """Record the attention of one layer run and return the attention to go on with."""
+        self._check(name, attention, source)
+        self._runs[name] += 1
+        label = name if self._runs[name] == 1 else f"{name}:{self._runs[name]}"
+        if adjacency is not None:
+            return self._write(LayerAttention.on(adjacency, attention, label))
+        index = len(self._used)
+        edges = self._edges.get(index)
+        if edges is None or not edges.fits(source, destination):
+            edges = self._edges[index] = _Sorted.of(source, destination)
+        values = attention.index_select(0, edges.order)
+        used = self._write(LayerAttention(values, edges.source, edges.destination, num_nodes, label))
+        return used.index_select(0, edges.inverse)
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The recorded model was called."""
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Mapping) and any(isinstance(key, tuple) and len(key) == 3 for key in value):
+                raise AttentionError(
+                    "the model was called with edges per type: heterogeneous graphs cannot be recorded;"
+                    " record a homogeneous model"
+                )
+        if self._depth == 0:
+            self.clear()
+        self._depth += 1
+
+    def finish(self) -> None:
+        """The recorded model returned without an error."""
+        if self._depth == 1:
+            if self._perturbation is not None:
+                self._perturbation.check_depth(len(self._used))
+            self._complete = True
+
+    def end(self) -> None:
+        """The recorded model returned or raised."""
+        self._depth = max(0, self._depth - 1)
+        if self._depth == 0 and not self._complete:
+            self.clear()
+
+    def _write(self, computed: LayerAttention) -> Tensor:
+        used = computed
+        if self._perturbation is not None:
+            used = computed.with_values(self._perturbation(len(self._used), computed))
+        self._computed.append(computed)
+        self._used.append(used)
+        return used.values
+
+    def _check(self, name: str, attention: Tensor, source: Tensor) -> None:
+        if self._complete and self._depth == 0:
+            raise AttentionError(
+                f"layer {name!r} ran outside the recorded model's forward, after one had been recorded:"
+                " call the model itself, or `tape.clear()` before calling a part of it (activation"
+                " checkpointing, which runs layers again in the backward pass, cannot be recorded)"
+            )
+        if attention.dim() != 2 or attention.shape[0] != source.shape[0]:
+            raise AttentionError(
+                f"attention of layer {name!r} must have shape [{source.shape[0]}, heads], one row per edge,"
+                f" got {tuple(attention.shape)}"
+            )
+
+    def _map(self, layers: list[LayerAttention]) -> AttentionMap:
+        if not layers or self._depth:
+            raise AttentionError("nothing is recorded yet: call the model inside `record` and let it finish")
+        return AttentionMap(tuple(layers))
