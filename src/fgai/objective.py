@@ -1,0 +1,117 @@
+"""The four properties of a faithful attention as losses, and their weighted sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fgai.checks import at_least, one_of
+from fgai.errors import InputError
+from fgai.topk import swap_costs, topk_l1
+
+DIVERGENCES = ("relative", "logits", "probabilities")
+TERMS = ("closeness", "similarity", "prediction_stability", "explanation_stability", "margin")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """Weight of each term; all terms are of order one at the start of training, whatever the graph.
+
+    Attributes:
+        closeness: the faithful model predicts what the vanilla one did.
+        similarity: its attention has the vanilla one's top-k.
+        prediction_stability: its predictions stay under perturbation.
+        explanation_stability: its attention stays under perturbation.
+        margin: distance between the top-k and the rest, in attention space.
+    """
+
+    closeness: float = 1.0
+    similarity: float = 2.0
+    prediction_stability: float = 1.0
+    explanation_stability: float = 2.0
+    margin: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in TERMS:
+            at_least(getattr(self, name), name, 0.0)
+        if not any(getattr(self, name) for name in TERMS):
+            raise InputError("all weights are zero: there is nothing to train; give at least one a positive value")
+
+
+def spread(logits: Tensor) -> Tensor:
+    """Mean over nodes of `½ Σ_c |y_c − mean_c y|`: the size that makes a change of logits relative."""
+    return (logits - logits.mean(1, keepdim=True)).abs().sum(1).mean().clamp(min=1e-12) / 2
+
+
+def prediction_distance(y: Tensor, other: Tensor, divergence: str, scale: Tensor | float = 1.0) -> Tensor:
+    """The distance D between two predictions, averaged over nodes: total variation.
+
+    Args:
+        y: [N, C] logits.
+        other: [N, C] logits.
+        divergence: `logits`; `relative` (logits, divided by `scale`); or `probabilities` after a softmax.
+        scale: the spread of the frozen vanilla logits; constant, so shrinking one's own logits does not help.
+    """
+    one_of(divergence, "divergence", DIVERGENCES)
+    if divergence == "probabilities":
+        y, other = y.softmax(1), other.softmax(1)
+    distance = (y - other).abs().sum(1).mean() / 2
+    return distance / scale if divergence == "relative" else distance
+
+
+@dataclass(frozen=True, eq=False)
+class LayerTarget:
+    """One layer's attention as the losses read it: heads averaged, on the clean edges.
+
+    Attributes:
+        values: [E].
+        rowptr: [N + 1].
+    """
+
+    values: Tensor
+    rowptr: Tensor
+
+
+def attention_distance(
+    before: Sequence[Tensor], after: Sequence[Tensor], rowptrs: Sequence[Tensor], k: int | None, scope: str
+) -> Tensor:
+    """The distance L summed over layers: l1 on the top-k of one and on the top-k of the other (see `topk_l1`)."""
+    return torch.stack(
+        [topk_l1(a, b, ptr, k, scope) for a, b, ptr in zip(before, after, rowptrs, strict=True)]
+    ).sum()
+
+
+def margin_loss(values: Sequence[Tensor], rowptrs: Sequence[Tensor], k: int, radius: float) -> Tensor:
+    """How far the top-k is from being certified at `radius`, relative to it; 0 when every node is.
+
+        mean over nodes with more than k neighbours and over m of  relu(R − c(m) / m) / R
+
+    summed over layers, with `c(m)` the l1 cost of m swaps. Unlike the literal worst case of L in attention
+    space, which has no gradient in the attention (see docs/method.md), this one pulls members and outsiders
+    of the top-k apart.
+
+    Args:
+        values: per layer [E].
+        rowptrs: per layer [N + 1].
+        k: size of the explanation.
+        radius: R > 0.
+    """
+    total = values[0].new_zeros(())
+    for w, ptr in zip(values, rowptrs, strict=True):
+        costs = swap_costs(w, ptr, k)
+        real = torch.isfinite(costs)
+        steps = torch.arange(1, costs.shape[1] + 1, device=w.device, dtype=w.dtype)
+        short = (radius - torch.where(real, costs, radius * steps) / steps).clamp(min=0) / radius
+        total = total + short.sum() / real.sum().clamp(min=1)
+    return total
+
+
+def literal_explanation_stability(rho: Tensor, w: Tensor, rowptr: Tensor, k: int) -> Tensor:
+    """Return `L(w, w + rho)` with `rho` given: the paper's term in attention space, kept to show its flaw.
+
+    It depends on `w` through index sets only, so its gradient in `w` is zero wherever it exists.
+    """
+    return topk_l1(w, w + rho, rowptr, k)
