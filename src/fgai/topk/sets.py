@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
+from numba import njit, prange
 from torch import Tensor
 
 from fgai import checks
@@ -15,6 +15,8 @@ SCOPES = ("node", "graph")
 
 # Selecting few leaders of a row by insertion beats sorting the row.
 FEW = 64
+# Rows per parallel task: enough to share one buffer, few enough to spread hubs.
+_BLOCK = 256
 
 
 def check_k(k: int | None, name: str = "k") -> None:
@@ -103,9 +105,8 @@ def topk_mask(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node"
     if k is None or k >= values.shape[0]:
         return torch.ones(values.shape[0], dtype=torch.bool, device=values.device)
     if values.device.type == "cpu" and k <= FEW:
-        found = leaders(values, rows, k).flatten()
         mask = torch.zeros(values.shape[0], dtype=torch.bool)
-        mask[found[found >= 0]] = True
+        _mark(leaders(values, rows, k).numpy(), mask.numpy())
         return mask
     return ranks_in_rows(values, rows) < k
 
@@ -145,19 +146,33 @@ def overlap(mask_a: Tensor, mask_b: Tensor, rowptr: Tensor) -> Tensor:
     return torch.where(size > 0, shared / size.clamp(min=1), 1.0)
 
 
-@njit(cache=True, nogil=True)
+@njit(parallel=True, cache=True)
 def _lead_rows(values: np.ndarray, rowptr: np.ndarray, found: np.ndarray) -> None:
-    count = found.shape[1]
-    for i in range(rowptr.shape[0] - 1):
-        filled = 0
-        for e in range(rowptr[i], rowptr[i + 1]):
-            if filled == count and not values[e] > values[found[i, count - 1]]:
-                continue
-            if filled < count:
-                filled += 1
-            place = filled - 1
-            # Strictly larger only: an equal value that came earlier stays ahead.
-            while place > 0 and values[e] > values[found[i, place - 1]]:
-                found[i, place] = found[i, place - 1]
-                place -= 1
-            found[i, place] = e
+    rows, count = found.shape
+    for block in prange((rows + _BLOCK - 1) // _BLOCK):
+        best = np.empty(count, values.dtype)
+        for i in range(block * _BLOCK, min(rows, (block + 1) * _BLOCK)):
+            filled = 0
+            for e in range(rowptr[i], rowptr[i + 1]):
+                value = values[e]
+                if filled < count:
+                    filled += 1
+                elif not value > best[count - 1]:
+                    continue
+                place = filled - 1
+                # Strictly larger only: an equal value that came earlier stays ahead.
+                while place > 0 and value > best[place - 1]:
+                    best[place] = best[place - 1]
+                    found[i, place] = found[i, place - 1]
+                    place -= 1
+                best[place] = value
+                found[i, place] = e
+
+
+@njit(cache=True)
+def _mark(found: np.ndarray, mask: np.ndarray) -> None:
+    for i in range(found.shape[0]):
+        for e in found[i]:
+            if e < 0:
+                break
+            mask[e] = True
