@@ -22,7 +22,12 @@ def one_of(value: str, name: str, options: Sequence[str]) -> str:
 
 def at_least(value: float, name: str, low: float, remedy: str = "") -> float:
     """Return `value` if it is a finite number `>= low`, else raise."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= low or value == float("inf"):
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not value >= low
+        or value == float("inf")
+    ):
         tail = f"; {remedy}" if remedy else ""
         raise InputError(f"`{name}` must be at least {low}, got {value!r}{tail}")
     return value
@@ -30,7 +35,12 @@ def at_least(value: float, name: str, low: float, remedy: str = "") -> float:
 
 def above(value: float, name: str, low: float) -> float:
     """Return `value` if it is a finite number `> low`, else raise."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > low or value == float("inf"):
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not value > low
+        or value == float("inf")
+    ):
         raise InputError(f"`{name}` must be above {low}, got {value!r}")
     return value
 
@@ -49,15 +59,30 @@ def finite(tensor: Tensor, name: str) -> Tensor:
 
 
 def edge_index(edges: Tensor, num_nodes: int, name: str = "edge_index") -> Tensor:
-    """Return `edges` if it is an integer tensor of shape [2, E] with entries in 0..num_nodes-1, else raise."""
+    """Return `edges` if it is an integer tensor of shape [2, E] and entries 0..num_nodes-1, else raise."""
     if not isinstance(edges, Tensor) or edges.dim() != 2 or edges.shape[0] != 2:
         shape = tuple(edges.shape) if isinstance(edges, Tensor) else type(edges).__name__
         raise InputError(f"`{name}` must have shape [2, num_edges], got {shape}")
     if edges.dtype not in (torch.int64, torch.int32):
-        raise InputError(f"`{name}` must hold integers (torch.long), got {edges.dtype}; use edge_index.long()")
+        raise InputError(
+            f"`{name}` must hold integers (torch.long), got {edges.dtype}; use edge_index.long()"
+        )
     if edges.numel() and (int(edges.min()) < 0 or int(edges.max()) >= num_nodes):
         raise InputError(
             f"`{name}` must name nodes 0..{num_nodes - 1}, got {int(edges.min())}..{int(edges.max())};"
             " check `num_nodes` or relabel the nodes"
         )
     return edges.long()
+
+
+def positions(index: Tensor, count: int, name: str = "positions") -> Tensor:
+    """Return `index` if it holds positions 0..count-1 or is a boolean mask of shape [count], else raise."""
+    if index.dtype == torch.bool:
+        if index.shape != (count,):
+            raise InputError(f"a mask for `{name}` must have shape [{count}], got {tuple(index.shape)}")
+        return index
+    if index.dtype not in (torch.int64, torch.int32):
+        raise InputError(f"`{name}` must hold integers or be a boolean mask, got {index.dtype}")
+    if index.numel() and (int(index.min()) < 0 or int(index.max()) >= count):
+        raise InputError(f"`{name}` must be in 0..{count - 1}, got {int(index.min())}..{int(index.max())}")
+    return index.long()

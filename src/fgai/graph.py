@@ -160,7 +160,7 @@ class Graph:
             counts = torch.zeros(unique.numel(), dtype=torch.long, device=edges.device)
             edge_truth = counts.index_add(0, inverse, edge_truth.long()) > 0
         wrapped = as_features(features)
-        graph = cls(adjacency, wrapped, edge_truth=edge_truth, name=name, **fields)  # type: ignore[arg-type]
+        graph = cls(adjacency, wrapped, edge_truth=edge_truth, name=name, **fields)
         graph._validate()
         return graph
 
@@ -172,10 +172,14 @@ class Graph:
             InputError: for heterogeneous data, and whatever `from_edges` refuses.
         """
         if not hasattr(data, "edge_index") or type(data).__name__ == "HeteroData":
-            raise InputError(f"expected a homogeneous PyG `Data` with `edge_index`, got {type(data).__name__}")
+            raise InputError(
+                f"expected a homogeneous PyG `Data` with `edge_index`, got {type(data).__name__}"
+            )
         if data.edge_index is None:
             raise InputError("`data.edge_index` is missing; transposed `adj_t` is not read, convert it first")
-        fields = {key: getattr(data, key, None) for key in ("y", "train_mask", "val_mask", "test_mask")}
+        fields: dict[str, Any] = {
+            key: getattr(data, key, None) for key in ("y", "train_mask", "val_mask", "test_mask")
+        }
         if fields["y"] is not None and fields["y"].dim() == 2 and fields["y"].shape[1] == 1:
             fields["y"] = fields["y"].flatten()
         nodes = int(data.num_nodes or 0)
@@ -188,7 +192,9 @@ class Graph:
         from torch_geometric.data import Data
 
         x = None if self.features is None else self.features.to_dense()
-        fields = {k: getattr(self, k) for k in ("y", "train_mask", "val_mask", "test_mask", "edge_truth", "batch")}
+        fields = {
+            k: getattr(self, k) for k in ("y", "train_mask", "val_mask", "test_mask", "edge_truth", "batch")
+        }
         present = {k: v for k, v in fields.items() if v is not None}
         return Data(x=x, edge_index=self.edge_index, num_nodes=self.num_nodes, **present)
 
@@ -269,7 +275,7 @@ class Graph:
 
     def to(self, device: torch.device | str) -> Graph:
         """Return the graph on `device`."""
-        moved = {
+        moved: dict[str, Any] = {
             f.name: value.to(device)
             for f in dataclasses.fields(self)
             if isinstance(value := getattr(self, f.name), Tensor | Adjacency | Features)
@@ -308,6 +314,8 @@ class Graph:
             extra = torch.zeros(m, self.num_features, dtype=self.features.dtype, device=self.device)
         changes: dict[str, Any] = {"adjacency": adjacency}
         if self.features is not None and extra is not None:
+            if extra.shape[0] != m:
+                raise InputError(f"`features` must have {m} rows, one per new node, got {extra.shape[0]}")
             changes["features"] = self.features.append(extra)
         for name in ("train_mask", "val_mask", "test_mask"):
             changes[name] = _pad(getattr(self, name), m, False)
@@ -346,7 +354,7 @@ class Graph:
     def remove(self, positions: Tensor) -> tuple[Graph, EdgeMap]:
         """Remove the edges at `positions` [R] (or a boolean mask [E]); nodes stay."""
         keep = torch.ones(self.num_edges, dtype=torch.bool, device=self.device)
-        keep[positions] = False
+        keep[checks.positions(positions, self.num_edges)] = False
         before = keep.nonzero().flatten()
         source, destination = self.adjacency.source[before], self.adjacency.destination[before]
         adjacency = Adjacency.from_sorted(source, destination, self.num_nodes)
@@ -372,7 +380,9 @@ def as_features(value: Any) -> Features | None:
         rows = value.tocsr()
         rows.sum_duplicates()
         values = torch.from_numpy(np.asarray(rows.data, dtype=np.float32))
-        indptr, indices = (torch.from_numpy(np.asarray(a, dtype=np.int64)) for a in (rows.indptr, rows.indices))
+        indptr, indices = (
+            torch.from_numpy(np.asarray(a, dtype=np.int64)) for a in (rows.indptr, rows.indices)
+        )
         return Features.sparse(indptr, indices, values, rows.shape[1])
     if isinstance(value, np.ndarray):
         return Features.dense(torch.from_numpy(np.asarray(value, dtype=np.float32)))
