@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fgai import checks
 from fgai.errors import AttentionError, FgaiWarning, InputError
 from fgai.ops.adjacency import Adjacency, edge_keys
-from fgai.ops.features import Features
+from fgai.ops.features import Features, as_features
 from fgai.ops.nystrom import extend_encoding
 
 if TYPE_CHECKING:
@@ -368,25 +367,6 @@ class Graph:
         adjacency, ours = self.adjacency.merge(edges, num_nodes)
         before = torch.arange(self.num_edges, device=self.device)
         return adjacency, EdgeMap(before, ours, self.num_edges, adjacency.num_edges)
-
-
-def as_features(value: Any) -> Features | None:
-    """Wrap a tensor, a scipy sparse matrix or `Features`; None stays None."""
-    if value is None or isinstance(value, Features):
-        return value
-    if isinstance(value, Tensor):
-        return Features.dense(value if value.is_floating_point() else value.float())
-    if hasattr(value, "tocsr"):
-        rows = value.tocsr()
-        rows.sum_duplicates()
-        values = torch.from_numpy(np.asarray(rows.data, dtype=np.float32))
-        indptr, indices = (
-            torch.from_numpy(np.asarray(a, dtype=np.int64)) for a in (rows.indptr, rows.indices)
-        )
-        return Features.sparse(indptr, indices, values, rows.shape[1])
-    if isinstance(value, np.ndarray):
-        return Features.dense(torch.from_numpy(np.asarray(value, dtype=np.float32)))
-    raise InputError(f"`features` must be a tensor, a scipy sparse matrix or `Features`, got {type(value)}")
 
 
 def _pad(values: Tensor | None, count: int, fill: float) -> Tensor | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import dropout
@@ -231,3 +233,22 @@ class Features:
         appended, delta = moved
         rows = None if self.rows is None else self.rows.to(device)
         return Features(base, appended, rows, delta)
+
+
+def as_features(value: Any) -> Features | None:
+    """Wrap a tensor, a scipy sparse matrix or `Features`; None stays None."""
+    if value is None or isinstance(value, Features):
+        return value
+    if isinstance(value, Tensor):
+        return Features.dense(value if value.is_floating_point() else value.float())
+    if hasattr(value, "tocsr"):
+        rows = value.tocsr()
+        rows.sum_duplicates()
+        values = torch.from_numpy(np.asarray(rows.data, dtype=np.float32))
+        indptr, indices = (
+            torch.from_numpy(np.asarray(a, dtype=np.int64)) for a in (rows.indptr, rows.indices)
+        )
+        return Features.sparse(indptr, indices, values, rows.shape[1])
+    if isinstance(value, np.ndarray):
+        return Features.dense(torch.from_numpy(np.asarray(value, dtype=np.float32)))
+    raise InputError(f"`features` must be a tensor, a scipy sparse matrix or `Features`, got {type(value)}")
