@@ -170,7 +170,7 @@ class Features:
         return replace(self, appended=both)
 
     def perturb(self, rows: Tensor, delta: Tensor) -> Features:
-        """Return features with `delta` [R, F] added to base `rows` [R] (distinct); gradients flow to `delta`."""
+        """Return features with `delta` [R, F] added to base `rows` [R] (distinct); `delta` gets gradients."""
         if self.rows is not None:
             raise InputError("these features already carry a delta; perturb the original ones")
         return replace(self, rows=rows, delta=delta)
@@ -183,13 +183,13 @@ class Features:
         return out if self.appended is None else torch.cat([out, self.appended])
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance of each row, [N] each, implicit zeros counted; differentiable in the dense parts."""
+        """Mean and variance of each row, [N] each, zeros counted; differentiable in the dense parts."""
         width = self.num_columns
         if isinstance(self.base, SparseRows):
             zeros = self.stored.new_zeros(self.num_base_rows)
             mean = zeros.index_add(0, self.base.rows, self.stored) / width
             square = zeros.index_add(0, self.base.rows, self.stored**2) / width
-            variance = square - mean**2
+            variance = (square - mean**2).clamp(min=0)  # rounding may leave it just below
         else:
             mean, variance = self.base.mean(1), self.base.var(1, correction=0)
         if self.rows is not None and self.delta is not None:
@@ -226,9 +226,7 @@ class Features:
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Features:
         """Return the features on `device`, in `dtype` when given."""
-        base = (
-            self.base.to(device, dtype) if isinstance(self.base, SparseRows) else self.base.to(device, dtype)
-        )
+        base = self.base.to(device, dtype)
         moved = (None if t is None else t.to(device, dtype) for t in (self.appended, self.delta))
         appended, delta = moved
         rows = None if self.rows is None else self.rows.to(device)
