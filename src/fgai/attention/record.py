@@ -100,7 +100,7 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
             raise AttentionError(
                 f"{path or 'the model'} is a {kind}: {_REFUSED[kind]} models cannot be recorded"
             )
-        if adapter_for(module) is not None:
+        if adapter_for(module) is not None and "_orig_mod" not in module._modules:
             found[path.replace("_orig_mod.", "").removesuffix("._orig_mod") or kind] = module
         seen.add(kind)
     if not found:
