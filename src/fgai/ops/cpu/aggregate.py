@@ -5,113 +5,112 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
 from torch import Tensor, from_numpy
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fgai.ops.adjacency import Adjacency
-from fgai.ops.cpu.plan import array, match_threads, plan
-from fgai.ops.cpu.vector import FAST, axpy, dot
+from fgai.ops.cpu.parallel import run_blocks, threads_for
+from fgai.ops.cpu.plan import array, incoming, outgoing, tensors
+from fgai.ops.cpu.rows import AHEAD, axpy, dot, dot_axpy, fetch, kernel
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 
-@njit(parallel=True, fastmath=FAST, cache=True)
-def _forward(rowptr, source, blocks, weight, values, out):
-    heads, channels = values.shape[1], values.shape[2]
-    flat, result = values.reshape(-1), out.reshape(-1)
-    width = heads * channels
-    for b in prange(len(blocks) - 1):
-        for i in range(blocks[b], blocks[b + 1]):
-            here = np.int64(i) * width
-            result[here : here + width] = 0
-            for e in range(rowptr[i], rowptr[i + 1]):
-                there = np.int64(source[e]) * width
-                for h in range(heads):
-                    axpy(channels, weight[e, h], flat, there + h * channels, result, here + h * channels)
+@kernel
+def _forward_block(b, blocks, rowptr, source, heads, channels, weight, values, out):
+    width, end = heads * channels, len(source) - 1
+    for i in range(blocks[b], blocks[b + 1]):
+        here = np.int64(i) * width
+        out[here : here + width] = 0
+        for e in range(rowptr[i], rowptr[i + 1]):
+            there = np.int64(source[e]) * width
+            fetch(values, np.int64(source[min(e + AHEAD, end)]) * width, width)
+            for h in range(heads):
+                c = h * channels
+                axpy(channels, weight[e, h], values, there + c, out, here + c)
 
 
-@njit(parallel=True, fastmath=FAST, cache=True)
-def _backward(colptr, csc, destination, blocks, weight, values, gradient, d_weight, d_values):
+@kernel
+def _forward(threads, blocks, rowptr, source, heads, channels, weight, values, out):
+    arguments = (blocks, rowptr, source, heads, channels, weight, values, out)
+    run_blocks(_forward_block, threads, len(blocks) - 1, arguments)
+
+
+@kernel
+def _backward_block(
+    b, blocks, colptr, edge, target, heads, channels, weight, values, gradient, d_weight, d_values
+):
     """One pass over outgoing edges: each gradient row is fetched once for both results."""
-    heads, channels = values.shape[1], values.shape[2]
-    flat, given, result = values.reshape(-1), gradient.reshape(-1), d_values.reshape(-1)
-    width = heads * channels
-    for b in prange(len(blocks) - 1):
-        for j in range(blocks[b], blocks[b + 1]):
-            here = np.int64(j) * width
-            result[here : here + width] = 0
-            for p in range(colptr[j], colptr[j + 1]):
-                e = csc[p]
-                there = np.int64(destination[e]) * width
-                for h in range(heads):
-                    c = h * channels
-                    d_weight[e, h] = dot(channels, given, there + c, flat, here + c)
-                    axpy(channels, weight[e, h], given, there + c, result, here + c)
+    width, end = heads * channels, len(edge) - 1
+    for j in range(blocks[b], blocks[b + 1]):
+        here = np.int64(j) * width
+        d_values[here : here + width] = 0
+        for p in range(colptr[j], colptr[j + 1]):
+            e, there, ahead = edge[p], np.int64(target[p]) * width, min(p + AHEAD, end)
+            fetch(gradient, np.int64(target[ahead]) * width, width)
+            for h in range(heads):
+                c = h * channels
+                d_weight[e, h] = dot_axpy(
+                    channels, gradient, there + c, values, here + c, weight[e, h], d_values, here + c
+                )
 
 
-@njit(parallel=True, fastmath=FAST, cache=True)
-def _backward_weight(rowptr, source, blocks, values, gradient, d_weight):
-    heads, channels = values.shape[1], values.shape[2]
-    flat, given = values.reshape(-1), gradient.reshape(-1)
-    width = heads * channels
-    for b in prange(len(blocks) - 1):
-        for i in range(blocks[b], blocks[b + 1]):
-            here = np.int64(i) * width
-            for e in range(rowptr[i], rowptr[i + 1]):
-                there = np.int64(source[e]) * width
-                for h in range(heads):
-                    c = h * channels
-                    d_weight[e, h] = dot(channels, given, here + c, flat, there + c)
+@kernel
+def _backward(
+    threads, blocks, colptr, edge, target, heads, channels, weight, values, gradient, d_weight, d_values
+):
+    arguments = (blocks, colptr, edge, target, heads, channels, weight, values, gradient, d_weight, d_values)
+    run_blocks(_backward_block, threads, len(blocks) - 1, arguments)
 
 
-@njit(parallel=True, fastmath=FAST, cache=True)
-def _backward_values(colptr, csc, destination, blocks, weight, gradient, d_values):
-    heads, channels = gradient.shape[1], gradient.shape[2]
-    given, result = gradient.reshape(-1), d_values.reshape(-1)
-    width = heads * channels
-    for b in prange(len(blocks) - 1):
-        for j in range(blocks[b], blocks[b + 1]):
-            here = np.int64(j) * width
-            result[here : here + width] = 0
-            for p in range(colptr[j], colptr[j + 1]):
-                e = csc[p]
-                there = np.int64(destination[e]) * width
-                for h in range(heads):
-                    c = h * channels
-                    axpy(channels, weight[e, h], given, there + c, result, here + c)
+@kernel
+def _weight_block(b, blocks, rowptr, source, heads, channels, values, gradient, d_weight):
+    width, end = heads * channels, len(source) - 1
+    for i in range(blocks[b], blocks[b + 1]):
+        here = np.int64(i) * width
+        for e in range(rowptr[i], rowptr[i + 1]):
+            there = np.int64(source[e]) * width
+            fetch(values, np.int64(source[min(e + AHEAD, end)]) * width, width)
+            for h in range(heads):
+                c = h * channels
+                d_weight[e, h] = dot(channels, gradient, here + c, values, there + c)
+
+
+@kernel
+def _backward_weight(threads, blocks, rowptr, source, heads, channels, values, gradient, d_weight):
+    arguments = (blocks, rowptr, source, heads, channels, values, gradient, d_weight)
+    run_blocks(_weight_block, threads, len(blocks) - 1, arguments)
 
 
 class _Aggregate(Function):
     @staticmethod
     def forward(ctx: Any, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
-        match_threads()
-        given, index = array(values), plan(adjacency)
+        given, index = array(values), incoming(adjacency)
         out = np.empty((adjacency.num_nodes, *given.shape[1:]), given.dtype)
-        _forward(index.rowptr, index.source, index.row_blocks, array(attention), given, out)
+        flat = (array(attention), given.reshape(-1), out.reshape(-1))
+        _forward(threads_for(len(index.blocks) - 1), *index, *given.shape[1:], *flat)
         ctx.save_for_backward(attention, values)
-        ctx.index = index
+        ctx.adjacency = adjacency
         return from_numpy(out)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        match_threads()
-        attention, values = ctx.saved_tensors
-        weight, given, gradient, index = array(attention), array(values), array(gradients[0]), ctx.index
-        wants_weight, wants_values = ctx.needs_input_grad[:2]
-        d_weight = np.empty_like(weight) if wants_weight else None
-        d_values = np.empty_like(given) if wants_values else None
-        outgoing = (index.colptr, index.csc, index.destination, index.column_blocks)
-        if wants_weight and wants_values:
-            _backward(*outgoing, weight, given, gradient, d_weight, d_values)
-        elif wants_weight:
-            _backward_weight(index.rowptr, index.source, index.row_blocks, given, gradient, d_weight)
-        elif wants_values:
-            _backward_values(*outgoing, weight, gradient, d_values)
-        made = (None if d is None else from_numpy(d) for d in (d_weight, d_values))
-        return (*made, None)
+        weight, given = (array(t) for t in ctx.saved_tensors)
+        gradient = array(gradients[0])
+        d_weight = d_values = None
+        sizes, flat = given.shape[1:], (given.reshape(-1), gradient.reshape(-1))
+        if ctx.needs_input_grad[1]:
+            d_weight, d_values = np.empty_like(weight), np.empty_like(given)
+            index = outgoing(ctx.adjacency)
+            threads = threads_for(len(index.blocks) - 1)
+            _backward(threads, *index, *sizes, weight, *flat, d_weight, d_values.reshape(-1))
+        elif ctx.needs_input_grad[0]:
+            d_weight = np.empty_like(weight)
+            rows = incoming(ctx.adjacency)
+            _backward_weight(threads_for(len(rows.blocks) - 1), *rows, *sizes, *flat, d_weight)
+        return (*tensors(d_weight, d_values), None)
 
 
 def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:

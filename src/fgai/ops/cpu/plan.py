@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,16 +21,21 @@ BLOCK_WORK = 2048
 MAX_BLOCKS = 256
 
 
-class Plan(NamedTuple):
-    """The structure as the kernels read it: 32-bit indices and the row blocks of both directions."""
+class Incoming(NamedTuple):
+    """Edges by destination, in blocks of rows: the first arguments of every kernel over incoming edges."""
 
+    blocks: Ints
     rowptr: Ints
     source: Ints
+
+
+class Outgoing(NamedTuple):
+    """Edges by source: position and destination of each, the first arguments of kernels over outgoing edges."""
+
+    blocks: Ints
     colptr: Ints
-    csc: Ints
-    destination: Ints
-    row_blocks: Ints
-    column_blocks: Ints
+    edge: Ints
+    target: Ints
 
 
 def blocks(pointers: Ints) -> Ints:
@@ -44,39 +48,54 @@ def blocks(pointers: Ints) -> Ints:
     return np.concatenate([[0], inner, [rows]]).astype(np.int32)
 
 
-def plan(adjacency: Adjacency) -> Plan:
-    """Return the plan of `adjacency`, made once and kept with it."""
-    made = adjacency.__dict__.get("_cpu_plan")
+def incoming(adjacency: Adjacency) -> Incoming:
+    """Return the incoming edges of `adjacency` as the kernels read them, made once and kept with it."""
+    made = adjacency.__dict__.get("_cpu_incoming")
     if made is None:
-        rowptr, source, colptr, csc, destination = (t.numpy() for t in adjacency.index32)
-        made = Plan(rowptr, source, colptr, csc, destination, blocks(rowptr), blocks(colptr))
-        adjacency.__dict__["_cpu_plan"] = made
-    assert isinstance(made, Plan)
+        index = adjacency.index32
+        rowptr = index.rowptr.numpy()
+        made = Incoming(blocks(rowptr), rowptr, index.source.numpy())
+        adjacency.__dict__["_cpu_incoming"] = made
+    assert isinstance(made, Incoming)
+    return made
+
+
+def outgoing(adjacency: Adjacency) -> Outgoing:
+    """Return the outgoing edges of `adjacency` as the kernels read them, made once and kept with it."""
+    made = adjacency.__dict__.get("_cpu_outgoing")
+    if made is None:
+        index = adjacency.index32
+        colptr = index.colptr.numpy()
+        # The destinations in this order, so that no kernel has to look them up edge by edge.
+        target = index.destination[adjacency.csc].numpy()
+        made = Outgoing(blocks(colptr), colptr, index.csc.numpy(), target)
+        adjacency.__dict__["_cpu_outgoing"] = made
+    assert isinstance(made, Outgoing)
     return made
 
 
 class RowsPlan(NamedTuple):
     """A sparse matrix as the kernels read it, by rows and by columns."""
 
+    blocks: Ints
     indptr: Ints
     indices: Ints
-    row_blocks: Ints
 
 
 class ColumnsPlan(NamedTuple):
     """The same entries ordered by column: pointers, row and position of each entry."""
 
+    blocks: Ints
     colptr: Ints
     rows: Ints
     order: Ints
-    column_blocks: Ints
 
 
 def rows_plan(rows: SparseRows) -> RowsPlan:
     """Return the row view of `rows`, made once for all matrices of its pattern."""
     if "rows" not in rows.kept:
         indptr, indices = (t.numpy() for t in rows.rows32)
-        rows.kept["rows"] = RowsPlan(indptr, indices, blocks(indptr))
+        rows.kept["rows"] = RowsPlan(blocks(indptr), indptr, indices)
     made = rows.kept["rows"]
     assert isinstance(made, RowsPlan)
     return made
@@ -86,7 +105,7 @@ def columns_plan(rows: SparseRows) -> ColumnsPlan:
     """Return the column view of `rows`, made once for all matrices of its pattern."""
     if "columns" not in rows.kept:
         colptr, row, order = (t.numpy() for t in rows.columns)
-        rows.kept["columns"] = ColumnsPlan(colptr, row, order, blocks(colptr))
+        rows.kept["columns"] = ColumnsPlan(blocks(colptr), colptr, row, order)
     made = rows.kept["columns"]
     assert isinstance(made, ColumnsPlan)
     return made
@@ -98,8 +117,6 @@ def array(tensor: Tensor) -> Reals:
     return view
 
 
-def match_threads() -> None:
-    """Let numba use as many threads as torch does, no more."""
-    wanted = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
-    if numba.get_num_threads() != wanted:
-        numba.set_num_threads(wanted)
+def tensors(*arrays: Reals | None) -> tuple[Tensor | None, ...]:
+    """Return tensors that share the memory of `arrays`."""
+    return tuple(None if a is None else torch.from_numpy(a) for a in arrays)

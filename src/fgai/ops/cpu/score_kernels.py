@@ -3,152 +3,189 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
 
-from fgai.ops.cpu.vector import FAST, axpy, dot
+from fgai.ops.cpu.lanes import where_positive
+from fgai.ops.cpu.parallel import run_blocks
+from fgai.ops.cpu.rows import AHEAD, axpy, fetch, kernel
+from fgai.ops.cpu.score_rows import (
+    additive_row,
+    dot_row,
+    dynamic_gradient,
+    dynamic_row,
+    dynamic_weight_gradient,
+)
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 
-@njit(parallel=True, fastmath=FAST, cache=True)
-def additive(rowptr, source, blocks, left, right, slope, out):
+@kernel
+def _additive(b, blocks, rowptr, source, heads, left, right, slope, out):
+    for i in range(blocks[b], blocks[b + 1]):
+        additive_row(rowptr[i], rowptr[i + 1], i, source, heads, left, right, slope, out)
+
+
+@kernel
+def additive(threads, blocks, rowptr, source, heads, left, right, slope, out):
     """out[e, h] = leaky_relu(left[j, h] + right[i, h])."""
-    heads = left.shape[1]
-    for b in prange(len(blocks) - 1):
-        for i in range(blocks[b], blocks[b + 1]):
-            for e in range(rowptr[i], rowptr[i + 1]):
-                for h in range(heads):
-                    z = left[source[e], h] + right[i, h]
-                    out[e, h] = z if z > 0 else slope * z
+    run_blocks(_additive, threads, len(blocks) - 1, (blocks, rowptr, source, heads, left, right, slope, out))
 
 
-@njit(parallel=True, fastmath=FAST, cache=True)
-def additive_left(colptr, csc, destination, blocks, left, right, slope, gradient, out):
+@kernel
+def _additive_left(b, blocks, colptr, edge, target, heads, left, right, slope, gradient, out):
+    for j in range(blocks[b], blocks[b + 1]):
+        there = np.int64(j) * heads
+        out[there : there + heads] = 0
+        for p in range(colptr[j], colptr[j + 1]):
+            at, here = np.int64(edge[p]) * heads, np.int64(target[p]) * heads
+            for h in range(heads):
+                g = gradient[at + h]
+                out[there + h] += where_positive(left[there + h] + right[here + h], g, slope * g)
+
+
+@kernel
+def additive_left(threads, blocks, colptr, edge, target, heads, left, right, slope, gradient, out):
     """Gradient at the sources."""
-    heads = left.shape[1]
-    for b in prange(len(blocks) - 1):
-        for j in range(blocks[b], blocks[b + 1]):
-            out[j] = 0
-            for p in range(colptr[j], colptr[j + 1]):
-                e = csc[p]
-                for h in range(heads):
-                    g = gradient[e, h]
-                    out[j, h] += g if left[j, h] + right[destination[e], h] > 0 else slope * g
+    arguments = (blocks, colptr, edge, target, heads, left, right, slope, gradient, out)
+    run_blocks(_additive_left, threads, len(blocks) - 1, arguments)
 
 
-@njit(parallel=True, fastmath=FAST, cache=True)
-def additive_right(rowptr, source, blocks, left, right, slope, gradient, out):
+@kernel
+def _additive_right(b, blocks, rowptr, source, heads, left, right, slope, gradient, out):
+    for i in range(blocks[b], blocks[b + 1]):
+        here = np.int64(i) * heads
+        out[here : here + heads] = 0
+        for e in range(rowptr[i], rowptr[i + 1]):
+            at, there = np.int64(e) * heads, np.int64(source[e]) * heads
+            for h in range(heads):
+                g = gradient[at + h]
+                out[here + h] += where_positive(left[there + h] + right[here + h], g, slope * g)
+
+
+@kernel
+def additive_right(threads, blocks, rowptr, source, heads, left, right, slope, gradient, out):
     """Gradient at the destinations."""
-    heads = left.shape[1]
-    for b in prange(len(blocks) - 1):
-        for i in range(blocks[b], blocks[b + 1]):
-            out[i] = 0
-            for e in range(rowptr[i], rowptr[i + 1]):
-                for h in range(heads):
-                    g = gradient[e, h]
-                    out[i, h] += g if left[source[e], h] + right[i, h] > 0 else slope * g
+    arguments = (blocks, rowptr, source, heads, left, right, slope, gradient, out)
+    run_blocks(_additive_right, threads, len(blocks) - 1, arguments)
 
 
-@njit(parallel=True, fastmath=FAST, cache=True)
-def dynamic(rowptr, source, blocks, left, right, weight, slope, out):
+@kernel
+def _dynamic(b, blocks, rowptr, source, heads, channels, left, right, weight, slope, out):
+    for i in range(blocks[b], blocks[b + 1]):
+        dynamic_row(rowptr[i], rowptr[i + 1], i, source, heads, channels, left, right, weight, slope, out)
+
+
+@kernel
+def dynamic(threads, blocks, rowptr, source, heads, channels, left, right, weight, slope, out):
     """out[e, h] = Σ_c weight[h, c] · leaky_relu(left[j, h, c] + right[i, h, c])."""
-    heads, channels = weight.shape
-    for b in prange(len(blocks) - 1):
-        for i in range(blocks[b], blocks[b + 1]):
-            for e in range(rowptr[i], rowptr[i + 1]):
-                j = source[e]
-                for h in range(heads):
-                    total = left.dtype.type(0)
-                    for c in range(channels):
-                        z = left[j, h, c] + right[i, h, c]
-                        total += weight[h, c] * (z if z > 0 else slope * z)
-                    out[e, h] = total
+    arguments = (blocks, rowptr, source, heads, channels, left, right, weight, slope, out)
+    run_blocks(_dynamic, threads, len(blocks) - 1, arguments)
 
 
-@njit(parallel=True, fastmath=FAST, cache=True)
-def dynamic_left(colptr, csc, destination, blocks, left, right, weight, slope, gradient, out):
+@kernel
+def _dynamic_left(
+    b, blocks, colptr, edge, target, heads, channels, left, right, weight, slope, gradient, out
+):
+    width, end = heads * channels, len(edge) - 1
+    for j in range(blocks[b], blocks[b + 1]):
+        there = np.int64(j) * width
+        out[there : there + width] = 0
+        for p in range(colptr[j], colptr[j + 1]):
+            here = np.int64(target[p]) * width
+            fetch(right, np.int64(target[min(p + AHEAD, end)]) * width, width)
+            for h in range(heads):
+                g, c = gradient[np.int64(edge[p]) * heads + h], h * channels
+                dynamic_gradient(
+                    channels, left, there + c, right, here + c, weight, c, slope, g, out, there + c
+                )
+
+
+@kernel
+def dynamic_left(
+    threads, blocks, colptr, edge, target, heads, channels, left, right, weight, slope, gradient, out
+):
     """Gradient at the sources."""
-    heads, channels = weight.shape
-    for b in prange(len(blocks) - 1):
-        for j in range(blocks[b], blocks[b + 1]):
-            out[j] = 0
-            for p in range(colptr[j], colptr[j + 1]):
-                e = csc[p]
-                i = destination[e]
-                for h in range(heads):
-                    g = gradient[e, h]
-                    for c in range(channels):
-                        t = g * weight[h, c]
-                        out[j, h, c] += t if left[j, h, c] + right[i, h, c] > 0 else slope * t
+    arguments = (blocks, colptr, edge, target, heads, channels, left, right, weight, slope, gradient, out)
+    run_blocks(_dynamic_left, threads, len(blocks) - 1, arguments)
 
 
-@njit(parallel=True, fastmath=FAST, cache=True)
-def dynamic_right(rowptr, source, blocks, left, right, weight, slope, gradient, out, partial):
-    """Gradient at the destinations, and of the weight per block."""
-    heads, channels = weight.shape
-    for b in prange(len(blocks) - 1):
-        for i in range(blocks[b], blocks[b + 1]):
-            out[i] = 0
-            for e in range(rowptr[i], rowptr[i + 1]):
-                j = source[e]
-                for h in range(heads):
-                    g = gradient[e, h]
-                    for c in range(channels):
-                        z = left[j, h, c] + right[i, h, c]
-                        t = g if z > 0 else slope * g
-                        out[i, h, c] += t * weight[h, c]
-                        partial[b, h, c] += t * z
+@kernel
+def _dynamic_right(
+    b, blocks, rowptr, source, heads, channels, left, right, weight, slope, gradient, out, partial
+):
+    width, end = heads * channels, len(source) - 1
+    d_weight = partial[b]
+    for i in range(blocks[b], blocks[b + 1]):
+        here = np.int64(i) * width
+        out[here : here + width] = 0
+        for e in range(rowptr[i], rowptr[i + 1]):
+            there = np.int64(source[e]) * width
+            fetch(left, np.int64(source[min(e + AHEAD, end)]) * width, width)
+            for h in range(heads):
+                g, c = gradient[np.int64(e) * heads + h], h * channels
+                dynamic_weight_gradient(
+                    channels, left, there + c, right, here + c, weight, c, slope, g, out, d_weight
+                )
 
 
-@njit(parallel=True, fastmath=FAST, cache=True)
-def dot_product(rowptr, source, blocks, query, key, out):
-    """out[e, h] = ⟨query[i, h], key[j, h]⟩ / √C."""
-    heads, channels = query.shape[1], query.shape[2]
-    scale = query.dtype.type(1 / np.sqrt(channels))
-    queries, keys = query.reshape(-1), key.reshape(-1)
-    width = heads * channels
-    for b in prange(len(blocks) - 1):
-        for i in range(blocks[b], blocks[b + 1]):
-            here = np.int64(i) * width
-            for e in range(rowptr[i], rowptr[i + 1]):
-                there = np.int64(source[e]) * width
-                for h in range(heads):
-                    c = h * channels
-                    out[e, h] = scale * dot(channels, queries, here + c, keys, there + c)
+@kernel
+def dynamic_right(
+    threads, blocks, rowptr, source, heads, channels, left, right, weight, slope, gradient, out, partial
+):
+    """Gradient at the destinations, and of the weight block by block (`partial` starts at zero)."""
+    arguments = (blocks, rowptr, source, heads, channels, left, right, weight, slope, gradient, out, partial)
+    run_blocks(_dynamic_right, threads, len(blocks) - 1, arguments)
 
 
-@njit(parallel=True, fastmath=FAST, cache=True)
-def dot_product_query(rowptr, source, blocks, key, gradient, out):
+@kernel
+def _dot_product(b, blocks, rowptr, source, heads, channels, query, key, scale, out):
+    for i in range(blocks[b], blocks[b + 1]):
+        dot_row(rowptr[i], rowptr[i + 1], i, source, heads, channels, query, key, scale, out)
+
+
+@kernel
+def dot_product(threads, blocks, rowptr, source, heads, channels, query, key, scale, out):
+    """out[e, h] = ⟨query[i, h], key[j, h]⟩ · scale."""
+    arguments = (blocks, rowptr, source, heads, channels, query, key, scale, out)
+    run_blocks(_dot_product, threads, len(blocks) - 1, arguments)
+
+
+@kernel
+def _dot_product_query(b, blocks, rowptr, source, heads, channels, key, scale, gradient, out):
+    width, end = heads * channels, len(source) - 1
+    for i in range(blocks[b], blocks[b + 1]):
+        here = np.int64(i) * width
+        out[here : here + width] = 0
+        for e in range(rowptr[i], rowptr[i + 1]):
+            there = np.int64(source[e]) * width
+            fetch(key, np.int64(source[min(e + AHEAD, end)]) * width, width)
+            for h in range(heads):
+                g, c = scale * gradient[np.int64(e) * heads + h], h * channels
+                axpy(channels, g, key, there + c, out, here + c)
+
+
+@kernel
+def dot_product_query(threads, blocks, rowptr, source, heads, channels, key, scale, gradient, out):
     """Gradient of the queries (at the destinations)."""
-    heads, channels = key.shape[1], key.shape[2]
-    scale = key.dtype.type(1 / np.sqrt(channels))
-    keys, result = key.reshape(-1), out.reshape(-1)
-    width = heads * channels
-    for b in prange(len(blocks) - 1):
-        for i in range(blocks[b], blocks[b + 1]):
-            here = np.int64(i) * width
-            result[here : here + width] = 0
-            for e in range(rowptr[i], rowptr[i + 1]):
-                there = np.int64(source[e]) * width
-                for h in range(heads):
-                    c = h * channels
-                    axpy(channels, scale * gradient[e, h], keys, there + c, result, here + c)
+    arguments = (blocks, rowptr, source, heads, channels, key, scale, gradient, out)
+    run_blocks(_dot_product_query, threads, len(blocks) - 1, arguments)
 
 
-@njit(parallel=True, fastmath=FAST, cache=True)
-def dot_product_key(colptr, csc, destination, blocks, query, gradient, out):
+@kernel
+def _dot_product_key(b, blocks, colptr, edge, target, heads, channels, query, scale, gradient, out):
+    width, end = heads * channels, len(edge) - 1
+    for j in range(blocks[b], blocks[b + 1]):
+        there = np.int64(j) * width
+        out[there : there + width] = 0
+        for p in range(colptr[j], colptr[j + 1]):
+            here = np.int64(target[p]) * width
+            fetch(query, np.int64(target[min(p + AHEAD, end)]) * width, width)
+            for h in range(heads):
+                g, c = scale * gradient[np.int64(edge[p]) * heads + h], h * channels
+                axpy(channels, g, query, here + c, out, there + c)
+
+
+@kernel
+def dot_product_key(threads, blocks, colptr, edge, target, heads, channels, query, scale, gradient, out):
     """Gradient of the keys (at the sources)."""
-    heads, channels = query.shape[1], query.shape[2]
-    scale = query.dtype.type(1 / np.sqrt(channels))
-    queries, result = query.reshape(-1), out.reshape(-1)
-    width = heads * channels
-    for b in prange(len(blocks) - 1):
-        for j in range(blocks[b], blocks[b + 1]):
-            here = np.int64(j) * width
-            result[here : here + width] = 0
-            for p in range(colptr[j], colptr[j + 1]):
-                e = csc[p]
-                there = np.int64(destination[e]) * width
-                for h in range(heads):
-                    c = h * channels
-                    axpy(channels, scale * gradient[e, h], queries, there + c, result, here + c)
+    arguments = (blocks, colptr, edge, target, heads, channels, query, scale, gradient, out)
+    run_blocks(_dot_product_key, threads, len(blocks) - 1, arguments)

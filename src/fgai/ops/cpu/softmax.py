@@ -5,91 +5,70 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
 from torch import Tensor, from_numpy
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fgai.ops.adjacency import Adjacency
-from fgai.ops.cpu.plan import array, match_threads, plan
-from fgai.ops.cpu.vector import FAST, exp_nonpositive
+from fgai.ops.cpu.parallel import run_blocks, threads_for
+from fgai.ops.cpu.plan import array, incoming
+from fgai.ops.cpu.rows import kernel, normalise, weighted_sum
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 
-@njit(inline="always", fastmath=FAST, cache=True)
-def normalise_row(weight, low, high, heads, top, total):
-    """Turn the flat scores of edges low..high-1 (low < high) into their softmax, in place."""
-    for h in range(heads):
-        top[h] = weight[low * heads + h]
-        total[h] = 0
-    for e in range(low + 1, high):
-        for h in range(heads):
-            top[h] = max(top[h], weight[e * heads + h])
-    row = weight[low * heads : high * heads]
-    for e in range(high - low):
-        for h in range(heads):
-            row[e * heads + h] -= top[h]
-    for k in range(len(row)):
-        row[k] = exp_nonpositive(row[k])
-    for e in range(high - low):
-        for h in range(heads):
-            total[h] += row[e * heads + h]
-    for h in range(heads):
-        total[h] = 1 / total[h]
-    for e in range(high - low):
-        for h in range(heads):
-            row[e * heads + h] *= total[h]
+@kernel
+def _forward_block(b, blocks, rowptr, heads, scores, out):
+    scratch = np.empty(max(16, 2 * heads), out.dtype)
+    for i in range(blocks[b], blocks[b + 1]):
+        first, last = np.int64(rowptr[i]) * heads, np.int64(rowptr[i + 1]) * heads
+        for k in range(first, last):
+            out[k] = scores[k]
+        if first < last:
+            normalise(out, first, last, heads, scratch)
 
 
-@njit(parallel=True, fastmath=FAST, cache=True)
-def _forward(rowptr, blocks, scores, out):
-    heads = scores.shape[1]
-    given, weight = scores.ravel(), out.ravel()
-    for b in prange(len(blocks) - 1):
-        top, total = np.empty(heads, scores.dtype), np.empty(heads, scores.dtype)
-        first, last = rowptr[blocks[b]] * heads, rowptr[blocks[b + 1]] * heads
-        weight[first:last] = given[first:last]
-        for i in range(blocks[b], blocks[b + 1]):
-            if rowptr[i] < rowptr[i + 1]:
-                normalise_row(weight, rowptr[i], rowptr[i + 1], heads, top, total)
+@kernel
+def _forward(threads, blocks, rowptr, heads, scores, out):
+    run_blocks(_forward_block, threads, len(blocks) - 1, (blocks, rowptr, heads, scores, out))
 
 
-@njit(parallel=True, fastmath=FAST, cache=True)
-def _backward(rowptr, blocks, weight, gradient, out):
-    heads = weight.shape[1]
-    for b in prange(len(blocks) - 1):
-        mean = np.empty(heads, weight.dtype)
-        for i in range(blocks[b], blocks[b + 1]):
-            mean[:] = 0
-            for e in range(rowptr[i], rowptr[i + 1]):
-                for h in range(heads):
-                    mean[h] += weight[e, h] * gradient[e, h]
-            for e in range(rowptr[i], rowptr[i + 1]):
-                for h in range(heads):
-                    out[e, h] = weight[e, h] * (gradient[e, h] - mean[h])
+@kernel
+def _backward_block(b, blocks, rowptr, heads, weight, gradient, out):
+    scratch, mean = np.empty(16, out.dtype), np.empty(heads, out.dtype)
+    for i in range(blocks[b], blocks[b + 1]):
+        first, last = np.int64(rowptr[i]) * heads, np.int64(rowptr[i + 1]) * heads
+        weighted_sum(weight, gradient, first, last, heads, mean, scratch)
+        for e in range(first, last, heads):
+            for h in range(heads):
+                out[e + h] = weight[e + h] * (gradient[e + h] - mean[h])
+
+
+@kernel
+def _backward(threads, blocks, rowptr, heads, weight, gradient, out):
+    run_blocks(_backward_block, threads, len(blocks) - 1, (blocks, rowptr, heads, weight, gradient, out))
 
 
 class _EdgeSoftmax(Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, adjacency: Adjacency) -> Tensor:
-        match_threads()
-        given, index = array(scores), plan(adjacency)
+        given, (blocks, rowptr, _) = array(scores), incoming(adjacency)
         out = np.empty_like(given)
-        _forward(index.rowptr, index.row_blocks, given, out)
+        _forward(
+            threads_for(len(blocks) - 1), blocks, rowptr, given.shape[1], given.reshape(-1), out.reshape(-1)
+        )
         attention = from_numpy(out)
         ctx.save_for_backward(attention)
-        ctx.index = index
+        ctx.adjacency = adjacency
         return attention
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        match_threads()
-        (attention,) = ctx.saved_tensors
-        weight = array(attention)
+        weight, (blocks, rowptr, _) = array(ctx.saved_tensors[0]), incoming(ctx.adjacency)
         out = np.empty_like(weight)
-        _backward(ctx.index.rowptr, ctx.index.row_blocks, weight, array(gradients[0]), out)
+        flat = (weight.reshape(-1), array(gradients[0]).reshape(-1), out.reshape(-1))
+        _backward(threads_for(len(blocks) - 1), blocks, rowptr, weight.shape[1], *flat)
         return from_numpy(out), None
 
 

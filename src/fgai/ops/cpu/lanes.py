@@ -1,0 +1,210 @@
+"""Eight numbers at a time: a vector type for the kernels.
+
+A head has often 8 channels and a layer 8 heads: too few for LLVM's automatic vectorisation, whose loop bodies
+handle 32 numbers or more. `Lanes` is a numba value that *is* a vector register; every processor maps it to what
+it has. Inside compiled code it supports `+ - *` with another `Lanes`, and the functions below.
+
+NaN and infinity survive all of them.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+from numba.core.errors import TypingError
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import intrinsic, lower_builtin, models, register_model
+
+LANES = 8
+_FLAGS = ("reassoc", "contract", "nsz", "arcp")
+_WORD = ir.IntType(32)
+
+
+class LanesType(types.Type):  # type: ignore[misc]
+    """Eight float32 or float64 in one register."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype
+        super().__init__(f"Lanes({dtype})")
+
+
+@register_model(LanesType)
+class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, kind: Any) -> None:
+        scalar = ir.FloatType() if kind.dtype == types.float32 else ir.DoubleType()
+        super().__init__(manager, kind, ir.VectorType(scalar, LANES))
+
+
+def _constant(kind: Any, value: float) -> Any:
+    """A constant of a scalar or vector LLVM type."""
+    if isinstance(kind, ir.VectorType):
+        return ir.Constant(kind, [ir.Constant(kind.element, value)] * kind.count)
+    return ir.Constant(kind, value)
+
+
+def _call(builder: Any, name: str, result: Any, *given: Any, **options: Any) -> Any:
+    kind = ir.FunctionType(result, [g.type for g in given])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), given, **options)
+
+
+def _operator(function: Callable[[Any, Any], Any], instruction: str) -> None:
+    class _Typing(AbstractTemplate):  # type: ignore[misc]
+        key = function
+
+        def generic(self, args: Any, kws: Any) -> Any:
+            if len(args) == 2 and isinstance(args[0], LanesType) and args[0] == args[1]:
+                return signature(args[0], *args)
+            return None
+
+    infer_global(function)(_Typing)
+
+    @lower_builtin(function, LanesType, LanesType)  # type: ignore[untyped-decorator]
+    def _lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return getattr(builder, instruction)(*args, flags=_FLAGS)
+
+
+for _function, _instruction in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul")):
+    _operator(_function, _instruction)
+
+
+def _address(context: Any, builder: Any, kind: Any, array: Any, offset: Any) -> tuple[Any, int]:
+    """Return (pointer to the lanes at `offset` of a flat array, bytes per number)."""
+    data = context.make_array(kind)(context, builder, value=array).data
+    scalar = context.get_value_type(kind.dtype)
+    here = cgutils.gep_inbounds(builder, data, offset)
+    vector = ir.VectorType(scalar, LANES)
+    return builder.bitcast(here, vector.as_pointer()), kind.dtype.bitwidth // 8
+
+
+@intrinsic
+def load(typingctx: Any, array: Any, offset: Any) -> Any:
+    """array[offset : offset + 8] as lanes; not checked."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        at, size = _address(context, builder, array, *args)
+        return builder.load(at, align=size)
+
+    return LanesType(array.dtype)(array, types.intp), generate
+
+
+@intrinsic
+def store(typingctx: Any, array: Any, offset: Any, lanes: Any) -> Any:
+    """array[offset : offset + 8] = lanes; not checked."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        at, size = _address(context, builder, array, *args[:2])
+        builder.store(args[2], at, align=size)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, lanes), generate
+
+
+@intrinsic
+def prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
+    """Ask for the cache line of array[offset] ahead of its use."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        data = context.make_array(array)(context, builder, value=args[0]).data
+        at = builder.bitcast(cgutils.gep_inbounds(builder, data, args[1]), cgutils.voidptr_t)
+        hints = [ir.Constant(_WORD, k) for k in (0, 3, 1)]
+        _call(builder, "llvm.prefetch.p0", ir.VoidType(), at, *hints)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
+@intrinsic
+def splat(typingctx: Any, value: Any) -> Any:
+    """The same number in every lane."""
+    kind = LanesType(value)
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        vector = context.get_value_type(kind)
+        nothing = ir.Constant(vector, ir.Undefined)
+        one = builder.insert_element(nothing, args[0], ir.Constant(_WORD, 0))
+        mask = ir.Constant(ir.VectorType(_WORD, LANES), [0] * LANES)
+        return builder.shuffle_vector(one, nothing, mask)
+
+    return kind(value), generate
+
+
+@intrinsic
+def total(typingctx: Any, lanes: Any) -> Any:
+    """The sum of the lanes."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        vector = args[0].type
+        name = f"llvm.vector.reduce.fadd.v{LANES}f{lanes.dtype.bitwidth}"
+        return _call(builder, name, vector.element, _constant(vector.element, 0.0), args[0], fastmath=_FLAGS)
+
+    return lanes.dtype(lanes), generate
+
+
+@intrinsic
+def larger(typingctx: Any, a: Any, b: Any) -> Any:
+    """The larger number lane by lane."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", args[0], args[1]), args[0], args[1])
+
+    return a(a, b), generate
+
+
+@intrinsic
+def where_positive(typingctx: Any, condition: Any, a: Any, b: Any) -> Any:
+    """a where condition > 0, else b; for lanes and for single numbers."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        zero = _constant(args[0].type, 0.0)
+        return builder.select(builder.fcmp_ordered(">", args[0], zero), args[1], args[2])
+
+    return a(condition, a, b), generate
+
+
+@intrinsic
+def exp_nonpositive(typingctx: Any, x: Any) -> Any:
+    """exp(x) for x ≤ 0, of lanes or of one number.
+
+    2ⁿ · exp(r) with n = round(x / ln 2), r = x - n ln 2 and a Taylor polynomial on |r| ≤ ln 2 / 2. Below the
+    smallest normal number the result is 0. NaN gives NaN. Accurate to 2 units in the last place. Rounding and
+    the two steps of r are opaque calls, because fast maths would simplify the usual additions away.
+    """
+    lanes = isinstance(x, LanesType)
+    dtype = x.dtype if lanes else x
+    if dtype not in (types.float32, types.float64):
+        raise TypingError("exp_nonpositive takes float32 or float64")
+    single = dtype == types.float32
+    bits, mantissa, bias, degree = (32, 23, 127, 7) if single else (64, 52, 1023, 13)
+    high, low = (0.693359375, -2.12194440e-4) if single else (6.93145751953125e-1, 1.42860682030941723212e-6)
+    lowest = -87.3 if single else -708.3
+    kind = f"v{LANES}f{bits}" if lanes else f"f{bits}"
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        (value,) = args
+        real, whole = value.type, ir.IntType(bits)
+        if lanes:
+            whole = ir.VectorType(whole, LANES)
+        scaled = builder.fmul(value, _constant(real, 1.0 / math.log(2.0)))
+        n = _call(builder, f"llvm.rint.{kind}", real, scaled)
+        r = _call(builder, f"llvm.fma.{kind}", real, n, _constant(real, -high), value)
+        r = _call(builder, f"llvm.fma.{kind}", real, n, _constant(real, -low), r)
+        polynomial = _constant(real, 1.0 / math.factorial(degree))
+        for k in range(degree - 1, -1, -1):
+            product = builder.fmul(polynomial, r, flags=("contract",))
+            polynomial = builder.fadd(product, _constant(real, 1.0 / math.factorial(k)), flags=("contract",))
+        # Adding 1.5 · 2^mantissa leaves the integer n in the low bits; the shift drops the rest.
+        power = builder.bitcast(builder.fadd(n, _constant(real, 1.5 * 2.0**mantissa)), whole)
+        power = builder.add(
+            builder.shl(power, _constant(whole, mantissa)), _constant(whole, bias << mantissa)
+        )
+        result = builder.fmul(polynomial, builder.bitcast(power, real))
+        tiny = builder.fcmp_ordered("<", value, _constant(real, lowest))
+        return builder.select(tiny, _constant(real, 0.0), result)
+
+    return x(x), generate
