@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from fgai.balls import project_ball, random_point, steepest_step
+from fgai import balls
 from fgai.ops import Adjacency, aggregate
 
 
@@ -37,14 +39,14 @@ def worst_logit_shift(values: Tensor, adjacency: Adjacency, radius: float) -> tu
 
 
 def ascend_attention(
-    objective: object,
+    objective: Callable[[Tensor], Tensor],
     attention: Tensor,
     rowptr: Tensor,
     *,
     radius: float,
     norm: str = "l1",
     steps: int = 5,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator,
 ) -> Tensor:
     """Maximise `objective(attention + delta)` over per-node balls by projected gradient ascent.
 
@@ -60,18 +62,18 @@ def ascend_attention(
     Returns:
         delta [E]: the best point seen, the start included.
     """
-    delta = random_point(rowptr, radius, norm, generator=generator).to(attention)
+    delta = balls.random_point(rowptr, attention.shape[0], radius, norm, generator=generator).to(attention)
     best, best_value = delta, float("-inf")
     for step in range(steps + 1):
         moving = delta.detach().requires_grad_()
-        value = objective(attention + moving)  # type: ignore[operator]
+        value = objective(attention + moving)
         if float(value.detach()) > best_value:
             best, best_value = delta, float(value.detach())
         if step == steps:
             break
         (gradient,) = torch.autograd.grad(value, moving)
         stride = 2.5 * radius / max(1, steps)
-        delta = project_ball(delta + steepest_step(gradient, rowptr, stride, norm), rowptr, radius, norm)
+        delta = balls.project(delta + balls.steepest(gradient, rowptr, stride, norm), rowptr, radius, norm)
     return best.detach()
 
 

@@ -1,8 +1,33 @@
 """One loop, several recipes: vanilla, layer norm, adversarial and faithful training."""
 
+from fgai.training.adversarial import Adversarial
 from fgai.training.checkpoint import load, read_header, save
-from fgai.training.loop import History, Recipe, TrainConfig, fit
+from fgai.training.faithful import Faithful, FaithfulConfig, make_faithful
+from fgai.training.loop import History, Recipe, TrainConfig, fit, seeded
+from fgai.training.methods import METHODS, MODELS, train_method, untrained
+from fgai.training.presets import preset
 from fgai.training.recipes import Vanilla
-from fgai.training.train import train
+from fgai.training.train import prepared, train
 
-__all__ = ["History", "Recipe", "TrainConfig", "Vanilla", "fit", "load", "read_header", "save", "train"]
+__all__ = [
+    "METHODS",
+    "MODELS",
+    "Adversarial",
+    "Faithful",
+    "FaithfulConfig",
+    "History",
+    "Recipe",
+    "TrainConfig",
+    "Vanilla",
+    "fit",
+    "load",
+    "make_faithful",
+    "prepared",
+    "preset",
+    "read_header",
+    "save",
+    "seeded",
+    "train",
+    "train_method",
+    "untrained",
+]

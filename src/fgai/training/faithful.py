@@ -42,6 +42,8 @@ class FaithfulConfig:
         box: of their features.
         steps: climbing steps per epoch; the first costs nothing.
         step_size: of each.
+        alternate: in every second epoch a second set of features climbs explanation stability alone, so that
+            the attention is also trained against an attacker who does not care for the prediction.
         radius: of the ball in attention space, for the margin.
         dropout: keep the model's dropout while training.
         train: epochs, learning rate and so on.
@@ -59,6 +61,7 @@ class FaithfulConfig:
     box: tuple[float, float] | None = (-1.0, 1.0)
     steps: int = 1
     step_size: float = 0.1
+    alternate: bool = False
     radius: float = 0.01
     dropout: bool = False
     train: TrainConfig = field(
@@ -113,7 +116,7 @@ class Faithful:
         budget = Budget(
             nodes=config.nodes, edges=config.edges, box=config.box, step_size=config.step_size, targets="fit"
         )
-        self.adversary = InjectionAdversary(graph, budget)
+        self.adversaries = [InjectionAdversary(graph, budget) for _ in range(2 if config.alternate else 1)]
         self.scales: dict[str, float] = {}
         self.seed = 0
 
@@ -131,16 +134,17 @@ class Faithful:
             uniform = [_uniform(ptr, w) for ptr, w in zip(self.rowptrs, self.target, strict=True)]
             flat = float(attention_distance(self.target, uniform, self.rowptrs, config.k1, config.scope))
             self.scales = {"closeness": 1.0, "similarity": max(flat, 1e-4)}
-            self.scales |= {"prediction_stability": 1.0, "explanation_stability": 1.0, "margin": 1.0}
+            self.scales["margin"] = 1.0
             self.scales["logits"] = float(spread(self.target_logits))
             if self.injects:
                 generator = self._generator(-1)
-                self.adversary.start(generator)
-                for _ in range(10):
-                    terms = self._stability(self.vanilla, logits, chosen.layers, generator)
-                    sum(terms.values()).backward()  # type: ignore[union-attr]
-                for name, value in terms.items():
-                    self.scales[name] = max(float(value.detach()), 1e-3 * flat)
+                for turn, adversary in enumerate(self.adversaries):
+                    adversary.start(generator)
+                    for _ in range(10):
+                        terms = self._stability(self.vanilla, logits, chosen.layers, generator, turn)
+                        sum(self._climbed(terms, turn).values()).backward()  # type: ignore[union-attr]
+                    for name, value in self._climbed(terms, turn).items():
+                        self.scales[name] = max(float(value.detach()), self.scales.get(name, 0.0), 1e-3 * flat)
 
     def terms(self, model: nn.Module, epoch: int) -> dict[str, Tensor]:
         """Return the weighted total and each term, scaled."""
@@ -148,13 +152,13 @@ class Faithful:
         _set_mode(model, config.dropout)
         logits, attention = logits_and_attention(model, self.graph)
         layers = attention.select(config.layers).layers
-        generator = self._generator(epoch)
+        generator, turn = self._generator(epoch), epoch % len(self.adversaries)
         for _ in range(config.steps - 1):
             with evaluating(model, freeze=True):
                 with torch.no_grad():
                     still, fixed = logits_and_attention(model, self.graph)
-                terms = self._stability(model, still, fixed.select(config.layers).layers, generator)
-                self._total(terms).backward()  # type: ignore[no-untyped-call]
+                terms = self._stability(model, still, fixed.select(config.layers).layers, generator, turn)
+                self._total(self._climbed(terms, turn)).backward()  # type: ignore[no-untyped-call]
         values = [layer.values.mean(1) for layer in layers]
         terms = {
             "closeness": prediction_distance(
@@ -163,7 +167,7 @@ class Faithful:
             "similarity": attention_distance(self.target, values, self.rowptrs, config.k1, config.scope),
         }
         if self.injects:
-            terms |= self._stability(model, logits, layers, generator)
+            terms |= self._climbed(self._stability(model, logits, layers, generator, turn), turn)
         if config.adversary != "injection" and config.weights.margin > 0:
             terms["margin"] = margin_loss(values, self.rowptrs, config.k2 or 5, config.radius)
         total = self._total(terms)
@@ -172,7 +176,7 @@ class Faithful:
 
     def score(self, model: nn.Module) -> float:
         """Return minus the same total under a fresh adversary on validation nodes; needs no labels."""
-        saved = self.adversary.state() if self.injects else {}
+        saved = self.state()
         nodes = None if self.graph.val_mask is None else self.graph.val_mask.nonzero().flatten()
         with evaluating(model, freeze=True):
             with torch.no_grad():
@@ -188,24 +192,27 @@ class Faithful:
             }
             if self.injects:
                 worst = torch.zeros(())
-                for step in range(4):
-                    stability = self._stability(model, logits, layers, self._generator(-2), nodes)
-                    loss = self._total(stability)
-                    worst = torch.maximum(worst.to(loss.device), loss.detach())
-                    if step < 3:
-                        loss.backward()  # type: ignore[no-untyped-call]
-                self.adversary.load_state(saved)
+                for turn in range(len(self.adversaries)):
+                    for step in range(4):
+                        stability = self._stability(model, logits, layers, self._generator(-2), turn, nodes)
+                        loss = self._total(self._climbed(stability, turn))
+                        if step < 3:
+                            loss.backward()  # type: ignore[no-untyped-call]
+                    worst = worst.to(loss.device) + loss.detach() / len(self.adversaries)
+                self.load_state(saved)
                 return -float(self._total(terms).detach() + worst)
             return -float(self._total(terms).detach())
 
     def state(self) -> dict[str, Tensor]:
         """Return the adversary's features."""
-        return self.adversary.state() if self.injects else {}
+        if not self.injects:
+            return {}
+        return {str(i): adversary.state()["features"] for i, adversary in enumerate(self.adversaries)}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take the adversary's features back."""
-        if state:
-            self.adversary.load_state(state)
+        for index, features in state.items():
+            self.adversaries[int(index)].load_state({"features": features})
 
     def _generator(self, epoch: int) -> torch.Generator:
         # A stream of its own: no draw here moves dropout or the evaluation's endpoints.
@@ -217,11 +224,12 @@ class Faithful:
         logits: Tensor,
         layers: Sequence[Any],
         generator: torch.Generator,
+        turn: int = 0,
         nodes: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Return both stability terms under the injection adversary, unscaled."""
         config = self.config
-        attacked, edge_map = self.adversary.attacked(generator, nodes)
+        attacked, edge_map = self.adversaries[turn].attacked(generator, nodes)
         now, moved = logits_and_attention(model, attacked)
         pairs = _paired(layers, moved.select(config.layers), self.graph, attacked, edge_map)
         before, after = [p[0] for p in pairs], [p[1] for p in pairs]
@@ -231,6 +239,10 @@ class Faithful:
             ),
             "explanation_stability": attention_distance(before, after, self.rowptrs, config.k2, config.scope),
         }
+
+    def _climbed(self, terms: dict[str, Tensor], turn: int) -> dict[str, Tensor]:
+        """Return the stability terms of this turn: both, or the explanation's alone."""
+        return terms if turn == 0 else {"explanation_stability": terms["explanation_stability"]}
 
     def _total(self, terms: dict[str, Tensor]) -> Tensor:
         weights = self.config.weights

@@ -1,0 +1,91 @@
+"""Every method of the tables behind one call: vanilla, layer norm, adversarial training and FGAI."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import nn
+
+from fgai.attacks import Budget
+from fgai.checks import one_of
+from fgai.graph import Graph
+from fgai.models import GAT, GT, AttentionModel, GATv2
+from fgai.training.adversarial import Adversarial
+from fgai.training.faithful import FaithfulConfig, make_faithful
+from fgai.training.loop import TrainConfig, seeded
+from fgai.training.presets import preset
+from fgai.training.train import prepared, train
+
+MODELS: dict[str, type[AttentionModel]] = {"GAT": GAT, "GATv2": GATv2, "GT": GT}
+METHODS = ("vanilla", "ln", "at", "fgai", "fgai-paper")
+TRAIN_FIELDS = {field.name for field in dataclasses.fields(TrainConfig)}
+
+
+def untrained(model: str, graph: Graph, *, seed: int = 0, **arguments: Any) -> AttentionModel:
+    """Return a new model of the named class whose weights depend on the seed alone."""
+    one_of(model, "model", tuple(MODELS))
+    with seeded(seed, torch.device("cpu")):
+        return MODELS[model].for_data(graph, **arguments)
+
+
+def train_method(
+    method: str,
+    model: str,
+    graph: Graph,
+    *,
+    seed: int = 0,
+    vanilla: nn.Module | None = None,
+    device: torch.device | str = "cpu",
+    progress: bool | None = None,
+    settings: dict[str, Any] | None = None,
+) -> nn.Module:
+    """Train one method with its preset; `settings` win over the preset.
+
+    AT and FGAI start from the same trained vanilla model and get the same adversary and epochs.
+
+    Args:
+        method: `vanilla`, `ln`, `at`, `fgai` or `fgai-paper` (last layer, graph scope).
+        model: `GAT`, `GATv2` or `GT`.
+        graph: with labels and masks.
+        seed: of the weights, dropout and adversary.
+        vanilla: the trained vanilla model for AT and FGAI; trained here when None.
+        device: where to train.
+        progress: show a bar.
+        settings: settings of the training or arguments of the model, by name.
+    """
+    one_of(method, "method", METHODS)
+    chosen = {**preset(method, model, graph.name), **(settings or {})}
+    graph = graph.to(device)
+    if method in ("vanilla", "ln"):
+        return _plain(model, graph, seed, device, progress, chosen, method == "ln")
+    if vanilla is None:
+        vanilla = train_method("vanilla", model, graph, seed=seed, device=device, progress=progress)
+    if method == "at":
+        fields = {name: chosen.pop(name) for name in list(chosen) if name in TRAIN_FIELDS}
+        default = FaithfulConfig()
+        base = {"nodes": default.nodes, "edges": default.edges, "box": default.box, "step_size": default.step_size}
+        budget = Budget(**{**base, **chosen}, targets="fit")
+        recipe = Adversarial(prepared(vanilla, graph), budget)
+        return train(vanilla, graph, seed=seed, progress=progress, recipe=recipe, config=TrainConfig(**fields))
+    config = FaithfulConfig()
+    if method == "fgai-paper":
+        config = config.replace(layers="last", scope="graph", k1=graph.num_edges // 2, k2=graph.num_edges // 2)
+    return make_faithful(vanilla, graph, config, seed=seed, progress=progress, **chosen)
+
+
+def _plain(
+    model: str,
+    graph: Graph,
+    seed: int,
+    device: torch.device | str,
+    progress: bool | None,
+    chosen: dict[str, Any],
+    layer_norm: bool,
+) -> nn.Module:
+    fields = {name: chosen.pop(name) for name in list(chosen) if name in TRAIN_FIELDS}
+    if layer_norm:
+        chosen["norm"] = "layer"
+    fresh = untrained(model, graph, seed=seed, **chosen).to(device)
+    return train(fresh, graph, seed=seed, progress=progress, config=TrainConfig(**fields))

@@ -1,0 +1,38 @@
+"""Settings per method, model and dataset: chosen on validation nodes, kept as TOML in the package."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(files("fgai.training").joinpath("presets.toml").read_text(encoding="utf-8"))
+
+
+def preset(method: str, model: str, dataset: str) -> dict[str, Any]:
+    """Return the settings of a method, the special ones laid over the general ones.
+
+    Looks up `[method]`, `[method.MODEL]` and `[method.MODEL.dataset]`, later ones winning. An unknown method,
+    model or dataset simply has no special settings.
+
+    Args:
+        method: `vanilla`, `ln`, `at` or `fgai`.
+        model: class name, e.g. `GAT`.
+        dataset: e.g. `amazon-photo`.
+
+    Example:
+        >>> preset("vanilla", "GAT", "a graph nobody tuned")["epochs"]
+        200
+    """
+    found: dict[str, Any] = {}
+    level: Any = _table()
+    for name in (method, model, dataset):
+        level = level.get(name) if isinstance(level, dict) else None
+        if level is None:
+            break
+        found |= {key: value for key, value in level.items() if not isinstance(value, dict)}
+    return found
