@@ -49,7 +49,11 @@ class AttentionModel(nn.Module):
         graph = as_graph(data)
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no node features; add some, e.g. node degrees")
-        if graph.num_classes < 2 and overrides.get("task", "node") != "link" and "out_channels" not in overrides:
+        if (
+            graph.num_classes < 2
+            and overrides.get("task", "node") != "link"
+            and "out_channels" not in overrides
+        ):
             raise InputError(f"{graph.name!r} has no labels; give `out_channels` or a graph with `y`")
         sizes = cls._sizes(graph, overrides.get("task", "node"))
         return cls(**{**sizes, **overrides})

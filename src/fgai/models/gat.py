@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn.functional import dropout, elu
 
+from fgai.checks import at_least, one_of
 from fgai.graph import Graph
 from fgai.models.base import LARGE, AttentionModel, as_features
 from fgai.models.layer import AttentionLayer
@@ -50,6 +51,8 @@ class GAT(AttentionModel):
         pooling: str = "mean",
     ) -> None:
         super().__init__(task=task, pooling=pooling)
+        one_of(norm, "norm", ("none", "layer"))
+        at_least(layers, "layers", 1)
         self.config = {
             "in_channels": in_channels,
             "out_channels": out_channels,
@@ -98,7 +101,7 @@ class GAT(AttentionModel):
 
 
 class GATv2(GAT):
-    """GAT with the dynamic score `⟨a, leaky_relu(l_j + r_i)⟩`, which can rank neighbours differently per node.
+    """GAT with the dynamic score `⟨a, leaky_relu(l_j + r_i)⟩`: each node may rank its neighbours its own way.
 
     Reference: Brody, Alon, Yahav, How Attentive are Graph Attention Networks?, ICLR 2022.
     """

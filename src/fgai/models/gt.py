@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, relu
 
+from fgai.checks import one_of
+from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models.base import AttentionModel, as_features
 from fgai.models.layer import AttentionLayer, Projection
@@ -83,7 +85,12 @@ class GT(AttentionModel):
         pooling: str = "mean",
     ) -> None:
         super().__init__(task=task, pooling=pooling)
+        one_of(norm, "norm", ("batch", "layer"))
         heads = tuple(heads)
+        if not heads or any(count < 1 or width % count for count in heads):
+            raise InputError(
+                f"`width` must be divisible by the `heads` of every block, got {width} and {heads}"
+            )
         self.config = {
             "in_channels": in_channels,
             "out_channels": out_channels,
@@ -100,11 +107,13 @@ class GT(AttentionModel):
         self.encodings = encodings
         self.input = Projection(in_channels, width)
         self.input_scale = nn.LayerNorm(width) if norm == "layer" else nn.Identity()
-        self.encoding = nn.Linear(encodings, width)
+        self.encoding = nn.Linear(encodings, width) if encodings > 0 else nn.Identity()
         self.blocks = nn.ModuleList(
             TransformerBlock(width, count, dropout, attention_dropout, norm) for count in heads
         )
-        self.head = nn.Sequential(nn.Linear(width, width // 2), nn.ReLU(), nn.Linear(width // 2, out_channels))
+        self.head = nn.Sequential(
+            nn.Linear(width, width // 2), nn.ReLU(), nn.Linear(width // 2, out_channels)
+        )
 
     @classmethod
     def _sizes(cls, graph: Graph, task: str) -> dict[str, Any]:

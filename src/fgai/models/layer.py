@@ -78,7 +78,7 @@ class AttentionLayer(nn.Module):
     - `dot` (transformer): `⟨q_i, k_j⟩ / √C`, values v.
 
     A node without incoming edges gets the bias alone. `tap` is called with the attention [E, H] after the
-    softmax and before dropout, and returns what is used instead; it is how attention is recorded and perturbed.
+    softmax and before dropout, and returns what is used instead: so attention is recorded and perturbed.
 
     Args:
         in_channels: width of the input.
