@@ -1,0 +1,127 @@
+"""`load`: from a name to a graph."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fgai.datasets import paths
+from fgai.datasets.download import download
+from fgai.datasets.planted import planted
+from fgai.datasets.readers import Raw
+from fgai.datasets.registry import PLANTED, DatasetInfo, info, source
+from fgai.datasets.splits import Split, index_split, random_split, stratified_split
+from fgai.errors import DataError, InputError
+from fgai.graph import Graph
+from fgai.ops import edge_keys
+
+
+def load(
+    name: str = PLANTED,
+    root: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    *,
+    split: str | None = None,
+) -> Graph:
+    """Return a dataset as a graph: undirected, without duplicates, without self-loops.
+
+    Isolated nodes stay; sparse features stay sparse; models add self-loops themselves. A set of small
+    graphs (`mutag`, `proteins`) is one block-diagonal graph with `batch` and `graph_y`. Files are looked for
+    in `root` or `$FGAI_DATA`, then in the user's cache; what is missing is downloaded into the latter. The
+    former is only read.
+
+    Args:
+        name: one of `fgai.datasets.names()`.
+        root: a folder laid out as `fgai.datasets.info(name).files` says.
+        seed: draws the split where it is random.
+        split: `random` (10/10/80 % of the labelled nodes) or `public` (published with the data); None for
+            the dataset's default, the first of `info(name).splits`.
+
+    Raises:
+        DataError: unknown name or split; files missing, truncated or foreign.
+
+    Example:
+        >>> load("planted", seed=1).num_nodes
+        2000
+    """
+    about = info(name)
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise InputError(f"`seed` must be a whole number of at least 0, got {seed!r}")
+    chosen = about.splits[0] if split is None else split
+    if chosen not in about.splits:
+        raise DataError(f"{name!r} has no split {split!r}; use {' or '.join(map(repr, about.splits))}")
+    if name == PLANTED:
+        graph = planted()
+        assert graph.y is not None
+        return _with_split(graph, random_split(graph.y, seed))
+    return _assemble(_read(about, root), about, seed, chosen)
+
+
+def _read(about: DatasetInfo, root: str | os.PathLike[str] | None) -> Raw:
+    origin, folders = source(about.name), paths.search_path(root)
+    files = paths.find(about.files, folders)
+    if files is None:
+        download(about, origin)
+        files = paths.find(about.files, folders)
+    assert files is not None and origin.reader is not None
+    return origin.reader(files)
+
+
+def _clean(edges: Tensor) -> Tensor:
+    """Both directions of every edge, each once, no loops: [2, E] sorted by (destination, source)."""
+    both = torch.cat([edges, edges.flip(0)], dim=1)
+    both = both[:, both[0] != both[1]]
+    keys = torch.unique(edge_keys(both[0], both[1]))
+    return torch.stack([keys & 0xFFFFFFFF, keys >> 32])
+
+
+def _assemble(raw: Raw, about: DatasetInfo, seed: int, split: str) -> Graph:
+    edges = _clean(torch.from_numpy(raw.edges))
+    truth = None
+    if raw.truth is not None:
+        marked = _clean(torch.from_numpy(raw.truth))
+        truth = torch.isin(edge_keys(edges[0], edges[1]), edge_keys(marked[0], marked[1]))
+    y, batch, graph_y = (
+        None if a is None else torch.from_numpy(np.asarray(a, dtype=np.int64))
+        for a in (raw.y, raw.batch, raw.graph_y)
+    )
+    try:
+        graph = Graph.from_edges(
+            edges,
+            raw.num_nodes,
+            raw.features,
+            y=y,
+            batch=batch,
+            graph_y=graph_y,
+            edge_truth=truth,
+            name=about.name,
+        )
+    except InputError as error:
+        raise DataError(f"the files of {about.name!r} are damaged: {error}; fetch them again") from error
+    _check_sizes(graph, about)
+    if split == "public":
+        assert raw.split is not None
+        parts = {key: torch.from_numpy(np.asarray(index, dtype=np.int64)) for key, index in raw.split.items()}
+        return _with_split(graph, index_split(parts["train"], parts["val"], parts["test"], raw.num_nodes))
+    if batch is not None and graph_y is not None:
+        drawn = stratified_split(graph_y, seed)
+        return _with_split(graph, Split(*(mask[batch] for mask in drawn)))
+    assert y is not None
+    return _with_split(graph, random_split(y, seed))
+
+
+def _check_sizes(graph: Graph, about: DatasetInfo) -> None:
+    for field in ("num_nodes", "num_edges", "num_features", "num_classes", "num_graphs"):
+        found, wanted = getattr(graph, field), getattr(about, field)
+        if found != wanted:
+            raise DataError(
+                f"the files of {about.name!r} are foreign: {field} is {found}, expected {wanted};"
+                " fetch them again"
+            )
+
+
+def _with_split(graph: Graph, split: Split) -> Graph:
+    return graph.replace(train_mask=split.train, val_mask=split.val, test_mask=split.test)

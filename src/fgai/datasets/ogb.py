@@ -1,0 +1,66 @@
+"""The raw archive of the Open Graph Benchmark, zipped as published or unpacked, read without its package."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fgai.datasets.readers import Raw, checked
+from fgai.errors import DataError
+
+ARCHIVE = "arxiv.zip"
+MEMBERS = (
+    "raw/edge.csv.gz",
+    "raw/node-feat.csv.gz",
+    "raw/node-label.csv.gz",
+    "raw/num-node-list.csv.gz",
+    "split/time/train.csv.gz",
+    "split/time/valid.csv.gz",
+    "split/time/test.csv.gz",
+)
+
+
+def _contents(files: Sequence[Path]) -> dict[str, bytes]:
+    """Compressed bytes of every member, by its path inside the dataset's folder."""
+    if len(files) > 1:
+        return {member: file.read_bytes() for member, file in zip(MEMBERS, files, strict=True)}
+    with zipfile.ZipFile(files[0]) as archive:
+        inside = {name.split("/", 1)[1]: name for name in archive.namelist() if "/" in name}
+        missing = [member for member in MEMBERS if member not in inside]
+        if missing:
+            raise DataError(f"{files[0]} has no {', '.join(missing)}; fetch the original OGB archive again")
+        return {member: archive.read(inside[member]) for member in MEMBERS}
+
+
+def _table(contents: Mapping[str, bytes], member: str, kind: type) -> NDArray[Any]:
+    text = gzip.decompress(contents[member])
+    return np.loadtxt(io.BytesIO(text), dtype=kind, delimiter=",", ndmin=2)
+
+
+@checked
+def read_ogbn_arxiv(files: Sequence[Path]) -> Raw:
+    """Read `ogbn-arxiv` from its published archive: edges, 128 features, labels and the split by year.
+
+    Args:
+        files: the archive, or the seven unpacked members in the order of `MEMBERS`.
+
+    Raises:
+        DataError: if a file is truncated, foreign, or does not fit the others.
+    """
+    contents = _contents(files)
+    n = int(_table(contents, "raw/num-node-list.csv.gz", np.int64).sum())
+    edges = _table(contents, "raw/edge.csv.gz", np.int64).T
+    y = _table(contents, "raw/node-label.csv.gz", np.int64)[:, 0]
+    x = _table(contents, "raw/node-feat.csv.gz", np.float32)
+    split = {
+        name: _table(contents, f"split/time/{key}.csv.gz", np.int64)[:, 0]
+        for name, key in (("train", "train"), ("val", "valid"), ("test", "test"))
+    }
+    return Raw(edges=edges, num_nodes=n, features=x, y=y, split=split)

@@ -1,0 +1,251 @@
+"""One reader per raw format; each checks what it reads and returns a `Raw` record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from fgai.datasets.unpickle import load_pickle
+from fgai.errors import DataError
+
+Array = NDArray[Any]
+Files = Sequence[Path]
+RANKS = 5
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Raw:
+    """What a file holds, before it becomes a `Graph`.
+
+    Attributes:
+        edges: [2, E] as stored: perhaps one direction only, with duplicates and loops.
+        num_nodes: N.
+        features: [N, F] dense or sparse.
+        y: [N] labels, -1 where unknown, or None.
+        split: index vectors of a published split by the names train, val and test, or None.
+        truth: [2, T] edges of the true explanation, or None.
+        batch: [N] graph of each node, or None.
+        graph_y: [G] label of each graph, or None.
+    """
+
+    edges: Array
+    num_nodes: int
+    features: Array | sp.csr_matrix
+    y: Array | None = None
+    split: Mapping[str, Array] | None = None
+    truth: Array | None = None
+    batch: Array | None = None
+    graph_y: Array | None = None
+
+
+Reader = Callable[[Files], Raw]
+
+
+@contextmanager
+def _explain(path: Path) -> Iterator[None]:
+    """Turn whatever a damaged file causes into one `DataError` that names the file."""
+    try:
+        yield
+    except DataError:
+        raise
+    except KeyError as error:
+        raise DataError(f"{path} is not the expected file: it has no {error}; fetch it again") from error
+    except Exception as error:  # a damaged archive can fail in any way
+        raise DataError(f"{path} is truncated or not the expected file ({error}); fetch it again") from error
+
+
+def checked(function: Reader) -> Reader:
+    """Make a reader raise `DataError`, and nothing else, when its files are damaged or do not fit."""
+
+    @wraps(function)
+    def read(files: Files) -> Raw:
+        with _explain(files[0]):
+            raw = function(files)
+            _check(raw, files[0])
+            return raw
+
+    return read
+
+
+def _check(raw: Raw, path: Path) -> None:
+    """Raise if lengths or ranges do not fit together."""
+    n = raw.num_nodes
+    for name, edges in (("edges", raw.edges), ("true edges", raw.truth)):
+        if edges is not None and (edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu"):
+            raise DataError(f"{path}: {name} have shape {edges.shape} and type {edges.dtype}; fetch it again")
+        if edges is not None and edges.size and not 0 <= int(edges.min()) <= int(edges.max()) < n:
+            raise DataError(f"{path}: {name} name nodes outside 0..{n - 1}; fetch it again")
+    rows = {"features": raw.features.shape[0]}
+    rows |= {k: v.shape[0] for k, v in (("labels", raw.y), ("batch", raw.batch)) if v is not None}
+    wrong = {name: count for name, count in rows.items() if count != n}
+    if wrong:
+        raise DataError(f"{path}: {n} nodes, but {wrong}; the file is foreign or damaged")
+    for name, index in (raw.split or {}).items():
+        if index.ndim != 1 or (index.size and not 0 <= int(index.min()) <= int(index.max()) < n):
+            raise DataError(f"{path}: the {name} split names nodes outside 0..{n - 1}; fetch it again")
+
+
+@contextmanager
+def _npz(path: Path) -> Iterator[Mapping[str, Array]]:
+    with np.load(path, allow_pickle=False) as archive:
+        if not hasattr(archive, "files"):
+            raise DataError(f"{path} holds one array, not an archive of arrays; fetch it again")
+        yield archive
+
+
+def _csr(archive: Mapping[str, Array], prefix: str) -> sp.csr_matrix:
+    parts = tuple(archive[f"{prefix}_{name}"] for name in ("data", "indices", "indptr"))
+    matrix = sp.csr_matrix(parts, shape=tuple(int(s) for s in archive[f"{prefix}_shape"]))
+    matrix.check_format(full_check=True)
+    return matrix
+
+
+@checked
+def read_npz(files: Files) -> Raw:
+    """Read the archives of "Pitfalls of graph neural network evaluation" (Amazon, Coauthor).
+
+    Words are 0 or 1, as PyG reads these files: counts above 1 become 1.
+    """
+    with _npz(files[0]) as archive:
+        adjacency = _csr(archive, "adj").tocoo()
+        words = _csr(archive, "attr")
+        labels = archive["labels"]
+    words.sum_duplicates()
+    words.data = (words.data > 0).astype(np.float32)
+    words.eliminate_zeros()
+    edges = np.stack([adjacency.row, adjacency.col]).astype(np.int64)
+    return Raw(edges=edges, num_nodes=adjacency.shape[0], features=words, y=labels.astype(np.int64))
+
+
+@checked
+def read_planetoid(files: Files) -> Raw:
+    """Read Cora, CiteSeer or PubMed: seven pickles and a text file, through the restricted unpickler.
+
+    Rows of the features are divided by their sum. Test nodes whose features were never published
+    (15 in CiteSeer) stay as isolated nodes with zero features and no label (-1).
+    """
+    parts = {path.name.split(".", 2)[2]: path for path in files}
+    tx, allx = (_expect(load_pickle(parts[name]), sp.csr_matrix, parts[name]) for name in ("tx", "allx"))
+    y, ty, ally = (_expect(load_pickle(parts[name]), np.ndarray, parts[name]) for name in ("y", "ty", "ally"))
+    neighbours = _expect(load_pickle(parts["graph"]), dict, parts["graph"])
+    with _explain(parts["test.index"]):
+        test = np.loadtxt(parts["test.index"], dtype=np.int64, ndmin=1)
+    known, first = allx.shape[0], int(test.min())
+    if first != known or test.size != tx.shape[0] or np.unique(test).size != test.size:
+        raise DataError(f"{parts['test.index']} does not fit {parts['allx'].name} and {parts['tx'].name}")
+    n = int(test.max()) + 1
+    place = sp.csr_matrix(
+        (np.ones(test.size), (test - known, np.arange(test.size))), shape=(n - known, test.size)
+    )
+    words = sp.csr_matrix(sp.vstack([allx, place @ tx]), dtype=np.float64)
+    total = np.asarray(words.sum(axis=1)).ravel()
+    words = sp.csr_matrix(sp.diags(1.0 / np.where(total > 0, total, 1.0)) @ words, dtype=np.float32)
+    labels = np.full(n, -1, dtype=np.int64)
+    labels[:known], labels[test] = ally.argmax(axis=1), ty.argmax(axis=1)
+    split = {"train": np.arange(len(y)), "val": np.arange(len(y), len(y) + 500), "test": test}
+    return Raw(edges=_pairs(neighbours, parts["graph"]), num_nodes=n, features=words, y=labels, split=split)
+
+
+def _expect(found: Any, kind: type, path: Path) -> Any:
+    if not isinstance(found, kind):
+        raise DataError(f"{path} holds a {type(found).__name__}, expected a {kind.__name__}; fetch it again")
+    return found
+
+
+def _pairs(neighbours: Mapping[Any, Any], path: Path) -> Array:
+    values = list(neighbours.values())
+    if not all(type(v) is list for v in values) or not all(type(i) is int for v in values for i in v):
+        raise DataError(f"{path} is not a dictionary of neighbour lists; fetch it again")
+    source = np.repeat(np.array(list(neighbours), dtype=np.int64), [len(v) for v in values])
+    return np.stack([source, np.array([i for v in values for i in v], dtype=np.int64)])
+
+
+@checked
+def read_tu(files: Files) -> Raw:
+    """Read a graph classification set of TU Dortmund as one block-diagonal graph.
+
+    Features: node attributes where there are any, each column standardised over all nodes (their range
+    is hundreds of times that of the rest), then one-hot node labels. Edge labels are not used.
+    """
+    parts = {path.stem.split("_", 1)[1]: path for path in files}
+    with _explain(parts["A"]):
+        edges = np.loadtxt(parts["A"], dtype=np.int64, delimiter=",", ndmin=2).T - 1
+    batch, graphs, nodes = (
+        _column(parts[name]) for name in ("graph_indicator", "graph_labels", "node_labels")
+    )
+    batch = batch - 1
+    columns = [np.eye(int(nodes.max() - nodes.min()) + 1, dtype=np.float32)[nodes - nodes.min()]]
+    if "node_attributes" in parts:
+        with _explain(parts["node_attributes"]):
+            extra = np.loadtxt(parts["node_attributes"], dtype=np.float64, delimiter=",", ndmin=2)
+        spread = extra.std(axis=0)
+        columns.insert(0, ((extra - extra.mean(axis=0)) / np.where(spread > 0, spread, 1)).astype(np.float32))
+    if not np.array_equal(np.unique(batch), np.arange(graphs.size)) or bool((np.diff(batch) < 0).any()):
+        raise DataError(f"{parts['graph_indicator']} does not number {graphs.size} graphs in order")
+    if edges.size and bool((batch[edges[0]] != batch[edges[1]]).any()):
+        raise DataError(f"{parts['A']} joins nodes of different graphs; fetch it again")
+    labels = np.unique(graphs, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return Raw(edges=edges, num_nodes=batch.size, features=np.hstack(columns), batch=batch, graph_y=labels)
+
+
+def _column(path: Path) -> Array:
+    with _explain(path):
+        return np.loadtxt(path, dtype=np.int64, ndmin=1)
+
+
+@checked
+def read_ground_truth(files: Files) -> Raw:
+    """Read an archive of edges, features, labels, masks and the true explanation (`gt_edges`)."""
+    with _npz(files[0]) as archive:
+        found = {name: archive[name] for name in ("edge_index", "x", "y", "gt_edges")}
+        masks = {name: archive[f"{name}_mask"] for name in ("train", "val", "test")}
+    n = found["x"].shape[0]
+    for name, mask in masks.items():
+        if mask.shape != (n,) or mask.dtype != bool:
+            raise DataError(f"{files[0]}: `{name}_mask` is not a boolean for each of the {n} nodes")
+    return Raw(
+        edges=found["edge_index"].astype(np.int64),
+        num_nodes=n,
+        features=found["x"].astype(np.float32),
+        y=found["y"].astype(np.int64),
+        split={name: np.flatnonzero(mask) for name, mask in masks.items()},
+        truth=found["gt_edges"].astype(np.int64),
+    )
+
+
+@checked
+def read_tape(files: Files) -> Raw:
+    """Read the arXiv citation graph with class guesses made from each paper's text as features.
+
+    A guess of rank r = 0..4 sets the feature of its class to 1 / (1 + r); the best rank counts.
+    """
+    with _npz(files[0]) as archive:
+        edges, y, guesses = (archive[name] for name in ("edge_index", "y", "gpt_preds"))
+        split = {
+            name: archive[f"{key}_idx"]
+            for name, key in (("train", "train"), ("val", "valid"), ("test", "test"))
+        }
+    if guesses.ndim != 2 or guesses.shape != (y.shape[0], RANKS):
+        raise DataError(f"{files[0]}: `gpt_preds` has shape {guesses.shape}, expected [nodes, {RANKS}]")
+    classes = int(y.max()) + 1
+    if int(guesses.max()) >= classes or int(guesses.min()) < -1:
+        raise DataError(f"{files[0]}: `gpt_preds` names classes outside -1..{classes - 1}")
+    weights = np.zeros((y.shape[0], classes), dtype=np.float32)
+    for rank in reversed(range(RANKS)):
+        rows = np.flatnonzero(guesses[:, rank] >= 0)
+        weights[rows, guesses[rows, rank].astype(np.int64)] = 1.0 / (1 + rank)
+    return Raw(
+        edges=edges.astype(np.int64),
+        num_nodes=y.shape[0],
+        features=sp.csr_matrix(weights),
+        y=y.astype(np.int64),
+        split={name: index.astype(np.int64) for name, index in split.items()},
+    )

@@ -1,0 +1,112 @@
+"""Which nodes (or graphs) are for training, validation and test."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fgai.errors import InputError
+
+
+class Split(NamedTuple):
+    """Three disjoint boolean masks of one length."""
+
+    train: Tensor
+    val: Tensor
+    test: Tensor
+
+
+def _generator(seed: int, generator: torch.Generator | None) -> torch.Generator:
+    return generator if generator is not None else torch.Generator().manual_seed(seed)
+
+
+def _cut(order: Tensor, train: float, val: float) -> tuple[Tensor, Tensor, Tensor]:
+    first = round(train * order.numel())
+    second = first + round(val * order.numel())
+    return order[:first], order[first:second], order[second:]
+
+
+def random_split(
+    y: Tensor,
+    seed: int = 0,
+    *,
+    train: float = 0.1,
+    val: float = 0.1,
+    generator: torch.Generator | None = None,
+) -> Split:
+    """Draw a split uniformly among the labelled nodes: by default 10 % training, 10 % validation, 80 % test.
+
+    Nodes without a label (-1) stand in no mask. Sizes are rounded to the nearest node.
+
+    Args:
+        y: [N] labels.
+        seed: draws the order; another seed, another split.
+        train: share for training.
+        val: share for validation; the rest is for test.
+        generator: used instead of `seed` when given.
+
+    Raises:
+        InputError: if the shares are not positive or leave nothing for test.
+
+    Example:
+        >>> split = random_split(torch.arange(20) % 2, seed=3)
+        >>> [int(mask.sum()) for mask in split]
+        [2, 2, 16]
+    """
+    _check_shares(train, val)
+    labelled = (y >= 0).nonzero().flatten().cpu()
+    order = labelled[torch.randperm(labelled.numel(), generator=_generator(seed, generator))]
+    return _masks(_cut(order, train, val), y.numel())
+
+
+def stratified_split(
+    y: Tensor,
+    seed: int = 0,
+    *,
+    train: float = 0.8,
+    val: float = 0.1,
+    generator: torch.Generator | None = None,
+) -> Split:
+    """Draw a split in which every class has the same shares: by default 80 / 10 / 10 %, for graph tasks.
+
+    Args:
+        y: [G] labels; -1 stands in no mask.
+        seed: draws the order.
+        train: share for training.
+        val: share for validation; the rest is for test.
+        generator: used instead of `seed` when given.
+
+    Raises:
+        InputError: if the shares are not positive or leave nothing for test.
+    """
+    _check_shares(train, val)
+    source = _generator(seed, generator)
+    parts: list[list[Tensor]] = [[], [], []]
+    for label in torch.unique(y[y >= 0]).tolist():
+        members = (y == label).nonzero().flatten().cpu()
+        order = members[torch.randperm(members.numel(), generator=source)]
+        for part, piece in zip(parts, _cut(order, train, val), strict=True):
+            part.append(piece)
+    empty = torch.zeros(0, dtype=torch.long)
+    return _masks([torch.cat([empty, *part]) for part in parts], y.numel())
+
+
+def index_split(train: Tensor, val: Tensor, test: Tensor, num_nodes: int) -> Split:
+    """Turn three index vectors (a published split) into masks."""
+    return _masks((train, val, test), num_nodes)
+
+
+def _check_shares(train: float, val: float) -> None:
+    if not (train > 0 and val >= 0 and train + val < 1):
+        raise InputError(f"`train` and `val` must be shares that leave some for test, got {train} and {val}")
+
+
+def _masks(parts: tuple[Tensor, ...] | list[Tensor], size: int) -> Split:
+    masks = []
+    for part in parts:
+        mask = torch.zeros(size, dtype=torch.bool)
+        mask[part.long()] = True
+        masks.append(mask)
+    return Split(*masks)

@@ -1,0 +1,149 @@
+"""Reading old pickles without running them: a few exact names, each replaced by an inert stand-in.
+
+A pickle is a program. Admitting whole modules is not safe (`numpy.testing.runstring` runs code), and even an
+admitted class can be altered by the program. So nothing here constructs numpy or scipy objects while
+the pickle runs: it fills plain records, which are checked and turned into arrays afterwards.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from fgai.errors import DataError
+
+_ARRAY_KINDS = "biuf"
+
+
+class _Dtype:
+    """Stands in for `numpy.dtype`: remembers the type word and the byte order."""
+
+    def __init__(self, word: object, *_: object) -> None:
+        self.word = word
+        self.order: object = "|"
+
+    def __setstate__(self, state: Any) -> None:
+        self.order = state[1]
+
+    def resolve(self) -> np.dtype[Any]:
+        if not isinstance(self.word, str) or self.order not in ("<", ">", "|", "="):
+            raise DataError(f"array type {self.word!r} is not a plain number")
+        found = np.dtype(self.word)
+        if found.kind not in _ARRAY_KINDS or found.fields is not None:
+            raise DataError(f"array type {self.word!r} is not a plain number")
+        return found if self.order == "|" else found.newbyteorder(self.order)
+
+
+class _Array:
+    """Stands in for an array made by numpy's `_reconstruct`: remembers shape, type and bytes."""
+
+    def __init__(self, *_: object) -> None:
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def resolve(self) -> np.ndarray[Any, Any]:
+        if not isinstance(self.state, tuple) or len(self.state) != 5:
+            raise DataError("an array without contents")
+        _, shape, kind, by_columns, raw = self.state
+        if isinstance(raw, str):  # written by Python 2 and decoded as latin1, byte for byte
+            raw = raw.encode("latin1")
+        sizes = isinstance(shape, tuple) and all(type(s) is int and s >= 0 for s in shape)
+        if not sizes or not isinstance(kind, _Dtype) or not isinstance(raw, bytes):
+            raise DataError("an array with odd contents")
+        dtype = _Dtype.resolve(kind)
+        if len(raw) != math.prod(shape) * dtype.itemsize:
+            raise DataError(f"an array of shape {shape} with {len(raw)} bytes")
+        values = np.frombuffer(raw, dtype=dtype).reshape(shape, order="F" if by_columns else "C")
+        return values.astype(dtype.newbyteorder("="), order="C")
+
+
+class _Csr:
+    """Stands in for scipy's `csr_matrix`: takes its attributes as plain data."""
+
+    def resolve(self) -> sp.csr_matrix:
+        fields = vars(self)
+        shape = fields.get("_shape", fields.get("shape"))
+        parts = [fields.get(name) for name in ("data", "indices", "indptr")]
+        if not isinstance(shape, tuple) or len(shape) != 2 or not all(isinstance(p, _Array) for p in parts):
+            raise DataError("a sparse matrix with odd contents")
+        data, indices, indptr = (_Array.resolve(part) for part in parts if isinstance(part, _Array))
+        matrix = sp.csr_matrix((data, indices, indptr), shape=shape)
+        matrix.check_format(full_check=True)
+        return matrix
+
+
+class _Marker:
+    """Stands in for `numpy.ndarray`, which pickles only name as an argument."""
+
+
+def _admitted() -> dict[tuple[str, str], Any]:
+    # Made anew for every file: a pickle may write to the attributes of a class it names.
+    array = type("_Array", (_Array,), {})
+    matrix = type("_Csr", (_Csr,), {})
+    dtype = type("_Dtype", (_Dtype,), {})
+    return {
+        ("numpy", "ndarray"): type("_Marker", (_Marker,), {}),
+        ("numpy", "dtype"): dtype,
+        ("numpy.core.multiarray", "_reconstruct"): array,
+        ("numpy._core.multiarray", "_reconstruct"): array,
+        ("scipy.sparse.csr", "csr_matrix"): matrix,
+        ("scipy.sparse._csr", "csr_matrix"): matrix,
+        ("collections", "defaultdict"): defaultdict,
+        ("builtins", "list"): list,
+        ("__builtin__", "list"): list,
+    }
+
+
+class _Unpickler(pickle.Unpickler):
+    """An unpickler that knows the admitted names and no others."""
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream, encoding="latin1", fix_imports=False)
+        self._names = _admitted()
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return self._names[module, name]
+        except KeyError:
+            raise DataError(f"it names `{module}.{name}`, which no dataset needs; do not trust it") from None
+
+
+def load_pickle(path: Path) -> Any:
+    """Read a pickle that holds a numeric array, a sparse matrix, or a dictionary of lists.
+
+    Admitted are `numpy.ndarray`, `numpy.dtype`, numpy's `_reconstruct`, scipy's `csr_matrix` (under old and
+    new paths), `collections.defaultdict` and `list`; any other name is refused before it is looked up.
+
+    Args:
+        path: the file.
+
+    Returns:
+        `numpy.ndarray`, `scipy.sparse.csr_matrix` or `dict`.
+
+    Raises:
+        DataError: if the file is truncated, not a pickle, names anything else, or holds something else.
+    """
+    try:
+        stream = io.BytesIO(path.read_bytes())
+        found = _Unpickler(stream).load()
+        # Called on our own classes: what the pickle made may have attributes of these names.
+        if isinstance(found, _Array):
+            return _Array.resolve(found)
+        if isinstance(found, _Csr):
+            return _Csr.resolve(found)
+        if isinstance(found, dict):
+            return dict(found)
+        raise DataError(f"it holds a {type(found).__name__}, not an array, a matrix or a dictionary")
+    except DataError as error:
+        raise DataError(f"{path} was refused: {error}") from None
+    except Exception as error:  # a broken pickle can fail in any way
+        raise DataError(f"{path} is truncated or not a pickle ({error}); fetch it again") from error
