@@ -19,7 +19,9 @@ SCHEMA = 1
 CLASSES = {"GAT": models.GAT, "GATv2": models.GATv2, "GT": models.GT}
 
 
-def save(model: nn.Module, path: Path | str, *, data_fingerprint: str = "", about: dict[str, Any] | None = None) -> Path:
+def save(
+    model: nn.Module, path: Path | str, *, data_fingerprint: str = "", about: dict[str, Any] | None = None
+) -> Path:
     """Write a model to one safetensors file with its architecture inside; atomic.
 
     Args:
@@ -36,7 +38,9 @@ def save(model: nn.Module, path: Path | str, *, data_fingerprint: str = "", abou
     """
     name = type(model).__name__
     if name not in CLASSES:
-        raise CheckpointError(f"only {', '.join(CLASSES)} can be saved here, got {name}; use safetensors directly")
+        raise CheckpointError(
+            f"only {', '.join(CLASSES)} can be saved here, got {name}; use safetensors directly"
+        )
     path = Path(path)
     if path.suffix != ".safetensors":
         path = path.with_name(path.name + ".safetensors")
@@ -65,16 +69,21 @@ def read_header(path: Path | str) -> dict[str, Any]:
             size = int.from_bytes(file.read(8), "little")
             if size > 100_000_000:
                 raise ValueError("no safetensors header")
-            metadata = json.loads(file.read(size)).get("__metadata__", {})
+            head = json.loads(file.read(size))
+            metadata = head.get("__metadata__", {}) if isinstance(head, dict) else {}
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint at {path}") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged or not a safetensors file ({error})") from error
     if "fgai" not in metadata:
         raise CheckpointError(f"{path} holds tensors but no fgai model; was it saved by another program?")
-    header: dict[str, Any] = json.loads(metadata["fgai"])
-    if header["schema"] > SCHEMA:
-        raise CheckpointError(f"{path} was written by a newer fgai (schema {header['schema']}); update fgai")
+    try:
+        header: dict[str, Any] = json.loads(metadata["fgai"])
+        schema = int(header["schema"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged: it does not say what it holds ({error})") from error
+    if schema > SCHEMA:
+        raise CheckpointError(f"{path} was written by a newer fgai (schema {schema}); update fgai")
     return header
 
 
@@ -89,11 +98,11 @@ def load(path: Path | str, expect: str | None = None) -> nn.Module:
         CheckpointError: as `read_header`, or if the class or the weights do not fit.
     """
     path, header = Path(path), read_header(path)
-    name = header["class"]
+    name = header.get("class")
     if name not in CLASSES or (expect is not None and name != expect):
         raise CheckpointError(f"{path} holds a {name}, expected {expect or ' or '.join(CLASSES)}")
-    model = CLASSES[name](**header["config"])
     try:
+        model: nn.Module = CLASSES[name](**header["config"])
         model.load_state_dict(load_tensors(path.read_bytes()))
     except Exception as error:
         raise CheckpointError(f"{path} is truncated or does not fit its own architecture: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,10 @@ import torch
 from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 
+from fgai.datasets import fingerprint
 from fgai.errors import CheckpointError
 from fgai.files import pack, write_atomic
+from fgai.graph import Graph
 
 VERSION = 1
 FILE = "training.safetensors"
@@ -34,7 +37,10 @@ class SavedState:
         self, model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Any
     ) -> tuple[int, float, dict[str, Any]]:
         """Put everything back; return the next epoch, the best score and the history."""
-        model.load_state_dict(self.model)
+        try:
+            model.load_state_dict(self.model)
+        except RuntimeError as error:
+            raise CheckpointError(f"the saved training is of a model with other weights: {error}") from error
         parameters = optimizer.param_groups[0]["params"]
         state = {}
         for index, parameter in enumerate(parameters):
@@ -47,6 +53,23 @@ class SavedState:
         device = parameters[0].device
         self.best = {name: value.to(device) for name, value in self.best.items()}
         return self.epoch, self.best_score, self.history
+
+
+def run_label(model: nn.Module, graph: Graph, *parts: object, weights: bool = False) -> str:
+    """Name what is trained on what: a saved training is resumed only under the same label.
+
+    Args:
+        model: its class and settings enter; its weights only if asked, so that a fresh copy may resume.
+        graph: edges, features, labels and the training and validation nodes enter.
+        *parts: settings; their text enters.
+        weights: also the weights, where they are the target of the training.
+    """
+    digest = hashlib.sha256(f"{type(model).__name__} {getattr(model, 'config', '')} {parts}".encode())
+    digest.update(fingerprint(graph).encode())
+    tensors = [mask for mask in (graph.train_mask, graph.val_mask) if mask is not None]
+    for tensor in [*tensors, *(model.state_dict().values() if weights else ())]:
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def write_state(
@@ -89,14 +112,18 @@ def read_state(folder: Path, fingerprint: str) -> SavedState | None:
         raw = path.read_bytes()
         size = int.from_bytes(raw[:8], "little")
         about = json.loads(json.loads(raw[8 : 8 + size])["__metadata__"]["about"])
+        version, label = int(about["version"]), about["fingerprint"]
         tensors = load_tensors(raw)
     except Exception as error:
-        raise CheckpointError(f"{path} is damaged or not a fgai checkpoint ({error}); delete it to start anew") from error
-    if about["version"] > VERSION:
-        raise CheckpointError(f"{path} was written by a newer fgai (version {about['version']}); update fgai")
-    if about["fingerprint"] != fingerprint:
         raise CheckpointError(
-            f"{path} belongs to another training (model, data or settings differ); use another folder or delete it"
+            f"{path} is damaged or not a saved training ({error}); delete it to start anew"
+        ) from error
+    if version > VERSION:
+        raise CheckpointError(f"{path} was written by a newer fgai (version {version}); update fgai")
+    if label != fingerprint:
+        raise CheckpointError(
+            f"{path} belongs to another training (model, data or settings differ);"
+            " use another folder or delete it"
         )
     parts: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "optimizer": {}, "recipe": {}}
     for name, value in tensors.items():

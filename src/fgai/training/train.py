@@ -12,6 +12,7 @@ from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.training.loop import History, Recipe, TrainConfig, fit
 from fgai.training.recipes import Vanilla
+from fgai.training.resume import run_label
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -53,12 +54,11 @@ def train(
     """
     config = config or TrainConfig(**settings)
     trained, graph = copied(model), prepared(model, as_graph(data))
-    from fgai.datasets import fingerprint
-
-    label = f"{type(model).__name__} {config} seed={seed} {fingerprint(graph)}" if checkpoint else ""
+    chosen = recipe or Vanilla(graph)
+    label = run_label(model, graph, chosen.name, config, seed) if checkpoint else ""
     history = fit(
         trained,
-        recipe or Vanilla(graph),
+        chosen,
         config,
         seed=seed,
         progress=progress,
