@@ -34,7 +34,8 @@ def random_point(
         num_edges: E.
         radius: R >= 0, a number or [N].
         norm: "l1", "l2" or "linf".
-        generator: on the CPU, so that a seed gives the same point on every device.
+        generator: a CPU generator gives the same point on every device; one on the device draws without a
+            transfer.
         dtype: of the result.
 
     Returns:
@@ -47,12 +48,10 @@ def random_point(
         True
     """
     checks.one_of(norm, "norm", NORMS)
-    if generator.device.type != "cpu":
-        raise InputError(f"`generator` must be on the CPU, got {generator.device}; use torch.Generator()")
 
     def uniform(size: int) -> Tensor:
-        # 1 - u lies in (0, 1], so its logarithm is finite.
-        return (1 - torch.rand(size, generator=generator, dtype=torch.float64)).to(rowptr.device)
+        drawn = torch.rand(size, generator=generator, dtype=torch.float64, device=generator.device)
+        return 1 - drawn.to(rowptr.device)  # In (0, 1], so the logarithm is finite.
 
     sign = torch.where(uniform(num_edges) > 0.5, 1.0, -1.0).double()
     limit = per_row(radius, sign, rowptr)
@@ -64,7 +63,8 @@ def random_point(
         rest = -uniform(rowptr.numel() - 1).log()
         point = sign * part * (limit / (row_sum(part, rowptr) + rest))[row]
     else:
-        direction = torch.randn(num_edges, generator=generator, dtype=torch.float64).to(rowptr.device)
+        drawn = torch.randn(num_edges, generator=generator, dtype=torch.float64, device=generator.device)
+        direction = drawn.to(rowptr.device)
         distance = uniform(rowptr.numel() - 1) ** (1 / rowptr.diff().clamp(min=1))
         size = norms(direction, rowptr, "l2")
         point = direction * (limit * distance / torch.where(size > 0, size, 1.0))[row]
@@ -105,8 +105,11 @@ def steepest(gradient: Tensor, rowptr: Tensor, step_size: Radius, norm: str = "l
     if norm == "linf":
         return gradient.sign() * size.index_select(0, row)
     if norm == "l2":
-        length = norms(gradient, rowptr, "l2")
-        return gradient * (size / torch.where(length > 0, length, 1.0)).index_select(0, row)
+        # Scaled by the largest entry first: dividing by the norm of a tiny gradient would overflow.
+        largest = norms(gradient, rowptr, "linf")
+        gradient = gradient / torch.where(largest > 0, largest, 1.0).index_select(0, row)
+        length = norms(gradient, rowptr, "l2").clamp(min=1)
+        return gradient * (size / length).index_select(0, row)
     chosen = _first_largest(gradient.abs(), rowptr, row)
     return torch.where(chosen, gradient.sign() * size.index_select(0, row), 0.0)
 

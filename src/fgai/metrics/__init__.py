@@ -1,0 +1,70 @@
+"""Metrics of prediction, stability and explanation: pure functions, each with a declared direction and range.
+
+Attention arguments are one value per edge, [E], heads averaged, on matched edges in one order, with `rowptr`
+[N+1]; all return a Python float. `METRICS` holds the declarations by name. Functions ending in `_per_node`
+give the values behind a mean, with NaN at nodes that do not count.
+"""
+
+from fgai.metrics.fidelity import characterization, fidelity_minus, fidelity_plus
+from fgai.metrics.nodes import mean_over
+from fgai.metrics.nulls import random_ranking, uniform_attention
+from fgai.metrics.prediction import accuracy, average_precision, f1, roc_auc
+from fgai.metrics.ranking import (
+    overlap,
+    overlap_chance,
+    overlap_graph,
+    overlap_per_node,
+    rank_correlation,
+    rank_correlation_per_node,
+)
+from fgai.metrics.removal import (
+    FRACTIONS,
+    edges_to_remove,
+    f_slope_gap,
+    f_slope_minus,
+    f_slope_plus,
+    slope,
+    still_right,
+)
+from fgai.metrics.sharpness import sharpness, sharpness_per_node
+from fgai.metrics.spec import METRICS, MetricSpec, metric
+from fgai.metrics.stability import g_jsd, g_tvd, g_tvd_prob, g_tvd_rel
+from fgai.metrics.truth import truth_auc, truth_chance, truth_precision
+
+__all__ = [
+    "FRACTIONS",
+    "METRICS",
+    "MetricSpec",
+    "accuracy",
+    "average_precision",
+    "characterization",
+    "edges_to_remove",
+    "f1",
+    "f_slope_gap",
+    "f_slope_minus",
+    "f_slope_plus",
+    "fidelity_minus",
+    "fidelity_plus",
+    "g_jsd",
+    "g_tvd",
+    "g_tvd_prob",
+    "g_tvd_rel",
+    "mean_over",
+    "metric",
+    "overlap",
+    "overlap_chance",
+    "overlap_graph",
+    "overlap_per_node",
+    "random_ranking",
+    "rank_correlation",
+    "rank_correlation_per_node",
+    "roc_auc",
+    "sharpness",
+    "sharpness_per_node",
+    "slope",
+    "still_right",
+    "truth_auc",
+    "truth_chance",
+    "truth_precision",
+    "uniform_attention",
+]

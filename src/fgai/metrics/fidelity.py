@@ -1,0 +1,93 @@
+"""Fidelity of explanations, after GraphFramEx (Amara et al., 2022), from predictions alone.
+
+As in PyG's `explain.metric`, but from class predictions instead of an explainer, so that it serves any way of
+masking; with an empty or a perfect side the characterization score is its limit, not NaN.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fgai import checks
+from fgai.errors import InputError
+from fgai.metrics.prediction import classes_of
+from fgai.metrics.spec import metric
+
+
+@metric(direction="higher", low=0, high=1)
+def fidelity_plus(prediction: Tensor, without: Tensor, target: Tensor | None = None) -> float:
+    """How often the prediction changes when the explanation is taken away.
+
+        model       1 - mean 1(ŷ_without = ŷ)
+        phenomenon  mean |1(ŷ = y) - 1(ŷ_without = y)|
+
+    Args:
+        prediction: ŷ, logits [N, C] or class indices [N] on the whole graph.
+        without: the same with the explanatory edges removed.
+        target: y, class indices [N], for the phenomenon form; None for the model form.
+
+    Returns:
+        In [0, 1]; high if the explanation is necessary. NaN without nodes.
+
+    Example:
+        >>> import torch
+        >>> fidelity_plus(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 2, 0, 2]))
+        0.5
+    """
+    return _changed(prediction, without, target)
+
+
+@metric(direction="lower", low=0, high=1)
+def fidelity_minus(prediction: Tensor, only: Tensor, target: Tensor | None = None) -> float:
+    """How often the prediction changes when only the explanation is left.
+
+    Args:
+        prediction: ŷ, logits [N, C] or class indices [N] on the whole graph.
+        only: the same with nothing but the explanatory edges.
+        target: y, class indices [N], for the phenomenon form; None for the model form (see `fidelity_plus`).
+
+    Returns:
+        In [0, 1]; low if the explanation is sufficient. NaN without nodes.
+
+    Example:
+        >>> import torch
+        >>> fidelity_minus(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 1, 1, 0]))
+        0.25
+    """
+    return _changed(prediction, only, target)
+
+
+@metric(direction="higher", low=0, high=1, parameters=("weight",))
+def characterization(plus: float, minus: float, weight: float = 0.5) -> float:
+    """Weighted harmonic mean of fidelity+ and 1 - fidelity-.
+
+        1 / (weight / fid+ + (1 - weight) / (1 - fid-))
+
+    Args:
+        plus: fidelity+, in [0, 1].
+        minus: fidelity-, in [0, 1].
+        weight: of fidelity+, strictly between 0 and 1.
+
+    Returns:
+        In [0, 1]; 0 as soon as either side is worthless.
+
+    Example:
+        >>> characterization(0.5, 0.5)
+        0.5
+    """
+    checks.above(weight, "weight", 0)
+    checks.above(1 - weight, "1 - weight", 0)
+    if plus == 0 or minus == 1:
+        return 0.0
+    return 1 / (weight / plus + (1 - weight) / (1 - minus))
+
+
+def _changed(prediction: Tensor, masked: Tensor, target: Tensor | None) -> float:
+    before, after = classes_of(prediction), classes_of(masked)
+    if before.shape != after.shape:
+        raise InputError(
+            f"both predictions must cover the same nodes, got {tuple(before.shape)} and {tuple(after.shape)}"
+        )
+    if target is None:
+        return float((before != after).double().mean())
+    return float(((before == target) != (after == target)).double().mean())

@@ -1,0 +1,21 @@
+"""Means over nodes: which nodes count, and what becomes of none."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def mean_over(per_node: Tensor, nodes: Tensor | None = None) -> float:
+    """Mean of the entries that are not NaN, among `nodes` if given; NaN if there is none.
+
+    Args:
+        per_node: [N], NaN where a node does not count.
+        nodes: bool [N] or indices; None for all.
+
+    Example:
+        >>> mean_over(torch.tensor([0.5, float("nan"), 1.0]))
+        0.75
+    """
+    chosen = per_node if nodes is None else per_node[nodes]
+    return float(torch.nanmean(chosen)) if chosen.numel() else float("nan")

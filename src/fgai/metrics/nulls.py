@@ -1,0 +1,37 @@
+"""Attentions that say nothing, for the null rows of explanation tables."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fgai.segments import row_index
+
+
+def uniform_attention(rowptr: Tensor, num_edges: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Uniform attention, 1/degree on every edge, [E].
+
+    Within a node all edges tie; over the whole graph it ranks edges by the degree of their destination.
+
+    Example:
+        >>> uniform_attention(torch.tensor([0, 2, 2, 3]), 3).tolist()
+        [0.5, 0.5, 1.0]
+    """
+    degree = rowptr.diff().clamp(min=1).to(dtype)
+    return (1 / degree).index_select(0, row_index(rowptr, num_edges))
+
+
+def random_ranking(
+    num_edges: int, seed: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """A random ranking: independent uniform scores, [E], the same on every device for one seed.
+
+    The scores do not sum to one over a node: normalising them would rank by degree in graph scope. Use them
+    where only the order counts.
+
+    Example:
+        >>> torch.equal(random_ranking(5, seed=3), random_ranking(5, seed=3))
+        True
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(num_edges, generator=generator, dtype=torch.float64).to(device=device, dtype=dtype)

@@ -1,0 +1,149 @@
+"""How well a model predicts: accuracy and F1 of classes, ROC-AUC and average precision of scores."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fgai import checks
+from fgai.errors import InputError
+from fgai.metrics.spec import metric
+
+AVERAGES = ("micro", "macro")
+
+
+def classes_of(prediction: Tensor) -> Tensor:
+    """Class indices [N], from logits or probabilities [N, C] (largest, first on ties) or as they are."""
+    if prediction.dim() == 2:
+        return prediction.argmax(1)
+    if prediction.dim() != 1 or prediction.is_floating_point():
+        raise InputError(
+            "`prediction` must be logits [num_nodes, num_classes] or class indices [num_nodes],"
+            f" got {prediction.dtype} {tuple(prediction.shape)}"
+        )
+    return prediction.long()
+
+
+@metric(direction="higher", low=0, high=1)
+def accuracy(prediction: Tensor, target: Tensor) -> float:
+    """Share of nodes whose predicted class is the true one.
+
+    Args:
+        prediction: logits [N, C], or class indices [N].
+        target: class indices [N]; -1 marks an unknown class, which is left out.
+
+    Returns:
+        In [0, 1]; NaN if no class is known.
+
+    Example:
+        >>> accuracy(torch.tensor([0, 1, 1]), torch.tensor([0, 1, -1]))
+        1.0
+    """
+    guess, truth = _known(prediction, target)
+    return float((guess == truth).double().mean())
+
+
+@metric(direction="higher", low=0, high=1, parameters=("average",))
+def f1(prediction: Tensor, target: Tensor, average: str = "micro") -> float:
+    """F1 score of a classification with one class a node.
+
+        micro  2 TP / (2 TP + FP + FN) over all classes together, which is the accuracy
+        macro  the mean over classes of that ratio, over the classes that occur in either argument
+
+    Args:
+        prediction: logits [N, C], or class indices [N].
+        target: class indices [N]; -1 is left out.
+        average: "micro" or "macro".
+
+    Returns:
+        In [0, 1]; NaN if no class is known.
+
+    Example:
+        >>> f1(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1]))
+        0.75
+    """
+    if checks.one_of(average, "average", AVERAGES) == "micro":
+        return accuracy(prediction, target)
+    guess, truth = _known(prediction, target)
+    if not truth.numel():
+        return float("nan")
+    size = int(torch.maximum(guess.max(), truth.max())) + 1
+    hit = torch.bincount(truth[guess == truth], minlength=size)
+    seen = torch.bincount(guess, minlength=size) + torch.bincount(truth, minlength=size)
+    scores = 2 * hit[seen > 0].double() / seen[seen > 0]
+    return float(scores.mean())
+
+
+@metric(direction="higher", low=0, high=1)
+def roc_auc(score: Tensor, target: Tensor) -> float:
+    """Area under the ROC curve: the chance that a positive outranks a negative.
+
+        AUC = P(s+ > s-) + 1/2 P(s+ = s-) = (sum of the positives' mid-ranks - n+(n+ + 1)/2) / (n+ n-)
+
+    Args:
+        score: [M], larger for more likely positive.
+        target: bool or 0/1 [M].
+
+    Returns:
+        In [0, 1]; 0.5 for equal scores, NaN if one of the two kinds is missing.
+
+    Example:
+        >>> roc_auc(torch.tensor([0.9, 0.4, 0.4, 0.1]), torch.tensor([1, 1, 0, 0]))
+        0.875
+    """
+    score, positive = _scored(score, target)
+    _, group, count = torch.unique(score, return_inverse=True, return_counts=True)
+    rank = (count.cumsum(0).double() - (count.double() - 1) / 2)[group]
+    return auc_from_ranks(rank[positive].sum(), positive.sum(), (~positive).sum()).item()
+
+
+@metric(direction="higher", low=0, high=1)
+def average_precision(score: Tensor, target: Tensor) -> float:
+    """Average precision: the precision at every threshold, weighted by the recall gained there.
+
+        AP = sum_n (R_n - R_{n-1}) P_n over distinct scores, from the largest down
+
+    Args:
+        score: [M].
+        target: bool or 0/1 [M].
+
+    Returns:
+        In [0, 1]; for equal scores the share of positives, NaN without positives.
+
+    Example:
+        >>> average_precision(torch.tensor([0.9, 0.4, 0.4, 0.1]), torch.tensor([1, 1, 0, 0]))
+        0.8333333333333333
+    """
+    score, positive = _scored(score, target)
+    if not bool(positive.any()):
+        return float("nan")
+    levels, group = torch.unique(score, return_inverse=True)
+    found = torch.bincount(group[positive], minlength=levels.numel()).flip(0).double()
+    listed = torch.bincount(group, minlength=levels.numel()).flip(0).double()
+    precision = found.cumsum(0) / listed.cumsum(0)
+    return float((precision * found).sum() / found.sum())
+
+
+def auc_from_ranks(rank_sum: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+    """ROC-AUC from the sum of the positives' mid-ranks (from 1 up); NaN where one kind is missing."""
+    n, m = positives.double(), negatives.double()
+    return (rank_sum - n * (n + 1) / 2) / (n * m)
+
+
+def _known(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    guess = classes_of(prediction)
+    if guess.shape != target.shape:
+        raise InputError(
+            f"`prediction` and `target` must cover the same nodes, got {tuple(guess.shape)} and"
+            f" {tuple(target.shape)}"
+        )
+    known = target >= 0
+    return guess[known], target[known].long()
+
+
+def _scored(score: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    if score.shape != target.shape or score.dim() != 1:
+        raise InputError(
+            f"`score` and `target` must be [M] alike, got {tuple(score.shape)} and {tuple(target.shape)}"
+        )
+    return checks.finite(score.detach().double(), "score"), target.bool()

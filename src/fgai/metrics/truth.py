@@ -1,0 +1,110 @@
+"""Attention against the true explanation, on graphs where it is known."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fgai import checks
+from fgai.errors import InputError
+from fgai.metrics.nodes import mean_over
+from fgai.metrics.prediction import auc_from_ranks, roc_auc
+from fgai.metrics.ranking import row_midranks
+from fgai.metrics.spec import metric
+from fgai.segments import row_index, row_sum
+from fgai.topk import SCOPES, check_k, ranks_in_rows
+
+
+@metric(direction="higher", low=0, high=1, parameters=("scope",))
+def truth_auc(
+    w: Tensor, truth: Tensor, rowptr: Tensor, scope: str = "graph", *, nodes: Tensor | None = None
+) -> float:
+    """ROC-AUC of attention as a score for being part of the true explanation.
+
+        graph  one AUC over the edges into `nodes`
+        node   the mean over nodes of the AUC within their neighbourhood, over nodes with true and other edges
+
+    Args:
+        w: [E].
+        truth: bool [E].
+        rowptr: [N+1].
+        scope: "graph" or "node".
+        nodes: bool [N] or indices; only edges into these nodes count, as the nodes the truth is about.
+
+    Returns:
+        In [0, 1]; 0.5 for a random ranking and for uniform attention in node scope. NaN if nothing counts.
+
+    Example:
+        >>> truth_auc(torch.tensor([0.7, 0.2, 0.1]), torch.tensor([True, False, False]), torch.tensor([0, 3]))
+        1.0
+    """
+    _same_edges(w, truth)
+    if checks.one_of(scope, "scope", SCOPES) == "graph":
+        counted = _edges_into(nodes, rowptr, w.shape[0])
+        return roc_auc(w[counted], truth[counted])
+    rank = row_midranks(checks.finite(w.detach().double(), "w"), rowptr)
+    positives, negatives = row_sum(truth, rowptr), row_sum(~truth, rowptr)
+    return mean_over(auc_from_ranks(row_sum(rank * truth, rowptr), positives, negatives), nodes)
+
+
+@metric(direction="higher", low=0, high=1, parameters=("k",))
+def truth_precision(
+    w: Tensor, truth: Tensor, rowptr: Tensor, k: int | None = 5, *, nodes: Tensor | None = None
+) -> float:
+    """Share of true edges among the top of every neighbourhood, averaged over nodes.
+
+        |T_{k_i} ∩ truth_i| / k_i,   k_i = min(k, number of true edges of node i)
+
+    Counted are nodes with true edges and others. Capping k at the number of true edges lets a perfect ranking
+    score 1 at every node.
+
+    Args:
+        w: [E].
+        truth: bool [E].
+        rowptr: [N+1].
+        k: how many neighbours are shown; None for as many as are true.
+        nodes: bool [N] or indices; only these nodes count.
+
+    Returns:
+        In [0, 1]; `truth_chance` is what a random ranking scores. NaN if no node counts.
+
+    Example:
+        >>> w, truth = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([True, False, True])
+        >>> truth_precision(w, truth, torch.tensor([0, 3]))
+        0.5
+    """
+    _same_edges(w, truth)
+    check_k(k)
+    positives = row_sum(truth, rowptr)
+    size = positives if k is None else positives.clamp(max=k)
+    top = ranks_in_rows(w, rowptr) < size[row_index(rowptr, w.shape[0])]
+    found = row_sum(top & truth, rowptr).double() / size
+    return mean_over(torch.where(positives < rowptr.diff(), found, float("nan")), nodes)
+
+
+def truth_chance(truth: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
+    """What `truth_precision` is on average for a random ranking: the mean share of true edges.
+
+    Example:
+        >>> truth_chance(torch.tensor([True, False, False, True]), torch.tensor([0, 3, 4])) == 1 / 3
+        True
+    """
+    positives, degree = row_sum(truth, rowptr), rowptr.diff()
+    counted = (positives > 0) & (positives < degree)
+    return mean_over(torch.where(counted, positives.double() / degree, float("nan")), nodes)
+
+
+def _edges_into(nodes: Tensor | None, rowptr: Tensor, num_edges: int) -> Tensor:
+    chosen = torch.ones(rowptr.numel() - 1, dtype=torch.bool, device=rowptr.device)
+    if nodes is not None:
+        chosen.zero_()
+        chosen[nodes] = True
+    return chosen[row_index(rowptr, num_edges)]
+
+
+def _same_edges(w: Tensor, truth: Tensor) -> None:
+    if w.shape != truth.shape or w.dim() != 1 or truth.dtype != torch.bool:
+        raise InputError(
+            f"`w` and `truth` must be [num_edges], `truth` boolean, got {tuple(w.shape)} and"
+            f" {truth.dtype} {tuple(truth.shape)}"
+        )
