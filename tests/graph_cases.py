@@ -51,7 +51,7 @@ def small_data(seed: int = 0, nodes: int = 40, classes: int = 3, width: int = 6)
     """
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(nodes) % classes
-    features = 0.8 * torch.nn.functional.one_hot(y, width).float() + 0.6 * torch.randn(
+    features = torch.nn.functional.one_hot(y, width).float() + 0.4 * torch.randn(
         nodes, width, generator=generator
     )
     ends = torch.randint(0, nodes - 1, (2, 5 * nodes), generator=generator)
