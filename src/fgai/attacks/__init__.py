@@ -3,7 +3,7 @@
 from fgai.attacks.base import Attack, AttackResult, Ledger
 from fgai.attacks.budget import Budget, Perturbation, check
 from fgai.attacks.existing import FeaturePGD, RandomEdges
-from fgai.attacks.injection import PGDInjection, RandomInjection, draw_endpoints, draw_features
+from fgai.attacks.injection import FGSMInjection, PGDInjection, RandomInjection, draw_endpoints, draw_features
 from fgai.attacks.objectives import Clean, Objective, explanation, margin, objective_named, prediction
 from fgai.attacks.threats import THREATS, Threat, make_attack
 
@@ -13,6 +13,7 @@ __all__ = [
     "AttackResult",
     "Budget",
     "Clean",
+    "FGSMInjection",
     "FeaturePGD",
     "Ledger",
     "Objective",

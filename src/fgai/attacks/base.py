@@ -6,7 +6,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any, final
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fgai.attacks.budget import Budget, Perturbation, check
 from fgai.attacks.objectives import Clean, Objective, objective_named
 from fgai.attention import evaluating, logits_and_attention
-from fgai.errors import ReliabilityWarning
+from fgai.errors import BudgetError, InputError, ReliabilityWarning
 from fgai.graph import EdgeMap, Graph
 from fgai.models import as_graph
 
@@ -31,17 +31,19 @@ class Ledger:
         steps: gradient steps over all restarts.
         forwards: forward passes, the judging ones included.
         seconds: wall-clock time.
+        gradient: largest entry of any gradient seen, in size; 0 where none was taken.
         curve: objective at each candidate that was judged, in order.
     """
 
     steps: int = 0
     forwards: int = 0
     seconds: float = 0.0
+    gradient: float = 0.0
     curve: list[float] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for records."""
-        return {"steps": self.steps, "forwards": self.forwards, "seconds": self.seconds, "curve": list(self.curve)}
+        return asdict(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +82,9 @@ class Attack(ABC):
 
     def __init__(self, budget: Budget, objective: str | Objective = "prediction", *, k: int = 5) -> None:
         self.budget = budget
-        self.objective_name = objective if isinstance(objective, str) else getattr(objective, "__name__", "custom")
+        self.objective_name = (
+            objective if isinstance(objective, str) else getattr(objective, "__name__", "custom")
+        )
         self.objective = objective_named(objective, k) if isinstance(objective, str) else objective
 
     @abstractmethod
@@ -103,21 +107,27 @@ class Attack(ABC):
 
         Raises:
             BudgetError: if the budget is impossible on this graph or the attack overspent it.
+            InputError: if the model's output is not finite, so that nothing can be compared.
         """
         graph = _prepare(model, as_graph(data))
         nodes = self.budget.target_nodes(graph)
         ledger, began = Ledger(), perf_counter()
         best, best_value, noise = Perturbation(), -math.inf, -math.inf
+        trace: list[Tensor] = []  # read once at the end: reading every value would stall the device
         with evaluating(model, freeze=True):
             with torch.no_grad():
                 logits, attention = logits_and_attention(model, graph)
             clean = Clean(logits, attention.detach(), nodes)
             start = float(self.objective(logits, attention, clean))
+            if not math.isfinite(start):
+                raise InputError(
+                    f"the model's output on {graph.name!r} is not finite; there is nothing to attack"
+                )
 
             def judge(attacked: Graph) -> Tensor:
                 ledger.forwards += 1
                 value = self.objective(*logits_and_attention(model, attacked), clean)
-                ledger.curve.append(float(value.detach()))
+                trace.append(value.detach())
                 return value
 
             for restart in range(self.budget.restarts):
@@ -131,13 +141,36 @@ class Attack(ABC):
                     if value > best_value:
                         best, best_value = frozen, value
             attacked, edge_map = best.apply(graph)
-        ledger.seconds = perf_counter() - began
-        if self.budget.steps and best_value <= start:
-            warnings.warn(
-                ReliabilityWarning("attack-without-effect", f"{self.name} did not raise its objective above clean"),
-                stacklevel=2,
+        if best_value == -math.inf:
+            raise InputError(f"the model's output was not finite under any change {self.name} tried")
+        if ledger.steps > self.budget.steps * self.budget.restarts:
+            raise BudgetError(
+                f"{self.name} took {ledger.steps} steps, allowed {self.budget.steps} per restart"
             )
-        return AttackResult(attacked, edge_map, best, best_value, start, noise, ledger)
+        ledger.seconds = perf_counter() - began
+        ledger.curve = torch.stack(trace).tolist()
+        result = AttackResult(attacked, edge_map, best, best_value, start, noise, ledger)
+        _warn_if_weak(self, result)
+        return result
+
+
+def _warn_if_weak(attack: Attack, result: AttackResult) -> None:
+    """Say so when a search found nothing: its result is then no evidence of robustness."""
+    if not result.ledger.steps:
+        return
+    label = f"{attack.name} ({attack.objective_name})"
+    if result.ledger.gradient == 0.0:
+        code, text = "zero-gradient", f"every gradient {label} saw was exactly zero: it searched blindly"
+    elif result.value <= result.start:
+        code, text = "attack-without-effect", f"{label} did not raise its objective above clean"
+    elif result.value <= result.noise:
+        code, text = (
+            "weaker-than-noise",
+            f"{label} found nothing stronger than random noise of its own budget",
+        )
+    else:
+        return
+    warnings.warn(ReliabilityWarning(code, text), stacklevel=3)
 
 
 def _prepare(model: nn.Module, graph: Graph) -> Graph:

@@ -68,7 +68,9 @@ class Budget:
         if self.box is None:
             return low, high
         if self.box[1] < low or self.box[0] > high:
-            raise BudgetError(f"`box` {self.box} excludes the data, whose features lie in [{low:.4g}, {high:.4g}]")
+            raise BudgetError(
+                f"`box` {self.box} excludes the data, whose features lie in [{low:.4g}, {high:.4g}]"
+            )
         return self.box
 
     def target_nodes(self, graph: Graph) -> Tensor:
@@ -82,7 +84,9 @@ class Budget:
             mask = None if not masks else torch.stack(masks).any(0)
         else:
             mask = graph.test_mask if self.targets == "test" else graph.val_mask
-        nodes = torch.arange(graph.num_nodes, device=graph.device) if mask is None else mask.nonzero().flatten()
+        nodes = (
+            torch.arange(graph.num_nodes, device=graph.device) if mask is None else mask.nonzero().flatten()
+        )
         if nodes.numel() == 0:
             raise BudgetError(f"there are no {self.targets} nodes to attack in {graph.name!r}")
         if self.nodes and self.edges > nodes.numel():
@@ -132,25 +136,35 @@ class Perturbation:
 def check(change: Perturbation, budget: Budget, graph: Graph) -> None:
     """Raise if `change` spends more than `budget` allows on `graph`; called after every attack.
 
+    Comparisons are written so that NaN fails them.
+
     Raises:
         BudgetError: naming what was overspent.
     """
+    targets = budget.target_nodes(graph)
+    for name, nodes in (
+        ("injected edges", change.endpoints),
+        ("new edges", change.edges),
+        ("changed rows", change.rows),
+    ):
+        outside = 0 if nodes is None else int((~torch.isin(nodes, targets)).sum())
+        if outside:
+            raise BudgetError(f"{outside} ends of {name} lie outside the {budget.targets} nodes")
     if change.endpoints is not None:
         made, each = change.endpoints.shape
         if made > budget.nodes or each > budget.edges:
             raise BudgetError(f"injected {made} × {each}, allowed {budget.nodes} × {budget.edges}")
-        allowed = torch.isin(change.endpoints, budget.target_nodes(graph))
-        if not bool(allowed.all()):
-            raise BudgetError(f"{int((~allowed).sum())} injected edges end outside the {budget.targets} nodes")
     if change.features is not None and change.features.numel():
         low, high = budget.feature_box(graph)
-        if float(change.features.min()) < low - SLACK or float(change.features.max()) > high + SLACK:
+        if not (float(change.features.min()) >= low - SLACK and float(change.features.max()) <= high + SLACK):
             raise BudgetError(f"injected features leave the box [{low:.4g}, {high:.4g}]")
     if change.edges is not None and (budget.nodes or change.edges.shape[1] > budget.edges):
-        raise BudgetError(f"added {change.edges.shape[1]} edges, allowed {0 if budget.nodes else budget.edges}")
+        allowed = 0 if budget.nodes else budget.edges
+        raise BudgetError(f"added {change.edges.shape[1]} edges, allowed {allowed}")
     if change.delta is not None and change.delta.numel():
-        if float(change.delta.abs().max()) > budget.radius + SLACK:
-            raise BudgetError(f"features moved by {float(change.delta.abs().max()):.4g}, allowed {budget.radius}")
-        limit = max(1, round(budget.rows * budget.target_nodes(graph).numel()))
+        moved = float(change.delta.abs().max())
+        if not moved <= budget.radius + SLACK:
+            raise BudgetError(f"features moved by {moved:.4g}, allowed {budget.radius}")
+        limit = max(1, round(budget.rows * targets.numel()))
         if change.delta.shape[0] > limit:
             raise BudgetError(f"changed {change.delta.shape[0]} nodes' features, allowed {limit}")

@@ -45,7 +45,9 @@ def draw_edges(graph: Graph, nodes: Tensor, count: int, generator: torch.Generat
         keys = keys[~torch.isin(keys, taken)]
         found = _first_of_each(torch.cat([found, keys]))
     if found.numel() < count:
-        raise BudgetError(f"{count} new edges were asked for, the targets have only {found.numel()} free pairs")
+        raise BudgetError(
+            f"{count} new edges were asked for, the targets have only {found.numel()} free pairs"
+        )
     chosen = found[:count]
     return torch.stack([chosen & 0xFFFFFFFF, chosen >> 32]).to(graph.device)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -62,14 +63,33 @@ class PGDInjection(Attack):
         endpoints = draw_endpoints(nodes, budget.nodes, budget.edges, generator)
         noise = draw_features(graph, budget.nodes, (low, high), generator)
         yield Perturbation(endpoints=endpoints, features=noise)
-        first = ledger.steps < budget.steps
-        features = torch.full_like(noise, (low + high) / 2) if first else noise
+        plan = self.plan((low, high))
+        features = torch.full_like(noise, (low + high) / 2) if ledger.steps < plan.steps else noise
         template, _ = Perturbation(endpoints=endpoints).apply(graph)
 
         def objective(moving: Tensor) -> Tensor:
             return judge(template.replace(features=original.append(moving)))
 
-        yield Perturbation(endpoints=endpoints, features=climb(objective, features, budget, (low, high), ledger))
+        yield Perturbation(
+            endpoints=endpoints, features=climb(objective, features, plan, (low, high), ledger)
+        )
+
+    def plan(self, box: tuple[float, float]) -> Budget:
+        """Return how the features climb inside `box`: the budget's steps and step size."""
+        return self.budget
+
+
+class FGSMInjection(PGDInjection):
+    """New nodes whose features take one signed gradient step, from the middle of the box to a corner.
+
+    The budget must allow one step; its step size is not read.
+    """
+
+    name = "fgsm-injection"
+
+    def plan(self, box: tuple[float, float]) -> Budget:
+        """Return one step of half the box's width."""
+        return replace(self.budget, steps=1, step_size=(box[1] - box[0]) / 2)
 
 
 def climb(
@@ -86,16 +106,24 @@ def climb(
         start: where the climb begins; it counts as seen.
         budget: gives steps and step size.
         box: the interval every entry stays in.
-        ledger: steps are counted here.
+        ledger: steps and the largest gradient are noted here.
     """
-    point, best, best_value = start, start, float("-inf")
+    point, best = start, start
+    best_value, steepest = start.new_full((), float("-inf")), start.new_zeros(())
     for _ in range(budget.steps):
         moving = point.detach().requires_grad_()
         value = objective(moving)
-        (gradient,) = torch.autograd.grad(value, moving)
-        if float(value.detach()) > best_value:
-            best, best_value = point, float(value.detach())
-        point = (point + budget.step_size * gradient.sign()).clamp(*box)
         ledger.steps += 1
+        if value.requires_grad:
+            (gradient,) = torch.autograd.grad(value, moving, materialize_grads=True)
+        else:  # the objective does not depend on the features at all
+            gradient = torch.zeros_like(point)
+        # Chosen on the device, so that the loop never waits for a number.
+        better = value.detach() > best_value
+        best, best_value = torch.where(better, point, best), torch.where(better, value.detach(), best_value)
+        if gradient.numel():
+            steepest = torch.maximum(steepest, gradient.abs().max())
+        point = (point + budget.step_size * gradient.sign()).clamp(*box)
+    ledger.gradient = max(ledger.gradient, float(steepest))
     with torch.no_grad():
-        return point if float(objective(point)) >= best_value else best
+        return torch.where(objective(point) >= best_value, point, best)

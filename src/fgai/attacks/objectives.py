@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -27,6 +27,16 @@ class Clean:
     logits: Tensor
     attention: AttentionMap
     nodes: Tensor
+    _members: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict, repr=False)
+
+    def members(self, k: int) -> list[tuple[Tensor, Tensor]]:
+        """Return per layer the top-k mask [E] and the nodes with more than k neighbours; found once."""
+        if k not in self._members:
+            self._members[k] = [
+                (topk_mask(w.values.mean(1), w.rowptr, k), (w.degree > k).nonzero().flatten())
+                for w in self.attention.layers
+            ]
+        return self._members[k]
 
 
 Objective = Callable[[Tensor, AttentionMap, Clean], Tensor]
@@ -58,8 +68,8 @@ def explanation(k: int = 5) -> Objective:
 
         max_{j ∉ Tk} log w'_j − min_{j ∈ Tk} log w'_j,
 
-    averaged over nodes and layers. Positive means the top-k changed. Logarithms make it a difference of scores,
-    which has a useful size however flat the attention is.
+    averaged over nodes and layers. Positive means the top-k changed. Logarithms make it a difference of
+    scores, which has a useful size however flat the attention is.
 
     Args:
         k: size of the explanation.
@@ -67,17 +77,17 @@ def explanation(k: int = 5) -> Objective:
 
     def objective(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
         total = logits.new_zeros(())
-        for before, after in zip(clean.attention.layers, attention.layers, strict=True):
+        found = clean.members(k)
+        for before, after, (members, rows) in zip(
+            clean.attention.layers, attention.layers, found, strict=True
+        ):
             spot = torch.searchsorted(after.keys, before.keys)
             now = after.values.mean(1)[spot].clamp(min=1e-12).log()
-            members = topk_mask(before.values.mean(1).detach(), before.rowptr, k)
-            degree = before.rowptr[1:] - before.rowptr[:-1]
             outside = now.masked_fill(members, float("-inf"))
             inside = now.masked_fill(~members, float("inf"))
             fill = torch.full((before.num_nodes,), float("-inf"), dtype=now.dtype, device=now.device)
             high = fill.scatter_reduce(0, before.destination, outside, "amax")
             low = (-fill).scatter_reduce(0, before.destination, inside, "amin")
-            rows = (degree > k).nonzero().flatten()
             if rows.numel():
                 total = total + (high[rows] - low[rows]).clamp(max=1.0).mean()
         return total / max(1, len(attention.layers))
