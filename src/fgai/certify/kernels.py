@@ -1,0 +1,201 @@
+"""Row loops of the certificates: dual norms over the edges into each node, in float64.
+
+A perturbation δ of a node's attention moves a linear quantity by `Σ_j δ_j z_j`. Over a ball of radius R the
+most it can move is `R · ‖(z_j)_j‖_dual`: the dual of l1 is the maximum over neighbours, of l2 the Euclidean
+norm, of linf the sum. Everything here computes such norms, for all nodes at once, without an edges × classes
+tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from fgai.topk import NORMS
+
+# Blocks of rows per thread: several, so that a block of hubs does not keep the others waiting.
+_SHARE = 8
+
+
+def channel_norms(rowptr: Tensor, index: Tensor, values: Tensor, norm: str) -> Tensor:
+    """The dual norm over the edges into each node, channel by channel.
+
+        out[i, h, c] = ‖(values[index[e], h, c])_{e into i}‖_dual
+
+    Args:
+        rowptr: [N+1].
+        index: [E] int64, the row of `values` each edge reads.
+        values: [M, H, C].
+        norm: of the perturbation.
+
+    Returns:
+        float64 [N, H, C], 0 for a node without edges.
+    """
+    out = np.zeros((rowptr.numel() - 1, *values.shape[1:]))
+    _over_rows(_channel_norms, rowptr, _array(index), _array(values.double()), NORMS.index(norm), out)
+    return torch.from_numpy(out)
+
+
+def class_norms(
+    rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor, norm: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What one unit of radius can do to the logits of each node, every head perturbed at once.
+
+        margin[i, c] = Σ_h ‖(z_ehc - z_eh,top(i))_e‖_dual          how fast class c can gain on the top class
+        range[i]     = 2 max_c Σ_h ‖(z_ehc - mid_eh)_e‖_dual       how fast any class can gain on another
+        total[i]     = Σ_h max_e ‖z_eh‖_1  (l1)  or  Σ_h Σ_c ‖(z_ehc)_e‖_dual  (l2, linf)
+
+    `mid_eh` lies half way between the largest and the smallest class of z_eh; with l1 and one head `range` is
+    `max_e (max_c z_ec - min_c z_ec)`. `margin` is attained, `range` and `total` never fall short.
+
+    Args:
+        rowptr: [N+1].
+        index: [E] int64, the row of `values` each edge reads.
+        values: [M, H, C], z: heads already weighted as the read-out weighs them.
+        top: [N] int64, the predicted class.
+        norm: of the perturbation, the same for every head.
+
+    Returns:
+        float64 (margin [N, C], range [N], total [N]); 0 for a node without edges.
+    """
+    nodes, classes = rowptr.numel() - 1, values.shape[2]
+    margin, spread, total = np.zeros((nodes, classes)), np.zeros(nodes), np.zeros(nodes)
+    given = _array(index), _array(values.double()), _array(top), NORMS.index(norm)
+    _over_rows(_class_norms, rowptr, *given, margin, spread, total)
+    return torch.from_numpy(margin), torch.from_numpy(spread), torch.from_numpy(total)
+
+
+def row_extent(rowptr: Tensor, index: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """`max_e high[index[e]] - min_e low[index[e]]` over the edges into each node; [M, D] twice → [N, D].
+
+    0 for a node without edges.
+    """
+    out = np.zeros((rowptr.numel() - 1, low.shape[1]))
+    _over_rows(_row_extent, rowptr, _array(index), _array(low.double()), _array(high.double()), out)
+    return torch.from_numpy(out)
+
+
+def margin_extent(rowptr: Tensor, index: Tensor, values: Tensor, radius: Tensor, top: Tensor) -> Tensor:
+    """How far apart the neighbours of a node can be in their lead of the top class over each class.
+
+        out[i, h, c] = max_e (g_e + s_e) - min_e (g_e - s_e),
+        g_e = values[e, h, top(i)] - values[e, h, c],   s_e = radius[e, h, top(i)] + radius[e, h, c]
+
+    Args:
+        rowptr: [N+1].
+        index: [E] int64, the row of `values` and `radius` each edge reads.
+        values: [M, H, C].
+        radius: [M, H, C], how far each value may be from where it is.
+        top: [N] int64.
+
+    Returns:
+        float64 [N, H, C], 0 for a node without edges.
+    """
+    out = np.zeros((rowptr.numel() - 1, *values.shape[1:]))
+    given = _array(index), _array(values.double()), _array(radius.double()), _array(top)
+    _over_rows(_margin_extent, rowptr, *given, out)
+    return torch.from_numpy(out)
+
+
+def _array(tensor: Tensor) -> Any:
+    return tensor.detach().cpu().contiguous().numpy()
+
+
+def _over_rows(kernel: Callable[..., None], rowptr: Tensor, *given: Any) -> None:
+    """Run `kernel(start, stop, rowptr, *given)` on blocks of rows with about as many edges each."""
+    threads, pointers = torch.get_num_threads(), _array(rowptr)
+    marks = np.linspace(0, pointers[-1], threads * _SHARE + 1)[1:-1]
+    bounds = np.unique([0, *np.searchsorted(pointers, marks), len(pointers) - 1])
+    with ThreadPoolExecutor(threads) as pool:
+        blocks = [
+            pool.submit(kernel, a, b, pointers, *given) for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+        ]
+    for block in blocks:
+        block.result()
+
+
+# The kernels release the interpreter, so plain threads run them side by side.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+
+@njit(cache=True, nogil=True)
+def _collect(row, centre, norm, into):
+    """Add one edge to the running dual norms of `row - centre`; l2 collects squares."""
+    for c in range(row.shape[0]):
+        size = abs(row[c] - centre)
+        if norm == 0:
+            if size > into[c]:
+                into[c] = size
+        else:
+            into[c] += size * size if norm == 1 else size
+
+
+@njit(cache=True, nogil=True)
+def _channel_norms(start, stop, rowptr, index, values, norm, out):
+    for i in range(start, stop):
+        for e in range(rowptr[i], rowptr[i + 1]):
+            for h in range(values.shape[1]):
+                _collect(values[index[e], h], 0.0, norm, out[i, h])
+        if norm == 1:
+            out[i] = np.sqrt(out[i])
+
+
+@njit(cache=True, nogil=True)
+def _class_norms(start, stop, rowptr, index, values, top, norm, margin, spread, total):
+    heads, classes = values.shape[1], values.shape[2]
+    for i in range(start, stop):
+        to_middle = np.zeros(classes)
+        for h in range(heads):
+            to_top, to_mid, to_zero = np.zeros(classes), np.zeros(classes), np.zeros(classes)
+            largest = 0.0
+            for e in range(rowptr[i], rowptr[i + 1]):
+                row = values[index[e], h]
+                _collect(row, row[top[i]], norm, to_top)
+                _collect(row, (row.max() + row.min()) / 2, norm, to_mid)
+                if norm == 0:
+                    largest = max(largest, np.abs(row).sum())
+                else:
+                    _collect(row, 0.0, norm, to_zero)
+            if norm == 1:
+                to_top, to_mid, to_zero = np.sqrt(to_top), np.sqrt(to_mid), np.sqrt(to_zero)
+            margin[i] += to_top
+            to_middle += to_mid
+            total[i] += largest + to_zero.sum()
+        spread[i] = 2 * to_middle.max()
+
+
+@njit(cache=True, nogil=True)
+def _row_extent(start, stop, rowptr, index, low, high, out):
+    channels = low.shape[1]
+    for i in range(start, stop):
+        if rowptr[i] == rowptr[i + 1]:
+            continue
+        lowest, highest = np.full(channels, np.inf), np.full(channels, -np.inf)
+        for e in range(rowptr[i], rowptr[i + 1]):
+            for c in range(channels):
+                lowest[c] = min(lowest[c], low[index[e], c])
+                highest[c] = max(highest[c], high[index[e], c])
+        out[i] = highest - lowest
+
+
+@njit(cache=True, nogil=True)
+def _margin_extent(start, stop, rowptr, index, values, radius, top, out):
+    heads, classes = values.shape[1], values.shape[2]
+    for i in range(start, stop):
+        if rowptr[i] == rowptr[i + 1]:
+            continue
+        for h in range(heads):
+            lowest, highest = np.full(classes, np.inf), np.full(classes, -np.inf)
+            for e in range(rowptr[i], rowptr[i + 1]):
+                value, size = values[index[e], h], radius[index[e], h]
+                for c in range(classes):
+                    gap, slack = value[top[i]] - value[c], size[top[i]] + size[c]
+                    lowest[c] = min(lowest[c], gap - slack)
+                    highest[c] = max(highest[c], gap + slack)
+            out[i, h] = highest - lowest
