@@ -117,6 +117,12 @@ def array(tensor: Tensor) -> Reals:
     return view
 
 
+def workspace(blocks: Ints, scores: Reals) -> Reals:
+    """Return room for 3 H + 16 numbers per block, far enough apart that threads do not share a cache line."""
+    size = 3 * scores.shape[1] + 16
+    return np.empty((len(blocks) - 1, size + 64 - size % 64), scores.dtype)
+
+
 def tensors(*arrays: Reals | None) -> tuple[Tensor | None, ...]:
     """Return tensors that share the memory of `arrays`."""
     return tuple(None if a is None else torch.from_numpy(a) for a in arrays)

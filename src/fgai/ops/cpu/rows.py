@@ -10,8 +10,10 @@ from fgai.ops.cpu.lanes import LANES, exp_nonpositive, larger, load, prefetch, s
 
 # The flags that assume NaN and infinity away (nnan, ninf) stay off: both must survive.
 FAST = {"reassoc", "contract", "nsz", "arcp"}
-piece = njit(inline="always", fastmath=FAST, nogil=True, cache=True)
-kernel = njit(fastmath=FAST, nogil=True, cache=True)
+# Kernels only read and write arrays they are given, so numba's reference counting is switched off: left on, it
+# costs more than the arithmetic of a short row.
+piece = njit(inline="always", fastmath=FAST, nogil=True, cache=True, _nrt=False)
+kernel = njit(fastmath=FAST, nogil=True, cache=True, _nrt=False)
 # How many edges ahead rows are asked for.
 AHEAD = 6
 
@@ -96,7 +98,7 @@ def normalise(flat, first, last, heads, scratch):
     """Turn the scores flat[first:last] of one node into their softmax, in place.
 
     The heads of an edge lie side by side. When their number divides 8, lane k holds head k mod H of every edge
-    whatever its position, so the row is one flat run of vectors. `scratch` has room for max(16, 2 H) numbers.
+    whatever its position, so the row is one flat run of vectors. `scratch`: see `plan.workspace`.
     """
     if LANES % heads == 0:
         _normalise_lanes(flat, first, last, heads, scratch)

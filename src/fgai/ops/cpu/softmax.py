@@ -11,15 +11,15 @@ from torch.autograd.function import once_differentiable
 
 from fgai.ops.adjacency import Adjacency
 from fgai.ops.cpu.parallel import run_blocks, threads_for
-from fgai.ops.cpu.plan import array, incoming
+from fgai.ops.cpu.plan import array, incoming, workspace
 from fgai.ops.cpu.rows import kernel, normalise, weighted_sum
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 
 @kernel
-def _forward_block(b, blocks, rowptr, heads, scores, out):
-    scratch = np.empty(max(16, 2 * heads), out.dtype)
+def _forward_block(b, blocks, rowptr, heads, scores, out, room):
+    scratch = room[b]
     for i in range(blocks[b], blocks[b + 1]):
         first, last = np.int64(rowptr[i]) * heads, np.int64(rowptr[i + 1]) * heads
         for k in range(first, last):
@@ -29,13 +29,13 @@ def _forward_block(b, blocks, rowptr, heads, scores, out):
 
 
 @kernel
-def _forward(threads, blocks, rowptr, heads, scores, out):
-    run_blocks(_forward_block, threads, len(blocks) - 1, (blocks, rowptr, heads, scores, out))
+def _forward(threads, blocks, rowptr, heads, scores, out, room):
+    run_blocks(_forward_block, threads, len(blocks) - 1, (blocks, rowptr, heads, scores, out, room))
 
 
 @kernel
-def _backward_block(b, blocks, rowptr, heads, weight, gradient, out):
-    scratch, mean = np.empty(16, out.dtype), np.empty(heads, out.dtype)
+def _backward_block(b, blocks, rowptr, heads, weight, gradient, out, room):
+    scratch, mean = room[b], room[b, 16:]
     for i in range(blocks[b], blocks[b + 1]):
         first, last = np.int64(rowptr[i]) * heads, np.int64(rowptr[i + 1]) * heads
         weighted_sum(weight, gradient, first, last, heads, mean, scratch)
@@ -45,8 +45,9 @@ def _backward_block(b, blocks, rowptr, heads, weight, gradient, out):
 
 
 @kernel
-def _backward(threads, blocks, rowptr, heads, weight, gradient, out):
-    run_blocks(_backward_block, threads, len(blocks) - 1, (blocks, rowptr, heads, weight, gradient, out))
+def _backward(threads, blocks, rowptr, heads, weight, gradient, out, room):
+    arguments = (blocks, rowptr, heads, weight, gradient, out, room)
+    run_blocks(_backward_block, threads, len(blocks) - 1, arguments)
 
 
 class _EdgeSoftmax(Function):
@@ -54,9 +55,8 @@ class _EdgeSoftmax(Function):
     def forward(ctx: Any, scores: Tensor, adjacency: Adjacency) -> Tensor:
         given, (blocks, rowptr, _) = array(scores), incoming(adjacency)
         out = np.empty_like(given)
-        _forward(
-            threads_for(len(blocks) - 1), blocks, rowptr, given.shape[1], given.reshape(-1), out.reshape(-1)
-        )
+        flat = (given.reshape(-1), out.reshape(-1), workspace(blocks, given))
+        _forward(threads_for(len(blocks) - 1), blocks, rowptr, given.shape[1], *flat)
         attention = from_numpy(out)
         ctx.save_for_backward(attention)
         ctx.adjacency = adjacency
@@ -67,7 +67,12 @@ class _EdgeSoftmax(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         weight, (blocks, rowptr, _) = array(ctx.saved_tensors[0]), incoming(ctx.adjacency)
         out = np.empty_like(weight)
-        flat = (weight.reshape(-1), array(gradients[0]).reshape(-1), out.reshape(-1))
+        flat = (
+            weight.reshape(-1),
+            array(gradients[0]).reshape(-1),
+            out.reshape(-1),
+            workspace(blocks, weight),
+        )
         _backward(threads_for(len(blocks) - 1), blocks, rowptr, weight.shape[1], *flat)
         return from_numpy(out), None
 

@@ -1,0 +1,212 @@
+"""Fused attention on the CPU: score → softmax → dropout → aggregate, with the attention as second result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from fgai.ops.adjacency import Adjacency
+from fgai.ops.cpu import attend_kernels as kernels
+from fgai.ops.cpu import score_kernels
+from fgai.ops.cpu.draws import odds
+from fgai.ops.cpu.parallel import threads_for
+from fgai.ops.cpu.plan import Incoming, Outgoing, Reals, array, incoming, outgoing, tensors, workspace
+from fgai.ops.cpu.scores import dynamic_right
+
+# mypy: disable-error-code="no-untyped-call"
+
+
+def _threads(index: Incoming | Outgoing) -> int:
+    return threads_for(len(index.blocks) - 1)
+
+
+def _drop(p: float, seed: int, dtype: Any) -> tuple[Any, ...]:
+    limit, scale = odds(p)
+    return seed, limit, dtype.type(scale)
+
+
+def _outputs(adjacency: Adjacency, values: Reals) -> tuple[Reals, Reals]:
+    heads, channels = values.shape[1:]
+    attention = np.empty((adjacency.num_edges, heads), values.dtype)
+    return attention, np.empty((adjacency.num_nodes, heads, channels), values.dtype)
+
+
+def _rest(ctx: Any, index: Incoming, values: Reals, attention: Reals, out: Reals) -> tuple[Any, ...]:
+    """Return the last arguments of every forward kernel."""
+    drop = _drop(ctx.p, ctx.seed, out.dtype)
+    return (
+        values.reshape(-1),
+        drop,
+        attention.reshape(-1),
+        out.reshape(-1),
+        workspace(index.blocks, attention),
+    )
+
+
+def _back(ctx: Any, gradients: tuple[Tensor | None, ...], given: list[Reals]) -> tuple[Any, ...]:
+    """Return what the three backward passes share: the common kernel arguments and the new arrays."""
+    *_, values, attention, out = given
+    d_out = np.zeros_like(out) if gradients[0] is None else array(gradients[0])
+    d_attention = np.empty(0, out.dtype) if gradients[1] is None else array(gradients[1]).reshape(-1)
+    rows = incoming(ctx.adjacency)
+    heads, channels = out.shape[1:]
+    means = np.empty((len(out), heads), out.dtype).reshape(-1)
+    flat = (
+        out.reshape(-1),
+        d_out.reshape(-1),
+        attention.reshape(-1),
+        d_attention,
+        means,
+        workspace(rows.blocks, attention),
+    )
+    kernels.means(_threads(rows), rows.blocks, rows.rowptr, heads, channels, *flat)
+    d_values, d_scores = np.empty_like(values), np.empty_like(attention)
+    drop = _drop(ctx.p, ctx.seed, out.dtype)
+    shared = (values.reshape(-1), drop, attention.reshape(-1), d_out.reshape(-1), means, d_attention)
+    return shared, d_values, d_scores, (d_values.reshape(-1), d_scores.reshape(-1))
+
+
+def _chosen(ctx: Any, *arrays: Reals | None) -> tuple[Tensor | None, ...]:
+    wanted = (a if need else None for a, need in zip(arrays, ctx.needs_input_grad, strict=False))
+    return (*tensors(*wanted), *(None for _ in range(len(ctx.needs_input_grad) - len(arrays))))
+
+
+class _Additive(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, left: Tensor, right: Tensor, values: Tensor, adjacency: Adjacency, *options: Any
+    ) -> tuple[Tensor, Tensor]:
+        ctx.slope, ctx.p, ctx.seed = options
+        ctx.adjacency = adjacency
+        ctx.set_materialize_grads(False)
+        index, given = incoming(adjacency), array(values)
+        attention, out = _outputs(adjacency, given)
+        ends = (array(left).reshape(-1), array(right).reshape(-1), given.dtype.type(ctx.slope))
+        rest = _rest(ctx, index, given, attention, out)
+        kernels.additive(_threads(index), *index, *given.shape[1:], *ends, *rest)
+        made = torch.from_numpy(out), torch.from_numpy(attention)
+        ctx.save_for_backward(left, right, values, made[1], made[0])
+        return made
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        given = [array(t) for t in ctx.saved_tensors]
+        left, right, values = given[:3]
+        shared, d_values, d_scores, made = _back(ctx, gradients, given)
+        d_left, d_right = np.empty_like(left), np.empty_like(right)
+        columns, rows, heads = outgoing(ctx.adjacency), incoming(ctx.adjacency), left.shape[1]
+        ends = (left.reshape(-1), right.reshape(-1), left.dtype.type(ctx.slope))
+        kernels.additive_back(
+            _threads(columns), *columns, *values.shape[1:], *ends, *shared, *made, d_left.reshape(-1)
+        )
+        flat = (d_scores.reshape(-1), d_right.reshape(-1))
+        kernels.sum_rows(_threads(rows), rows.blocks, rows.rowptr, heads, *flat)
+        return _chosen(ctx, d_left, d_right, d_values)
+
+
+class _Dynamic(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        left: Tensor,
+        right: Tensor,
+        weight: Tensor,
+        values: Tensor,
+        adjacency: Adjacency,
+        *options: Any,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.slope, ctx.p, ctx.seed = options
+        ctx.adjacency = adjacency
+        ctx.set_materialize_grads(False)
+        index, given = incoming(adjacency), array(values)
+        attention, out = _outputs(adjacency, given)
+        ends = (*(array(t).reshape(-1) for t in (left, right, weight)), given.dtype.type(ctx.slope))
+        rest = _rest(ctx, index, given, attention, out)
+        kernels.dynamic(_threads(index), *index, *given.shape[1:], *ends, *rest)
+        made = torch.from_numpy(out), torch.from_numpy(attention)
+        ctx.save_for_backward(left, right, weight, values, made[1], made[0])
+        return made
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        given = [array(t) for t in ctx.saved_tensors]
+        left, right, weight, values = given[:4]
+        shared, d_values, d_scores, made = _back(ctx, gradients, given)
+        d_left, columns = np.empty_like(left), outgoing(ctx.adjacency)
+        slope = left.dtype.type(ctx.slope)
+        ends = (*values.shape[1:], left.reshape(-1), right.reshape(-1), weight.reshape(-1), slope)
+        kernels.dynamic_back(_threads(columns), *columns, *ends, *shared, *made, d_left.reshape(-1))
+        d_right, d_weight = dynamic_right(ctx.adjacency, (*ends, d_scores.reshape(-1)), right, weight)
+        return _chosen(ctx, d_left, d_right, d_weight, d_values)
+
+
+class _Dot(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, values: Tensor, adjacency: Adjacency, *options: Any
+    ) -> tuple[Tensor, Tensor]:
+        ctx.p, ctx.seed = options
+        ctx.adjacency = adjacency
+        ctx.set_materialize_grads(False)
+        index, given = incoming(adjacency), array(values)
+        attention, out = _outputs(adjacency, given)
+        factor = given.dtype.type(given.shape[2] ** -0.5)
+        rest = _rest(ctx, index, given, attention, out)
+        ends = (array(query).reshape(-1), array(key).reshape(-1), factor)
+        kernels.dot_product(_threads(index), *index, *given.shape[1:], *ends, *rest)
+        made = torch.from_numpy(out), torch.from_numpy(attention)
+        ctx.save_for_backward(query, key, values, made[1], made[0])
+        return made
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        given = [array(t) for t in ctx.saved_tensors]
+        query, key, values = given[:3]
+        shared, d_values, d_scores, made = _back(ctx, gradients, given)
+        d_query, d_key = np.empty_like(query), np.empty_like(key)
+        columns, rows = outgoing(ctx.adjacency), incoming(ctx.adjacency)
+        factor, sizes = query.dtype.type(query.shape[2] ** -0.5), query.shape[1:]
+        ends = (*sizes, query.reshape(-1), factor)
+        kernels.dot_product_back(_threads(columns), *columns, *ends, *shared, *made, d_key.reshape(-1))
+        flat = (*sizes, key.reshape(-1), factor, d_scores.reshape(-1), d_query.reshape(-1))
+        score_kernels.dot_product_query(_threads(rows), *rows, *flat)
+        return _chosen(ctx, d_query, d_key, d_values)
+
+
+def attend_additive(
+    left: Tensor, right: Tensor, values: Tensor, adjacency: Adjacency, slope: float, p: float, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Fused attention with the additive score; see `fgai.ops.attend_additive`."""
+    result: tuple[Tensor, Tensor] = _Additive.apply(left, right, values, adjacency, slope, p, seed)
+    return result
+
+
+def attend_dynamic(
+    left: Tensor,
+    right: Tensor,
+    weight: Tensor,
+    values: Tensor,
+    adjacency: Adjacency,
+    slope: float,
+    p: float,
+    seed: int,
+) -> tuple[Tensor, Tensor]:
+    """Fused attention with the dynamic score; see `fgai.ops.attend_dynamic`."""
+    result: tuple[Tensor, Tensor] = _Dynamic.apply(left, right, weight, values, adjacency, slope, p, seed)
+    return result
+
+
+def attend_dot(
+    query: Tensor, key: Tensor, values: Tensor, adjacency: Adjacency, p: float, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Fused attention with the dot-product score; see `fgai.ops.attend_dot`."""
+    result: tuple[Tensor, Tensor] = _Dot.apply(query, key, values, adjacency, p, seed)
+    return result

@@ -1,0 +1,340 @@
+"""Loops behind fused attention: score → softmax → (dropout) → aggregate in one pass over the rows.
+
+Forward, over incoming edges: the scores of a row are written where its attention will be, normalised there while
+they are in cache, and used at once. Backward, over outgoing edges, with o the output and d its gradient:
+
+    g_e  = keep_e · ⟨d_i, v_j⟩ + ∂attention_e
+    ∂s_e = a_e (g_e - m_i),       m_i = ⟨d_i, o_i⟩ + Σ_e a_e ∂attention_e
+    ∂v_j = Σ_e keep_e · a_e · d_i
+
+The row d_i is fetched once for both products. What the scores pass on to the destinations is summed over incoming
+edges afterwards, from ∂s.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fgai.ops.cpu.draws import factor
+from fgai.ops.cpu.lanes import LANES, load, prefetch, store
+from fgai.ops.cpu.parallel import run_blocks
+from fgai.ops.cpu.rows import AHEAD, axpy, dot, dot_axpy, fetch, kernel, normalise, piece, weighted_sum
+from fgai.ops.cpu.score_rows import additive_gradient, additive_row, dot_row, dynamic_gradient, dynamic_row
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+
+@piece
+def _finish_row(low, high, i, source, heads, channels, values, attention, drop, out, scratch):
+    """Normalise the scores of row i in `attention` and aggregate `values`; `drop` = (seed, limit, scale)."""
+    seed, limit, scale = drop
+    width = heads * channels
+    here = np.int64(i) * width
+    out[here : here + width] = 0
+    for e in range(low, high):
+        fetch(values, np.int64(source[e]) * width, width)
+    if low < high:
+        normalise(attention, np.int64(low) * heads, np.int64(high) * heads, heads, scratch)
+    for e in range(low, high):
+        there, at = np.int64(source[e]) * width, np.int64(e) * heads
+        for h in range(heads):
+            a, c = attention[at + h], h * channels
+            if limit > 0:
+                a *= factor(at + h, seed, limit, scale)
+            axpy(channels, a, values, there + c, out, here + c)
+
+
+@kernel
+def _additive_block(
+    b, blocks, rowptr, source, heads, channels, left, right, slope, values, drop, attention, out, room
+):
+    scratch = room[b]
+    for i in range(blocks[b], blocks[b + 1]):
+        low, high = rowptr[i], rowptr[i + 1]
+        additive_row(low, high, i, source, heads, left, right, slope, attention)
+        _finish_row(low, high, i, source, heads, channels, values, attention, drop, out, scratch)
+
+
+@kernel
+def additive(
+    threads, blocks, rowptr, source, heads, channels, left, right, slope, values, drop, attention, out, room
+):
+    """Fused forward with the additive score."""
+    arguments = (
+        blocks, rowptr, source, heads, channels, left, right, slope, values, drop, attention, out, room
+    )  # fmt: skip
+    run_blocks(_additive_block, threads, len(blocks) - 1, arguments)
+
+
+@kernel
+def _dynamic_block(
+    b, blocks, rowptr, source, heads, channels, left, right, weight, slope, values, drop, attention, out, room
+):
+    scratch = room[b]
+    for i in range(blocks[b], blocks[b + 1]):
+        low, high = rowptr[i], rowptr[i + 1]
+        dynamic_row(low, high, i, source, heads, channels, left, right, weight, slope, attention)
+        _finish_row(low, high, i, source, heads, channels, values, attention, drop, out, scratch)
+
+
+@kernel
+def dynamic(
+    threads,
+    blocks,
+    rowptr,
+    source,
+    heads,
+    channels,
+    left,
+    right,
+    weight,
+    slope,
+    values,
+    drop,
+    attention,
+    out,
+    room,
+):
+    """Fused forward with the dynamic score."""
+    arguments = (
+        blocks, rowptr, source, heads, channels, left, right, weight, slope, values, drop, attention, out, room
+    )  # fmt: skip
+    run_blocks(_dynamic_block, threads, len(blocks) - 1, arguments)
+
+
+@kernel
+def _dot_block(
+    b, blocks, rowptr, source, heads, channels, query, key, rate, values, drop, attention, out, room
+):
+    scratch = room[b]
+    for i in range(blocks[b], blocks[b + 1]):
+        low, high = rowptr[i], rowptr[i + 1]
+        dot_row(low, high, i, source, heads, channels, query, key, rate, attention)
+        _finish_row(low, high, i, source, heads, channels, values, attention, drop, out, scratch)
+
+
+@kernel
+def dot_product(
+    threads, blocks, rowptr, source, heads, channels, query, key, rate, values, drop, attention, out, room
+):
+    """Fused forward with the dot-product score."""
+    arguments = (
+        blocks, rowptr, source, heads, channels, query, key, rate, values, drop, attention, out, room
+    )  # fmt: skip
+    run_blocks(_dot_block, threads, len(blocks) - 1, arguments)
+
+
+@kernel
+def _means_block(b, blocks, rowptr, heads, channels, out, d_out, attention, d_attention, means, room):
+    scratch = room[b]
+    width = heads * channels
+    for i in range(blocks[b], blocks[b + 1]):
+        mine = means[np.int64(i) * heads : np.int64(i + 1) * heads]
+        mine[:] = 0
+        if len(d_attention) > 0:
+            first, last = np.int64(rowptr[i]) * heads, np.int64(rowptr[i + 1]) * heads
+            weighted_sum(attention, d_attention, first, last, heads, mine, scratch)
+        for h in range(heads):
+            c = np.int64(i) * width + h * channels
+            mine[h] += dot(channels, out, c, d_out, c)
+
+
+@kernel
+def means(threads, blocks, rowptr, heads, channels, out, d_out, attention, d_attention, result, room):
+    """m_i, the mean of g under the attention of each row; an empty `d_attention` counts as zero."""
+    arguments = (blocks, rowptr, heads, channels, out, d_out, attention, d_attention, result, room)
+    run_blocks(_means_block, threads, len(blocks) - 1, arguments)
+
+
+@piece
+def _ahead(p, edge, target, heads, width, attention, d_out, means, d_scores):
+    """Ask for what the edge a few steps further will need."""
+    later = min(p + AHEAD, len(edge) - 1)
+    at, there = np.int64(edge[later]) * heads, np.int64(target[later])
+    fetch(d_out, there * width, width)
+    prefetch(attention, at)
+    prefetch(d_scores, at)
+    prefetch(means, there * heads)
+
+
+@piece
+def _edge(at, i, j, heads, channels, values, attention, drop, d_out, means, d_attention, d_values, d_scores):
+    """∂s of one edge, written to `d_scores`, and its part of ∂v_j."""
+    seed, limit, scale = drop
+    width = heads * channels
+    here, there = np.int64(i) * width, np.int64(j) * width
+    for h in range(heads):
+        c, kept = h * channels, attention.dtype.type(1)
+        if limit > 0:
+            kept = factor(at + h, seed, limit, scale)
+        a = attention[at + h] * kept
+        d_scores[at + h] = kept * dot_axpy(
+            channels, d_out, here + c, values, there + c, a, d_values, there + c
+        )
+    if len(d_attention) > 0:
+        for h in range(heads):
+            d_scores[at + h] += d_attention[at + h]
+    middle = np.int64(i) * heads
+    if heads == LANES:
+        store(d_scores, at, load(attention, at) * (load(d_scores, at) - load(means, middle)))
+    else:
+        for h in range(heads):
+            d_scores[at + h] = attention[at + h] * (d_scores[at + h] - means[middle + h])
+
+
+@kernel
+def _additive_back_block(
+    b, blocks, colptr, edge, target, heads, channels, left, right, slope, values, drop,
+    attention, d_out, means, d_attention, d_values, d_scores, d_left,
+):  # fmt: skip
+    width = heads * channels
+    for j in range(blocks[b], blocks[b + 1]):
+        d_values[np.int64(j) * width : np.int64(j + 1) * width] = 0
+        there = np.int64(j) * heads
+        d_left[there : there + heads] = 0
+        for p in range(colptr[j], colptr[j + 1]):
+            at, i = np.int64(edge[p]) * heads, target[p]
+            _ahead(p, edge, target, heads, width, attention, d_out, means, d_scores)
+            prefetch(right, np.int64(target[min(p + AHEAD, len(edge) - 1)]) * heads)
+            _edge(
+                at,
+                i,
+                j,
+                heads,
+                channels,
+                values,
+                attention,
+                drop,
+                d_out,
+                means,
+                d_attention,
+                d_values,
+                d_scores,
+            )
+            additive_gradient(heads, left, there, right, np.int64(i) * heads, slope, d_scores, at, d_left)
+
+
+@kernel
+def additive_back(
+    threads, blocks, colptr, edge, target, heads, channels, left, right, slope, values, drop,
+    attention, d_out, means, d_attention, d_values, d_scores, d_left,
+):  # fmt: skip
+    """Gradients at the sources; `d_scores` ends as the gradient of left + right, before the leaky relu."""
+    arguments = (
+        blocks, colptr, edge, target, heads, channels, left, right, slope, values, drop,
+        attention, d_out, means, d_attention, d_values, d_scores, d_left,
+    )  # fmt: skip
+    run_blocks(_additive_back_block, threads, len(blocks) - 1, arguments)
+
+
+@kernel
+def _dynamic_back_block(
+    b, blocks, colptr, edge, target, heads, channels, left, right, weight, slope, values, drop,
+    attention, d_out, means, d_attention, d_values, d_scores, d_left,
+):  # fmt: skip
+    width = heads * channels
+    for j in range(blocks[b], blocks[b + 1]):
+        there = np.int64(j) * width
+        d_values[there : there + width] = 0
+        d_left[there : there + width] = 0
+        for p in range(colptr[j], colptr[j + 1]):
+            at, i = np.int64(edge[p]) * heads, target[p]
+            here = np.int64(i) * width
+            _ahead(p, edge, target, heads, width, attention, d_out, means, d_scores)
+            fetch(right, np.int64(target[min(p + AHEAD, len(edge) - 1)]) * width, width)
+            _edge(
+                at,
+                i,
+                j,
+                heads,
+                channels,
+                values,
+                attention,
+                drop,
+                d_out,
+                means,
+                d_attention,
+                d_values,
+                d_scores,
+            )
+            for h in range(heads):
+                c, g = h * channels, d_scores[at + h]
+                dynamic_gradient(
+                    channels, left, there + c, right, here + c, weight, c, slope, g, d_left, there + c
+                )
+
+
+@kernel
+def dynamic_back(
+    threads, blocks, colptr, edge, target, heads, channels, left, right, weight, slope, values, drop,
+    attention, d_out, means, d_attention, d_values, d_scores, d_left,
+):  # fmt: skip
+    """Gradients at the sources; `d_scores` ends as the gradient of the scores."""
+    arguments = (
+        blocks, colptr, edge, target, heads, channels, left, right, weight, slope, values, drop,
+        attention, d_out, means, d_attention, d_values, d_scores, d_left,
+    )  # fmt: skip
+    run_blocks(_dynamic_back_block, threads, len(blocks) - 1, arguments)
+
+
+@kernel
+def _dot_back_block(
+    b, blocks, colptr, edge, target, heads, channels, query, rate, values, drop,
+    attention, d_out, means, d_attention, d_values, d_scores, d_key,
+):  # fmt: skip
+    width = heads * channels
+    for j in range(blocks[b], blocks[b + 1]):
+        there = np.int64(j) * width
+        d_values[there : there + width] = 0
+        d_key[there : there + width] = 0
+        for p in range(colptr[j], colptr[j + 1]):
+            at, i = np.int64(edge[p]) * heads, target[p]
+            here = np.int64(i) * width
+            _ahead(p, edge, target, heads, width, attention, d_out, means, d_scores)
+            fetch(query, np.int64(target[min(p + AHEAD, len(edge) - 1)]) * width, width)
+            _edge(
+                at,
+                i,
+                j,
+                heads,
+                channels,
+                values,
+                attention,
+                drop,
+                d_out,
+                means,
+                d_attention,
+                d_values,
+                d_scores,
+            )
+            for h in range(heads):
+                c = h * channels
+                axpy(channels, rate * d_scores[at + h], query, here + c, d_key, there + c)
+
+
+@kernel
+def dot_product_back(
+    threads, blocks, colptr, edge, target, heads, channels, query, rate, values, drop,
+    attention, d_out, means, d_attention, d_values, d_scores, d_key,
+):  # fmt: skip
+    """Gradients at the sources; `d_scores` ends as the gradient of the scores."""
+    arguments = (
+        blocks, colptr, edge, target, heads, channels, query, rate, values, drop,
+        attention, d_out, means, d_attention, d_values, d_scores, d_key,
+    )  # fmt: skip
+    run_blocks(_dot_back_block, threads, len(blocks) - 1, arguments)
+
+
+@kernel
+def _sum_rows_block(b, blocks, rowptr, heads, given, out):
+    for i in range(blocks[b], blocks[b + 1]):
+        here = np.int64(i) * heads
+        out[here : here + heads] = 0
+        for e in range(rowptr[i], rowptr[i + 1]):
+            axpy(heads, given.dtype.type(1), given, np.int64(e) * heads, out, here)
+
+
+@kernel
+def sum_rows(threads, blocks, rowptr, heads, given, out):
+    """out[i] = Σ of given [E, H] over the incoming edges of i."""
+    run_blocks(_sum_rows_block, threads, len(blocks) - 1, (blocks, rowptr, heads, given, out))
