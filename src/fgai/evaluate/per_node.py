@@ -1,0 +1,66 @@
+"""Values of every node, for those who want to look behind a mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fgai import divergence, metrics
+from fgai.evaluate.measures import Observation, paired
+from fgai.evaluate.record import pack_array
+from fgai.graph import Graph
+
+
+def node_arrays(
+    views: dict[str, Observation],
+    graph: Graph,
+    nodes: Tensor,
+    touched: Sequence[Tensor],
+    overlaps: dict[str, Tensor],
+) -> dict[str, Any]:
+    """Pack per-node values for a record.
+
+    Names: `degree`, `scored`, `label`, `predicted_clean`, `predicted_attacked`, `correct_clean`,
+    `correct_attacked`, `tvd` (probabilities), all [N]; `touched`, `sharpness`, `sharpness_attacked` and
+    `overlap_*`, all [L, N], NaN where undefined.
+
+    Args:
+        views: `clean` and `attacked`.
+        graph: the original one.
+        nodes: [T] the scored nodes.
+        touched: per layer bool [N].
+        overlaps: [L, N] by what the attention was compared under.
+    """
+    clean, attacked, count = views["clean"], views["attacked"], graph.num_nodes
+    before, after = clean.logits, attacked.logits[:count]
+    scored = torch.zeros(count, dtype=torch.bool, device=before.device)
+    scored[nodes] = True
+    pairs = paired(clean.attention, attacked.attention)
+    values: dict[str, tuple[Tensor, type]] = {
+        "degree": (graph.adjacency.degree, np.int32),
+        "scored": (scored, np.bool_),
+        "predicted_clean": (before.argmax(1), np.int16),
+        "predicted_attacked": (after.argmax(1), np.int16),
+        "tvd": (divergence.tvd(before.double(), after.double(), "probs"), np.float32),
+        "touched": (torch.stack(list(touched)), np.bool_),
+        "sharpness": (_stacked([metrics.sharpness_per_node(p.before, p.rowptr) for p in pairs]), np.float32),
+        "sharpness_attacked": (
+            _stacked([metrics.sharpness_per_node(p.after, p.rowptr) for p in pairs]),
+            np.float32,
+        ),
+    }
+    if graph.y is not None:
+        values["label"] = (graph.y, np.int16)
+        values["correct_clean"] = (before.argmax(1) == graph.y, np.bool_)
+        values["correct_attacked"] = (after.argmax(1) == graph.y, np.bool_)
+    for name, overlap in overlaps.items():
+        values[f"overlap_{name}"] = (overlap, np.float32)
+    return {name: pack_array(tensor.cpu().numpy().astype(kind)) for name, (tensor, kind) in values.items()}
+
+
+def _stacked(rows: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(rows))

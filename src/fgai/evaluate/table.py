@@ -1,0 +1,153 @@
+"""`Table`: rows of plain values that print in a terminal and as Markdown, LaTeX or CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+Cell = str | float | int | None
+
+MISSING = "–"
+_ARROWS = {"higher": "↑", "lower": "↓", "": ""}
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "#": r"\#",
+    "_": r"\_",
+    "$": r"\$",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "×": r"$\times$",
+    "–": "--",
+    "−": "$-$",
+    "±": r"$\pm$",
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its heading, how numbers print, and which direction is better.
+
+    Attributes:
+        title: heading.
+        form: format of numbers, e.g. `.3f` or `.2e`; text cells ignore it.
+        better: `higher`, `lower` or nothing.
+    """
+
+    title: str
+    form: str = ".3f"
+    better: str = ""
+
+    @property
+    def heading(self) -> str:
+        """The title with its arrow."""
+        return f"{self.title} {_ARROWS[self.better]}".strip()
+
+    def text(self, cell: Cell) -> str:
+        """Return a cell as it is printed; undefined values as a dash."""
+        if cell is None:
+            return MISSING
+        return cell if isinstance(cell, str) else format(cell, self.form)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns, rows and notes.
+
+    Attributes:
+        title: printed above.
+        columns: headings and formats.
+        rows: one list of cells each.
+        notes: printed below: parameters, warnings.
+
+    Example:
+        >>> table = Table("Scores", (Column("model"), Column("F1", ".2f", "higher")), [["GAT", 0.925]])
+        >>> print(table.to_markdown())
+        | model | F1 ↑ |
+        |---|---|
+        | GAT | 0.93 |
+    """
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    def texts(self) -> list[list[str]]:
+        """Return every row as printed."""
+        return [
+            [column.text(cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows
+        ]
+
+    def transposed(self) -> Table:
+        """Return the table with rows and columns swapped; cells become text."""
+        cells = self.texts()
+        columns = [Column(self.columns[0].heading), *(Column(row[0]) for row in cells)]
+        rows = [[column.heading, *(row[i] for row in cells)] for i, column in enumerate(self.columns) if i]
+        return Table(self.title, columns, rows, self.notes)
+
+    def width(self) -> int:
+        """Return the characters a line takes in a terminal."""
+        lines = [[column.heading for column in self.columns], *self.texts()]
+        return sum(max(map(len, cells)) + 3 for cells in zip(*lines, strict=True)) + 1
+
+    def show(self, console: Console | None = None) -> None:
+        """Print in a terminal; turned on its side where that fits better."""
+        console = console or Console()
+        turned = self.transposed()
+        table = turned if self.width() > console.width and turned.width() < self.width() else self
+        out = RichTable(title=escape(self.title), title_justify="left")
+        for index, column in enumerate(table.columns):
+            out.add_column(escape(column.heading), justify="left" if index == 0 else "right", overflow="fold")
+        for row in table.texts():
+            out.add_row(*map(escape, row))
+        console.print(out)
+        for note in self.notes:
+            console.print(note, style="dim", markup=False, highlight=False)
+
+    def to_markdown(self) -> str:
+        """Return a Markdown table, notes below it."""
+        lines = [_line([column.heading for column in self.columns], _plain), "|" + "---|" * len(self.columns)]
+        lines += [_line(row, _plain) for row in self.texts()]
+        return "\n".join([*lines, *(f"\n{note}" for note in self.notes)])
+
+    def to_latex(self) -> str:
+        """Return a LaTeX `tabular` in booktabs style, notes as comments."""
+        width = len(self.columns)
+        head = " & ".join(_escape(column.heading) for column in self.columns)
+        body = [" & ".join(_escape(cell) for cell in row) + r" \\" for row in self.texts()]
+        lines = [rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}", r"\toprule", head + r" \\", r"\midrule"]
+        notes = [f"% {line}" for note in self.notes for line in note.splitlines()]
+        return "\n".join([*notes, *lines, *body, r"\bottomrule", r"\end{tabular}"])
+
+    def to_csv(self) -> str:
+        """Return CSV with full precision; undefined values are empty."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow([column.title for column in self.columns])
+        for row in self.rows:
+            writer.writerow(["" if cell is None else cell for cell in row])
+        return out.getvalue()
+
+
+def _line(cells: Sequence[str], escape: Callable[[str], str]) -> str:
+    return "| " + " | ".join(escape(cell) for cell in cells) + " |"
+
+
+def _plain(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _escape(text: str) -> str:
+    return "".join(_LATEX.get(letter, letter) for letter in text)

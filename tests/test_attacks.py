@@ -1,0 +1,455 @@
+"""One contract for every attack on every model and recipe."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import attack_cases as cases
+from fgai.attacks import (
+    THREATS,
+    Attack,
+    Budget,
+    Clean,
+    FeaturePGD,
+    FGSMInjection,
+    Perturbation,
+    PGDInjection,
+    RandomEdges,
+    RandomInjection,
+    check,
+    explanation,
+    make_attack,
+    margin,
+    prediction,
+)
+from fgai.attention import AttentionMap, LayerAttention, evaluating, logits_and_attention
+from fgai.errors import BudgetError, InputError, ReliabilityWarning
+from fgai.graph import Graph
+
+COMBINATIONS = (list(cases.BUDGETS), cases.MODELS, cases.RECIPES, cases.OBJECTIVES)
+
+
+def label(value: Any) -> str:
+    return getattr(value, "name", str(value))
+
+
+def snapshot(model: nn.Module) -> dict[str, Any]:
+    """Everything an attack might leave changed."""
+    return {
+        "state": {name: value.clone() for name, value in model.state_dict().items()},
+        "training": [module.training for module in model.modules()],
+        "requires_grad": [p.requires_grad for p in model.parameters()],
+        "grad": [p.grad for p in model.parameters()],
+        "hooks": [
+            (len(m._forward_hooks), len(m._forward_pre_hooks), m.__dict__.get("tap")) for m in model.modules()
+        ],
+    }
+
+
+def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
+    for name, value in before.pop("state").items():
+        assert torch.equal(value, after["state"][name]), name
+    after.pop("state")
+    assert before == after
+
+
+def assert_within(change: Perturbation, attacked: Graph, budget: Budget, graph: Graph) -> None:
+    """The budget, counted again from the graphs alone."""
+    added = attacked.num_nodes - graph.num_nodes
+    assert added <= budget.nodes
+    old, new = set(graph.keys.tolist()), set(attacked.keys.tolist())
+    assert old <= new
+    ends = [(key & 0xFFFFFFFF, key >> 32) for key in new - old]
+    joined = [(a, b) for a, b in ends if a != b]
+    limit = budget.nodes * budget.edges if budget.nodes else budget.edges
+    assert len(joined) <= 2 * limit
+    assert graph.test_mask is not None
+    for a, b in joined:
+        for node in (a, b):
+            assert node >= graph.num_nodes or bool(graph.test_mask[node])
+    before, after = graph.features.to_dense(), attacked.features.to_dense()  # type: ignore[union-attr]
+    moved = (after[: graph.num_nodes] - before).abs()
+    assert float(moved.max()) <= budget.radius + 1e-6
+    rows = int((moved.amax(1) > 0).sum())
+    assert rows <= max(1, round(budget.rows * int(graph.test_mask.sum())))
+    if added:
+        low, high = budget.box or (float(before.min()), float(before.max()))
+        assert low - 1e-6 <= float(after[graph.num_nodes :].min())
+        assert float(after[graph.num_nodes :].max()) <= high + 1e-6
+    check(change, budget, graph)
+
+
+def judged(attack: Attack, model: nn.Module, graph: Graph, attacked: Graph) -> float:
+    """The objective, computed apart from the attack."""
+    with evaluating(model), torch.no_grad():
+        clean = Clean(*logits_and_attention(model, graph), attack.budget.target_nodes(graph))
+        return float(attack.objective(*logits_and_attention(model, attacked), clean))
+
+
+def run_contract(kind: type[Attack], name: str, recipe: str, objective: str) -> None:
+    model, graph = cases.trained(name, recipe), cases.tiny_graph()
+    if hasattr(model, "prepare"):
+        graph = model.prepare(graph)
+    model.train()
+    before = snapshot(model)
+    attack = cases.attack(kind, objective)
+    with cases.quiet():
+        result, again = (attack.run(model, graph, seed=3) for _ in range(2))
+        other = attack.run(model, graph, seed=4)
+        noise = cases.attack(RandomInjection, objective).run(model, graph, seed=3)
+    assert_same(before, snapshot(model))
+    assert_within(result.change, result.graph, attack.budget, graph)
+    for first, second in zip(vars(result.change).values(), vars(again.change).values(), strict=True):
+        assert (first is None) == (second is None)
+        assert first is None or torch.equal(first, second)
+    assert (result.value, result.ledger.curve) == (again.value, again.ledger.curve)
+    drawn = [r.change.endpoints if r.change.endpoints is not None else r.graph.keys for r in (result, other)]
+    drawn = drawn if result.change.rows is None else [result.change.rows, other.change.rows]  # type: ignore[list-item]
+    assert not torch.equal(*drawn)
+    assert result.value == pytest.approx(judged(attack, model, graph, result.graph), rel=1e-5, abs=1e-6)
+    assert result.value >= result.noise
+    assert result.value >= max(result.ledger.curve) - 1e-6
+    if kind in (PGDInjection, FGSMInjection):
+        assert result.noise >= noise.value
+    steps = (
+        0 if kind in (RandomInjection, RandomEdges) else 1 if kind is FGSMInjection else attack.budget.steps
+    )
+    assert result.ledger.steps == steps * attack.budget.restarts
+    assert result.ledger.forwards == len(result.ledger.curve)
+    kept = result.edge_map
+    assert torch.equal(graph.keys[kept.before], result.graph.keys[kept.after])
+    assert kept.before.numel() == graph.num_edges
+
+
+@pytest.mark.parametrize(("kind", "model", "recipe", "objective"), cases.pairwise(*COMBINATIONS), ids=label)
+def test_contract(kind: type[Attack], model: str, recipe: str, objective: str) -> None:
+    run_contract(kind, model, recipe, objective)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "model", "recipe", "objective"), list(itertools.product(*COMBINATIONS)), ids=label
+)
+def test_contract_in_full(kind: type[Attack], model: str, recipe: str, objective: str) -> None:
+    run_contract(kind, model, recipe, objective)
+
+
+@pytest.mark.parametrize("kind", list(cases.BUDGETS), ids=label)
+@pytest.mark.parametrize("fails_at", [1, 3])
+def test_a_raising_attack_leaves_the_model_as_it_was(kind: type[Attack], fails_at: int) -> None:
+    model, calls = copy.deepcopy(cases.trained("gat", "vanilla")), [0]
+
+    def objective(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+        calls[0] += 1
+        if calls[0] > fails_at:
+            raise RuntimeError("broken on purpose")
+        return prediction(logits, attention, clean)
+
+    model.train()
+    model.convs[1].eval()  # type: ignore[union-attr, index]
+    next(model.parameters()).requires_grad_(False)
+    before = snapshot(model)
+    attack = cases.attack(kind, objective, restarts=4)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        attack.run(model, cases.tiny_graph())
+    assert_same(before, snapshot(model))
+
+
+@pytest.mark.parametrize("kind", [PGDInjection, FGSMInjection, RandomInjection], ids=label)
+def test_every_model_and_objective_gets_the_same_endpoints(kind: type[Attack]) -> None:
+    graph, seen = cases.tiny_graph(), []
+    with cases.quiet():
+        for name, objective in zip(cases.MODELS, [*cases.OBJECTIVES, "prediction"], strict=True):
+            result = cases.attack(kind, objective, restarts=1).run(
+                cases.trained(name, "vanilla"), graph, seed=2
+            )
+            seen.append(result.change.endpoints)
+    for endpoints in seen[1:]:
+        assert torch.equal(seen[0], endpoints)
+    for row in seen[0]:
+        assert row.unique().numel() == row.numel()
+
+
+def test_more_steps_are_never_weaker() -> None:
+    model, values = cases.trained("gatv2", "vanilla"), []
+    with cases.quiet():
+        for steps in (0, 1, 2, 5):
+            values.append(
+                cases.attack(PGDInjection, steps=steps, restarts=1).run(model, cases.tiny_graph()).value
+            )
+    assert values == sorted(values)
+    assert values[-1] > values[0]
+
+
+def test_more_restarts_are_never_weaker() -> None:
+    model = cases.trained("gat", "vanilla")
+    values = [
+        cases.attack(PGDInjection, "margin", restarts=n).run(model, cases.tiny_graph()).value
+        for n in (1, 2, 4)
+    ]
+    assert values == sorted(values)
+
+
+@pytest.mark.parametrize(
+    ("kind", "nothing"),
+    [
+        (RandomInjection, {"nodes": 0}),
+        (PGDInjection, {"nodes": 0}),
+        (FGSMInjection, {"nodes": 0}),
+        (RandomEdges, {"edges": 0}),
+        (FeaturePGD, {"radius": 0.0}),
+    ],
+    ids=label,
+)
+@pytest.mark.parametrize("name", cases.MODELS)
+def test_a_budget_of_nothing_is_the_identity(
+    kind: type[Attack], nothing: dict[str, float], name: str
+) -> None:
+    model, graph = cases.trained(name, "vanilla"), cases.tiny_graph()
+    attack = cases.attack(kind, **nothing)
+    with cases.quiet():
+        result = attack.run(model, graph)
+    prepared = model.prepare(graph) if hasattr(model, "prepare") else graph  # type: ignore[operator]
+    assert torch.equal(result.graph.keys, prepared.keys)
+    assert torch.equal(result.graph.features.to_dense(), graph.features.to_dense())  # type: ignore[union-attr]
+    assert result.value == pytest.approx(result.start, abs=1e-6)
+
+
+def test_fgsm_ends_at_corners_of_the_box() -> None:
+    result = cases.attack(FGSMInjection, box=(-0.5, 2.0), restarts=1).run(
+        cases.trained("gat", "vanilla"), cases.tiny_graph()
+    )
+    assert result.value > result.noise
+    assert set(result.change.features.unique().tolist()) <= {-0.5, 0.75, 2.0}  # type: ignore[union-attr]
+
+
+def test_the_random_threat_stays_in_the_range_of_the_data() -> None:
+    graph = cases.tiny_graph()
+    attack = cases.attack(RandomInjection, box=None)
+    result = attack.run(cases.trained("gat", "vanilla"), graph)
+    low, high = graph.features.range()  # type: ignore[union-attr]
+    assert low <= float(result.change.features.min()) < float(result.change.features.max()) <= high  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("targets", ["test", "val", "fit"])
+def test_targets_are_where_the_attack_may_go(targets: str) -> None:
+    graph = cases.tiny_graph()
+    masks = {"test": graph.test_mask, "val": graph.val_mask, "fit": graph.train_mask | graph.val_mask}  # type: ignore[operator]
+    result = cases.attack(RandomInjection, edges=2, targets=targets).run(
+        cases.trained("gat", "vanilla"), graph
+    )
+    assert bool(masks[targets][result.change.endpoints].all())  # type: ignore[index]
+
+
+# The objectives against slow loops.
+
+
+@given(st.integers(0, 2**31 - 1), st.integers(1, 4))
+def test_the_explanation_objective_equals_a_loop(seed: int, k: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    edges = torch.randint(0, 7, (2, 25), generator=generator).unique(dim=1)
+    values = torch.rand(edges.shape[1], 2, generator=generator).double() + 0.01
+    moved = torch.rand(edges.shape[1] + 3, 2, generator=generator).double() + 0.01
+    extra = torch.cat([edges, torch.tensor([[7, 7, 7], [0, 3, 5]])], dim=1)
+    before = AttentionMap((LayerAttention.from_edges(values, *edges, num_nodes=7),))
+    after = AttentionMap((LayerAttention.from_edges(moved, *extra, num_nodes=8),))
+    clean = Clean(torch.zeros(7, 2), before, torch.arange(7))
+    found = explanation(k)(torch.zeros(8, 2), after, clean)
+    now = {(s, d): m.mean().log() for s, d, m in zip(*extra.tolist(), moved, strict=True)}
+    margins = []
+    for node in range(7):
+        row = [(s, d, v.mean()) for s, d, v in zip(*edges.tolist(), values, strict=True) if d == node]
+        if len(row) > k:
+            row.sort(key=lambda entry: (-float(entry[2]), entry[0]))
+            best_out = max(now[s, d] for s, d, _ in row[k:])
+            worst_in = min(now[s, d] for s, d, _ in row[:k])
+            margins.append(min(float(best_out - worst_in), 1.0))
+    assert float(found) == pytest.approx(sum(margins) / len(margins) if margins else 0.0, rel=1e-6, abs=1e-9)
+
+
+def test_the_prediction_objectives_equal_loops() -> None:
+    generator = torch.Generator().manual_seed(0)
+    y, now = torch.randn(2, 11, 4, generator=generator).double()
+    nodes = torch.tensor([1, 4, 5, 9])
+    clean = Clean(y, AttentionMap(()), nodes)
+    losses, margins = [], []
+    for node in nodes.tolist():
+        own = max(range(4), key=lambda c: float(y[node, c]))
+        losses.append(float(now[node].exp().sum().log() - now[node, own]))
+        rest = max(float(now[node, c]) for c in range(4) if c != own)
+        margins.append(min(rest - float(now[node, own]), 1.0))
+    assert float(prediction(now, AttentionMap(()), clean)) == pytest.approx(sum(losses) / 4)
+    assert float(margin(now, AttentionMap(()), clean)) == pytest.approx(sum(margins) / 4)
+
+
+# Weak attacks say so.
+
+
+class Flipped(torch.autograd.Function):
+    """The identity, with a gradient that points the wrong way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+class Masked(cases.PygModel):
+    """A defence by a broken gradient."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(6, 3)
+        self.kind = kind
+        self.load_state_dict(cases.trained("pyg", "vanilla").state_dict())
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        if self.kind == "none":
+            x = x.detach()
+        elif self.kind == "zero":
+            x = x.detach() + 0 * x
+        else:
+            x = Flipped.apply(x)
+        return super().forward(x, edge_index)
+
+
+@pytest.mark.parametrize("kind", ["none", "zero"])
+def test_a_zero_gradient_is_told(kind: str) -> None:
+    with pytest.warns(ReliabilityWarning, match="zero-gradient") as caught:
+        cases.attack(PGDInjection).run(Masked(kind), cases.tiny_graph())
+    assert caught[0].message.code == "zero-gradient"  # type: ignore[union-attr]
+
+
+def test_a_search_that_loses_to_noise_is_told() -> None:
+    with pytest.warns(ReliabilityWarning, match="weaker-than-noise|attack-without-effect"):
+        cases.attack(PGDInjection, restarts=1).run(Masked("flipped"), cases.tiny_graph())
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"nodes": -1}, "nodes"),
+        ({"edges": -2}, "edges"),
+        ({"steps": -1}, "steps"),
+        ({"step_size": -0.1}, "step_size"),
+        ({"step_size": float("nan")}, "step_size"),
+        ({"radius": -1.0}, "radius"),
+        ({"rows": 1.5}, "share"),
+        ({"restarts": 0}, "restarts"),
+        ({"box": (1.0, 1.0)}, "low < high"),
+        ({"box": (float("nan"), 1.0)}, "low < high"),
+        ({"targets": "train"}, "targets"),
+    ],
+)
+def test_impossible_budgets_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(BudgetError, match=message):
+        Budget(**fields)
+
+
+def test_more_edges_than_targets_are_refused() -> None:
+    with pytest.raises(BudgetError, match="lower `edges`"):
+        cases.attack(PGDInjection, edges=29).run(cases.trained("gat", "vanilla"), cases.tiny_graph())
+
+
+def test_more_new_edges_than_free_pairs_are_refused() -> None:
+    with pytest.raises(BudgetError, match="free pairs"):
+        cases.attack(RandomEdges, edges=10_000).run(cases.trained("gat", "vanilla"), cases.tiny_graph())
+
+
+def test_an_empty_target_set_is_refused() -> None:
+    graph = cases.tiny_graph()
+    with pytest.raises(BudgetError, match="no test nodes"):
+        cases.attack(PGDInjection).run(
+            cases.trained("gat", "vanilla"),
+            graph.replace(test_mask=torch.zeros(graph.num_nodes, dtype=torch.bool)),
+        )
+
+
+def test_a_box_that_excludes_the_data_is_refused() -> None:
+    with pytest.raises(BudgetError, match="excludes the data"):
+        cases.attack(PGDInjection, box=(50.0, 60.0)).run(cases.trained("gat", "vanilla"), cases.tiny_graph())
+
+
+def test_unknown_threats_and_objectives_are_refused() -> None:
+    with pytest.raises(InputError, match="did you mean 'standard'"):
+        make_attack("standrad")
+    with pytest.raises(InputError, match="objective"):
+        make_attack("standard", "accuracy")
+
+
+def test_outputs_that_are_not_finite_are_refused() -> None:
+    model = copy.deepcopy(cases.trained("gat", "vanilla"))
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    with pytest.raises(InputError, match="not finite"):
+        cases.attack(PGDInjection).run(model, cases.tiny_graph())
+
+
+class Overspends(Attack):
+    """Proposes whatever it was told to."""
+
+    name = "overspends"
+    proposal = Perturbation()
+
+    def candidates(self, graph, nodes, generator, judge, ledger):  # type: ignore[no-untyped-def]
+        ledger.steps += 1
+        yield self.proposal
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda t, o: Perturbation(endpoints=t[:8].view(4, 2), features=torch.zeros(4, 6)), "injected 4"),
+        (lambda t, o: Perturbation(endpoints=t[:5].view(1, 5), features=torch.zeros(1, 6)), "injected 1 × 5"),
+        (lambda t, o: Perturbation(endpoints=o[:2].view(1, 2), features=torch.zeros(1, 6)), "outside"),
+        (lambda t, o: Perturbation(endpoints=t[:2].view(1, 2), features=torch.full((1, 6), 1.1)), "box"),
+        (
+            lambda t, o: Perturbation(endpoints=t[:2].view(1, 2), features=torch.full((1, 6), float("nan"))),
+            "box",
+        ),
+        (lambda t, o: Perturbation(edges=t[:2].view(2, 1)), "edges"),
+        (lambda t, o: Perturbation(rows=t[:1], delta=torch.full((1, 6), 0.2)), "moved"),
+        (lambda t, o: Perturbation(rows=t[:9], delta=torch.full((9, 6), 0.01)), "nodes' features"),
+        (lambda t, o: Perturbation(rows=o[:1], delta=torch.full((1, 6), 0.01)), "outside"),
+        (lambda t, o: Perturbation(endpoints=t[:2].view(1, 2), features=torch.zeros(1, 6)), "steps"),
+    ],
+)
+def test_no_attack_overspends(make: Any, message: str) -> None:
+    graph = cases.tiny_graph()
+    budget = Budget(nodes=3, edges=4, radius=0.1, rows=0.1)
+    attack = Overspends(budget)
+    assert graph.test_mask is not None
+    attack.proposal = make(graph.test_mask.nonzero().flatten(), (~graph.test_mask).nonzero().flatten())
+    with pytest.raises(BudgetError, match=message):
+        attack.run(cases.trained("gat", "vanilla"), graph)
+
+
+def test_the_five_threats_are_those_of_the_protocol() -> None:
+    assert set(THREATS) == {"standard", "strong", "random", "edges", "modify"}
+    standard, strong = THREATS["standard"].budget, THREATS["strong"].budget
+    assert (standard.nodes, standard.edges, standard.box) == (20, 20, (-1.0, 1.0))
+    assert (standard.steps, standard.step_size, standard.restarts) == (10, 0.1, 1)
+    assert (strong.nodes, strong.edges, strong.steps, strong.step_size, strong.restarts) == (
+        60,
+        40,
+        50,
+        0.05,
+        3,
+    )
+    assert THREATS["random"].budget.box is None and THREATS["random"].budget.steps == 0
+    assert (THREATS["edges"].budget.edges, THREATS["edges"].budget.nodes) == (400, 0)
+    modify = THREATS["modify"].budget
+    assert (modify.rows, modify.radius, modify.steps, modify.step_size) == (0.05, 0.1, 10, 0.01)
