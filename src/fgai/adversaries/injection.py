@@ -24,7 +24,7 @@ class InjectionAdversary:
         budget: nodes, edges, box and step size; endpoints come from its targets.
     """
 
-    def __init__(self, graph: Graph, budget: Budget) -> None:
+    def __init__(self, graph: Graph, budget: Budget, horizon: int = 0, groups: int = 1) -> None:
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to inject")
         self.graph, self.budget = graph, budget
@@ -33,19 +33,31 @@ class InjectionAdversary:
         each = min(budget.edges, int(self.nodes.numel()))
         self.budget = replace(budget, edges=each)
         self.features = torch.zeros(0)
+        self.horizon, self.groups = horizon, groups
 
     def start(self, generator: torch.Generator) -> None:
         """Draw the first features."""
         self.features = draw_features(self.graph, self.budget.nodes, self.box, generator)
 
-    def attacked(self, generator: torch.Generator, nodes: Tensor | None = None) -> tuple[Graph, EdgeMap]:
+    def attacked(self, generator: torch.Generator, nodes: Tensor | None = None, epoch: int | None = None) -> tuple[Graph, EdgeMap]:
         """Return the graph with the new nodes at fresh endpoints; their features collect a gradient."""
         self.climb()
+        self._restart(epoch)
         pool = self.nodes if nodes is None else nodes
         each = min(self.budget.edges, int(pool.numel()))
         endpoints = draw_endpoints(pool, self.budget.nodes, each, generator)
         self.features = self.features.detach().requires_grad_()
         return self.graph.inject(endpoints, self.features)
+
+    def _restart(self, epoch: int | None) -> None:
+        """Send the group whose turn it is back to the middle of the box."""
+        if epoch is None or not self.horizon:
+            return
+        count = self.budget.nodes
+        group = torch.arange(count, device=self.features.device) * self.groups // max(1, count)
+        due = (epoch + group * self.horizon // self.groups) % self.horizon == 0
+        middle = (self.box[0] + self.box[1]) / 2
+        self.features = torch.where(due[:, None], middle, self.features.detach())
 
     def climb(self) -> None:
         """Take one signed step along the gradient that was collected, if any; we maximise."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -37,12 +39,14 @@ class Adversarial(Vanilla):
         self.seed = seed
         self.adversary.start(self._generator(-1))
 
-    def terms(self, model: nn.Module, epoch: int) -> dict[str, Tensor]:
-        """Return both cross-entropies and their mean."""
+    def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
+        """Yield half the clean cross-entropy, then half the attacked one."""
         clean = cross_entropy(call_model(model, self.graph)[self.train_nodes], self.train_y)
+        yield {"clean": clean, "total": clean / 2}
+        del clean
         attacked, _ = self.adversary.attacked(self._generator(epoch))
         hit = cross_entropy(call_model(model, attacked)[self.train_nodes], self.train_y)
-        return {"clean": clean, "attacked": hit, "total": (clean + hit) / 2}
+        yield {"attacked": hit, "total": hit / 2}
 
     def score(self, model: nn.Module) -> float:
         """Return the mean of clean and attacked validation accuracy."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from fgai.adversaries import InjectionAdversary
 from fgai.attacks import Budget
-from fgai.attention import AttentionMap, evaluating, logits_and_attention
+from fgai.attention import AttentionMap, LayerAttention, evaluating, logits_and_attention
 from fgai.checks import above, at_least, one_of
 from fgai.graph import EdgeMap, Graph
 from fgai.models import as_graph
 from fgai.objective import TERMS, Weights, attention_distance, margin_loss, prediction_distance, spread
 from fgai.training.loop import TrainConfig, epoch_seed, fit
+from fgai.training.resume import run_label
 from fgai.training.train import copied, prepared, set_history
 
 M = TypeVar("M", bound=nn.Module)
@@ -61,6 +62,8 @@ class FaithfulConfig:
     box: tuple[float, float] | None = (-1.0, 1.0)
     steps: int = 1
     step_size: float = 0.1
+    horizon: int = 0
+    groups: int = 1
     alternate: bool = False
     radius: float = 0.01
     dropout: bool = False
@@ -116,7 +119,9 @@ class Faithful:
         budget = Budget(
             nodes=config.nodes, edges=config.edges, box=config.box, step_size=config.step_size, targets="fit"
         )
-        self.adversaries = [InjectionAdversary(graph, budget) for _ in range(2 if config.alternate else 1)]
+        self.adversaries = [
+            InjectionAdversary(graph, budget, config.horizon, config.groups) for _ in range(2 if config.alternate else 1)
+        ]
         self.scales: dict[str, float] = {}
         self.seed = 0
 
@@ -134,7 +139,7 @@ class Faithful:
             uniform = [_uniform(ptr, w) for ptr, w in zip(self.rowptrs, self.target, strict=True)]
             flat = float(attention_distance(self.target, uniform, self.rowptrs, config.k1, config.scope))
             self.scales = {"closeness": 1.0, "similarity": max(flat, 1e-4)}
-            self.scales["margin"] = 1.0
+            self.scales |= {"similarity": 1.0, "prediction_stability": 1.0, "explanation_stability": 1.0, "margin": 1.0}
             self.scales["logits"] = float(spread(self.target_logits))
             if self.injects:
                 generator = self._generator(-1)
@@ -143,36 +148,30 @@ class Faithful:
                     for _ in range(10):
                         terms = self._stability(self.vanilla, logits, chosen.layers, generator, turn)
                         sum(self._climbed(terms, turn).values()).backward()  # type: ignore[union-attr]
-                    for name, value in self._climbed(terms, turn).items():
-                        self.scales[name] = max(float(value.detach()), self.scales.get(name, 0.0), 1e-3 * flat)
 
-    def terms(self, model: nn.Module, epoch: int) -> dict[str, Tensor]:
-        """Return the weighted total and each term, scaled."""
+    def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
+        """Yield the clean terms, then the stability terms, whose clean side is held fixed.
+
+        Closeness and similarity already tie the clean side to the vanilla model, so stability only has to pull
+        the perturbed side to it; and with one graph's activations alive at a time the memory stays vanilla's.
+        """
         config = self.config
         _set_mode(model, config.dropout)
         logits, attention = logits_and_attention(model, self.graph)
         layers = attention.select(config.layers).layers
+        terms = self._clean(logits, layers)
+        yield self._scaled(terms)
+        logits, layers = logits.detach(), tuple(layer.detach() for layer in layers)
+        del terms, attention
+        if not self.injects:
+            return
         generator, turn = self._generator(epoch), epoch % len(self.adversaries)
         for _ in range(config.steps - 1):
             with evaluating(model, freeze=True):
-                with torch.no_grad():
-                    still, fixed = logits_and_attention(model, self.graph)
-                terms = self._stability(model, still, fixed.select(config.layers).layers, generator, turn)
-                self._total(self._climbed(terms, turn)).backward()  # type: ignore[no-untyped-call]
-        values = [layer.values.mean(1) for layer in layers]
-        terms = {
-            "closeness": prediction_distance(
-                logits, self.target_logits, config.divergence, self.scales["logits"]
-            ),
-            "similarity": attention_distance(self.target, values, self.rowptrs, config.k1, config.scope),
-        }
-        if self.injects:
-            terms |= self._climbed(self._stability(model, logits, layers, generator, turn), turn)
-        if config.adversary != "injection" and config.weights.margin > 0:
-            terms["margin"] = margin_loss(values, self.rowptrs, config.k2 or 5, config.radius)
-        total = self._total(terms)
-        scaled = {name: value / self.scales[name] for name, value in terms.items()}
-        return {**scaled, "total": total}
+                stability = self._stability(model, logits, layers, generator, turn)
+                self._total(self._climbed(stability, turn)).backward()  # type: ignore[no-untyped-call]
+        stability = self._stability(model, logits, layers, generator, turn, epoch=epoch)
+        yield self._scaled(self._climbed(stability, turn))
 
     def score(self, model: nn.Module) -> float:
         """Return minus the same total under a fresh adversary on validation nodes; needs no labels."""
@@ -182,14 +181,7 @@ class Faithful:
             with torch.no_grad():
                 logits, attention = logits_and_attention(model, self.graph)
             layers = attention.select(self.config.layers).layers
-            values = [layer.values.mean(1) for layer in layers]
-            config = self.config
-            terms = {
-                "closeness": prediction_distance(
-                    logits, self.target_logits, config.divergence, self.scales["logits"]
-                ),
-                "similarity": attention_distance(self.target, values, self.rowptrs, config.k1, config.scope),
-            }
+            terms = self._clean(logits, layers)
             if self.injects:
                 worst = torch.zeros(())
                 for turn in range(len(self.adversaries)):
@@ -218,18 +210,32 @@ class Faithful:
         # A stream of its own: no draw here moves dropout or the evaluation's endpoints.
         return torch.Generator().manual_seed(epoch_seed(self.seed, epoch) ^ 0x5DEECE66D)
 
+    def _clean(self, logits: Tensor, layers: Sequence[LayerAttention]) -> dict[str, Tensor]:
+        """Return closeness, similarity and margin on the clean graph, unscaled."""
+        config = self.config
+        values = [layer.values.mean(1) for layer in layers]
+        scale = self.scales["logits"]
+        terms = {
+            "closeness": prediction_distance(logits, self.target_logits, config.divergence, scale),
+            "similarity": attention_distance(self.target, values, self.rowptrs, config.k1, config.scope),
+        }
+        if config.adversary != "injection" and config.weights.margin > 0:
+            terms["margin"] = margin_loss(values, self.rowptrs, config.k2 or 5, config.radius)
+        return terms
+
     def _stability(
         self,
         model: nn.Module,
         logits: Tensor,
-        layers: Sequence[Any],
+        layers: Sequence[LayerAttention],
         generator: torch.Generator,
         turn: int = 0,
         nodes: Tensor | None = None,
+        epoch: int | None = None,
     ) -> dict[str, Tensor]:
         """Return both stability terms under the injection adversary, unscaled."""
         config = self.config
-        attacked, edge_map = self.adversaries[turn].attacked(generator, nodes)
+        attacked, edge_map = self.adversaries[turn].attacked(generator, nodes, epoch)
         now, moved = logits_and_attention(model, attacked)
         pairs = _paired(layers, moved.select(config.layers), self.graph, attacked, edge_map)
         before, after = [p[0] for p in pairs], [p[1] for p in pairs]
@@ -243,6 +249,10 @@ class Faithful:
     def _climbed(self, terms: dict[str, Tensor], turn: int) -> dict[str, Tensor]:
         """Return the stability terms of this turn: both, or the explanation's alone."""
         return terms if turn == 0 else {"explanation_stability": terms["explanation_stability"]}
+
+    def _scaled(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return each term in units of its scale, and their weighted total."""
+        return {**{k: v / self.scales[k] for k, v in terms.items()}, "total": self._total(terms)}
 
     def _total(self, terms: dict[str, Tensor]) -> Tensor:
         weights = self.config.weights
@@ -263,7 +273,7 @@ def _set_mode(model: nn.Module, dropout: bool) -> None:
 
 
 def _paired(
-    before: Sequence[Any], after: AttentionMap, graph: Graph, attacked: Graph, edge_map: EdgeMap
+    before: Sequence[LayerAttention], after: AttentionMap, graph: Graph, attacked: Graph, edge_map: EdgeMap
 ) -> list[tuple[Tensor, Tensor]]:
     """Head-averaged attention on the clean edges, before and after, matched by edge."""
     out = []
@@ -303,9 +313,7 @@ def make_faithful(
     config = (config or FaithfulConfig()).replace(**changes)
     twin, graph = copied(model), prepared(model, as_graph(data))
     recipe = Faithful(model, graph, config)
-    from fgai.datasets import fingerprint
-
-    label = f"{type(model).__name__} {config} seed={seed} {fingerprint(graph)}" if checkpoint else ""
+    label = run_label(model, graph, recipe.name, config, seed, weights=True) if checkpoint else ""
     history = fit(
         twin, recipe, config.train, seed=seed, progress=progress, checkpoint=checkpoint, fingerprint=label
     )

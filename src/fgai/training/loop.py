@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fgai.checks import above, at_least
 from fgai.errors import DivergenceError
+from fgai.training.interrupt import held_interrupt
 from fgai.training.progress import Progress
 from fgai.training.resume import read_state, write_state
 
@@ -57,8 +58,12 @@ class Recipe(Protocol):
     def start(self, model: nn.Module, seed: int) -> None:
         """Compute frozen targets before the first epoch."""
 
-    def terms(self, model: nn.Module, epoch: int) -> dict[str, Tensor]:
-        """Return the loss terms of this epoch; the key `total` is minimised."""
+    def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
+        """Yield the loss of this epoch in one or more parts, each with its terms and their sum as `total`.
+
+        Every part is back-propagated and freed before the next is asked for, so that a loss on two graphs
+        needs the memory of one; their gradients add up to one step.
+        """
 
     def score(self, model: nn.Module) -> float:
         """Return the validation score, higher is better."""
@@ -136,7 +141,8 @@ def fit(
         config: see `TrainConfig`.
         seed: of dropout and of the recipe's draws.
         progress: show a bar; None decides by whether a terminal is attached.
-        checkpoint: folder to save the state in and to resume from when it holds one.
+        checkpoint: folder to save the state in and to resume from when it holds one. Ctrl-C then waits for
+            the end of the epoch and saves it.
         checkpoint_every: epochs between saves.
         fingerprint: of what is trained on what; a checkpoint with another one is refused.
         on_epoch: called after every epoch with its number and terms.
@@ -157,7 +163,8 @@ def fit(
         first, best_score, history_values = saved.restore(model, optimizer, recipe)
         history, best = History.from_dict(history_values), saved.best
     began = perf_counter() - history.seconds
-    with Progress(config.epochs, recipe.name, show=progress, done=first) as bar:
+    bar = Progress(config.epochs, recipe.name, show=progress, done=first)
+    with bar, held_interrupt(folder is not None) as interrupted:
         for epoch in range(first, config.epochs):
             if history.stopped == "patience":
                 break
@@ -165,10 +172,8 @@ def fit(
             with seeded(epoch_seed(seed, epoch), device):
                 model.train()
                 optimizer.zero_grad(set_to_none=True)
-                terms = recipe.terms(model, epoch)
-                values = _values(terms)
+                values = _backward(recipe, model, epoch)
                 _check_finite(values, epoch, model, best)
-                terms["total"].backward()  # type: ignore[no-untyped-call]
                 if config.clip:
                     torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
                 optimizer.step()
@@ -182,11 +187,16 @@ def fit(
                 elif epoch - history.best_epoch >= config.patience:
                     history.stopped = "patience"
             history.seconds = perf_counter() - began
-            if folder is not None and ((epoch + 1) % checkpoint_every == 0 or epoch == config.epochs - 1):
-                write_state(folder, fingerprint, epoch + 1, best_score, model, best, optimizer, recipe, history)
+            due = (epoch + 1) % checkpoint_every == 0 or epoch == config.epochs - 1
+            if folder is not None and (due or interrupted()):
+                write_state(
+                    folder, fingerprint, epoch + 1, best_score, model, best, optimizer, recipe, history
+                )
             bar.step(values, best_score)
             if on_epoch is not None:
                 on_epoch(epoch, values)
+            if interrupted():
+                raise KeyboardInterrupt
     model.load_state_dict(best)
     model.eval()
     return history
@@ -196,10 +206,18 @@ def _copy(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def _values(terms: dict[str, Tensor]) -> dict[str, float]:
-    """Read all terms in one transfer from the device."""
-    stacked = torch.stack([term.detach().reshape(()) for term in terms.values()]).tolist()
-    return dict(zip(terms, stacked, strict=True))
+def _backward(recipe: Recipe, model: nn.Module, epoch: int) -> dict[str, float]:
+    """Accumulate the gradients of all parts; read all terms in one transfer from the device."""
+    seen: list[tuple[str, Tensor]] = []
+    for part in recipe.parts(model, epoch):
+        part["total"].backward()  # type: ignore[no-untyped-call]
+        seen += [(name, term.detach().reshape(())) for name, term in part.items()]
+        del part
+    numbers = torch.stack([term for _, term in seen]).tolist()
+    values: dict[str, float] = {}
+    for (name, _), number in zip(seen, numbers, strict=True):
+        values[name] = values.get(name, 0.0) + number
+    return {**{k: v for k, v in values.items() if k != "total"}, "total": values["total"]}
 
 
 def _check_finite(values: dict[str, float], epoch: int, model: nn.Module, best: dict[str, Tensor]) -> None:
@@ -208,6 +226,6 @@ def _check_finite(values: dict[str, float], epoch: int, model: nn.Module, best: 
         model.load_state_dict(best)
         model.eval()
         raise DivergenceError(
-            f"training diverged in epoch {epoch}: {', '.join(bad) or 'total'} is not finite; the best weights so"
-            " far are kept in the model. Lower `lr` or the weight of that term"
+            f"training diverged in epoch {epoch}: {', '.join(bad) or 'total'} is not finite; the best weights"
+            " so far are kept in the model. Lower `lr` or the weight of that term"
         )

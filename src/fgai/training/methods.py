@@ -65,13 +65,22 @@ def train_method(
     if method == "at":
         fields = {name: chosen.pop(name) for name in list(chosen) if name in TRAIN_FIELDS}
         default = FaithfulConfig()
-        base = {"nodes": default.nodes, "edges": default.edges, "box": default.box, "step_size": default.step_size}
+        base = {
+            "nodes": default.nodes,
+            "edges": default.edges,
+            "box": default.box,
+            "step_size": default.step_size,
+        }
         budget = Budget(**{**base, **chosen}, targets="fit")
         recipe = Adversarial(prepared(vanilla, graph), budget)
-        return train(vanilla, graph, seed=seed, progress=progress, recipe=recipe, config=TrainConfig(**fields))
+        return train(
+            vanilla, graph, seed=seed, progress=progress, recipe=recipe, config=TrainConfig(**fields)
+        )
     config = FaithfulConfig()
     if method == "fgai-paper":
-        config = config.replace(layers="last", scope="graph", k1=graph.num_edges // 2, k2=graph.num_edges // 2)
+        config = config.replace(
+            layers="last", scope="graph", k1=graph.num_edges // 2, k2=graph.num_edges // 2
+        )
     return make_faithful(vanilla, graph, config, seed=seed, progress=progress, **chosen)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -28,11 +30,11 @@ class Vanilla:
     def start(self, model: nn.Module, seed: int) -> None:
         """Nothing to prepare."""
 
-    def terms(self, model: nn.Module, epoch: int) -> dict[str, Tensor]:
-        """Return the cross-entropy."""
+    def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
+        """Yield the cross-entropy."""
         logits = call_model(model, self.graph)
         loss = cross_entropy(logits[self.train_nodes], self.train_y)
-        return {"cross_entropy": loss, "total": loss}
+        yield {"cross_entropy": loss, "total": loss}
 
     def score(self, model: nn.Module) -> float:
         """Return validation accuracy minus a thousandth of a bounded loss."""
