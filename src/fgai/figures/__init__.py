@@ -1,0 +1,24 @@
+"""Every figure as a function that takes models or records and returns a matplotlib figure."""
+
+from fgai.figures.cases import Case, NodeView, look
+from fgai.figures.curves import certified_curves, f_curves, loss_curves
+from fgai.figures.node import node_attention, node_before_after
+from fgai.figures.properties import four_properties
+from fgai.figures.ranks import top_neighbours
+from fgai.figures.style import save
+from fgai.figures.subgraph import subgraph_attention
+
+__all__ = [
+    "Case",
+    "NodeView",
+    "certified_curves",
+    "f_curves",
+    "four_properties",
+    "look",
+    "loss_curves",
+    "node_attention",
+    "node_before_after",
+    "save",
+    "subgraph_attention",
+    "top_neighbours",
+]

@@ -1,0 +1,149 @@
+"""What the figures of attention read: a model's view of one node, and a model with the attack on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fgai.attacks import AttackResult
+from fgai.attention import LayerAttention, evaluating, logits_and_attention
+from fgai.checks import one_of
+from fgai.errors import InputError
+from fgai.graph import Graph
+from fgai.models import as_graph
+from fgai.training import prepared
+
+REDUCERS = ("mean", "last", "max")
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One row of a before/after figure.
+
+    Attributes:
+        name: of the row, e.g. `GAT`.
+        model: attacked.
+        attack: the result of an attack on it.
+    """
+
+    name: str
+    model: nn.Module
+    attack: AttackResult
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """What a model says of one node.
+
+    Attributes:
+        node: its number.
+        neighbours: sources of its incoming edges by falling attention (ties by number); it may be among them.
+        weights: the attention paid to each, summing to one.
+        predicted: class with the largest logit.
+        confidence: its probability.
+        label: true class, -1 where unknown.
+        informative: per neighbour, whether the edge belongs to the true explanation, or None.
+        num_original: nodes from this number on were injected.
+    """
+
+    node: int
+    neighbours: tuple[int, ...]
+    weights: tuple[float, ...]
+    predicted: int
+    confidence: float
+    label: int
+    informative: tuple[bool, ...] | None
+    num_original: int
+
+    def name(self, neighbour: int) -> str:
+        """How a neighbour is written: its number, `itself`, or `new` and a number for an injected one."""
+        if neighbour == self.node:
+            return "itself"
+        return str(neighbour) if neighbour < self.num_original else f"new {neighbour - self.num_original}"
+
+
+@dataclass(frozen=True, eq=False)
+class GraphView:
+    """What a model says of a whole graph: one attention value per edge, and the predictions.
+
+    Attributes:
+        graph: as the model read it.
+        attention: [E, 1], heads averaged, layers reduced.
+        predicted: class of each node.
+        confidence: probability of that class.
+        num_original: nodes from this number on were injected.
+    """
+
+    graph: Graph
+    attention: LayerAttention
+    predicted: list[int]
+    confidence: list[float]
+    num_original: int
+
+    def node(self, node: int) -> NodeView:
+        """Return the part of the view that concerns one node.
+
+        Raises:
+            InputError: there is no such node.
+        """
+        if not 0 <= node < self.num_original:
+            raise InputError(f"`node` must be in 0..{self.num_original - 1}, got {node}")
+        first, last = self.attention.rowptr[node : node + 2].tolist()
+        sources = self.attention.source[first:last]
+        weights = self.attention.values[first:last, 0]
+        order = torch.argsort(weights, descending=True, stable=True)
+        truth = self.graph.edge_truth
+        informative = None
+        if truth is not None and self.attention.num_edges == self.graph.num_edges:
+            informative = tuple(truth[first:last][order].tolist())
+        return NodeView(
+            node=node,
+            neighbours=tuple(sources[order].tolist()),
+            weights=tuple(weights[order].tolist()),
+            predicted=self.predicted[node],
+            confidence=self.confidence[node],
+            label=-1 if self.graph.y is None else int(self.graph.y[node]),
+            informative=informative,
+            num_original=self.num_original,
+        )
+
+
+def look(model: nn.Module, data: Any, *, layer: str | int = "mean", original: int | None = None) -> GraphView:
+    """Run a model once in evaluation mode and keep its attention and predictions.
+
+    Args:
+        model: fgai's or any PyG model the recorder supports.
+        data: a `Graph` or PyG `Data`; an attacked graph is read as it is.
+        layer: `mean`, `last` or `max` over layers, or one layer by number; heads are averaged.
+        original: number of nodes that were not injected; all by default.
+    """
+    if isinstance(layer, str):
+        one_of(layer, "layer", REDUCERS)
+    graph = prepared(model, as_graph(data))
+    with evaluating(model), torch.no_grad():
+        logits, attention = logits_and_attention(model, graph)
+    chosen = attention.heads("mean")
+    reduced = chosen.layer(layer) if isinstance(layer, int) else chosen.over_layers(layer)
+    confidence, predicted = logits.softmax(1).max(1)
+    return GraphView(
+        graph=graph,
+        attention=reduced.detach().to("cpu"),
+        predicted=predicted.tolist(),
+        confidence=confidence.tolist(),
+        num_original=graph.num_nodes if original is None else original,
+    )
+
+
+def before_after(case: Case, data: Any, layer: str | int = "mean") -> tuple[GraphView, GraphView]:
+    """Return what the model of a case says of the clean graph and of the attacked one."""
+    clean = look(case.model, data, layer=layer)
+    return clean, look(case.model, case.attack.graph, layer=layer, original=clean.num_original)
+
+
+def of_layer(layer: str | int) -> str:
+    """Say in words which attention is shown."""
+    words = {"mean": "mean over layers", "last": "output layer", "max": "maximum over layers"}
+    return words[layer] if isinstance(layer, str) else f"layer {layer}"

@@ -1,0 +1,104 @@
+"""One look for all figures: colours that survive colour blindness and grey printing, quiet axes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Colormap, LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from fgai.errors import InputError
+from fgai.files import write_atomic
+
+# Okabe and Ito's colours, ordered so that neighbours also differ in grey.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
+LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 2)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+INK, FAINT, PAPER = "#1a1a1a", "#b3b3b3", "#ffffff"
+INJECTED = "#D55E00"
+
+_SETTINGS: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 8.5,
+    "axes.titlesize": 9,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+    "axes.grid": False,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "text.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4,
+    "figure.facecolor": PAPER,
+    "savefig.facecolor": PAPER,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fgai",
+}
+
+FORMATS = ("png", "pdf", "svg")
+
+
+def attention_colours() -> Colormap:
+    """Light to dark blue, never so light that an edge vanishes on paper; monotone in grey."""
+    shades = mpl.colormaps["Blues"](np.linspace(0.22, 1.0, 256))
+    return LinearSegmentedColormap.from_list("attention", [tuple(shade) for shade in shades])
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw inside the block with the settings of this module; global settings come back afterwards."""
+    with mpl.rc_context(_SETTINGS):
+        yield
+
+
+def blank(width: float, height: float) -> Figure:
+    """Return an empty figure of the given inches that makes room for its labels itself."""
+    return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.07, h_pad=0.06))
+
+
+def bare(axes: Axes) -> None:
+    """Take ticks and frame away: the place for a network."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def save(figure: Figure, path: Path | str, *, dpi: int = 200) -> Path:
+    """Write a figure as PNG, PDF or SVG, by the ending of `path`; the file is whole or not there.
+
+    Nothing in the file depends on the time, so equal figures give equal bytes.
+
+    Raises:
+        InputError: for another ending.
+        FgaiError: if the folder cannot be written to.
+    """
+    path = Path(path)
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in FORMATS:
+        raise InputError(f"`path` must end in .{', .'.join(FORMATS)}, got {path.name!r}")
+    stamp = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[kind]
+    content = io.BytesIO()
+    with styled():
+        figure.savefig(content, format=kind, dpi=dpi, metadata=stamp)
+    write_atomic(path, content.getvalue())
+    return path
