@@ -95,9 +95,10 @@ def _check(raw: Raw, path: Path) -> None:
 
 @contextmanager
 def _npz(path: Path) -> Iterator[Mapping[str, Array]]:
-    with np.load(path, allow_pickle=False) as archive:
-        if not hasattr(archive, "files"):
-            raise DataError(f"{path} holds one array, not an archive of arrays; fetch it again")
+    archive = np.load(path, allow_pickle=False)
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise DataError(f"{path} holds one array, not an archive of arrays; fetch it again")
+    with archive:
         yield archive
 
 
@@ -136,8 +137,7 @@ def read_planetoid(files: Files) -> Raw:
     tx, allx = (_expect(load_pickle(parts[name]), sp.csr_matrix, parts[name]) for name in ("tx", "allx"))
     y, ty, ally = (_expect(load_pickle(parts[name]), np.ndarray, parts[name]) for name in ("y", "ty", "ally"))
     neighbours = _expect(load_pickle(parts["graph"]), dict, parts["graph"])
-    with _explain(parts["test.index"]):
-        test = np.loadtxt(parts["test.index"], dtype=np.int64, ndmin=1)
+    test = _table(parts["test.index"], np.int64)[:, 0]
     known, first = allx.shape[0], int(test.min())
     if first != known or test.size != tx.shape[0] or np.unique(test).size != test.size:
         raise DataError(f"{parts['test.index']} does not fit {parts['allx'].name} and {parts['tx'].name}")
@@ -176,16 +176,14 @@ def read_tu(files: Files) -> Raw:
     is hundreds of times that of the rest), then one-hot node labels. Edge labels are not used.
     """
     parts = {path.stem.split("_", 1)[1]: path for path in files}
-    with _explain(parts["A"]):
-        edges = np.loadtxt(parts["A"], dtype=np.int64, delimiter=",", ndmin=2).T - 1
+    edges = _table(parts["A"], np.int64).T - 1
     batch, graphs, nodes = (
         _column(parts[name]) for name in ("graph_indicator", "graph_labels", "node_labels")
     )
     batch = batch - 1
     columns = [np.eye(int(nodes.max() - nodes.min()) + 1, dtype=np.float32)[nodes - nodes.min()]]
     if "node_attributes" in parts:
-        with _explain(parts["node_attributes"]):
-            extra = np.loadtxt(parts["node_attributes"], dtype=np.float64, delimiter=",", ndmin=2)
+        extra = _table(parts["node_attributes"], np.float64)
         spread = extra.std(axis=0)
         columns.insert(0, ((extra - extra.mean(axis=0)) / np.where(spread > 0, spread, 1)).astype(np.float32))
     if not np.array_equal(np.unique(batch), np.arange(graphs.size)) or bool((np.diff(batch) < 0).any()):
@@ -196,9 +194,12 @@ def read_tu(files: Files) -> Raw:
     return Raw(edges=edges, num_nodes=batch.size, features=np.hstack(columns), batch=batch, graph_y=labels)
 
 
-def _column(path: Path) -> Array:
+def _table(path: Path, kind: type) -> Array:
+    """Rows of numbers, separated by commas; at least one row."""
     with _explain(path):
-        return np.loadtxt(path, dtype=np.int64, ndmin=1)
+        if not path.read_text().strip():
+            raise DataError(f"{path} is empty; fetch it again")
+        return np.loadtxt(path, dtype=kind, delimiter=",", ndmin=2)
 
 
 @checked

@@ -75,10 +75,10 @@ def laplacian_encoding(
         InputError: for bad edges or sizes, or if Lanczos does not converge.
 
     Example:
-        >>> laplacian_encoding(torch.tensor([[0, 1], [1, 2]]), 3, size=2).vectors
-        tensor([[ 1.0000,  0.7071],
-                [ 0.0000, -1.0000],
-                [-1.0000,  0.7071]])
+        >>> laplacian_encoding(torch.tensor([[0], [1]]), 3, size=2).vectors  # a pair and a lonely node
+        tensor([[ 1.,  0.],
+                [-1.,  0.],
+                [ 0.,  0.]])
     """
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
         raise InputError(f"`size` must be a whole number of at least 0, got {size!r}")
