@@ -178,7 +178,7 @@ def read_tu(files: Files) -> Raw:
     parts = {path.stem.split("_", 1)[1]: path for path in files}
     edges = _table(parts["A"], np.int64).T - 1
     batch, graphs, nodes = (
-        _column(parts[name]) for name in ("graph_indicator", "graph_labels", "node_labels")
+        _table(parts[name], np.int64)[:, 0] for name in ("graph_indicator", "graph_labels", "node_labels")
     )
     batch = batch - 1
     columns = [np.eye(int(nodes.max() - nodes.min()) + 1, dtype=np.float32)[nodes - nodes.min()]]
