@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import pickle
 import zipfile
@@ -9,9 +10,15 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+import pytest
 import scipy.sparse as sp
+import torch
+from torch_geometric.io import read_npz as pyg_npz
+
+from fgai.datasets import registry
 
 NODES, WORDS, CLASSES = 23, 11, 3
+PHOTO = "amazon/Photo/raw/amazon_electronics_photo.npz"
 
 
 def random_edges(draw: np.random.Generator, nodes: int = NODES, count: int = 40) -> np.ndarray:
@@ -147,3 +154,27 @@ def write_ogb_zip(path: Path, tables: dict[str, np.ndarray]) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         for member, table in tables.items():
             archive.writestr(f"arxiv/{member}", compress(table))
+
+
+def expect(monkeypatch: pytest.MonkeyPatch, name: str, **sizes: int) -> None:
+    """Let `name` have other sizes than the real dataset."""
+    monkeypatch.setitem(registry._INFO, name, dataclasses.replace(registry._INFO[name], **sizes))
+
+
+def photo(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("FGAI_DATA", raising=False)
+    write_npz(root / PHOTO)
+    reference = pyg_npz(str(root / PHOTO))
+    expect(
+        monkeypatch,
+        "amazon-photo",
+        num_nodes=NODES,
+        num_features=WORDS,
+        num_classes=CLASSES,
+        num_edges=reference.edge_index.shape[1],
+    )
+    return root
+
+
+def edge_set(edges: torch.Tensor) -> set[tuple[int, int]]:
+    return set(zip(*edges.tolist(), strict=True))
