@@ -1,7 +1,10 @@
-"""Attention explanations of graph neural networks that stay put: train them, attack them, certify them."""
+"""Attention explanations of graph neural networks that stay put: train them, attack them, certify them.
 
-from importlib.metadata import version as _version
+`fgai.evaluate` and `fgai.certify` are the functions. The packages of the same names are reached by
+`from fgai.evaluate import EvaluationRecord`, not by `import fgai.evaluate as ...`.
+"""
 
+from fgai.certify import certify
 from fgai.datasets import load
 from fgai.errors import (
     AttentionError,
@@ -15,13 +18,14 @@ from fgai.errors import (
     MissingExtraError,
     ReliabilityWarning,
 )
+from fgai.evaluate import compare, evaluate
 from fgai.graph import Graph
 from fgai.models import GAT, GT, GATv2
 from fgai.training import load as load_model
 from fgai.training import make_faithful, train
 from fgai.training import save as save_model
 
-__version__ = _version("fgai")
+__version__ = "0.1.0"
 
 __all__ = [
     "GAT",
@@ -39,6 +43,9 @@ __all__ = [
     "MissingExtraError",
     "ReliabilityWarning",
     "__version__",
+    "certify",
+    "compare",
+    "evaluate",
     "load",
     "load_model",
     "make_faithful",

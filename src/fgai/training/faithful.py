@@ -81,6 +81,8 @@ class FaithfulConfig:
         for name in ("k1", "k2"):
             if getattr(self, name) is not None:
                 at_least(getattr(self, name), name, 1, f"use `{name}=None` to rank all edges")
+        at_least(self.nodes, "nodes", 1)
+        at_least(self.edges, "edges", 1)
         at_least(self.steps, "steps", 1)
         above(self.step_size, "step_size", 0.0)
         above(self.radius, "radius", 0.0)
@@ -294,6 +296,7 @@ def make_faithful(
     seed: int = 0,
     progress: bool | None = None,
     checkpoint: Path | str | None = None,
+    checkpoint_every: int = 25,
     **changes: Any,
 ) -> M:
     """Return a faithful twin of a trained attention model; the given one is untouched.
@@ -305,6 +308,7 @@ def make_faithful(
         seed: of the adversary's draws.
         progress: show a bar; None shows it on a terminal only.
         checkpoint: folder to save the training in and to resume from.
+        checkpoint_every: epochs between saves.
         **changes: single settings by name, e.g. `epochs=50`, `similarity=4.0`.
 
     Returns:
@@ -315,7 +319,14 @@ def make_faithful(
     recipe = Faithful(model, graph, config)
     label = run_label(model, graph, recipe.name, config, seed, weights=True) if checkpoint else ""
     history = fit(
-        twin, recipe, config.train, seed=seed, progress=progress, checkpoint=checkpoint, fingerprint=label
+        twin,
+        recipe,
+        config.train,
+        seed=seed,
+        progress=progress,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
+        fingerprint=label,
     )
     set_history(twin, history)
     return twin

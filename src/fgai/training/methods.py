@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ def train_method(
     vanilla: nn.Module | None = None,
     device: torch.device | str = "cpu",
     progress: bool | None = None,
+    checkpoint: Path | str | None = None,
     settings: dict[str, Any] | None = None,
 ) -> nn.Module:
     """Train one method with its preset; `settings` win over the preset.
@@ -53,13 +55,19 @@ def train_method(
         vanilla: the trained vanilla model for AT and FGAI; trained here when None.
         device: where to train.
         progress: show a bar.
+        checkpoint: folder to save the training in and to resume from.
         settings: settings of the training or arguments of the model, by name.
     """
     one_of(method, "method", METHODS)
     chosen = {**preset(method, model, graph.name), **(settings or {})}
     graph = graph.to(device)
+    common: dict[str, Any] = {"seed": seed, "progress": progress, "checkpoint": checkpoint}
     if method in ("vanilla", "ln"):
-        return _plain(model, graph, seed, device, progress, chosen, method == "ln")
+        fields = {name: chosen.pop(name) for name in list(chosen) if name in TRAIN_FIELDS}
+        if method == "ln":
+            chosen["norm"] = "layer"
+        fresh = untrained(model, graph, seed=seed, **chosen).to(device)
+        return train(fresh, graph, config=TrainConfig(**fields), **common)
     if vanilla is None:
         vanilla = train_method("vanilla", model, graph, seed=seed, device=device, progress=progress)
     if method == "at":
@@ -73,28 +81,10 @@ def train_method(
         }
         budget = Budget(**{**base, **chosen}, targets="fit")
         recipe = Adversarial(prepared(vanilla, graph), budget)
-        return train(
-            vanilla, graph, seed=seed, progress=progress, recipe=recipe, config=TrainConfig(**fields)
-        )
+        return train(vanilla, graph, recipe=recipe, config=TrainConfig(**fields), **common)
     config = FaithfulConfig()
     if method == "fgai-paper":
         config = config.replace(
             layers="last", scope="graph", k1=graph.num_edges // 2, k2=graph.num_edges // 2
         )
-    return make_faithful(vanilla, graph, config, seed=seed, progress=progress, **chosen)
-
-
-def _plain(
-    model: str,
-    graph: Graph,
-    seed: int,
-    device: torch.device | str,
-    progress: bool | None,
-    chosen: dict[str, Any],
-    layer_norm: bool,
-) -> nn.Module:
-    fields = {name: chosen.pop(name) for name in list(chosen) if name in TRAIN_FIELDS}
-    if layer_norm:
-        chosen["norm"] = "layer"
-    fresh = untrained(model, graph, seed=seed, **chosen).to(device)
-    return train(fresh, graph, seed=seed, progress=progress, config=TrainConfig(**fields))
+    return make_faithful(vanilla, graph, config, **common, **chosen)

@@ -62,7 +62,7 @@ def labelled(graph: Graph, mask: str) -> tuple[Tensor, Tensor]:
     if graph.y is None:
         raise InputError(f"{graph.name!r} has no labels `y` to train on")
     if chosen is None or not bool(chosen.any()):
-        raise InputError(f"{graph.name!r} has no nodes in `{mask}`; make a split, e.g. `fgai.datasets.split`")
+        raise InputError(f"{graph.name!r} has no nodes in `{mask}`; make one with `fgai.datasets.random_split`")
     nodes = chosen.nonzero().flatten()
     labels = graph.y[nodes]
     if int(labels.min()) < 0:
