@@ -87,7 +87,7 @@ def trained(model: str, recipe: str) -> nn.Module:
     graph = tiny_graph()
     if recipe in ("vanilla", "layer-norm"):
         fresh = untrained(model, norm=recipe == "layer-norm")
-        return train(fresh, graph, epochs=10, lr=0.03, progress=False)
+        return train(fresh, graph, epochs=15, lr=0.05, progress=False)
     vanilla = trained(model, "vanilla")
     if recipe == "faithful":
         return make_faithful(vanilla, graph, nodes=3, edges=4, epochs=2, progress=False)
