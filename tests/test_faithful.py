@@ -78,7 +78,7 @@ def test_killed_and_resumed_is_bit_equal(killed_after: int, graph: Graph, tmp_pa
     model = train(GAT.for_data(graph), graph, epochs=5, progress=False)
     whole = make_faithful(model, graph, progress=False, **QUICK)
 
-    class Killed(Exception):
+    class KilledError(Exception):
         pass
 
     from fgai.training import faithful
@@ -87,13 +87,13 @@ def test_killed_and_resumed_is_bit_equal(killed_after: int, graph: Graph, tmp_pa
 
     def dying(self: faithful.Faithful, net: nn.Module, epoch: int):  # type: ignore[no-untyped-def]
         if epoch == killed_after:
-            raise Killed
+            raise KilledError
         yield from original(self, net, epoch)
 
     options = {"progress": False, "checkpoint": tmp_path, "checkpoint_every": 1, **QUICK}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(faithful.Faithful, "parts", dying)
-        with pytest.raises(Killed):
+        with pytest.raises(KilledError):
             make_faithful(model, graph, **options)
     resumed = make_faithful(model, graph, **options)
     assert all(
@@ -114,7 +114,8 @@ def test_it_lowers_what_it_minimises(graph: Graph) -> None:
 def test_refuses_bad_settings(graph: Graph) -> None:
     for change, word in (
         ({"k1": 0}, "k1"), ({"k2": -3}, "k2"), ({"radius": -0.1}, "radius"), ({"scope": "edge"}, "scope"),
-        ({"layers": "first"}, "layers"), ({"adversary": "none"}, "adversary"), ({"divergence": "kl"}, "divergence"),
+        ({"layers": "first"}, "layers"), ({"adversary": "none"}, "adversary"),
+        ({"divergence": "kl"}, "divergence"),
         ({"steps": 0}, "steps"), ({"nodes": -1}, "nodes"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=word):

@@ -38,7 +38,9 @@ class Weights:
         for name in TERMS:
             at_least(getattr(self, name), name, 0.0)
         if not any(getattr(self, name) for name in TERMS):
-            raise InputError("all weights are zero: there is nothing to train; give at least one a positive value")
+            raise InputError(
+                "all weights are zero: there is nothing to train; give at least one a positive value"
+            )
 
 
 def spread(logits: Tensor) -> Tensor:
@@ -78,7 +80,7 @@ class LayerTarget:
 def attention_distance(
     before: Sequence[Tensor], after: Sequence[Tensor], rowptrs: Sequence[Tensor], k: int | None, scope: str
 ) -> Tensor:
-    """The distance L summed over layers: l1 on the top-k of one and on the top-k of the other (see `topk_l1`)."""
+    """The distance L summed over layers: l1 on the top-k of one and on that of the other (see `topk_l1`)."""
     return torch.stack(
         [topk_l1(a, b, ptr, k, scope) for a, b, ptr in zip(before, after, rowptrs, strict=True)]
     ).sum()

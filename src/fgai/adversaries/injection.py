@@ -16,8 +16,8 @@ class InjectionAdversary:
     """New nodes with new endpoints every epoch and features warm-started from the last.
 
     The training step's own backward pass also yields the gradient in the injected features, so the climb
-    costs no pass of its own: `attacked` hands out a graph, the caller back-propagates a loss that the features
-    should raise, and the next call of `attacked` takes the step first.
+    costs no pass of its own: `attacked` hands out a graph, the caller back-propagates a loss that the
+    features should raise, and the next call of `attacked` takes the step first.
 
     Args:
         graph: prepared for the model.
@@ -39,7 +39,9 @@ class InjectionAdversary:
         """Draw the first features."""
         self.features = draw_features(self.graph, self.budget.nodes, self.box, generator)
 
-    def attacked(self, generator: torch.Generator, nodes: Tensor | None = None, epoch: int | None = None) -> tuple[Graph, EdgeMap]:
+    def attacked(
+        self, generator: torch.Generator, nodes: Tensor | None = None, epoch: int | None = None
+    ) -> tuple[Graph, EdgeMap]:
         """Return the graph with the new nodes at fresh endpoints; their features collect a gradient."""
         self.climb()
         self._restart(epoch)

@@ -91,7 +91,9 @@ def read_grid(source: Path | str) -> list[Cell]:
             text = files("fgai.bench").joinpath("grids", f"{source}.toml").read_text(encoding="utf-8")
     except OSError as error:
         known = sorted(p.name.removesuffix(".toml") for p in files("fgai.bench").joinpath("grids").iterdir())
-        raise InputError(f"there is no grid {source!r}; give a TOML file or one of {', '.join(known)}") from error
+        raise InputError(
+            f"there is no grid {source!r}; give a TOML file or one of {', '.join(known)}"
+        ) from error
     try:
         tables = tomllib.loads(text)["cells"]
     except (tomllib.TOMLDecodeError, KeyError) as error:

@@ -21,12 +21,17 @@ from fgai.datasets import load
 from fgai.errors import FgaiError
 from fgai.evaluate import evaluate
 from fgai.graph import Graph
+from fgai.training import history_of, labelled, preset, save, train_method
 from fgai.training import load as load_model
-from fgai.training import preset, save, train_method
 
 
 def run_cell(
-    cell: Cell, store: Store, *, device: str = "cpu", root: Path | str | None = None, cache: Path | None = None
+    cell: Cell,
+    store: Store,
+    *,
+    device: str = "cpu",
+    root: Path | str | None = None,
+    cache: Path | None = None,
 ) -> dict[str, Any]:
     """Run a cell unless its record is there, write the record and return it.
 
@@ -47,10 +52,16 @@ def run_cell(
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             body = _measure(cell, device, root, cache)
-        body["warnings"] = sorted({str(w.message) for w in caught if isinstance(w.message, fgai.errors.FgaiWarning)})
+        body["warnings"] = sorted(
+            {str(w.message) for w in caught if isinstance(w.message, fgai.errors.FgaiWarning)}
+        )
         body["status"] = "done"
     except (FgaiError, RuntimeError, MemoryError) as error:
-        body = {"status": "failed", "error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+        body = {
+            "status": "failed",
+            "error": f"{type(error).__name__}: {error}",
+            "trace": traceback.format_exc(),
+        }
     body["seconds"] = perf_counter() - began
     body["about"] = {
         "fgai": fgai.__version__,
@@ -85,7 +96,7 @@ def _measure(cell: Cell, device: str, root: Path | str | None, cache: Path | Non
             progress=False,
             settings=cell.settings,
         )
-    history = model.history
+    history = history_of(model)
     body: dict[str, Any] = {
         "training": {
             "seconds": perf_counter() - tick,
@@ -114,7 +125,9 @@ def _vanilla(cell: Cell, graph: Graph, device: str, cache: Path | None) -> nn.Mo
     """Return the trained vanilla parent, from the cache when it is there."""
     chosen = preset("vanilla", cell.model, cell.dataset)
     tag = Cell(model=cell.model, dataset=cell.dataset, seed=cell.seed, settings=chosen).key
-    path = None if cache is None else Path(cache) / f"{cell.dataset}-{cell.model}-s{cell.seed}-{tag}.safetensors"
+    path = (
+        None if cache is None else Path(cache) / f"{cell.dataset}-{cell.model}-s{cell.seed}-{tag}.safetensors"
+    )
     if path is not None and path.exists():
         return load_model(path).to(device)
     model = train_method("vanilla", cell.model, graph, seed=cell.seed, device=device, progress=False)
@@ -125,13 +138,13 @@ def _vanilla(cell: Cell, graph: Graph, device: str, cache: Path | None) -> nn.Mo
 
 def _validate(model: nn.Module, graph: Graph, cell: Cell) -> dict[str, float]:
     """Mean of clean and standard-attacked accuracy on validation nodes; test nodes are never looked at."""
-    nodes = graph.val_mask
+    nodes, labels = labelled(graph, "val_mask")
     result = make_attack("standard", targets="val").run(model, graph, seed=cell.seed)
     with evaluating(model), torch.no_grad():
         scores = {}
         for name, where in (("clean", graph), ("attacked", result.graph)):
-            right = call_model(model, where).argmax(1)[: graph.num_nodes] == graph.y
-            scores[name] = float(right[nodes].float().mean())
+            right = call_model(model, where)[nodes].argmax(1) == labels
+            scores[name] = float(right.float().mean())
     return {**scores, "criterion": (scores["clean"] + scores["attacked"]) / 2}
 
 

@@ -39,7 +39,9 @@ class Store:
             return None
         record = read_record(path)
         if record["key"] != cell.key or record["cell"] != cell.to_dict():
-            raise CheckpointError(f"{path} holds another cell under this name; move it away, nothing was overwritten")
+            raise CheckpointError(
+                f"{path} holds another cell under this name; move it away, nothing was overwritten"
+            )
         return record
 
     def write(self, cell: Cell, record: dict[str, Any]) -> Path:
@@ -67,7 +69,9 @@ def read_record(path: Path) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         schema = int(record["schema"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is not a whole record ({error}); delete it to run the cell again") from error
+        raise CheckpointError(
+            f"{path} is not a whole record ({error}); delete it to run the cell again"
+        ) from error
     if schema > SCHEMA:
         raise CheckpointError(f"{path} was written by a newer fgai (schema {schema}); update fgai")
     return record

@@ -6,8 +6,8 @@ from fgai.training.faithful import Faithful, FaithfulConfig, make_faithful
 from fgai.training.loop import History, Recipe, TrainConfig, fit, seeded
 from fgai.training.methods import METHODS, MODELS, train_method, untrained
 from fgai.training.presets import preset
-from fgai.training.recipes import Vanilla
-from fgai.training.train import prepared, train
+from fgai.training.recipes import Vanilla, labelled
+from fgai.training.train import history_of, prepared, train
 
 __all__ = [
     "METHODS",
@@ -20,6 +20,8 @@ __all__ = [
     "TrainConfig",
     "Vanilla",
     "fit",
+    "history_of",
+    "labelled",
     "load",
     "make_faithful",
     "prepared",

@@ -122,7 +122,8 @@ class Faithful:
             nodes=config.nodes, edges=config.edges, box=config.box, step_size=config.step_size, targets="fit"
         )
         self.adversaries = [
-            InjectionAdversary(graph, budget, config.horizon, config.groups) for _ in range(2 if config.alternate else 1)
+            InjectionAdversary(graph, budget, config.horizon, config.groups)
+            for _ in range(2 if config.alternate else 1)
         ]
         self.scales: dict[str, float] = {}
         self.seed = 0
@@ -141,7 +142,12 @@ class Faithful:
             uniform = [_uniform(ptr, w) for ptr, w in zip(self.rowptrs, self.target, strict=True)]
             flat = float(attention_distance(self.target, uniform, self.rowptrs, config.k1, config.scope))
             self.scales = {"closeness": 1.0, "similarity": max(flat, 1e-4)}
-            self.scales |= {"similarity": 1.0, "prediction_stability": 1.0, "explanation_stability": 1.0, "margin": 1.0}
+            self.scales |= {
+                "similarity": 1.0,
+                "prediction_stability": 1.0,
+                "explanation_stability": 1.0,
+                "margin": 1.0,
+            }
             self.scales["logits"] = float(spread(self.target_logits))
             if self.injects:
                 generator = self._generator(-1)
@@ -154,8 +160,8 @@ class Faithful:
     def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         """Yield the clean terms, then the stability terms, whose clean side is held fixed.
 
-        Closeness and similarity already tie the clean side to the vanilla model, so stability only has to pull
-        the perturbed side to it; and with one graph's activations alive at a time the memory stays vanilla's.
+        Closeness and similarity already tie the clean side to the vanilla model, so stability only has to
+        pull the perturbed side to it; and with one graph's activations alive at a time the memory stays vanilla's.
         """
         config = self.config
         _set_mode(model, config.dropout)

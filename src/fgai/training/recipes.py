@@ -62,7 +62,8 @@ def labelled(graph: Graph, mask: str) -> tuple[Tensor, Tensor]:
     if graph.y is None:
         raise InputError(f"{graph.name!r} has no labels `y` to train on")
     if chosen is None or not bool(chosen.any()):
-        raise InputError(f"{graph.name!r} has no nodes in `{mask}`; make one with `fgai.datasets.random_split`")
+        remedy = "make a split with `fgai.datasets.random_split`"
+        raise InputError(f"{graph.name!r} has no nodes in `{mask}`; {remedy}")
     nodes = chosen.nonzero().flatten()
     labels = graph.y[nodes]
     if int(labels.min()) < 0:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.training.loop import History, Recipe, TrainConfig, fit
@@ -88,3 +89,15 @@ def copied(model: M) -> M:
 def set_history(model: nn.Module, history: History) -> None:
     """Attach the history as a plain attribute, outside the module's parameters."""
     object.__setattr__(model, "history", history)
+
+
+def history_of(model: nn.Module) -> History:
+    """Return the history of a model that was trained here.
+
+    Raises:
+        InputError: if it was not.
+    """
+    history = getattr(model, "history", None)
+    if not isinstance(history, History):
+        raise InputError(f"this {type(model).__name__} has no history; it was not trained by fgai")
+    return history

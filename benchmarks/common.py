@@ -1,0 +1,76 @@
+"""What the benchmarks share: peak memory above a baseline, medians, and a table."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+
+def resident() -> int:
+    """Bytes of memory this process holds now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+class PeakMemory:
+    """Largest memory above the start of the block: resident on the CPU, allocated on the GPU."""
+
+    def __init__(self, device: str) -> None:
+        self.cuda = device.startswith("cuda")
+        self.above = 0
+
+    def __enter__(self) -> PeakMemory:
+        gc.collect()
+        if self.cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            self.base = torch.cuda.memory_allocated()
+            return self
+        self.base, self.top, self.stop = resident(), resident(), threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self.stop.wait(0.002):
+            self.top = max(self.top, resident())
+
+    def __exit__(self, *_: object) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()
+            self.above = torch.cuda.max_memory_allocated() - self.base
+        else:
+            self.stop.set()
+            self.thread.join()
+            self.above = max(self.top, resident()) - self.base
+
+
+def median_seconds(step: Callable[[], None], repeats: int, device: str, warm_up: int = 2) -> float:
+    """Median time of `step` over `repeats`, after a warm-up."""
+    times = []
+    for index in range(warm_up + repeats):
+        began = time.perf_counter()
+        step()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        if index >= warm_up:
+            times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """Print a table."""
+    table = Table(title=title)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=140).print(table)
