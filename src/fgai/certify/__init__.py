@@ -1,6 +1,6 @@
 """Certificates: what no perturbation of a layer's attention within a radius can do to a node."""
 
-from fgai.certify.certify import certify
+from fgai.certify.certification import certify
 from fgai.certify.layer import RADII, LayerCertificate
 from fgai.certify.prediction import Prediction
 from fgai.certify.record import PROMISE, CertificateRecord

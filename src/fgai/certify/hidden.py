@@ -1,7 +1,7 @@
 """Hidden layers: how far perturbing their attention, at all nodes at once, can move the logits.
 
-The layers that follow mix nodes and recompute their attention, so nothing here is exact. We carry a radius per
-node and channel from the perturbed layer to the output (interval arithmetic around the clean states):
+The layers that follow mix nodes and recompute their attention, so nothing here is exact. We carry a radius
+per node and channel from the perturbed layer to the output (interval arithmetic around the clean states):
 
 - the perturbed layer moves channel c of head h by at most `R ‖(z_jhc)_j‖_dual`, exactly;
 - ELU is monotone and convex, so it moves by at most `elu(x + r) - elu(x)`;
@@ -52,8 +52,8 @@ def find_stages(model: nn.Module, seen: Observation) -> list[Stage] | str:
     """Return the layers of a GAT or GATv2 in order, or why its hidden layers cannot be followed."""
     if type(model) not in (GAT, GATv2):
         return (
-            "perturbing a hidden layer changes the input, the scores and the values of every later layer; only"
-            " GAT and GATv2 are followed that far"
+            "perturbing a hidden layer changes the scores and the values of every later layer; only GAT and"
+            " GATv2 are followed that far"
         )
     if model.task != "node" or not seen.runs:
         return "only node-level read-outs are followed"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -113,9 +114,7 @@ def _over_rows(kernel: Callable[..., None], rowptr: Tensor, *given: Any) -> None
     marks = np.linspace(0, pointers[-1], threads * _SHARE + 1)[1:-1]
     bounds = np.unique([0, *np.searchsorted(pointers, marks), len(pointers) - 1])
     with ThreadPoolExecutor(threads) as pool:
-        blocks = [
-            pool.submit(kernel, a, b, pointers, *given) for a, b in zip(bounds[:-1], bounds[1:], strict=True)
-        ]
+        blocks = [pool.submit(kernel, a, b, pointers, *given) for a, b in pairwise(bounds)]
     for block in blocks:
         block.result()
 

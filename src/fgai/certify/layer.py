@@ -59,7 +59,7 @@ class LayerCertificate:
 
     @property
     def counted(self) -> Tensor:
-        """bool [N]: the nodes with more than k neighbours."""
+        """The nodes with more than k neighbours, bool [N]."""
         if self.k is None:
             return torch.zeros_like(self.degree, dtype=torch.bool)
         return self.degree > self.k
@@ -146,7 +146,7 @@ class LayerCertificate:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Inverse of `to_dict`."""
-        arrays = {
+        arrays: dict[str, Any] = {
             key: None if packed is None else torch.from_numpy(unpack_array(packed).copy())
             for key, packed in values["per_node"].items()
         }

@@ -14,12 +14,21 @@ from fgai.certify.observe import Observation
 from fgai.certify.prediction import BOUND, EXACT, Prediction, gaps, probability_change, radius_of
 from fgai.models import AttentionLayer
 
-# Operations on tensors of which only the attention varies. Products are linear as long as one factor is fixed.
-_LINEAR = set(
-    "accumulategrad add sub rsub neg sum mean cat stack clone alias tocopy view unsafeview reshapealias expand"
-    " unsqueeze squeeze t transpose permute select slice split unbind index indexselect indexadd indexput"
-    " scatter scatteradd gather".split()
+# Operations on tensors of which only the attention varies; products are linear if one factor is fixed.
+_SHAPES = (
+    "View",
+    "UnsafeView",
+    "ReshapeAlias",
+    "Expand",
+    "Unsqueeze",
+    "Squeeze",
+    "T",
+    "Transpose",
+    "Permute",
 )
+_PARTS = ("Select", "Slice", "Split", "Unbind", "Index", "IndexSelect", "Gather", "Cat", "Stack", "Clone")
+_SUMS = ("Add", "Sub", "Rsub", "Neg", "Sum", "Mean", "IndexAdd", "IndexPut", "Scatter", "ScatterAdd")
+_LINEAR = {name.lower() for name in (*_SHAPES, *_PARTS, *_SUMS, "Alias", "ToCopy", "AccumulateGrad")}
 _PRODUCTS = {"mul": 0, "mm": 0, "bmm": 0, "mv": 0, "addmm": 1, "baddbmm": 1, "_aggregate": 0}
 """Name of a product → where its factors begin among its inputs."""
 
@@ -72,8 +81,9 @@ def find_linear(model: nn.Module, seen: Observation) -> LinearReadOut | str:
 
     fgai's own output layer is recognised by the fact that it returned the logits themselves. For any other
     model the autograd graph from the last layer's attention to the logits is walked: if every operation on it
-    is linear, the gradients are the values, and one random perturbation shows whether each node's logits read
-    that node's attention only.
+    is linear, the gradients are the values. One large random perturbation then shows whether each node's
+    logits read that node's attention only, and whether anything acts that autograd does not see, such as a
+    comparison that multiplies by 0 or 1.
     """
     last = seen.attention.last
     if seen.logits.dim() != 2 or seen.logits.shape[0] != last.num_nodes or seen.logits.shape[1] < 2:
@@ -107,8 +117,11 @@ def _from_gradients(model: nn.Module, seen: Observation) -> LinearReadOut | str:
         torch.autograd.grad(logits[:, c].sum(), leaf, retain_graph=True)[0] for c in range(logits.shape[1])
     ]
     values = torch.stack(columns, dim=2).detach()
-    if not _local(model, seen, values):
-        return "a node's logits read the last layer's attention of other nodes too"
+    if not _as_predicted(model, seen, values):
+        return (
+            "the logits move otherwise than their gradients say: they read the attention of other nodes, or a"
+            " comparison hides what is not linear"
+        )
     return LinearReadOut(values.cpu().double(), torch.arange(values.shape[0]))
 
 
@@ -121,7 +134,7 @@ def _nonlinear(logits: Tensor) -> str | None:
         if node in visited:
             continue
         visited.add(node)
-        name = node.name().removeprefix("torch::autograd::").split("Backward")[0]
+        name: str = node.name().removeprefix("torch::autograd::").split("Backward")[0]
         inputs = [following for following, _ in node.next_functions]
         if not _is_linear(name, inputs, node):
             return name
@@ -141,7 +154,7 @@ def _is_linear(name: str, inputs: list[Any], node: Any) -> bool:
     return kind in _LINEAR
 
 
-def _local(model: nn.Module, seen: Observation, values: Tensor) -> bool:
+def _as_predicted(model: nn.Module, seen: Observation, values: Tensor) -> bool:
     """Whether a random perturbation of all rows moves each node's logits as its own row says."""
     last = seen.attention.last
     generator = torch.Generator().manual_seed(0)
@@ -153,7 +166,9 @@ def _local(model: nn.Module, seen: Observation, values: Tensor) -> bool:
 
     with torch.no_grad(), evaluating(model), record(model, perturb=put):
         moved = call_model(model, seen.graph) - seen.logits
-    expected = torch.zeros_like(moved).index_add(0, last.destination, torch.einsum("eh,ehc->ec", delta, values))
+    expected = torch.zeros_like(moved).index_add(
+        0, last.destination, torch.einsum("eh,ehc->ec", delta, values)
+    )
     reach = _reach(last, values)
     slack = 1e-3 if moved.dtype == torch.float32 else 1e-7
     return bool(((moved - expected).abs() <= slack * (reach + seen.logits.abs().amax())).all())

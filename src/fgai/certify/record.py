@@ -17,8 +17,8 @@ from fgai.errors import InputError
 from fgai.evaluate.record import Document, pack_array, plain, unpack_array
 
 PROMISE = (
-    "Certified: perturbations of this layer's attention with its values fixed, every head of a node moved by at"
-    " most R. Injected nodes or edges change values too; against them this is no guarantee."
+    "Certified: perturbations of this layer's attention with its values fixed, every head of a node moved by"
+    " at most R. Injected nodes or edges change values too; against them this is no guarantee."
 )
 DIVERGENCES = ("probabilities", "logits")
 _ROUNDING = 1e-9
@@ -116,7 +116,7 @@ class CertificateRecord(Document):
         return found
 
     def satisfied(self, index: int = -1) -> Tensor | None:
-        """bool [N]: nodes with all properties asked for; None if nothing was asked for or one is unknown."""
+        """Nodes with all properties asked for, bool [N]; None if nothing was asked for or one is unknown."""
         found = list(self.properties(index).values())
         if not found or any(mask is None for mask in found):
             return None
@@ -157,7 +157,10 @@ class CertificateRecord(Document):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values: settings, the summary, then everything per node, packed."""
-        special = {"layers": [layer.to_dict() for layer in self.layers], "summary": self.summary()}
+        special: dict[str, Any] = {
+            "layers": [layer.to_dict() for layer in self.layers],
+            "summary": self.summary(),
+        }
         for name in _TENSORS:
             value = getattr(self, name)
             special[name] = None if value is None else pack_array(value.numpy())

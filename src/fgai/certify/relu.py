@@ -4,7 +4,8 @@ With m the aggregated values of a node, its logits are
 
     p1 = G m + g,    p2 = P m + B relu(p1) + q,    y = A relu(p2) + a.
 
-Let M1, M2 mark the units that are on at the clean attention. A perturbation moves a pre-activation p by Δ, and
+Let M1, M2 mark the units that are on at the clean attention. A perturbation moves a pre-activation p by Δ,
+and
 
     relu(p + Δ) = relu(p) + M Δ + ε,    0 <= ε <= (|Δ| - |p|)_+,
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -143,8 +145,8 @@ def _first_order(read_out: ReluReadOut, rowptr: Tensor, top: Tensor, norm: str) 
     skip = torch.einsum("nhc,khc->nhk", read_out.values, read_out.P)
     on1, on2 = (read_out.p1 > 0).double(), (read_out.p2 > 0).double()
     nodes = rowptr.numel() - 1
-    second, margin = torch.zeros_like(read_out.p2), torch.zeros(nodes, read_out.A.shape[0], dtype=torch.float64)
-    spread, total = torch.zeros(nodes, dtype=torch.float64), torch.zeros(nodes, dtype=torch.float64)
+    second = torch.zeros_like(read_out.p2)
+    margin, spread, total = second.new_zeros(nodes, len(read_out.A)), *second.new_zeros(2, nodes)
     for start, stop in _blocks(rowptr):
         edges = slice(int(rowptr[start]), int(rowptr[stop]))
         pointers, source = rowptr[start : stop + 1] - rowptr[start], read_out.source[edges]
@@ -171,15 +173,14 @@ def _remainder(read_out: ReluReadOut, rates: _Rates, radius: Tensor) -> tuple[Te
     return torch.where(on, down, 0.0), torch.where(on, up, 0.0) + kink2
 
 
-def _class_radius(
-    read_out: ReluReadOut, rates: _Rates, top: Tensor, lead: Tensor, rowptr: Tensor
-) -> Tensor:
+def _class_radius(read_out: ReluReadOut, rates: _Rates, top: Tensor, lead: Tensor, rowptr: Tensor) -> Tensor:
     """Largest radius, up to halving, at which no class can catch up; never above the first-order radius."""
     limit = radius_of(lead, rates.margin).clamp(max=_FARTHEST)
     low, high = torch.zeros_like(limit), limit.clone()
     tried = high
     for _ in range(_HALVINGS + 1):
-        safe = (lead - tried[:, None] * rates.margin - _margin_remainder(read_out, rates, top, tried)).amin(1) > 0
+        lost = tried[:, None] * rates.margin + _margin_remainder(read_out, rates, top, tried)
+        safe = (lead - lost).amin(1) > 0
         low, high = torch.where(safe, tried, low), torch.where(safe, high, tried)
         tried = (low + high) / 2
     ahead = lead.amin(1) > 0
@@ -208,14 +209,13 @@ def _blocks(rowptr: Tensor) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def _weights(linear: nn.Linear) -> tuple[Tensor, Tensor]:
+def _weights(linear: Any) -> tuple[Tensor, Tensor]:
     return linear.weight.detach().cpu().double(), linear.bias.detach().cpu().double()
 
 
-def _affine(norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
+def _affine(norm: Any) -> tuple[Tensor, Tensor]:
     """Batch norm in evaluation mode as `scale · x + shift`."""
-    assert norm.running_var is not None and norm.running_mean is not None
-    scale = torch.rsqrt(norm.running_var.cpu().double() + norm.eps)
+    scale: Tensor = torch.rsqrt(norm.running_var.cpu().double() + norm.eps)
     if norm.affine:
         scale = scale * norm.weight.detach().cpu().double()
     shift = -norm.running_mean.cpu().double() * scale

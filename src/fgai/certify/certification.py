@@ -21,7 +21,6 @@ from fgai.certify.relu import find_relu, relu_prediction
 from fgai.checks import at_least, one_of
 from fgai.divergence import tvd
 from fgai.errors import AttentionError, InputError, ReliabilityWarning
-from fgai.graph import Graph
 from fgai.metrics import sharpness
 from fgai.models import as_graph
 from fgai.topk import NORMS, check_k, overlap, swap_costs, topk_mask
@@ -96,10 +95,11 @@ def certify(
     other = None if vanilla is None else observe(vanilla, prepared(vanilla, as_graph(data)))
     ran = perf_counter()
     predictions = _predictions(model, seen, radius, norm)
-    layers = [
-        _layer(layer, None if other is None else _twin(other, seen, index), predictions[index], (k1, k2), norm)
-        for index, layer in enumerate(seen.attention)
-    ]
+    twins = _twins(seen, other) if other is not None else [None] * len(seen.attention)
+    layers = tuple(
+        _layer(layer, twin, prediction, (k1, k2), norm)
+        for layer, twin, prediction in zip(seen.attention, twins, predictions, strict=True)
+    )
     classes = predictions[-1].class_radius is not None
     done = perf_counter()
     return CertificateRecord(
@@ -113,7 +113,7 @@ def certify(
         beta=None if beta is None else float(beta),
         divergence=divergence,
         compared=vanilla is not None,
-        layers=tuple(layers),
+        layers=layers,
         alpha1_logits=_distance(seen, other, "logits"),
         alpha1_probabilities=_distance(seen, other, "probs"),
         trivial_probabilities=trivial_change(seen.logits) if classes else None,
@@ -196,15 +196,16 @@ def _layer(
     )
 
 
-def _twin(other: Observation, seen: Observation, index: int) -> LayerAttention:
+def _twins(seen: Observation, other: Observation) -> list[LayerAttention | None]:
+    """The vanilla model's layers, after making sure that rows may be compared."""
     if len(other.attention) != len(seen.attention):
         raise AttentionError(
             f"`vanilla` has {len(other.attention)} attention layers, the model {len(seen.attention)};"
             " give the model it was made from"
         )
-    twin = other.attention[index]
-    seen.attention[index].to("cpu").require_same_edges(twin.to("cpu"))
-    return twin
+    for mine, theirs in zip(seen.attention, other.attention, strict=True):
+        mine.to("cpu").require_same_edges(theirs.to("cpu"))
+    return list(other.attention)
 
 
 def _distance(seen: Observation, other: Observation | None, space: str) -> Tensor | None:
