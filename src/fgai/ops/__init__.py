@@ -1,15 +1,20 @@
-"""Edge softmax, weighted aggregation, attention scores and sparse projection, on the fastest kernel at hand."""
+"""Attention operations and sparse projection, on the fastest kernel at hand."""
 
 from fgai.ops.adjacency import Adjacency, edge_keys
+from fgai.ops.backend import use_backend
 from fgai.ops.features import Features, SparseRows
 from fgai.ops.functional import (
     aggregate,
+    attend_additive,
+    attend_dot,
+    attend_dynamic,
+    dropout,
     edge_softmax,
+    node_scores,
     project,
     score_additive,
     score_dot,
     score_dynamic,
-    use_backend,
 )
 
 __all__ = [
@@ -17,8 +22,13 @@ __all__ = [
     "Features",
     "SparseRows",
     "aggregate",
+    "attend_additive",
+    "attend_dot",
+    "attend_dynamic",
+    "dropout",
     "edge_keys",
     "edge_softmax",
+    "node_scores",
     "project",
     "score_additive",
     "score_dot",

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import dropout
 
 from fgai.errors import InputError
 from fgai.ops.adjacency import pointers
@@ -214,6 +213,8 @@ class Features:
 
     def dropout(self, p: float) -> Features:
         """Return features after training dropout with rate `p`: stored values only, so zeros stay free."""
+        from fgai.ops.functional import dropout
+
         if p == 0.0:
             return self
         if isinstance(self.base, SparseRows):

@@ -2,85 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-
 import torch
 from torch import Tensor
 
-from fgai.checks import one_of
-from fgai.ops import cpu, reference
 from fgai.ops.adjacency import Adjacency
+from fgai.ops.backend import kernels_for
+from fgai.ops.draws import draw_seed
 from fgai.ops.features import Features, SparseRows
-
-BACKENDS = ("auto", "reference", "numba")
-_backend: ContextVar[str] = ContextVar("fgai_backend", default="auto")
-
-
-@contextmanager
-def use_backend(name: str) -> Iterator[None]:
-    """Force a backend inside the block: `auto` (default), `reference` or `numba`.
-
-    Example:
-        >>> with use_backend("reference"):
-        ...     pass
-    """
-    token = _backend.set(one_of(name, "name", BACKENDS))
-    try:
-        yield
-    finally:
-        _backend.reset(token)
-
-
-def _numba(tensor: Tensor) -> bool:
-    if _backend.get() == "reference" or tensor.device.type != "cpu":
-        return False
-    return tensor.dtype in (torch.float32, torch.float64)
 
 
 def edge_softmax(scores: Tensor, adjacency: Adjacency) -> Tensor:
     """Softmax of `scores` [E, H] over the incoming edges of each node → [E, H]."""
-    return (cpu if _numba(scores) else reference).edge_softmax(scores, adjacency)
+    return kernels_for(scores).edge_softmax(scores, adjacency)
 
 
 def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
     """`out[i] = Σ_{j→i} attention[j→i] · values[j]`: [E, H] and [N, H, C] → [N, H, C]."""
-    return (cpu if _numba(values) else reference).aggregate(attention, values, adjacency)
+    return kernels_for(values).aggregate(attention, values, adjacency)
 
 
 def score_additive(left: Tensor, right: Tensor, adjacency: Adjacency, slope: float = 0.2) -> Tensor:
     """GAT's score, `leaky_relu(left[source] + right[destination])`: [N, H] twice → [E, H]."""
-    return (cpu if _numba(left) else reference).score_additive(left, right, adjacency, slope)
+    return kernels_for(left).score_additive(left, right, adjacency, slope)
 
 
 def score_dynamic(
     left: Tensor, right: Tensor, weight: Tensor, adjacency: Adjacency, slope: float = 0.2
 ) -> Tensor:
     """GATv2's score, `Σ_c weight · leaky_relu(left[source] + right[destination])`: [N, H, C] → [E, H]."""
-    return (cpu if _numba(left) else reference).score_dynamic(left, right, weight, adjacency, slope)
+    return kernels_for(left).score_dynamic(left, right, weight, adjacency, slope)
 
 
 def score_dot(query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
     """The transformer's score, `⟨query[destination], key[source]⟩ / √C`: [N, H, C] → [E, H]."""
-    return (cpu if _numba(query) else reference).score_dot(query, key, adjacency)
+    return kernels_for(query).score_dot(query, key, adjacency)
+
+
+def node_scores(values: Tensor, left_weight: Tensor, right_weight: Tensor) -> tuple[Tensor, Tensor]:
+    """`⟨left_weight, values⟩` and `⟨right_weight, values⟩` per head: [N, H, C] and [H, C] → [N, H] twice.
+
+    They are the `left` and `right` of GAT's score.
+    """
+    return kernels_for(values).node_scores(values, left_weight, right_weight)
+
+
+def attend_additive(
+    left: Tensor,
+    right: Tensor,
+    values: Tensor,
+    adjacency: Adjacency,
+    slope: float = 0.2,
+    *,
+    dropout: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Fused `score_additive` → `edge_softmax` → dropout → `aggregate`.
+
+    The same numbers as the four operations one after the other, several times faster: no array of edges other
+    than the attention is made, and one pass over the edges goes forward and one back. A node without incoming
+    edges gets zeros. Not differentiable twice.
+
+    Args:
+        left: [N, H], the source's part of the score.
+        right: [N, H], the destination's part.
+        values: [N, H, C], what is aggregated.
+        adjacency: the edges.
+        slope: of the leaky relu.
+        dropout: rate on the attention, drawn by position (see `fgai.ops.draws`).
+        generator: to draw from; torch's global one by default.
+
+    Returns:
+        The aggregated values [N, H, C] and the attention [E, H] before dropout.
+    """
+    seed = draw_seed(values.device, generator) if dropout > 0 else 0
+    return kernels_for(values).attend_additive(left, right, values, adjacency, slope, dropout, seed)
+
+
+def attend_dynamic(
+    left: Tensor,
+    right: Tensor,
+    weight: Tensor,
+    values: Tensor,
+    adjacency: Adjacency,
+    slope: float = 0.2,
+    *,
+    dropout: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Fused `score_dynamic` → `edge_softmax` → dropout → `aggregate`; see `attend_additive`."""
+    seed = draw_seed(values.device, generator) if dropout > 0 else 0
+    return kernels_for(values).attend_dynamic(left, right, weight, values, adjacency, slope, dropout, seed)
+
+
+def attend_dot(
+    query: Tensor,
+    key: Tensor,
+    values: Tensor,
+    adjacency: Adjacency,
+    *,
+    dropout: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Fused `score_dot` → `edge_softmax` → dropout → `aggregate`; see `attend_additive`."""
+    seed = draw_seed(values.device, generator) if dropout > 0 else 0
+    return kernels_for(values).attend_dot(query, key, values, adjacency, dropout, seed)
+
+
+def dropout(given: Tensor, p: float, *, generator: torch.Generator | None = None) -> Tensor:
+    """Set each number to 0 with probability `p` (below 1) and scale the rest by 1 / (1 - p).
+
+    Drawn by position (see `fgai.ops.draws`): on the CPU an order of magnitude faster than torch's own.
+    """
+    if p == 0.0:
+        return given
+    return kernels_for(given).dropout(given, p, draw_seed(given.device, generator))
 
 
 def project(features: Features, weight: Tensor) -> Tensor:
     """Node features times `weight` [F, D] → [N, D]; sparse rows stay sparse, gradients reach dense parts."""
-    base = features.base
-    if not isinstance(base, SparseRows):
-        out = base @ weight
-    elif _numba(weight):
-        out = cpu.project_sparse(base, weight)
-    else:
-        out = _project_sparse_torch(base, weight)
+    base, kernels = features.base, kernels_for(weight)
+    out = kernels.project_sparse(base, weight) if isinstance(base, SparseRows) else base @ weight
     if features.rows is not None and features.delta is not None:
         out = out.index_add(0, features.rows, features.delta @ weight)
     if features.appended is not None:
         out = torch.cat([out, features.appended @ weight])
     return out
-
-
-def _project_sparse_torch(rows: SparseRows, weight: Tensor) -> Tensor:
-    return reference.project_sparse(rows.indptr, rows.indices, rows.values, weight)

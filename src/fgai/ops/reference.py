@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from fgai.ops.adjacency import Adjacency
+from fgai.ops.draws import factors
+from fgai.ops.features import SparseRows
 
 
 def segment_sum(values: Tensor, index: Tensor, num_segments: int) -> Tensor:
@@ -50,9 +52,59 @@ def score_dot(query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
     return (query[adjacency.destination] * key[adjacency.source]).sum(-1) * scale
 
 
-def project_sparse(indptr: Tensor, indices: Tensor, values: Tensor, weight: Tensor) -> Tensor:
-    """Rows in compressed form times `weight` [F, D] → [N, D]."""
-    rows = torch.repeat_interleave(
-        torch.arange(indptr.shape[0] - 1, device=indptr.device), indptr[1:] - indptr[:-1]
-    )
-    return segment_sum(values[:, None] * weight[indices], rows, indptr.shape[0] - 1)
+def project_sparse(rows: SparseRows, weight: Tensor) -> Tensor:
+    """Sparse `rows` times `weight` [F, D] → [N, D]."""
+    entries = rows.values.to(weight.dtype)[:, None] * weight[rows.indices]
+    return segment_sum(entries, rows.rows, rows.num_rows)
+
+
+def node_scores(values: Tensor, left_weight: Tensor, right_weight: Tensor) -> tuple[Tensor, Tensor]:
+    """`⟨left_weight, values⟩` and `⟨right_weight, values⟩` per head: [N, H, C] and [H, C] → [N, H] twice."""
+    return (values * left_weight).sum(-1), (values * right_weight).sum(-1)
+
+
+def dropout(given: Tensor, p: float, seed: int | Tensor) -> Tensor:
+    """Set each number to 0 with probability `p` and scale the rest by 1 / (1 - p)."""
+    return given * factors(given.shape, p, seed, given)
+
+
+def _attend(
+    scores: Tensor, values: Tensor, adjacency: Adjacency, p: float, seed: int | Tensor
+) -> tuple[Tensor, Tensor]:
+    attention = edge_softmax(scores, adjacency)
+    used = attention if p == 0 else dropout(attention, p, seed)
+    return aggregate(used, values, adjacency), attention
+
+
+def attend_additive(
+    left: Tensor,
+    right: Tensor,
+    values: Tensor,
+    adjacency: Adjacency,
+    slope: float,
+    p: float,
+    seed: int | Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Attention with the additive score: the aggregated values and the attention before dropout."""
+    return _attend(score_additive(left, right, adjacency, slope), values, adjacency, p, seed)
+
+
+def attend_dynamic(
+    left: Tensor,
+    right: Tensor,
+    weight: Tensor,
+    values: Tensor,
+    adjacency: Adjacency,
+    slope: float,
+    p: float,
+    seed: int | Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Attention with the dynamic score: the aggregated values and the attention before dropout."""
+    return _attend(score_dynamic(left, right, weight, adjacency, slope), values, adjacency, p, seed)
+
+
+def attend_dot(
+    query: Tensor, key: Tensor, values: Tensor, adjacency: Adjacency, p: float, seed: int | Tensor
+) -> tuple[Tensor, Tensor]:
+    """Attention with the dot-product score: the aggregated values and the attention before dropout."""
+    return _attend(score_dot(query, key, adjacency), values, adjacency, p, seed)

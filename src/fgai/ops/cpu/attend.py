@@ -11,12 +11,11 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fgai.ops.adjacency import Adjacency
-from fgai.ops.cpu import attend_kernels as kernels
-from fgai.ops.cpu import score_kernels
-from fgai.ops.cpu.draws import odds
+from fgai.ops.cpu import attend_backward, attend_forward, score_kernels
 from fgai.ops.cpu.parallel import threads_for
 from fgai.ops.cpu.plan import Incoming, Outgoing, Reals, array, incoming, outgoing, tensors, workspace
 from fgai.ops.cpu.scores import dynamic_right
+from fgai.ops.draws import odds
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -27,7 +26,7 @@ def _threads(index: Incoming | Outgoing) -> int:
 
 def _drop(p: float, seed: int, dtype: Any) -> tuple[Any, ...]:
     limit, scale = odds(p)
-    return seed, limit, dtype.type(scale)
+    return seed, np.uint32(limit), dtype.type(scale)
 
 
 def _outputs(adjacency: Adjacency, values: Reals) -> tuple[Reals, Reals]:
@@ -64,7 +63,7 @@ def _back(ctx: Any, gradients: tuple[Tensor | None, ...], given: list[Reals]) ->
         means,
         workspace(rows.blocks, attention),
     )
-    kernels.means(_threads(rows), rows.blocks, rows.rowptr, heads, channels, *flat)
+    attend_backward.means(_threads(rows), rows.blocks, rows.rowptr, heads, channels, *flat)
     d_values, d_scores = np.empty_like(values), np.empty_like(attention)
     drop = _drop(ctx.p, ctx.seed, out.dtype)
     shared = (values.reshape(-1), drop, attention.reshape(-1), d_out.reshape(-1), means, d_attention)
@@ -88,7 +87,7 @@ class _Additive(Function):
         attention, out = _outputs(adjacency, given)
         ends = (array(left).reshape(-1), array(right).reshape(-1), given.dtype.type(ctx.slope))
         rest = _rest(ctx, index, given, attention, out)
-        kernels.additive(_threads(index), *index, *given.shape[1:], *ends, *rest)
+        attend_forward.additive(_threads(index), *index, *given.shape[1:], *ends, *rest)
         made = torch.from_numpy(out), torch.from_numpy(attention)
         ctx.save_for_backward(left, right, values, made[1], made[0])
         return made
@@ -102,11 +101,11 @@ class _Additive(Function):
         d_left, d_right = np.empty_like(left), np.empty_like(right)
         columns, rows, heads = outgoing(ctx.adjacency), incoming(ctx.adjacency), left.shape[1]
         ends = (left.reshape(-1), right.reshape(-1), left.dtype.type(ctx.slope))
-        kernels.additive_back(
+        attend_backward.additive(
             _threads(columns), *columns, *values.shape[1:], *ends, *shared, *made, d_left.reshape(-1)
         )
         flat = (d_scores.reshape(-1), d_right.reshape(-1))
-        kernels.sum_rows(_threads(rows), rows.blocks, rows.rowptr, heads, *flat)
+        attend_backward.sum_rows(_threads(rows), rows.blocks, rows.rowptr, heads, *flat)
         return _chosen(ctx, d_left, d_right, d_values)
 
 
@@ -128,7 +127,7 @@ class _Dynamic(Function):
         attention, out = _outputs(adjacency, given)
         ends = (*(array(t).reshape(-1) for t in (left, right, weight)), given.dtype.type(ctx.slope))
         rest = _rest(ctx, index, given, attention, out)
-        kernels.dynamic(_threads(index), *index, *given.shape[1:], *ends, *rest)
+        attend_forward.dynamic(_threads(index), *index, *given.shape[1:], *ends, *rest)
         made = torch.from_numpy(out), torch.from_numpy(attention)
         ctx.save_for_backward(left, right, weight, values, made[1], made[0])
         return made
@@ -142,7 +141,7 @@ class _Dynamic(Function):
         d_left, columns = np.empty_like(left), outgoing(ctx.adjacency)
         slope = left.dtype.type(ctx.slope)
         ends = (*values.shape[1:], left.reshape(-1), right.reshape(-1), weight.reshape(-1), slope)
-        kernels.dynamic_back(_threads(columns), *columns, *ends, *shared, *made, d_left.reshape(-1))
+        attend_backward.dynamic(_threads(columns), *columns, *ends, *shared, *made, d_left.reshape(-1))
         d_right, d_weight = dynamic_right(ctx.adjacency, (*ends, d_scores.reshape(-1)), right, weight)
         return _chosen(ctx, d_left, d_right, d_weight, d_values)
 
@@ -160,7 +159,7 @@ class _Dot(Function):
         factor = given.dtype.type(given.shape[2] ** -0.5)
         rest = _rest(ctx, index, given, attention, out)
         ends = (array(query).reshape(-1), array(key).reshape(-1), factor)
-        kernels.dot_product(_threads(index), *index, *given.shape[1:], *ends, *rest)
+        attend_forward.dot_product(_threads(index), *index, *given.shape[1:], *ends, *rest)
         made = torch.from_numpy(out), torch.from_numpy(attention)
         ctx.save_for_backward(query, key, values, made[1], made[0])
         return made
@@ -169,23 +168,29 @@ class _Dot(Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         given = [array(t) for t in ctx.saved_tensors]
-        query, key, values = given[:3]
+        query, key = given[:2]
         shared, d_values, d_scores, made = _back(ctx, gradients, given)
         d_query, d_key = np.empty_like(query), np.empty_like(key)
         columns, rows = outgoing(ctx.adjacency), incoming(ctx.adjacency)
         factor, sizes = query.dtype.type(query.shape[2] ** -0.5), query.shape[1:]
         ends = (*sizes, query.reshape(-1), factor)
-        kernels.dot_product_back(_threads(columns), *columns, *ends, *shared, *made, d_key.reshape(-1))
+        attend_backward.dot_product(_threads(columns), *columns, *ends, *shared, *made, d_key.reshape(-1))
         flat = (*sizes, key.reshape(-1), factor, d_scores.reshape(-1), d_query.reshape(-1))
         score_kernels.dot_product_query(_threads(rows), *rows, *flat)
         return _chosen(ctx, d_query, d_key, d_values)
 
 
 def attend_additive(
-    left: Tensor, right: Tensor, values: Tensor, adjacency: Adjacency, slope: float, p: float, seed: int
+    left: Tensor,
+    right: Tensor,
+    values: Tensor,
+    adjacency: Adjacency,
+    slope: float,
+    p: float,
+    seed: int | Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Fused attention with the additive score; see `fgai.ops.attend_additive`."""
-    result: tuple[Tensor, Tensor] = _Additive.apply(left, right, values, adjacency, slope, p, seed)
+    result: tuple[Tensor, Tensor] = _Additive.apply(left, right, values, adjacency, slope, p, int(seed))
     return result
 
 
@@ -197,16 +202,18 @@ def attend_dynamic(
     adjacency: Adjacency,
     slope: float,
     p: float,
-    seed: int,
+    seed: int | Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Fused attention with the dynamic score; see `fgai.ops.attend_dynamic`."""
-    result: tuple[Tensor, Tensor] = _Dynamic.apply(left, right, weight, values, adjacency, slope, p, seed)
+    result: tuple[Tensor, Tensor] = _Dynamic.apply(
+        left, right, weight, values, adjacency, slope, p, int(seed)
+    )
     return result
 
 
 def attend_dot(
-    query: Tensor, key: Tensor, values: Tensor, adjacency: Adjacency, p: float, seed: int
+    query: Tensor, key: Tensor, values: Tensor, adjacency: Adjacency, p: float, seed: int | Tensor
 ) -> tuple[Tensor, Tensor]:
     """Fused attention with the dot-product score; see `fgai.ops.attend_dot`."""
-    result: tuple[Tensor, Tensor] = _Dot.apply(query, key, values, adjacency, p, seed)
+    result: tuple[Tensor, Tensor] = _Dot.apply(query, key, values, adjacency, p, int(seed))
     return result

@@ -1,11 +1,10 @@
-"""Random numbers by position: dropout that needs no stored mask and does not depend on the threads."""
+"""Dropout by position (see `fgai.ops.draws`) on the CPU."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, from_numpy
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -13,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from fgai.ops.cpu.parallel import run_blocks, threads_for
 from fgai.ops.cpu.plan import array
 from fgai.ops.cpu.rows import kernel, piece
+from fgai.ops.draws import odds
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
@@ -52,21 +52,11 @@ def _drop(threads, given, seed, limit, scale, out):
     run_blocks(_drop_block, threads, (len(given) + _CHUNK - 1) // _CHUNK, (given, seed, limit, scale, out))
 
 
-def draw_seed(generator: torch.Generator | None = None) -> int:
-    """Draw a 62-bit seed from torch's generator (the global one by default)."""
-    return int(torch.randint(1 << 62, (), generator=generator))
-
-
-def odds(p: float) -> tuple[np.uint32, float]:
-    """Return (`limit`, factor of what stays) for a dropout rate `p` in [0, 1)."""
-    return np.uint32(min(round(p * 2**32), 2**32 - 1)), 1.0 / (1.0 - p)
-
-
 def _dropped(given: Any, seed: int, p: float) -> Tensor:
     out = np.empty_like(given)
     limit, scale = odds(p)
     threads = threads_for(given.size // _CHUNK + 1)
-    _drop(threads, given.reshape(-1), seed, limit, given.dtype.type(scale), out.reshape(-1))
+    _drop(threads, given.reshape(-1), seed, np.uint32(limit), given.dtype.type(scale), out.reshape(-1))
     return from_numpy(out)
 
 
@@ -82,7 +72,7 @@ class _Dropout(Function):
         return _dropped(array(gradients[0]), *ctx.options), None, None
 
 
-def dropout(given: Tensor, p: float, seed: int) -> Tensor:
+def dropout(given: Tensor, p: float, seed: int | Tensor) -> Tensor:
     """Set each number to 0 with probability `p` and scale the rest by 1 / (1 - p); no mask is stored."""
-    result: Tensor = _Dropout.apply(given, p, seed)
+    result: Tensor = _Dropout.apply(given, p, int(seed))
     return result

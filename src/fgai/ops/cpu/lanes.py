@@ -1,8 +1,8 @@
 """Eight numbers at a time: a vector type for the kernels.
 
 A head has often 8 channels and a layer 8 heads: too few for LLVM's automatic vectorisation, whose loop bodies
-handle 32 numbers or more. `Lanes` is a numba value that *is* a vector register; every processor maps it to what
-it has. Inside compiled code it supports `+ - *` with another `Lanes`, and the functions below.
+handle 32 numbers or more. `Lanes` is a numba value that *is* a vector register; every processor maps it to
+what it has. Inside compiled code it supports `+ - *` with another `Lanes`, and the functions below.
 
 NaN and infinity survive all of them.
 """
@@ -64,7 +64,7 @@ def _operator(function: Callable[[Any, Any], Any], instruction: str) -> None:
 
     infer_global(function)(_Typing)
 
-    @lower_builtin(function, LanesType, LanesType)  # type: ignore[untyped-decorator]
+    @lower_builtin(function, LanesType, LanesType)
     def _lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return getattr(builder, instruction)(*args, flags=_FLAGS)
 
@@ -158,7 +158,7 @@ def larger(typingctx: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def where_positive(typingctx: Any, condition: Any, a: Any, b: Any) -> Any:
-    """a where condition > 0, else b; for lanes and for single numbers."""
+    """Choose a where condition > 0, else b; for lanes and for single numbers."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         zero = _constant(args[0].type, 0.0)

@@ -1,9 +1,9 @@
 """Blocks of rows on torch's own threads.
 
-A second pool of threads beside torch's would fight with it for the cores: both spin for milliseconds after their
-work, waiting for more. So the kernels run on the very pool torch uses: its OpenMP runtime is asked to run a
-function on n threads, and each thread takes the next block until none is left. Where torch has no such runtime
-(Windows, macOS), plain Python threads do the same.
+A second pool of threads beside torch's would fight with it for the cores: both spin for milliseconds after
+their work, waiting for more. So the kernels run on the very pool torch uses: its OpenMP runtime is asked to
+run a function on n threads, and each thread takes the next block until none is left. Where torch has no such
+runtime (Windows, macOS), plain Python threads do the same.
 
 Blocks are taken in any order but each writes its own rows, so results do not depend on the threads.
 """

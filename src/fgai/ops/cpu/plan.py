@@ -30,7 +30,7 @@ class Incoming(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """Edges by source: position and destination of each, the first arguments of kernels over outgoing edges."""
+    """Edges by source, with position and destination: the first arguments of kernels over outgoing edges."""
 
     blocks: Ints
     colptr: Ints

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 from numba import njit
 
 from fgai.ops.cpu.lanes import LANES, exp_nonpositive, larger, load, prefetch, splat, store, total
@@ -10,36 +13,53 @@ from fgai.ops.cpu.lanes import LANES, exp_nonpositive, larger, load, prefetch, s
 
 # The flags that assume NaN and infinity away (nnan, ninf) stay off: both must survive.
 FAST = {"reassoc", "contract", "nsz", "arcp"}
-# Kernels only read and write arrays they are given, so numba's reference counting is switched off: left on, it
-# costs more than the arithmetic of a short row.
-piece = njit(inline="always", fastmath=FAST, nogil=True, cache=True, _nrt=False)
-kernel = njit(fastmath=FAST, nogil=True, cache=True, _nrt=False)
+# Kernels only read and write arrays they are given, so numba's reference counting is switched off (`_nrt`):
+# left on, it costs more than the arithmetic of a short row.
+_OPTIONS = {"fastmath": FAST, "nogil": True, "cache": True, "_nrt": False}
+piece = njit(inline="always", **_OPTIONS)
 # How many edges ahead rows are asked for.
 AHEAD = 6
+_SOURCES = sorted(Path(__file__).parent.glob("*.py"))
+_STAMP = tuple((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in _SOURCES)
+
+
+def kernel(function: Callable[..., None]) -> Callable[..., None]:
+    """Compile `function` on first use and keep the machine code on disk.
+
+    numba compiles again when the file of the function has changed; a kernel also has to be compiled again
+    when a piece of it has, so the stamp of the stored code covers all files here.
+    """
+    made: Callable[..., None] = njit(**_OPTIONS)(function)
+    stored = getattr(getattr(made, "_cache", None), "_cache_file", None)
+    if stored is not None and hasattr(stored, "_source_stamp"):
+        stored._source_stamp = _STAMP
+    return made
 
 
 @piece
 def axpy(n, a, x, i, y, j):
     """y[j:j+n] += a · x[i:i+n]."""
-    whole = n - n % LANES
+    rest = n & (LANES - 1)
+    whole = n - rest
     scale = splat(a)
     for c in range(0, whole, LANES):
         store(y, j + c, load(y, j + c) + scale * load(x, i + c))
-    for c in range(whole, n):
+    for c in range(whole, whole + rest):
         y[j + c] += a * x[i + c]
 
 
 @piece
 def dot(n, x, i, y, j):
     """Σ_c x[i+c] · y[j+c]."""
-    whole = n - n % LANES
+    rest = n & (LANES - 1)
+    whole = n - rest
     result = x.dtype.type(0)
     if whole > 0:
         lanes = load(x, i) * load(y, j)
         for c in range(LANES, whole, LANES):
             lanes = lanes + load(x, i + c) * load(y, j + c)
         result = total(lanes)
-    for c in range(whole, n):
+    for c in range(whole, whole + rest):
         result += x[i + c] * y[j + c]
     return result
 
@@ -47,7 +67,8 @@ def dot(n, x, i, y, j):
 @piece
 def dot_axpy(n, x, i, y, j, a, z, k):
     """z[k:k+n] += a · x[i:i+n], and return Σ_c x[i+c] · y[j+c]: x is read once."""
-    whole = n - n % LANES
+    rest = n & (LANES - 1)
+    whole = n - rest
     result = x.dtype.type(0)
     scale = splat(a)
     if whole > 0:
@@ -57,7 +78,7 @@ def dot_axpy(n, x, i, y, j, a, z, k):
             lanes = lanes + here * load(y, j + c)
             store(z, k + c, load(z, k + c) + scale * here)
         result = total(lanes)
-    for c in range(whole, n):
+    for c in range(whole, whole + rest):
         result += x[i + c] * y[j + c]
         z[k + c] += a * x[i + c]
     return result
@@ -72,15 +93,16 @@ def fetch(array, offset, width):
 
 @kernel
 def weighted_sum(weight, value, first, last, heads, result, scratch):
-    """result[h] = Σ over the edges in first..last of weight · value, per head; `scratch` as in `normalise`."""
-    if LANES % heads == 0:
-        whole = last - (last - first) % LANES
+    """result[h] = Σ_e weight · value over the edges in first..last, per head; `scratch` as in `normalise`."""
+    if heads <= LANES and heads & (heads - 1) == 0:
+        rest = (last - first) & (LANES - 1)
+        whole = last - rest
         lanes = splat(weight.dtype.type(0))
         for k in range(first, whole, LANES):
             lanes = lanes + load(weight, k) * load(value, k)
         store(scratch, 0, lanes)
-        for k in range(whole, last):
-            scratch[k - whole] += weight[k] * value[k]
+        for k in range(rest):
+            scratch[k] += weight[whole + k] * value[whole + k]
         for k in range(LANES - 1, heads - 1, -1):
             scratch[k - heads] += scratch[k]
         for h in range(heads):
@@ -97,10 +119,10 @@ def weighted_sum(weight, value, first, last, heads, result, scratch):
 def normalise(flat, first, last, heads, scratch):
     """Turn the scores flat[first:last] of one node into their softmax, in place.
 
-    The heads of an edge lie side by side. When their number divides 8, lane k holds head k mod H of every edge
-    whatever its position, so the row is one flat run of vectors. `scratch`: see `plan.workspace`.
+    The heads of an edge lie side by side. When their number divides 8, lane k holds head k mod H of every
+    edge whatever its position, so the row is one flat run of vectors. `scratch`: see `plan.workspace`.
     """
-    if LANES % heads == 0:
+    if heads <= LANES and heads & (heads - 1) == 0:
         _normalise_lanes(flat, first, last, heads, scratch)
     else:
         _normalise_heads(flat, first, last, heads, scratch)
@@ -108,21 +130,9 @@ def normalise(flat, first, last, heads, scratch):
 
 @piece
 def _normalise_lanes(flat, first, last, heads, scratch):
-    whole = last - (last - first) % LANES
-    if whole > first:
-        lanes = load(flat, first)
-        for k in range(first + LANES, whole, LANES):
-            lanes = larger(load(flat, k), lanes)
-        store(scratch, 0, lanes)
-    else:
-        for k in range(LANES):
-            scratch[k] = flat[first + k % heads]
-    for k in range(whole, last):
-        scratch[k - whole] = max(scratch[k - whole], flat[k])
-    for k in range(LANES - 1, heads - 1, -1):
-        scratch[k - heads] = max(scratch[k - heads], scratch[k])
-    for k in range(heads, LANES):
-        scratch[k] = scratch[k - heads]
+    rest = (last - first) & (LANES - 1)
+    whole = last - rest
+    _top_lanes(flat, first, whole, rest, heads, scratch)
     top = load(scratch, 0)
     sums = splat(flat.dtype.type(0))
     for k in range(first, whole, LANES):
@@ -130,9 +140,9 @@ def _normalise_lanes(flat, first, last, heads, scratch):
         store(flat, k, lanes)
         sums = sums + lanes
     store(scratch, LANES, sums)
-    for k in range(whole, last):
-        flat[k] = exp_nonpositive(flat[k] - scratch[k - whole])
-        scratch[LANES + k - whole] += flat[k]
+    for k in range(rest):
+        flat[whole + k] = exp_nonpositive(flat[whole + k] - scratch[k])
+        scratch[LANES + k] += flat[whole + k]
     for k in range(LANES - 1, heads - 1, -1):
         scratch[LANES + k - heads] += scratch[LANES + k]
     for k in range(heads):
@@ -142,8 +152,27 @@ def _normalise_lanes(flat, first, last, heads, scratch):
     scale = load(scratch, LANES)
     for k in range(first, whole, LANES):
         store(flat, k, load(flat, k) * scale)
-    for k in range(whole, last):
-        flat[k] *= scratch[LANES + k - whole]
+    for k in range(rest):
+        flat[whole + k] *= scratch[LANES + k]
+
+
+@piece
+def _top_lanes(flat, first, whole, rest, heads, scratch):
+    """scratch[k] = the largest score of head k mod H, for the eight lanes k."""
+    if whole > first:
+        lanes = load(flat, first)
+        for k in range(first + LANES, whole, LANES):
+            lanes = larger(load(flat, k), lanes)
+        store(scratch, 0, lanes)
+    else:
+        for k in range(LANES):
+            scratch[k] = flat[first + k % heads]
+    for k in range(rest):
+        scratch[k] = max(scratch[k], flat[whole + k])
+    for k in range(LANES - 1, heads - 1, -1):
+        scratch[k - heads] = max(scratch[k - heads], scratch[k])
+    for k in range(heads, LANES):
+        scratch[k] = scratch[k - heads]
 
 
 @piece

@@ -34,7 +34,8 @@ def additive_row(low, high, i, source, heads, left, right, slope, out):
 @piece
 def dynamic_score(channels, left, there, right, here, weight, at, slope):
     """Σ_c weight · leaky_relu(left + right) for one head."""
-    whole = channels - channels % LANES
+    rest = channels & (LANES - 1)
+    whole = channels - rest
     result = left.dtype.type(0)
     if whole > 0:
         lanes, lanes_slope = splat(result), splat(slope)
@@ -42,7 +43,7 @@ def dynamic_score(channels, left, there, right, here, weight, at, slope):
             z = load(left, there + c) + load(right, here + c)
             lanes = lanes + load(weight, at + c) * where_positive(z, z, lanes_slope * z)
         result = total(lanes)
-    for c in range(whole, channels):
+    for c in range(whole, whole + rest):
         z = left[there + c] + right[here + c]
         result += weight[at + c] * where_positive(z, z, slope * z)
     return result
@@ -78,7 +79,7 @@ def dot_row(low, high, i, source, heads, channels, query, key, scale, out):
 
 @piece
 def additive_gradient(heads, left, there, right, here, slope, gradient, at, out):
-    """gradient[at:] becomes that of the sum before the leaky relu; out[h] += it, where `out` starts at `there`."""
+    """Take `gradient` back through the leaky relu, in place, and add it to the source's `out[there:]`."""
     if heads == LANES:
         z = load(left, there) + load(right, here)
         g = load(gradient, at)
@@ -96,28 +97,30 @@ def additive_gradient(heads, left, there, right, here, slope, gradient, at, out)
 @piece
 def dynamic_gradient(channels, left, there, right, here, weight, at, slope, g, out, k):
     """out[k + c] += g · weight[c] · leaky_relu'(left + right)."""
-    whole = channels - channels % LANES
+    rest = channels & (LANES - 1)
+    whole = channels - rest
     lanes_slope, lanes_g = splat(slope), splat(g)
     for c in range(0, whole, LANES):
         z = load(left, there + c) + load(right, here + c)
         t = lanes_g * load(weight, at + c)
         store(out, k + c, load(out, k + c) + where_positive(z, t, lanes_slope * t))
-    for c in range(whole, channels):
+    for c in range(whole, whole + rest):
         t = g * weight[at + c]
         out[k + c] += where_positive(left[there + c] + right[here + c], t, slope * t)
 
 
 @piece
 def dynamic_weight_gradient(channels, left, there, right, here, weight, at, slope, g, out, d_weight):
-    """As `dynamic_gradient` for the destination (out starts at `here`); d_weight[at + c] += g · leaky_relu(z)."""
-    whole = channels - channels % LANES
+    """As `dynamic_gradient`, for the destination; and d_weight[at + c] += g · leaky_relu(left + right)."""
+    rest = channels & (LANES - 1)
+    whole = channels - rest
     lanes_slope, lanes_g = splat(slope), splat(g)
     for c in range(0, whole, LANES):
         z = load(left, there + c) + load(right, here + c)
         t = where_positive(z, lanes_g, lanes_slope * lanes_g)
         store(out, here + c, load(out, here + c) + t * load(weight, at + c))
         store(d_weight, at + c, load(d_weight, at + c) + t * z)
-    for c in range(whole, channels):
+    for c in range(whole, whole + rest):
         z = left[there + c] + right[here + c]
         t = where_positive(z, g, slope * g)
         out[here + c] += t * weight[at + c]

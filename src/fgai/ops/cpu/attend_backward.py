@@ -1,14 +1,13 @@
-"""Loops behind fused attention: score → softmax → (dropout) → aggregate in one pass over the rows.
+"""Fused attention, backward: one pass over the outgoing edges.
 
-Forward, over incoming edges: the scores of a row are written where its attention will be, normalised there while
-they are in cache, and used at once. Backward, over outgoing edges, with o the output and d its gradient:
+With o the output, d its gradient, a the attention and keep the factors of dropout,
 
-    g_e  = keep_e · ⟨d_i, v_j⟩ + ∂attention_e
-    ∂s_e = a_e (g_e - m_i),       m_i = ⟨d_i, o_i⟩ + Σ_e a_e ∂attention_e
+    g_e  = keep_e · ⟨d_i, v_j⟩ + ∂a_e
+    ∂s_e = a_e (g_e - m_i),       m_i = ⟨d_i, o_i⟩ + Σ_e a_e ∂a_e
     ∂v_j = Σ_e keep_e · a_e · d_i
 
-The row d_i is fetched once for both products. What the scores pass on to the destinations is summed over incoming
-edges afterwards, from ∂s.
+The row d_i is fetched once for both products. What the scores pass on to the destinations is summed over the
+incoming edges afterwards, from ∂s.
 """
 
 from __future__ import annotations
@@ -18,110 +17,10 @@ import numpy as np
 from fgai.ops.cpu.draws import factor
 from fgai.ops.cpu.lanes import LANES, load, prefetch, store
 from fgai.ops.cpu.parallel import run_blocks
-from fgai.ops.cpu.rows import AHEAD, axpy, dot, dot_axpy, fetch, kernel, normalise, piece, weighted_sum
-from fgai.ops.cpu.score_rows import additive_gradient, additive_row, dot_row, dynamic_gradient, dynamic_row
+from fgai.ops.cpu.rows import AHEAD, axpy, dot, dot_axpy, fetch, kernel, piece, weighted_sum
+from fgai.ops.cpu.score_rows import additive_gradient, dynamic_gradient
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
-
-
-@piece
-def _finish_row(low, high, i, source, heads, channels, values, attention, drop, out, scratch):
-    """Normalise the scores of row i in `attention` and aggregate `values`; `drop` = (seed, limit, scale)."""
-    seed, limit, scale = drop
-    width = heads * channels
-    here = np.int64(i) * width
-    out[here : here + width] = 0
-    for e in range(low, high):
-        fetch(values, np.int64(source[e]) * width, width)
-    if low < high:
-        normalise(attention, np.int64(low) * heads, np.int64(high) * heads, heads, scratch)
-    for e in range(low, high):
-        there, at = np.int64(source[e]) * width, np.int64(e) * heads
-        for h in range(heads):
-            a, c = attention[at + h], h * channels
-            if limit > 0:
-                a *= factor(at + h, seed, limit, scale)
-            axpy(channels, a, values, there + c, out, here + c)
-
-
-@kernel
-def _additive_block(
-    b, blocks, rowptr, source, heads, channels, left, right, slope, values, drop, attention, out, room
-):
-    scratch = room[b]
-    for i in range(blocks[b], blocks[b + 1]):
-        low, high = rowptr[i], rowptr[i + 1]
-        additive_row(low, high, i, source, heads, left, right, slope, attention)
-        _finish_row(low, high, i, source, heads, channels, values, attention, drop, out, scratch)
-
-
-@kernel
-def additive(
-    threads, blocks, rowptr, source, heads, channels, left, right, slope, values, drop, attention, out, room
-):
-    """Fused forward with the additive score."""
-    arguments = (
-        blocks, rowptr, source, heads, channels, left, right, slope, values, drop, attention, out, room
-    )  # fmt: skip
-    run_blocks(_additive_block, threads, len(blocks) - 1, arguments)
-
-
-@kernel
-def _dynamic_block(
-    b, blocks, rowptr, source, heads, channels, left, right, weight, slope, values, drop, attention, out, room
-):
-    scratch = room[b]
-    for i in range(blocks[b], blocks[b + 1]):
-        low, high = rowptr[i], rowptr[i + 1]
-        dynamic_row(low, high, i, source, heads, channels, left, right, weight, slope, attention)
-        _finish_row(low, high, i, source, heads, channels, values, attention, drop, out, scratch)
-
-
-@kernel
-def dynamic(
-    threads,
-    blocks,
-    rowptr,
-    source,
-    heads,
-    channels,
-    left,
-    right,
-    weight,
-    slope,
-    values,
-    drop,
-    attention,
-    out,
-    room,
-):
-    """Fused forward with the dynamic score."""
-    arguments = (
-        blocks, rowptr, source, heads, channels, left, right, weight, slope, values, drop, attention, out, room
-    )  # fmt: skip
-    run_blocks(_dynamic_block, threads, len(blocks) - 1, arguments)
-
-
-@kernel
-def _dot_block(
-    b, blocks, rowptr, source, heads, channels, query, key, rate, values, drop, attention, out, room
-):
-    scratch = room[b]
-    for i in range(blocks[b], blocks[b + 1]):
-        low, high = rowptr[i], rowptr[i + 1]
-        dot_row(low, high, i, source, heads, channels, query, key, rate, attention)
-        _finish_row(low, high, i, source, heads, channels, values, attention, drop, out, scratch)
-
-
-@kernel
-def dot_product(
-    threads, blocks, rowptr, source, heads, channels, query, key, rate, values, drop, attention, out, room
-):
-    """Fused forward with the dot-product score."""
-    arguments = (
-        blocks, rowptr, source, heads, channels, query, key, rate, values, drop, attention, out, room
-    )  # fmt: skip
-    run_blocks(_dot_block, threads, len(blocks) - 1, arguments)
 
 
 @kernel
@@ -183,7 +82,7 @@ def _edge(at, i, j, heads, channels, values, attention, drop, d_out, means, d_at
 
 
 @kernel
-def _additive_back_block(
+def _additive_block(
     b, blocks, colptr, edge, target, heads, channels, left, right, slope, values, drop,
     attention, d_out, means, d_attention, d_values, d_scores, d_left,
 ):  # fmt: skip
@@ -215,7 +114,7 @@ def _additive_back_block(
 
 
 @kernel
-def additive_back(
+def additive(
     threads, blocks, colptr, edge, target, heads, channels, left, right, slope, values, drop,
     attention, d_out, means, d_attention, d_values, d_scores, d_left,
 ):  # fmt: skip
@@ -224,11 +123,11 @@ def additive_back(
         blocks, colptr, edge, target, heads, channels, left, right, slope, values, drop,
         attention, d_out, means, d_attention, d_values, d_scores, d_left,
     )  # fmt: skip
-    run_blocks(_additive_back_block, threads, len(blocks) - 1, arguments)
+    run_blocks(_additive_block, threads, len(blocks) - 1, arguments)
 
 
 @kernel
-def _dynamic_back_block(
+def _dynamic_block(
     b, blocks, colptr, edge, target, heads, channels, left, right, weight, slope, values, drop,
     attention, d_out, means, d_attention, d_values, d_scores, d_left,
 ):  # fmt: skip
@@ -265,7 +164,7 @@ def _dynamic_back_block(
 
 
 @kernel
-def dynamic_back(
+def dynamic(
     threads, blocks, colptr, edge, target, heads, channels, left, right, weight, slope, values, drop,
     attention, d_out, means, d_attention, d_values, d_scores, d_left,
 ):  # fmt: skip
@@ -274,11 +173,11 @@ def dynamic_back(
         blocks, colptr, edge, target, heads, channels, left, right, weight, slope, values, drop,
         attention, d_out, means, d_attention, d_values, d_scores, d_left,
     )  # fmt: skip
-    run_blocks(_dynamic_back_block, threads, len(blocks) - 1, arguments)
+    run_blocks(_dynamic_block, threads, len(blocks) - 1, arguments)
 
 
 @kernel
-def _dot_back_block(
+def _dot_block(
     b, blocks, colptr, edge, target, heads, channels, query, rate, values, drop,
     attention, d_out, means, d_attention, d_values, d_scores, d_key,
 ):  # fmt: skip
@@ -313,7 +212,7 @@ def _dot_back_block(
 
 
 @kernel
-def dot_product_back(
+def dot_product(
     threads, blocks, colptr, edge, target, heads, channels, query, rate, values, drop,
     attention, d_out, means, d_attention, d_values, d_scores, d_key,
 ):  # fmt: skip
@@ -322,7 +221,7 @@ def dot_product_back(
         blocks, colptr, edge, target, heads, channels, query, rate, values, drop,
         attention, d_out, means, d_attention, d_values, d_scores, d_key,
     )  # fmt: skip
-    run_blocks(_dot_back_block, threads, len(blocks) - 1, arguments)
+    run_blocks(_dot_block, threads, len(blocks) - 1, arguments)
 
 
 @kernel

@@ -1,0 +1,111 @@
+"""Which kernels run: numba on the CPU, Triton on the GPU, plain PyTorch elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from fgai.checks import one_of
+from fgai.errors import FgaiWarning
+from fgai.ops import cpu, reference
+from fgai.ops.adjacency import Adjacency
+from fgai.ops.features import SparseRows
+
+BACKENDS = ("auto", "reference", "numba", "triton")
+_backend: ContextVar[str] = ContextVar("fgai_backend", default="auto")
+
+
+class Kernels(Protocol):
+    """What every backend offers; `fgai.ops.reference` says what each function computes."""
+
+    def edge_softmax(self, scores: Tensor, adjacency: Adjacency) -> Tensor: ...  # noqa: D102
+
+    def aggregate(self, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor: ...  # noqa: D102
+
+    def score_additive(  # noqa: D102
+        self, left: Tensor, right: Tensor, adjacency: Adjacency, slope: float
+    ) -> Tensor: ...
+
+    def score_dynamic(  # noqa: D102
+        self, left: Tensor, right: Tensor, weight: Tensor, adjacency: Adjacency, slope: float
+    ) -> Tensor: ...
+
+    def score_dot(self, query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor: ...  # noqa: D102
+
+    def node_scores(  # noqa: D102
+        self, values: Tensor, left_weight: Tensor, right_weight: Tensor
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def attend_additive(  # noqa: D102
+        self,
+        left: Tensor,
+        right: Tensor,
+        values: Tensor,
+        adjacency: Adjacency,
+        slope: float,
+        p: float,
+        seed: int | Tensor,
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def attend_dynamic(  # noqa: D102
+        self,
+        left: Tensor,
+        right: Tensor,
+        weight: Tensor,
+        values: Tensor,
+        adjacency: Adjacency,
+        slope: float,
+        p: float,
+        seed: int | Tensor,
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def attend_dot(  # noqa: D102
+        self, query: Tensor, key: Tensor, values: Tensor, adjacency: Adjacency, p: float, seed: int | Tensor
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def dropout(self, given: Tensor, p: float, seed: int | Tensor) -> Tensor: ...  # noqa: D102
+
+    def project_sparse(self, rows: SparseRows, weight: Tensor) -> Tensor: ...  # noqa: D102
+
+
+@contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Force a backend inside the block: `auto` (default), `reference`, `numba` or `triton`.
+
+    Example:
+        >>> with use_backend("reference"):
+        ...     pass
+    """
+    token = _backend.set(one_of(name, "name", BACKENDS))
+    try:
+        yield
+    finally:
+        _backend.reset(token)
+
+
+@cache
+def _triton() -> Kernels:
+    """Return the Triton kernels, or the reference with one note when Triton cannot be imported."""
+    try:
+        return cast(Kernels, importlib.import_module("fgai.ops.gpu"))
+    except ImportError as error:
+        note = f"Triton is not available ({error}); the GPU runs plain PyTorch operations, which are slower"
+        warnings.warn(note, FgaiWarning, stacklevel=4)
+        return reference
+
+
+def kernels_for(tensor: Tensor) -> Kernels:
+    """Return the kernels for the device and type of `tensor`."""
+    if _backend.get() == "reference" or tensor.dtype not in (torch.float32, torch.float64):
+        return reference
+    if tensor.device.type == "cpu":
+        return cpu
+    return _triton() if tensor.is_cuda else reference
