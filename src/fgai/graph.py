@@ -324,13 +324,17 @@ class Graph:
         changes["edge_truth"] = _spread(self.edge_truth, edge_map)
         if self.positional is not None and self.positional_values is not None:
             rows, values = extend_encoding(
-                self.positional, self.positional_values, self.adjacency.degree, targets.to(self.device)
+                self.positional, self.positional_values, self._neighbours(), targets.to(self.device)
             )
             changes["positional"] = torch.cat([self.positional, rows])
             changes["positional_values"] = torch.cat([self.positional_values, values])
         graph = self.replace(**changes)
         graph.__dict__["has_loops"] = self.has_loops
         return graph, edge_map
+
+    def _neighbours(self) -> Tensor:
+        """[N] incoming edges per node, self-loops not counted."""
+        return self.adjacency.degree - 1 if self.has_loops else self.adjacency.degree
 
     def inject_edges(self, edge_index: Tensor) -> tuple[Graph, EdgeMap]:
         """Add edges between existing nodes; those that are there already are left alone."""

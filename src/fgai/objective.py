@@ -64,26 +64,27 @@ def prediction_distance(y: Tensor, other: Tensor, divergence: str, scale: Tensor
     return distance / scale if divergence == "relative" else distance
 
 
-@dataclass(frozen=True, eq=False)
-class LayerTarget:
-    """One layer's attention as the losses read it: heads averaged, on the clean edges.
-
-    Attributes:
-        values: [E].
-        rowptr: [N + 1].
-    """
-
-    values: Tensor
-    rowptr: Tensor
-
-
 def attention_distance(
-    before: Sequence[Tensor], after: Sequence[Tensor], rowptrs: Sequence[Tensor], k: int | None, scope: str
+    before: Sequence[Tensor],
+    after: Sequence[Tensor],
+    rowptrs: Sequence[Tensor],
+    k: int | None,
+    scope: str,
+    shares: Sequence[float] | None = None,
 ) -> Tensor:
-    """The distance L summed over layers: l1 on the top-k of one and on that of the other (see `topk_l1`)."""
-    return torch.stack(
-        [topk_l1(a, b, ptr, k, scope) for a, b, ptr in zip(before, after, rowptrs, strict=True)]
-    ).sum()
+    """The distance L summed over layers: l1 on the top-k of one and on that of the other (see `topk_l1`).
+
+    Args:
+        before: per layer [E].
+        after: per layer [E], on the same edges.
+        rowptrs: per layer [N + 1].
+        k: size of the sets.
+        scope: `node` or `graph`.
+        shares: per layer, what the mean over nodes is divided by; 1 when None.
+    """
+    sizes = shares or [1.0] * len(before)
+    layers = zip(before, after, rowptrs, sizes, strict=True)
+    return torch.stack([topk_l1(a, b, ptr, k, scope) / size for a, b, ptr, size in layers]).sum()
 
 
 def margin_loss(values: Sequence[Tensor], rowptrs: Sequence[Tensor], k: int, radius: float) -> Tensor:

@@ -24,16 +24,15 @@ class InjectionAdversary:
         budget: nodes, edges, box and step size; endpoints come from its targets.
     """
 
-    def __init__(self, graph: Graph, budget: Budget, horizon: int = 0, groups: int = 1) -> None:
+    def __init__(self, graph: Graph, budget: Budget) -> None:
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to inject")
         self.graph, self.budget = graph, budget
         self.box = budget.feature_box(graph)
-        self.nodes = budget.target_nodes(graph)
+        self.nodes = budget.target_nodes(graph).cpu()  # drawn and checked without waiting for the device
         each = min(budget.edges, int(self.nodes.numel()))
         self.budget = replace(budget, edges=each)
         self.features = torch.zeros(0)
-        self.horizon, self.groups = horizon, groups
 
     def start(self, generator: torch.Generator) -> None:
         """Draw the first features."""
@@ -44,22 +43,11 @@ class InjectionAdversary:
     ) -> tuple[Graph, EdgeMap]:
         """Return the graph with the new nodes at fresh endpoints; their features collect a gradient."""
         self.climb()
-        self._restart(epoch)
-        pool = self.nodes if nodes is None else nodes
+        pool = self.nodes if nodes is None else nodes.cpu()
         each = min(self.budget.edges, int(pool.numel()))
         endpoints = draw_endpoints(pool, self.budget.nodes, each, generator)
         self.features = self.features.detach().requires_grad_()
         return self.graph.inject(endpoints, self.features)
-
-    def _restart(self, epoch: int | None) -> None:
-        """Send the group whose turn it is back to the middle of the box."""
-        if epoch is None or not self.horizon:
-            return
-        count = self.budget.nodes
-        group = torch.arange(count, device=self.features.device) * self.groups // max(1, count)
-        due = (epoch + group * self.horizon // self.groups) % self.horizon == 0
-        middle = (self.box[0] + self.box[1]) / 2
-        self.features = torch.where(due[:, None], middle, self.features.detach())
 
     def climb(self) -> None:
         """Take one signed step along the gradient that was collected, if any; we maximise."""
@@ -76,3 +64,27 @@ class InjectionAdversary:
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take the features back."""
         self.features = state["features"].to(self.graph.device)
+
+
+def reach_shares(graph: Graph, attacked: Graph, layers: int) -> list[float]:
+    """Share of the original nodes whose attention the new nodes can change, layer by layer.
+
+    Layer 1 reads the new nodes at their neighbours; every further layer carries the change one edge on.
+    Averages over all nodes are divided by it to become averages over the nodes in reach, so that the weight
+    of a term does not depend on how much larger the graph is than the attack.
+
+    Args:
+        graph: before the injection.
+        attacked: after it.
+        layers: attention layers of the model.
+    """
+    source, destination = attacked.adjacency.source, attacked.adjacency.destination
+    reached = torch.zeros(attacked.num_nodes, dtype=torch.bool, device=attacked.device)
+    reached[graph.num_nodes :] = True
+    shares = []
+    for _ in range(layers):
+        spread = reached.clone()
+        spread[destination[reached[source]]] = True
+        reached = spread
+        shares.append(max(float(reached[: graph.num_nodes].float().mean()), 1.0 / graph.num_nodes))
+    return shares

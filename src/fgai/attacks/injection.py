@@ -16,8 +16,13 @@ from fgai.graph import Graph
 
 def draw_endpoints(nodes: Tensor, count: int, each: int, generator: torch.Generator) -> Tensor:
     """Return [count, each] endpoints drawn from `nodes`, distinct within a row."""
-    rows = [torch.randperm(nodes.numel(), generator=generator)[:each] for _ in range(count)]
-    chosen = torch.stack(rows) if rows else torch.zeros(0, each, dtype=torch.long)
+    pool = nodes.numel()
+    tries = torch.randint(pool, (count, 2 * each + 8), generator=generator).tolist()
+    rows = [list(dict.fromkeys(row))[:each] for row in tries]
+    for index, row in enumerate(rows):
+        if len(row) < each:  # a small pool: shuffle it instead
+            rows[index] = torch.randperm(pool, generator=generator)[:each].tolist()
+    chosen = torch.tensor(rows, dtype=torch.long).reshape(count, each)
     return nodes[chosen.to(nodes.device)]
 
 

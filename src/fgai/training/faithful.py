@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fgai.adversaries import InjectionAdversary
+from fgai.adversaries import InjectionAdversary, reach_shares
 from fgai.attacks import Budget
 from fgai.attention import AttentionMap, LayerAttention, evaluating, logits_and_attention
 from fgai.checks import above, at_least, one_of
@@ -43,8 +43,6 @@ class FaithfulConfig:
         box: of their features.
         steps: climbing steps per epoch; the first costs nothing.
         step_size: of each.
-        alternate: in every second epoch a second set of features climbs explanation stability alone, so that
-            the attention is also trained against an attacker who does not care for the prediction.
         radius: of the ball in attention space, for the margin.
         dropout: keep the model's dropout while training.
         train: epochs, learning rate and so on.
@@ -62,9 +60,6 @@ class FaithfulConfig:
     box: tuple[float, float] | None = (-1.0, 1.0)
     steps: int = 1
     step_size: float = 0.1
-    horizon: int = 0
-    groups: int = 1
-    alternate: bool = False
     radius: float = 0.01
     dropout: bool = False
     train: TrainConfig = field(
@@ -103,9 +98,8 @@ class FaithfulConfig:
 class Faithful:
     """The recipe: closeness, similarity and stability against frozen vanilla targets.
 
-    Every term is divided by a size measured once on the vanilla model, so that 1 means the same on every
-    graph: closeness 1 = logits moved by as much as they spread; similarity 1 = attention moved as far as to
-    uniform; stability 1 = as unstable as vanilla under the same adversary.
+    Terms mean the same on every graph: predictions are compared in units of the vanilla logits' spread,
+    attentions by total variation, and both stabilities are averages over the nodes the adversary can reach.
 
     Args:
         vanilla: trained; only read.
@@ -121,11 +115,7 @@ class Faithful:
         budget = Budget(
             nodes=config.nodes, edges=config.edges, box=config.box, step_size=config.step_size, targets="fit"
         )
-        self.adversaries = [
-            InjectionAdversary(graph, budget, config.horizon, config.groups)
-            for _ in range(2 if config.alternate else 1)
-        ]
-        self.scales: dict[str, float] = {}
+        self.adversary = InjectionAdversary(graph, budget)
         self.seed = 0
 
     def start(self, model: nn.Module, seed: int) -> None:
@@ -139,23 +129,16 @@ class Faithful:
             self.target_logits = logits.detach()
             self.target = [layer.values.mean(1) for layer in chosen]
             self.rowptrs = [layer.rowptr for layer in chosen]
-            uniform = [_uniform(ptr, w) for ptr, w in zip(self.rowptrs, self.target, strict=True)]
-            flat = float(attention_distance(self.target, uniform, self.rowptrs, config.k1, config.scope))
-            self.scales = {"closeness": 1.0, "similarity": max(flat, 1e-4)}
-            self.scales |= {
-                "similarity": 1.0,
-                "prediction_stability": 1.0,
-                "explanation_stability": 1.0,
-                "margin": 1.0,
-            }
-            self.scales["logits"] = float(spread(self.target_logits))
+            self.scale = float(spread(self.target_logits))
+            self.shares, self.share = [1.0] * len(self.target), 1.0
             if self.injects:
                 generator = self._generator(-1)
-                for turn, adversary in enumerate(self.adversaries):
-                    adversary.start(generator)
-                    for _ in range(10):
-                        terms = self._stability(self.vanilla, logits, chosen.layers, generator, turn)
-                        sum(self._climbed(terms, turn).values()).backward()  # type: ignore[union-attr]
+                self.adversary.start(generator)
+                shares = reach_shares(self.graph, self.adversary.attacked(generator)[0], len(attention))
+                self.shares, self.share = shares[-len(self.target) :], shares[-1]
+                for _ in range(10):
+                    terms = self._stability(self.vanilla, logits, chosen.layers, generator)
+                    self._total(terms).backward()  # type: ignore[no-untyped-call]
 
     def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         """Yield the clean terms, then the stability terms, whose clean side is held fixed.
@@ -168,18 +151,16 @@ class Faithful:
         logits, attention = logits_and_attention(model, self.graph)
         layers = attention.select(config.layers).layers
         terms = self._clean(logits, layers)
-        yield self._scaled(terms)
+        yield self._with_total(terms)
         logits, layers = logits.detach(), tuple(layer.detach() for layer in layers)
         del terms, attention
         if not self.injects:
             return
-        generator, turn = self._generator(epoch), epoch % len(self.adversaries)
+        generator = self._generator(epoch)
         for _ in range(config.steps - 1):
             with evaluating(model, freeze=True):
-                stability = self._stability(model, logits, layers, generator, turn)
-                self._total(self._climbed(stability, turn)).backward()  # type: ignore[no-untyped-call]
-        stability = self._stability(model, logits, layers, generator, turn, epoch=epoch)
-        yield self._scaled(self._climbed(stability, turn))
+                self._total(self._stability(model, logits, layers, generator)).backward()  # type: ignore[no-untyped-call]
+        yield self._with_total(self._stability(model, logits, layers, generator))
 
     def score(self, model: nn.Module) -> float:
         """Return minus the same total under a fresh adversary on validation nodes; needs no labels."""
@@ -190,41 +171,35 @@ class Faithful:
                 logits, attention = logits_and_attention(model, self.graph)
             layers = attention.select(self.config.layers).layers
             terms = self._clean(logits, layers)
-            if self.injects:
-                worst = torch.zeros(())
-                for turn in range(len(self.adversaries)):
-                    for step in range(4):
-                        stability = self._stability(model, logits, layers, self._generator(-2), turn, nodes)
-                        loss = self._total(self._climbed(stability, turn))
-                        if step < 3:
-                            loss.backward()  # type: ignore[no-untyped-call]
-                    worst = worst.to(loss.device) + loss.detach() / len(self.adversaries)
-                self.load_state(saved)
-                return -float(self._total(terms).detach() + worst)
-            return -float(self._total(terms).detach())
+            total = self._total(terms)
+            for step in range(4 if self.injects else 0):
+                loss = self._total(self._stability(model, logits, layers, self._generator(-2), nodes))
+                if step < 3:
+                    loss.backward()  # type: ignore[no-untyped-call]
+                else:
+                    total = total + loss
+            self.load_state(saved)
+            return -float(total.detach())
 
     def state(self) -> dict[str, Tensor]:
         """Return the adversary's features."""
-        if not self.injects:
-            return {}
-        return {str(i): adversary.state()["features"] for i, adversary in enumerate(self.adversaries)}
+        return self.adversary.state() if self.injects else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take the adversary's features back."""
-        for index, features in state.items():
-            self.adversaries[int(index)].load_state({"features": features})
+        if state:
+            self.adversary.load_state(state)
 
     def _generator(self, epoch: int) -> torch.Generator:
         # A stream of its own: no draw here moves dropout or the evaluation's endpoints.
         return torch.Generator().manual_seed(epoch_seed(self.seed, epoch) ^ 0x5DEECE66D)
 
     def _clean(self, logits: Tensor, layers: Sequence[LayerAttention]) -> dict[str, Tensor]:
-        """Return closeness, similarity and margin on the clean graph, unscaled."""
+        """Return closeness, similarity and margin on the clean graph."""
         config = self.config
         values = [layer.values.mean(1) for layer in layers]
-        scale = self.scales["logits"]
         terms = {
-            "closeness": prediction_distance(logits, self.target_logits, config.divergence, scale),
+            "closeness": prediction_distance(logits, self.target_logits, config.divergence, self.scale),
             "similarity": attention_distance(self.target, values, self.rowptrs, config.k1, config.scope),
         }
         if config.adversary != "injection" and config.weights.margin > 0:
@@ -237,39 +212,31 @@ class Faithful:
         logits: Tensor,
         layers: Sequence[LayerAttention],
         generator: torch.Generator,
-        turn: int = 0,
         nodes: Tensor | None = None,
-        epoch: int | None = None,
     ) -> dict[str, Tensor]:
-        """Return both stability terms under the injection adversary, unscaled."""
+        """Return both stability terms under the injection adversary, averaged over the nodes in reach."""
         config = self.config
-        attacked, edge_map = self.adversaries[turn].attacked(generator, nodes, epoch)
+        attacked, edge_map = self.adversary.attacked(generator, nodes)
         now, moved = logits_and_attention(model, attacked)
         pairs = _paired(layers, moved.select(config.layers), self.graph, attacked, edge_map)
         before, after = [p[0] for p in pairs], [p[1] for p in pairs]
+        moved_by = prediction_distance(
+            logits, now[: self.graph.num_nodes], config.divergence, self.scale * self.share
+        )
         return {
-            "prediction_stability": prediction_distance(
-                logits, now[: self.graph.num_nodes], config.divergence, self.scales["logits"]
+            "prediction_stability": moved_by,
+            "explanation_stability": attention_distance(
+                before, after, self.rowptrs, config.k2, config.scope, self.shares
             ),
-            "explanation_stability": attention_distance(before, after, self.rowptrs, config.k2, config.scope),
         }
 
-    def _climbed(self, terms: dict[str, Tensor], turn: int) -> dict[str, Tensor]:
-        """Return the stability terms of this turn: both, or the explanation's alone."""
-        return terms if turn == 0 else {"explanation_stability": terms["explanation_stability"]}
-
-    def _scaled(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return each term in units of its scale, and their weighted total."""
-        return {**{k: v / self.scales[k] for k, v in terms.items()}, "total": self._total(terms)}
+    def _with_total(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the terms and their weighted total."""
+        return {**terms, "total": self._total(terms)}
 
     def _total(self, terms: dict[str, Tensor]) -> Tensor:
         weights = self.config.weights
-        return torch.stack([getattr(weights, k) * v / self.scales[k] for k, v in terms.items()]).sum()
-
-
-def _uniform(rowptr: Tensor, like: Tensor) -> Tensor:
-    degree = rowptr.diff()
-    return torch.repeat_interleave(1.0 / degree.clamp(min=1).to(like.dtype), degree)
+        return torch.stack([getattr(weights, name) * value for name, value in terms.items()]).sum()
 
 
 def _set_mode(model: nn.Module, dropout: bool) -> None:

@@ -1,0 +1,25 @@
+"""GPU kernels in Triton: the same operations as on the CPU, the same interface."""
+
+from fgai.ops.gpu.composed import attend_additive, attend_dot, attend_dynamic, dropout, node_scores
+from fgai.ops.gpu.functions import (
+    aggregate,
+    edge_softmax,
+    project_sparse,
+    score_additive,
+    score_dot,
+    score_dynamic,
+)
+
+__all__ = [
+    "aggregate",
+    "attend_additive",
+    "attend_dot",
+    "attend_dynamic",
+    "dropout",
+    "edge_softmax",
+    "node_scores",
+    "project_sparse",
+    "score_additive",
+    "score_dot",
+    "score_dynamic",
+]

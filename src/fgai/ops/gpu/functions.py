@@ -1,0 +1,271 @@
+"""The operations on the GPU, with hand-written backward passes over the Triton kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from fgai.ops.adjacency import Adjacency
+from fgai.ops.features import SparseRows
+from fgai.ops.gpu import kernels
+
+# mypy: disable-error-code="no-untyped-call"
+
+TILE = 4096
+"""Elements of a block of edges × heads × channels that one program holds at a time."""
+
+
+def _power(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()
+
+
+def _sizes(heads: int, channels: int) -> dict[str, int]:
+    """Return the compile-time sizes for tensors [*, heads, channels]."""
+    high, wide = _power(heads), _power(channels)
+    block = max(1, min(64, TILE // (high * wide)))
+    return {"H": heads, "C": channels, "BH": high, "BC": wide, "BE": block}
+
+
+def _narrow(heads: int) -> dict[str, int]:
+    """Return the compile-time sizes for tensors [E, heads]."""
+    high = _power(heads)
+    return {"H": heads, "BH": high, "BE": max(16, 256 // high)}
+
+
+def _incoming(adjacency: Adjacency) -> tuple[Tensor, Tensor, Tensor]:
+    index = adjacency.index32
+    return index.rowptr, index.source, index.source
+
+
+def _outgoing(adjacency: Adjacency) -> tuple[Tensor, Tensor, Tensor]:
+    index = adjacency.index32
+    return index.colptr, index.csc, index.destination
+
+
+def _weighted(adjacency: Adjacency, weight: Tensor, values: Tensor, *, outgoing: bool) -> Tensor:
+    """Σ over the incoming (or outgoing) edges of each node of weight [E, H] times the far end's values."""
+    ptr, edge, node = _outgoing(adjacency) if outgoing else _incoming(adjacency)
+    values, weight = values.contiguous(), weight.contiguous()
+    out = torch.empty_like(values)
+    sizes = _sizes(*values.shape[1:])
+    kernels.weighted_sum[(adjacency.num_nodes,)](
+        ptr, edge, node, weight, values, out, **sizes, THROUGH=outgoing, num_warps=4
+    )
+    return out
+
+
+def _edge_dot(adjacency: Adjacency, at_destination: Tensor, at_source: Tensor, scale: float) -> Tensor:
+    index, (heads, channels) = adjacency.index32, at_source.shape[1:]
+    out = at_source.new_empty(adjacency.num_edges, heads)
+    if adjacency.num_edges:
+        sizes = _sizes(heads, channels)
+        grid = (-(-adjacency.num_edges // sizes["BE"]),)
+        kernels.edge_dot[grid](
+            index.source,
+            index.destination,
+            at_destination.contiguous(),
+            at_source.contiguous(),
+            out,
+            adjacency.num_edges,
+            scale,
+            **sizes,
+        )
+    return out
+
+
+class _EdgeSoftmax(Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, adjacency: Adjacency) -> Tensor:
+        scores = scores.contiguous()
+        out = torch.empty_like(scores)
+        sizes = _narrow(scores.shape[1])
+        kernels.softmax_forward[(adjacency.num_nodes,)](adjacency.index32.rowptr, scores, out, **sizes)
+        ctx.save_for_backward(out)
+        ctx.adjacency = adjacency
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (attention,) = ctx.saved_tensors
+        out, adjacency = torch.empty_like(attention), ctx.adjacency
+        kernels.softmax_backward[(adjacency.num_nodes,)](
+            adjacency.index32.rowptr, attention, gradients[0].contiguous(), out, **_narrow(attention.shape[1])
+        )
+        return out, None
+
+
+class _Aggregate(Function):
+    @staticmethod
+    def forward(ctx: Any, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
+        ctx.save_for_backward(attention, values)
+        ctx.adjacency = adjacency
+        return _weighted(adjacency, attention, values, outgoing=False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        attention, values = ctx.saved_tensors
+        d_out, adjacency = gradients[0].contiguous(), ctx.adjacency
+        d_attention = d_values = None
+        if ctx.needs_input_grad[0]:
+            d_attention = _edge_dot(adjacency, d_out, values, 1.0)
+        if ctx.needs_input_grad[1]:
+            d_values = _weighted(adjacency, attention, d_out, outgoing=True)
+        return d_attention, d_values, None
+
+
+class _Additive(Function):
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor, adjacency: Adjacency, slope: float) -> Tensor:
+        left, right = left.contiguous(), right.contiguous()
+        index, heads = adjacency.index32, left.shape[1]
+        out = left.new_empty(adjacency.num_edges, heads)
+        total = out.numel()
+        if total:
+            kernels.additive_forward[(-(-total // 512),)](
+                index.source, index.destination, left, right, out, total, slope, H=heads, B=512
+            )
+        ctx.save_for_backward(left, right)
+        ctx.adjacency, ctx.slope = adjacency, slope
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        left, right = ctx.saved_tensors
+        gradient, adjacency, found = gradients[0].contiguous(), ctx.adjacency, []
+        for want, view, outgoing, own, other in (
+            (ctx.needs_input_grad[0], _outgoing(adjacency), True, left, right),
+            (ctx.needs_input_grad[1], _incoming(adjacency), False, right, left),
+        ):
+            out = torch.empty_like(own) if want else None
+            if out is not None:
+                kernels.additive_backward[(adjacency.num_nodes,)](
+                    *view, own, other, gradient, out, ctx.slope, **_narrow(own.shape[1]), THROUGH=outgoing
+                )
+            found.append(out)
+        return found[0], found[1], None, None
+
+
+class _Dynamic(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, left: Tensor, right: Tensor, weight: Tensor, adjacency: Adjacency, slope: float
+    ) -> Tensor:
+        left, right, weight = left.contiguous(), right.contiguous(), weight.contiguous()
+        index, sizes = adjacency.index32, _sizes(*left.shape[1:])
+        out = left.new_empty(adjacency.num_edges, left.shape[1])
+        if adjacency.num_edges:
+            grid = (-(-adjacency.num_edges // sizes["BE"]),)
+            kernels.dynamic_forward[grid](
+                index.source, index.destination, left, right, weight, out, adjacency.num_edges, slope, **sizes
+            )
+        ctx.save_for_backward(left, right, weight)
+        ctx.adjacency, ctx.slope = adjacency, slope
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        left, right, weight = ctx.saved_tensors
+        gradient, adjacency, sizes = gradients[0].contiguous(), ctx.adjacency, _sizes(*left.shape[1:])
+        d_left, d_right = torch.empty_like(left), torch.empty_like(right)
+        part = torch.empty_like(right)
+        rows = (adjacency.num_nodes,)
+        kernels.dynamic_backward[rows](
+            *_outgoing(adjacency), left, right, weight, gradient, d_left, part, ctx.slope, **sizes,
+            THROUGH=True, WEIGHT=False,
+        )  # fmt: skip
+        kernels.dynamic_backward[rows](
+            *_incoming(adjacency), right, left, weight, gradient, d_right, part, ctx.slope, **sizes,
+            THROUGH=False, WEIGHT=True,
+        )  # fmt: skip
+        return d_left, d_right, part.sum(0), None, None
+
+
+class _Dot(Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
+        ctx.save_for_backward(query, key)
+        ctx.adjacency, ctx.scale = adjacency, query.shape[-1] ** -0.5
+        return _edge_dot(adjacency, query, key, ctx.scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key = ctx.saved_tensors
+        scaled = gradients[0] * ctx.scale
+        d_query = _weighted(ctx.adjacency, scaled, key, outgoing=False) if ctx.needs_input_grad[0] else None
+        d_key = _weighted(ctx.adjacency, scaled, query, outgoing=True) if ctx.needs_input_grad[1] else None
+        return d_query, d_key, None
+
+
+class _ProjectSparse(Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, weight: Tensor, rows: SparseRows) -> Tensor:
+        ctx.save_for_backward(values, weight)
+        ctx.rows = rows
+        ptr, column = rows.rows32
+        return _sparse(ptr, column, column, values, weight, rows.num_rows, through=False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        values, weight = ctx.saved_tensors
+        rows, gradient = ctx.rows, gradients[0].contiguous()
+        d_values = d_weight = None
+        if ctx.needs_input_grad[0]:
+            d_values = (gradient[rows.rows] * weight[rows.indices]).sum(1)
+        if ctx.needs_input_grad[1]:
+            ptr, owner, entry = rows.columns
+            d_weight = _sparse(ptr, owner, entry, values, gradient, rows.num_columns, through=True)
+        return d_values, d_weight, None
+
+
+def _sparse(
+    ptr: Tensor, column: Tensor, entry: Tensor, values: Tensor, dense: Tensor, count: int, *, through: bool
+) -> Tensor:
+    dense = dense.contiguous()
+    width = dense.shape[1]
+    out = dense.new_empty(count, width)
+    block = min(64, _power(width))
+    grid = (count, -(-width // block))
+    kernels.sparse_rows[grid](
+        ptr, column, entry, values, dense, out, D=width, BD=block, BE=max(8, 1024 // block), THROUGH=through
+    )
+    return out
+
+
+def edge_softmax(scores: Tensor, adjacency: Adjacency) -> Tensor:
+    """See `fgai.ops.reference.edge_softmax`."""
+    return _EdgeSoftmax.apply(scores, adjacency)  # type: ignore[no-any-return]
+
+
+def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
+    """See `fgai.ops.reference.aggregate`."""
+    return _Aggregate.apply(attention, values, adjacency)  # type: ignore[no-any-return]
+
+
+def score_additive(left: Tensor, right: Tensor, adjacency: Adjacency, slope: float) -> Tensor:
+    """See `fgai.ops.reference.score_additive`."""
+    return _Additive.apply(left, right, adjacency, slope)  # type: ignore[no-any-return]
+
+
+def score_dynamic(left: Tensor, right: Tensor, weight: Tensor, adjacency: Adjacency, slope: float) -> Tensor:
+    """See `fgai.ops.reference.score_dynamic`."""
+    return _Dynamic.apply(left, right, weight, adjacency, slope)  # type: ignore[no-any-return]
+
+
+def score_dot(query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
+    """See `fgai.ops.reference.score_dot`."""
+    return _Dot.apply(query, key, adjacency)  # type: ignore[no-any-return]
+
+
+def project_sparse(rows: SparseRows, weight: Tensor) -> Tensor:
+    """See `fgai.ops.reference.project_sparse`."""
+    return _ProjectSparse.apply(rows.values, weight, rows)  # type: ignore[no-any-return]
