@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+# Threads that wait must not spin: on a busy machine that slows everything down many times.
+export OMP_WAIT_POLICY ?= passive
 
 .PHONY: demo test test-slow check clean
 

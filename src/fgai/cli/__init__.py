@@ -1,0 +1,5 @@
+"""The command line: parse, call the library, print."""
+
+from fgai.cli.app import app, main
+
+__all__ = ["app", "main"]

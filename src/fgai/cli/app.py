@@ -1,0 +1,54 @@
+"""The application: every command in one tree."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import fgai
+from fgai.cli import attack, certify, compare, data, demo, doctor, evaluate, explain, faithful, train
+
+app = typer.Typer(
+    name="fgai",
+    epilog="Start with: fgai demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("demo", rich_help_panel="See it")(demo.demo)
+app.command("explain", rich_help_panel="See it")(explain.explain)
+app.command("train", rich_help_panel="Make models")(train.train)
+app.command("faithful", rich_help_panel="Make models")(faithful.faithful)
+app.command("attack", rich_help_panel="Judge models")(attack.attack)
+app.command("evaluate", rich_help_panel="Judge models")(evaluate.evaluate)
+app.command("compare", rich_help_panel="Judge models")(compare.compare)
+app.command("certify", rich_help_panel="Judge models")(certify.certify)
+app.add_typer(data.app, name="data", rich_help_panel="Around")
+app.command("doctor", rich_help_panel="Around")(doctor.doctor)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fgai {fgai.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Attention explanations of graph neural networks that stay put: train them, attack them, certify them.
+
+    Results go to standard output, everything else to standard error; --json prints one JSON document instead
+    of tables. Exit codes: 0 good, 1 failure, 2 bad input, 130 interrupted.
+    """
+
+
+def main() -> None:
+    """Entry point of the `fgai` script."""
+    app()

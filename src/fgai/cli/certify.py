@@ -1,0 +1,61 @@
+"""`fgai certify`: what no perturbation of the attention within a radius can do."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fgai.certify import certify as certify_model
+from fgai.cli import options
+from fgai.cli.files import checked_output, open_model
+from fgai.cli.output import Output, command
+from fgai.training import load
+
+
+@command
+def certify(
+    model: options.ModelFile,
+    *,
+    vanilla: options.VanillaFile = None,
+    radius: Annotated[float, typer.Option("--radius", "-r", help="R, at least 0.")] = 0.01,
+    k1: Annotated[int, typer.Option(min=1, help="Top-k compared with the vanilla model.")] = 5,
+    k2: Annotated[int, typer.Option(min=1, help="Top-k certified.")] = 5,
+    norm: Annotated[str, typer.Option(help="Ball around the attention: l1, l2 or linf.")] = "l1",
+    alpha: Annotated[float | None, typer.Option(help="Largest change of prediction allowed.")] = None,
+    beta: Annotated[float | None, typer.Option(help="Least overlap wanted, 0 to 1.")] = None,
+    divergence: Annotated[str, typer.Option(help="Change of prediction on probabilities or logits.")] = (
+        "probabilities"
+    ),
+    dataset: options.OtherDataset = None,
+    root: options.Root = None,
+    output: options.Record = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Prove, node by node, that explanation and prediction stay within a radius of the attention.
+
+    Examples:
+    - `fgai certify gat.safetensors --radius 0.01`
+    - `fgai certify fgai.safetensors --vanilla gat.safetensors --alpha 0.1 --beta 0.8 --json`
+    """
+    out = Output(json, quiet)
+    opened = open_model(model, dataset, root)
+    parent = None if vanilla is None else load(vanilla)
+    path = None if output is None else checked_output(output)
+    out.say(f"certifying {model} on {opened.graph!r}")
+    record = certify_model(
+        opened.model,
+        opened.graph,
+        vanilla=parent,
+        radius=radius,
+        k1=k1,
+        k2=k2,
+        norm=norm,
+        alpha=alpha,
+        beta=beta,
+        divergence=divergence,
+    )
+    if path is not None:
+        out.say(f"written to {record.save(path)}")
+    out.result(record.to_dict(), record.show)

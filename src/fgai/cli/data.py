@@ -1,0 +1,93 @@
+"""`fgai data`: which datasets there are, and what is in them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fgai import datasets
+from fgai.cli import options
+from fgai.cli.output import Output, command
+from fgai.datasets import paths
+
+app = typer.Typer(
+    help="The datasets: which there are, and what is in them.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+
+def found(name: str, root: Any = None) -> str:
+    """Say where a dataset's files are: built in, a folder, or nowhere yet."""
+    about = datasets.info(name)
+    if not about.files:
+        return "built in"
+    files = paths.find(about.files, paths.search_path(root))
+    return "to download" if files is None else str(files[0].parent)
+
+
+@app.command("list", epilog="Example: fgai data list --json")
+@command
+def list_(*, root: options.Root = None, json: options.Json = False, quiet: options.Quiet = False) -> None:
+    """List the datasets, their sizes, and whether their files are on this machine."""
+    rows = [
+        {
+            "name": name,
+            "nodes": about.num_nodes,
+            "edges": about.num_edges,
+            "features": about.num_features,
+            "classes": about.num_classes,
+            "graphs": about.num_graphs,
+            "task": about.task,
+            "where": found(name, root),
+        }
+        for name in datasets.names()
+        for about in [datasets.info(name)]
+    ]
+
+    def show(console: Console) -> None:
+        table = Table(box=None, padding=(0, 1))
+        for column in ("name", "task", "nodes", "edges", "features", "classes", "where"):
+            words = column in ("name", "task", "where")
+            table.add_column(column, justify="left" if words else "right", no_wrap=True)
+        for row in rows:
+            where = str(row["where"])
+            shown = where if where in ("built in", "to download") else "here"
+            sizes = (f"{row[name]:,}" for name in ("nodes", "edges", "features", "classes"))
+            table.add_row(str(row["name"]), str(row["task"]), *sizes, shown)
+        console.print(table)
+
+    Output(json, quiet).result({"command": "data list", "datasets": rows}, show)
+
+
+@app.command("info", epilog="Example: fgai data info amazon-photo")
+@command
+def info(
+    name: Annotated[str, typer.Argument(help="Name of a dataset.")],
+    *,
+    root: options.Root = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Say what a dataset holds, where it comes from and which files it needs."""
+    about = datasets.info(name)
+    values = {**dataclasses.asdict(about), "where": found(name, root)}
+
+    def show(console: Console) -> None:
+        console.print(f"[bold]{about.name}[/]  ({values['where']})")
+        console.print(about.description, markup=False)
+        table = Table(show_header=False, box=None)
+        for label in ("num_nodes", "num_edges", "num_features", "num_classes", "num_graphs"):
+            table.add_row(label.removeprefix("num_"), f"{values[label]:,}")
+        for label in ("task", "source", "citation", "licence"):
+            table.add_row(label, str(values[label]))
+        table.add_row("splits", ", ".join(about.splits))
+        for layout in about.files:
+            table.add_row("files", "\n".join(layout))
+        console.print(table)
+
+    Output(json, quiet).result({"command": "data info", **values}, show)

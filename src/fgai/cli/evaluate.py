@@ -1,0 +1,69 @@
+"""`fgai evaluate`: one model under one threat, measured as the protocol says."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fgai.attacks import THREATS
+from fgai.checks import one_of
+from fgai.cli import options
+from fgai.cli.files import checked_output, open_model
+from fgai.cli.output import Output, command
+from fgai.evaluate import evaluate as evaluate_model
+from fgai.training import load
+
+Curves = Annotated[
+    bool, typer.Option("--curves/--no-curves", help="Remove edges by rank and measure F-slopes; slower.")
+]
+Nulls = Annotated[
+    bool, typer.Option("--nulls/--no-nulls", help="Also measure attention that says nothing; slower.")
+]
+PerNode = Annotated[bool, typer.Option("--per-node", help="Keep the values of every node in the record.")]
+
+
+@command
+def evaluate(
+    model: options.ModelFile,
+    *,
+    vanilla: options.VanillaFile = None,
+    threat: options.Threat = "standard",
+    k: options.K = 5,
+    seed: options.Seed = 0,
+    curves: Curves = True,
+    nulls: Nulls = True,
+    per_node: PerNode = False,
+    dataset: options.OtherDataset = None,
+    root: options.Root = None,
+    output: options.Record = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Attack a model and measure how its predictions and its attention hold.
+
+    Examples:
+    - `fgai evaluate gat.safetensors`
+    - `fgai evaluate faithful-gat.safetensors --vanilla gat.safetensors --threat strong -o strong.json`
+    """
+    out = Output(json, quiet)
+    one_of(threat, "--threat", tuple(THREATS))
+    opened = open_model(model, dataset, root)
+    parent = None if vanilla is None else load(vanilla)
+    path = None if output is None else checked_output(output)
+    out.say(f"evaluating {model} on {opened.graph!r}, threat {threat}")
+    record = evaluate_model(
+        opened.model,
+        opened.graph,
+        threat,
+        vanilla=parent,
+        seed=seed,
+        name=model.stem,
+        k=k,
+        curves=curves,
+        nulls=nulls,
+        per_node=per_node,
+    )
+    if path is not None:
+        out.say(f"written to {record.save(path)}")
+    out.result(record.to_dict(), record.show)

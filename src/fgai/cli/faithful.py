@@ -1,0 +1,53 @@
+"""`fgai faithful`: a faithful twin of a trained model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fgai.cli import options
+from fgai.cli.files import checked_output, open_model, parsed_settings, resumable, scores, write_model
+from fgai.cli.output import Output, command
+from fgai.cli.train import report
+from fgai.training import make_faithful, preset
+
+
+@command
+def faithful(
+    model: options.ModelFile,
+    *,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; faithful-NAME by default.")
+    ] = None,
+    seed: options.Seed = 0,
+    epochs: options.Epochs = None,
+    lr: options.Rate = None,
+    set_: options.Settings = None,
+    root: options.Root = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Make a faithful twin: attention that points at the same neighbours and stays put under attack.
+
+    Labels are not used. Ctrl-C saves the training; the same command goes on with it.
+
+    Examples:
+    - `fgai faithful gat.safetensors`
+    - `fgai faithful gat.safetensors --epochs 100 --set similarity=4 --output fgai.safetensors`
+    """
+    out = Output(json, quiet)
+    opened = open_model(model, None, root)
+    settings = parsed_settings(set_, opened.kind, faithful=True)
+    settings |= {name: value for name, value in (("epochs", epochs), ("lr", lr)) if value is not None}
+    path = checked_output(output or model.with_name(f"faithful-{model.name}"))
+    out.say(f"making {model} faithful on {opened.graph!r}")
+    chosen = {**preset("fgai", opened.kind, opened.graph.name), **settings}
+    with resumable(out, path) as folder:
+        twin = make_faithful(
+            opened.model, opened.graph, seed=seed, progress=out.progress, checkpoint=folder, **chosen
+        )
+        about = {**opened.about, "method": "fgai", "seed": seed, "settings": settings, "vanilla": str(model)}
+        path = write_model(twin, path, opened.graph, about)
+    report(out, "faithful", twin, scores(twin, opened.graph), path, about)

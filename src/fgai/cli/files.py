@@ -1,0 +1,153 @@
+"""Models and their data from files, settings from words, and outputs checked before long work."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fgai import datasets, metrics
+from fgai.checks import one_of
+from fgai.cli.output import Output
+from fgai.errors import CheckpointError, FgaiError, InputError
+from fgai.graph import Graph
+from fgai.objective import TERMS
+from fgai.training import FaithfulConfig, TrainConfig, load, read_header, save
+from fgai.training.methods import MODELS
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A model, the graph it belongs to, and what its file says of itself."""
+
+    path: Path
+    model: nn.Module
+    graph: Graph
+    about: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """The class of the model."""
+        return type(self.model).__name__
+
+
+def open_model(path: Path, dataset: str | None = None, root: Path | None = None) -> Opened:
+    """Read a model and load the data it was trained on, with the same split.
+
+    Args:
+        path: of the checkpoint.
+        dataset: another dataset, which must have the same features and classes.
+        root: where the dataset's files lie.
+
+    Raises:
+        CheckpointError: no such model, or its data is not what it was.
+        InputError: the file does not say which dataset to load.
+    """
+    header = read_header(path)
+    about: dict[str, Any] = header.get("about") or {}
+    name = dataset or about.get("dataset")
+    if not name:
+        raise InputError(f"{path} does not say which dataset it belongs to; add --dataset")
+    model = load(path)
+    graph = datasets.load(name, root, int(about.get("split_seed", 0)), split=None)
+    known = header.get("data_fingerprint")
+    if known and name == about.get("dataset") and datasets.fingerprint(graph) != known:
+        raise CheckpointError(
+            f"the files of {name!r} are not those {path} was trained on; restore them, or train anew"
+        )
+    return Opened(path, model, graph, about)
+
+
+def write_model(model: nn.Module, path: Path, graph: Graph, about: dict[str, Any]) -> Path:
+    """Write a model with what `open_model` needs to find its data again."""
+    return save(model, path, data_fingerprint=datasets.fingerprint(graph), about=about)
+
+
+def checked_output(path: Path) -> Path:
+    """Make sure a file can be written where `path` says, before any long work.
+
+    Raises:
+        FgaiError: the folder cannot be made or written to, or `path` is a folder.
+    """
+    if path.is_dir():
+        raise FgaiError(f"cannot write {path}: it is a folder; name a file in it")
+    checked_folder(path.parent)
+    return path
+
+
+def checked_folder(path: Path) -> Path:
+    """Make a folder if needed and make sure files can be written in it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise FgaiError(f"cannot write to {path}: {error.strerror or error}; choose another place") from error
+    return path
+
+
+@contextmanager
+def resumable(output: Output, path: Path) -> Iterator[Path]:
+    """Give a folder for the state of a training; deleted when it is done, kept when it is interrupted."""
+    folder = path.with_name(f"{path.name}.partial")
+    if folder.exists():
+        output.say(f"going on with the training in {folder}")
+    try:
+        yield folder
+    except KeyboardInterrupt:
+        if folder.exists():
+            output.notes.print(f"saved in {folder}; run the same command again to go on", markup=False)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def parsed_settings(words: Sequence[str] | None, model: str, *, faithful: bool) -> dict[str, Any]:
+    """Turn `name=value` words into settings; values are read as JSON where they can be.
+
+    Raises:
+        InputError: a word without `=`, or an unknown name.
+    """
+    known = {field.name for field in dataclasses.fields(TrainConfig)}
+    if faithful:
+        known |= {field.name for field in dataclasses.fields(FaithfulConfig)} | set(TERMS)
+        known -= {"weights", "train"}
+    elif model in MODELS:
+        code = MODELS[model].__init__.__code__
+        known |= set(code.co_varnames[3 : code.co_argcount + code.co_kwonlyargcount])
+    out: dict[str, Any] = {}
+    for word in words or ():
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise InputError(f"`--set` takes NAME=VALUE, got {word!r}")
+        one_of(name, "--set", sorted(known))
+        try:
+            out[name] = json.loads(value)
+        except ValueError:
+            out[name] = value
+        if isinstance(out[name], list):
+            out[name] = tuple(out[name])
+    return out
+
+
+def scores(model: nn.Module, graph: Graph) -> dict[str, float]:
+    """Micro-F1 on the training, validation and test nodes, where there are any."""
+    from fgai.evaluate.measures import logits_again
+    from fgai.training import prepared
+
+    if graph.y is None:
+        return {}
+    logits = logits_again(model, prepared(model, graph))
+    masks = {"train": graph.train_mask, "val": graph.val_mask, "test": graph.test_mask}
+    return {
+        name: metrics.f1(logits[mask], graph.y[mask])
+        for name, mask in masks.items()
+        if mask is not None and bool(mask.any())
+    }

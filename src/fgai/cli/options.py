@@ -1,0 +1,38 @@
+"""Options that several commands share, spelled and explained once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document to standard output instead of tables.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no remarks.")]
+Dataset = Annotated[str, typer.Option("--dataset", "-d", help="Name of a dataset; see `fgai data list`.")]
+OtherDataset = Annotated[
+    str | None, typer.Option("--dataset", "-d", help="Another dataset than the one the model was trained on.")
+]
+Root = Annotated[
+    Path | None, typer.Option("--root", help="Folder with the datasets' files; $FGAI_DATA by default.")
+]
+Model = Annotated[str, typer.Option("--model", "-m", help="Architecture: GAT, GATv2 or GT.")]
+ModelFile = Annotated[Path, typer.Argument(help="A model written by `fgai train` or `fgai faithful`.")]
+VanillaFile = Annotated[
+    Path | None, typer.Option("--vanilla", help="The model it was made from, to measure similarity to.")
+]
+Seed = Annotated[int, typer.Option("--seed", "-s", min=0, help="Draws whatever is random.")]
+Threat = Annotated[str, typer.Option("--threat", "-t", help="standard, strong, random, edges or modify.")]
+K = Annotated[int, typer.Option("--k", "-k", min=1, help="Neighbours in a node's explanation.")]
+Epochs = Annotated[
+    int | None, typer.Option("--epochs", min=1, help="Training epochs; the preset's by default.")
+]
+Rate = Annotated[float | None, typer.Option("--lr", help="Learning rate; the preset's by default.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="Any other setting as NAME=VALUE; may be repeated.")
+]
+Record = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Also write the record to this JSON file.")
+]

@@ -1,0 +1,118 @@
+"""What a command prints and where: results on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any, ParamSpec, TextIO
+
+import typer
+from rich.console import Console
+
+from fgai.errors import DivergenceError, FgaiError, FgaiWarning
+
+P = ParamSpec("P")
+FAILURE, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+
+class Output:
+    """The two streams of one command.
+
+    Args:
+        json: print the result as one JSON document.
+        quiet: no progress, no remarks; warnings and errors still come.
+    """
+
+    def __init__(self, json: bool, quiet: bool) -> None:
+        self.json, self.quiet = json, quiet
+        self.console = Console(highlight=False)
+        self.notes = Console(stderr=True, highlight=False)
+
+    @property
+    def progress(self) -> bool | None:
+        """What the library's `progress` arguments take: off when quiet, else as the terminal has it."""
+        return False if self.quiet else None
+
+    def say(self, text: str) -> None:
+        """Remark on what happens, on standard error."""
+        if not self.quiet:
+            self.notes.print(text, markup=False, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """Warn on standard error."""
+        self.notes.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
+
+    def result(self, values: dict[str, Any], show: Callable[[Console], None]) -> None:
+        """Print the result: `values` as JSON, or what `show` draws."""
+        if self.json:
+            typer.echo(json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False))
+        else:
+            show(self.console)
+
+
+def command(work: Callable[P, None]) -> Callable[P, None]:
+    """Turn what a command raises into a message and an exit code, without a traceback.
+
+    Errors of `FgaiError` mean bad input (2), all others a failure (1), Ctrl-C 130. With `--json` the error is
+    printed as JSON too. `FGAI_DEBUG=1` adds the traceback.
+    """
+
+    @functools.wraps(work)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        output = Output(bool(kwargs.get("json")), bool(kwargs.get("quiet")))
+        try:
+            with warnings.catch_warnings():
+                _tell_warnings(output)
+                work(*args, **kwargs)
+        except typer.Exit:
+            raise
+        except KeyboardInterrupt:
+            _fail(output, "interrupted", "Interrupted", INTERRUPTED)
+        except DivergenceError as error:
+            _fail(output, str(error), type(error).__name__, FAILURE)
+        except FgaiError as error:
+            _fail(output, str(error), type(error).__name__, BAD_INPUT)
+        except BrokenPipeError:
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 (nobody reads on)
+            raise typer.Exit(FAILURE) from None
+        except Exception as error:
+            text = f"unexpected {type(error).__name__}: {error}; FGAI_DEBUG=1 shows where. Please report it"
+            _fail(output, text, type(error).__name__, FAILURE)
+
+    return guarded
+
+
+def _fail(output: Output, message: str, kind: str, code: int) -> None:
+    if os.environ.get("FGAI_DEBUG"):
+        traceback.print_exc()
+    text = message if code == INTERRUPTED else f"error: {message}"
+    output.notes.print(text, style="red", markup=False, soft_wrap=True)
+    if output.json:
+        typer.echo(json.dumps({"error": {"type": kind, "message": message, "exit_code": code}}))
+    raise typer.Exit(code)
+
+
+def _tell_warnings(output: Output) -> None:
+    """Print fgai's own warnings in one line each, once, and drop those of other packages."""
+    warnings.simplefilter("ignore")
+    warnings.simplefilter("always", FgaiWarning)
+    seen: set[str] = set()
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if str(message) not in seen:
+            seen.add(str(message))
+            output.warn(str(message))
+
+    warnings.showwarning = show

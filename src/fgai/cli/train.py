@@ -1,0 +1,88 @@
+"""`fgai train`: a model from a dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fgai import datasets
+from fgai.checks import one_of
+from fgai.cli import options
+from fgai.cli.files import checked_output, parsed_settings, resumable, scores, write_model
+from fgai.cli.output import Output, command
+from fgai.training import METHODS, MODELS, train_method
+
+
+@command
+def train(
+    *,
+    dataset: options.Dataset = "planted",
+    model: options.Model = "GAT",
+    method: Annotated[
+        str, typer.Option(help="vanilla, ln (layer norm), at (adversarial training), fgai or fgai-paper.")
+    ] = "vanilla",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; METHOD-MODEL-DATASET by default.")
+    ] = None,
+    seed: options.Seed = 0,
+    epochs: options.Epochs = None,
+    lr: options.Rate = None,
+    set_: options.Settings = None,
+    root: options.Root = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Train a model and write it to a file that knows its data.
+
+    The seed draws the split, the weights and everything random in training. Ctrl-C saves the training; the
+    same command goes on with it.
+
+    Examples:
+    - `fgai train --dataset cora --model GATv2 --output cora.safetensors`
+    - `fgai train --method ln --epochs 50 --set dropout=0.3`
+    """
+    one_of(model, "--model", tuple(MODELS))
+    one_of(method, "--method", METHODS)
+    out, settings = Output(json, quiet), parsed_settings(set_, model, faithful=method.startswith("fgai"))
+    settings |= {name: value for name, value in (("epochs", epochs), ("lr", lr)) if value is not None}
+    graph = datasets.load(dataset, root, seed)
+    path = checked_output(output or Path(f"{method}-{model}-{dataset}.safetensors".lower()))
+    out.say(f"training {model} ({method}) on {graph!r}")
+    with resumable(out, path) as folder:
+        trained = train_method(
+            method, model, graph, seed=seed, progress=out.progress, checkpoint=folder, settings=settings
+        )
+        about = {"dataset": dataset, "split_seed": seed, "seed": seed, "method": method, "settings": settings}
+        path = write_model(trained, path, graph, about)
+    report(out, "train", trained, scores(trained, graph), path, about)
+
+
+def report(
+    out: Output, name: str, model: Any, f1: dict[str, float], path: Path, about: dict[str, Any]
+) -> None:
+    """Print what a training came to."""
+    history = model.history
+    values = {
+        "command": name,
+        "output": str(path),
+        "model": type(model).__name__,
+        **about,
+        "f1": f1,
+        "epochs": len(history.terms),
+        "best_epoch": history.best_epoch,
+        "stopped": history.stopped,
+        "seconds": history.seconds,
+    }
+
+    def show(console: Console) -> None:
+        shares = ", ".join(f"{part} {value:.3f}" for part, value in f1.items())
+        console.print(f"F1: {shares}")
+        console.print(
+            f"{len(history.terms)} epochs in {history.seconds:.1f} s; kept: epoch {history.best_epoch + 1}"
+        )
+        console.print(f"written to {path}", markup=False, soft_wrap=True)
+
+    out.result(values, show)
