@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -265,9 +266,9 @@ def test_the_explanation_objective_equals_a_loop(seed: int, k: int) -> None:
         row = [(s, d, v.mean()) for s, d, v in zip(*edges.tolist(), values, strict=True) if d == node]
         if len(row) > k:
             row.sort(key=lambda entry: (-float(entry[2]), entry[0]))
-            best_out = max(now[s, d] for s, d, _ in row[k:])
-            worst_in = min(now[s, d] for s, d, _ in row[:k])
-            margins.append(min(float(best_out - worst_in), 1.0))
+            out = sorted((float(now[s, d]) for s, d, _ in row[k:]), reverse=True)
+            inside = sorted(float(now[s, d]) for s, d, _ in row[:k])
+            margins += [1 / (1 + math.exp(b - a)) for a, b in zip(out, inside, strict=False)]
     assert float(found) == pytest.approx(sum(margins) / len(margins) if margins else 0.0, rel=1e-6, abs=1e-9)
 
 
@@ -327,5 +328,6 @@ def test_a_zero_gradient_is_told(kind: str) -> None:
 
 
 def test_a_search_that_loses_to_noise_is_told() -> None:
-    with pytest.warns(ReliabilityWarning, match="weaker-than-noise|attack-without-effect"):
-        cases.attack(PGDInjection, restarts=1).run(Masked("flipped"), cases.tiny_graph())
+    # In a wide box noise is strong, and steps the wrong way never catch up with it.
+    with pytest.warns(ReliabilityWarning, match="weaker-than-noise"):
+        cases.attack(PGDInjection, box=(-20.0, 20.0), restarts=1).run(Masked("flipped"), cases.tiny_graph())

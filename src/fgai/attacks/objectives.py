@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from fgai.attention import AttentionMap
 from fgai.checks import one_of
-from fgai.topk import topk_mask
+from fgai.topk import leaders, topk_mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,14 +62,17 @@ def margin(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
 
 
 def explanation(k: int = 5) -> Objective:
-    """Return the top-k margin objective: push some outsider above some member of the clean top-k.
+    """Return the top-k margin objective: push outsiders above members of the clean top-k.
 
-    Per layer and node with more than k clean neighbours, on the original edges,
+    At a node with more than k clean neighbours, on the original edges, let o_1 >= o_2 >= ... be the largest
+    log-attentions outside the clean top-k and m_1 <= m_2 <= ... the smallest inside. The s-th margin,
+    o_s - m_s, is positive exactly if s members have left, so
 
-        max_{j ∉ Tk} log w'_j − min_{j ∈ Tk} log w'_j,
+        mean over s = 1..min(k, degree - k) of sigmoid(o_s - m_s)
 
-    averaged over nodes and layers. Positive means the top-k changed. Logarithms make it a difference of
-    scores, which has a useful size however flat the attention is.
+    is a smooth share of the explanation lost; we maximise its mean over nodes and layers. Logarithms make the
+    margin a difference of scores, which has a useful size however flat the attention is; the sigmoid spends
+    the budget on swaps within reach, neither on those already made nor on hopeless ones.
 
     Args:
         k: size of the explanation.
@@ -81,15 +84,17 @@ def explanation(k: int = 5) -> Objective:
         for before, after, (members, rows) in zip(
             clean.attention.layers, attention.layers, found, strict=True
         ):
+            if not rows.numel():
+                continue
             spot = torch.searchsorted(after.keys, before.keys)
             now = after.values.mean(1)[spot].clamp(min=1e-12).log()
-            outside = now.masked_fill(members, float("-inf"))
-            inside = now.masked_fill(~members, float("inf"))
-            fill = torch.full((before.num_nodes,), float("-inf"), dtype=now.dtype, device=now.device)
-            high = fill.scatter_reduce(0, before.destination, outside, "amax")
-            low = (-fill).scatter_reduce(0, before.destination, inside, "amin")
-            if rows.numel():
-                total = total + (high[rows] - low[rows]).clamp(max=1.0).mean()
+            fixed = now.detach()
+            outside = leaders(fixed.masked_fill(members, float("-inf")), before.rowptr, k)[rows]
+            inside = leaders((-fixed).masked_fill(~members, float("-inf")), before.rowptr, k)[rows]
+            pairs = outside.clamp(min=0)
+            real = (outside >= 0) & ~members[pairs]
+            lost = torch.sigmoid(now[pairs] - now[inside]) * real
+            total = total + lost.sum() / real.sum()
         return total / max(1, len(attention.layers))
 
     return objective
