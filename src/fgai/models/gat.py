@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
-from torch.nn.functional import dropout, elu
+from torch.nn.functional import elu
 
 from fgai.checks import at_least, one_of
 from fgai.graph import Graph
 from fgai.models.base import LARGE, AttentionModel, as_features
 from fgai.models.layer import AttentionLayer
-from fgai.ops import Features
+from fgai.ops import Features, dropout
 
 
 class GAT(AttentionModel):

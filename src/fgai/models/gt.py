@@ -6,13 +6,14 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, relu
+from torch.nn.functional import relu
 
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models.base import AttentionModel, as_features
 from fgai.models.layer import AttentionLayer, Projection
+from fgai.ops import dropout
 from fgai.positional import with_encoding
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout
 
 from fgai.checks import at_least, one_of
 from fgai.errors import InputError
@@ -15,7 +14,12 @@ from fgai.ops import (
     Adjacency,
     Features,
     aggregate,
+    attend_additive,
+    attend_dot,
+    attend_dynamic,
+    dropout,
     edge_softmax,
+    node_scores,
     project,
     score_additive,
     score_dot,
@@ -147,32 +151,58 @@ class AttentionLayer(nn.Module):
             out = self.input_norm(features, projection)
         return out.view(-1, self.heads, self.channels)  # type: ignore[no-any-return]
 
-    def attend(self, x: Tensor | Features, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
-        """Return the attention [E, H] before tap and dropout, and the values [N, H, C]."""
+    def _ends(self, x: Tensor | Features, adjacency: Adjacency) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the two sides of the score (query and key for `dot`), and the values [N, H, C]."""
         values = self._project(x, self.value)
         if values.shape[0] != adjacency.num_nodes:
             raise InputError(f"got {values.shape[0]} rows of features for {adjacency.num_nodes} nodes")
         if self.score == "additive":
-            left, right = (values * self.source_weight).sum(-1), (values * self.destination_weight).sum(-1)
-            scores = score_additive(left, right, adjacency, self.slope)
+            return *node_scores(values, self.source_weight, self.destination_weight), values
+        if self.score == "dynamic":
+            return values, self._project(x, self.right), values
+        return self._project(x, self.query), self._project(x, self.key), values
+
+    def attend(self, x: Tensor | Features, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
+        """Return the attention [E, H] before tap and dropout, and the values [N, H, C]."""
+        one, two, values = self._ends(x, adjacency)
+        if self.score == "additive":
+            scores = score_additive(one, two, adjacency, self.slope)
         elif self.score == "dynamic":
-            right = self._project(x, self.right)
-            scores = score_dynamic(values, right, self.score_weight, adjacency, self.slope)
+            scores = score_dynamic(one, two, self.score_weight, adjacency, self.slope)
         else:
-            scores = score_dot(self._project(x, self.query), self._project(x, self.key), adjacency)
+            scores = score_dot(one, two, adjacency)
         return edge_softmax(scores, adjacency), values
+
+    def attend_and_combine(self, x: Tensor | Features, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
+        """Return the output and the attention [E, H] before dropout, from the fused kernels.
+
+        The tap is not called, and the output is not computed *from* the attention returned: gradients of both
+        reach the input, but none flows from one to the other.
+        """
+        one, two, values = self._ends(x, adjacency)
+        p = self.attention_dropout if self.training else 0.0
+        if self.score == "additive":
+            out, attention = attend_additive(one, two, values, adjacency, self.slope, dropout=p)
+        elif self.score == "dynamic":
+            weight = self.score_weight
+            out, attention = attend_dynamic(one, two, weight, values, adjacency, self.slope, dropout=p)
+        else:
+            out, attention = attend_dot(one, two, values, adjacency, dropout=p)
+        return self._join(out), attention
 
     def combine(self, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
         """Aggregate `values` [N, H, C] with `attention` [E, H], join the heads and add the bias."""
-        out = aggregate(attention, values, adjacency)
+        return self._join(aggregate(attention, values, adjacency))
+
+    def _join(self, out: Tensor) -> Tensor:
         out = out.flatten(1) if self.concat else out.mean(1)
         return out if self.bias is None else out + self.bias
 
     def forward(self, x: Tensor | Features, adjacency: Adjacency) -> Tensor:
         """Return [N, H·C], or [N, C] when the heads are averaged."""
+        if self.tap is None:
+            return self.attend_and_combine(x, adjacency)[0]
         attention, values = self.attend(x, adjacency)
-        if self.tap is not None:
-            attention = self.tap(attention, adjacency)
-        if self.training and self.attention_dropout > 0:
-            attention = dropout(attention, self.attention_dropout)
+        attention = self.tap(attention, adjacency)
+        attention = dropout(attention, self.attention_dropout, self.training)
         return self.combine(attention, values, adjacency)

@@ -54,7 +54,7 @@ def attend_additive(
     slope: float = 0.2,
     *,
     dropout: float = 0.0,
-    generator: torch.Generator | None = None,
+    seed: int | Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Fused `score_additive` → `edge_softmax` → dropout → `aggregate`.
 
@@ -69,12 +69,12 @@ def attend_additive(
         adjacency: the edges.
         slope: of the leaky relu.
         dropout: rate on the attention, drawn by position (see `fgai.ops.draws`).
-        generator: to draw from; torch's global one by default.
+        seed: of the draws; drawn from torch's global generator by default.
 
     Returns:
         The aggregated values [N, H, C] and the attention [E, H] before dropout.
     """
-    seed = draw_seed(values.device, generator) if dropout > 0 else 0
+    seed = _seed(values, dropout, seed)
     return kernels_for(values).attend_additive(left, right, values, adjacency, slope, dropout, seed)
 
 
@@ -87,10 +87,10 @@ def attend_dynamic(
     slope: float = 0.2,
     *,
     dropout: float = 0.0,
-    generator: torch.Generator | None = None,
+    seed: int | Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Fused `score_dynamic` → `edge_softmax` → dropout → `aggregate`; see `attend_additive`."""
-    seed = draw_seed(values.device, generator) if dropout > 0 else 0
+    seed = _seed(values, dropout, seed)
     return kernels_for(values).attend_dynamic(left, right, weight, values, adjacency, slope, dropout, seed)
 
 
@@ -101,21 +101,28 @@ def attend_dot(
     adjacency: Adjacency,
     *,
     dropout: float = 0.0,
-    generator: torch.Generator | None = None,
+    seed: int | Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Fused `score_dot` → `edge_softmax` → dropout → `aggregate`; see `attend_additive`."""
-    seed = draw_seed(values.device, generator) if dropout > 0 else 0
+    seed = _seed(values, dropout, seed)
     return kernels_for(values).attend_dot(query, key, values, adjacency, dropout, seed)
 
 
-def dropout(given: Tensor, p: float, *, generator: torch.Generator | None = None) -> Tensor:
-    """Set each number to 0 with probability `p` (below 1) and scale the rest by 1 / (1 - p).
+def dropout(given: Tensor, p: float, training: bool = True, *, seed: int | Tensor | None = None) -> Tensor:
+    """Set each number to 0 with probability `p` and scale the rest by 1 / (1 - p), while training.
 
-    Drawn by position (see `fgai.ops.draws`): on the CPU an order of magnitude faster than torch's own.
+    Drawn by position (see `fgai.ops.draws`): on the CPU an order of magnitude faster than torch's own. `seed`
+    is drawn from torch's global generator by default.
     """
-    if p == 0.0:
+    if p == 0.0 or not training:
         return given
-    return kernels_for(given).dropout(given, p, draw_seed(given.device, generator))
+    return given * 0 if p >= 1.0 else kernels_for(given).dropout(given, p, _seed(given, p, seed))
+
+
+def _seed(given: Tensor, p: float, seed: int | Tensor | None) -> int | Tensor:
+    if p == 0.0:
+        return 0
+    return draw_seed(given.device) if seed is None else seed
 
 
 def project(features: Features, weight: Tensor) -> Tensor:
