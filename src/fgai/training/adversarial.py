@@ -12,7 +12,7 @@ from fgai.adversaries import InjectionAdversary
 from fgai.attacks import Budget
 from fgai.attention import call_model, evaluating
 from fgai.graph import Graph
-from fgai.training.loop import epoch_seed
+from fgai.training.loop import PROBE, epoch_seed
 from fgai.training.recipes import Vanilla
 
 
@@ -50,15 +50,14 @@ class Adversarial(Vanilla):
 
     def score(self, model: nn.Module) -> float:
         """Return the mean of clean and attacked validation accuracy."""
-        saved = self.adversary.state()
+        adversary = self.adversary.restarted()
         with evaluating(model, freeze=True):
-            for step in range(4):
-                attacked, _ = self.adversary.attacked(self._generator(-2), self.val_nodes)
+            for step in range(PROBE + 1):
+                attacked, _ = adversary.attacked(self._generator(-2), self.val_nodes)
                 logits = call_model(model, attacked)[self.val_nodes]
-                if step < 3:
+                if step < PROBE:
                     cross_entropy(logits, self.val_y).backward()  # type: ignore[no-untyped-call]
             hit = (logits.argmax(1) == self.val_y).float().mean()
-        self.adversary.load_state(saved)
         with torch.no_grad():
             return (super().score(model) + float(hit)) / 2
 

@@ -18,7 +18,7 @@ from fgai.checks import above, at_least, one_of
 from fgai.graph import EdgeMap, Graph
 from fgai.models import as_graph
 from fgai.objective import TERMS, Weights, attention_distance, margin_loss, prediction_distance, spread
-from fgai.training.loop import TrainConfig, epoch_seed, fit
+from fgai.training.loop import PROBE, TrainConfig, epoch_seed, fit
 from fgai.training.resume import run_label
 from fgai.training.train import copied, prepared, set_history
 
@@ -41,6 +41,7 @@ class FaithfulConfig:
         nodes: injected per epoch.
         edges: of each injected node.
         box: of their features.
+        banks: sets of injected features, used in turn.
         steps: climbing steps per epoch; the first costs nothing.
         step_size: of each.
         radius: of the ball in attention space, for the margin.
@@ -58,6 +59,7 @@ class FaithfulConfig:
     nodes: int = 20
     edges: int = 20
     box: tuple[float, float] | None = (-1.0, 1.0)
+    banks: int = 1
     steps: int = 1
     step_size: float = 0.1
     radius: float = 0.01
@@ -78,6 +80,7 @@ class FaithfulConfig:
                 at_least(getattr(self, name), name, 1, f"use `{name}=None` to rank all edges")
         at_least(self.nodes, "nodes", 1)
         at_least(self.edges, "edges", 1)
+        at_least(self.banks, "banks", 1)
         at_least(self.steps, "steps", 1)
         above(self.step_size, "step_size", 0.0)
         above(self.radius, "radius", 0.0)
@@ -115,7 +118,7 @@ class Faithful:
         budget = Budget(
             nodes=config.nodes, edges=config.edges, box=config.box, step_size=config.step_size, targets="fit"
         )
-        self.adversary = InjectionAdversary(graph, budget)
+        self.adversary = InjectionAdversary(graph, budget, config.banks)
         self.seed = 0
 
     def start(self, model: nn.Module, seed: int) -> None:
@@ -136,7 +139,7 @@ class Faithful:
                 self.adversary.start(generator)
                 shares = reach_shares(self.graph, self.adversary.attacked(generator)[0], len(attention))
                 self.shares, self.share = shares[-len(self.target) :], shares[-1]
-                for _ in range(10):
+                for _ in range(10 * config.banks):
                     terms = self._stability(self.vanilla, logits, chosen.layers, generator)
                     self._total(terms).backward()  # type: ignore[no-untyped-call]
 
@@ -163,8 +166,7 @@ class Faithful:
         yield self._with_total(self._stability(model, logits, layers, generator))
 
     def score(self, model: nn.Module) -> float:
-        """Return minus the same total under a fresh adversary on validation nodes; needs no labels."""
-        saved = self.state()
+        """Return minus the same total under a fresh attack on validation nodes; needs no labels."""
         nodes = None if self.graph.val_mask is None else self.graph.val_mask.nonzero().flatten()
         with evaluating(model, freeze=True):
             with torch.no_grad():
@@ -172,13 +174,15 @@ class Faithful:
             layers = attention.select(self.config.layers).layers
             terms = self._clean(logits, layers)
             total = self._total(terms)
-            for step in range(4 if self.injects else 0):
-                loss = self._total(self._stability(model, logits, layers, self._generator(-2), nodes))
-                if step < 3:
+            adversary = self.adversary.restarted() if self.injects else None
+            for step in range(0 if adversary is None else PROBE + 1):
+                loss = self._total(
+                    self._stability(model, logits, layers, self._generator(-2), nodes, adversary)
+                )
+                if step < PROBE:
                     loss.backward()  # type: ignore[no-untyped-call]
                 else:
                     total = total + loss
-            self.load_state(saved)
             return -float(total.detach())
 
     def state(self) -> dict[str, Tensor]:
@@ -213,10 +217,11 @@ class Faithful:
         layers: Sequence[LayerAttention],
         generator: torch.Generator,
         nodes: Tensor | None = None,
+        adversary: InjectionAdversary | None = None,
     ) -> dict[str, Tensor]:
         """Return both stability terms under the injection adversary, averaged over the nodes in reach."""
         config = self.config
-        attacked, edge_map = self.adversary.attacked(generator, nodes)
+        attacked, edge_map = (adversary or self.adversary).attacked(generator, nodes)
         now, moved = logits_and_attention(model, attacked)
         pairs = _paired(layers, moved.select(config.layers), self.graph, attacked, edge_map)
         before, after = [p[0] for p in pairs], [p[1] for p in pairs]

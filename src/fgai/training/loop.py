@@ -15,10 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from fgai.checks import above, at_least
-from fgai.errors import DivergenceError
+from fgai.errors import DivergenceError, InputError
 from fgai.training.interrupt import held_interrupt
 from fgai.training.progress import Progress
 from fgai.training.resume import read_state, write_state
+
+
+PROBE = 10
+"""Climbing steps of the fresh attack by which adversarial recipes score an epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +36,7 @@ class TrainConfig:
         patience: epochs without a better validation score after which to stop.
         validate_every: epochs between validations.
         clip: largest gradient norm, 0 for none.
+        decay: share of the learning rate that is gone by the last epoch, falling linearly.
     """
 
     epochs: int = 200
@@ -40,6 +45,7 @@ class TrainConfig:
     patience: int = 100
     validate_every: int = 1
     clip: float = 0.0
+    decay: float = 0.0
 
     def __post_init__(self) -> None:
         at_least(self.epochs, "epochs", 1)
@@ -48,6 +54,8 @@ class TrainConfig:
         at_least(self.patience, "patience", 1)
         at_least(self.validate_every, "validate_every", 1)
         at_least(self.clip, "clip", 0.0)
+        if not 0.0 <= self.decay <= 1.0:
+            raise InputError(f"`decay` must be between 0 and 1, got {self.decay}")
 
 
 class Recipe(Protocol):
@@ -172,6 +180,8 @@ def fit(
             with seeded(epoch_seed(seed, epoch), device):
                 model.train()
                 optimizer.zero_grad(set_to_none=True)
+                for group in optimizer.param_groups:
+                    group["lr"] = config.lr * (1 - config.decay * epoch / config.epochs)
                 values = _backward(recipe, model, epoch)
                 _check_finite(values, epoch, model, best)
                 if config.clip:
