@@ -23,8 +23,8 @@ from evaluate_cases import KINDS, THREAT, record_of, tiny_threat, whole_record
 from fgai import metrics
 from fgai.attacks import RandomInjection, Threat
 from fgai.attention import AttentionMap, LayerAttention, call_model, evaluating
-from fgai.errors import FgaiWarning, InputError
-from fgai.evaluate import EvaluationRecord, compare, evaluate, touched_rows
+from fgai.errors import FgaiWarning
+from fgai.evaluate import EvaluationRecord, evaluate, touched_rows
 from fgai.evaluate.curves import combined, fidelity, removal_curves
 from fgai.evaluate.measures import layered, observe, paired
 from fgai.graph import Graph
@@ -374,26 +374,3 @@ def test_every_code_has_its_entry_in_the_docs() -> None:
     codes = {code for path in sources for code in pattern.findall(path.read_text(encoding="utf-8"))}
     told = set(re.findall(r"^## `([a-z-]+)`", page.read_text(encoding="utf-8"), flags=re.M))
     assert codes and codes <= told, sorted(codes - told)
-
-
-# Bad input.
-
-
-def test_bad_input_is_refused() -> None:
-    model, graph = cases.trained("gat", "vanilla"), cases.tiny_graph()
-    with pytest.raises(InputError, match="`k` must be at least 1"):
-        evaluate(model, graph, THREAT, k=0)
-    with pytest.raises(InputError, match="targets"):
-        evaluate(model, graph, THREAT, targets="train")
-    with pytest.raises(InputError, match="did you mean 'standard'"):
-        evaluate(model, graph, "standart")
-    with pytest.raises(InputError, match="at least one model"):
-        compare({}, graph)
-    with pytest.raises(InputError, match="`vanilla` must be one of GAT"):
-        compare({"GAT": model}, graph, THREAT, vanilla="GT")
-    links = fgai.GAT.for_data(graph, task="link")
-    with pytest.raises(InputError, match="node classifiers"):
-        evaluate(links, graph, THREAT)
-    narrow = fgai.GAT(graph.num_features, 2)
-    with pytest.raises(InputError, match=r"logits \[30, 3\]"):
-        evaluate(narrow, graph, THREAT)
