@@ -38,6 +38,8 @@ def factors(shape: torch.Size, p: float, seed: int | Tensor, like: Tensor) -> Te
     """Return what each number of a tensor of this `shape` is multiplied with: 0 or 1 / (1 - p)."""
     limit, scale = odds(p)
     position = torch.arange(shape.numel(), device=like.device)
-    x = _mix((position + (seed & _LOW)) & _LOW)
-    x = _mix(x ^ (seed >> 32) ^ (((position >> 32) * 0x9E3779B9) & _LOW))
+    low, high = seed & _LOW, seed >> 32
+    x = _mix((position + low) & _LOW)
+    # The low half counts twice: alone in the sum, neighbouring seeds would draw the same, one position apart.
+    x = _mix(x ^ high ^ (((low + (position >> 32)) * 0x9E3779B9) & _LOW))
     return ((x >= limit).to(like.dtype) * scale).view(shape)

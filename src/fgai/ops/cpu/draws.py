@@ -35,9 +35,10 @@ def factor(position, seed, limit, scale):
 
     Both outcomes are at hand, so the compiler selects instead of branching: a coin toss cannot be predicted.
     """
-    low, high = np.uint32(position), np.uint32(position >> 32)
-    x = _mix(np.uint32(low + np.uint32(seed)))
-    x = _mix(np.uint32(x ^ np.uint32(seed >> 32) ^ np.uint32(high * np.uint32(0x9E3779B9))))
+    low = np.uint32(seed)
+    x = _mix(np.uint32(np.uint32(position) + low))
+    spread = np.uint32(np.uint32(low + np.uint32(position >> 32)) * np.uint32(0x9E3779B9))
+    x = _mix(np.uint32(x ^ np.uint32(seed >> 32) ^ spread))
     return scale if x >= limit else scale - scale
 
 
