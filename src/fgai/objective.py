@@ -29,9 +29,9 @@ class Weights:
     """
 
     closeness: float = 1.0
-    similarity: float = 3.0
+    similarity: float = 5.0
     prediction_stability: float = 1.0
-    explanation_stability: float = 3.0
+    explanation_stability: float = 1.0
     margin: float = 0.1
 
     def __post_init__(self) -> None:

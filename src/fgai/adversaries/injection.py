@@ -22,10 +22,9 @@ class InjectionAdversary:
     Args:
         graph: prepared for the model.
         budget: nodes, edges, box and step size; endpoints come from its targets.
-        banks: sets of features used in turn, so that what was learnt against one is tried again later.
     """
 
-    def __init__(self, graph: Graph, budget: Budget, banks: int = 1) -> None:
+    def __init__(self, graph: Graph, budget: Budget) -> None:
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to inject")
         self.graph, self.budget = graph, budget
@@ -33,49 +32,41 @@ class InjectionAdversary:
         self.nodes = budget.target_nodes(graph).cpu()  # drawn and checked without waiting for the device
         each = min(budget.edges, int(self.nodes.numel()))
         self.budget = replace(budget, edges=each)
-        self.banks = [torch.zeros(0)] * banks
-        self.turn = 0
+        self.features = torch.zeros(0)
 
     def start(self, generator: torch.Generator) -> None:
-        """Draw the first features of every bank."""
-        count = self.budget.nodes
-        self.banks = [draw_features(self.graph, count, self.box, generator) for _ in self.banks]
+        """Draw the first features."""
+        self.features = draw_features(self.graph, self.budget.nodes, self.box, generator)
 
     def attacked(self, generator: torch.Generator, nodes: Tensor | None = None) -> tuple[Graph, EdgeMap]:
-        """Return the graph with the next bank's nodes at fresh endpoints; their features collect a gradient."""
+        """Return the graph with the new nodes at fresh endpoints; their features collect a gradient."""
         self.climb()
-        self.turn = (self.turn + 1) % len(self.banks)
         pool = self.nodes if nodes is None else nodes.cpu()
         each = min(self.budget.edges, int(pool.numel()))
         endpoints = draw_endpoints(pool, self.budget.nodes, each, generator)
-        features = self.banks[self.turn].detach().requires_grad_()
-        self.banks[self.turn] = features
-        return self.graph.inject(endpoints, features)
+        self.features = self.features.detach().requires_grad_()
+        return self.graph.inject(endpoints, self.features)
 
     def climb(self) -> None:
         """Take one signed step along the gradient that was collected, if any; we maximise."""
-        features = self.banks[self.turn]
-        if features.grad is not None:
-            moved = features.detach() + self.budget.step_size * features.grad.sign()
-            self.banks[self.turn] = moved.clamp(*self.box)
+        if self.features.grad is not None:
+            moved = self.features.detach() + self.budget.step_size * self.features.grad.sign()
+            self.features = moved.clamp(*self.box)
 
     def restarted(self) -> InjectionAdversary:
-        """Return an adversary with one bank that begins at the middle of the box."""
+        """Return an adversary of the same budget that begins at the middle of the box."""
         other = InjectionAdversary(self.graph, self.budget)
-        middle = (self.box[0] + self.box[1]) / 2
-        other.banks = [torch.full_like(self.banks[0].detach(), middle)]
+        other.features = torch.full_like(self.features.detach(), (self.box[0] + self.box[1]) / 2)
         return other
 
     def state(self) -> dict[str, Tensor]:
         """Return the features, the pending step taken."""
         self.climb()
-        turn = {"turn": torch.tensor(self.turn)}
-        return turn | {f"features.{i}": bank.detach() for i, bank in enumerate(self.banks)}
+        return {"features": self.features.detach()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take the features back."""
-        self.turn = int(state["turn"])
-        self.banks = [state[f"features.{i}"].to(self.graph.device) for i in range(len(self.banks))]
+        self.features = state["features"].to(self.graph.device)
 
 
 def reach_shares(graph: Graph, attacked: Graph, layers: int) -> list[float]:

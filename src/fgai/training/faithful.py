@@ -19,6 +19,7 @@ from fgai.graph import EdgeMap, Graph
 from fgai.models import as_graph
 from fgai.objective import TERMS, Weights, attention_distance, margin_loss, prediction_distance, spread
 from fgai.training.loop import PROBE, TrainConfig, epoch_seed, fit
+from fgai.training.presets import preset
 from fgai.training.resume import run_label
 from fgai.training.train import copied, prepared, set_history
 
@@ -32,7 +33,7 @@ class FaithfulConfig:
 
     Attributes:
         weights: of the terms, see `fgai.objective.Weights`.
-        k1: size of the top-k kept from the vanilla attention.
+        k1: size of the top-k kept from the vanilla attention; None keeps all of it, and with it its sharpness.
         k2: size of the top-k kept under perturbation.
         scope: `node` (k per neighbourhood) or `graph` (k over all edges, the paper's experiments).
         layers: `all`, or `last` (the paper's experiments).
@@ -41,7 +42,6 @@ class FaithfulConfig:
         nodes: injected per epoch.
         edges: of each injected node.
         box: of their features.
-        banks: sets of injected features, used in turn.
         steps: climbing steps per epoch; the first costs nothing.
         step_size: of each.
         radius: of the ball in attention space, for the margin.
@@ -50,23 +50,22 @@ class FaithfulConfig:
     """
 
     weights: Weights = field(default_factory=Weights)
-    k1: int | None = 5
+    k1: int | None = None
     k2: int | None = 5
     scope: str = "node"
     layers: str = "all"
     divergence: str = "relative"
     adversary: str = "hybrid"
-    nodes: int = 20
+    nodes: int = 60
     edges: int = 20
     box: tuple[float, float] | None = (-1.0, 1.0)
-    banks: int = 1
     steps: int = 1
     step_size: float = 0.1
     radius: float = 0.01
     dropout: bool = False
     train: TrainConfig = field(
         default_factory=lambda: TrainConfig(
-            epochs=200, lr=0.005, weight_decay=0.0, patience=200, validate_every=10
+            epochs=200, lr=0.005, decay=1.0, weight_decay=0.0, patience=200, validate_every=20
         )
     )
 
@@ -80,7 +79,6 @@ class FaithfulConfig:
                 at_least(getattr(self, name), name, 1, f"use `{name}=None` to rank all edges")
         at_least(self.nodes, "nodes", 1)
         at_least(self.edges, "edges", 1)
-        at_least(self.banks, "banks", 1)
         at_least(self.steps, "steps", 1)
         above(self.step_size, "step_size", 0.0)
         above(self.radius, "radius", 0.0)
@@ -118,7 +116,7 @@ class Faithful:
         budget = Budget(
             nodes=config.nodes, edges=config.edges, box=config.box, step_size=config.step_size, targets="fit"
         )
-        self.adversary = InjectionAdversary(graph, budget, config.banks)
+        self.adversary = InjectionAdversary(graph, budget)
         self.seed = 0
 
     def start(self, model: nn.Module, seed: int) -> None:
@@ -139,7 +137,7 @@ class Faithful:
                 self.adversary.start(generator)
                 shares = reach_shares(self.graph, self.adversary.attacked(generator)[0], len(attention))
                 self.shares, self.share = shares[-len(self.target) :], shares[-1]
-                for _ in range(10 * config.banks):
+                for _ in range(PROBE):
                     terms = self._stability(self.vanilla, logits, chosen.layers, generator)
                     self._total(terms).backward()  # type: ignore[no-untyped-call]
 
@@ -282,7 +280,7 @@ def make_faithful(
     Args:
         model: trained; fgai's GAT, GATv2, GT or any PyG model the recorder supports.
         data: what it was trained on, a `Graph` or PyG `Data`. Labels are not used.
-        config: see `FaithfulConfig`; None picks the defaults.
+        config: see `FaithfulConfig`; None takes the preset of this model and dataset, or the defaults.
         seed: of the adversary's draws.
         progress: show a bar; None shows it on a terminal only.
         checkpoint: folder to save the training in and to resume from.
@@ -292,8 +290,10 @@ def make_faithful(
     Returns:
         A model of the same class, in eval mode, with its `history`.
     """
-    config = (config or FaithfulConfig()).replace(**changes)
     twin, graph = copied(model), prepared(model, as_graph(data))
+    if config is None:
+        config = FaithfulConfig().replace(**preset("fgai", type(model).__name__, graph.name))
+    config = config.replace(**changes)
     recipe = Faithful(model, graph, config)
     label = run_label(model, graph, recipe.name, config, seed, weights=True) if checkpoint else ""
     history = fit(
