@@ -17,7 +17,7 @@ from fgai.errors import InputError
 PROTOCOL = 1
 """Raised whenever a change of the protocol alters numbers; records of another version do not match."""
 
-KINDS = ("evaluate", "search")
+KINDS = ("evaluate", "search", "certify", "cost")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,8 @@ class Cell:
     """One training and its evaluation.
 
     Attributes:
-        kind: `evaluate` (test nodes) or `search` (validation nodes only).
+        kind: `evaluate` (test nodes), `search` (validation nodes only), `certify` (certificates) or `cost`
+            (seconds and memory of the training alone).
         model: class name.
         dataset: name for `fgai.load`.
         method: see `fgai.training.METHODS`.

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from fgai.bench.cells import Cell
-from fgai.bench.run import run_cell
+from fgai.bench.run import check_settings, run_cell
 from fgai.bench.store import Store
-from fgai.errors import InputError
+from fgai.errors import FgaiError, InputError
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def shard(cells: list[Cell], text: str) -> list[Cell]:
         InputError: if `text` is not of this form.
     """
     try:
-        part, of = (int(number) for number in text.split("/"))
+        part, of = map(int, text.split("/"))
     except ValueError:
         raise InputError(f"`shard` must look like 2/5, got {text!r}") from None
     if not 1 <= part <= of:
@@ -78,19 +78,28 @@ def run_grid(
         jobs: processes.
         limit: seconds after which no new cell is started and running ones are ended.
         on_cell: called with each finished cell, its status and its seconds.
+
+    Raises:
+        CheckpointError: before any work, if a record is damaged, foreign or was run with other settings.
+        FgaiError: if a record cannot be written.
     """
-    todo = [cell for cell in cells if (store.read(cell) or {}).get("status") != "done"]
+    todo = []
+    for cell in cells:
+        record = store.read(cell)
+        if record is not None and record["status"] == "done":
+            check_settings(record, cell, store)
+        else:
+            todo.append(cell)
+    store.sweep()
     groups = _by_parent(todo)
     deadline = None if limit is None else monotonic() + limit
-    if jobs <= 1:
+    if jobs <= 1 and limit is None:
         for cell in (cell for group in groups for cell in group):
-            if deadline is not None and monotonic() > deadline:
-                break
             record = run_cell(cell, store, device=device, root=root, cache=cache)
             if on_cell is not None:
                 on_cell(cell, record["status"], record["seconds"])
     else:
-        _parallel(groups, store, device, root, cache, jobs, deadline, on_cell)
+        _parallel(groups, store, device, root, cache, max(1, min(jobs, len(groups))), deadline, on_cell)
     return status(cells, store)
 
 
@@ -132,6 +141,8 @@ def _parallel(
                 values, state, seconds = news.get(timeout=0.5)
             except queue.Empty:
                 continue
+            if values is None:
+                raise FgaiError(state)
             if on_cell is not None:
                 on_cell(Cell.from_dict(values), state, seconds)
     finally:
@@ -147,5 +158,12 @@ def _worker(work: Any, news: Any, folder: str, device: str, root: Any, cache: An
     store = Store(folder)
     while (group := work.get()) is not None:
         for values in group:
-            record = run_cell(Cell.from_dict(values), store, device=device, root=root, cache=cache)
+            parent = mp.parent_process()
+            if parent is not None and not parent.is_alive():  # killed: nobody waits for more
+                return
+            try:
+                record = run_cell(Cell.from_dict(values), store, device=device, root=root, cache=cache)
+            except FgaiError as error:  # the record itself: damaged, or the disk is full
+                news.put((None, str(error), 0.0))
+                return
             news.put((values, record["status"], record["seconds"]))

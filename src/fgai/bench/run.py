@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import traceback
 import warnings
@@ -17,12 +18,18 @@ from fgai.attacks import make_attack
 from fgai.attention import call_model, evaluating
 from fgai.bench.cells import Cell
 from fgai.bench.store import Store
+from fgai.certify import certify
 from fgai.datasets import load
-from fgai.errors import FgaiError
+from fgai.errors import CheckpointError
 from fgai.evaluate import evaluate
+from fgai.evaluate.protocol import describe
+from fgai.evaluate.record import plain
 from fgai.graph import Graph
-from fgai.training import history_of, labelled, preset, save, train_method
+from fgai.training import FaithfulConfig, TrainConfig, history_of, labelled, preset, save, train_method
 from fgai.training import load as load_model
+
+RADIUS = 0.01
+"""Of the certificates in `certify` cells; curves run over all radii."""
 
 
 def run_cell(
@@ -46,6 +53,7 @@ def run_cell(
     """
     known = store.read(cell)
     if known is not None and known["status"] == "done":
+        check_settings(known, cell, store)
         return known
     began = perf_counter()
     try:
@@ -56,7 +64,7 @@ def run_cell(
             {str(w.message) for w in caught if isinstance(w.message, fgai.errors.FgaiWarning)}
         )
         body["status"] = "done"
-    except (FgaiError, RuntimeError, MemoryError) as error:
+    except Exception as error:  # whatever it was, the other cells go on
         body = {
             "status": "failed",
             "error": f"{type(error).__name__}: {error}",
@@ -75,16 +83,15 @@ def run_cell(
 
 def _measure(cell: Cell, device: str, root: Path | str | None, cache: Path | None) -> dict[str, Any]:
     graph = load(cell.dataset, root=root, seed=cell.seed).to(device)
-    vanilla = None
+    vanilla, trained, base = None, True, 0
     if cell.method not in ("vanilla", "ln"):
-        vanilla = _vanilla(cell, graph, device, cache)
+        vanilla, _ = _vanilla(cell, graph, device, cache)
     if device.startswith("cuda"):
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-    tick = perf_counter()
-    cached = cell.method == "vanilla" and cell.kind == "evaluate" and not cell.settings
-    if cached:
-        model = _vanilla(cell, graph, device, cache)
+        base = torch.cuda.memory_allocated()
+    if cell.method == "vanilla" and cell.kind in ("evaluate", "certify") and not cell.settings:
+        model, trained = _vanilla(cell, graph, device, cache)
     else:
         model = train_method(
             cell.method,
@@ -98,44 +105,87 @@ def _measure(cell: Cell, device: str, root: Path | str | None, cache: Path | Non
         )
     history = history_of(model)
     body: dict[str, Any] = {
+        "data": describe(graph),
         "training": {
-            "seconds": perf_counter() - tick,
+            "seconds": history.seconds,
             "epoch_seconds": sorted(history.epoch_seconds)[len(history.epoch_seconds) // 2],
             "best_epoch": history.best_epoch,
             "epochs": len(history.terms),
             "last": history.terms[-1],
-            "settings": {**preset(cell.method, cell.model, cell.dataset), **cell.settings},
+            **settings_of(cell),
             "curve": _thin(history.terms),
-        }
+        },
     }
-    if device.startswith("cuda"):
+    if device.startswith("cuda") and trained:  # a model from the cache says nothing of its training's memory
         body["training"]["peak_memory"] = torch.cuda.max_memory_allocated()
+        body["training"]["base_memory"] = base
+    if cell.kind == "cost":
+        return body
     if cell.kind == "search":
         body["validation"] = _validate(model, graph, cell)
         return body
     parent = vanilla if vanilla is not None else (model if cell.method == "vanilla" else None)
+    if cell.kind == "certify":
+        made = certify(model, graph, vanilla=parent, radius=RADIUS)
+        body["certificate"] = plain(
+            {"norm": made.norm, "radius": RADIUS, "k1": made.k1, "k2": made.k2, **made.summary()}
+        )
+        return body
     body["evaluations"] = {}
     for index, threat in enumerate(cell.threats):
         # What the tables need of the further threats is how predictions and attention hold.
-        extras = {} if index == 0 else {"explanation_attack": False, "curves": False, "nulls": False}
+        extras: dict[str, Any] = (
+            {} if index == 0 else {"explanation_attack": False, "curves": False, "nulls": False}
+        )
         record = evaluate(model, graph, threat, vanilla=parent, seed=cell.seed, name=cell.row, **extras)
         body["evaluations"][threat] = record.to_dict()
     return body
 
 
-def _vanilla(cell: Cell, graph: Graph, device: str, cache: Path | None) -> nn.Module:
-    """Return the trained vanilla parent, from the cache when it is there."""
+def settings_of(cell: Cell) -> dict[str, Any]:
+    """Everything a training depends on beside the code: own settings, the parent's, and the defaults."""
+    alone = cell.method in ("vanilla", "ln")
+    defaults = [dataclasses.asdict(TrainConfig())]
+    if not alone:
+        faithful = dataclasses.asdict(FaithfulConfig())
+        nested = {name: faithful.pop(name) for name in ("weights", "train")}
+        defaults = [*defaults, faithful, *nested.values()]
+    chosen = {**preset(cell.method, cell.model, cell.dataset), **cell.settings}
+    rest = {name: value for part in defaults for name, value in part.items() if name not in chosen}
+    parent = {} if alone else preset("vanilla", cell.model, cell.dataset)
+    values = {"settings": chosen, "parent": parent, "defaults": rest}
+    return {name: plain(part) for name, part in values.items()}
+
+
+def check_settings(record: dict[str, Any], cell: Cell, store: Store) -> None:
+    """Refuse a record whose training was set otherwise than it would be now.
+
+    Raises:
+        CheckpointError: names the first setting that differs.
+    """
+    for part, now in settings_of(cell).items():
+        then = record.get("training", {}).get(part, now)
+        for name in sorted({**then, **now}):
+            if then.get(name) != now.get(name):
+                raise CheckpointError(
+                    f"{store.path(cell)} was run with another {name!r} ({part}: {then.get(name)!r}, now"
+                    f" {now.get(name)!r}); nothing was overwritten: move it away to run the cell again"
+                )
+
+
+def _vanilla(cell: Cell, graph: Graph, device: str, cache: Path | None) -> tuple[nn.Module, bool]:
+    """Return the trained vanilla parent, from the cache when it is there, and whether it was trained now."""
     chosen = preset("vanilla", cell.model, cell.dataset)
     tag = Cell(model=cell.model, dataset=cell.dataset, seed=cell.seed, settings=chosen).key
     path = (
         None if cache is None else Path(cache) / f"{cell.dataset}-{cell.model}-s{cell.seed}-{tag}.safetensors"
     )
     if path is not None and path.exists():
-        return load_model(path).to(device)
+        return load_model(path).to(device), False
     model = train_method("vanilla", cell.model, graph, seed=cell.seed, device=device, progress=False)
     if path is not None:
         save(model, path)
-    return model
+    return model, True
 
 
 def _validate(model: nn.Module, graph: Graph, cell: Cell) -> dict[str, float]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from time import time
 from typing import Any
 
 from fgai.bench.cells import PROTOCOL, Cell
@@ -12,6 +14,8 @@ from fgai.errors import CheckpointError
 from fgai.files import write_atomic
 
 SCHEMA = 1
+FIELDS = ("protocol", "key", "cell", "status", "seconds")
+STALE_SECONDS = 600.0
 
 
 class Store:
@@ -51,6 +55,16 @@ class Store:
         write_atomic(path, json.dumps(text, indent=1, sort_keys=True, allow_nan=False) + "\n")
         return path
 
+    def sweep(self) -> int:
+        """Delete what killed processes left half written, ten minutes old or more; return how many."""
+        gone = 0
+        for path in self.root.rglob(".*.json.*"):
+            with suppress(OSError):  # another process may be sweeping too
+                if time() - path.stat().st_mtime > STALE_SECONDS:
+                    path.unlink()
+                    gone += 1
+        return gone
+
     def records(self, kind: str = "evaluate") -> Iterator[dict[str, Any]]:
         """Yield every good record of a kind, in a fixed order; failed cells are left out."""
         for path in sorted((self.root / kind).rglob("*.json")):
@@ -72,6 +86,11 @@ def read_record(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} is not a whole record ({error}); delete it to run the cell again"
         ) from error
-    if schema > SCHEMA:
-        raise CheckpointError(f"{path} was written by a newer fgai (schema {schema}); update fgai")
+    if schema != SCHEMA:
+        remedy = "update fgai" if schema > SCHEMA else "delete it to run the cell again"
+        raise CheckpointError(f"{path} has schema {schema}, this fgai reads {SCHEMA}; {remedy}")
+    if missing := [name for name in FIELDS if name not in record]:
+        raise CheckpointError(
+            f"{path} is not a whole record (no {missing[0]}); delete it to run the cell again"
+        )
     return record
