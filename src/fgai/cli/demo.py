@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from torch import nn
 
-from fgai import datasets, figures
+from fgai import datasets
 from fgai.attacks import AttackResult, make_attack
 from fgai.certify import CertificateRecord, certify
 from fgai.checks import one_of
@@ -20,7 +20,6 @@ from fgai.cli.files import checked_folder, resumable, write_model
 from fgai.cli.output import Output, command
 from fgai.evaluate import Comparison, compare
 from fgai.evaluate.table import Cell, Column, Table
-from fgai.figures import Case
 from fgai.graph import Graph
 from fgai.training import MODELS, History, train_method
 
@@ -184,8 +183,10 @@ def draw(
     seed: int,
 ) -> tuple[int, list[Path]]:
     """Draw the pictures; return the node they show and where they are."""
+    from fgai import figures  # matplotlib is slow to import, and only this needs it
+
     cases = [
-        Case(name, entry, make_attack("standard", "prediction").run(entry, graph, seed=seed))
+        figures.Case(name, entry, make_attack("standard", "prediction").run(entry, graph, seed=seed))
         for name, entry in models.items()
     ]
     node = telling_node(graph, cases[0].attack, comparison)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from fgai import figures
 from fgai.attacks import make_attack
 from fgai.certify import PROMISE
 from fgai.certify import certify as certify_model
 from fgai.cli import options
 from fgai.cli.files import checked_output, open_model
 from fgai.cli.output import Output, command
-from fgai.figures import NodeView, look
 from fgai.graph import Graph
+
+if TYPE_CHECKING:
+    from fgai.figures import NodeView
 
 BAR = 24
 
@@ -51,11 +52,13 @@ def explain(
     - `fgai explain gat.safetensors --node 24`
     - `fgai explain gat.safetensors --node 24 --output node-24.png --threat strong`
     """
+    from fgai import figures  # matplotlib is slow to import, and few commands need it
+
     out = Output(json, quiet)
     chosen: str | int = int(layer) if layer.lstrip("-").isdigit() else layer
     opened = open_model(model, dataset, root)
     path = None if output is None else checked_output(output)
-    view = look(opened.model, opened.graph, layer=chosen).node(node)
+    view = figures.look(opened.model, opened.graph, layer=chosen).node(node)
     values = describe(view, k)
     if threat != "none":
         values["attacked"] = _under_attack(opened.model, opened.graph, view, threat, k, seed, chosen)
@@ -99,6 +102,8 @@ def _under_attack(
     model: nn.Module, graph: Graph, clean: NodeView, threat: str, k: int, seed: int, layer: str | int
 ) -> dict[str, Any]:
     """The same node after the attack: prediction, and who is left of the top-k among the original edges."""
+    from fgai.figures import look
+
     result = make_attack(threat, "prediction", k=k).run(model, graph, seed=seed)
     after = look(model, result.graph, layer=layer, original=graph.num_nodes).node(clean.node)
     kept = [n for n in after.neighbours if n < graph.num_nodes][:k]
