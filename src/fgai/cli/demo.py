@@ -18,7 +18,7 @@ from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.files import checked_folder, resumable, write_model
 from fgai.cli.output import Output, command
-from fgai.evaluate import Comparison, compare
+from fgai.evaluate import Comparison, EvaluationRecord, compare
 from fgai.evaluate.table import Cell, Column, Table
 from fgai.graph import Graph
 from fgai.training import MODELS, History, train_method
@@ -154,16 +154,12 @@ def summary_table(comparison: Comparison, certificates: dict[str, CertificateRec
 def what_it_means(comparison: Comparison) -> str:
     """One sentence that says whether it helped: how much of the prediction and of the explanation holds."""
     vanilla, twin = comparison.records[0], comparison.records[-1]
-    kept = [record.get("f1.attacked") or 0.0 for record in (vanilla, twin)]
-    verdict = "It helped" if kept[1] > kept[0] else "It did not help"
     parts = []
     for record, who in ((vanilla, vanilla.name), (twin, "its faithful twin")):
         before, after = (record.get(f"f1.{when}") for when in ("clean", "attacked"))
         if before is not None and after is not None:
-            parts.append(
-                f"{who} falls from {100 * before:.0f} % to {100 * after:.0f} % of the test nodes right"
-            )
-    text = f"{verdict}: under the same attack {', '.join(parts)}"
+            parts.append(f"{who} falls from {100 * before:.0f} % to {100 * after:.0f} % right test nodes")
+    text = f"{verdict(vanilla, twin)}: under the same attack {', '.join(parts)}"
     lost = [record.get("overlap_touched.explanation.all") for record in (vanilla, twin)]
     if None not in lost:
         first, second = (f"{K * (1 - overlap):.1f}" for overlap in lost)
@@ -172,6 +168,23 @@ def what_it_means(comparison: Comparison) -> str:
             f" {first}, and {second} after faithful training"
         )
     return f"{text}."
+
+
+def verdict(vanilla: EvaluationRecord, twin: EvaluationRecord) -> str:
+    """Say `It helped`, `Mixed` or `It did not help`.
+
+    It helped if predictions hold better under attack, clean predictions are as good (within 0.02) and the
+    explanation holds no worse (within 0.005). Mixed: predictions hold better, but at such a cost.
+    """
+
+    def gain(path: str) -> float:
+        ours, theirs = twin.get(path), vanilla.get(path)
+        return 0.0 if ours is None or theirs is None else float(ours) - float(theirs)
+
+    if gain("f1.attacked") <= 0:
+        return "It did not help"
+    costly = gain("f1.clean") < -0.02 or gain("overlap_touched.explanation.all") < -0.005
+    return "Mixed" if costly else "It helped"
 
 
 def draw(
