@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from importlib.metadata import version
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
+import fgai
 from fgai.attacks import Threat
 from fgai.checks import one_of
 from fgai.datasets import fingerprint
@@ -106,7 +106,7 @@ def evaluate(
             "vanilla": vanilla is not None,
         },
         seed=seed,
-        version={"fgai": version("fgai"), "torch": torch.__version__},
+        version={"fgai": fgai.__version__, "torch": torch.__version__},
         device=torch.cuda.get_device_name(graph.device) if graph.device.type == "cuda" else str(graph.device),
         seconds=meter.seconds(),
         peak_memory=meter.peak_memory(),
