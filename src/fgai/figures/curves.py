@@ -30,7 +30,7 @@ def loss_curves(histories: History | Mapping[str, History]) -> Figure:
     if not named or any(not history.terms for history in named.values()):
         raise InputError("`histories` must hold at least one training with at least one epoch")
     with style.styled():
-        figure = style.blank(3.6 * len(named) + 0.4, 2.8)
+        figure = style.blank(3.6 * len(named) + 1.0, 2.8)
         panels = figure.subplots(1, len(named), squeeze=False)[0]
         for axes, (name, history) in zip(panels, named.items(), strict=True):
             _losses(axes, name, history)
@@ -57,7 +57,10 @@ def _losses(axes: Axes, name: str, history: History) -> None:
     axes.set_title(name)
     axes.set_xlabel("epoch")
     axes.set_ylabel("loss")
-    axes.legend()
+    if len(names) > 3:  # so many lines leave no room for a legend among them
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    else:
+        axes.legend()
 
 
 def certified_curves(
