@@ -1,0 +1,72 @@
+"""Mean, spread and paired intervals over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from scipy.special import stdtrit
+
+LEVEL = 0.95
+
+
+class Estimate(NamedTuple):
+    """Mean and sample standard deviation (n − 1; 0 for one value) over `seeds` runs."""
+
+    mean: float
+    std: float
+    seeds: int
+
+
+class Interval(NamedTuple):
+    """A mean difference with the ends of its confidence interval over the `seeds` both have."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the whole interval lies on one side of zero."""
+        return self.low > 0 or self.high < 0
+
+
+def estimate(values: Iterable[float]) -> Estimate | None:
+    """Summarise values over seeds; None without any.
+
+    Example:
+        >>> estimate([1.0, 2.0, 3.0])
+        Estimate(mean=2.0, std=1.0, seeds=3)
+    """
+    held = list(values)
+    if not held:
+        return None
+    mean = math.fsum(held) / len(held)
+    if len(held) == 1:
+        return Estimate(mean, 0.0, 1)
+    spread = math.fsum((value - mean) ** 2 for value in held) / (len(held) - 1)
+    return Estimate(mean, math.sqrt(spread), len(held))
+
+
+def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Interval | None:
+    """Return the 95 % interval of the mean difference `ours − theirs` over the seeds both have.
+
+        d_s = ours_s − theirs_s,   mean(d) ± t_{0.975, n−1} · std(d) / √n
+
+    Pairing by seed takes out what split and initial weights do to both alike. The interval is Student's,
+    exact for normal differences; with five seeds a bootstrap would be too narrow. None with fewer than two
+    seeds in common.
+
+    Example:
+        >>> low, high = paired({0: 1.0, 1: 2.0, 2: 4.0}, {0: 0.5, 1: 1.0, 2: 2.5})[1:3]
+        >>> round(low, 3), round(high, 3)
+        (-0.242, 2.242)
+    """
+    differences = estimate(ours[seed] - theirs[seed] for seed in sorted(set(ours) & set(theirs)))
+    if differences is None or differences.seeds < 2:
+        return None
+    mean, std, count = differences
+    reach = float(stdtrit(count - 1, 0.5 + LEVEL / 2)) * std / math.sqrt(count)
+    return Interval(mean, mean - reach, mean + reach, count)

@@ -1,0 +1,204 @@
+"""Tables about trainings: ablation, cost, certificates and the search for settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fgai.bench.build import about, name_of, sheet
+from fgai.bench.cells import read_grid
+from fgai.bench.choose import trials
+from fgai.bench.paper import published
+from fgai.bench.results import ROWS, Results
+from fgai.bench.sheet import Metric, Sheet
+from fgai.bench.statistics import Estimate, estimate
+from fgai.bench.store import Store
+from fgai.evaluate.table import Cell, Column, Table
+
+ABLATION_ROWS = (
+    "vanilla", "fgai", "fgai[PE]", "fgai[SE]", "fgai[SP]", "fgai[E]", "fgai[P]", "fgai[S]",
+    "fgai(attention)", "fgai(injection)",
+)  # fmt: skip
+COST_ROWS = (*ROWS, "pro-gnn", "gnn-svd", "gnnguard")
+TRIALS = 8
+
+
+def ablation(store: Store) -> list[Sheet | Table]:
+    """All settings of the three terms, and the three adversaries."""
+    cells = read_grid("ablation")
+    wanted = {(cell.model, cell.dataset, cell.row) for cell in cells}
+    results = Results(
+        (r for r in store.records() if (r["cell"]["model"], r["cell"]["dataset"], _row(r)) in wanted), cells
+    )
+    metrics = [
+        Metric(title="F1 clean", path="f1.clean", better="higher", paper=("ablation", "f1")),
+        Metric(title="F1 attacked", path="f1.attacked", better="higher", paper=("ablation", "f1_attacked")),
+        Metric(
+            title="g-JSD last", path="g_jsd.last", form=".2e", better="lower", paper=("ablation", "g_jsd")
+        ),
+        Metric(
+            title="g-TVD logits", path="g_tvd.logits", form=".2f", better="lower", paper=("ablation", "g_tvd")
+        ),
+        Metric(title="g-TVD rel", path="g_tvd.rel", form=".2e", better="lower"),
+        Metric(title="as vanilla", path="similarity.overlap.all", better="higher", own=False),
+        Metric(title="kept under attack", path="overlap_touched.prediction.all", better="higher"),
+    ]
+    notes = (
+        "In brackets the terms that are on: S similarity, P prediction stability, E explanation stability"
+        " (closeness always). FGAI has all three and the hybrid adversary; in parentheses the other two.",
+    )
+    return [sheet(results, "Ablation", metrics, notes, order=ABLATION_ROWS)]
+
+
+def cost(store: Store) -> list[Sheet | Table]:
+    """Median seconds per epoch and peak memory of the training, as multiples of vanilla's."""
+    results = Results.read(store, "cost", "cost")
+    note = "Trainings alone, one at a time."
+    if not results.records:
+        results = Results.read(store, "evaluate")
+        note = "From the trainings of the evaluation grid, which may have shared a device."
+    columns = [Column(name) for name in ("model", "dataset", "method")]
+    columns += [
+        Column("ms per epoch", ".2f", "lower"),
+        Column("time ÷ vanilla", ".2f", "lower"),
+        Column("training s", ".1f"),
+        Column("peak MiB", ".0f", "lower"),
+        Column("memory ÷ vanilla", ".2f", "lower"),
+        Column("paper s", ".0f"),
+        Column("paper time ÷", ".1f"),
+        Column("paper MiB", ".0f"),
+        Column("paper memory ÷", ".2f"),
+    ]
+    rows: list[Sequence[Cell]] = []
+    for model in results.models():
+        for dataset in results.datasets(model):
+            known = {row for row in COST_ROWS if published("cost", model, dataset, row, "seconds")}
+            names = [r for r in COST_ROWS if r in known or r in results.rows(model, dataset)]
+            rows += [_cost_row(results, model, dataset, row) for row in names]
+    notes = (
+        f"{note} Median over epochs, mean over seeds; pre-training of vanilla not counted. Memory above what"
+        " data and parent hold. The paper: 200 epochs on a V100.",
+        *about(results)[1:2],
+    )
+    return [Table("Cost of training", columns, rows, notes)]
+
+
+def memory_above(results: Results, model: str, dataset: str, row: str) -> Estimate | None:
+    """Peak bytes of a training above what lay on the device before it."""
+    peak = results.values(model, dataset, row, "training.peak_memory")
+    base = results.values(model, dataset, row, "training.base_memory")
+    return estimate(peak[seed] - base[seed] for seed in peak if seed in base)
+
+
+def _cost_row(results: Results, model: str, dataset: str, row: str) -> list[Cell]:
+    def over(ours: float | None, base: float | None) -> float | None:
+        return ours / base if ours is not None and base else None
+
+    def numbers(name: str) -> list[float | None]:
+        epoch = results.estimate(model, dataset, name, "training.epoch_seconds")
+        whole = results.estimate(model, dataset, name, "training.seconds")
+        memory = memory_above(results, model, dataset, name)
+        seconds, mib = (published("cost", model, dataset, name, metric) for metric in ("seconds", "mib"))
+        return [None if e is None else e.mean for e in (epoch, whole, memory, seconds, mib)]
+
+    epoch, whole, memory, seconds, mib = numbers(row)
+    base = numbers("vanilla")
+    return [
+        model,
+        dataset,
+        name_of(row),
+        None if epoch is None else 1e3 * epoch,
+        over(epoch, base[0]),
+        whole,
+        None if memory is None else memory / 2**20,
+        over(memory, base[2]),
+        seconds,
+        over(seconds, base[3]),
+        mib,
+        over(mib, base[4]),
+    ]
+
+
+def certificates(store: Store) -> list[Sheet | Table]:
+    """What no perturbation of a layer's attention within the radius can do."""
+    results = Results.read(store, "certify", "certify")
+    radius = next((record["certificate"]["radius"] for record in results.records.values()), 0.01)
+    columns = [Column(name) for name in ("model", "dataset", "method", "layer")]
+    columns += [
+        Column(f"top 5 cannot change, R = {radius:g}", better="higher"),
+        Column("top-5 radius, median", better="higher"),
+        Column("certified overlap", better="higher"),
+        Column(f"class cannot change, R = {radius:g}", better="higher"),
+        Column("class radius, median", better="higher"),
+        Column("how"),
+    ]
+    rows: list[Sequence[Cell]] = []
+    for model in results.models():
+        for dataset in results.datasets(model):
+            for row in results.rows(model, dataset):
+                rows += _certified(results, model, dataset, row)
+    notes = (
+        "Shares of the nodes with more than five neighbours, mean ± std over seeds. Perturbations of this"
+        " layer's attention (l1) with its values fixed; no guarantee against injected nodes or edges.",
+        *about(results)[1:],
+    )
+    return [Table("Certificates", columns, rows, notes)]
+
+
+def _certified(results: Results, model: str, dataset: str, row: str) -> list[list[Cell]]:
+    held = [
+        r["certificate"]["layers"] for key, r in results.records.items() if key[:3] == (model, dataset, row)
+    ]
+    lines: list[list[Cell]] = []
+    for layers in zip(*held, strict=True):
+        values = [
+            _spread([layer["topk"]["share"] for layer in layers], percent=True),
+            _spread([layer["topk"]["median_radius"] for layer in layers]),
+            _spread([layer["topk"]["mean_beta2"] for layer in layers]),
+            _spread([layer["class"]["share"] for layer in layers], percent=True),
+            _spread([layer["class"]["median_radius"] for layer in layers]),
+        ]
+        how = ", ".join(sorted({layer["class"]["status"] for layer in layers}))
+        lines.append([model, dataset, name_of(row), layers[0]["name"], *values, how])
+    return lines or [[model, dataset, name_of(row), None, None, None, None, None, None, None]]
+
+
+def _spread(values: Sequence[float | None], *, percent: bool = False) -> str | None:
+    found = estimate(value for value in values if value is not None)
+    if found is None:
+        return None
+    if percent:
+        return f"{100 * found.mean:.1f} ± {100 * found.std:.1f} %"
+    return f"{found.mean:.2g} ± {found.std:.1g}"
+
+
+def search(store: Store) -> list[Sheet | Table]:
+    """The settings chosen on validation nodes, and how much the choice mattered."""
+    columns = [Column(name) for name in ("method", "model", "dataset")]
+    columns += [
+        Column("trials", ".0f"),
+        Column("criterion", ".4f", "higher"),
+        Column("clean", ".4f"),
+        Column("attacked", ".4f"),
+        Column("worst trial", ".4f"),
+        Column("settings"),
+    ]
+    rows: list[Sequence[Cell]] = []
+    wrong = 0
+    for (method, model, dataset), held in trials(store).items():
+        best = held[0]
+        wrong += len(held) != TRIALS
+        settings = ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+                             for name, value in sorted(best.settings.items()))  # fmt: skip
+        scores = [float(len(held)), best.criterion, best.clean, best.attacked, held[-1].criterion]
+        rows.append([name_of(method), model, dataset, *scores, settings or "preset"])
+    notes = (
+        f"{TRIALS} trials each on seed 0; criterion: mean of clean and standard-attacked accuracy on"
+        " validation nodes. Test nodes were not looked at.",
+        *([f"{wrong} searches do not have {TRIALS} trials."] if wrong else []),
+    )
+    return [Table("Chosen settings", columns, rows, notes)]
+
+
+def _row(record: dict[str, Any]) -> str:
+    return str(record["cell"]["label"] or record["cell"]["method"])
