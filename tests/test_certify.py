@@ -163,15 +163,13 @@ def test_kernels_equal_dense_loops(seed: int, norm: str) -> None:
     rowptr, nodes, heads, classes = pointer([3, 0, 1, 5]), 7, 2, 3
     index = torch.randint(0, nodes, (9,), generator=generator)
     z = torch.randn(nodes, heads, classes, generator=generator, dtype=torch.float64)
-    r = torch.rand(nodes, heads, classes, generator=generator, dtype=torch.float64)
     top = torch.randint(0, classes, (4,), generator=generator)
     margin, spread, total = class_norms(rowptr, index, z, top, norm)
     channels = channel_norms(rowptr, index, z, norm)
-    extent = row_extent(rowptr, index, (z - r).flatten(1), (z + r).flatten(1)).view(4, heads, classes)
-    between = margin_extent(rowptr, index, z, r, top)
+    extent = row_extent(rowptr, index, z.flatten(1)).view(4, heads, classes)
+    between = margin_extent(rowptr, index, z, top)
     for i, (start, stop) in enumerate(itertools.pairwise(rowptr.tolist())):
-        rows, radii = z[index[start:stop]], r[index[start:stop]]
-        t = int(top[i])
+        rows, t = z[index[start:stop]], int(top[i])
         if start == stop:
             flat = [
                 margin[i].sum(),
@@ -195,9 +193,9 @@ def test_kernels_equal_dense_loops(seed: int, norm: str) -> None:
         torch.testing.assert_close(spread[i], 2 * dual(rows - middle).sum(0).max())
         sizes = rows.abs().sum(2).amax(0).sum() if norm == "l1" else dual(rows).sum()
         torch.testing.assert_close(total[i], sizes)
-        torch.testing.assert_close(extent[i], (rows + radii).amax(0) - (rows - radii).amin(0))
-        gap, room = rows[:, :, [t]] - rows, radii[:, :, [t]] + radii
-        torch.testing.assert_close(between[i], (gap + room).amax(0) - (gap - room).amin(0))
+        torch.testing.assert_close(extent[i], rows.amax(0) - rows.amin(0))
+        gap = rows[:, :, [t]] - rows
+        torch.testing.assert_close(between[i], gap.amax(0) - gap.amin(0))
 
 
 def test_few_neighbours_are_trivial_and_not_counted() -> None:

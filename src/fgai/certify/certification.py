@@ -18,6 +18,7 @@ from fgai.certify.observe import Observation, observe
 from fgai.certify.prediction import UNKNOWN, Prediction, trivial_change
 from fgai.certify.record import DIVERGENCES, CertificateRecord
 from fgai.certify.relu import find_relu, relu_prediction
+from fgai.certify.tables import TABLE_RADII
 from fgai.checks import at_least, one_of
 from fgai.divergence import tvd
 from fgai.errors import AttentionError, InputError, ReliabilityWarning
@@ -26,8 +27,10 @@ from fgai.models import as_graph
 from fgai.topk import NORMS, check_k, overlap, swap_costs, topk_mask
 from fgai.training.train import prepared
 
-HIDDEN_RADII = tuple(10 ** (-3 + step / 4) for step in range(9))
+HIDDEN_RADII = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
 """The radii tried for the class radius of hidden layers, where each costs a pass over the graph."""
+MANY_EDGES = 1_000_000
+"""Above, only the radii of the tables are tried."""
 
 
 def certify(
@@ -149,7 +152,8 @@ def _predictions(model: nn.Module, seen: Observation, radius: float, norm: str) 
     if isinstance(stages, str):
         before = [Prediction(reason=stages) for _ in hidden]
     else:
-        before = [hidden_prediction(stages, i, seen.logits, radius, HIDDEN_RADII, norm) for i in hidden]
+        radii = HIDDEN_RADII if seen.attention.last.num_edges <= MANY_EDGES else TABLE_RADII
+        before = [hidden_prediction(stages, i, seen.logits, radius, radii, norm) for i in hidden]
     last = _last(model, seen, radius, norm)
     if last.class_status == UNKNOWN:
         text = f"predictions cannot be certified: {last.reason}"

@@ -6,9 +6,13 @@ per node and channel from the perturbed layer to the output (interval arithmetic
 - the perturbed layer moves channel c of head h by at most `R ‖(z_jhc)_j‖_dual`, exactly;
 - ELU is monotone and convex, so it moves by at most `elu(x + r) - elu(x)`;
 - scores of the next layer are linear in its input up to a leaky ReLU of slope at most 1, so each moves by at
-  most ρ; a softmax whose scores move by at most ρ moves by at most `tanh(ρ / 2)` in total variation;
-- `Σ w'_j z'_j - Σ w_j z_j = Σ w_j (z'_j - z_j) + Σ (w'_j - w_j) z'_j` moves by at most
-  `Σ w_j r_j + tanh(ρ/2) · (max_j (z_j + r_j) - min_j (z_j - r_j))`.
+  most ρ; then each attention w_j grows by at most the factor e^{2ρ}, and all of them move by at most
+  `t = tanh(ρ / 2)` in total variation;
+- `Σ w'_j z'_j - Σ w_j z_j = Σ w'_j (z'_j - z_j) + Σ (w'_j - w_j) z_j`, where the first sum is at most
+  `Σ w'_j r_j`, itself at most `e^{2ρ} Σ w_j r_j` and at most `Σ w_j r_j + t (max_j r_j - min_j r_j)`, and the
+  second is at most `t (max_j z_j - min_j z_j)`.
+
+What does not depend on the radius (dual norms, extents of the values) is computed once.
 """
 
 from __future__ import annotations
@@ -16,17 +20,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
-from fgai.certify.kernels import channel_norms, margin_extent, row_extent
+from fgai.certify.kernels import channel_norms, margin_extent, row_extent, row_largest
 from fgai.certify.observe import Observation
 from fgai.certify.prediction import BOUND, Prediction, gaps, probability_change
 from fgai.models import GAT, AttentionLayer, GATv2
 from fgai.ops import Adjacency, aggregate
-from fgai.segments import row_max
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +51,16 @@ class Stage:
     values: Tensor
     output: Tensor
     adjacency: Adjacency
+
+    @cached_property
+    def extent(self) -> Tensor:
+        """[N, H, C]: how far apart the values of a node's neighbours are."""
+        return _extent(self, self.values)
+
+    @cached_property
+    def activated(self) -> Tensor:
+        """ELU of the output."""
+        return elu(self.output)
 
 
 def find_stages(model: nn.Module, seen: Observation) -> list[Stage] | str:
@@ -84,22 +99,27 @@ def hidden_prediction(
         radii: rising; the class radius is the largest of them at which the class provably stays, or 0.
         norm: of the ball.
     """
-    stage = stages[index]
+    stage, last = stages[index], stages[-1]
     rates = channel_norms(stage.adjacency.rowptr, stage.adjacency.source, stage.values, norm).flatten(1)
     top, lead = gaps(logits)
+    apart = margin_extent(last.adjacency.rowptr, last.adjacency.source, last.values, top)
     class_radius = torch.zeros(top.numel(), dtype=torch.float64)
+    # Nothing is safe at a radius that was not at a smaller one, so the last to be tried tells the rest.
+    alive = True
     for size in sorted({*radii, radius}):
-        lost = _reach(stages, index, size * rates, top)[1]
+        if not alive and size != radius:
+            continue
+        reached = _carried(stages, index, size * rates)
+        lost = _margin_loss(last, reached, top, apart)
+        if size == radius:
+            moved, gained = _through(last, reached), lost.topk(2, dim=1).values.sum(1)
         safe = (lead - lost).amin(1) > 0
         # Holds at `size` itself, so the first radius at which it may break lies above.
         class_radius[safe] = math.nextafter(size, math.inf)
-        if not bool(safe.any()):
-            break
-    change, lost = _reach(stages, index, radius * rates, top)
-    gained = lost.scatter(1, top[:, None], 0.0).topk(2, dim=1).values.sum(1)
+        alive = bool(safe.any())
     return Prediction(
         class_radius=class_radius,
-        alpha2_logits=change.sum(1) / 2,
+        alpha2_logits=moved.sum(1) / 2,
         alpha2_probabilities=probability_change(logits, gained),
         class_status=BOUND,
         logits_status=BOUND,
@@ -108,49 +128,54 @@ def hidden_prediction(
     )
 
 
-def _reach(stages: Sequence[Stage], index: int, radius: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
-    """Most each logit can move, [N, C], and most each class can gain on the top one, [N, C]."""
-    for here, after in zip(stages[index:-1], stages[index + 1 :], strict=True):
-        radius = elu(here.output + radius) - elu(here.output)
+def _carried(stages: Sequence[Stage], index: int, radius: Tensor) -> Tensor:
+    """Radii [N, D] of the last layer's input, from those of the output of layer `index`."""
+    for here, after in pairwise(stages[index:]):
+        radius = elu(here.output + radius, inplace=True).sub_(here.activated)
         if after is not stages[-1]:
             radius = _through(after, radius)
-    last = stages[-1]
-    return _through(last, radius), _margin_loss(last, radius, top)
+    return radius
 
 
 def _through(stage: Stage, radius: Tensor) -> Tensor:
     """Radii of a layer's outputs from radii [N, D] of its inputs."""
-    layer = stage.layer
-    moved = (radius @ _matrix(layer).abs()).view_as(stage.values)
-    mixed = aggregate(stage.attention, moved, stage.adjacency)
-    low, high = (stage.values - moved).flatten(1), (stage.values + moved).flatten(1)
-    extent = row_extent(stage.adjacency.rowptr, stage.adjacency.source, low, high).view_as(stage.values)
-    out = mixed + _softmax_change(stage, radius)[:, :, None] * extent
-    return out.flatten(1) if layer.concat else out.mean(1)
+    moved = (radius @ _matrix(stage.layer).abs()).view_as(stage.values)
+    growth, change = _softmax_change(stage, radius)
+    out = aggregate(stage.attention, moved, stage.adjacency).mul_(growth).addcmul_(change, stage.extent)
+    return out.flatten(1) if stage.layer.concat else out.mean(1)
 
 
-def _margin_loss(stage: Stage, radius: Tensor, top: Tensor) -> Tensor:
-    """Most each class can gain on the top one: as `_through`, for differences of two classes at once."""
+def _margin_loss(stage: Stage, radius: Tensor, top: Tensor, apart: Tensor) -> Tensor:
+    """Most each class can gain on the top one, [N, C], 0 for itself: `_through` for differences of classes.
+
+    `apart` [N, H, C] says how far apart the neighbours are in their lead of the top class over each class.
+    """
     layer = stage.layer
     matrix = _matrix(layer).view(-1, layer.heads, layer.channels)
     # A common shift of all classes does not matter: taking out the middle one makes every radius smaller.
     matrix = matrix - matrix.median(dim=2, keepdim=True).values
     moved = torch.einsum("nd,dhc->nhc", radius, matrix.abs())
+    growth, change = _softmax_change(stage, radius)
     mixed = aggregate(stage.attention, moved, stage.adjacency)
+    mixed = torch.minimum(growth * mixed, mixed + change * _extent(stage, moved))
     mixed = mixed + mixed.gather(2, top[:, None, None].expand(-1, layer.heads, 1))
-    extent = margin_extent(stage.adjacency.rowptr, stage.adjacency.source, stage.values, moved, top)
-    lost = mixed + _softmax_change(stage, radius)[:, :, None] * extent
-    return lost.mean(1).scatter(1, top[:, None], 0.0)
+    return (mixed + change * apart).mean(1).scatter(1, top[:, None], 0.0)
 
 
-def _softmax_change(stage: Stage, radius: Tensor) -> Tensor:
-    """[N, H]: most the attention of each node can move, in total variation."""
+def _extent(stage: Stage, values: Tensor) -> Tensor:
+    """How far apart `values` [N, H, C] are among the neighbours of each node; [N, H, C]."""
+    flat, adjacency = values.flatten(1), stage.adjacency
+    return row_extent(adjacency.rowptr, adjacency.source, flat).view_as(values)
+
+
+def _softmax_change(stage: Stage, radius: Tensor) -> tuple[Tensor, Tensor]:
+    """[N, H, 1] twice: largest growth of an attention weight, and their total variation."""
     layer, adjacency = stage.layer, stage.adjacency
     left, right = (radius @ part for part in _score_rates(layer))
-    strongest = row_max(left[adjacency.source], adjacency.rowptr).clamp(min=0)
+    strongest = row_largest(adjacency.rowptr, adjacency.source, left)
     alone = adjacency.degree < 2  # the softmax of one score is 1, whatever the score
-    moved = (strongest + right) * max(1.0, abs(layer.slope))
-    return torch.tanh(moved / 2).masked_fill(alone[:, None], 0.0)
+    moved = ((strongest + right) * max(1.0, abs(layer.slope))).masked_fill(alone[:, None], 0.0)[:, :, None]
+    return torch.exp(2 * moved), torch.tanh(moved / 2)
 
 
 def _score_rates(layer: AttentionLayer) -> tuple[Tensor, Tensor]:

@@ -72,35 +72,40 @@ def class_norms(
     return torch.from_numpy(margin), torch.from_numpy(spread), torch.from_numpy(total)
 
 
-def row_extent(rowptr: Tensor, index: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """`max_e high[index[e]] - min_e low[index[e]]` over the edges into each node; [M, D] twice → [N, D].
+def row_extent(rowptr: Tensor, index: Tensor, values: Tensor) -> Tensor:
+    """`max_e values[index[e]] - min_e values[index[e]]` over the edges into each node; [M, D] → [N, D].
 
     0 for a node without edges.
     """
-    out = np.zeros((rowptr.numel() - 1, low.shape[1]))
-    _over_rows(_row_extent, rowptr, _array(index), _array(low.double()), _array(high.double()), out)
+    out = np.zeros((rowptr.numel() - 1, values.shape[1]))
+    _over_rows(_row_extent, rowptr, _array(index), _array(values.double()), out)
     return torch.from_numpy(out)
 
 
-def margin_extent(rowptr: Tensor, index: Tensor, values: Tensor, radius: Tensor, top: Tensor) -> Tensor:
-    """How far apart the neighbours of a node can be in their lead of the top class over each class.
+def row_largest(rowptr: Tensor, index: Tensor, values: Tensor) -> Tensor:
+    """`max_e values[index[e]]` over the edges into each node, [M, H] → [N, H]; values must not be negative.
 
-        out[i, h, c] = max_e (g_e + s_e) - min_e (g_e - s_e),
-        g_e = values[e, h, top(i)] - values[e, h, c],   s_e = radius[e, h, top(i)] + radius[e, h, c]
+    0 for a node without edges.
+    """
+    return channel_norms(rowptr, index, values[:, None], "l1")[:, 0]
+
+
+def margin_extent(rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor) -> Tensor:
+    """How far apart the neighbours of a node are in their lead of the top class over each class.
+
+        out[i, h, c] = max_e g_e - min_e g_e,    g_e = values[index[e], h, top(i)] - values[index[e], h, c]
 
     Args:
         rowptr: [N+1].
-        index: [E] int64, the row of `values` and `radius` each edge reads.
+        index: [E] int64, the row of `values` each edge reads.
         values: [M, H, C].
-        radius: [M, H, C], how far each value may be from where it is.
         top: [N] int64.
 
     Returns:
         float64 [N, H, C], 0 for a node without edges.
     """
     out = np.zeros((rowptr.numel() - 1, *values.shape[1:]))
-    given = _array(index), _array(values.double()), _array(radius.double()), _array(top)
-    _over_rows(_margin_extent, rowptr, *given, out)
+    _over_rows(_margin_extent, rowptr, _array(index), _array(values.double()), _array(top), out)
     return torch.from_numpy(out)
 
 
@@ -170,21 +175,28 @@ def _class_norms(start, stop, rowptr, index, values, top, norm, margin, spread, 
 
 
 @njit(cache=True, nogil=True)
-def _row_extent(start, stop, rowptr, index, low, high, out):
-    channels = low.shape[1]
+def _widen(row, shift, sign, lowest, highest):
+    """Let two running bounds take in `shift + sign · row`."""
+    for c in range(row.shape[0]):
+        value = shift + sign * row[c]
+        lowest[c] = value if value < lowest[c] else lowest[c]
+        highest[c] = value if value > highest[c] else highest[c]
+
+
+@njit(cache=True, nogil=True)
+def _row_extent(start, stop, rowptr, index, values, out):
+    channels = values.shape[1]
     for i in range(start, stop):
         if rowptr[i] == rowptr[i + 1]:
             continue
         lowest, highest = np.full(channels, np.inf), np.full(channels, -np.inf)
         for e in range(rowptr[i], rowptr[i + 1]):
-            for c in range(channels):
-                lowest[c] = min(lowest[c], low[index[e], c])
-                highest[c] = max(highest[c], high[index[e], c])
+            _widen(values[index[e]], 0.0, 1.0, lowest, highest)
         out[i] = highest - lowest
 
 
 @njit(cache=True, nogil=True)
-def _margin_extent(start, stop, rowptr, index, values, radius, top, out):
+def _margin_extent(start, stop, rowptr, index, values, top, out):
     heads, classes = values.shape[1], values.shape[2]
     for i in range(start, stop):
         if rowptr[i] == rowptr[i + 1]:
@@ -192,9 +204,6 @@ def _margin_extent(start, stop, rowptr, index, values, radius, top, out):
         for h in range(heads):
             lowest, highest = np.full(classes, np.inf), np.full(classes, -np.inf)
             for e in range(rowptr[i], rowptr[i + 1]):
-                value, size = values[index[e], h], radius[index[e], h]
-                for c in range(classes):
-                    gap, slack = value[top[i]] - value[c], size[top[i]] + size[c]
-                    lowest[c] = min(lowest[c], gap - slack)
-                    highest[c] = max(highest[c], gap + slack)
+                row = values[index[e], h]
+                _widen(row, row[top[i]], -1.0, lowest, highest)
             out[i, h] = highest - lowest

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fgai.certify.layer import RADII, LayerCertificate
 from fgai.certify.prediction import Prediction
-from fgai.certify.tables import overview, share_table
+from fgai.certify.tables import TABLE_RADII, overview, share_table
 from fgai.errors import InputError
 from fgai.evaluate.record import Document, pack_array, plain, unpack_array
 
@@ -141,7 +141,9 @@ class CertificateRecord(Document):
     def summary(self) -> dict[str, Any]:
         """Shares, medians and curves as plain values; what tables and figures read."""
         return {
+            "promise": self.promise,
             "radii": list(RADII),
+            "table_radii": list(TABLE_RADII),
             "layers": [self._layer_summary(index) for index in range(len(self.layers))],
             "alpha1": _mean(self.alpha1),
         }
@@ -192,6 +194,7 @@ class CertificateRecord(Document):
                 "share": layer.share("topk", self.radius),
                 "median_radius": layer.median(layer.topk_radius),
                 "mean_beta2": _mean(layer.beta2(self.radius)[counted]),
+                "table": layer.curve("topk", TABLE_RADII),
                 "curve": layer.curve("topk"),
             },
             "beta1": None if layer.beta1 is None else _mean(layer.beta1[counted]),
@@ -199,6 +202,7 @@ class CertificateRecord(Document):
                 "status": prediction.class_status,
                 "share": layer.share("class", self.radius),
                 "median_radius": layer.median(prediction.class_radius),
+                "table": layer.curve("class", TABLE_RADII),
                 "curve": layer.curve("class"),
             },
             "alpha2_logits": {
