@@ -60,7 +60,7 @@ class Results:
 
     @classmethod
     def read(cls, store: Store, kind: str = "evaluate", grid: str | None = None) -> Results:
-        """Read the records of a kind whose rows are methods, no variants; `grid` names those there should be."""
+        """Read the records of a kind, labelled variants left out; `grid` names what should be there."""
         plain = (record for record in store.records(kind) if not record["cell"]["label"])
         return cls(plain, () if grid is None else read_grid(grid))
 
