@@ -17,6 +17,7 @@ from torch import nn
 from fgai import datasets, metrics
 from fgai.checks import one_of
 from fgai.cli.output import Output
+from fgai.datasets.fingerprint import fingerprint
 from fgai.errors import CheckpointError, FgaiError, InputError
 from fgai.graph import Graph
 from fgai.objective import TERMS
@@ -59,7 +60,7 @@ def open_model(path: Path, dataset: str | None = None, root: Path | None = None)
     model = load(path)
     graph = datasets.load(name, root, int(about.get("split_seed", 0)), split=None)
     known = header.get("data_fingerprint")
-    if known and name == about.get("dataset") and datasets.fingerprint(graph) != known:
+    if known and name == about.get("dataset") and fingerprint(graph) != known:
         raise CheckpointError(
             f"the files of {name!r} are not those {path} was trained on; restore them, or train anew"
         )
@@ -68,7 +69,7 @@ def open_model(path: Path, dataset: str | None = None, root: Path | None = None)
 
 def write_model(model: nn.Module, path: Path, graph: Graph, about: dict[str, Any]) -> Path:
     """Write a model with what `open_model` needs to find its data again."""
-    return save(model, path, data_fingerprint=datasets.fingerprint(graph), about=about)
+    return save(model, path, data_fingerprint=fingerprint(graph), about=about)
 
 
 def checked_output(path: Path) -> Path:

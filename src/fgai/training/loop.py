@@ -20,7 +20,6 @@ from fgai.training.interrupt import held_interrupt
 from fgai.training.progress import Progress
 from fgai.training.resume import read_state, write_state
 
-
 PROBE = 10
 """Climbing steps of the fresh attack by which adversarial recipes score an epoch."""
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 
-from fgai.datasets import fingerprint
+from fgai.datasets.fingerprint import fingerprint
 from fgai.errors import CheckpointError
 from fgai.files import pack, write_atomic
 from fgai.graph import Graph
