@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import fgai
-from fgai.cli import attack, certify, compare, data, demo, doctor, evaluate, explain, faithful, train
+from fgai.cli import attack, bench, certify, compare, data, demo, doctor, evaluate, explain, faithful, train
 
 app = typer.Typer(
     name="fgai",
@@ -26,6 +26,7 @@ app.command("attack", rich_help_panel="Judge models")(attack.attack)
 app.command("evaluate", rich_help_panel="Judge models")(evaluate.evaluate)
 app.command("compare", rich_help_panel="Judge models")(compare.compare)
 app.command("certify", rich_help_panel="Judge models")(certify.certify)
+app.add_typer(bench.app, name="bench", rich_help_panel="Judge models")
 app.add_typer(data.app, name="data", rich_help_panel="Around")
 app.command("doctor", rich_help_panel="Around")(doctor.doctor)
 
