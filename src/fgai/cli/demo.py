@@ -155,17 +155,18 @@ def what_it_means(comparison: Comparison) -> str:
     """One sentence that says whether it helped: how much of the prediction and of the explanation holds."""
     vanilla, twin = comparison.records[0], comparison.records[-1]
     parts = []
-    for record, who in ((vanilla, vanilla.name), (twin, "its faithful twin")):
-        before, after = (record.get(f"f1.{when}") for when in ("clean", "attacked"))
+    for record, who, when in ((vanilla, vanilla.name, ""), (twin, "its faithful twin", " the same")):
+        before, after = (record.get(f"f1.{view}") for view in ("clean", "attacked"))
         if before is not None and after is not None:
-            parts.append(f"{who} falls from {100 * before:.0f} % to {100 * after:.0f} % right test nodes")
-    text = f"{verdict(vanilla, twin)}: under the same attack {', '.join(parts)}"
+            share = f"{100 * before:.0f} % of the test nodes right and {100 * after:.0f} %"
+            parts.append(f"{who} gets {share} under{when or ' the'} attack")
+    text = f"{verdict(vanilla, twin)}: {', '.join(parts)}"
     lost = [record.get("overlap_touched.explanation.all") for record in (vanilla, twin)]
     if None not in lost:
         first, second = (f"{K * (1 - overlap):.1f}" for overlap in lost)
         text += (
-            f"; of the {K} strongest neighbours of a node in its reach an attack on the explanation replaces"
-            f" {first}, and {second} after faithful training"
+            f"; an attack on the explanation replaces {first} of a node's {K} strongest neighbours,"
+            f" {second} after faithful training"
         )
     return f"{text}."
 
