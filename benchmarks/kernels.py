@@ -1,9 +1,10 @@
 """One attention layer, forward and backward: fgai's kernels against PyG's layers.
 
-Every measurement runs in a process of its own, so that its peak memory is its own. Where a dataset is missing,
-a random graph of its size with skewed degrees takes its place (marked ~). Beside the layer stands its heart, a
-fused kernel: the bytes it has to move (each edge fetches its source's row) per second, forward, and what share
-of the measured copy bandwidth that is; `compulsory` counts every array once, as a perfect cache would. Run:
+Every measurement runs in a process of its own, so that its peak memory is its own. Where a dataset is
+missing, a random graph of its size with skewed degrees takes its place (marked ~). Beside the layer stands
+its heart, the fused kernel: the bytes it moves forward (each edge fetches its source's row) per second, and
+what share of the measured copy bandwidth that is; `compulsory` counts every array once, as a perfect cache
+would. Run:
 
     python benchmarks/kernels.py --graphs photo physics arxiv --sizes 8x8 1x128 --device cpu
 """

@@ -173,21 +173,27 @@ class AttentionLayer(nn.Module):
             scores = score_dot(one, two, adjacency)
         return edge_softmax(scores, adjacency), values
 
-    def attend_and_combine(self, x: Tensor | Features, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
+    def attend_and_combine(
+        self, x: Tensor | Features, adjacency: Adjacency, *, written: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """Return the output and the attention [E, H] before dropout, from the fused kernels.
 
         The tap is not called, and the output is not computed *from* the attention returned: gradients of both
-        reach the input, but none flows from one to the other.
+        reach the input, but none flows from one to the other. Unless `written`, the attention may be empty.
         """
         one, two, values = self._ends(x, adjacency)
         p = self.attention_dropout if self.training else 0.0
         if self.score == "additive":
-            out, attention = attend_additive(one, two, values, adjacency, self.slope, dropout=p)
+            out, attention = attend_additive(
+                one, two, values, adjacency, self.slope, dropout=p, written=written
+            )
         elif self.score == "dynamic":
             weight = self.score_weight
-            out, attention = attend_dynamic(one, two, weight, values, adjacency, self.slope, dropout=p)
+            out, attention = attend_dynamic(
+                one, two, weight, values, adjacency, self.slope, dropout=p, written=written
+            )
         else:
-            out, attention = attend_dot(one, two, values, adjacency, dropout=p)
+            out, attention = attend_dot(one, two, values, adjacency, dropout=p, written=written)
         return self._join(out), attention
 
     def combine(self, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
@@ -201,7 +207,7 @@ class AttentionLayer(nn.Module):
     def forward(self, x: Tensor | Features, adjacency: Adjacency) -> Tensor:
         """Return [N, H·C], or [N, C] when the heads are averaged."""
         if self.tap is None:
-            return self.attend_and_combine(x, adjacency)[0]
+            return self.attend_and_combine(x, adjacency, written=False)[0]
         attention, values = self.attend(x, adjacency)
         attention = self.tap(attention, adjacency)
         attention = dropout(attention, self.attention_dropout, self.training)

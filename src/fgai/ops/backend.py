@@ -53,6 +53,7 @@ class Kernels(Protocol):
         slope: float,
         p: float,
         seed: int | Tensor,
+        written: bool = True,
     ) -> tuple[Tensor, Tensor]: ...
 
     def attend_dynamic(  # noqa: D102
@@ -65,10 +66,18 @@ class Kernels(Protocol):
         slope: float,
         p: float,
         seed: int | Tensor,
+        written: bool = True,
     ) -> tuple[Tensor, Tensor]: ...
 
     def attend_dot(  # noqa: D102
-        self, query: Tensor, key: Tensor, values: Tensor, adjacency: Adjacency, p: float, seed: int | Tensor
+        self,
+        query: Tensor,
+        key: Tensor,
+        values: Tensor,
+        adjacency: Adjacency,
+        p: float,
+        seed: int | Tensor,
+        written: bool = True,
     ) -> tuple[Tensor, Tensor]: ...
 
     def dropout(self, given: Tensor, p: float, seed: int | Tensor) -> Tensor: ...  # noqa: D102

@@ -55,6 +55,7 @@ def attend_additive(
     *,
     dropout: float = 0.0,
     seed: int | Tensor | None = None,
+    written: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Fused `score_additive` → `edge_softmax` → dropout → `aggregate`.
 
@@ -70,12 +71,13 @@ def attend_additive(
         slope: of the leaky relu.
         dropout: rate on the attention, drawn by position (see `fgai.ops.draws`).
         seed: of the draws; drawn from torch's global generator by default.
+        written: whether the attention is wanted; if not, the GPU saves writing it and returns it empty.
 
     Returns:
         The aggregated values [N, H, C] and the attention [E, H] before dropout.
     """
     seed = _seed(values, dropout, seed)
-    return kernels_for(values).attend_additive(left, right, values, adjacency, slope, dropout, seed)
+    return kernels_for(values).attend_additive(left, right, values, adjacency, slope, dropout, seed, written)
 
 
 def attend_dynamic(
@@ -88,10 +90,13 @@ def attend_dynamic(
     *,
     dropout: float = 0.0,
     seed: int | Tensor | None = None,
+    written: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Fused `score_dynamic` → `edge_softmax` → dropout → `aggregate`; see `attend_additive`."""
     seed = _seed(values, dropout, seed)
-    return kernels_for(values).attend_dynamic(left, right, weight, values, adjacency, slope, dropout, seed)
+    return kernels_for(values).attend_dynamic(
+        left, right, weight, values, adjacency, slope, dropout, seed, written
+    )
 
 
 def attend_dot(
@@ -102,10 +107,11 @@ def attend_dot(
     *,
     dropout: float = 0.0,
     seed: int | Tensor | None = None,
+    written: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Fused `score_dot` → `edge_softmax` → dropout → `aggregate`; see `attend_additive`."""
     seed = _seed(values, dropout, seed)
-    return kernels_for(values).attend_dot(query, key, values, adjacency, dropout, seed)
+    return kernels_for(values).attend_dot(query, key, values, adjacency, dropout, seed, written)
 
 
 def dropout(given: Tensor, p: float, training: bool = True, *, seed: int | Tensor | None = None) -> Tensor:

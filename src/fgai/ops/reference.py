@@ -84,8 +84,12 @@ def attend_additive(
     slope: float,
     p: float,
     seed: int | Tensor,
+    written: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Attention with the additive score: the aggregated values and the attention before dropout."""
+    """Attention with the additive score: the aggregated values and the attention before dropout.
+
+    Kernels that do not need the attention themselves may leave it empty unless `written`.
+    """
     return _attend(score_additive(left, right, adjacency, slope), values, adjacency, p, seed)
 
 
@@ -98,13 +102,20 @@ def attend_dynamic(
     slope: float,
     p: float,
     seed: int | Tensor,
+    written: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Attention with the dynamic score: the aggregated values and the attention before dropout."""
     return _attend(score_dynamic(left, right, weight, adjacency, slope), values, adjacency, p, seed)
 
 
 def attend_dot(
-    query: Tensor, key: Tensor, values: Tensor, adjacency: Adjacency, p: float, seed: int | Tensor
+    query: Tensor,
+    key: Tensor,
+    values: Tensor,
+    adjacency: Adjacency,
+    p: float,
+    seed: int | Tensor,
+    written: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Attention with the dot-product score: the aggregated values and the attention before dropout."""
     return _attend(score_dot(query, key, adjacency), values, adjacency, p, seed)

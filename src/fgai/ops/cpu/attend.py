@@ -188,6 +188,7 @@ def attend_additive(
     slope: float,
     p: float,
     seed: int | Tensor,
+    written: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Fused attention with the additive score; see `fgai.ops.attend_additive`."""
     result: tuple[Tensor, Tensor] = _Additive.apply(left, right, values, adjacency, slope, p, int(seed))
@@ -203,6 +204,7 @@ def attend_dynamic(
     slope: float,
     p: float,
     seed: int | Tensor,
+    written: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Fused attention with the dynamic score; see `fgai.ops.attend_dynamic`."""
     result: tuple[Tensor, Tensor] = _Dynamic.apply(
@@ -212,7 +214,13 @@ def attend_dynamic(
 
 
 def attend_dot(
-    query: Tensor, key: Tensor, values: Tensor, adjacency: Adjacency, p: float, seed: int | Tensor
+    query: Tensor,
+    key: Tensor,
+    values: Tensor,
+    adjacency: Adjacency,
+    p: float,
+    seed: int | Tensor,
+    written: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Fused attention with the dot-product score; see `fgai.ops.attend_dot`."""
     result: tuple[Tensor, Tensor] = _Dot.apply(query, key, values, adjacency, p, int(seed))

@@ -1,6 +1,6 @@
 """GPU kernels in Triton: the same operations as on the CPU, the same interface."""
 
-from fgai.ops.gpu.composed import attend_additive, attend_dot, attend_dynamic, dropout, node_scores
+from fgai.ops.gpu.attend import attend_additive, attend_dot, attend_dynamic
 from fgai.ops.gpu.functions import (
     aggregate,
     edge_softmax,
@@ -9,6 +9,7 @@ from fgai.ops.gpu.functions import (
     score_dot,
     score_dynamic,
 )
+from fgai.ops.gpu.nodes import dropout, node_scores
 
 __all__ = [
     "aggregate",

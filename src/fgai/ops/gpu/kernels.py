@@ -110,7 +110,7 @@ def softmax_forward(ptr, scores, out, H: tl.constexpr, BH: tl.constexpr, BE: tl.
 
 @triton.jit
 def softmax_backward(ptr, attention, gradient, out, H: tl.constexpr, BH: tl.constexpr, BE: tl.constexpr):
-    """ds = a · (g − Σ_row a g)."""
+    """∂s = a · (g − Σ_row a g)."""
     i = tl.program_id(0)
     first, last = tl.load(ptr + i), tl.load(ptr + i + 1)
     h = tl.arange(0, BH)

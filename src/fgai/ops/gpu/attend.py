@@ -1,0 +1,205 @@
+"""Fused attention on the GPU, with the attention as second result when it is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from fgai.ops.adjacency import Adjacency
+from fgai.ops.draws import odds
+from fgai.ops.gpu import attend_backward, attend_forward
+from fgai.ops.gpu.attend_parts import add_pieces
+from fgai.ops.gpu.plan import Work, incoming, outgoing
+
+# mypy: disable-error-code="no-untyped-call"
+
+ADDITIVE, DYNAMIC, DOT = 0, 1, 2
+# Numbers in a tile of edges × heads × channels that one warp holds.
+TILE = 1024
+# Programs that share the rows when a gradient has to be summed over all of them.
+PROGRAMS = 4096
+
+
+def _power(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()
+
+
+def _sizes(heads: int, channels: int) -> dict[str, int]:
+    """Return the compile-time sizes of tiles [BE, BH, BC]."""
+    high, wide = _power(heads), _power(channels)
+    block = max(4, min(32, TILE // (high * wide)))
+    warps = max(1, min(8, block * high * wide // TILE))
+    return {"H": heads, "C": channels, "BH": high, "BC": wide, "BE": block, "num_warps": warps}
+
+
+def _narrow(heads: int) -> dict[str, int]:
+    """Return the compile-time sizes of tiles [BE, BH]."""
+    high = _power(heads)
+    return {"H": heads, "BH": high, "BE": max(16, 256 // high), "num_warps": 1}
+
+
+def _add(work: Work, parts: Tensor, out: Tensor) -> None:
+    """Sum the parts that the pieces of split rows left into their rows of `out`."""
+    if work.slots:
+        width = parts.numel() // work.slots
+        block = min(256, _power(width))
+        grid = (len(work.split_row), -(-width // block))
+        add_pieces[grid](work.split_row, work.split_slot, parts, out, width, BD=block, num_warps=1)
+
+
+class _Attend(Function):
+    """near, far, weight: right, left, - (additive); right, left, weight (dynamic); query, key, - (dot)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        near: Tensor,
+        far: Tensor,
+        weight: Tensor,
+        values: Tensor,
+        adjacency: Adjacency,
+        score: int,
+        slope: float,
+        p: float,
+        seed: Tensor,
+        written: bool,
+    ) -> tuple[Tensor, Tensor]:
+        near, far, weight, values = (t.contiguous() for t in (near, far, weight, values))
+        heads, channels = values.shape[1:]
+        limit, scale = odds(p)
+        ctx.numbers = {"SLOPE": slope, "RATE": channels**-0.5, "SCORE": score}
+        ctx.draws = {"LIMIT": limit, "SCALE": scale, "DROP": p > 0}
+        ctx.adjacency = adjacency
+        work, sizes = incoming(adjacency), _sizes(heads, channels)
+        out, lse = torch.empty_like(values), values.new_empty(len(values), heads)
+        attention = values.new_empty(adjacency.num_edges if written else 0, heads)
+        tops, totals = (values.new_empty(work.slots, heads) for _ in range(2))
+        parts = values.new_empty(work.slots, heads, channels)
+        if len(work.row):
+            attend_forward.forward[(len(work.row),)](
+                *work.pieces, work.node, near, far, weight, values, out, lse, attention, tops, totals, parts,
+                seed, **ctx.draws, **ctx.numbers, **sizes, WRITE=written,
+            )  # fmt: skip
+        if work.slots:
+            shape = {k: v for k, v in sizes.items() if k != "BE"}
+            attend_forward.join[(len(work.split_row),)](
+                work.split_row, work.split_slot, tops, totals, parts, out, lse, **shape
+            )
+        if attention.numel():
+            attend_forward.normalise[(len(work.row),)](*work.pieces[:3], lse, attention, **_narrow(heads))
+        ctx.save_for_backward(near, far, weight, values, out, lse, attention, seed)
+        ctx.set_materialize_grads(False)
+        return out, attention
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        near, far, weight, values, out, lse, attention, seed = ctx.saved_tensors
+        heads, channels = values.shape[1:]
+        d_out = torch.zeros_like(out) if gradients[0] is None else gradients[0].contiguous()
+        given = gradients[1] is not None and attention.numel() > 0
+        d_attention = attention if gradients[1] is None else gradients[1].contiguous()
+        work, sizes, delta = outgoing(ctx.adjacency), _sizes(heads, channels), torch.empty_like(lse)
+        d_values, d_far = torch.empty_like(values), torch.empty_like(far)
+        d_scores = values.new_empty(ctx.adjacency.num_edges, heads)
+        value_parts = values.new_empty(work.slots, *values.shape[1:])
+        far_parts = far.new_empty(work.slots, *far.shape[1:])
+        if len(values):
+            attend_backward.middles[(len(values),)](
+                ctx.adjacency.index32.rowptr, out, d_out, attention, d_attention, delta, **sizes, GIVEN=given
+            )
+            attend_backward.sources[(len(work.row),)](
+                *work.pieces, work.edge, work.node, near, far, weight, values, d_out, lse, delta, d_attention,
+                d_values, d_far, value_parts, far_parts, d_scores, seed,
+                **ctx.draws, **ctx.numbers, **sizes, GIVEN=given,
+            )  # fmt: skip
+        _add(work, value_parts, d_values)
+        _add(work, far_parts, d_far)
+        d_near, d_weight = _destinations(ctx, near, far, weight, d_scores, channels)
+        return (d_near, d_far, d_weight, d_values, *(None for _ in range(6)))
+
+
+def _destinations(
+    ctx: Any, near: Tensor, far: Tensor, weight: Tensor, d_scores: Tensor, channels: int
+) -> tuple[Tensor, Tensor | None]:
+    """Return the gradient at the destinations, and of the weight of the dynamic score."""
+    work, heads, score = incoming(ctx.adjacency), d_scores.shape[1], ctx.numbers["SCORE"]
+    count = len(work.row)
+    step = min(count, PROGRAMS) if score == DYNAMIC else count
+    d_near, near_parts = torch.empty_like(near), near.new_empty(work.slots, *near.shape[1:])
+    shares = near.new_empty(step if score == DYNAMIC else 0, heads, channels)
+    sizes = {**_sizes(heads, channels), **_narrow(heads)} if score == ADDITIVE else _sizes(heads, channels)
+    if count:
+        attend_backward.destinations[(step,)](
+            *work.pieces, work.node, near, far, weight, d_scores, d_near, near_parts, shares, count, step,
+            **ctx.numbers, **sizes,
+        )  # fmt: skip
+    _add(work, near_parts, d_near)
+    return d_near, shares.sum(0) if score == DYNAMIC else None
+
+
+def _attend(
+    near: Tensor,
+    far: Tensor,
+    weight: Tensor | None,
+    values: Tensor,
+    adjacency: Adjacency,
+    score: int,
+    slope: float,
+    p: float,
+    seed: int | Tensor,
+    written: bool,
+) -> tuple[Tensor, Tensor]:
+    if not isinstance(seed, Tensor):
+        seed = torch.tensor([seed], device=values.device)
+    given = values.new_empty(0) if weight is None else weight
+    result: tuple[Tensor, Tensor] = _Attend.apply(
+        near, far, given, values, adjacency, score, slope, p, seed, written
+    )
+    return result
+
+
+def attend_additive(
+    left: Tensor,
+    right: Tensor,
+    values: Tensor,
+    adjacency: Adjacency,
+    slope: float,
+    p: float,
+    seed: int | Tensor,
+    written: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """See `fgai.ops.reference.attend_additive`; unless `written`, the attention comes back empty."""
+    return _attend(right, left, None, values, adjacency, ADDITIVE, slope, p, seed, written)
+
+
+def attend_dynamic(
+    left: Tensor,
+    right: Tensor,
+    weight: Tensor,
+    values: Tensor,
+    adjacency: Adjacency,
+    slope: float,
+    p: float,
+    seed: int | Tensor,
+    written: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """See `fgai.ops.reference.attend_dynamic`; unless `written`, the attention comes back empty."""
+    return _attend(right, left, weight, values, adjacency, DYNAMIC, slope, p, seed, written)
+
+
+def attend_dot(
+    query: Tensor,
+    key: Tensor,
+    values: Tensor,
+    adjacency: Adjacency,
+    p: float,
+    seed: int | Tensor,
+    written: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """See `fgai.ops.reference.attend_dot`; unless `written`, the attention comes back empty."""
+    return _attend(query, key, None, values, adjacency, DOT, 0.0, p, seed, written)

@@ -1,0 +1,148 @@
+"""The Triton kernels against the reference: on a GPU where there is one, and in Triton's interpreter.
+
+The interpreter has to be chosen before Triton is imported, so it runs in a process of its own: this file as a
+script, on tiny graphs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fgai.ops import Adjacency, Features, SparseRows, reference
+from ops_cases import (
+    FUSED,
+    INPUTS,
+    SEED,
+    TOLERANCE,
+    assert_same,
+    call,
+    inputs,
+    results_and_gradients,
+    skewed,
+)
+
+SIZES = [(1, 1), (1, 13), (8, 8), (3, 5), (16, 3), (1, 256), (4, 33)]
+gpu_only = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def compare(name: str, adjacency: Adjacency, size: tuple[int, int], dtype: torch.dtype, p: float) -> None:
+    """One operation and its gradients on the device of `adjacency`, against the reference there."""
+    from fgai.ops import gpu
+
+    made = [t.detach().to(adjacency.device).requires_grad_() for t in inputs(name, adjacency, *size, dtype)]
+    ours = results_and_gradients(lambda given: call(gpu, name, given, adjacency, p), made)
+    theirs = results_and_gradients(lambda given: call(reference, name, given, adjacency, p), made)
+    assert_same(ours, theirs, TOLERANCE[dtype])
+
+
+def compare_projection(device: str, dtype: torch.dtype, width: int) -> None:
+    """The sparse projection and both gradients."""
+    from fgai.ops import gpu
+
+    generator = torch.Generator().manual_seed(4)
+    dense = torch.randn(19, 11, generator=generator, dtype=torch.float64)
+    dense[torch.rand(19, 11, generator=generator) > 0.3] = 0
+    csr = dense.to_sparse_csr()
+    parts = csr.crow_indices(), csr.col_indices(), csr.values().to(dtype)
+    base = Features.sparse(*parts, num_columns=11).to(device).base
+    assert isinstance(base, SparseRows)
+    values = base.values.detach().requires_grad_()
+    weight = (
+        torch.randn(11, width, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_()
+    )
+    rows = base.with_values(values)
+    ours = results_and_gradients(lambda _: (gpu.project_sparse(rows, weight),), [values, weight])
+    theirs = results_and_gradients(lambda _: (reference.project_sparse(rows, weight),), [values, weight])
+    assert_same(ours, theirs, TOLERANCE[dtype])
+
+
+def interpret() -> None:
+    """Every operation once on tiny graphs, with rows in several pieces; fails by raising."""
+    from fgai.ops.gpu import plan
+
+    plan.PIECE = 16
+    adjacency = skewed(hub_degree=24)
+    empty = Adjacency.build(torch.zeros(2, 0, dtype=torch.long), 3)[0]
+    for name in INPUTS:
+        fused = name in FUSED
+        compare(name, adjacency, (3, 5), torch.float64, 0.4 if fused else 0.0)
+        if fused:
+            compare(name, empty, (2, 3), torch.float64, 0.0)
+    compare("attend_additive", adjacency, (8, 8), torch.float32, 0.0)
+    compare_projection("cpu", torch.float64, 5)
+    from fgai.ops import gpu
+
+    ones = torch.ones(2100, dtype=torch.float64)
+    assert torch.equal(gpu.dropout(ones, 0.3, SEED), reference.dropout(ones, 0.3, SEED))
+
+
+def test_kernels_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", __file__],
+        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+class TestOnTheDevice:
+    """All sizes, and what only a device can show."""
+
+    pytestmark = gpu_only
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("size", SIZES)
+    @pytest.mark.parametrize("name", INPUTS)
+    def test_kernels_equal_the_reference(self, name: str, size: tuple[int, int], dtype: torch.dtype) -> None:
+        adjacency = skewed(hub_degree=3000).to("cuda")
+        compare(name, adjacency, size, dtype, 0.0)
+        if name in FUSED:
+            compare(name, adjacency, size, dtype, 0.4)
+
+    @pytest.mark.parametrize("width", [1, 5, 64, 100])
+    def test_projection(self, width: int) -> None:
+        compare_projection("cuda", torch.float32, width)
+        compare_projection("cuda", torch.float64, width)
+
+    @pytest.mark.parametrize("name", INPUTS)
+    def test_identical_run_to_run(self, name: str) -> None:
+        from fgai.ops import gpu
+
+        adjacency = skewed(hub_degree=3000).to("cuda")
+        made = [t.detach().cuda().requires_grad_() for t in inputs(name, adjacency, 8, 8, torch.float32)]
+        runs = [
+            results_and_gradients(lambda given: call(gpu, name, given, adjacency, 0.3), made)
+            for _ in range(3)
+        ]
+        for other in runs[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
+
+    @pytest.mark.parametrize("name", FUSED)
+    def test_attention_is_written_only_when_asked_for(self, name: str) -> None:
+        from fgai.ops import gpu
+
+        adjacency = skewed().to("cuda")
+        made = [t.detach().cuda().requires_grad_() for t in inputs(name, adjacency, 2, 8, torch.float32)]
+        options = (0.0, 0) if name == "attend_dot" else (0.2, 0.0, 0)
+        out, attention = getattr(gpu, name)(*made, adjacency, *options, False)
+        full, _ = getattr(gpu, name)(*made, adjacency, *options)
+        assert attention.numel() == 0 and torch.equal(out, full)
+        ours, theirs = (torch.autograd.grad(o.square().sum(), made) for o in (out, full))
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+if __name__ == "__main__":
+    interpret()
