@@ -1,0 +1,150 @@
+"""The headline numbers: one card per question, one bar per model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fgai.report.document import Report
+from fgai.report.numbers import number, percent, signed
+from fgai.report.sections import esc
+from fgai.report.words import size_of
+
+
+class Bar(NamedTuple):
+    """One model on a card: how long the bar is, where its tick stands (both 0 to 1), and the number."""
+
+    name: str
+    length: float | None
+    value: str
+    tick: float | None = None
+
+
+class Card(NamedTuple):
+    """One question with an answer per model."""
+
+    title: str
+    about: str
+    bars: list[Bar]
+
+
+def cards(report: Report) -> str:
+    """All cards that have an answer, as HTML."""
+    made = (
+        _predictions(report), _explanations(report), _moved(report), _same(report), _decides(report),
+        _proved(report),
+    )  # fmt: skip
+    shown = "".join(
+        _html(card, report.names) for card in made if any(b.length is not None for b in card.bars)
+    )
+    return f'<div class="cards">{shown}</div>'
+
+
+def _predictions(report: Report) -> Card:
+    bars = []
+    for record, name in zip(report.records, report.names, strict=True):
+        before, after = number(record, "f1.clean"), number(record, "f1.attacked")
+        bars.append(Bar(name, after, f"{percent(before)} → {percent(after)}", before))
+    return Card(
+        "Predictions that survive",
+        "Tested nodes classified right: before the attack (tick) and after it (bar).",
+        bars,
+    )
+
+
+def _explanations(report: Report) -> Card:
+    k = size_of(report.records[0])
+    bars = []
+    for record, name in zip(report.records, report.names, strict=True):
+        kept = number(record, "overlap_touched.explanation.all")
+        kept = number(record, "overlap_touched.prediction.all") if kept is None else kept
+        chance = number(record, "overlap_touched.chance.all")
+        bars.append(Bar(name, kept, "–" if kept is None else f"{k * kept:.1f} of {k}", chance))
+    return Card(
+        "Explanations that survive",
+        f"Of the {k} neighbours a node attends to most, how many stay when the attack aims at them"
+        " (nodes in its reach). Tick: what chance alone leaves.",
+        bars,
+    )
+
+
+def _moved(report: Report) -> Card:
+    values = [number(record, "g_tvd.rel") for record in report.records]
+    most = max((v for v in values if v is not None), default=0.0) or 1.0
+    return Card(
+        "How far outputs move",
+        "Change of the outputs under attack, in units of their own spread: at 1 they move as much as the"
+        " classes differ. Shorter is better.",
+        [
+            Bar(name, None if v is None else v / most, signed(v, ".2g"))
+            for name, v in zip(report.names, values, strict=True)
+        ],
+    )
+
+
+def _same(report: Report) -> Card:
+    k = size_of(report.records[0])
+    bars = []
+    for record, name in zip(report.records, report.names, strict=True):
+        if name == report.reference:
+            continue
+        shared = number(record, "similarity.overlap.all")
+        bars.append(Bar(name, shared, "–" if shared is None else f"{k * shared:.1f} of {k}"))
+    return Card(
+        f"Same reasons as {report.reference}",
+        f"Of the {k} neighbours {report.reference} attends to most, how many are also among the"
+        f" {k} strongest here, without any attack.",
+        bars,
+    )
+
+
+def _decides(report: Report) -> Card:
+    pairs = [
+        [number(record, f"f_slope.node.{when}.gap") for when in ("clean", "attacked")]
+        for record in report.records
+    ]
+    most = max((v for p in pairs for v in p if v is not None and v > 0), default=0.0) or 1.0
+    bars = []
+    for name, (before, after) in zip(report.names, pairs, strict=True):
+        length, tick = (None if v is None else max(0.0, v) / most for v in (after, before))
+        value = f"{signed(before, '.2f')} → {signed(after, '.2f')}"
+        bars.append(Bar(name, length, value, tick))
+    return Card(
+        "Attention that decides",
+        "How much more it hurts to remove the strongest edges than the weakest (F-slope gap): before the"
+        " attack (tick) and after it (bar).",
+        bars,
+    )
+
+
+def _proved(report: Report) -> Card:
+    bars, words = [], ""
+    for name in report.names:
+        proof = report.certificates.get(name) or {}
+        layers: Sequence[dict[str, object]] = proof.get("layers") or []
+        share = layers[-1].get("topk_share") if layers else None
+        share = float(share) if isinstance(share, int | float) else None
+        bars.append(Bar(name, share, percent(share, 1)))
+        if layers:
+            words = (
+                f"Nodes whose top {proof.get('k2')} at the output layer cannot change while its attention"
+                f" moves by at most {proof.get('radius')} ({proof.get('norm')})."
+            )
+    return Card("Explanations that are proved", words, bars)
+
+
+def _html(card: Card, names: list[str]) -> str:
+    rows = ""
+    for bar in card.bars:
+        colour = names.index(bar.name) % 7
+        length = 100 * min(1.0, max(0.0, bar.length or 0.0))
+        tick = ""
+        if bar.tick is not None:
+            tick = f'<span class="tick" style="left:{100 * min(1.0, max(0.0, bar.tick)):.1f}%"></span>'
+        rows += (
+            f'<div class="bar"><span class="bar-name">{esc(bar.name)}</span>'
+            f'<span class="bar-value">{esc(bar.value)}</span>'
+            f'<span class="track"><span class="fill m{colour}" style="width:{length:.1f}%"></span>{tick}'
+            "</span></div>"
+        )
+    return f'<article class="card"><h3>{esc(card.title)}</h3><p>{esc(card.about)}</p>{rows}</article>'
