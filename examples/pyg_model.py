@@ -1,4 +1,4 @@
-"""A plain PyG model made faithful in one call.  Run: python examples/pyg_model.py [dataset]"""
+"""A plain PyG model made faithful in one call (run: python examples/pyg_model.py [dataset])."""
 
 import sys
 

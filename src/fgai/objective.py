@@ -12,7 +12,7 @@ from fgai.checks import at_least, one_of
 from fgai.errors import InputError
 from fgai.topk import swap_costs, topk_l1
 
-DIVERGENCES = ("relative", "logits", "probabilities")
+DIVERGENCES = ("log", "relative", "logits", "probabilities")
 TERMS = ("closeness", "similarity", "prediction_stability", "explanation_stability", "margin")
 
 
@@ -54,14 +54,18 @@ def prediction_distance(y: Tensor, other: Tensor, divergence: str, scale: Tensor
     Args:
         y: [N, C] logits.
         other: [N, C] logits.
-        divergence: `logits`; `relative` (logits, divided by `scale`); or `probabilities` after a softmax.
+        divergence: `logits`; `relative` (logits, divided by `scale`); `log`, the logarithm of 1 + the
+            relative distance per node, which is the same for small changes and keeps a few nodes that were thrown far
+            off from drowning everything else; or `probabilities` after a softmax.
         scale: the spread of the frozen vanilla logits; constant, so shrinking one's own logits does not help.
     """
     one_of(divergence, "divergence", DIVERGENCES)
     if divergence == "probabilities":
         y, other = y.softmax(1), other.softmax(1)
-    distance = (y - other).abs().sum(1).mean() / 2
-    return distance / scale if divergence == "relative" else distance
+    distance = (y - other).abs().sum(1) / 2
+    if divergence in ("relative", "log"):
+        distance = distance / scale
+    return (torch.log1p(distance) if divergence == "log" else distance).mean()
 
 
 def attention_distance(

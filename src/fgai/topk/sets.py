@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import njit
 from torch import Tensor
 
 from fgai import checks
@@ -146,10 +146,10 @@ def overlap(mask_a: Tensor, mask_b: Tensor, rowptr: Tensor) -> Tensor:
     return torch.where(size > 0, shared / size.clamp(min=1), 1.0)
 
 
-@njit(parallel=True, cache=True)
+@njit(cache=True, nogil=True)
 def _lead_rows(values: np.ndarray, rowptr: np.ndarray, found: np.ndarray) -> None:
     rows, count = found.shape
-    for block in prange((rows + _BLOCK - 1) // _BLOCK):
+    for block in range((rows + _BLOCK - 1) // _BLOCK):
         best = np.empty(count, values.dtype)
         for i in range(block * _BLOCK, min(rows, (block + 1) * _BLOCK)):
             filled = 0

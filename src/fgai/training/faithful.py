@@ -17,7 +17,15 @@ from fgai.attention import AttentionMap, LayerAttention, evaluating, logits_and_
 from fgai.checks import above, at_least, one_of
 from fgai.graph import EdgeMap, Graph
 from fgai.models import as_graph
-from fgai.objective import TERMS, Weights, attention_distance, margin_loss, prediction_distance, spread
+from fgai.objective import (
+    DIVERGENCES,
+    TERMS,
+    Weights,
+    attention_distance,
+    margin_loss,
+    prediction_distance,
+    spread,
+)
 from fgai.training.loop import PROBE, TrainConfig, epoch_seed, fit
 from fgai.training.presets import preset
 from fgai.training.resume import run_label
@@ -33,7 +41,7 @@ class FaithfulConfig:
 
     Attributes:
         weights: of the terms, see `fgai.objective.Weights`.
-        k1: size of the top-k kept from the vanilla attention; None keeps all of it, and with it its sharpness.
+        k1: size of the top-k kept from the vanilla attention; None keeps all of it, and so its sharpness.
         k2: size of the top-k kept under perturbation.
         scope: `node` (k per neighbourhood) or `graph` (k over all edges, the paper's experiments).
         layers: `all`, or `last` (the paper's experiments).
@@ -54,7 +62,7 @@ class FaithfulConfig:
     k2: int | None = 5
     scope: str = "node"
     layers: str = "all"
-    divergence: str = "relative"
+    divergence: str = "log"
     adversary: str = "hybrid"
     nodes: int = 60
     edges: int = 20
@@ -72,7 +80,7 @@ class FaithfulConfig:
     def __post_init__(self) -> None:
         one_of(self.scope, "scope", ("node", "graph"))
         one_of(self.layers, "layers", ("all", "last"))
-        one_of(self.divergence, "divergence", ("relative", "logits", "probabilities"))
+        one_of(self.divergence, "divergence", DIVERGENCES)
         one_of(self.adversary, "adversary", ADVERSARIES)
         for name in ("k1", "k2"):
             if getattr(self, name) is not None:
@@ -145,7 +153,7 @@ class Faithful:
         """Yield the clean terms, then the stability terms, whose clean side is held fixed.
 
         Closeness and similarity already tie the clean side to the vanilla model, so stability only has to
-        pull the perturbed side to it; and with one graph's activations alive at a time the memory stays vanilla's.
+        pull the perturbed side to it; with one graph's activations alive at a time the memory stays vanilla's.
         """
         config = self.config
         _set_mode(model, config.dropout)
@@ -223,11 +231,9 @@ class Faithful:
         now, moved = logits_and_attention(model, attacked)
         pairs = _paired(layers, moved.select(config.layers), self.graph, attacked, edge_map)
         before, after = [p[0] for p in pairs], [p[1] for p in pairs]
-        moved_by = prediction_distance(
-            logits, now[: self.graph.num_nodes], config.divergence, self.scale * self.share
-        )
+        moved_by = prediction_distance(logits, now[: self.graph.num_nodes], config.divergence, self.scale)
         return {
-            "prediction_stability": moved_by,
+            "prediction_stability": moved_by / self.share,
             "explanation_stability": attention_distance(
                 before, after, self.rowptrs, config.k2, config.scope, self.shares
             ),
