@@ -1,11 +1,11 @@
-# make demo | make test | make check: each sets up .venv on first use and does nothing twice.
+# make demo | make test | make check | make results: each sets up .venv on first use and does nothing twice.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 # Threads that wait must not spin: on a busy machine that slows everything down many times.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-slow check clean
+.PHONY: demo test test-slow check results clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -26,6 +26,10 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The tables of docs/results.md and README.md anew, from the records in results/ alone.
+results: $(STAMP)
+	$(BIN)/fgai bench fill docs/results.md README.md
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
