@@ -87,9 +87,10 @@ def body_of(cell: Cell) -> dict[str, Any]:
     if cell.kind == "evaluate":
         body["evaluations"] = {
             threat: {
-                "kind": "evaluation", "schema": 1, "name": cell.row, "model": {}, "data": {"name": cell.dataset},
-                "threat": {"name": threat}, "config": {"k": 5}, "seed": cell.seed, "version": {}, "device": "cpu",
-                "seconds": {"total": 1.0}, "peak_memory": {"bytes": 1}, "ledgers": {}, "warnings": [],
+                "kind": "evaluation", "schema": 1, "name": cell.row, "model": {}, "version": {},
+                "data": {"name": cell.dataset}, "threat": {"name": threat}, "config": {"k": 5},
+                "seed": cell.seed, "device": "cpu", "seconds": {"total": 1.0}, "peak_memory": {"bytes": 1},
+                "ledgers": {}, "warnings": [],
                 "metrics": metrics_of(cell, attacked - 0.2 * (threat == "strong")),
             }
             for threat in cell.threats
