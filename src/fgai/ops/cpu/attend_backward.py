@@ -15,10 +15,10 @@ from __future__ import annotations
 import numpy as np
 
 from fgai.ops.cpu.draws import factor
-from fgai.ops.cpu.lanes import LANES, load, prefetch, store
+from fgai.ops.cpu.lanes import LANES, load, prefetch, splat, store, totals, where_positive
 from fgai.ops.cpu.parallel import run_blocks
-from fgai.ops.cpu.rows import AHEAD, axpy, dot, dot_axpy, fetch, kernel, piece, weighted_sum
-from fgai.ops.cpu.score_rows import additive_gradient, dynamic_gradient
+from fgai.ops.cpu.rows import AHEAD, axpy, dot, dot_axpy, fetch, kernel, lanes_dot_axpy, piece, weighted_sum
+from fgai.ops.cpu.score_rows import dynamic_gradient
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
@@ -57,28 +57,49 @@ def _ahead(p, edge, target, heads, width, attention, d_out, means, d_scores):
 
 
 @piece
-def _edge(at, i, j, heads, channels, values, attention, drop, d_out, means, d_attention, d_values, d_scores):
-    """∂s of one edge, written to `d_scores`, and its part of ∂v_j."""
+def _kept(at, drop, like):
+    """The factor of dropout at one place; 1 without dropout."""
     seed, limit, scale = drop
-    width = heads * channels
-    here, there = np.int64(i) * width, np.int64(j) * width
-    for h in range(heads):
-        c, kept = h * channels, attention.dtype.type(1)
-        if limit > 0:
-            kept = factor(at + h, seed, limit, scale)
-        a = attention[at + h] * kept
-        d_scores[at + h] = kept * dot_axpy(
-            channels, d_out, here + c, values, there + c, a, d_values, there + c
-        )
+    return factor(at, seed, limit, scale) if limit > 0 else like.dtype.type(1)
+
+
+@piece
+def _head(h, at, i, j, heads, channels, values, attention, drop, d_out, means, d_attention, d_values):
+    """Return ∂s of one head of one edge, and add its part of ∂v_j."""
+    here, there = (np.int64(i) * heads + h) * channels, (np.int64(j) * heads + h) * channels
+    a, kept = attention[at + h], _kept(at + h, drop, attention)
+    g = kept * dot_axpy(channels, d_out, here, values, there, a * kept, d_values, there)
     if len(d_attention) > 0:
-        for h in range(heads):
-            d_scores[at + h] += d_attention[at + h]
-    middle = np.int64(i) * heads
-    if heads == LANES:
-        store(d_scores, at, load(attention, at) * (load(d_scores, at) - load(means, middle)))
-    else:
-        for h in range(heads):
-            d_scores[at + h] = attention[at + h] * (d_scores[at + h] - means[middle + h])
+        g += d_attention[at + h]
+    return a * (g - means[np.int64(i) * heads + h])
+
+
+@piece
+def _lane(h, at, here, there, channels, values, attention, drop, d_out, d_values):
+    """Lanes that sum to keep · ⟨d_i, v_j⟩ of one head, for channels divisible by 8; adds its part of ∂v_j."""
+    kept, c = _kept(at + h, drop, attention), h * channels
+    a = attention[at + h] * kept
+    lanes = lanes_dot_axpy(channels, d_out, here + c, values, there + c, a, d_values, there + c)
+    return lanes * splat(kept)
+
+
+@piece
+def _lanes(at, i, j, channels, values, attention, drop, d_out, means, d_attention, d_values):
+    """Return ∂s of the eight heads of one edge, and add their parts of ∂v_j."""
+    here, there = np.int64(i) * LANES * channels, np.int64(j) * LANES * channels
+    g = totals(
+        _lane(0, at, here, there, channels, values, attention, drop, d_out, d_values),
+        _lane(1, at, here, there, channels, values, attention, drop, d_out, d_values),
+        _lane(2, at, here, there, channels, values, attention, drop, d_out, d_values),
+        _lane(3, at, here, there, channels, values, attention, drop, d_out, d_values),
+        _lane(4, at, here, there, channels, values, attention, drop, d_out, d_values),
+        _lane(5, at, here, there, channels, values, attention, drop, d_out, d_values),
+        _lane(6, at, here, there, channels, values, attention, drop, d_out, d_values),
+        _lane(7, at, here, there, channels, values, attention, drop, d_out, d_values),
+    )
+    if len(d_attention) > 0:
+        g = g + load(d_attention, at)
+    return load(attention, at) * (g - load(means, np.int64(i) * LANES))
 
 
 @kernel
@@ -87,30 +108,30 @@ def _additive_block(
     attention, d_out, means, d_attention, d_values, d_scores, d_left,
 ):  # fmt: skip
     width = heads * channels
+    eight = heads == LANES and channels & (LANES - 1) == 0
     for j in range(blocks[b], blocks[b + 1]):
         d_values[np.int64(j) * width : np.int64(j + 1) * width] = 0
         there = np.int64(j) * heads
         d_left[there : there + heads] = 0
         for p in range(colptr[j], colptr[j + 1]):
             at, i = np.int64(edge[p]) * heads, target[p]
+            here = np.int64(i) * heads
             _ahead(p, edge, target, heads, width, attention, d_out, means, d_scores)
             prefetch(right, np.int64(target[min(p + AHEAD, len(edge) - 1)]) * heads)
-            _edge(
-                at,
-                i,
-                j,
-                heads,
-                channels,
-                values,
-                attention,
-                drop,
-                d_out,
-                means,
-                d_attention,
-                d_values,
-                d_scores,
-            )
-            additive_gradient(heads, left, there, right, np.int64(i) * heads, slope, d_scores, at, d_left)
+            if eight:
+                ds = _lanes(at, i, j, channels, values, attention, drop, d_out, means, d_attention, d_values)
+                ds = where_positive(load(left, there) + load(right, here), ds, splat(slope) * ds)
+                store(d_scores, at, ds)
+                store(d_left, there, load(d_left, there) + ds)
+            else:
+                for h in range(heads):
+                    g = _head(
+                        h, at, i, j, heads, channels, values, attention, drop,
+                        d_out, means, d_attention, d_values,
+                    )  # fmt: skip
+                    g = where_positive(left[there + h] + right[here + h], g, slope * g)
+                    d_scores[at + h] = g
+                    d_left[there + h] += g
 
 
 @kernel
@@ -141,23 +162,12 @@ def _dynamic_block(
             here = np.int64(i) * width
             _ahead(p, edge, target, heads, width, attention, d_out, means, d_scores)
             fetch(right, np.int64(target[min(p + AHEAD, len(edge) - 1)]) * width, width)
-            _edge(
-                at,
-                i,
-                j,
-                heads,
-                channels,
-                values,
-                attention,
-                drop,
-                d_out,
-                means,
-                d_attention,
-                d_values,
-                d_scores,
-            )
             for h in range(heads):
-                c, g = h * channels, d_scores[at + h]
+                c = h * channels
+                g = _head(
+                    h, at, i, j, heads, channels, values, attention, drop, d_out, means, d_attention, d_values
+                )
+                d_scores[at + h] = g
                 dynamic_gradient(
                     channels, left, there + c, right, here + c, weight, c, slope, g, d_left, there + c
                 )
@@ -191,24 +201,13 @@ def _dot_block(
             here = np.int64(i) * width
             _ahead(p, edge, target, heads, width, attention, d_out, means, d_scores)
             fetch(query, np.int64(target[min(p + AHEAD, len(edge) - 1)]) * width, width)
-            _edge(
-                at,
-                i,
-                j,
-                heads,
-                channels,
-                values,
-                attention,
-                drop,
-                d_out,
-                means,
-                d_attention,
-                d_values,
-                d_scores,
-            )
             for h in range(heads):
                 c = h * channels
-                axpy(channels, rate * d_scores[at + h], query, here + c, d_key, there + c)
+                g = _head(
+                    h, at, i, j, heads, channels, values, attention, drop, d_out, means, d_attention, d_values
+                )
+                d_scores[at + h] = g
+                axpy(channels, rate * g, query, here + c, d_key, there + c)
 
 
 @kernel

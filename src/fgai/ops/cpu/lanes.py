@@ -147,6 +147,30 @@ def total(typingctx: Any, lanes: Any) -> Any:
 
 
 @intrinsic
+def totals(typingctx: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
+    """The sums of eight lanes, as lanes: three rounds of shuffles and additions, not eight reductions."""
+    # Round by round, lanes that belong to different sums but the same place are brought side by side.
+    rounds = (
+        ([0, 8, 2, 10, 4, 12, 6, 14], [1, 9, 3, 11, 5, 13, 7, 15]),
+        ([0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15]),
+        ([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]),
+    )
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        vectors = list(args)
+        for masks in rounds:
+            kind = ir.VectorType(_WORD, LANES)
+            first, second = (ir.Constant(kind, [ir.Constant(_WORD, k) for k in mask]) for mask in masks)
+            vectors = [
+                builder.fadd(builder.shuffle_vector(x, y, first), builder.shuffle_vector(x, y, second))
+                for x, y in zip(vectors[::2], vectors[1::2], strict=True)
+            ]
+        return vectors[0]
+
+    return a(a, b, c, d, e, f, g, h), generate
+
+
+@intrinsic
 def larger(typingctx: Any, a: Any, b: Any) -> Any:
     """The larger number lane by lane."""
 

@@ -39,13 +39,16 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
 @piece
 def axpy(n, a, x, i, y, j):
     """y[j:j+n] += a · x[i:i+n]."""
-    rest = n & (LANES - 1)
-    whole = n - rest
     scale = splat(a)
-    for c in range(0, whole, LANES):
-        store(y, j + c, load(y, j + c) + scale * load(x, i + c))
-    for c in range(whole, whole + rest):
-        y[j + c] += a * x[i + c]
+    if n == LANES:
+        store(y, j, load(y, j) + scale * load(x, i))
+    else:
+        rest = n & (LANES - 1)
+        whole = n - rest
+        for c in range(0, whole, LANES):
+            store(y, j + c, load(y, j + c) + scale * load(x, i + c))
+        for c in range(whole, whole + rest):
+            y[j + c] += a * x[i + c]
 
 
 @piece
@@ -65,19 +68,26 @@ def dot(n, x, i, y, j):
 
 
 @piece
+def lanes_dot_axpy(n, x, i, y, j, a, z, k):
+    """z[k:k+n] += a · x[i:i+n] for n divisible by 8, and return lanes whose sum is Σ_c x[i+c] · y[j+c]."""
+    scale, here = splat(a), load(x, i)
+    lanes = here * load(y, j)
+    store(z, k, load(z, k) + scale * here)
+    for c in range(LANES, n, LANES):
+        here = load(x, i + c)
+        lanes = lanes + here * load(y, j + c)
+        store(z, k + c, load(z, k + c) + scale * here)
+    return lanes
+
+
+@piece
 def dot_axpy(n, x, i, y, j, a, z, k):
     """z[k:k+n] += a · x[i:i+n], and return Σ_c x[i+c] · y[j+c]: x is read once."""
     rest = n & (LANES - 1)
     whole = n - rest
     result = x.dtype.type(0)
-    scale = splat(a)
     if whole > 0:
-        lanes = splat(result)
-        for c in range(0, whole, LANES):
-            here = load(x, i + c)
-            lanes = lanes + here * load(y, j + c)
-            store(z, k + c, load(z, k + c) + scale * here)
-        result = total(lanes)
+        result = total(lanes_dot_axpy(whole, x, i, y, j, a, z, k))
     for c in range(whole, whole + rest):
         result += x[i + c] * y[j + c]
         z[k + c] += a * x[i + c]

@@ -78,23 +78,6 @@ def dot_row(low, high, i, source, heads, channels, query, key, scale, out):
 
 
 @piece
-def additive_gradient(heads, left, there, right, here, slope, gradient, at, out):
-    """Take `gradient` back through the leaky relu, in place, and add it to the source's `out[there:]`."""
-    if heads == LANES:
-        z = load(left, there) + load(right, here)
-        g = load(gradient, at)
-        g = where_positive(z, g, splat(slope) * g)
-        store(gradient, at, g)
-        store(out, there, load(out, there) + g)
-    else:
-        for h in range(heads):
-            g = gradient[at + h]
-            g = where_positive(left[there + h] + right[here + h], g, slope * g)
-            gradient[at + h] = g
-            out[there + h] += g
-
-
-@piece
 def dynamic_gradient(channels, left, there, right, here, weight, at, slope, g, out, k):
     """out[k + c] += g · weight[c] · leaky_relu'(left + right)."""
     rest = channels & (LANES - 1)
