@@ -29,7 +29,7 @@ class Weights:
     """
 
     closeness: float = 1.0
-    similarity: float = 5.0
+    similarity: float = 7.0
     prediction_stability: float = 1.0
     explanation_stability: float = 1.0
     margin: float = 0.1

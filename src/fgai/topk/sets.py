@@ -15,8 +15,6 @@ SCOPES = ("node", "graph")
 
 # Selecting few leaders of a row by insertion beats sorting the row.
 FEW = 64
-# Rows per parallel task: enough to share one buffer, few enough to spread hubs.
-_BLOCK = 256
 
 
 def check_k(k: int | None, name: str = "k") -> None:
@@ -149,24 +147,23 @@ def overlap(mask_a: Tensor, mask_b: Tensor, rowptr: Tensor) -> Tensor:
 @njit(cache=True, nogil=True)
 def _lead_rows(values: np.ndarray, rowptr: np.ndarray, found: np.ndarray) -> None:
     rows, count = found.shape
-    for block in range((rows + _BLOCK - 1) // _BLOCK):
-        best = np.empty(count, values.dtype)
-        for i in range(block * _BLOCK, min(rows, (block + 1) * _BLOCK)):
-            filled = 0
-            for e in range(rowptr[i], rowptr[i + 1]):
-                value = values[e]
-                if filled < count:
-                    filled += 1
-                elif not value > best[count - 1]:
-                    continue
-                place = filled - 1
-                # Strictly larger only: an equal value that came earlier stays ahead.
-                while place > 0 and value > best[place - 1]:
-                    best[place] = best[place - 1]
-                    found[i, place] = found[i, place - 1]
-                    place -= 1
-                best[place] = value
-                found[i, place] = e
+    best = np.empty(count, values.dtype)
+    for i in range(rows):
+        filled = 0
+        for e in range(rowptr[i], rowptr[i + 1]):
+            value = values[e]
+            if filled < count:
+                filled += 1
+            elif not value > best[count - 1]:
+                continue
+            place = filled - 1
+            # Strictly larger only: an equal value that came earlier stays ahead.
+            while place > 0 and value > best[place - 1]:
+                best[place] = best[place - 1]
+                found[i, place] = found[i, place - 1]
+                place -= 1
+            best[place] = value
+            found[i, place] = e
 
 
 @njit(cache=True)

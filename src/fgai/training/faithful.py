@@ -15,6 +15,7 @@ from fgai.adversaries import InjectionAdversary, reach_shares
 from fgai.attacks import Budget
 from fgai.attention import AttentionMap, LayerAttention, evaluating, logits_and_attention
 from fgai.checks import above, at_least, one_of
+from fgai.errors import InputError
 from fgai.graph import EdgeMap, Graph
 from fgai.models import as_graph
 from fgai.objective import (
@@ -45,7 +46,9 @@ class FaithfulConfig:
         k2: size of the top-k kept under perturbation.
         scope: `node` (k per neighbourhood) or `graph` (k over all edges, the paper's experiments).
         layers: `all`, or `last` (the paper's experiments).
-        divergence: how predictions are compared, see `prediction_distance`.
+        divergence: how perturbed predictions are compared with clean ones, see `prediction_distance`.
+        ramp: share of the epochs over which the weights of the stability terms rise to their full size. A
+            vanilla model is so unstable that the full terms would throw the twin far from it at once.
         adversary: `hybrid`, `injection` or `attention`.
         nodes: injected per epoch.
         edges: of each injected node.
@@ -63,6 +66,7 @@ class FaithfulConfig:
     scope: str = "node"
     layers: str = "all"
     divergence: str = "log"
+    ramp: float = 0.5
     adversary: str = "hybrid"
     nodes: int = 60
     edges: int = 20
@@ -73,7 +77,7 @@ class FaithfulConfig:
     dropout: bool = False
     train: TrainConfig = field(
         default_factory=lambda: TrainConfig(
-            epochs=200, lr=0.005, decay=1.0, weight_decay=0.0, patience=200, validate_every=20
+            epochs=200, lr=0.003, decay=1.0, weight_decay=0.0, patience=200, validate_every=20
         )
     )
 
@@ -85,6 +89,8 @@ class FaithfulConfig:
         for name in ("k1", "k2"):
             if getattr(self, name) is not None:
                 at_least(getattr(self, name), name, 1, f"use `{name}=None` to rank all edges")
+        if not 0.0 <= self.ramp <= 1.0:
+            raise InputError(f"`ramp` must be between 0 and 1, got {self.ramp}")
         at_least(self.nodes, "nodes", 1)
         at_least(self.edges, "edges", 1)
         at_least(self.steps, "steps", 1)
@@ -169,7 +175,9 @@ class Faithful:
         for _ in range(config.steps - 1):
             with evaluating(model, freeze=True):
                 self._total(self._stability(model, logits, layers, generator)).backward()  # type: ignore[no-untyped-call]
-        yield self._with_total(self._stability(model, logits, layers, generator))
+        terms = self._stability(model, logits, layers, generator)
+        rising = config.ramp * config.train.epochs
+        yield {**terms, "total": self._total(terms) * min(1.0, (epoch + 1) / max(1.0, rising))}
 
     def score(self, model: nn.Module) -> float:
         """Return minus the same total under a fresh attack on validation nodes; needs no labels."""
@@ -209,7 +217,7 @@ class Faithful:
         config = self.config
         values = [layer.values.mean(1) for layer in layers]
         terms = {
-            "closeness": prediction_distance(logits, self.target_logits, config.divergence, self.scale),
+            "closeness": prediction_distance(logits, self.target_logits, "relative", self.scale),
             "similarity": attention_distance(self.target, values, self.rowptrs, config.k1, config.scope),
         }
         if config.adversary != "injection" and config.weights.margin > 0:
