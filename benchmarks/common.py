@@ -73,4 +73,4 @@ def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
         table.add_column(column, justify="left" if index == 0 else "right")
     for row in rows:
         table.add_row(*row)
-    Console(width=140).print(table)
+    Console(width=150).print(table)
