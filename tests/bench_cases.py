@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
+from unittest.mock import patch
 
 from fgai.bench import Cell, Store, read_grid
 from fgai.bench.run import settings_of
@@ -100,8 +101,9 @@ def body_of(cell: Cell) -> dict[str, Any]:
 
 def fill(store: Store, cells: Iterable[Cell]) -> Store:
     """Write a synthetic record for every cell."""
-    for cell in cells:
-        store.write(cell, body_of(cell))
+    with patch("os.fsync"):  # hundreds of records that need not outlive the test
+        for cell in cells:
+            store.write(cell, body_of(cell))
     return store
 
 

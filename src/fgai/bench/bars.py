@@ -95,10 +95,12 @@ def check(store: Store) -> list[Bar]:
     Nothing is rounded before it is judged. `open`: a number is missing. Bars about speed and memory read the
     `cost` records, and those of the evaluations where there are none.
     """
-    results = Results.read(store, grid="node")
-    costs = Results.read(store, "cost")
-    if not costs.records:
-        costs = results
+    results, costs = Results.read(store, grid="node"), Results.read(store, "cost")
+    return judge(results, costs if costs.records else results)
+
+
+def judge(results: Results, costs: Results) -> list[Bar]:
+    """Check every bar, given what was read."""
     found: list[Bar] = []
     for model in MODELS:
         for dataset in DATASETS:

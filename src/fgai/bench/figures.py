@@ -70,8 +70,8 @@ def averaged(results: Results, model: str, dataset: str, row: str) -> Evaluation
     """One record whose metrics are the means over the seeds, under the `standard` threat."""
     held = [
         record["evaluations"]["standard"]
-        for key, record in sorted(results.records.items())
-        if key[:3] == (model, dataset, row) and "standard" in record.get("evaluations", {})
+        for record in results.held(model, dataset, row)
+        if "standard" in record["evaluations"]
     ]
     if not held:
         return None
@@ -167,9 +167,7 @@ def _certified(store: Store, source: Source, choice: Choice) -> Named:
         for dataset in results.datasets(model):
             named: dict[str, CertificateRecord] = {}
             for row in results.rows(model, dataset):
-                held = [
-                    r["certificate"] for k, r in results.records.items() if k[:3] == (model, dataset, row)
-                ]
+                held = [record["certificate"] for record in results.held(model, dataset, row)]
                 named[name_of(row)] = cast(CertificateRecord, _Certificates(held))
             if choice.holds(model, dataset):
                 drawn = True

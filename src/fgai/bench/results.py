@@ -57,6 +57,10 @@ class Results:
             both = [self.records.get(key, {}).get("evaluations", {}), record.get("evaluations", {})]
             merged["evaluations"] = {name: value for part in both for name, value in part.items()}
             self.records[key] = merged
+        self._keys = self.expected | self.records.keys()
+        self._rows: dict[tuple[str, str, str], dict[int, dict[str, Any]]] = {}
+        for key in sorted(self.records):
+            self._rows.setdefault(key[:3], {})[key.seed] = self.records[key]
 
     @classmethod
     def read(cls, store: Store, kind: str = "evaluate", grid: str | None = None) -> Results:
@@ -71,19 +75,23 @@ class Results:
 
     def models(self) -> list[str]:
         """Models expected or there, in the paper's order."""
-        return _ordered({key.model for key in self._keys()}, MODELS)
+        return _ordered({key.model for key in self._keys}, MODELS)
 
     def datasets(self, model: str) -> list[str]:
         """Datasets expected or there for a model, in the paper's order."""
-        return _ordered({key.dataset for key in self._keys() if key.model == model}, DATASETS)
+        return _ordered({key.dataset for key in self._keys if key.model == model}, DATASETS)
 
     def rows(self, model: str, dataset: str, order: tuple[str, ...] = ROWS) -> list[str]:
         """Rows expected or there for a model on a dataset."""
-        return _ordered({k.row for k in self._keys() if k[:2] == (model, dataset)}, order)
+        return _ordered({k.row for k in self._keys if k[:2] == (model, dataset)}, order)
 
     def seeds(self, model: str, dataset: str, row: str) -> list[int]:
         """Seeds expected or there."""
-        return sorted({k.seed for k in self._keys() if k[:3] == (model, dataset, row)})
+        return sorted({k.seed for k in self._keys if k[:3] == (model, dataset, row)})
+
+    def held(self, model: str, dataset: str, row: str) -> list[dict[str, Any]]:
+        """The records of a row, by seed."""
+        return list(self._rows.get((model, dataset, row), {}).values())
 
     def values(
         self, model: str, dataset: str, row: str, path: str, threat: str = "standard"
@@ -98,13 +106,12 @@ class Results:
             threat: which evaluation.
         """
         found: dict[int, float] = {}
-        for key, record in self.records.items():
-            if key[:3] == (model, dataset, row):
-                top = path.partition(".")[0] in ("training", "validation", "certificate")
-                held = record if top else look_up(record["evaluations"], f"{threat}.metrics")
-                value = None if held is None else look_up(held, path)
-                if isinstance(value, int | float):
-                    found[key.seed] = float(value)
+        top = path.partition(".")[0] in ("training", "validation", "certificate")
+        for seed, record in self._rows.get((model, dataset, row), {}).items():
+            held = record if top else look_up(record["evaluations"], f"{threat}.metrics")
+            value = None if held is None else look_up(held, path)
+            if isinstance(value, int | float):
+                found[seed] = float(value)
         return found
 
     def estimate(
@@ -127,9 +134,6 @@ class Results:
             texts = record.get("warnings", [])
             counts.update({text[1:].partition("]")[0] for text in texts if text.startswith("[")})
         return dict(sorted(counts.items()))
-
-    def _keys(self) -> set[Key]:
-        return self.expected | self.records.keys()
 
 
 def key_of(cell: Cell) -> Key:

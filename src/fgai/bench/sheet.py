@@ -86,14 +86,14 @@ class Entry:
             line.replace("-", "−") if "e" not in form else line for line in (first, " ".join(second)) if line
         ]
 
-    def paper(self, form: str) -> str:
-        """The paper's number as printed."""
+    def paper(self) -> str:
+        """The paper's number with the digits it was published with."""
         if self.published is None:
             return MISSING
         mean, std = self.published
-        text = f"{mean:{form}}" if std is None else f"{mean:{form}} ± {std:{form}}"
-        text = text if self.published_ratio is None else f"{text} ({times(self.published_ratio)})"
-        return text if "e" in form else text.replace("-", "−")
+        text = f"{mean:.5g}" if std is None else f"{mean:.5g} ± {std:.5g}"
+        text = text if "e" in text else text.replace("-", "−")
+        return text if self.published_ratio is None else f"{text} ({times(self.published_ratio)})"
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class Sheet:
             first, *rest = entry.lines(metric.form)
             found.append(new_line.join([bold.format(first) if entry.best else first, *rest]))
             if metric.paper is not None:
-                found.append(entry.paper(metric.form))
+                found.append(entry.paper())
         return found
 
 

@@ -54,8 +54,9 @@ def cost(store: Store) -> list[Sheet | Table]:
     """Median seconds per epoch and peak memory of the training, as multiples of vanilla's."""
     results = Results.read(store, "cost", "cost")
     note = "Trainings alone, one at a time."
-    if not results.records:
-        results = Results.read(store, "evaluate")
+    shared = Results.read(store, "evaluate")
+    if not results.records and shared.records:
+        results = shared
         note = "From the trainings of the evaluation grid, which may have shared a device."
     columns = [Column(name) for name in ("model", "dataset", "method")]
     columns += [
@@ -146,9 +147,7 @@ def certificates(store: Store) -> list[Sheet | Table]:
 
 
 def _certified(results: Results, model: str, dataset: str, row: str) -> list[list[Cell]]:
-    held = [
-        r["certificate"]["layers"] for key, r in results.records.items() if key[:3] == (model, dataset, row)
-    ]
+    held = [record["certificate"]["layers"] for record in results.held(model, dataset, row)]
     lines: list[list[Cell]] = []
     for layers in zip(*held, strict=True):
         values = [
