@@ -55,8 +55,8 @@ def prediction_distance(y: Tensor, other: Tensor, divergence: str, scale: Tensor
         y: [N, C] logits.
         other: [N, C] logits.
         divergence: `logits`; `relative` (logits, divided by `scale`); `log`, the logarithm of 1 + the
-            relative distance per node, which is the same for small changes and keeps a few nodes that were thrown far
-            off from drowning everything else; or `probabilities` after a softmax.
+            relative distance per node, which is the same for small changes and keeps a few nodes that were
+            thrown far off from drowning everything else; or `probabilities` after a softmax.
         scale: the spread of the frozen vanilla logits; constant, so shrinking one's own logits does not help.
     """
     one_of(divergence, "divergence", DIVERGENCES)

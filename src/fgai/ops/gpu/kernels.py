@@ -15,7 +15,8 @@ import triton.language as tl
 
 @triton.jit
 def weighted_sum(
-    ptr, edge, node, weight, values, out, H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr,
+    ptr, edge, node, weight, values, out, H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr,
+    BC: tl.constexpr,
     BE: tl.constexpr, THROUGH: tl.constexpr,
 ):  # fmt: skip
     """out[i] = Σ_e weight[e, h] · values[node(e), h, c] over the edges of row i.
@@ -46,7 +47,8 @@ def weighted_sum(
 
 @triton.jit
 def edge_dot(
-    source, destination, at_destination, at_source, out, E, scale: tl.constexpr, H: tl.constexpr, C: tl.constexpr,
+    source, destination, at_destination, at_source, out, E, scale: tl.constexpr, H: tl.constexpr,
+    C: tl.constexpr,
     BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
     """out[e, h] = scale · Σ_c at_destination[dst, h, c] · at_source[src, h, c]."""
@@ -147,7 +149,8 @@ def additive_forward(
 
 @triton.jit
 def additive_backward(
-    ptr, edge, node, own, other, gradient, out, slope: tl.constexpr, H: tl.constexpr, BH: tl.constexpr, BE: tl.constexpr,
+    ptr, edge, node, own, other, gradient, out, slope: tl.constexpr, H: tl.constexpr, BH: tl.constexpr,
+    BE: tl.constexpr,
     THROUGH: tl.constexpr,
 ):  # fmt: skip
     """out[i, h] = Σ_e gradient[e, h] · leaky_relu'(own[i, h] + other[node(e), h]) over the edges of row i."""
@@ -192,7 +195,8 @@ def dynamic_forward(
 
 @triton.jit
 def dynamic_backward(
-    ptr, edge, node, own, other, weight, gradient, out, weight_part, slope: tl.constexpr, H: tl.constexpr, C: tl.constexpr,
+    ptr, edge, node, own, other, weight, gradient, out, weight_part, slope: tl.constexpr, H: tl.constexpr,
+    C: tl.constexpr,
     BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr, THROUGH: tl.constexpr, WEIGHT: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the dynamic score in one end's projection, and this row's part of the weight's."""
