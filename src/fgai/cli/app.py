@@ -7,7 +7,20 @@ from typing import Annotated
 import typer
 
 import fgai
-from fgai.cli import attack, bench, certify, compare, data, demo, doctor, evaluate, explain, faithful, train
+from fgai.cli import (
+    attack,
+    bench,
+    certify,
+    compare,
+    data,
+    demo,
+    doctor,
+    evaluate,
+    explain,
+    faithful,
+    report,
+    train,
+)
 
 app = typer.Typer(
     name="fgai",
@@ -20,6 +33,7 @@ app = typer.Typer(
 )
 app.command("demo", rich_help_panel="See it")(demo.demo)
 app.command("explain", rich_help_panel="See it")(explain.explain)
+app.command("report", rich_help_panel="See it")(report.report)
 app.command("train", rich_help_panel="Make models")(train.train)
 app.command("faithful", rich_help_panel="Make models")(faithful.faithful)
 app.command("attack", rich_help_panel="Judge models")(attack.attack)

@@ -52,7 +52,7 @@ def compare(
     out = Output(json, quiet)
     one_of(threat, "--threat", tuple(THREATS))
     one_of(format_, "--format", FORMATS)
-    opened = _open(models, dataset, root)
+    opened = open_models(models, dataset, root)
     path = None if output is None else checked_output(output)
     graph = next(iter(opened.values())).graph
     out.say(f"comparing {', '.join(opened)} on {graph!r}, threat {threat}")
@@ -71,7 +71,12 @@ def compare(
     out.result(comparison.to_dict(), lambda console: _show(comparison, format_, console))
 
 
-def _open(words: list[str], dataset: str | None, root: Path | None) -> dict[str, Opened]:
+def open_models(words: list[str], dataset: str | None, root: Path | None) -> dict[str, Opened]:
+    """Read several `[NAME=]FILE` models that were trained on the same data with the same split.
+
+    Raises:
+        InputError: two of one name, or of different data.
+    """
     opened: dict[str, Opened] = {}
     for word in words:
         name, equals, path = word.rpartition("=")

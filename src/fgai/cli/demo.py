@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import webbrowser
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.files import checked_folder, resumable, write_model
 from fgai.cli.output import Output, command
+from fgai.errors import MissingExtraError
 from fgai.evaluate import Comparison, EvaluationRecord, compare
 from fgai.evaluate.table import Cell, Column, Table
 from fgai.graph import Graph
@@ -44,8 +46,8 @@ def demo(
 ) -> None:
     """Train a model, make it faithful, attack both equally, and show what changed.
 
-    Writes both models, the records and pictures to a folder. Ctrl-C saves the training; the same command goes
-    on with it.
+    Writes a report to look at in a browser, both models, the records and pictures to a folder. Ctrl-C saves
+    the training; the same command goes on with it.
 
     Examples:
     - `fgai demo`
@@ -87,6 +89,10 @@ def demo(
     comparison.save(folder / "comparison.json")
     for name, record in certificates.items():
         record.save(folder / f"certificate-{name.lower()}.json")
+    again = ["fgai", "demo", "--dataset", dataset, "--model", model, "--seed", str(seed)]
+    again += [] if epochs is None else ["--epochs", str(epochs)]
+    page = folder / "report.html"
+    made = write_page(out, page, models, graph, comparison, certificates, node, shlex.join(again))
     table = summary_table(comparison, certificates)
     meaning = what_it_means(comparison)
     values: dict[str, Any] = {
@@ -99,19 +105,44 @@ def demo(
         "node": node,
         "models": {name: str(path) for name, path in paths.items()},
         "pictures": [str(path) for path in pictures],
+        "report": str(page) if made else None,
         "comparison": str(folder / "comparison.json"),
     }
 
     def show(console: Console) -> None:
         table.show(console)
         console.print(f"\n{meaning}\n", markup=False)
+        if made:
+            console.print(f"see it all in a browser:  {page}", markup=False, soft_wrap=True)
         console.print(f"pictures, models and records are in {folder}/", markup=False, soft_wrap=True)
         first = paths["FGAI"]
         console.print(f"look at one node:  fgai explain {first} --node {node}", markup=False, soft_wrap=True)
 
     out.result(values, show)
     if open_:
-        webbrowser.open(pictures[0].resolve().as_uri())
+        webbrowser.open((page if made else pictures[0]).resolve().as_uri())
+
+
+def write_page(
+    out: Output,
+    path: Path,
+    models: dict[str, nn.Module],
+    graph: Graph,
+    comparison: Comparison,
+    certificates: dict[str, CertificateRecord],
+    node: int,
+    line: str,
+) -> bool:
+    """Write the report; say what to install where it cannot be made."""
+    from fgai.report import write_report
+
+    options: dict[str, Any] = {"models": models, "data": graph, "certificates": certificates, "node": node}
+    try:
+        write_report(comparison, path, **options, reproduce=[line])
+    except MissingExtraError as error:
+        out.say(f"no report: {error}")
+        return False
+    return True
 
 
 def summary_table(comparison: Comparison, certificates: dict[str, CertificateRecord]) -> Table:

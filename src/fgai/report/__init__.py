@@ -4,5 +4,6 @@ from fgai.report.build import make_report
 from fgai.report.document import Report
 from fgai.report.page import render, write_report
 from fgai.report.read import read_report
+from fgai.report.words import missing
 
-__all__ = ["Report", "make_report", "read_report", "render", "write_report"]
+__all__ = ["Report", "make_report", "missing", "read_report", "render", "write_report"]

@@ -25,6 +25,8 @@ SCRIPTS = ("base", "charts", "network", "explorer", "node", "main")
 def write_report(
     report: Report | Comparison | EvaluationRecord | Sequence[EvaluationRecord],
     path: Path | str,
+    *,
+    document: bool = True,
     **options: Any,
 ) -> Path:
     """Write the page, and the document it is made of beside it (`.json`), so that it can be made again.
@@ -32,6 +34,7 @@ def write_report(
     Args:
         report: a document, or records to make one from.
         path: of the page; `.html` is added where it is missing.
+        document: also write the document beside it.
         **options: of `make_report`, e.g. `models`, `data`, `certificates`.
 
     Returns:
@@ -59,7 +62,8 @@ def write_report(
     if path.suffix.lower() not in (".html", ".htm"):
         path = path.with_name(path.name + ".html")
     write_atomic(path, render(report, library))
-    report.save(path.with_suffix(".json"))
+    if document:
+        report.save(path.with_suffix(".json"))
     return path
 
 

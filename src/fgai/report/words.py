@@ -9,7 +9,9 @@ from fgai.report.document import Report
 from fgai.report.numbers import Record, number, percent
 
 SLIGHT = 0.01
-"""A difference in F1 below this is called none."""
+"""A difference below this is called none."""
+COST = 0.02
+"""A loss of clean F1 above this is named."""
 
 
 def verdict(records: Sequence[Record], reference: str) -> str:
@@ -26,7 +28,10 @@ def verdict(records: Sequence[Record], reference: str) -> str:
     name = twin.get("name")
     if after > before + SLIGHT:
         tail = ", and so do its explanations" if steadier else ""
-        tail = ", but its explanations do not" if gain < -SLIGHT else tail
+        tail = ", but its explanations do not" if gain < -SLIGHT / 2 else tail
+        clean = [number(record, "f1.clean") for record in (base, twin)]
+        if clean[0] is not None and clean[1] is not None and clean[1] < clean[0] - COST:
+            tail += ", and predicts worse without one" if tail else ", but predicts worse without one"
         return f"{name} holds up better under attack than {base.get('name')}{tail}"
     if after < before - SLIGHT:
         return f"{name} did not help here: {base.get('name')} holds better under attack"

@@ -1,0 +1,202 @@
+"""`fgai report`: one page that shows it all, from records or from models."""
+
+from __future__ import annotations
+
+import shlex
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fgai.attacks import THREATS
+from fgai.checks import one_of
+from fgai.cli import options
+from fgai.cli.compare import open_models
+from fgai.cli.files import Opened, checked_output
+from fgai.cli.output import Output, command
+from fgai.errors import CheckpointError, InputError
+
+if TYPE_CHECKING:
+    from fgai.report import Report
+
+RADIUS = 0.01
+
+
+@command
+def report(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[NAME=]FILE...",
+            help="Models (.safetensors) or records (.json), the reference first.",
+        ),
+    ],
+    *,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The page; the document it is made of lies beside it.")
+    ] = Path("report.html"),
+    open_: Annotated[bool, typer.Option("--open", help="Open the page when done.")] = False,
+    node: Annotated[int | None, typer.Option("--node", "-n", min=0, help="Node the page opens with.")] = None,
+    node_names: Annotated[
+        Path | None, typer.Option(help="Text file with one name per node, line by line.")
+    ] = None,
+    class_names: Annotated[
+        Path | None, typer.Option(help="Text file with one name per class, line by line.")
+    ] = None,
+    threat: options.Threat = "standard",
+    k: options.K = 5,
+    seed: options.Seed = 0,
+    dataset: options.OtherDataset = None,
+    root: options.Root = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Write one HTML page: headline numbers, attention before and after, every node, curves, settings.
+
+    The page is one file, needs no network and opens from disk. From models everything is measured anew (the
+    threat, k and seed count then); from records the page shows what they hold and says what is missing.
+
+    Examples:
+    - `fgai report GAT=gat.safetensors FGAI=faithful-gat.safetensors --open`
+    - `fgai report comparison.json certificate-gat.json certificate-fgai.json -o page.html`
+    - `fgai report report.json`
+    """
+    from fgai.report import read_report, write_report
+
+    out = Output(json, quiet)
+    one_of(threat, "--threat", tuple(THREATS))
+    page = checked_output(output if output.suffix.lower() in (".html", ".htm") else Path(f"{output}.html"))
+    names = {
+        "node_names": None if node_names is None else _lines(node_names),
+        "class_names": None if class_names is None else _lines(class_names),
+    }
+    records = [word for word in files if word.endswith(".json")]
+    models = [word for word in files if not word.endswith(".json")]
+    if models and records:
+        raise InputError("give models or records, not both: records of models are made anew")
+    if models:
+        made = _from_models(out, models, threat, k, seed, node, dataset, root, names)
+    else:
+        if node_names is not None or class_names is not None:
+            raise InputError("names go on the page together with models; give models instead of records")
+        made = read_report(_named(records), node=node)
+    given = {Path(word.rpartition("=")[2]).resolve() for word in records}
+    document = page.with_suffix(".json")
+    path = write_report(made, page, document=document.resolve() not in given)
+    _tell(out, made, path, document if document.exists() else None)
+    if open_:
+        webbrowser.open(path.resolve().as_uri())
+
+
+def _from_models(
+    out: Output,
+    words: list[str],
+    threat: str,
+    k: int,
+    seed: int,
+    node: int | None,
+    dataset: str | None,
+    root: Path | None,
+    names: dict[str, Any],
+) -> Report:
+    from fgai.certify import certify
+    from fgai.evaluate import compare
+    from fgai.report import make_report
+
+    opened = open_models(words, dataset, root)
+    models = {name: entry.model for name, entry in opened.items()}
+    first = next(iter(opened))
+    graph = opened[first].graph
+    if node is not None and node >= graph.num_nodes:
+        raise InputError(f"`--node` must be in 0..{graph.num_nodes - 1}, got {node}")
+    out.say(f"comparing {', '.join(opened)} on {graph!r}, threat {threat}")
+    comparison = compare(models, graph, threat, seed=seed, k=k, per_node=True)
+    out.say("certifying")
+    certificates = {
+        name: certify(model, graph, vanilla=models[first], radius=RADIUS, k1=k, k2=k)
+        for name, model in models.items()
+    }
+    out.say("making the page")
+    lines = [*reproduce(opened), shlex.join(["fgai", "report", *words, *_options(threat, k, seed)])]
+    return make_report(
+        comparison,
+        models=models,
+        data=graph,
+        certificates=certificates,
+        node=node,
+        reproduce=lines,
+        **names,
+    )
+
+
+def reproduce(opened: dict[str, Opened]) -> list[str]:
+    """The commands that made the models, where their files say how; a faithful one follows its parent."""
+    lines, parents = [], [entry.path for entry in opened.values() if entry.about.get("method") != "fgai"]
+    for entry in opened.values():
+        about = entry.about
+        if not about.get("dataset") or not about.get("method"):
+            continue
+        parent = about.get("vanilla") or (str(parents[0]) if parents else "")
+        if about["method"] == "fgai" and parent:
+            words = ["fgai", "faithful", str(parent)]
+        else:
+            words = ["fgai", "train", "--dataset", about["dataset"], "--model", entry.kind]
+            words += ["--method", about["method"]]
+        words += ["--seed", str(about.get("seed", 0))]
+        for name, value in (about.get("settings") or {}).items():
+            words += [f"--{name}", str(value)] if name in ("epochs", "lr") else ["--set", f"{name}={value}"]
+        lines.append(shlex.join([*words, "--output", str(entry.path)]))
+    return lines
+
+
+def _options(threat: str, k: int, seed: int) -> list[str]:
+    return ["--threat", threat, "--k", str(k), "--seed", str(seed)]
+
+
+def _named(words: list[str]) -> dict[str, Path] | list[Path]:
+    """Files by the names given, or as a list where none is."""
+    if not any("=" in word for word in words):
+        return [Path(word) for word in words]
+    named: dict[str, Path] = {}
+    for word in words:
+        name, equals, path = word.rpartition("=")
+        name = name if equals else Path(path).stem.removeprefix("certificate-")
+        if name in named:
+            raise InputError(f"two files are called {name!r}; tell them apart with NAME=FILE")
+        named[name] = Path(path)
+    return named
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} must be a readable text file ({error})") from error
+
+
+def _tell(out: Output, made: Report, path: Path, document: Path | None) -> None:
+    from fgai.report import missing
+
+    lacking = missing(made)
+    explorer = made.explorer or {}
+    values: dict[str, Any] = {
+        "command": "report",
+        "output": str(path),
+        "document": None if document is None else str(document),
+        "bytes": path.stat().st_size,
+        "models": made.names,
+        "nodes": len((explorer.get("nodes") or {}).get("id") or []),
+        "missing": lacking,
+    }
+
+    def show(console: Console) -> None:
+        for line in lacking:
+            console.print(f"not shown: {line}", style="dim", markup=False, soft_wrap=True)
+        size = values["bytes"] / 1e6
+        console.print(
+            f"written to {path} ({size:.1f} MB); open it in a browser", markup=False, soft_wrap=True
+        )
+
+    out.result(values, show)
