@@ -14,7 +14,7 @@ from torch import Tensor
 
 from certify_cases import NORMS, cheapest_swap, least_norm, swap
 from csr_rows import attention, pointer
-from fgai.certify.kernels import channel_norms, class_norms, margin_extent, row_extent
+from fgai.certify.kernels import channel_norms, class_norms, margin_extent, mixed_margins, row_extent
 from fgai.certify.layer import LayerCertificate
 from fgai.certify.linear import LinearReadOut, linear_prediction
 from fgai.certify.prediction import Prediction, probability_change, radius_of, trivial_change
@@ -168,6 +168,10 @@ def test_kernels_equal_dense_loops(seed: int, norm: str) -> None:
     channels = channel_norms(rowptr, index, z, norm)
     extent = row_extent(rowptr, index, z.flatten(1)).view(4, heads, classes)
     between = margin_extent(rowptr, index, z, top)
+    w, r = torch.rand(9, heads, generator=generator), torch.rand(z.shape, generator=generator)
+    growth, change = 1 + torch.rand(4, heads, generator=generator), torch.rand(4, heads, generator=generator)
+    mixed = mixed_margins(rowptr, index, w, r, growth, change, torch.where(torch.arange(4) == 2, -1, top))
+    assert float(mixed[2].abs().max()) == 0
     for i, (start, stop) in enumerate(itertools.pairwise(rowptr.tolist())):
         rows, t = z[index[start:stop]], int(top[i])
         if start == stop:
@@ -196,6 +200,15 @@ def test_kernels_equal_dense_loops(seed: int, norm: str) -> None:
         torch.testing.assert_close(extent[i], rows.amax(0) - rows.amin(0))
         gap = rows[:, :, [t]] - rows
         torch.testing.assert_close(between[i], gap.amax(0) - gap.amin(0))
+        moved, share = r[index[start:stop]].double(), w[start:stop].double()
+        total_moved = (share[:, :, None] * moved).sum(0)
+        either = (
+            growth[i, :, None] * total_moved,
+            total_moved + change[i, :, None] * (moved.amax(0) - moved.amin(0)),
+        )
+        least = torch.minimum(*either)
+        if i != 2:
+            torch.testing.assert_close(mixed[i], least + least[:, [t]])
 
 
 def test_few_neighbours_are_trivial_and_not_counted() -> None:

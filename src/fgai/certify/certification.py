@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fgai
 from fgai.attention import LayerAttention
-from fgai.certify.hidden import find_stages, hidden_prediction
+from fgai.certify.hidden import find_stages, hidden_predictions
 from fgai.certify.layer import LayerCertificate
 from fgai.certify.linear import find_linear, linear_prediction
 from fgai.certify.observe import Observation, observe
@@ -153,7 +153,7 @@ def _predictions(model: nn.Module, seen: Observation, radius: float, norm: str) 
         before = [Prediction(reason=stages) for _ in hidden]
     else:
         radii = HIDDEN_RADII if seen.attention.last.num_edges <= MANY_EDGES else TABLE_RADII
-        before = [hidden_prediction(stages, i, seen.logits, radius, radii, norm) for i in hidden]
+        before = hidden_predictions(stages, seen.logits, radius, radii, norm)
     last = _last(model, seen, radius, norm)
     if last.class_status == UNKNOWN:
         text = f"predictions cannot be certified: {last.reason}"

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
-from fgai.certify.kernels import channel_norms, margin_extent, row_extent, row_largest
+from fgai.certify.kernels import channel_norms, margin_extent, mixed_margins, row_extent, row_largest
 from fgai.certify.observe import Observation
 from fgai.certify.prediction import BOUND, Prediction, gaps, probability_change
 from fgai.models import GAT, AttentionLayer, GATv2
@@ -86,37 +86,57 @@ def find_stages(model: nn.Module, seen: Observation) -> list[Stage] | str:
     return stages
 
 
-def hidden_prediction(
-    stages: Sequence[Stage], index: int, logits: Tensor, radius: float, radii: Sequence[float], norm: str
-) -> Prediction:
-    """Bound the change of every node's prediction when layer `index` is perturbed at all nodes.
+def hidden_predictions(
+    stages: Sequence[Stage], logits: Tensor, radius: float, radii: Sequence[float], norm: str
+) -> list[Prediction]:
+    """Bound the change of every node's prediction when a layer is perturbed at all nodes, layer by layer.
 
     Args:
         stages: all layers, see `find_stages`.
-        index: the perturbed one, not the last.
         logits: [N, C].
         radius: R, at which the changes are bounded.
-        radii: rising; the class radius is the largest of them at which the class provably stays, or 0.
+        radii: the class radius is the largest of them (and R) at which the class provably stays, or 0.
         norm: of the ball.
+
+    Returns:
+        One result for every layer but the last.
     """
-    stage, last = stages[index], stages[-1]
-    rates = channel_norms(stage.adjacency.rowptr, stage.adjacency.source, stage.values, norm).flatten(1)
+    last = stages[-1]
     top, lead = gaps(logits)
     apart = margin_extent(last.adjacency.rowptr, last.adjacency.source, last.values, top)
+    tried = sorted({*radii, radius})
+    return [
+        _hidden_prediction(stages[index:], logits, top, lead, apart, radius, tried, norm)
+        for index in range(len(stages) - 1)
+    ]
+
+
+def _hidden_prediction(
+    stages: Sequence[Stage],
+    logits: Tensor,
+    top: Tensor,
+    lead: Tensor,
+    apart: Tensor,
+    radius: float,
+    tried: Sequence[float],
+    norm: str,
+) -> Prediction:
+    """The first of `stages` is perturbed; `apart` as in `_margin_loss`."""
+    stage, last = stages[0], stages[-1]
+    rates = channel_norms(stage.adjacency.rowptr, stage.adjacency.source, stage.values, norm).flatten(1)
     class_radius = torch.zeros(top.numel(), dtype=torch.float64)
-    # Nothing is safe at a radius that was not at a smaller one, so the last to be tried tells the rest.
-    alive = True
-    for size in sorted({*radii, radius}):
-        if not alive and size != radius:
+    alive = torch.ones_like(top, dtype=torch.bool)
+    for size in tried:
+        if size != radius and not bool(alive.any()):
             continue
-        reached = _carried(stages, index, size * rates)
-        lost = _margin_loss(last, reached, top, apart)
+        reached = _carried(stages, size * rates)
+        # What broke at a smaller radius stays broken.
+        lost = _margin_loss(last, reached, top if size == radius else torch.where(alive, top, -1), apart)
         if size == radius:
             moved, gained = _through(last, reached), lost.topk(2, dim=1).values.sum(1)
-        safe = (lead - lost).amin(1) > 0
+        alive &= (lead - lost).amin(1) > 0
         # Holds at `size` itself, so the first radius at which it may break lies above.
-        class_radius[safe] = math.nextafter(size, math.inf)
-        alive = bool(safe.any())
+        class_radius[alive] = math.nextafter(size, math.inf)
     return Prediction(
         class_radius=class_radius,
         alpha2_logits=moved.sum(1) / 2,
@@ -128,9 +148,9 @@ def hidden_prediction(
     )
 
 
-def _carried(stages: Sequence[Stage], index: int, radius: Tensor) -> Tensor:
-    """Radii [N, D] of the last layer's input, from those of the output of layer `index`."""
-    for here, after in pairwise(stages[index:]):
+def _carried(stages: Sequence[Stage], radius: Tensor) -> Tensor:
+    """Radii [N, D] of the last layer's input, from those of the first layer's output."""
+    for here, after in pairwise(stages):
         radius = elu(here.output + radius, inplace=True).sub_(here.activated)
         if after is not stages[-1]:
             radius = _through(after, radius)
@@ -149,17 +169,18 @@ def _margin_loss(stage: Stage, radius: Tensor, top: Tensor, apart: Tensor) -> Te
     """Most each class can gain on the top one, [N, C], 0 for itself: `_through` for differences of classes.
 
     `apart` [N, H, C] says how far apart the neighbours are in their lead of the top class over each class.
+    Nodes whose `top` is -1 are left out.
     """
-    layer = stage.layer
+    layer, adjacency = stage.layer, stage.adjacency
     matrix = _matrix(layer).view(-1, layer.heads, layer.channels)
     # A common shift of all classes does not matter: taking out the middle one makes every radius smaller.
     matrix = matrix - matrix.median(dim=2, keepdim=True).values
-    moved = torch.einsum("nd,dhc->nhc", radius, matrix.abs())
+    moved = (radius @ matrix.abs().flatten(1)).view_as(stage.values)
     growth, change = _softmax_change(stage, radius)
-    mixed = aggregate(stage.attention, moved, stage.adjacency)
-    mixed = torch.minimum(growth * mixed, mixed + change * _extent(stage, moved))
-    mixed = mixed + mixed.gather(2, top[:, None, None].expand(-1, layer.heads, 1))
-    return (mixed + change * apart).mean(1).scatter(1, top[:, None], 0.0)
+    given = adjacency.rowptr, adjacency.source, stage.attention, moved, growth[:, :, 0], change[:, :, 0], top
+    lost = mixed_margins(*given).addcmul_(change, apart)
+    lost = lost[:, 0] if layer.heads == 1 else lost.mean(1)
+    return lost.scatter_(1, top.clamp(min=0)[:, None], 0.0)
 
 
 def _extent(stage: Stage, values: Tensor) -> Tensor:

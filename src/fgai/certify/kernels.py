@@ -109,6 +109,32 @@ def margin_extent(rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor) ->
     return torch.from_numpy(out)
 
 
+def mixed_margins(
+    rowptr: Tensor, index: Tensor, weight: Tensor, radius: Tensor, growth: Tensor, change: Tensor, top: Tensor
+) -> Tensor:
+    """Most that moving values and weights adds to the lead of any class over the top one, head by head.
+
+        out[i, h, c] = u_c + u_top,
+        u_c = min(growth Σ_e w_e r_ec,  Σ_e w_e r_ec + change (max_e r_ec - min_e r_ec))
+
+    Args:
+        rowptr: [N+1].
+        index: [E] int64, the row of `radius` each edge reads.
+        weight: [E, H], w.
+        radius: [M, H, C], r, how far each value may move.
+        growth: [N, H], the factor by which a weight may grow.
+        change: [N, H], how far the weights may move in total variation.
+        top: [N] int64, or -1 for a node to leave out.
+
+    Returns:
+        float64 [N, H, C]; 0 for a node without edges or left out.
+    """
+    out = np.zeros((rowptr.numel() - 1, *radius.shape[1:]))
+    given = index, weight.double(), radius.double(), growth.double(), change.double(), top
+    _over_rows(_mixed_margins, rowptr, *(_array(tensor) for tensor in given), out)
+    return torch.from_numpy(out)
+
+
 def _array(tensor: Tensor) -> Any:
     return tensor.detach().cpu().contiguous().numpy()
 
@@ -131,13 +157,16 @@ def _over_rows(kernel: Callable[..., None], rowptr: Tensor, *given: Any) -> None
 @njit(cache=True, nogil=True)
 def _collect(row, centre, norm, into):
     """Add one edge to the running dual norms of `row - centre`; l2 collects squares."""
-    for c in range(row.shape[0]):
-        size = abs(row[c] - centre)
-        if norm == 0:
-            if size > into[c]:
-                into[c] = size
-        else:
-            into[c] += size * size if norm == 1 else size
+    if norm == 0:
+        for c in range(row.shape[0]):
+            size = abs(row[c] - centre)
+            into[c] = size if size > into[c] else into[c]
+    elif norm == 1:
+        for c in range(row.shape[0]):
+            into[c] += (row[c] - centre) * (row[c] - centre)
+    else:
+        for c in range(row.shape[0]):
+            into[c] += abs(row[c] - centre)
 
 
 @njit(cache=True, nogil=True)
@@ -207,3 +236,21 @@ def _margin_extent(start, stop, rowptr, index, values, top, out):
                 row = values[index[e], h]
                 _widen(row, row[top[i]], -1.0, lowest, highest)
             out[i, h] = highest - lowest
+
+
+@njit(cache=True, nogil=True)
+def _mixed_margins(start, stop, rowptr, index, weight, radius, growth, change, top, out):
+    heads, classes = radius.shape[1], radius.shape[2]
+    for i in range(start, stop):
+        if rowptr[i] == rowptr[i + 1] or top[i] < 0:
+            continue
+        for h in range(heads):
+            mixed, lowest, highest = np.zeros(classes), np.full(classes, np.inf), np.zeros(classes)
+            for e in range(rowptr[i], rowptr[i + 1]):
+                row, share = radius[index[e], h], weight[e, h]
+                for c in range(classes):
+                    mixed[c] += share * row[c]
+                _widen(row, 0.0, 1.0, lowest, highest)
+            for c in range(classes):
+                mixed[c] = min(growth[i, h] * mixed[c], mixed[c] + change[i, h] * (highest[c] - lowest[c]))
+            out[i, h] = mixed + mixed[top[i]]
