@@ -243,6 +243,9 @@ class TestRun:
             run_grid(every, store)
         assert store.path(every[0]).read_bytes() == before
         assert store.read(every[1]) is None  # refused before any work
+        assert run_grid(every, store, redo=True).done == 2
+        record = store.read(every[0])
+        assert record is not None and record["training"]["settings"]["weight_decay"] == 0.5
 
     def test_search_cells_never_see_test_nodes(self, tmp_path: Path) -> None:
         record = run_cell(cases.tiny(kind="search"), Store(tmp_path))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fgai.bench.cells import Cell
-from fgai.bench.run import check_settings, run_cell
+from fgai.bench.run import is_done, run_cell
 from fgai.bench.store import Store
 from fgai.errors import FgaiError, InputError
 
@@ -62,6 +62,7 @@ def run_grid(
     cache: Path | None = None,
     jobs: int = 1,
     limit: float | None = None,
+    redo: bool = False,
     on_cell: Callable[[Cell, str, float], None] | None = None,
 ) -> Status:
     """Run every cell that has no good record.
@@ -77,29 +78,29 @@ def run_grid(
         cache: folder for trained vanilla models.
         jobs: processes.
         limit: seconds after which no new cell is started and running ones are ended.
+        redo: run cells again whose records were made with other settings.
         on_cell: called with each finished cell, its status and its seconds.
 
     Raises:
-        CheckpointError: before any work, if a record is damaged, foreign or was run with other settings.
+        CheckpointError: before any work, if a record is damaged, foreign or was made with other settings.
         FgaiError: if a record cannot be written.
     """
     todo = []
     for cell in cells:
         record = store.read(cell)
-        if record is not None and record["status"] == "done":
-            check_settings(record, cell, store)
-        else:
+        if record is None or not is_done(record, cell, store, redo):
             todo.append(cell)
     store.sweep()
     groups = _by_parent(todo)
     deadline = None if limit is None else monotonic() + limit
     if jobs <= 1 and limit is None:
         for cell in (cell for group in groups for cell in group):
-            record = run_cell(cell, store, device=device, root=root, cache=cache)
+            record = run_cell(cell, store, device=device, root=root, cache=cache, redo=redo)
             if on_cell is not None:
                 on_cell(cell, record["status"], record["seconds"])
     else:
-        _parallel(groups, store, device, root, cache, max(1, min(jobs, len(groups))), deadline, on_cell)
+        options = {"device": device, "root": root, "cache": cache, "redo": redo}
+        _parallel(groups, store, options, max(1, min(jobs, len(groups))), deadline, on_cell)
     return status(cells, store)
 
 
@@ -115,9 +116,7 @@ def _by_parent(cells: list[Cell]) -> list[list[Cell]]:
 def _parallel(
     groups: list[list[Cell]],
     store: Store,
-    device: str,
-    root: Path | str | None,
-    cache: Path | None,
+    options: dict[str, Any],
     jobs: int,
     deadline: float | None,
     on_cell: Callable[[Cell, str, float], None] | None,
@@ -129,7 +128,7 @@ def _parallel(
         work.put([cell.to_dict() for cell in group])
     for _ in range(jobs):
         work.put(None)
-    arguments = (work, news, str(store.root), device, root, cache)
+    arguments = (work, news, str(store.root), options)
     workers = [context.Process(target=_worker, args=arguments, daemon=True) for _ in range(jobs)]
     for worker in workers:
         worker.start()
@@ -152,7 +151,7 @@ def _parallel(
             worker.join()
 
 
-def _worker(work: Any, news: Any, folder: str, device: str, root: Any, cache: Any) -> None:
+def _worker(work: Any, news: Any, folder: str, options: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     store = Store(folder)
@@ -162,7 +161,7 @@ def _worker(work: Any, news: Any, folder: str, device: str, root: Any, cache: An
             if parent is not None and not parent.is_alive():  # killed: nobody waits for more
                 return
             try:
-                record = run_cell(Cell.from_dict(values), store, device=device, root=root, cache=cache)
+                record = run_cell(Cell.from_dict(values), store, **options)
             except FgaiError as error:  # the record itself: damaged, or the disk is full
                 news.put((None, str(error), 0.0))
                 return

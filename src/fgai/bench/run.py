@@ -39,6 +39,7 @@ def run_cell(
     device: str = "cpu",
     root: Path | str | None = None,
     cache: Path | None = None,
+    redo: bool = False,
 ) -> dict[str, Any]:
     """Run a cell unless its record is there, write the record and return it.
 
@@ -50,10 +51,14 @@ def run_cell(
         device: where to train and attack.
         root: folder of the datasets.
         cache: folder for trained vanilla models, which AT and FGAI share; None trains them anew.
+        redo: run it again if its record was made with other settings, and replace that; else refuse.
+
+    Raises:
+        CheckpointError: the record is damaged, foreign or was made with other settings.
+        FgaiError: the record cannot be written.
     """
     known = store.read(cell)
-    if known is not None and known["status"] == "done":
-        check_settings(known, cell, store)
+    if known is not None and is_done(known, cell, store, redo):
         return known
     began = perf_counter()
     try:
@@ -157,20 +162,31 @@ def settings_of(cell: Cell) -> dict[str, Any]:
     return {name: plain(part) for name, part in values.items()}
 
 
-def check_settings(record: dict[str, Any], cell: Cell, store: Store) -> None:
-    """Refuse a record whose training was set otherwise than it would be now.
+def is_done(record: dict[str, Any], cell: Cell, store: Store, redo: bool = False) -> bool:
+    """Whether a record makes running its cell needless.
 
     Raises:
-        CheckpointError: names the first setting that differs.
+        CheckpointError: its training was set otherwise than it would be now, unless `redo`.
     """
+    if record["status"] != "done":
+        return False
+    changed = change_of(record, cell)
+    if changed is not None and not redo:
+        raise CheckpointError(
+            f"{store.path(cell)} was run with {changed}; nothing was overwritten: move it away, or run with"
+            " --redo"
+        )
+    return changed is None
+
+
+def change_of(record: dict[str, Any], cell: Cell) -> str | None:
+    """The first setting that a record's training had otherwise than it would have now, in words."""
     for part, now in settings_of(cell).items():
         then = record.get("training", {}).get(part, now)
         for name in sorted({**then, **now}):
             if then.get(name) != now.get(name):
-                raise CheckpointError(
-                    f"{store.path(cell)} was run with another {name!r} ({part}: {then.get(name)!r}, now"
-                    f" {now.get(name)!r}); nothing was overwritten: move it away to run the cell again"
-                )
+                return f"another {name!r} ({part}: {then.get(name)!r}, now {now.get(name)!r})"
+    return None
 
 
 def _vanilla(cell: Cell, graph: Graph, device: str, cache: Path | None) -> tuple[nn.Module, bool]:

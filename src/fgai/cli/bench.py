@@ -11,6 +11,7 @@ from rich.console import Console
 from fgai.bench import Cell, Store, read_grid, run_grid
 from fgai.bench import shard as shard_of
 from fgai.bench import status as status_of
+from fgai.bench.run import change_of
 from fgai.cli import bench_records as records
 from fgai.cli import options
 from fgai.cli.bench_records import Cache, Data, Device, Here, Results
@@ -44,6 +45,9 @@ def run(
     limit: Annotated[
         float | None, typer.Option("--limit", min=0, help="Stop after so many seconds; run again to go on.")
     ] = None,
+    redo: Annotated[
+        bool, typer.Option("--redo", help="Run cells again whose records were made with other settings.")
+    ] = False,
     data: Data = None,
     cache: Cache = None,
     json: options.Json = False,
@@ -57,9 +61,9 @@ def run(
     cells = read_grid(grid)
     part = cells if shard is None else shard_of(cells, shard)
     checked_folder(results)
-    before = status_of(part, store)
-    todo = len(part) - before.done
-    out.say(f"{grid}: {len(part)} cells, {before.done} done, {todo} to run")
+    stale = len(_changes(part, store))
+    todo = len(part) - status_of(part, store).done + stale * redo
+    out.say(f"{grid}: {len(part)} cells, {len(part) - todo} done, {todo} to run")
     with GridProgress(todo, out) as progress:
         after = run_grid(
             part,
@@ -69,6 +73,7 @@ def run(
             cache=cache,
             jobs=jobs,
             limit=limit,
+            redo=redo,
             on_cell=progress.finished,
         )
     values = {"command": "bench run", "grid": grid, "cells": len(part), **dataclasses.asdict(after)}
@@ -95,6 +100,7 @@ def status(
     whole = status_of(cells, store)
     failed = [_failure(cell, store) for cell in cells]
     errors = [entry for entry in failed if entry is not None]
+    stale = _changes(cells, store)
     values: dict[str, Any] = {
         "command": "bench status",
         "grid": grid,
@@ -105,6 +111,7 @@ def status(
             for (dataset, model), count in counts.items()
         ],
         "errors": errors,
+        "stale": [{"cell": cell, "change": change} for cell, change in stale.items()],
     }
 
     def show(console: Console) -> None:
@@ -115,9 +122,23 @@ def status(
         names = ("dataset", "model", "done", "failed", "open")
         columns = [Column(name, "d") for name in names]
         notes = [f"{entry['cell']}: {entry['error']}" for entry in errors]
+        if stale:
+            cell, change = next(iter(stale.items()))
+            notes.append(f"{len(stale)} done with other settings than now, e.g. {cell}: {change}")
         Table(f"{grid} in {results}", columns, rows, notes).show(console)
 
     Output(json, quiet).result(values, show)
+
+
+def _changes(cells: list[Cell], store: Store) -> dict[str, str]:
+    """Cells whose records were made with other settings than they would be now, and what differs."""
+    found = {}
+    for cell in cells:
+        record = store.read(cell)
+        change = None if record is None or record["status"] != "done" else change_of(record, cell)
+        if change is not None:
+            found[cell.path.stem] = change
+    return found
 
 
 def _failure(cell: Cell, store: Store) -> dict[str, str] | None:
