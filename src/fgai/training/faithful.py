@@ -159,7 +159,7 @@ class Faithful:
         """Yield the clean terms, then the stability terms, whose clean side is held fixed.
 
         Closeness and similarity already tie the clean side to the vanilla model, so stability only has to
-        pull the perturbed side to it; with one graph's activations alive at a time the memory stays vanilla's.
+        pull the perturbed side to it; with one graph's activations alive at a time memory stays vanilla's.
         """
         config = self.config
         _set_mode(model, config.dropout)
