@@ -68,14 +68,27 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 class TestFromModels:
     @pytest.mark.parametrize("name", ["attention-subgraph", "topk-neighbours", "instability", "certified"])
-    def test_drawn_and_cached(self, tmp_path: Path, source: Source, name: str) -> None:
+    def test_drawn(self, tmp_path: Path, source: Source, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Two vanilla models: making one faithful takes its time and is tested elsewhere."""
+        train = Source.trained
+        monkeypatch.setattr(Source, "trained", lambda self, method, graph, *_: train(self, "vanilla", graph))
         (drawn,) = figure(name, Store(tmp_path), source)
         assert drawn[0] == f"{name}-planted-GAT" and "planted" in drawn[1].get_suptitle()
+
+    def test_models_come_from_the_cache(self, source: Source) -> None:
         assert source.cache is not None
-        kept = sorted(source.cache.iterdir())
-        assert 1 <= len(kept) <= 2
-        list(figure(name, Store(tmp_path), source))
-        assert sorted(source.cache.iterdir()) == kept
+        graph = source.graph()
+        first, kept = source.trained("vanilla", graph), sorted(source.cache.iterdir())
+        second = source.trained("vanilla", graph)
+        assert kept and sorted(source.cache.iterdir()) == kept
+        for ours, theirs in zip(first.parameters(), second.parameters(), strict=True):
+            assert ours.equal(theirs)
+
+    @pytest.mark.slow
+    def test_faithful_twin(self, tmp_path: Path, source: Source) -> None:
+        models = source.pair(source.graph())
+        assert list(models) == ["GAT", "FGAI"]
+        assert list(figure("topk-neighbours", Store(tmp_path), source))
 
     def test_the_node_shown_was_attacked(self, source: Source) -> None:
         graph = source.graph()

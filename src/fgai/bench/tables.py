@@ -121,6 +121,7 @@ def headline(store: Store) -> list[Sheet | Table]:
         _headline_row(results, model, dataset)
         for model in results.models()
         for dataset in results.datasets(model)
+        if "fgai" in results.rows(model, dataset)
     ]
     notes = (
         "vanilla → FGAI, means over five seeds, `standard` attack. “move”: g-TVD rel and g-JSD of the output"
