@@ -109,18 +109,15 @@ class TestDocument:
                 record = comparison()[entry["name"]]
                 overlap = record.node_values(f"overlap_{attack['key']}")
                 reach = record.node_values("touched")
-                shares = []
-                for node in range(40):
-                    known = [
-                        float(overlap[i, node])
-                        for i in range(2)
-                        if reach[i, node] and not np.isnan(overlap[i, node])
-                    ]
-                    if known:
-                        shares.append(sum(known) / len(known))
-                assert entry["nodes"] == len(shares) == sum(entry["counts"])
-                assert entry["mean"] == pytest.approx(np.mean(shares))
-                assert entry["counts"][10] == sum(round(10 * share) == 10 for share in shares)
+                counts = np.zeros((2, K + 1))
+                for layer in range(2):
+                    for node in range(40):
+                        share = float(overlap[layer, node])
+                        if reach[layer, node] and not np.isnan(share):
+                            counts[layer, round(K * share)] += 1
+                wanted = (counts / counts.sum(1, keepdims=True)).mean(0)
+                assert entry["shares"] == pytest.approx(wanted, abs=1e-5)
+                assert entry["mean"] == pytest.approx(record.value(f"overlap_touched.{attack['key']}.all"))
 
     def test_subgraph_shows_the_stronger_direction(self, whole: Report) -> None:
         drawn = whole.subgraph

@@ -185,10 +185,10 @@ def _histories(models: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
 
 
 def _distribution(parts: Sequence[Part]) -> dict[str, Any] | None:
-    """Share of the nodes in reach of each attack, by how much of their top-k it left."""
+    """Shares of the nodes in reach of each attack, by how many of their top-k it left."""
     attacks = []
     for key in ("explanation", "prediction"):
         models = [entry for part in parts if (entry := part.overlaps(key)) is not None]
         if models:
             attacks.append({"key": key, "models": models})
-    return {"bins": list(range(0, 101, 10)), "attacks": attacks} if attacks else None
+    return {"k": parts[0].k, "attacks": attacks} if attacks else None

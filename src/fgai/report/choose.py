@@ -14,6 +14,7 @@ MOST_ENTRIES = 120_000
 """Neighbour entries over all models; about 30 bytes each on the page."""
 MOST_NEIGHBOURS = 40
 WORST = 100
+CANDIDATES = 200
 
 
 @dataclass
@@ -78,9 +79,10 @@ def choose(
 
 
 def telling_node(seen: Sequence[Seen], degree: Ints, label: Ints | None, scored: Ints, k: int) -> int:
-    """Pick the node the page opens with: attacked, of middling degree, lost by the first model only.
+    """Pick the node the page opens with: one the attack reached, that tells the models apart.
 
-    Falls back to what comes nearest.
+    Best is an attacked node of middling degree that only the first model loses, and whose explanation the
+    last one keeps better; otherwise what comes nearest.
 
     Args:
         seen: the models, the reference first.
@@ -101,7 +103,20 @@ def telling_node(seen: Sequence[Seen], degree: Ints, label: Ints | None, scored:
     right = (first.clean.predicted[:count] == truth) & (last.clean.predicted[:count] == truth)
     score += right * (2.0 + 2.0 * ~stays[0] + 1.0 * stays[1])
     score += first.clean.confidence[:count] + np.minimum(degree, 12) / 50
+    if first is not last:
+        for node in np.argsort(-score, kind="stable")[:CANDIDATES]:
+            score[node] += 4.0 * (_kept(last, int(node), k) - _kept(first, int(node), k))
     return int(score.argmax())
+
+
+def _kept(view: Seen, node: int, k: int) -> float:
+    """Share of a node's strongest k neighbours that stay among its original ones; 1 without neighbours."""
+    sources, weights = view.clean.row(node)
+    after, others = view.attacked.row(node)
+    known = np.isin(after, sources)
+    first = set(sources[np.argsort(-weights, kind="stable")[:k]].tolist())
+    second = set(after[known][np.argsort(-others[known], kind="stable")[:k]].tolist())
+    return len(first & second) / len(first) if first else 1.0
 
 
 def attacked_nodes(seen: Sequence[Seen]) -> list[int]:

@@ -32,7 +32,7 @@ def nodes_of_models(
         node: to open with; None picks one.
         node_names: by number, or None.
     """
-    k = _k(parts)
+    k = parts[0].k
     degree = graph.adjacency.degree.numpy()
     label = None if graph.y is None else graph.y.numpy()
     mask = graph.test_mask
@@ -85,7 +85,7 @@ def nodes_of_records(parts: Sequence[Part], node: int | None) -> dict[str, Any] 
 
     None where the records carry no per-node values.
     """
-    k = _k(parts)
+    k = parts[0].k
     told = [part for part in parts if "degree" in part.arrays]
     if not told:
         return None
@@ -139,7 +139,3 @@ def _truth(graph: Graph, nodes: Sequence[int], neighbours: list[list[int]]) -> l
         good = set(source[part][truth[part]].tolist())
         out.append([int(n in good) for n in listed])
     return out
-
-
-def _k(parts: Sequence[Part]) -> int:
-    return int((parts[0].record.get("config") or {}).get("k", 5))

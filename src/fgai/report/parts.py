@@ -47,29 +47,35 @@ class Part:
         return []
 
     def overlaps(self, attack: str) -> dict[str, Any] | None:
-        """Counts of nodes in reach of an attack by the share of their top-k that stays, in steps of 10 %.
+        """How many of their k strongest neighbours the nodes in reach of an attack keep, as shares of nodes.
 
-        A node's share is the mean over the layers where the attack can reach it. None without the arrays.
+        Every layer counts the same, so the mean is the record's `overlap_touched.*.all`. None without the
+        arrays, or if no node is in reach.
         """
         values = self.arrays.get(f"overlap_{attack}")
         if values is None:
             return None
-        values = values.astype(np.float64)
         reach = self.arrays.get("touched")
-        # Which nodes the explanation attack reaches is the same: both share their endpoints.
-        if reach is not None and reach.shape == values.shape:
-            values = np.where(reach, values, np.nan)
-        share = over_layers(values)
-        share = share[np.isfinite(share)]
-        counts = np.bincount(np.rint(10 * share).astype(int), minlength=11) if share.size else np.zeros(11)
-        chance = look_up(self.record.get("metrics") or {}, "overlap_touched.chance.all")
+        # Both attacks share their endpoints, so they reach the same nodes.
+        counted = np.isfinite(values) & (True if reach is None or reach.shape != values.shape else reach)
+        told = [row[mask].astype(np.float64) for row, mask in zip(values, counted, strict=True) if mask.any()]
+        if not told:
+            return None
+        shares = [np.bincount(np.rint(self.k * row).astype(int), minlength=self.k + 1) for row in told]
+        mean = np.mean([share / share.sum() for share in shares], axis=0)
         return {
             "name": self.name,
-            "counts": counts.astype(int).tolist(),
-            "nodes": int(share.size),
-            "mean": float(share.mean()) if share.size else None,
-            "chance": chance,
+            "shares": [round(float(share), 5) for share in mean],
+            "nodes": int(counted.any(0).sum()),
+            "mean": float(np.mean([row.mean() for row in told])),
+            "chance": look_up(self.record.get("metrics") or {}, "overlap_touched.chance.all"),
         }
+
+    @property
+    def k(self) -> int:
+        """Neighbours in an explanation."""
+        k = (self.record.get("config") or {}).get("k", 5)
+        return k if isinstance(k, int) and k > 0 else 5
 
 
 def parts_of(

@@ -20,6 +20,7 @@ function el(tag, attributes, ...children) {
 const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const clip = (text, most) => (text.length <= most ? text : `${text.slice(0, most - 1)}…`);
 const percent = (share, digits = 0) => (share == null ? "–" : `${(100 * share).toFixed(digits)}\u00a0%`);
+const attention = (value) => (value < 0.0005 ? "<0.001" : value.toFixed(3));
 const signed = (value, digits = 2) => (typeof value === "number" ? value.toFixed(digits).replace("-", "−") : "–");
 const dig = (value, path) => path.split(".").reduce((found, part) => (found == null ? undefined : found[part]), value);
 

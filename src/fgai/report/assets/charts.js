@@ -6,41 +6,42 @@ function drawDistribution(place) {
     explanation: ["The attack aims at the explanation", "its worst case"],
     prediction: ["The attack aims at the prediction", "explanations suffer on the way"],
   };
-  const bins = doc.distribution.bins;
+  const { k } = doc.distribution;
+  const most = Math.max(...attacks.flatMap((attack) => attack.models.flatMap((m) => m.shares)));
   attacks.forEach((attack) => {
     const id = `distribution-${attack.key}`;
     const [title, note] = titles[attack.key] || [attack.key, ""];
-    const means = attack.models.map((m) => `${m.name} ${percent(m.mean)}`).join(", ");
-    figure(place, id, title, `${note}; mean kept: ${means}`, `${title}: mean share of the explanation kept: ${means}`);
+    const means = attack.models.map((m) => `${m.name} ${(k * m.mean).toFixed(1)} of ${k}`).join(", ");
+    figure(place, id, title, `${note}; on average ${means} stay`, `${title}: on average ${means} stay`);
     draw(id, () => ({
       data: attack.models.map((m) => ({
-        type: "bar", name: safe(m.name), x: bins, y: m.counts.map((count) => (m.nodes ? count / m.nodes : 0)),
-        customdata: m.counts, marker: { color: modelColour(names.indexOf(m.name)) },
-        hovertemplate: `${safe(m.name)}: %{customdata} nodes keep %{x} %<extra></extra>`,
+        type: "bar", name: safe(m.name), x: m.shares.map((_, count) => count), y: m.shares, marker: { color: modelColour(names.indexOf(m.name)) },
+        hovertemplate: `${safe(m.name)}: %{y:.1%} of the nodes keep %{x} of ${k}<extra></extra>`,
       })),
       layout: layout({
         barmode: "group", bargap: 0.25, bargroupgap: 0.05,
-        xaxis: { title: { text: "share of the explanation that stays" }, ticksuffix: " %", dtick: 20, range: [-7, 107] },
-        yaxis: { title: { text: "share of nodes" }, tickformat: ".0%", rangemode: "tozero" },
-        ...chanceLine(attack.models),
+        xaxis: { title: { text: `of a node’s ${k} strongest neighbours stay` }, dtick: Math.ceil(k / 10), range: [-0.6, k + 0.6], fixedrange: true },
+        yaxis: { title: { text: "share of nodes" }, tickformat: ".0%", range: [0, 1.05 * most], fixedrange: true },
+        ...chanceLine(attack.models, k),
       }),
     }));
   });
-  modelLegend(place, lineKey("by chance", "dotted"));
+  modelLegend(place, lineKey("mean by chance", "dotted"));
   return true;
 }
 
-function chanceLine(models) {
+function chanceLine(models, k) {
   const known = models.map((m) => m.chance).find((value) => typeof value === "number");
   if (known === undefined) return {};
   const line = { color: css("--soft"), width: 1.5, dash: "dot" };
-  return { shapes: [{ type: "line", x0: 100 * known, x1: 100 * known, y0: 0, y1: 1, yref: "paper", line }] };
+  return { shapes: [{ type: "line", x0: k * known, x1: k * known, y0: 0, y1: 1, yref: "paper", line }] };
 }
 
 function drawCurves(place) {
   const held = records.map((record, index) => ({ index, found: dig(record, "metrics.f_slope.node") })).filter((r) => r.found);
   if (!held.length) return false;
   const reference = records.find((record) => record.name === doc.reference) || records[0];
+  const lowest = Math.min(...held.flatMap((r) => ["clean", "attacked"].flatMap((view) => [...(dig(r.found, `${view}.curve_plus`) || []), ...(dig(r.found, `${view}.curve_minus`) || [])])));
   for (const [view, title] of [["clean", "Clean graph"], ["attacked", "Attacked graph"]]) {
     const shown = held.filter((r) => dig(r.found, `${view}.curve_plus`));
     if (!shown.length) continue;
@@ -64,7 +65,7 @@ function drawCurves(place) {
       });
       return { data, layout: layout({
         xaxis: { title: { text: "edges removed" }, ticksuffix: " %", dtick: 10 },
-        yaxis: { title: { text: "still right" }, tickformat: ".0%" },
+        yaxis: { title: { text: "still right" }, tickformat: ".0%", range: [Math.max(0, lowest) - 0.04, 1.03] },
       }) };
     });
   }

@@ -51,7 +51,7 @@ function networkPanel(network, index, after) {
   const members = nodes.map((id, at) => ({ id, at })).filter(({ at }) => after || at < original);
   const old = members.filter(({ at }) => at < original);
   const fakes = members.filter(({ at }) => at >= original);
-  const describe = ([a, b], at) => `${safe(nameOf(nodes[a]))} – ${safe(nameOf(nodes[b]))}: attention ${(weights[at] * unit).toFixed(3)}`;
+  const describe = ([a, b], at) => `${safe(nameOf(nodes[a]))} – ${safe(nameOf(nodes[b]))}: attention ${safe(attention(weights[at] * unit))}`;
   const data = [
     ...edgeTraces(edges, x, y, weights, fresh, scale),
     middles(edges, x, y, weights, describe),

@@ -108,7 +108,7 @@ function rankList(model, at) {
     const label = position.has(id) && id !== explorer.nodes.id[at]
       ? el("button", { type: "button", title: `Show ${nameOf(id)} (${told})`, on: { click: () => pick(id, true) } }, text)
       : el("span", { title: told }, text);
-    return el("li", { class: kind }, label, el("span", {}, (weights[n] * explorer.unit).toFixed(3)));
+    return el("li", { class: kind }, label, el("span", {}, attention(weights[n] * explorer.unit)));
   };
   const rows = Math.max(before.length, after.length);
   const lines = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -153,7 +153,7 @@ function drawStars(model, index, at, id) {
       const fake = shown.map((i) => ids[members[i]] >= explorer.total);
       const self = own >= 0 ? weights[own] : null;
       const narrow = window.innerWidth < 560;
-      const words = (i) => `${safe(nameOf(ids[members[i]]))}: ${(given[i] * explorer.unit).toFixed(3)}`;
+      const words = (i) => `${safe(nameOf(ids[members[i]]))}: ${safe(attention(given[i] * explorer.unit))}`;
       return {
         data: [
           ...edgeTraces(edges, x, y, given, fresh, scale),
@@ -164,7 +164,7 @@ function drawStars(model, index, at, id) {
             marker: { size: 12, opacity: 1, symbol: fake.map((is) => (is ? "diamond" : "circle")), color: css("--card"), line: { width: fake.map((is) => (is ? 2 : 1.4)), color: fake.map((is) => css(is ? "--new" : "--ink")) } },
           },
           {
-            x: [0], y: [0], mode: "markers", hovertext: [`${safe(nameOf(id))}${self === null ? "" : `, attention to itself: ${(self * explorer.unit).toFixed(3)}`}`], hovertemplate: "%{hovertext}<extra></extra>",
+            x: [0], y: [0], mode: "markers", hovertext: [`${safe(nameOf(id))}${self === null ? "" : `, attention to itself: ${safe(attention(self * explorer.unit))}`}`], hovertemplate: "%{hovertext}<extra></extra>",
             marker: { size: 20, opacity: 1, color: self === null ? css("--card") : attentionColour(self / scale), line: { width: 2, color: css("--ink") } },
           },
         ],
