@@ -131,8 +131,8 @@ def read_planetoid(files: Files) -> Raw:
     """Read Cora, CiteSeer or PubMed: seven pickles and a text file, through the restricted unpickler.
 
     Features are taken as published (0/1 words, PubMed TF-IDF): an attack's box then means the same as on the
-    other graphs. Test nodes whose features were never published
-    (15 in CiteSeer) stay as isolated nodes with zero features and no label (-1).
+    other graphs. Test nodes whose features were never published (15 in CiteSeer) stay as isolated nodes with
+    zero features and no label (-1).
     """
     parts = {path.name.split(".", 2)[2]: path for path in files}
     tx, allx = (_expect(load_pickle(parts[name]), sp.csr_matrix, parts[name]) for name in ("tx", "allx"))
@@ -146,8 +146,7 @@ def read_planetoid(files: Files) -> Raw:
     place = sp.csr_matrix(
         (np.ones(test.size), (test - known, np.arange(test.size))), shape=(n - known, test.size)
     )
-    words = sp.csr_matrix(sp.vstack([allx, place @ tx]), dtype=np.float64)
-    words = sp.csr_matrix(words, dtype=np.float32)
+    words = sp.csr_matrix(sp.vstack([allx, place @ tx]), dtype=np.float32)
     labels = np.full(n, -1, dtype=np.int64)
     labels[:known], labels[test] = ally.argmax(axis=1), ty.argmax(axis=1)
     split = {"train": np.arange(len(y)), "val": np.arange(len(y), len(y) + 500), "test": test}
