@@ -10,7 +10,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 def test_a_users_own_model_becomes_more_stable() -> None:
     names = runpy.run_path(str(EXAMPLES / "pyg_model.py"))
-    comparison = names["main"]("planted", epochs=25)
+    comparison = names["main"]("planted", epochs=40)
     mine, faithful = comparison["mine"], comparison["faithful"]
     assert faithful.model["class"] == mine.model["class"] == "Net"
     for metric in ("g_tvd.rel", "g_jsd.last"):
