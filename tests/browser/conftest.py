@@ -77,6 +77,7 @@ def visit(browser: Any) -> Iterator[Callable[..., Opened]]:
             has_touch=width < 500,
         )
         contexts.append(context)
+        context.set_default_timeout(180_000)  # the page carries its plotting library; a busy machine is slow
         return Opened(context.new_page(), path)
 
     yield open_page
