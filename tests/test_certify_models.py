@@ -122,7 +122,7 @@ def perturb_and_check(
     assert breaks(model, graph, found, layer, delta) == []
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @PERTURBATIONS
 def test_no_perturbation_inside_the_ball_breaks_a_certificate(**drawn: Any) -> None:
     perturb_and_check(**drawn)
