@@ -10,57 +10,63 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fgai.ops.adjacency import Adjacency
+from fgai.ops.cpu.lanes import total
 from fgai.ops.cpu.parallel import run_blocks, threads_for
-from fgai.ops.cpu.plan import array, incoming, outgoing, tensors
-from fgai.ops.cpu.rows import AHEAD, axpy, dot, dot_axpy, fetch, kernel
+from fgai.ops.cpu.plan import SUMS, array, incoming, outgoing, tensors, workspace
+from fgai.ops.cpu.rows import AHEAD, add_scaled, clear_sums, copy_sums, dot, dot_axpy, fetch, kernel, padded
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 
 @kernel
-def _forward_block(b, blocks, rowptr, source, heads, channels, weight, values, out):
-    width, end = heads * channels, len(source) - 1
+def _forward_block(b, blocks, rowptr, source, heads, channels, weight, values, out, room):
+    width, end, sums, scratch = heads * channels, len(source) - 1, SUMS + 3 * heads, room[b]
     for i in range(blocks[b], blocks[b + 1]):
         here = np.int64(i) * width
-        out[here : here + width] = 0
+        clear_sums(heads, channels, scratch, sums)
         for e in range(rowptr[i], rowptr[i + 1]):
             there = np.int64(source[e]) * width
             fetch(values, np.int64(source[min(e + AHEAD, end)]) * width, width)
             for h in range(heads):
-                c = h * channels
-                axpy(channels, weight[e, h], values, there + c, out, here + c)
+                k = sums + h * padded(channels)
+                add_scaled(channels, weight[e, h], values, there + h * channels, scratch, k)
+        copy_sums(heads, channels, scratch, sums, out, here)
 
 
 @kernel
-def _forward(threads, blocks, rowptr, source, heads, channels, weight, values, out):
-    arguments = (blocks, rowptr, source, heads, channels, weight, values, out)
+def _forward(threads, blocks, rowptr, source, heads, channels, weight, values, out, room):
+    arguments = (blocks, rowptr, source, heads, channels, weight, values, out, room)
     run_blocks(_forward_block, threads, len(blocks) - 1, arguments)
 
 
 @kernel
 def _backward_block(
-    b, blocks, colptr, edge, target, heads, channels, weight, values, gradient, d_weight, d_values
+    b, blocks, colptr, edge, target, heads, channels, weight, values, gradient, d_weight, d_values, room
 ):
     """One pass over outgoing edges: each gradient row is fetched once for both results."""
-    width, end = heads * channels, len(edge) - 1
+    width, end, sums, scratch = heads * channels, len(edge) - 1, SUMS + 3 * heads, room[b]
     for j in range(blocks[b], blocks[b + 1]):
         here = np.int64(j) * width
-        d_values[here : here + width] = 0
+        clear_sums(heads, channels, scratch, sums)
         for p in range(colptr[j], colptr[j + 1]):
             e, there, ahead = edge[p], np.int64(target[p]) * width, min(p + AHEAD, end)
             fetch(gradient, np.int64(target[ahead]) * width, width)
             for h in range(heads):
                 c = h * channels
-                d_weight[e, h] = dot_axpy(
-                    channels, gradient, there + c, values, here + c, weight[e, h], d_values, here + c
+                a, k = weight[e, h], sums + h * padded(channels)
+                d_weight[e, h] = total(
+                    dot_axpy(channels, gradient, there + c, values, here + c, a, scratch, k)
                 )
+        copy_sums(heads, channels, scratch, sums, d_values, here)
 
 
 @kernel
 def _backward(
-    threads, blocks, colptr, edge, target, heads, channels, weight, values, gradient, d_weight, d_values
+    threads, blocks, colptr, edge, target, heads, channels, weight, values, gradient, d_weight, d_values, room
 ):
-    arguments = (blocks, colptr, edge, target, heads, channels, weight, values, gradient, d_weight, d_values)
+    arguments = (
+        blocks, colptr, edge, target, heads, channels, weight, values, gradient, d_weight, d_values, room
+    )  # fmt: skip
     run_blocks(_backward_block, threads, len(blocks) - 1, arguments)
 
 
@@ -88,7 +94,9 @@ class _Aggregate(Function):
     def forward(ctx: Any, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
         given, index = array(values), incoming(adjacency)
         out = np.empty((adjacency.num_nodes, *given.shape[1:]), given.dtype)
-        flat = (array(attention), given.reshape(-1), out.reshape(-1))
+        weight = array(attention)
+        room = workspace(index.blocks, weight, given.shape[2])
+        flat = (weight, given.reshape(-1), out.reshape(-1), room)
         _forward(threads_for(len(index.blocks) - 1), *index, *given.shape[1:], *flat)
         ctx.save_for_backward(attention, values)
         ctx.adjacency = adjacency
@@ -105,7 +113,8 @@ class _Aggregate(Function):
             d_weight, d_values = np.empty_like(weight), np.empty_like(given)
             index = outgoing(ctx.adjacency)
             threads = threads_for(len(index.blocks) - 1)
-            _backward(threads, *index, *sizes, weight, *flat, d_weight, d_values.reshape(-1))
+            room = workspace(index.blocks, weight, sizes[1])
+            _backward(threads, *index, *sizes, weight, *flat, d_weight, d_values.reshape(-1), room)
         elif ctx.needs_input_grad[0]:
             d_weight = np.empty_like(weight)
             rows = incoming(ctx.adjacency)

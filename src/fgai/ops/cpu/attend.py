@@ -43,7 +43,7 @@ def _rest(ctx: Any, index: Incoming, values: Reals, attention: Reals, out: Reals
         drop,
         attention.reshape(-1),
         out.reshape(-1),
-        workspace(index.blocks, attention),
+        workspace(index.blocks, attention, out.shape[2]),
     )
 
 
@@ -102,9 +102,16 @@ class _Additive(Function):
         columns, rows, heads = outgoing(ctx.adjacency), incoming(ctx.adjacency), left.shape[1]
         ends = (left.reshape(-1), right.reshape(-1), left.dtype.type(ctx.slope))
         attend_backward.additive(
-            _threads(columns), *columns, *values.shape[1:], *ends, *shared, *made, d_left.reshape(-1)
+            _threads(columns),
+            *columns,
+            *values.shape[1:],
+            *ends,
+            *shared,
+            *made,
+            d_left.reshape(-1),
+            workspace(columns.blocks, d_scores, values.shape[2]),
         )
-        flat = (d_scores.reshape(-1), d_right.reshape(-1))
+        flat = (d_scores.reshape(-1), d_right.reshape(-1), workspace(rows.blocks, d_scores))
         attend_backward.sum_rows(_threads(rows), rows.blocks, rows.rowptr, heads, *flat)
         return _chosen(ctx, d_left, d_right, d_values)
 
@@ -141,7 +148,8 @@ class _Dynamic(Function):
         d_left, columns = np.empty_like(left), outgoing(ctx.adjacency)
         slope = left.dtype.type(ctx.slope)
         ends = (*values.shape[1:], left.reshape(-1), right.reshape(-1), weight.reshape(-1), slope)
-        attend_backward.dynamic(_threads(columns), *columns, *ends, *shared, *made, d_left.reshape(-1))
+        room = workspace(columns.blocks, d_scores, values.shape[2])
+        attend_backward.dynamic(_threads(columns), *columns, *ends, *shared, *made, d_left.reshape(-1), room)
         d_right, d_weight = dynamic_right(ctx.adjacency, (*ends, d_scores.reshape(-1)), right, weight)
         return _chosen(ctx, d_left, d_right, d_weight, d_values)
 
@@ -174,7 +182,10 @@ class _Dot(Function):
         columns, rows = outgoing(ctx.adjacency), incoming(ctx.adjacency)
         factor, sizes = query.dtype.type(query.shape[2] ** -0.5), query.shape[1:]
         ends = (*sizes, query.reshape(-1), factor)
-        attend_backward.dot_product(_threads(columns), *columns, *ends, *shared, *made, d_key.reshape(-1))
+        room = workspace(columns.blocks, d_scores, sizes[1])
+        attend_backward.dot_product(
+            _threads(columns), *columns, *ends, *shared, *made, d_key.reshape(-1), room
+        )
         flat = (*sizes, key.reshape(-1), factor, d_scores.reshape(-1), d_query.reshape(-1))
         score_kernels.dot_product_query(_threads(rows), *rows, *flat)
         return _chosen(ctx, d_query, d_key, d_values)

@@ -15,9 +15,24 @@ from __future__ import annotations
 import numpy as np
 
 from fgai.ops.cpu.draws import factor
-from fgai.ops.cpu.lanes import LANES, load, prefetch, splat, store, totals, where_positive
+from fgai.ops.cpu.eight import sources_eight
+from fgai.ops.cpu.lanes import LANES, prefetch, total, where_positive
 from fgai.ops.cpu.parallel import run_blocks
-from fgai.ops.cpu.rows import AHEAD, axpy, dot, dot_axpy, fetch, kernel, lanes_dot_axpy, piece, weighted_sum
+from fgai.ops.cpu.plan import SUMS
+from fgai.ops.cpu.rows import (
+    AHEAD,
+    axpy,
+    clear_sums,
+    copy_sums,
+    dot,
+    dot_axpy,
+    fetch,
+    kernel,
+    padded,
+    piece,
+    plain_sum,
+    weighted_sum,
+)
 from fgai.ops.cpu.score_rows import dynamic_gradient
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -64,53 +79,31 @@ def _kept(at, drop, like):
 
 
 @piece
-def _head(h, at, i, j, heads, channels, values, attention, drop, d_out, means, d_attention, d_values):
-    """Return ∂s of one head of one edge, and add its part of ∂v_j."""
+def _head(h, at, i, j, heads, channels, values, attention, drop, d_out, means, d_attention, scratch):
+    """Return ∂s of one head of one edge, and add its part of ∂v_j to the sums in `scratch`."""
     here, there = (np.int64(i) * heads + h) * channels, (np.int64(j) * heads + h) * channels
     a, kept = attention[at + h], _kept(at + h, drop, attention)
-    g = kept * dot_axpy(channels, d_out, here, values, there, a * kept, d_values, there)
+    sums = SUMS + 3 * heads + h * padded(channels)
+    g = kept * total(dot_axpy(channels, d_out, here, values, there, a * kept, scratch, sums))
     if len(d_attention) > 0:
         g += d_attention[at + h]
     return a * (g - means[np.int64(i) * heads + h])
 
 
-@piece
-def _lane(h, at, here, there, channels, values, attention, drop, d_out, d_values):
-    """Lanes that sum to keep · ⟨d_i, v_j⟩ of one head, for channels divisible by 8; adds its part of ∂v_j."""
-    kept, c = _kept(at + h, drop, attention), h * channels
-    a = attention[at + h] * kept
-    lanes = lanes_dot_axpy(channels, d_out, here + c, values, there + c, a, d_values, there + c)
-    return lanes * splat(kept)
-
-
-@piece
-def _lanes(at, i, j, channels, values, attention, drop, d_out, means, d_attention, d_values):
-    """Return ∂s of the eight heads of one edge, and add their parts of ∂v_j."""
-    here, there = np.int64(i) * LANES * channels, np.int64(j) * LANES * channels
-    g = totals(
-        _lane(0, at, here, there, channels, values, attention, drop, d_out, d_values),
-        _lane(1, at, here, there, channels, values, attention, drop, d_out, d_values),
-        _lane(2, at, here, there, channels, values, attention, drop, d_out, d_values),
-        _lane(3, at, here, there, channels, values, attention, drop, d_out, d_values),
-        _lane(4, at, here, there, channels, values, attention, drop, d_out, d_values),
-        _lane(5, at, here, there, channels, values, attention, drop, d_out, d_values),
-        _lane(6, at, here, there, channels, values, attention, drop, d_out, d_values),
-        _lane(7, at, here, there, channels, values, attention, drop, d_out, d_values),
-    )
-    if len(d_attention) > 0:
-        g = g + load(d_attention, at)
-    return load(attention, at) * (g - load(means, np.int64(i) * LANES))
-
-
 @kernel
 def _additive_block(
     b, blocks, colptr, edge, target, heads, channels, left, right, slope, values, drop,
-    attention, d_out, means, d_attention, d_values, d_scores, d_left,
+    attention, d_out, means, d_attention, d_values, d_scores, d_left, room,
 ):  # fmt: skip
-    width = heads * channels
-    eight = heads == LANES and channels & (LANES - 1) == 0
+    width, sums, scratch = heads * channels, SUMS + 3 * heads, room[b]
     for j in range(blocks[b], blocks[b + 1]):
-        d_values[np.int64(j) * width : np.int64(j + 1) * width] = 0
+        if heads == LANES and channels == LANES:
+            sources_eight(
+                colptr[j], colptr[j + 1], j, edge, target, left, right, slope, values, drop, attention, d_out,
+                means, d_attention, d_values, d_scores, d_left, scratch,
+            )  # fmt: skip
+            continue
+        clear_sums(heads, channels, scratch, sums)
         there = np.int64(j) * heads
         d_left[there : there + heads] = 0
         for p in range(colptr[j], colptr[j + 1]):
@@ -118,31 +111,25 @@ def _additive_block(
             here = np.int64(i) * heads
             _ahead(p, edge, target, heads, width, attention, d_out, means, d_scores)
             prefetch(right, np.int64(target[min(p + AHEAD, len(edge) - 1)]) * heads)
-            if eight:
-                ds = _lanes(at, i, j, channels, values, attention, drop, d_out, means, d_attention, d_values)
-                ds = where_positive(load(left, there) + load(right, here), ds, splat(slope) * ds)
-                store(d_scores, at, ds)
-                store(d_left, there, load(d_left, there) + ds)
-            else:
-                for h in range(heads):
-                    g = _head(
-                        h, at, i, j, heads, channels, values, attention, drop,
-                        d_out, means, d_attention, d_values,
-                    )  # fmt: skip
-                    g = where_positive(left[there + h] + right[here + h], g, slope * g)
-                    d_scores[at + h] = g
-                    d_left[there + h] += g
+            for h in range(heads):
+                g = _head(
+                    h, at, i, j, heads, channels, values, attention, drop, d_out, means, d_attention, scratch
+                )
+                g = where_positive(left[there + h] + right[here + h], g, slope * g)
+                d_scores[at + h] = g
+                d_left[there + h] += g
+        copy_sums(heads, channels, scratch, sums, d_values, np.int64(j) * width)
 
 
 @kernel
 def additive(
     threads, blocks, colptr, edge, target, heads, channels, left, right, slope, values, drop,
-    attention, d_out, means, d_attention, d_values, d_scores, d_left,
+    attention, d_out, means, d_attention, d_values, d_scores, d_left, room,
 ):  # fmt: skip
     """Gradients at the sources; `d_scores` ends as the gradient of left + right, before the leaky relu."""
     arguments = (
         blocks, colptr, edge, target, heads, channels, left, right, slope, values, drop,
-        attention, d_out, means, d_attention, d_values, d_scores, d_left,
+        attention, d_out, means, d_attention, d_values, d_scores, d_left, room,
     )  # fmt: skip
     run_blocks(_additive_block, threads, len(blocks) - 1, arguments)
 
@@ -150,12 +137,12 @@ def additive(
 @kernel
 def _dynamic_block(
     b, blocks, colptr, edge, target, heads, channels, left, right, weight, slope, values, drop,
-    attention, d_out, means, d_attention, d_values, d_scores, d_left,
+    attention, d_out, means, d_attention, d_values, d_scores, d_left, room,
 ):  # fmt: skip
-    width = heads * channels
+    width, sums, scratch = heads * channels, SUMS + 3 * heads, room[b]
     for j in range(blocks[b], blocks[b + 1]):
         there = np.int64(j) * width
-        d_values[there : there + width] = 0
+        clear_sums(heads, channels, scratch, sums)
         d_left[there : there + width] = 0
         for p in range(colptr[j], colptr[j + 1]):
             at, i = np.int64(edge[p]) * heads, target[p]
@@ -165,23 +152,24 @@ def _dynamic_block(
             for h in range(heads):
                 c = h * channels
                 g = _head(
-                    h, at, i, j, heads, channels, values, attention, drop, d_out, means, d_attention, d_values
+                    h, at, i, j, heads, channels, values, attention, drop, d_out, means, d_attention, scratch
                 )
                 d_scores[at + h] = g
                 dynamic_gradient(
                     channels, left, there + c, right, here + c, weight, c, slope, g, d_left, there + c
                 )
+        copy_sums(heads, channels, scratch, sums, d_values, there)
 
 
 @kernel
 def dynamic(
     threads, blocks, colptr, edge, target, heads, channels, left, right, weight, slope, values, drop,
-    attention, d_out, means, d_attention, d_values, d_scores, d_left,
+    attention, d_out, means, d_attention, d_values, d_scores, d_left, room,
 ):  # fmt: skip
     """Gradients at the sources; `d_scores` ends as the gradient of the scores."""
     arguments = (
         blocks, colptr, edge, target, heads, channels, left, right, weight, slope, values, drop,
-        attention, d_out, means, d_attention, d_values, d_scores, d_left,
+        attention, d_out, means, d_attention, d_values, d_scores, d_left, room,
     )  # fmt: skip
     run_blocks(_dynamic_block, threads, len(blocks) - 1, arguments)
 
@@ -189,12 +177,12 @@ def dynamic(
 @kernel
 def _dot_block(
     b, blocks, colptr, edge, target, heads, channels, query, rate, values, drop,
-    attention, d_out, means, d_attention, d_values, d_scores, d_key,
+    attention, d_out, means, d_attention, d_values, d_scores, d_key, room,
 ):  # fmt: skip
-    width = heads * channels
+    width, sums, scratch = heads * channels, SUMS + 3 * heads, room[b]
     for j in range(blocks[b], blocks[b + 1]):
         there = np.int64(j) * width
-        d_values[there : there + width] = 0
+        clear_sums(heads, channels, scratch, sums)
         d_key[there : there + width] = 0
         for p in range(colptr[j], colptr[j + 1]):
             at, i = np.int64(edge[p]) * heads, target[p]
@@ -204,35 +192,34 @@ def _dot_block(
             for h in range(heads):
                 c = h * channels
                 g = _head(
-                    h, at, i, j, heads, channels, values, attention, drop, d_out, means, d_attention, d_values
+                    h, at, i, j, heads, channels, values, attention, drop, d_out, means, d_attention, scratch
                 )
                 d_scores[at + h] = g
                 axpy(channels, rate * g, query, here + c, d_key, there + c)
+        copy_sums(heads, channels, scratch, sums, d_values, there)
 
 
 @kernel
 def dot_product(
     threads, blocks, colptr, edge, target, heads, channels, query, rate, values, drop,
-    attention, d_out, means, d_attention, d_values, d_scores, d_key,
+    attention, d_out, means, d_attention, d_values, d_scores, d_key, room,
 ):  # fmt: skip
     """Gradients at the sources; `d_scores` ends as the gradient of the scores."""
     arguments = (
         blocks, colptr, edge, target, heads, channels, query, rate, values, drop,
-        attention, d_out, means, d_attention, d_values, d_scores, d_key,
+        attention, d_out, means, d_attention, d_values, d_scores, d_key, room,
     )  # fmt: skip
     run_blocks(_dot_block, threads, len(blocks) - 1, arguments)
 
 
 @kernel
-def _sum_rows_block(b, blocks, rowptr, heads, given, out):
+def _sum_rows_block(b, blocks, rowptr, heads, given, out, room):
     for i in range(blocks[b], blocks[b + 1]):
-        here = np.int64(i) * heads
-        out[here : here + heads] = 0
-        for e in range(rowptr[i], rowptr[i + 1]):
-            axpy(heads, given.dtype.type(1), given, np.int64(e) * heads, out, here)
+        first, last = np.int64(rowptr[i]) * heads, np.int64(rowptr[i + 1]) * heads
+        plain_sum(given, first, last, heads, out[np.int64(i) * heads :], room[b])
 
 
 @kernel
-def sum_rows(threads, blocks, rowptr, heads, given, out):
+def sum_rows(threads, blocks, rowptr, heads, given, out, room):
     """out[i] = Σ of given [E, H] over the incoming edges of i."""
-    run_blocks(_sum_rows_block, threads, len(blocks) - 1, (blocks, rowptr, heads, given, out))
+    run_blocks(_sum_rows_block, threads, len(blocks) - 1, (blocks, rowptr, heads, given, out, room))

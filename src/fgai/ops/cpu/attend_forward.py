@@ -9,8 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from fgai.ops.cpu.draws import factor
+from fgai.ops.cpu.eight import aggregate_eight
+from fgai.ops.cpu.lanes import LANES
 from fgai.ops.cpu.parallel import run_blocks
-from fgai.ops.cpu.rows import axpy, fetch, kernel, normalise, piece
+from fgai.ops.cpu.plan import SUMS
+from fgai.ops.cpu.rows import add_scaled, clear_sums, copy_sums, fetch, kernel, normalise, padded, piece
 from fgai.ops.cpu.score_rows import additive_row, dot_row, dynamic_row
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -22,18 +25,23 @@ def _finish_row(low, high, i, source, heads, channels, values, attention, drop, 
     seed, limit, scale = drop
     width = heads * channels
     here = np.int64(i) * width
-    out[here : here + width] = 0
     for e in range(low, high):
         fetch(values, np.int64(source[e]) * width, width)
     if low < high:
         normalise(attention, np.int64(low) * heads, np.int64(high) * heads, heads, scratch)
+    if heads == LANES and channels == LANES:
+        aggregate_eight(low, high, i, source, values, attention, drop, out, scratch)
+        return
+    sums = SUMS + 3 * heads
+    clear_sums(heads, channels, scratch, sums)
     for e in range(low, high):
         there, at = np.int64(source[e]) * width, np.int64(e) * heads
         for h in range(heads):
-            a, c = attention[at + h], h * channels
+            a = attention[at + h]
             if limit > 0:
                 a *= factor(at + h, seed, limit, scale)
-            axpy(channels, a, values, there + c, out, here + c)
+            add_scaled(channels, a, values, there + h * channels, scratch, sums + h * padded(channels))
+    copy_sums(heads, channels, scratch, sums, out, here)
 
 
 @kernel

@@ -9,6 +9,7 @@ from torch import Tensor, from_numpy
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from fgai.ops.cpu.lanes import hash_factors
 from fgai.ops.cpu.parallel import run_blocks, threads_for
 from fgai.ops.cpu.plan import array
 from fgai.ops.cpu.rows import kernel, piece
@@ -40,6 +41,12 @@ def factor(position, seed, limit, scale):
     spread = np.uint32(np.uint32(low + np.uint32(position >> 32)) * np.uint32(0x9E3779B9))
     x = _mix(np.uint32(x ^ np.uint32(seed >> 32) ^ spread))
     return scale if x >= limit else scale - scale
+
+
+@piece
+def factors(position, seed, limit, scale):
+    """`factor` for eight positions in a row, as lanes."""
+    return hash_factors(position, seed, limit, scale)
 
 
 @kernel

@@ -24,6 +24,7 @@ from numba.extending import intrinsic, lower_builtin, models, register_model
 LANES = 8
 _FLAGS = ("reassoc", "contract", "nsz", "arcp")
 _WORD = ir.IntType(32)
+_LONG = ir.IntType(64)
 
 
 class LanesType(types.Type):  # type: ignore[misc]
@@ -46,6 +47,14 @@ def _constant(kind: Any, value: float) -> Any:
     if isinstance(kind, ir.VectorType):
         return ir.Constant(kind, [ir.Constant(kind.element, value)] * kind.count)
     return ir.Constant(kind, value)
+
+
+def _broadcast(builder: Any, value: Any, vector: Any) -> Any:
+    """The same value in every lane."""
+    nothing = ir.Constant(vector, ir.Undefined)
+    one = builder.insert_element(nothing, value, ir.Constant(_WORD, 0))
+    zeros = ir.Constant(ir.VectorType(_WORD, LANES), [ir.Constant(_WORD, 0)] * LANES)
+    return builder.shuffle_vector(one, nothing, zeros)
 
 
 def _call(builder: Any, name: str, result: Any, *given: Any, **options: Any) -> Any:
@@ -105,6 +114,40 @@ def store(typingctx: Any, array: Any, offset: Any, lanes: Any) -> Any:
     return types.void(array, types.intp, lanes), generate
 
 
+def _mask(builder: Any, count: Any) -> Any:
+    """Lanes 0..count-1."""
+    place = ir.Constant(ir.VectorType(_LONG, LANES), [ir.Constant(_LONG, k) for k in range(LANES)])
+    return builder.icmp_signed("<", place, _broadcast(builder, count, place.type))
+
+
+@intrinsic
+def load_some(typingctx: Any, array: Any, offset: Any, count: Any) -> Any:
+    """array[offset : offset + count] as lanes, the rest zero; nothing beyond is touched."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        at, size = _address(context, builder, array, *args[:2])
+        vector = ir.VectorType(context.get_value_type(array.dtype), LANES)
+        name = f"llvm.masked.load.v{LANES}f{8 * size}.p0"
+        hint = ir.Constant(_WORD, size)
+        return _call(builder, name, vector, at, hint, _mask(builder, args[2]), _constant(vector, 0.0))
+
+    return LanesType(array.dtype)(array, types.intp, types.intp), generate
+
+
+@intrinsic
+def store_some(typingctx: Any, array: Any, offset: Any, count: Any, lanes: Any) -> Any:
+    """array[offset : offset + count] = the first lanes; nothing beyond is touched."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        at, size = _address(context, builder, array, *args[:2])
+        name = f"llvm.masked.store.v{LANES}f{8 * size}.p0"
+        hint = ir.Constant(_WORD, size)
+        _call(builder, name, ir.VoidType(), args[3], at, hint, _mask(builder, args[2]))
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp, lanes), generate
+
+
 @intrinsic
 def prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
     """Ask for the cache line of array[offset] ahead of its use."""
@@ -125,11 +168,7 @@ def splat(typingctx: Any, value: Any) -> Any:
     kind = LanesType(value)
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        vector = context.get_value_type(kind)
-        nothing = ir.Constant(vector, ir.Undefined)
-        one = builder.insert_element(nothing, args[0], ir.Constant(_WORD, 0))
-        mask = ir.Constant(ir.VectorType(_WORD, LANES), [0] * LANES)
-        return builder.shuffle_vector(one, nothing, mask)
+        return _broadcast(builder, args[0], context.get_value_type(kind))
 
     return kind(value), generate
 
@@ -189,6 +228,35 @@ def where_positive(typingctx: Any, condition: Any, a: Any, b: Any) -> Any:
         return builder.select(builder.fcmp_ordered(">", args[0], zero), args[1], args[2])
 
     return a(condition, a, b), generate
+
+
+@intrinsic
+def hash_factors(typingctx: Any, position: Any, seed: Any, limit: Any, scale: Any) -> Any:
+    """0 or `scale` for eight positions in a row: the draws of `fgai.ops.draws`, eight at a time."""
+    kind = LanesType(scale)
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        words, longs = ir.VectorType(_WORD, LANES), ir.VectorType(_LONG, LANES)
+
+        def mix(x: Any) -> Any:
+            for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+                x = builder.xor(x, builder.lshr(x, _constant(words, shift)))
+                x = builder.mul(x, _constant(words, factor))
+            return builder.xor(x, builder.lshr(x, _constant(words, 16)))
+
+        places = ir.Constant(longs, [ir.Constant(_LONG, k) for k in range(LANES)])
+        at = builder.add(_broadcast(builder, args[0], longs), places)
+        low = _broadcast(builder, builder.trunc(args[1], _WORD), words)
+        high = _broadcast(builder, builder.trunc(builder.lshr(args[1], ir.Constant(_LONG, 32)), _WORD), words)
+        x = mix(builder.add(builder.trunc(at, words), low))
+        beyond = builder.trunc(builder.lshr(at, _constant(longs, 32)), words)
+        spread = builder.mul(builder.add(low, beyond), _constant(words, 0x9E3779B9))
+        x = mix(builder.xor(builder.xor(x, high), spread))
+        stays = builder.icmp_unsigned(">=", x, _broadcast(builder, args[2], words))
+        vector = context.get_value_type(kind)
+        return builder.select(stays, _broadcast(builder, args[3], vector), _constant(vector, 0.0))
+
+    return kind(types.int64, types.int64, types.uint32, scale), generate
 
 
 @intrinsic

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.cpu.lanes import LANES, load, splat, store
+from fgai.ops.cpu.lanes import LANES, load, load_some, splat, store, store_some
 from fgai.ops.cpu.parallel import run_blocks, threads_for
 from fgai.ops.cpu.plan import array, tensors
 from fgai.ops.cpu.rows import dot, kernel
@@ -54,10 +54,13 @@ def _backward_block(b, nodes, heads, channels, values, a, c, d_left, d_right, d_
                 store(d_values, here + k, xs * load(a, at + k) + ys * load(c, at + k))
                 store(d_a, at + k, load(d_a, at + k) + xs * v)
                 store(d_c, at + k, load(d_c, at + k) + ys * v)
-            for k in range(whole, whole + rest):
-                d_values[here + k] = x * a[at + k] + y * c[at + k]
-                d_a[at + k] += x * values[here + k]
-                d_c[at + k] += y * values[here + k]
+            if rest > 0:
+                here, at = here + whole, at + whole
+                v = load_some(values, here, rest)
+                mixed = xs * load_some(a, at, rest) + ys * load_some(c, at, rest)
+                store_some(d_values, here, rest, mixed)
+                store_some(d_a, at, rest, load_some(d_a, at, rest) + xs * v)
+                store_some(d_c, at, rest, load_some(d_c, at, rest) + ys * v)
 
 
 @kernel

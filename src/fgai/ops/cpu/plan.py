@@ -19,6 +19,8 @@ Reals = NDArray[Any]
 # so results are the same on any machine width.
 BLOCK_WORK = 2048
 MAX_BLOCKS = 256
+# Numbers of working space before those that depend on the number of heads.
+SUMS = 16
 
 
 class Incoming(NamedTuple):
@@ -117,9 +119,14 @@ def array(tensor: Tensor) -> Reals:
     return view
 
 
-def workspace(blocks: Ints, scores: Reals) -> Reals:
-    """Return room for 3 H + 16 numbers per block, far enough apart that threads do not share a cache line."""
-    size = 3 * scores.shape[1] + 16
+def workspace(blocks: Ints, scores: Reals, channels: int = 0) -> Reals:
+    """Return room for each block: `SUMS` + 3 H numbers, and behind them the sums of one row.
+
+    The heads of the sums are padded to multiples of 8. The blocks lie far enough apart that threads do not
+    share a cache line.
+    """
+    heads = scores.shape[1]
+    size = SUMS + 3 * heads + heads * (channels + 7)
     return np.empty((len(blocks) - 1, size + 64 - size % 64), scores.dtype)
 
 

@@ -7,7 +7,18 @@ from pathlib import Path
 
 from numba import njit
 
-from fgai.ops.cpu.lanes import LANES, exp_nonpositive, larger, load, prefetch, splat, store, total
+from fgai.ops.cpu.lanes import (
+    LANES,
+    exp_nonpositive,
+    larger,
+    load,
+    load_some,
+    prefetch,
+    splat,
+    store,
+    store_some,
+    total,
+)
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
@@ -40,15 +51,13 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
 def axpy(n, a, x, i, y, j):
     """y[j:j+n] += a · x[i:i+n]."""
     scale = splat(a)
-    if n == LANES:
-        store(y, j, load(y, j) + scale * load(x, i))
-    else:
-        rest = n & (LANES - 1)
-        whole = n - rest
-        for c in range(0, whole, LANES):
-            store(y, j + c, load(y, j + c) + scale * load(x, i + c))
-        for c in range(whole, whole + rest):
-            y[j + c] += a * x[i + c]
+    rest = n & (LANES - 1)
+    whole = n - rest
+    for c in range(0, whole, LANES):
+        store(y, j + c, load(y, j + c) + scale * load(x, i + c))
+    if rest > 0:
+        i, j = i + whole, j + whole
+        store_some(y, j, rest, load_some(y, j, rest) + scale * load_some(x, i, rest))
 
 
 @piece
@@ -56,42 +65,74 @@ def dot(n, x, i, y, j):
     """Σ_c x[i+c] · y[j+c]."""
     rest = n & (LANES - 1)
     whole = n - rest
-    result = x.dtype.type(0)
-    if whole > 0:
-        lanes = load(x, i) * load(y, j)
-        for c in range(LANES, whole, LANES):
-            lanes = lanes + load(x, i + c) * load(y, j + c)
-        result = total(lanes)
-    for c in range(whole, whole + rest):
-        result += x[i + c] * y[j + c]
-    return result
+    lanes = splat(x.dtype.type(0))
+    for c in range(0, whole, LANES):
+        lanes = lanes + load(x, i + c) * load(y, j + c)
+    if rest > 0:
+        lanes = lanes + load_some(x, i + whole, rest) * load_some(y, j + whole, rest)
+    return total(lanes)
 
 
 @piece
-def lanes_dot_axpy(n, x, i, y, j, a, z, k):
-    """z[k:k+n] += a · x[i:i+n] for n divisible by 8, and return lanes whose sum is Σ_c x[i+c] · y[j+c]."""
-    scale, here = splat(a), load(x, i)
-    lanes = here * load(y, j)
-    store(z, k, load(z, k) + scale * here)
-    for c in range(LANES, n, LANES):
-        here = load(x, i + c)
-        lanes = lanes + here * load(y, j + c)
-        store(z, k + c, load(z, k + c) + scale * here)
-    return lanes
+def padded(n):
+    """The next multiple of 8."""
+    return (n + LANES - 1) & ~(LANES - 1)
+
+
+@piece
+def add_scaled(n, a, x, i, sums, j):
+    """sums[j:j+n] += a · x[i:i+n] where `sums` has room up to the next multiple of 8.
+
+    The store covers whole lanes: a masked one could not be forwarded to the load of the next edge.
+    """
+    scale = splat(a)
+    rest = n & (LANES - 1)
+    whole = n - rest
+    for c in range(0, whole, LANES):
+        store(sums, j + c, load(sums, j + c) + scale * load(x, i + c))
+    if rest > 0:
+        store(sums, j + whole, load(sums, j + whole) + scale * load_some(x, i + whole, rest))
+
+
+@piece
+def clear_sums(heads, channels, sums, offset):
+    """Set the sums of one row, each head padded to a multiple of 8, to zero."""
+    zero = splat(sums.dtype.type(0))
+    for k in range(0, heads * padded(channels), LANES):
+        store(sums, offset + k, zero)
+
+
+@piece
+def copy_sums(heads, channels, sums, offset, out, here):
+    """out[here:] = the sums of one row, without the padding."""
+    rest = channels & (LANES - 1)
+    whole = channels - rest
+    for h in range(heads):
+        k, j = offset + h * padded(channels), here + h * channels
+        for c in range(0, whole, LANES):
+            store(out, j + c, load(sums, k + c))
+        if rest > 0:
+            store_some(out, j + whole, rest, load(sums, k + whole))
 
 
 @piece
 def dot_axpy(n, x, i, y, j, a, z, k):
-    """z[k:k+n] += a · x[i:i+n], and return Σ_c x[i+c] · y[j+c]: x is read once."""
+    """z[k:k+n] += a · x[i:i+n], and return lanes whose sum is Σ_c x[i+c] · y[j+c]: x is read once.
+
+    `z` has room up to the next multiple of 8, see `add_scaled`.
+    """
     rest = n & (LANES - 1)
     whole = n - rest
-    result = x.dtype.type(0)
-    if whole > 0:
-        result = total(lanes_dot_axpy(whole, x, i, y, j, a, z, k))
-    for c in range(whole, whole + rest):
-        result += x[i + c] * y[j + c]
-        z[k + c] += a * x[i + c]
-    return result
+    scale, lanes = splat(a), splat(x.dtype.type(0))
+    for c in range(0, whole, LANES):
+        here = load(x, i + c)
+        lanes = lanes + here * load(y, j + c)
+        store(z, k + c, load(z, k + c) + scale * here)
+    if rest > 0:
+        here = load_some(x, i + whole, rest)
+        lanes = lanes + here * load_some(y, j + whole, rest)
+        store(z, k + whole, load(z, k + whole) + scale * here)
+    return lanes
 
 
 @piece
@@ -99,6 +140,30 @@ def fetch(array, offset, width):
     """Ask for array[offset : offset + width] ahead of its use."""
     for c in range(0, width, 64 // array.itemsize):
         prefetch(array, offset + c)
+
+
+@kernel
+def plain_sum(value, first, last, heads, result, scratch):
+    """result[h] = Σ_e value over the edges in first..last, per head; `scratch` as in `normalise`."""
+    if heads <= LANES and heads & (heads - 1) == 0:
+        rest = (last - first) & (LANES - 1)
+        whole = last - rest
+        lanes = splat(value.dtype.type(0))
+        for k in range(first, whole, LANES):
+            lanes = lanes + load(value, k)
+        if rest > 0:
+            lanes = lanes + load_some(value, whole, rest)
+        store(scratch, 0, lanes)
+        for k in range(LANES - 1, heads - 1, -1):
+            scratch[k - heads] += scratch[k]
+        for h in range(heads):
+            result[h] = scratch[h]
+    else:
+        for h in range(heads):
+            result[h] = 0
+        for e in range(first, last, heads):
+            for h in range(heads):
+                result[h] += value[e + h]
 
 
 @kernel
@@ -110,9 +175,9 @@ def weighted_sum(weight, value, first, last, heads, result, scratch):
         lanes = splat(weight.dtype.type(0))
         for k in range(first, whole, LANES):
             lanes = lanes + load(weight, k) * load(value, k)
+        if rest > 0:
+            lanes = lanes + load_some(weight, whole, rest) * load_some(value, whole, rest)
         store(scratch, 0, lanes)
-        for k in range(rest):
-            scratch[k] += weight[whole + k] * value[whole + k]
         for k in range(LANES - 1, heads - 1, -1):
             scratch[k - heads] += scratch[k]
         for h in range(heads):
@@ -150,9 +215,10 @@ def _normalise_lanes(flat, first, last, heads, scratch):
         store(flat, k, lanes)
         sums = sums + lanes
     store(scratch, LANES, sums)
-    for k in range(rest):
-        flat[whole + k] = exp_nonpositive(flat[whole + k] - scratch[k])
-        scratch[LANES + k] += flat[whole + k]
+    if rest > 0:
+        lanes = exp_nonpositive(load_some(flat, whole, rest) - top)
+        store_some(flat, whole, rest, lanes)
+        store_some(scratch, LANES, rest, sums + lanes)
     for k in range(LANES - 1, heads - 1, -1):
         scratch[LANES + k - heads] += scratch[LANES + k]
     for k in range(heads):
@@ -162,8 +228,8 @@ def _normalise_lanes(flat, first, last, heads, scratch):
     scale = load(scratch, LANES)
     for k in range(first, whole, LANES):
         store(flat, k, load(flat, k) * scale)
-    for k in range(rest):
-        flat[whole + k] *= scratch[LANES + k]
+    if rest > 0:
+        store_some(flat, whole, rest, load_some(flat, whole, rest) * scale)
 
 
 @piece
@@ -174,11 +240,12 @@ def _top_lanes(flat, first, whole, rest, heads, scratch):
         for k in range(first + LANES, whole, LANES):
             lanes = larger(load(flat, k), lanes)
         store(scratch, 0, lanes)
+        if rest > 0:
+            store_some(scratch, 0, rest, larger(load_some(flat, whole, rest), lanes))
     else:
         for k in range(LANES):
             scratch[k] = flat[first + k % heads]
-    for k in range(rest):
-        scratch[k] = max(scratch[k], flat[whole + k])
+        store_some(scratch, 0, rest, load_some(flat, whole, rest))
     for k in range(LANES - 1, heads - 1, -1):
         scratch[k - heads] = max(scratch[k - heads], scratch[k])
     for k in range(heads, LANES):

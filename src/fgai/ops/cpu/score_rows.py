@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fgai.ops.cpu.lanes import LANES, load, splat, store, total, where_positive
+from fgai.ops.cpu.lanes import LANES, load, load_some, splat, store, store_some, total, where_positive
 from fgai.ops.cpu.rows import AHEAD, dot, fetch, piece
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -36,17 +36,14 @@ def dynamic_score(channels, left, there, right, here, weight, at, slope):
     """Σ_c weight · leaky_relu(left + right) for one head."""
     rest = channels & (LANES - 1)
     whole = channels - rest
-    result = left.dtype.type(0)
-    if whole > 0:
-        lanes, lanes_slope = splat(result), splat(slope)
-        for c in range(0, whole, LANES):
-            z = load(left, there + c) + load(right, here + c)
-            lanes = lanes + load(weight, at + c) * where_positive(z, z, lanes_slope * z)
-        result = total(lanes)
-    for c in range(whole, whole + rest):
-        z = left[there + c] + right[here + c]
-        result += weight[at + c] * where_positive(z, z, slope * z)
-    return result
+    lanes, lanes_slope = splat(left.dtype.type(0)), splat(slope)
+    for c in range(0, whole, LANES):
+        z = load(left, there + c) + load(right, here + c)
+        lanes = lanes + load(weight, at + c) * where_positive(z, z, lanes_slope * z)
+    if rest > 0:
+        z = load_some(left, there + whole, rest) + load_some(right, here + whole, rest)
+        lanes = lanes + load_some(weight, at + whole, rest) * where_positive(z, z, lanes_slope * z)
+    return total(lanes)
 
 
 @piece
@@ -87,9 +84,11 @@ def dynamic_gradient(channels, left, there, right, here, weight, at, slope, g, o
         z = load(left, there + c) + load(right, here + c)
         t = lanes_g * load(weight, at + c)
         store(out, k + c, load(out, k + c) + where_positive(z, t, lanes_slope * t))
-    for c in range(whole, whole + rest):
-        t = g * weight[at + c]
-        out[k + c] += where_positive(left[there + c] + right[here + c], t, slope * t)
+    if rest > 0:
+        z = load_some(left, there + whole, rest) + load_some(right, here + whole, rest)
+        t = lanes_g * load_some(weight, at + whole, rest)
+        t = where_positive(z, t, lanes_slope * t)
+        store_some(out, k + whole, rest, load_some(out, k + whole, rest) + t)
 
 
 @piece
@@ -103,8 +102,9 @@ def dynamic_weight_gradient(channels, left, there, right, here, weight, at, slop
         t = where_positive(z, lanes_g, lanes_slope * lanes_g)
         store(out, here + c, load(out, here + c) + t * load(weight, at + c))
         store(d_weight, at + c, load(d_weight, at + c) + t * z)
-    for c in range(whole, whole + rest):
-        z = left[there + c] + right[here + c]
-        t = where_positive(z, g, slope * g)
-        out[here + c] += t * weight[at + c]
-        d_weight[at + c] += t * z
+    if rest > 0:
+        there, here, at = there + whole, here + whole, at + whole
+        z = load_some(left, there, rest) + load_some(right, here, rest)
+        t = where_positive(z, lanes_g, lanes_slope * lanes_g)
+        store_some(out, here, rest, load_some(out, here, rest) + t * load_some(weight, at, rest))
+        store_some(d_weight, at, rest, load_some(d_weight, at, rest) + t * z)
