@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from fgai.attacks import Budget, FeaturePGD, RandomEdges
 from fgai.errors import FgaiError, InputError, MissingExtraError
 from fgai.evaluate import Comparison
 from fgai.figures import look
@@ -189,7 +190,7 @@ class TestChoice:
         views = [
             View(rowptr, np.arange(300), weight, np.zeros(1, dtype=int), np.ones(1)) for weight in weights
         ]
-        seen = Seen("hub", *views, new=None, changed=np.zeros(0, dtype=int))
+        seen = Seen("hub", *views, new=None, changed=np.zeros(0, dtype=int), ends=np.zeros(0, dtype=int))
         found = neighbourhoods([seen], [0], 5)
         listed = found["neighbours"][0]
         assert len(listed) == MOST_NEIGHBOURS and found["rest"] == [300 - MOST_NEIGHBOURS]
@@ -324,6 +325,25 @@ def test_other_threats_are_described() -> None:
             record["threat"] = {"name": "other", "budget": budget}
         made = render(make_report(Comparison.from_dict(values)), LIBRARY)
         assert words in Reader(made).text.replace("\u00a0", " ")
+
+
+@pytest.mark.parametrize("kind", ["edges", "modify"])
+def test_attacks_that_add_no_nodes(kind: str) -> None:
+    budgets = {"edges": Budget(edges=9), "modify": Budget(rows=0.4, radius=0.2, steps=1, step_size=0.2)}
+    attack = {"edges": RandomEdges, "modify": FeaturePGD}[kind](budgets[kind])
+    result = attack.run(models()["GAT"], GRAPH)
+    made = make_report(comparison()["GAT"], models=models(), data=GRAPH, attacks={"GAT": result})
+    assert made.explorer is not None and made.subgraph is not None
+    joined = {n for n, hit in zip(*(made.explorer["nodes"][x] for x in ("id", "joined")), strict=True) if hit}
+    changed = made.explorer["models"][0]["changed"]
+    if kind == "edges":
+        assert result.change.edges is not None and changed is None
+        assert joined == set(result.change.edges.flatten().tolist())
+    else:
+        assert result.change.rows is not None and not joined
+        hit = {n for n, yes in zip(made.explorer["nodes"]["id"], changed, strict=True) if yes}
+        assert hit == set(result.change.rows.tolist())
+    render(made, LIBRARY)
 
 
 def test_large_names_are_clipped() -> None:

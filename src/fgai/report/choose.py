@@ -95,8 +95,7 @@ def telling_node(seen: Sequence[Seen], degree: Ints, label: Ints | None, scored:
     count = degree.size
     score = np.zeros(count)
     score[scored] += 8.0
-    if first.new is not None:
-        score[np.unique(first.new)] += 4.0
+    score[first.ends] += 4.0
     score += 3.0 * ((degree > k) & (degree <= 12))
     truth = first.clean.predicted[:count] if label is None else label
     stays = [view.attacked.predicted[:count] == truth for view in (first, last)]
@@ -120,12 +119,10 @@ def _kept(view: Seen, node: int, k: int) -> float:
 
 
 def attacked_nodes(seen: Sequence[Seen]) -> list[int]:
-    """Nodes the attack changed directly: joined to an injected node, or with changed features."""
+    """Nodes the attack changed directly: with a new edge, or with changed features."""
     found: set[int] = set()
     for view in seen:
-        found |= set(view.changed.tolist())
-        if view.new is not None:
-            found |= set(view.new.ravel().tolist())
+        found |= set(view.changed.tolist()) | set(view.ends.tolist())
     return sorted(found)
 
 

@@ -47,7 +47,7 @@ def nodes_of_models(
     priorities += [(f"whose explanation {p.name} loses most", p.worst(choose.WORST)) for p in parts]
     choice = choose.choose(graph.num_nodes, priorities, degree, models=len(seen))
     around = neighbourhoods(seen, choice.nodes, k)
-    new = [set(one.new.ravel().tolist()) if one.new is not None else set() for one in seen]
+    joined = {int(n) for one in seen for n in one.ends}
     models = []
     for spot, one in enumerate(seen):
         part = next(p for p in parts if p.name == one.name)
@@ -73,7 +73,7 @@ def nodes_of_models(
             "neighbours": around["neighbours"],
             "rest": around["rest"],
             "truth": _truth(graph, choice.nodes, around["neighbours"]),
-            "joined": [int(any(n in group for group in new)) for n in choice.nodes],
+            "joined": [int(n in joined) for n in choice.nodes],
         },
         "around": _around(graph, sorted(listed | set(close)), node_names),
         "models": models,

@@ -55,6 +55,7 @@ class Seen:
         attacked: on the attacked graph; its first N nodes are the original ones.
         new: [M, e] the nodes each injected node is joined to, or None.
         changed: nodes whose features the attack changed.
+        ends: nodes the attack gave a new edge.
     """
 
     name: str
@@ -62,17 +63,20 @@ class Seen:
     attacked: View
     new: Ints | None
     changed: Ints
+    ends: Ints
 
 
 def see(name: str, model: nn.Module, graph: Graph, attack: AttackResult) -> Seen:
     """Run a model on the clean and on the attacked graph."""
-    ends, rows = attack.change.endpoints, attack.change.rows
+    ends, rows, edges = attack.change.endpoints, attack.change.rows, attack.change.edges
+    joined = [part.cpu().numpy().ravel() for part in (ends, edges) if part is not None]
     return Seen(
         name=name,
         clean=_view(observe(model, prepared(model, graph))),
         attacked=_view(observe(model, attack.graph)),
         new=None if ends is None else ends.cpu().numpy().astype(np.int64),
         changed=np.zeros(0, np.int64) if rows is None else rows.cpu().numpy().astype(np.int64),
+        ends=np.unique(np.concatenate([np.zeros(0, np.int64), *joined]).astype(np.int64)),
     )
 
 

@@ -33,7 +33,7 @@ function groups() {
   const k = explorer.k;
   const out = [{ title: `all on this page (${all.length})`, nodes: all }];
   const add = (title, nodes) => { if (nodes.length) out.push({ title: `${title} (${nodes.length})`, nodes }); };
-  if (explorer.nodes.joined) add("joined to a fake node", all.filter((_, at) => explorer.nodes.joined[at]));
+  if (explorer.nodes.joined) add("joined by the attack", all.filter((_, at) => explorer.nodes.joined[at]));
   explorer.models.forEach((model) => {
     add(`${model.name}: prediction changed`, all.filter((_, at) => changed(model, at)));
     const kept = all.map((_, at) => (model.before ? ranks(model, at).kept.size / Math.max(1, ranks(model, at).before.length) : (model.kept?.[at] ?? 100) / 100));

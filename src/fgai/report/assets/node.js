@@ -43,6 +43,9 @@ function attackOn(at) {
   const nodes = explorer.nodes;
   const fakes = nodes.neighbours ? nodes.neighbours[at].filter((id) => id >= explorer.total).length : 0;
   if (fakes) return `the attack joins ${fakes} fake node${fakes > 1 ? "s" : ""} to it`;
+  const model = explorer.models[0];
+  const joined = model.before ? nodes.neighbours[at].filter((_, n) => model.before[at][n] === null && model.after[at][n] !== null).length : 0;
+  if (joined) return `the attack joins ${joined} other node${joined > 1 ? "s" : ""} to it`;
   if (explorer.models.some((model) => model.changed?.[at])) return "the attack changes its features";
   const reach = explorer.models[0].reach?.[at];
   if (reach === undefined) return "not attacked directly";
@@ -62,9 +65,9 @@ function side(model, index, at) {
   if (model.before) {
     const { before, kept, known } = ranks(model, at);
     const lost = before.length - kept.size;
-    row(`Top ${explorer.k}`, el("span", { class: lost ? "flag" : "good" }, `${kept.size} of ${before.length} stay`));
+    row(`Top ${explorer.k}`, before.length ? el("span", { class: lost ? "flag" : "good" }, `${kept.size} of ${before.length} stay`) : "it attends to nobody");
     const taken = explorer.nodes.neighbours[at].reduce((sum, _, n) => sum + (known(n) ? 0 : model.after[at][n] || 0), 0) * explorer.unit;
-    if (taken > 0) row("Fake nodes", `take ${percent(taken)} of its attention`);
+    if (taken > 0) row("New neighbours", `take ${percent(taken)} of its attention`);
   } else if (model.kept && model.kept[at] !== null) row(`Top ${explorer.k}`, `${model.kept[at]} % stay`);
   if (model.kept_explanation && model.kept_explanation[at] !== null) row("… if aimed at", `${model.kept_explanation[at]} % stay when the attack aims at the explanation (mean over layers)`);
   const proofs = model.radii || [];
@@ -103,7 +106,7 @@ function rankList(model, at) {
   const item = (n, weights) => {
     const id = ids[n];
     const kind = !known(n) ? "fake" : kept.has(n) ? "kept" : "lost";
-    const told = { fake: "fake node", kept: "in both lists", lost: "in one list only" }[kind];
+    const told = { fake: id >= explorer.total ? "fake node" : "joined by the attack", kept: "in both lists", lost: "in one list only" }[kind];
     const text = (id === explorer.nodes.id[at] ? "itself" : shortName(id)) + (truth?.[n] ? " ★" : "");
     const label = position.has(id) && id !== explorer.nodes.id[at]
       ? el("button", { type: "button", title: `Show ${nameOf(id)} (${told})`, on: { click: () => pick(id, true) } }, text)
@@ -205,5 +208,5 @@ function drawValues(model, index, at, id) {
     };
   });
   const hidden = explorer.nodes.rest[at] + ids.length - chosenRows.length;
-  if (hidden > 0) byId(`values-${index}`).parentElement.append(el("p", { class: "caption" }, `and ${hidden} weaker neighbours`));
+  if (hidden > 0) byId(`values-${index}`).parentElement.append(el("p", { class: "caption" }, `and ${hidden} weaker neighbour${hidden > 1 ? "s" : ""}`));
 }
