@@ -88,6 +88,8 @@ class Graph:
         positional: [N, P] positional encodings or None.
         positional_values: [N, P] eigenvalue of each entry of `positional`, needed to extend it.
         edge_truth: [E] bool or None, the edges of the true explanation.
+        edge_weight: [E] or None, at least 0: how much of each edge there is, with gradients; attention reads
+            it as a log-weight on the score (see `fgai.ops.weighted_softmax`). Edges that edits add have 1.
         batch: [N] int64 or None, the graph each node belongs to in a batch of small graphs.
         graph_y: [G] int64 or None, one label per small graph.
         name: for messages and records.
@@ -102,6 +104,7 @@ class Graph:
     positional: Tensor | None = None
     positional_values: Tensor | None = None
     edge_truth: Tensor | None = None
+    edge_weight: Tensor | None = None
     batch: Tensor | None = None
     graph_y: Tensor | None = None
     name: str = "graph"
@@ -321,7 +324,7 @@ class Graph:
         changes["y"] = _pad(self.y, m, -1)
         if self.batch is not None:
             changes["batch"] = torch.cat([self.batch, self.batch[targets[:, 0].to(self.device)]])
-        changes["edge_truth"] = _spread(self.edge_truth, edge_map)
+        changes |= self._carried(edge_map)
         if self.positional is not None and self.positional_values is not None:
             rows, values = extend_encoding(
                 self.positional, self.positional_values, self._neighbours(), targets.to(self.device)
@@ -345,7 +348,7 @@ class Graph:
         keep[known] = False
         fresh = fresh[keep]
         adjacency, edge_map = self._merge(torch.stack([fresh & 0xFFFFFFFF, fresh >> 32]), self.num_nodes)
-        return self.replace(adjacency=adjacency, edge_truth=_spread(self.edge_truth, edge_map)), edge_map
+        return self.replace(adjacency=adjacency, **self._carried(edge_map)), edge_map
 
     def add_self_loops(self) -> tuple[Graph, EdgeMap]:
         """Give every node a self-loop (nodes that have one keep it)."""
@@ -363,8 +366,17 @@ class Graph:
         adjacency = Adjacency.from_sorted(source, destination, self.num_nodes)
         after = torch.arange(before.numel(), device=self.device)
         edge_map = EdgeMap(before, after, self.num_edges, before.numel())
-        graph = dataclasses.replace(self, adjacency=adjacency, edge_truth=_spread(self.edge_truth, edge_map))
-        return graph, edge_map
+        return dataclasses.replace(self, adjacency=adjacency, **self._carried(edge_map)), edge_map
+
+    def _carried(self, edge_map: EdgeMap) -> dict[str, Any]:
+        """The fields per edge after an edit: new edges are no explanation and have weight 1."""
+        truth, weight = self.edge_truth, self.edge_weight
+        if truth is not None:
+            truth = truth.new_zeros(edge_map.num_after).index_copy(0, edge_map.after, truth[edge_map.before])
+        if weight is not None:
+            kept = weight[edge_map.before]
+            weight = weight.new_ones(edge_map.num_after).index_copy(0, edge_map.after, kept)
+        return {"edge_truth": truth, "edge_weight": weight}
 
     def _merge(self, edges: Tensor, num_nodes: int) -> tuple[Adjacency, EdgeMap]:
         """Merge new, distinct edges into the sorted ones without sorting the old again."""
@@ -377,12 +389,3 @@ def _pad(values: Tensor | None, count: int, fill: float) -> Tensor | None:
     if values is None:
         return None
     return torch.cat([values, values.new_full((count,), fill)])
-
-
-def _spread(values: Tensor | None, edge_map: EdgeMap) -> Tensor | None:
-    """Carry a boolean per edge over an edit; new edges are False."""
-    if values is None:
-        return None
-    out = values.new_zeros(edge_map.num_after)
-    out[edge_map.after] = values[edge_map.before]
-    return out

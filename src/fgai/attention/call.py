@@ -27,10 +27,16 @@ def call_model(model: nn.Module, graph: Graph) -> Tensor:
         [N, C] logits.
 
     Raises:
-        InputError: the graph has no features, or the model returned something else than one tensor.
+        InputError: the graph has no features, it has edge weights and the model is not fgai's, or the model
+            returned something else than one tensor.
     """
     if getattr(model, "is_fgai_model", False):
         return _tensor(model(graph), model)
+    if graph.edge_weight is not None:
+        raise InputError(
+            f"{graph.name!r} has edge weights, which {type(model).__name__} called as model(x, edge_index)"
+            " would not see; use one of fgai's models"
+        )
     if graph.features is None:
         raise InputError(
             f"{graph.name!r} has no node features, which {type(model).__name__} needs; give it some"

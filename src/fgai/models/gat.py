@@ -94,7 +94,7 @@ class GAT(AttentionModel):
         for index, conv in enumerate(self.convs):
             if self.training and self.dropout > 0:
                 x = x.dropout(self.dropout) if isinstance(x, Features) else dropout(x, self.dropout)
-            x = conv(x, graph.adjacency)
+            x = conv(x, graph.adjacency, graph.edge_weight)
             if index < len(self.convs) - 1:
                 x = elu(x)  # type: ignore[arg-type]
         return x  # type: ignore[return-value]

@@ -42,7 +42,7 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
         """Return the new node states [N, width]."""
-        mixed = self.output(self.attention(x, graph.adjacency))
+        mixed = self.output(self.attention(x, graph.adjacency, graph.edge_weight))
         x = self.norm_attention(x + dropout(mixed, self.dropout, self.training))
         fed = self.narrow(dropout(relu(self.wide(x)), self.dropout, self.training))
         return self.norm_feed(x + dropout(fed, self.dropout, self.training))  # type: ignore[no-any-return]

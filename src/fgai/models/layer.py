@@ -24,6 +24,7 @@ from fgai.ops import (
     score_additive,
     score_dot,
     score_dynamic,
+    weighted_softmax,
 )
 
 SCORES = ("additive", "dynamic", "dot")
@@ -162,8 +163,13 @@ class AttentionLayer(nn.Module):
             return values, self._project(x, self.right), values
         return self._project(x, self.query), self._project(x, self.key), values
 
-    def attend(self, x: Tensor | Features, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
-        """Return the attention [E, H] before tap and dropout, and the values [N, H, C]."""
+    def attend(
+        self, x: Tensor | Features, adjacency: Adjacency, edge_weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the attention [E, H] before tap and dropout, and the values [N, H, C].
+
+        `edge_weight` [E], where given, enters as a log-weight on the score, see `weighted_softmax`.
+        """
         one, two, values = self._ends(x, adjacency)
         if self.score == "additive":
             scores = score_additive(one, two, adjacency, self.slope)
@@ -171,6 +177,8 @@ class AttentionLayer(nn.Module):
             scores = score_dynamic(one, two, self.score_weight, adjacency, self.slope)
         else:
             scores = score_dot(one, two, adjacency)
+        if edge_weight is not None:
+            return weighted_softmax(scores, edge_weight, adjacency), values
         return edge_softmax(scores, adjacency), values
 
     def attend_and_combine(
@@ -204,11 +212,14 @@ class AttentionLayer(nn.Module):
         out = out.flatten(1) if self.concat else out.mean(1)
         return out if self.bias is None else out + self.bias
 
-    def forward(self, x: Tensor | Features, adjacency: Adjacency) -> Tensor:
-        """Return [N, H·C], or [N, C] when the heads are averaged."""
-        if self.tap is None:
+    def forward(
+        self, x: Tensor | Features, adjacency: Adjacency, edge_weight: Tensor | None = None
+    ) -> Tensor:
+        """Return [N, H·C], or [N, C] when the heads are averaged; `edge_weight` [E] as in `attend`."""
+        if self.tap is None and edge_weight is None:
             return self.attend_and_combine(x, adjacency, written=False)[0]
-        attention, values = self.attend(x, adjacency)
-        attention = self.tap(attention, adjacency)
+        attention, values = self.attend(x, adjacency, edge_weight)
+        if self.tap is not None:
+            attention = self.tap(attention, adjacency)
         attention = dropout(attention, self.attention_dropout, self.training)
         return self.combine(attention, values, adjacency)

@@ -16,6 +16,7 @@ from fgai.ops.functional import (
     score_dot,
     score_dynamic,
 )
+from fgai.ops.weighted import weighted_softmax
 
 __all__ = [
     "Adjacency",
@@ -34,4 +35,5 @@ __all__ = [
     "score_dot",
     "score_dynamic",
     "use_backend",
+    "weighted_softmax",
 ]
