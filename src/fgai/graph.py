@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.errors import AttentionError, FgaiWarning, InputError
+from fgai.links import Links
 from fgai.ops.adjacency import Adjacency, edge_keys
 from fgai.ops.features import Features, as_features
 from fgai.ops.nystrom import extend_encoding
@@ -92,6 +93,7 @@ class Graph:
             it as a log-weight on the score (see `fgai.ops.weighted_softmax`). Edges that edits add have 1.
         batch: [N] int64 or None, the graph each node belongs to in a batch of small graphs.
         graph_y: [G] int64 or None, one label per small graph.
+        links: pairs of nodes to predict links for, or None; the edges are then those messages pass along.
         name: for messages and records.
     """
 
@@ -107,6 +109,7 @@ class Graph:
     edge_weight: Tensor | None = None
     batch: Tensor | None = None
     graph_y: Tensor | None = None
+    links: Links | None = None
     name: str = "graph"
 
     def __repr__(self) -> str:
@@ -239,7 +242,9 @@ class Graph:
 
     @cached_property
     def num_classes(self) -> int:
-        """Classes of the nodes, or of the small graphs where those carry the labels."""
+        """Classes of the nodes, of the small graphs where those carry the labels, or 2 for links."""
+        if self.links is not None:
+            return 2
         labels = self.y if self.graph_y is None else self.graph_y
         return 0 if labels is None else int(labels.max()) + 1
 
@@ -280,7 +285,7 @@ class Graph:
         moved: dict[str, Any] = {
             f.name: value.to(device)
             for f in dataclasses.fields(self)
-            if isinstance(value := getattr(self, f.name), Tensor | Adjacency | Features)
+            if isinstance(value := getattr(self, f.name), Tensor | Adjacency | Features | Links)
         }
         return dataclasses.replace(self, **moved)
 
