@@ -1,6 +1,6 @@
 """Attacks on graphs: one budget, checked in one place; no attack judges its own success."""
 
-from fgai.attacks.base import Attack, AttackResult, Ledger
+from fgai.attacks.base import Attack, AttackResult, Judge, Ledger
 from fgai.attacks.budget import Budget, Perturbation, check
 from fgai.attacks.existing import FeaturePGD, RandomEdges
 from fgai.attacks.injection import FGSMInjection, PGDInjection, RandomInjection, draw_endpoints, draw_features
@@ -15,6 +15,7 @@ __all__ = [
     "Clean",
     "FGSMInjection",
     "FeaturePGD",
+    "Judge",
     "Ledger",
     "Objective",
     "PGDInjection",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any, final
@@ -15,12 +15,10 @@ from torch import Tensor, nn
 
 from fgai.attacks.budget import Budget, Perturbation, check
 from fgai.attacks.objectives import Clean, Objective, objective_named
-from fgai.attention import evaluating, logits_and_attention
+from fgai.attention import AttentionMap, evaluating, logits_and_attention
 from fgai.errors import BudgetError, InputError, ReliabilityWarning
 from fgai.graph import EdgeMap, Graph
 from fgai.models import as_graph
-
-Judge = Callable[[Graph], Tensor]
 
 
 @dataclass
@@ -33,6 +31,7 @@ class Ledger:
         seconds: wall-clock time.
         gradient: largest entry of any gradient seen, in size; 0 where none was taken.
         curve: objective at each candidate that was judged, in order.
+        feasible: share of those that kept what the objective demands; None where it demands nothing.
     """
 
     steps: int = 0
@@ -40,10 +39,50 @@ class Ledger:
     seconds: float = 0.0
     gradient: float = 0.0
     curve: list[float] = field(default_factory=list)
+    feasible: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for records."""
         return asdict(self)
+
+
+class Judge:
+    """Scores perturbed graphs through the attacked model; every forward pass is noted in the ledger.
+
+    Args:
+        model: attacked, in eval mode.
+        objective: what the attacker maximises.
+        clean: what the model said before the attack.
+        ledger: where forward passes are counted.
+    """
+
+    def __init__(self, model: nn.Module, objective: Objective, clean: Clean, ledger: Ledger) -> None:
+        self.clean = clean
+        self._model, self._objective, self._ledger = model, objective, ledger
+        self._trace: list[Tensor] = []  # read once at the end: reading every value would stall the device
+
+    def __call__(self, attacked: Graph) -> Tensor:
+        """Return the objective on a perturbed graph, with gradients to its features."""
+        return self.guided(attacked)[0]
+
+    def guided(self, attacked: Graph, guide: Objective | None = None) -> tuple[Tensor, Tensor]:
+        """Return the objective, and a smoother function to climb in its place (itself without `guide`)."""
+        seen = self._forward(attacked)
+        value = self._objective(*seen, self.clean)
+        self._trace.append(value.detach())
+        return value, value if guide is None else guide(*seen, self.clean)
+
+    def relaxed(self, attacked: Graph) -> Tensor:
+        """Return the objective on a graph with weights on its edges: no candidate, so not in the curve."""
+        return self._objective(*self._forward(attacked), self.clean)
+
+    def curve(self) -> list[float]:
+        """Return every value judged so far, in order."""
+        return torch.stack(self._trace).tolist() if self._trace else []
+
+    def _forward(self, attacked: Graph) -> tuple[Tensor, AttentionMap]:
+        self._ledger.forwards += 1
+        return logits_and_attention(self._model, attacked)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +132,8 @@ class Attack(ABC):
     ) -> Iterator[Perturbation]:
         """Yield candidate changes of one restart; the first is random noise within the budget.
 
-        `judge(attacked)` returns the objective on a perturbed graph, with gradients to its features.
+        `judge(attacked)` returns the objective on a perturbed graph, with gradients to its features;
+        `judge.clean` holds what the model said before.
         """
 
     @final
@@ -113,7 +153,6 @@ class Attack(ABC):
         nodes = self.budget.target_nodes(graph)
         ledger, began = Ledger(), perf_counter()
         best, best_value, noise = Perturbation(), -math.inf, -math.inf
-        trace: list[Tensor] = []  # read once at the end: reading every value would stall the device
         with evaluating(model, freeze=True):
             with torch.no_grad():
                 logits, attention = logits_and_attention(model, graph)
@@ -123,13 +162,7 @@ class Attack(ABC):
                 raise InputError(
                     f"the model's output on {graph.name!r} is not finite; there is nothing to attack"
                 )
-
-            def judge(attacked: Graph) -> Tensor:
-                ledger.forwards += 1
-                value = self.objective(*logits_and_attention(model, attacked), clean)
-                trace.append(value.detach())
-                return value
-
+            judge = Judge(model, self.objective, clean, ledger)
             for restart in range(self.budget.restarts):
                 generator = torch.Generator().manual_seed(seed * 7_919 + restart)
                 for index, change in enumerate(self.candidates(graph, nodes, generator, judge, ledger)):
@@ -148,7 +181,9 @@ class Attack(ABC):
                 f"{self.name} took {ledger.steps} steps, allowed {self.budget.steps} per restart"
             )
         ledger.seconds = perf_counter() - began
-        ledger.curve = torch.stack(trace).tolist()
+        ledger.curve = judge.curve()
+        if getattr(self.objective, "constrained", False):
+            ledger.feasible = sum(value >= 0 for value in ledger.curve) / max(1, len(ledger.curve))
         result = AttackResult(attacked, edge_map, best, best_value, start, noise, ledger)
         _warn_if_weak(self, result)
         return result
