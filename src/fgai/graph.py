@@ -309,13 +309,7 @@ class Graph:
         ordered = targets.sort(dim=1).values
         if e > 1 and bool((ordered[:, 1:] == ordered[:, :-1]).any()):
             raise InputError("`targets` must name distinct nodes in each row")
-        new = torch.arange(self.num_nodes, self.num_nodes + m, device=self.device)
-        spread = new[:, None].expand(m, e).flatten()
-        ends = targets.to(self.device).flatten()
-        edges = torch.stack([torch.cat([spread, ends]), torch.cat([ends, spread])])
-        if self.has_loops:
-            edges = torch.cat([edges, new.expand(2, m)], dim=1)
-        adjacency, edge_map = self._merge(edges, self.num_nodes + m)
+        adjacency, edge_map = self.joined(targets.to(self.device))
         extra = features
         if self.features is not None and extra is None:
             extra = torch.zeros(m, self.num_features, dtype=self.features.dtype, device=self.device)
@@ -339,6 +333,12 @@ class Graph:
         graph = self.replace(**changes)
         graph.__dict__["has_loops"] = self.has_loops
         return graph, edge_map
+
+    def joined(self, targets: Tensor) -> tuple[Adjacency, EdgeMap]:
+        """Return the edges alone after `inject`; `targets` [M, e] are on the device and trusted."""
+        adjacency, ours = self.adjacency.attach(targets, self.has_loops)
+        before = torch.arange(self.num_edges, device=self.device)
+        return adjacency, EdgeMap(before, ours, self.num_edges, adjacency.num_edges)
 
     def _neighbours(self) -> Tensor:
         """[N] incoming edges per node, self-loops not counted."""

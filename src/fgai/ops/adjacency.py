@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -128,6 +129,31 @@ class Adjacency:
         )
         adjacency.__dict__["keys"] = merged
         return adjacency, ours
+
+    def attach(self, targets: Tensor, loops: bool) -> tuple[Adjacency, Tensor]:
+        """Add new nodes, each joined to some old ones by edges in both directions.
+
+        On a GPU nothing waits for the device and every shape follows from those of the arguments, so that
+        a CUDA graph can hold it.
+
+        Args:
+            targets: [M, e] on the same device, old nodes that differ within a row.
+            loops: also give every new node an edge to itself.
+
+        Returns:
+            The new adjacency, and [E] the new positions of the old edges.
+        """
+        if targets.is_cuda and find_spec("triton") is not None:
+            from fgai.ops.gpu.attach import attach
+
+            return attach(self, targets, loops)
+        m, e = targets.shape
+        new = torch.arange(self.num_nodes, self.num_nodes + m, device=self.device)
+        spread, ends = new[:, None].expand(m, e).flatten(), targets.flatten()
+        edges = torch.stack([torch.cat([spread, ends]), torch.cat([ends, spread])])
+        if loops:
+            edges = torch.cat([edges, new.expand(2, m)], dim=1)
+        return self.merge(edges, self.num_nodes + m)
 
     @cached_property
     def turned_keys(self) -> Tensor:

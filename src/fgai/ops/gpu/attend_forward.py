@@ -16,6 +16,9 @@ from fgai.ops.gpu.attend_parts import factor, inside, leaky, narrow, one, wide, 
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
+# The maximum over pieces that are all empty; a difference of two infinities would be no number.
+LOWEST = tl.constexpr(-1e30)
+
 
 @triton.jit
 def forward(
@@ -84,14 +87,15 @@ def join(
     begin, end = tl.load(split_slot + r).to(tl.int64), tl.load(split_slot + r + 1).to(tl.int64)
     for place in range(begin, end):
         level = tl.load(tops + place * H + h, mask=h < H, other=0.0)
-        higher = tl.maximum(top, level)
+        higher = tl.maximum(tl.maximum(top, level), LOWEST)
         shrink, share = tl.exp(top - higher), tl.exp(level - higher)
         total = total * shrink + share * tl.load(totals + place * H + h, mask=h < H, other=1.0)
         sums = sums * shrink[:, None] + share[:, None] * one(parts, place, h, c, H, C)
         top = higher
     where = out + i * (H * C) + h[:, None] * C + c[None, :]
-    tl.store(where, sums / total[:, None], mask=inside(h, c, H, C))
-    tl.store(lse + i * H + h, top + tl.log(total), mask=h < H)
+    some = total > 0
+    tl.store(where, tl.where(some[:, None], sums / total[:, None], 0.0), mask=inside(h, c, H, C))
+    tl.store(lse + i * H + h, tl.where(some, top + tl.log(total), 0.0), mask=h < H)
 
 
 @triton.jit

@@ -5,13 +5,37 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from fgai.ops.adjacency import Adjacency
 
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
 # A node with ten thousand neighbours would keep one program busy long after all others have ended, so no
 # program gets more edges than this; what the pieces of a row found is put together afterwards.
 PIECE = 256
+
+
+class Layout(NamedTuple):
+    """Which pieces the rows have, whatever the positions of their edges; all int32.
+
+    Attributes:
+        row: [P] node of each piece.
+        within: [P] its number in the row.
+        slot: [P] where it leaves its part of the result, -1 when it is the whole row.
+        split_row: [R] nodes in more than one piece.
+        split_slot: [R + 1] their slots.
+        slots: number of slots.
+    """
+
+    row: Tensor
+    within: Tensor
+    slot: Tensor
+    split_row: Tensor
+    split_slot: Tensor
+    slots: int
 
 
 class Work(NamedTuple):
@@ -20,7 +44,7 @@ class Work(NamedTuple):
     Attributes:
         row: [P] node of each piece.
         first: [P] its first position in the view.
-        last: [P] one after its last position.
+        last: [P] one after its last position; a piece may be empty.
         slot: [P] where it leaves its part of the result, -1 when it is the whole row.
         split_row: [R] nodes in more than one piece.
         split_slot: [R + 1] their slots.
@@ -47,28 +71,49 @@ class Work(NamedTuple):
         return self.row, self.first, self.last, self.slot
 
 
-def _divide(pointer: Tensor, edge: Tensor, node: Tensor) -> Work:
-    degree = pointer[1:] - pointer[:-1]
+def lay_out(degree: Tensor) -> Layout:
+    """Return the pieces of rows that have up to `degree` [N] edges; waits for the device once."""
     count = torch.clamp((degree + PIECE - 1) // PIECE, min=1)
-    row = torch.repeat_interleave(torch.arange(len(count), device=pointer.device), count.long())
-    within = torch.arange(len(row), device=pointer.device) - (torch.cumsum(count, 0) - count)[row]
-    first = pointer[row] + within * PIECE
-    last = torch.minimum(first + PIECE, pointer[row + 1])
+    row = torch.repeat_interleave(torch.arange(len(count), device=degree.device), count.long())
+    within = torch.arange(len(row), device=degree.device) - (torch.cumsum(count, 0) - count)[row]
     split = count[row] > 1
     slot = torch.where(split, torch.cumsum(split, 0) - 1, -1)
-    order = torch.argsort(last - first, descending=True, stable=True)
+    size = torch.clamp(degree[row] - within * PIECE, max=PIECE)
+    order = torch.argsort(size, descending=True, stable=True)
     split_row = torch.nonzero(count > 1).flatten()
     split_slot = torch.nn.functional.pad(torch.cumsum(count[split_row], 0), (1, 0))
-    row, first, last, slot = (t[order].to(torch.int32) for t in (row, first, last, slot))
+    row, within, slot = (t[order].to(torch.int32) for t in (row, within, slot))
     ends = split_row.to(torch.int32), split_slot.to(torch.int32)
-    return Work(row, first, last, slot, *ends, int(split.sum()), pointer, edge, node)
+    return Layout(row, within, slot, *ends, int(split.sum()))
+
+
+@triton.jit
+def _bounds(row, within, pointer, first, last, count, SIZE: tl.constexpr, B: tl.constexpr):
+    p = tl.program_id(0) * B + tl.arange(0, B)
+    live = p < count
+    i = tl.load(row + p, mask=live, other=0)
+    end = tl.load(pointer + i + 1, mask=live, other=0)
+    low = tl.load(pointer + i, mask=live, other=0) + tl.load(within + p, mask=live, other=0) * SIZE
+    tl.store(first + p, tl.minimum(low, end), mask=live)
+    tl.store(last + p, tl.minimum(low + SIZE, end), mask=live)
+
+
+def place(layout: Layout, pointer: Tensor, edge: Tensor, node: Tensor) -> Work:
+    """Return the work of a layout over rows that begin at `pointer` [N + 1]; waits for nothing."""
+    first, last = torch.empty_like(layout.row), torch.empty_like(layout.row)
+    if count := len(layout.row):
+        _bounds[(-(-count // 256),)](
+            layout.row, layout.within, pointer, first, last, count, SIZE=PIECE, B=256
+        )  # fmt: skip
+    return Work(layout.row, first, last, *layout[2:], pointer, edge, node)
 
 
 def incoming(adjacency: Adjacency) -> Work:
     """Return the work over incoming edges (`edge` is not used: positions are the edges), made once."""
     if "_gpu_incoming" not in adjacency.__dict__:
         index = adjacency.index32
-        adjacency.__dict__["_gpu_incoming"] = _divide(index.rowptr, index.source, index.source)
+        layout = lay_out(index.rowptr.diff())
+        adjacency.__dict__["_gpu_incoming"] = place(layout, index.rowptr, index.source, index.source)
     made = adjacency.__dict__["_gpu_incoming"]
     assert isinstance(made, Work)
     return made
@@ -78,9 +123,25 @@ def outgoing(adjacency: Adjacency) -> Work:
     """Return the work over outgoing edges, made once."""
     if "_gpu_outgoing" not in adjacency.__dict__:
         index = adjacency.index32
-        adjacency.__dict__["_gpu_outgoing"] = _divide(
-            index.colptr, index.csc, index.destination[adjacency.csc]
+        target = index.destination[adjacency.csc]
+        adjacency.__dict__["_gpu_outgoing"] = place(
+            lay_out(index.colptr.diff()), index.colptr, index.csc, target
         )
     made = adjacency.__dict__["_gpu_outgoing"]
     assert isinstance(made, Work)
     return made
+
+
+def grown_layouts(adjacency: Adjacency, nodes: int, width: int) -> tuple[Layout, Layout]:
+    """Return both views' layouts with room for `nodes` new nodes of `width` edges each, made once.
+
+    An old node may become the neighbour of every new one, so each row has room for that many edges more.
+    """
+    kept = adjacency.__dict__.setdefault("_gpu_grown", {})
+    if (nodes, width) not in kept:
+        index = adjacency.index32
+        fresh = index.rowptr.new_full((nodes,), width)
+        degrees = (torch.cat([pointer.diff() + nodes, fresh]) for pointer in (index.rowptr, index.colptr))
+        kept[nodes, width] = tuple(lay_out(degree) for degree in degrees)
+    found: tuple[Layout, Layout] = kept[nodes, width]
+    return found

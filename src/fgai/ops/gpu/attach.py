@@ -1,0 +1,151 @@
+"""New nodes joined to a sorted graph on the GPU, in fixed shapes and without waiting for the device.
+
+The new edges come in pairs u → v and v → u, so their keys sorted by destination are also their keys sorted by
+source. Where an old edge goes is its position plus the number of new keys below its own, found by bisection,
+and the other way round.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fgai.ops.adjacency import Adjacency, Index32
+from fgai.ops.gpu.plan import grown_layouts, place
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+BLOCK = 256
+
+
+@triton.jit
+def _below(keys, length, wanted, live, STEPS: tl.constexpr):
+    """How many of the sorted `keys` [length] are below each of `wanted`; int32."""
+    low = tl.zeros_like(wanted).to(tl.int32)
+    high = low + length
+    for _ in range(STEPS):
+        going = live & (low < high)
+        middle = (low + high) // 2
+        less = tl.load(keys + middle, mask=going, other=0) < wanted
+        low, high = tl.where(going & less, middle + 1, low), tl.where(going & ~less, middle, high)
+    return low
+
+
+@triton.jit
+def _turned(key):
+    return (key << 32) | (key >> 32)
+
+
+@triton.jit
+def _new_keys(targets, keys, nodes, width, first, loops, count, B: tl.constexpr):
+    """Keys of u → v, then v → u, then the loops; `first` is the number of old nodes."""
+    k = tl.program_id(0) * B + tl.arange(0, B)
+    pairs = nodes * width
+    way = k // tl.maximum(pairs, 1)
+    spot = k - way * pairs
+    pair = (k < count) & (way < 2)
+    v = tl.load(targets + spot, mask=pair, other=0).to(tl.int64)
+    u = (first + tl.where(way < 2, spot // tl.maximum(width, 1), k - 2 * pairs)).to(tl.int64)
+    v = tl.where(way < 2, v, u)
+    tl.store(keys + k, tl.where(way == 0, (v << 32) | u, (u << 32) | v), mask=k < count)
+
+
+@triton.jit
+def _old_edges(
+    keys, turned, csc, fresh, source, destination, new_csc, source32, destination32, csc32, target32, ours,
+    old, new, STEPS: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    e = tl.program_id(0) * B + tl.arange(0, B)
+    live = e < old
+    key = tl.load(keys + e, mask=live, other=0)
+    at = e + _below(fresh, new, key, live, STEPS)
+    tl.store(ours + e, at.to(tl.int64), mask=live)
+    tl.store(source + at, key & 0xFFFFFFFF, mask=live)
+    tl.store(source32 + at, (key & 0xFFFFFFFF).to(tl.int32), mask=live)
+    tl.store(destination + at, key >> 32, mask=live)
+    tl.store(destination32 + at, (key >> 32).to(tl.int32), mask=live)
+    back = tl.load(turned + e, mask=live, other=0)
+    spot = e + _below(fresh, new, back, live, STEPS)
+    edge = tl.load(csc + e, mask=live, other=0).to(tl.int32)
+    edge += _below(fresh, new, _turned(back), live, STEPS)
+    tl.store(new_csc + spot, edge.to(tl.int64), mask=live)
+    tl.store(csc32 + spot, edge, mask=live)
+    tl.store(target32 + spot, (back & 0xFFFFFFFF).to(tl.int32), mask=live)
+
+
+@triton.jit
+def _new_edges(
+    keys, turned, fresh, source, destination, new_csc, source32, destination32, csc32, target32,
+    old, new, STEPS: tl.constexpr, LONG: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    e = tl.program_id(0) * B + tl.arange(0, B)
+    live = e < new
+    key = tl.load(fresh + e, mask=live, other=0)
+    at = e + _below(keys, old, key, live, LONG)
+    tl.store(source + at, key & 0xFFFFFFFF, mask=live)
+    tl.store(source32 + at, (key & 0xFFFFFFFF).to(tl.int32), mask=live)
+    tl.store(destination + at, key >> 32, mask=live)
+    tl.store(destination32 + at, (key >> 32).to(tl.int32), mask=live)
+    spot = e + _below(turned, old, key, live, LONG)
+    back = _turned(key)
+    edge = _below(fresh, new, back, live, STEPS) + _below(keys, old, back, live, LONG)
+    tl.store(new_csc + spot, edge.to(tl.int64), mask=live)
+    tl.store(csc32 + spot, edge, mask=live)
+    tl.store(target32 + spot, (key & 0xFFFFFFFF).to(tl.int32), mask=live)
+
+
+@triton.jit
+def _pointers(
+    fresh, rowptr, colptr, new_rowptr, new_colptr, rowptr32, colptr32,
+    first, count, new, STEPS: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """`first` is the number of old nodes, `count` that of all plus one."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    live = i < count
+    more = _below(fresh, new, i.to(tl.int64) << 32, live, STEPS).to(tl.int64)
+    at = tl.minimum(i, first)
+    row = tl.load(rowptr + at, mask=live, other=0) + more
+    column = tl.load(colptr + at, mask=live, other=0) + more
+    tl.store(new_rowptr + i, row, mask=live)
+    tl.store(rowptr32 + i, row.to(tl.int32), mask=live)
+    tl.store(new_colptr + i, column, mask=live)
+    tl.store(colptr32 + i, column.to(tl.int32), mask=live)
+
+
+def _grid(count: int) -> tuple[int]:
+    return (max(1, -(-count // BLOCK)),)
+
+
+def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacency, Tensor]:
+    """See `Adjacency.attach`; the pieces for the kernels are laid out too."""
+    (nodes, width), first = targets.shape, adjacency.num_nodes
+    old, new = adjacency.num_edges, nodes * (2 * width + int(loops))
+    keys, turned, count = adjacency.keys, adjacency.turned_keys, first + nodes + 1
+    fresh = targets.new_empty(new)
+    _new_keys[_grid(new)](targets.contiguous(), fresh, nodes, width, first, loops, new, B=BLOCK)
+    fresh = torch.sort(fresh).values
+    source, destination, csc = (keys.new_empty(old + new) for _ in range(3))
+    source32, destination32, csc32, target32 = (
+        keys.new_empty(old + new, dtype=torch.int32) for _ in range(4)
+    )
+    rowptr, colptr = (keys.new_empty(count) for _ in range(2))
+    rowptr32, colptr32 = (keys.new_empty(count, dtype=torch.int32) for _ in range(2))
+    ours = keys.new_empty(old)
+    out = source, destination, csc, source32, destination32, csc32, target32
+    short, long = new.bit_length(), old.bit_length()
+    _old_edges[_grid(old)](
+        keys, turned, adjacency.csc, fresh, *out, ours, old, new, STEPS=short, B=BLOCK
+    )  # fmt: skip
+    _new_edges[_grid(new)](keys, turned, fresh, *out, old, new, STEPS=short, LONG=long, B=BLOCK)
+    _pointers[_grid(count)](
+        fresh, adjacency.rowptr, adjacency.colptr, rowptr, colptr, rowptr32, colptr32,
+        first, count, new, STEPS=short, B=BLOCK,
+    )  # fmt: skip
+    grown = Adjacency(first + nodes, source, destination, rowptr, colptr, csc)
+    incoming, outgoing = grown_layouts(adjacency, nodes, width + int(loops))
+    grown.__dict__["index32"] = Index32(rowptr32, source32, colptr32, csc32, destination32)
+    grown.__dict__["_gpu_incoming"] = place(incoming, rowptr32, source32, source32)
+    grown.__dict__["_gpu_outgoing"] = place(outgoing, colptr32, csc32, target32)
+    return grown, ours
