@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Self
 
-import torch
 from torch import Tensor, nn
 
 from fgai.attention import AttentionMap, logits_and_attention
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
+from fgai.models.layerwise import Layerwise
 from fgai.ops import Features
+from fgai.tasks import POOLINGS, TASKS, link_logits, pool, task_of
+from fgai.tasks.readout import DECODERS, link_scores
 
-TASKS = ("node", "link", "graph")
-POOLINGS = ("mean", "max")
 LARGE = 100_000
 """Nodes from which the paper's arXiv architecture (three layers, width 128) is picked."""
 
@@ -22,8 +22,9 @@ LARGE = 100_000
 class AttentionModel(nn.Module):
     """Base of `GAT`, `GATv2` and `GT`: embeds nodes, then reads out for the task.
 
-    Tasks: `node` gives logits [N, out]; `link` gives one score per pair, the dot product of the two
-    embeddings; `graph` pools the nodes of each small graph and gives logits [G, out].
+    Tasks: `node` gives logits [N, out]; `link` gives logits [L, 2] for the pairs in `graph.links`, from the
+    dot product of the two embeddings, or the embeddings of a graph without links; `graph` pools the nodes of
+    each small graph and gives logits [G, out].
 
     Attributes:
         config: the constructor's arguments, enough to build the model again.
@@ -34,14 +35,15 @@ class AttentionModel(nn.Module):
     self_loops: ClassVar[bool] = True
     config: dict[str, Any]
 
-    def __init__(self, *, task: str = "node", pooling: str = "mean") -> None:
+    def __init__(self, *, task: str = "node", pooling: str = "mean", decoder: str = "dot") -> None:
         super().__init__()
-        self.task = one_of(task, "task", TASKS)
+        self.task = one_of(task, "task", tuple(TASKS))
         self.pooling = one_of(pooling, "pooling", POOLINGS)
+        self.decoder = one_of(decoder, "decoder", DECODERS)
 
     @classmethod
     def for_data(cls, data: Any, **overrides: Any) -> Self:
-        """Build a model whose sizes fit `data` (a `Graph` or PyG `Data`); `overrides` win.
+        """Build a model whose sizes and task fit `data` (a `Graph` or PyG `Data`); `overrides` win.
 
         Raises:
             InputError: if the data has no features or, for node and graph tasks, no labels.
@@ -49,13 +51,10 @@ class AttentionModel(nn.Module):
         graph = as_graph(data)
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no node features; add some, e.g. node degrees")
-        if (
-            graph.num_classes < 2
-            and overrides.get("task", "node") != "link"
-            and "out_channels" not in overrides
-        ):
+        task = overrides.get("task", task_of(graph).name)
+        if graph.num_classes < 2 and task != "link" and "out_channels" not in overrides:
             raise InputError(f"{graph.name!r} has no labels; give `out_channels` or a graph with `y`")
-        sizes = cls._sizes(graph, overrides.get("task", "node"))
+        sizes = cls._sizes(graph, task)
         return cls(**{**sizes, **overrides})
 
     @classmethod
@@ -72,8 +71,15 @@ class AttentionModel(nn.Module):
         """Return the node embeddings [N, out] of a prepared graph."""
         raise TypeError("abstract")
 
+    def layerwise(self) -> Layerwise | None:
+        """Return the model as stages that act row by row around each attention; None if it is not so made."""
+        return None
+
     def forward(self, graph: Graph, links: Tensor | None = None) -> Tensor:
-        """Return logits: [N, out] for nodes, [L] for `links` [2, L], [G, out] for graphs."""
+        """Return logits: [N, out] for nodes, [L, 2] for the graph's links, [G, out] for graphs.
+
+        Given `links` [2, L], a link predictor returns their scores [L] instead.
+        """
         if graph.features is None or graph.num_features != self.config["in_channels"]:
             raise InputError(
                 f"the model reads {self.config['in_channels']} features per node, {graph.name!r} has"
@@ -84,9 +90,9 @@ class AttentionModel(nn.Module):
     def read_out(self, nodes: Tensor, graph: Graph, links: Tensor | None = None) -> Tensor:
         """Turn node embeddings into the task's logits."""
         if self.task == "link":
-            if links is None:
-                return nodes
-            return (nodes[links[0]] * nodes[links[1]]).sum(-1)
+            if links is not None:
+                return link_scores(nodes, links, self.decoder)
+            return nodes if graph.links is None else link_logits(nodes, graph.links.pairs, self.decoder)
         if self.task == "graph":
             return pool(nodes, graph.batch, graph.num_graphs, self.pooling)
         return nodes
@@ -110,16 +116,3 @@ def as_features(graph: Graph) -> Features:
     if graph.features is None:
         raise InputError(f"{graph.name!r} has no node features")
     return graph.features
-
-
-def pool(nodes: Tensor, batch: Tensor | None, num_graphs: int, how: str) -> Tensor:
-    """Mean or maximum of `nodes` [N, D] over each small graph → [G, D]; a graph without nodes gives zeros."""
-    if batch is None:
-        batch = torch.zeros(nodes.shape[0], dtype=torch.long, device=nodes.device)
-    if how == "mean":
-        total = nodes.new_zeros(num_graphs, nodes.shape[1]).index_add(0, batch, nodes)
-        counts = torch.bincount(batch, minlength=num_graphs).clamp(min=1)
-        return total / counts[:, None]
-    index = batch[:, None].expand_as(nodes)
-    out = nodes.new_zeros(num_graphs, nodes.shape[1])
-    return out.scatter_reduce(0, index, nodes, "amax", include_self=False)

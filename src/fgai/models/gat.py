@@ -11,6 +11,7 @@ from fgai.checks import at_least, one_of
 from fgai.graph import Graph
 from fgai.models.base import LARGE, AttentionModel, as_features
 from fgai.models.layer import AttentionLayer
+from fgai.models.layerwise import Layerwise, Stage
 from fgai.ops import Features, dropout
 
 
@@ -30,6 +31,7 @@ class GAT(AttentionModel):
         norm: `"none"`, or `"layer"` to normalise the input and the hidden features.
         task: `node`, `link` or `graph`.
         pooling: `mean` or `max`, for graphs.
+        decoder: `dot` or `cosine`, for links.
 
     Reference: Veličković et al., Graph Attention Networks, ICLR 2018.
     """
@@ -49,8 +51,9 @@ class GAT(AttentionModel):
         norm: str = "none",
         task: str = "node",
         pooling: str = "mean",
+        decoder: str = "dot",
     ) -> None:
-        super().__init__(task=task, pooling=pooling)
+        super().__init__(task=task, pooling=pooling, decoder=decoder)
         one_of(norm, "norm", ("none", "layer"))
         at_least(layers, "layers", 1)
         self.config = {
@@ -64,6 +67,7 @@ class GAT(AttentionModel):
             "norm": norm,
             "task": task,
             "pooling": pooling,
+            "decoder": decoder,
         }
         self.dropout = dropout
         width = channels * heads
@@ -98,6 +102,24 @@ class GAT(AttentionModel):
             if index < len(self.convs) - 1:
                 x = elu(x)  # type: ignore[arg-type]
         return x  # type: ignore[return-value]
+
+    def layerwise(self) -> Layerwise:
+        """Return the model as stages that act row by row around each attention."""
+        *hidden, last = self.convs
+        stages = [Stage(conv, _activate) for conv in hidden] + [Stage(last, _keep)]  # type: ignore[arg-type]
+        return Layerwise(_features, stages, nn.Identity(), keeps_state=False)
+
+
+def _features(features: Features, positional: Tensor | None) -> Features:
+    return features
+
+
+def _activate(state: Tensor | None, mixed: Tensor) -> Tensor:
+    return elu(mixed)
+
+
+def _keep(state: Tensor | None, mixed: Tensor) -> Tensor:
+    return mixed
 
 
 class GATv2(GAT):

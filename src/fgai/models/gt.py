@@ -13,7 +13,8 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models.base import AttentionModel, as_features
 from fgai.models.layer import AttentionLayer, Projection
-from fgai.ops import dropout
+from fgai.models.layerwise import Layerwise, Stage
+from fgai.ops import Features, dropout
 from fgai.positional import with_encoding
 
 
@@ -42,8 +43,11 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
         """Return the new node states [N, width]."""
-        mixed = self.output(self.attention(x, graph.adjacency, graph.edge_weight))
-        x = self.norm_attention(x + dropout(mixed, self.dropout, self.training))
+        return self.update(x, self.attention(x, graph.adjacency, graph.edge_weight))
+
+    def update(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """Return the new states from the old ones and what attention mixed, row by row [N, width]."""
+        x = self.norm_attention(x + dropout(self.output(mixed), self.dropout, self.training))
         fed = self.narrow(dropout(relu(self.wide(x)), self.dropout, self.training))
         return self.norm_feed(x + dropout(fed, self.dropout, self.training))  # type: ignore[no-any-return]
 
@@ -65,6 +69,7 @@ class GT(AttentionModel):
         norm: `"batch"`, or `"layer"` to also normalise the input features.
         task: `node`, `link` or `graph`.
         pooling: `mean` or `max`, for graphs.
+        decoder: `dot` or `cosine`, for links.
 
     Reference: Dwivedi, Bresson, A Generalization of Transformer Networks to Graphs, 2021.
     """
@@ -84,8 +89,9 @@ class GT(AttentionModel):
         norm: str = "batch",
         task: str = "node",
         pooling: str = "mean",
+        decoder: str = "dot",
     ) -> None:
-        super().__init__(task=task, pooling=pooling)
+        super().__init__(task=task, pooling=pooling, decoder=decoder)
         one_of(norm, "norm", ("batch", "layer"))
         heads = tuple(heads)
         if not heads or any(count < 1 or width % count for count in heads):
@@ -103,6 +109,7 @@ class GT(AttentionModel):
             "norm": norm,
             "task": task,
             "pooling": pooling,
+            "decoder": decoder,
         }
         self.dropout = dropout
         self.encodings = encodings
@@ -130,14 +137,24 @@ class GT(AttentionModel):
         features = as_features(graph)
         if self.training and self.dropout > 0:
             features = features.dropout(self.dropout)
-        x = self.input_scale(self.input(features))
-        if graph.positional is not None and self.encodings > 0:
-            x = x + self.encoding(graph.positional.to(x.dtype))
+        x = self.enter(features, graph.positional)
         for block in self.blocks:
             x = block(x, graph)
         if self.task == "graph":
-            return x  # type: ignore[no-any-return]
+            return x
         return self.head(x)  # type: ignore[no-any-return]
+
+    def enter(self, features: Features, positional: Tensor | None) -> Tensor:
+        """Return the states before the first block, row by row: features and encodings, projected."""
+        x = self.input_scale(self.input(features))
+        if positional is not None and self.encodings > 0:
+            x = x + self.encoding(positional.to(x.dtype))
+        return torch.as_tensor(x)
+
+    def layerwise(self) -> Layerwise:
+        """Return the model as stages that act row by row around each attention."""
+        stages = [Stage(block.attention, block.update) for block in self.blocks]  # type: ignore[arg-type]
+        return Layerwise(self.enter, stages, self.head, keeps_state=True)
 
     def read_out(self, nodes: Tensor, graph: Graph, links: Tensor | None = None) -> Tensor:
         """Turn node states into the task's logits; graphs are pooled before the head."""

@@ -153,15 +153,27 @@ class AttentionLayer(nn.Module):
         return out.view(-1, self.heads, self.channels)  # type: ignore[no-any-return]
 
     def _ends(self, x: Tensor | Features, adjacency: Adjacency) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the two sides of the score (query and key for `dot`), and the values [N, H, C]."""
+        found = self.ends(x)
+        if found[2].shape[0] != adjacency.num_nodes:
+            raise InputError(f"got {found[2].shape[0]} rows of features for {adjacency.num_nodes} nodes")
+        return found
+
+    def ends(self, x: Tensor | Features) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the two sides of the score (query and key for `dot`) and the values, row by row."""
         values = self._project(x, self.value)
-        if values.shape[0] != adjacency.num_nodes:
-            raise InputError(f"got {values.shape[0]} rows of features for {adjacency.num_nodes} nodes")
         if self.score == "additive":
             return *node_scores(values, self.source_weight, self.destination_weight), values
         if self.score == "dynamic":
             return values, self._project(x, self.right), values
         return self._project(x, self.query), self._project(x, self.key), values
+
+    def score_edges(self, one: Tensor, two: Tensor, adjacency: Adjacency) -> Tensor:
+        """Return the scores [E, H] from the two sides that `ends` gave."""
+        if self.score == "additive":
+            return score_additive(one, two, adjacency, self.slope)
+        if self.score == "dynamic":
+            return score_dynamic(one, two, self.score_weight, adjacency, self.slope)
+        return score_dot(one, two, adjacency)
 
     def attend(
         self, x: Tensor | Features, adjacency: Adjacency, edge_weight: Tensor | None = None
@@ -171,12 +183,7 @@ class AttentionLayer(nn.Module):
         `edge_weight` [E], where given, enters as a log-weight on the score, see `weighted_softmax`.
         """
         one, two, values = self._ends(x, adjacency)
-        if self.score == "additive":
-            scores = score_additive(one, two, adjacency, self.slope)
-        elif self.score == "dynamic":
-            scores = score_dynamic(one, two, self.score_weight, adjacency, self.slope)
-        else:
-            scores = score_dot(one, two, adjacency)
+        scores = self.score_edges(one, two, adjacency)
         if edge_weight is not None:
             return weighted_softmax(scores, edge_weight, adjacency), values
         return edge_softmax(scores, adjacency), values
@@ -189,26 +196,27 @@ class AttentionLayer(nn.Module):
         The tap is not called, and the output is not computed *from* the attention returned: gradients of both
         reach the input, but none flows from one to the other. Unless `written`, the attention may be empty.
         """
-        one, two, values = self._ends(x, adjacency)
+        out, attention = self.fused(*self._ends(x, adjacency), adjacency, written=written)
+        return self.join(out), attention
+
+    def fused(
+        self, one: Tensor, two: Tensor, values: Tensor, adjacency: Adjacency, *, written: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return the aggregated values [N, H, C] and the attention, from what `ends` gave."""
         p = self.attention_dropout if self.training else 0.0
         if self.score == "additive":
-            out, attention = attend_additive(
-                one, two, values, adjacency, self.slope, dropout=p, written=written
-            )
-        elif self.score == "dynamic":
+            return attend_additive(one, two, values, adjacency, self.slope, dropout=p, written=written)
+        if self.score == "dynamic":
             weight = self.score_weight
-            out, attention = attend_dynamic(
-                one, two, weight, values, adjacency, self.slope, dropout=p, written=written
-            )
-        else:
-            out, attention = attend_dot(one, two, values, adjacency, dropout=p, written=written)
-        return self._join(out), attention
+            return attend_dynamic(one, two, weight, values, adjacency, self.slope, dropout=p, written=written)
+        return attend_dot(one, two, values, adjacency, dropout=p, written=written)
 
     def combine(self, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
         """Aggregate `values` [N, H, C] with `attention` [E, H], join the heads and add the bias."""
-        return self._join(aggregate(attention, values, adjacency))
+        return self.join(aggregate(attention, values, adjacency))
 
-    def _join(self, out: Tensor) -> Tensor:
+    def join(self, out: Tensor) -> Tensor:
+        """Join the heads of [N, H, C], or average them, and add the bias."""
         out = out.flatten(1) if self.concat else out.mean(1)
         return out if self.bias is None else out + self.bias
 
