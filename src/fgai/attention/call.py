@@ -9,6 +9,7 @@ from fgai.attention.perturb import PerturbLike
 from fgai.attention.record import record
 from fgai.errors import InputError
 from fgai.graph import Graph
+from fgai.tasks import link_logits
 
 
 def call_model(model: nn.Module, graph: Graph) -> Tensor:
@@ -16,7 +17,9 @@ def call_model(model: nn.Module, graph: Graph) -> Tensor:
 
     fgai's models are called as `model(graph)` and read sparse features as they are. Any other model is
     called as `model(x, edge_index)` with dense features [N, F]; it adds self-loops itself if it wants them.
-    A model that needs more (`edge_attr`, positional encodings) is wrapped in a module that takes these two.
+    On a graph with links it must return embeddings [N, D], whose dot products are the scores; on a batch of
+    small graphs it is called as `model(x, edge_index, batch)` and must return a row per small graph.
+    A model that needs more (`edge_attr`, positional encodings) is wrapped in a module that takes these.
     Gradients flow to injected features and feature deltas of the graph in both cases.
 
     Args:
@@ -24,7 +27,7 @@ def call_model(model: nn.Module, graph: Graph) -> Tensor:
         graph: with features, on the model's device.
 
     Returns:
-        [N, C] logits.
+        Logits: a row per node [N, C], per link [L, 2] or per small graph [G, C].
 
     Raises:
         InputError: the graph has no features, it has edge weights and the model is not fgai's, or the model
@@ -41,7 +44,11 @@ def call_model(model: nn.Module, graph: Graph) -> Tensor:
         raise InputError(
             f"{graph.name!r} has no node features, which {type(model).__name__} needs; give it some"
         )
-    return _tensor(model(graph.features.to_dense(), graph.edge_index), model)
+    inputs = (graph.features.to_dense(), graph.edge_index)
+    if graph.batch is not None:
+        return _tensor(model(*inputs, graph.batch), model)
+    outputs = _tensor(model(*inputs), model)
+    return outputs if graph.links is None else link_logits(outputs, graph.links.pairs)
 
 
 def logits_and_attention(

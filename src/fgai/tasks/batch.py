@@ -1,0 +1,119 @@
+"""Graph classification: a row of logits for every small graph of a block-diagonal batch."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fgai.errors import InputError
+from fgai.graph import Graph
+from fgai.ops import Adjacency, Features, SparseRows
+from fgai.tasks.base import Task, node_mask
+
+
+class GraphTask(Task):
+    """Whole graphs are classified; masks are those of their nodes, constant inside each graph.
+
+    A model in training sees the graphs for training and validation only; under test, those of the test part.
+    An attack joins each new node to nodes of one graph.
+    """
+
+    name: ClassVar[str] = "graph"
+    rows_are: ClassVar[str] = "graphs"
+
+    def view(self, graph: Graph, targets: str) -> Graph:
+        """The small graphs of a part alone."""
+        rows = self.rows(graph, targets)
+        return graph if rows.numel() == graph.num_graphs else take_graphs(graph, rows)
+
+    def count(self, graph: Graph) -> int:
+        """G."""
+        return graph.num_graphs
+
+    def rows(self, graph: Graph, targets: str) -> Tensor:
+        """The small graphs of a part; all without a split."""
+        mask = node_mask(graph, targets)
+        if mask is None:
+            return torch.arange(graph.num_graphs, device=graph.device)
+        return torch.unique(batch_of(graph)[mask])
+
+    def labels(self, graph: Graph) -> Tensor | None:
+        """The graphs' classes."""
+        return graph.graph_y
+
+    def nodes(self, graph: Graph, targets: str) -> Tensor:
+        """The nodes of the part's graphs."""
+        mask = node_mask(graph, targets)
+        if mask is None:
+            return torch.arange(graph.num_nodes, device=graph.device)
+        return mask.nonzero().flatten()
+
+    def reached(self, graph: Graph, nodes: Tensor) -> Tensor:
+        """Graphs with at least one of `nodes`."""
+        out = torch.zeros(graph.num_graphs, dtype=torch.bool, device=graph.device)
+        out[batch_of(graph)[nodes.nonzero().flatten()]] = True
+        return out
+
+
+def batch_of(graph: Graph) -> Tensor:
+    """The graph of each node, where there are several."""
+    if graph.batch is None:
+        raise InputError(f"{graph.name!r} is one graph, not a batch of several; give `batch`")
+    return graph.batch
+
+
+def take_graphs(graph: Graph, rows: Tensor) -> Graph:
+    """Return a batch of some of the small graphs, in their old order.
+
+    Args:
+        graph: a batch, as loaded: nothing injected.
+        rows: [R] numbers of the graphs to keep.
+
+    Raises:
+        InputError: no graphs were asked for, or `graph` is no batch.
+    """
+    if not rows.numel():
+        raise InputError(f"a part of the split of {graph.name!r} holds no graphs")
+    batch = batch_of(graph)
+    wanted = torch.zeros(graph.num_graphs, dtype=torch.bool, device=graph.device)
+    wanted[rows] = True
+    keep = wanted[batch]
+    nodes = keep.nonzero().flatten()
+    new_node, new_graph = keep.long().cumsum(0) - 1, wanted.long().cumsum(0) - 1
+    edges = keep[graph.adjacency.destination].nonzero().flatten()
+    source, destination = (
+        new_node[end[edges]] for end in (graph.adjacency.source, graph.adjacency.destination)
+    )
+    fields = {
+        name: None if (value := getattr(graph, name)) is None else value[nodes]
+        for name in ("y", "train_mask", "val_mask", "test_mask", "positional", "positional_values")
+    }
+    edge_fields = {
+        name: None if (value := getattr(graph, name)) is None else value[edges]
+        for name in ("edge_truth", "edge_weight")
+    }
+    return Graph(
+        Adjacency.from_sorted(source, destination, nodes.numel()),
+        None if graph.features is None else _take_rows(graph.features, nodes),
+        batch=new_graph[batch[nodes]],
+        graph_y=None if graph.graph_y is None else graph.graph_y[wanted],
+        name=graph.name,
+        **fields,
+        **edge_fields,
+    )
+
+
+def _take_rows(features: Features, rows: Tensor) -> Features:
+    """Some rows of features that carry neither appended rows nor deltas; sparse ones stay sparse."""
+    if features.appended is not None or features.delta is not None:
+        raise InputError("small graphs are taken from a batch as loaded, not from a perturbed one")
+    base = features.base
+    if not isinstance(base, SparseRows):
+        return Features.dense(base[rows])
+    counts = base.indptr.diff()[rows]
+    indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    first = torch.repeat_interleave(base.indptr[rows] - indptr[:-1], counts)
+    entry = torch.arange(int(counts.sum()), device=rows.device) + first
+    return Features.sparse(indptr, base.indices[entry], base.values[entry], base.num_columns)

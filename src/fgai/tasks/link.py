@@ -1,0 +1,121 @@
+"""Link prediction: a row of logits for every pair of nodes in `graph.links`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fgai.errors import InputError
+from fgai.graph import Graph, match_edges
+from fgai.links import Links
+from fgai.ops import edge_keys
+from fgai.tasks.base import Task
+
+
+class LinkTask(Task):
+    """Pairs of nodes are told apart into links and others.
+
+    The edges of a graph with links are those known at test time: training and validation links. While
+    validation links are still predicted (training, choice of settings) messages pass along training links
+    only. Other pairs than links are drawn anew every epoch; those of validation and test are fixed.
+    """
+
+    name: ClassVar[str] = "link"
+    rows_are: ClassVar[str] = "links"
+
+    def view(self, graph: Graph, targets: str) -> Graph:
+        """The graph without validation links, unless test links are predicted."""
+        if targets == "test":
+            return graph
+        links = links_of(graph)
+        held = links.take(links.rows("val"))
+        pairs = held.pairs[:, held.y == 1]
+        both = torch.cat([pairs, pairs.flip(0)], dim=1)
+        keys = torch.unique(edge_keys(both[0], both[1]))
+        _, there = match_edges(keys, graph.keys)
+        return graph.remove(there)[0] if there.numel() else graph
+
+    def epoch(self, graph: Graph, generator: torch.Generator) -> Graph:
+        """Training links, as many fresh pairs that are none, and the validation pairs."""
+        links = links_of(graph)
+        known = links.take(links.rows("train"))
+        known = known.take((known.y == 1).nonzero().flatten())
+        pairs = negative_pairs(graph, len(known), generator)
+        zeros = torch.zeros(pairs.shape[1], dtype=torch.long, device=graph.device)
+        fresh = Links(pairs, zeros, zeros)
+        return graph.replace(links=known.join(fresh).join(links.take(links.rows("val"))))
+
+    def count(self, graph: Graph) -> int:
+        """Pairs."""
+        return len(links_of(graph))
+
+    def rows(self, graph: Graph, targets: str) -> Tensor:
+        """The pairs of a part, links and others."""
+        return links_of(graph).rows(targets)
+
+    def labels(self, graph: Graph) -> Tensor | None:
+        """1 for a link, 0 for another pair."""
+        return links_of(graph).y
+
+    def nodes(self, graph: Graph, targets: str) -> Tensor:
+        """The ends of the pairs of a part."""
+        return links_of(graph).ends(targets)
+
+    def reached(self, graph: Graph, nodes: Tensor) -> Tensor:
+        """Pairs of which at least one end is among `nodes`."""
+        return nodes[links_of(graph).pairs].any(0)
+
+
+def links_of(graph: Graph) -> Links:
+    """The links of a graph that has some."""
+    if graph.links is None:
+        raise InputError(f"{graph.name!r} has no links to predict; use `fgai.datasets.link_split`")
+    return graph.links
+
+
+def negative_pairs(
+    graph: Graph, count: int, generator: torch.Generator, taken: Tensor | None = None
+) -> Tensor:
+    """Draw [2, count] distinct pairs of nodes that no edge of `graph` joins.
+
+    Args:
+        graph: undirected.
+        count: how many.
+        generator: on the CPU.
+        taken: sorted keys of further pairs (in both directions) to leave out.
+
+    Raises:
+        InputError: the graph is so dense that not enough such pairs were found.
+    """
+    found = torch.zeros(0, dtype=torch.long, device=graph.device)
+    for _ in range(64):
+        drawn = torch.randint(graph.num_nodes, (2, count + count // 4 + 16), generator=generator)
+        pairs = drawn.to(graph.device)
+        low, high = pairs.amin(0), pairs.amax(0)
+        keys = edge_keys(low, high)[low != high]
+        keys = keys[~_held(keys, graph.keys)]
+        if taken is not None:
+            keys = keys[~_held(keys, taken)]
+        found = _first_of_each(torch.cat([found, keys]))
+        if found.numel() >= count:
+            chosen = found[:count]
+            return torch.stack([chosen & 0xFFFFFFFF, chosen >> 32])
+    raise InputError(f"{count} pairs without a link were asked for; {graph.name!r} has too few")
+
+
+def _held(keys: Tensor, known: Tensor) -> Tensor:
+    """Whether each key is among the sorted ones."""
+    if not known.numel():
+        return torch.zeros_like(keys, dtype=torch.bool)
+    spot = torch.searchsorted(known, keys).clamp(max=known.numel() - 1)
+    return known[spot] == keys
+
+
+def _first_of_each(values: Tensor) -> Tensor:
+    """Drop repeated values, keeping the order of first appearance."""
+    unique, inverse = torch.unique(values, return_inverse=True)
+    first = torch.full((unique.numel(),), values.numel(), dtype=torch.long, device=values.device)
+    spots = torch.arange(values.numel(), device=values.device)
+    return values[first.scatter_reduce(0, inverse, spots, "amin").sort().values]
