@@ -27,6 +27,7 @@ from fgai.objective import (
     prediction_distance,
     spread,
 )
+from fgai.tasks import task_of
 from fgai.training.loop import PROBE, TrainConfig, epoch_seed, fit
 from fgai.training.presets import preset
 from fgai.training.resume import run_label
@@ -149,8 +150,9 @@ class Faithful:
             if self.injects:
                 generator = self._generator(-1)
                 self.adversary.start(generator)
-                shares = reach_shares(self.graph, self.adversary.attacked(generator)[0], len(attention))
-                self.shares, self.share = shares[-len(self.target) :], shares[-1]
+                hit = self.adversary.attacked(generator)[0]
+                shares, self.share = reach_shares(self.graph, hit, len(attention))
+                self.shares = shares[-len(self.target) :]
                 for _ in range(PROBE):
                     terms = self._stability(self.vanilla, logits, chosen.layers, generator)
                     self._total(terms).backward()  # type: ignore[no-untyped-call]
@@ -181,7 +183,7 @@ class Faithful:
 
     def score(self, model: nn.Module) -> float:
         """Return minus the same total under a fresh attack on validation nodes; needs no labels."""
-        nodes = None if self.graph.val_mask is None else self.graph.val_mask.nonzero().flatten()
+        nodes = task_of(self.graph).nodes(self.graph, "val")
         with evaluating(model, freeze=True):
             with torch.no_grad():
                 logits, attention = logits_and_attention(model, self.graph)
@@ -239,7 +241,7 @@ class Faithful:
         now, moved = logits_and_attention(model, attacked)
         pairs = _paired(layers, moved.select(config.layers), self.graph, attacked, edge_map)
         before, after = [p[0] for p in pairs], [p[1] for p in pairs]
-        moved_by = prediction_distance(logits, now[: self.graph.num_nodes], config.divergence, self.scale)
+        moved_by = prediction_distance(logits, now[: logits.shape[0]], config.divergence, self.scale)
         return {
             "prediction_stability": moved_by / self.share,
             "explanation_stability": attention_distance(
@@ -304,9 +306,12 @@ def make_faithful(
     Returns:
         A model of the same class, in eval mode, with its `history`.
     """
-    twin, graph = copied(model), prepared(model, as_graph(data))
+    given = as_graph(data)
+    twin, task = copied(model), task_of(given)
+    graph = prepared(model, task.view(given, "fit"))
+    graph = task.epoch(graph, torch.Generator().manual_seed(epoch_seed(seed, -3)))
     if config is None:
-        config = FaithfulConfig().replace(**preset("fgai", type(model).__name__, graph.name))
+        config = FaithfulConfig().replace(**preset("fgai", type(model).__name__, graph.name, task.name))
     config = config.replace(**changes)
     recipe = Faithful(model, graph, config)
     label = run_label(model, graph, recipe.name, config, seed, weights=True) if checkpoint else ""
