@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from fgai.attacks import Budget, draw_endpoints, draw_features
+from fgai.attacks.budget import smallest_pool
 from fgai.errors import InputError
 from fgai.graph import EdgeMap, Graph
+from fgai.tasks import task_of
 
 
 class InjectionAdversary:
@@ -30,21 +32,23 @@ class InjectionAdversary:
         self.graph, self.budget = graph, budget
         self.box = budget.feature_box(graph)
         self.nodes = budget.target_nodes(graph).cpu()  # drawn and checked without waiting for the device
-        each = min(budget.edges, int(self.nodes.numel()))
+        self.batch = None if graph.batch is None else graph.batch.cpu()
+        each = min(budget.edges, smallest_pool(graph, self.nodes.to(graph.device)))
         self.budget = replace(budget, edges=each)
         self.features = torch.zeros(0)
 
     def start(self, generator: torch.Generator) -> None:
         """Draw the first features."""
-        self.features = draw_features(self.graph, self.budget.nodes, self.box, generator)
+        groups = 1 if self.batch is None else torch.unique(self.batch[self.nodes]).numel()
+        self.features = draw_features(self.graph, self.budget.nodes * groups, self.box, generator)
 
     def attacked(self, generator: torch.Generator, nodes: Tensor | None = None) -> tuple[Graph, EdgeMap]:
         """Return the graph with the new nodes at fresh endpoints; their features collect a gradient."""
         self.climb()
         pool = self.nodes if nodes is None else nodes.cpu()
         each = min(self.budget.edges, int(pool.numel()))
-        endpoints = draw_endpoints(pool, self.budget.nodes, each, generator)
-        self.features = self.features.detach().requires_grad_()
+        endpoints = draw_endpoints(pool, self.budget.nodes, each, generator, self.batch)
+        self.features = self.features.detach()[: endpoints.shape[0]].requires_grad_()
         return self.graph.inject(endpoints, self.features)
 
     def climb(self) -> None:
@@ -69,7 +73,7 @@ class InjectionAdversary:
         self.features = state["features"].to(self.graph.device)
 
 
-def reach_shares(graph: Graph, attacked: Graph, layers: int) -> list[float]:
+def reach_shares(graph: Graph, attacked: Graph, layers: int) -> tuple[list[float], float]:
     """Share of the original nodes whose attention the new nodes can change, layer by layer.
 
     Layer 1 reads the new nodes at their neighbours; every further layer carries the change one edge on.
@@ -80,6 +84,9 @@ def reach_shares(graph: Graph, attacked: Graph, layers: int) -> list[float]:
         graph: before the injection.
         attacked: after it.
         layers: attention layers of the model.
+
+    Returns:
+        The shares of nodes by layer, and the share of predictions (of nodes, links or small graphs) in reach.
     """
     source, destination = attacked.adjacency.source, attacked.adjacency.destination
     reached = torch.zeros(attacked.num_nodes, dtype=torch.bool, device=attacked.device)
@@ -90,4 +97,5 @@ def reach_shares(graph: Graph, attacked: Graph, layers: int) -> list[float]:
         spread[destination[reached[source]]] = True
         reached = spread
         shares.append(max(float(reached[: graph.num_nodes].float().mean()), 1.0 / graph.num_nodes))
-    return shares
+    rows = task_of(graph).reached(graph, reached[: graph.num_nodes])
+    return shares, max(float(rows.float().mean()), 1.0 / rows.numel())

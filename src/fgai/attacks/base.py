@@ -19,6 +19,7 @@ from fgai.attention import AttentionMap, evaluating, logits_and_attention
 from fgai.errors import BudgetError, InputError, ReliabilityWarning
 from fgai.graph import EdgeMap, Graph
 from fgai.models import as_graph
+from fgai.tasks import task_of
 
 
 @dataclass
@@ -149,14 +150,16 @@ class Attack(ABC):
             BudgetError: if the budget is impossible on this graph or the attack overspent it.
             InputError: if the model's output is not finite, so that nothing can be compared.
         """
-        graph = _prepare(model, as_graph(data))
+        given = as_graph(data)
+        task = task_of(given)
+        graph = _prepare(model, task.view(given, self.budget.targets))
         nodes = self.budget.target_nodes(graph)
         ledger, began = Ledger(), perf_counter()
         best, best_value, noise = Perturbation(), -math.inf, -math.inf
         with evaluating(model, freeze=True):
             with torch.no_grad():
                 logits, attention = logits_and_attention(model, graph)
-            clean = Clean(logits, attention.detach(), nodes)
+            clean = Clean(logits, attention.detach(), task.rows(graph, self.budget.targets))
             start = float(self.objective(logits, attention, clean))
             if not math.isfinite(start):
                 raise InputError(

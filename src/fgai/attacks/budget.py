@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from fgai.errors import BudgetError
-from fgai.graph import EdgeMap, Graph
+from fgai.graph import EdgeMap, Graph, match_edges
+from fgai.ops import edge_keys
+from fgai.tasks import task_of
 
 SLACK = 1e-6
 
@@ -18,17 +20,20 @@ SLACK = 1e-6
 class Budget:
     """What an attack may change, and how hard it may search.
 
+    On a batch of small graphs, `nodes` and `edges` are those of each attacked graph.
+
     Attributes:
         nodes: new nodes.
-        edges: edges of each new node, or edges between existing nodes in all when `nodes` is 0.
+        edges: edges of each new node, or edges between existing nodes in all when `nodes` is 0, those added
+            and those removed together.
         box: interval for the features of new nodes; None takes the data's own range.
         radius: largest change of an existing feature (0: existing features stay).
         rows: share of the target nodes whose features may change.
         steps: gradient steps.
         step_size: of each.
         restarts: independent starts; the best result counts.
-        targets: mask whose nodes are attacked and may be joined to: `test`, `val` or `fit`
-            (training and validation nodes).
+        targets: part of the split that is attacked and whose nodes may be joined to: `test`, `val` or `fit`
+            (training and validation).
     """
 
     nodes: int = 0
@@ -74,32 +79,40 @@ class Budget:
         return self.box
 
     def target_nodes(self, graph: Graph) -> Tensor:
-        """Return the nodes that may be attacked.
+        """Return the nodes that may be joined or changed: of the targets, or at the ends of target links.
 
         Raises:
             BudgetError: if there are none, or fewer than the edges of one new node.
         """
-        if self.targets == "fit":
-            masks = [m for m in (graph.train_mask, graph.val_mask) if m is not None]
-            mask = None if not masks else torch.stack(masks).any(0)
-        else:
-            mask = graph.test_mask if self.targets == "test" else graph.val_mask
-        nodes = (
-            torch.arange(graph.num_nodes, device=graph.device) if mask is None else mask.nonzero().flatten()
-        )
+        nodes = task_of(graph).nodes(graph, self.targets)
         if nodes.numel() == 0:
             raise BudgetError(f"there are no {self.targets} nodes to attack in {graph.name!r}")
-        if self.nodes and self.edges > nodes.numel():
+        room = smallest_pool(graph, nodes)
+        if self.nodes and self.edges > room:
+            where = "" if graph.batch is None else " in the smallest attacked graph"
             raise BudgetError(
-                f"{self.edges} edges per new node were asked for, but there are only {nodes.numel()}"
-                f" {self.targets} nodes to join; lower `edges`"
+                f"{self.edges} edges per new node were asked for, but there are only {room}"
+                f" {self.targets} nodes to join{where}; lower `edges`"
             )
         return nodes
 
 
+def smallest_pool(graph: Graph, nodes: Tensor) -> int:
+    """How many of `nodes` one new node can be joined to: all, or those of the smallest graph of a batch."""
+    if graph.batch is None:
+        return int(nodes.numel())
+    counts = torch.bincount(graph.batch[nodes])
+    return int(counts[counts > 0].min())
+
+
+def _shares(graph: Graph, nodes: Tensor) -> int:
+    """How often the budget for nodes and edges is granted: once, or once per attacked graph of a batch."""
+    return 1 if graph.batch is None else int(torch.unique(graph.batch[nodes]).numel())
+
+
 @dataclass(frozen=True, eq=False)
 class Perturbation:
-    """A change of a graph, apart from the graph: new nodes, new edges, or changed features.
+    """A change of a graph, apart from the graph: new nodes, edges that come or go, or changed features.
 
     Attributes:
         endpoints: [M, e] neighbours of the new nodes, or None.
@@ -107,6 +120,7 @@ class Perturbation:
         edges: [2, K] undirected edges between existing nodes, or None.
         rows: [R] existing nodes whose features change, or None.
         delta: [R, F] by how much.
+        removed: [2, K] undirected edges between existing nodes that go, or None.
     """
 
     endpoints: Tensor | None = None
@@ -114,6 +128,7 @@ class Perturbation:
     edges: Tensor | None = None
     rows: Tensor | None = None
     delta: Tensor | None = None
+    removed: Tensor | None = None
 
     def apply(self, graph: Graph) -> tuple[Graph, EdgeMap]:
         """Return the perturbed graph and the map of the edges that stayed."""
@@ -123,14 +138,25 @@ class Perturbation:
             graph = graph.replace(features=graph.features.perturb(self.rows, self.delta))
         if self.endpoints is not None and self.endpoints.numel():
             return graph.inject(self.endpoints, self.features)
+        if self.removed is not None and self.removed.numel():
+            graph, edge_map = graph.remove(both_ways(graph, self.removed))
         if self.edges is not None and self.edges.numel():
-            return graph.inject_edges(torch.cat([self.edges, self.edges.flip(0)], dim=1))
+            graph, added = graph.inject_edges(torch.cat([self.edges, self.edges.flip(0)], dim=1))
+            edge_map = EdgeMap(
+                edge_map.before, added.after[edge_map.after], edge_map.num_before, added.num_after
+            )
         return graph, edge_map
 
     def detach(self) -> Perturbation:
         """Return a copy that carries no gradient history."""
-        parts = (self.endpoints, self.features, self.edges, self.rows, self.delta)
+        parts = (self.endpoints, self.features, self.edges, self.rows, self.delta, self.removed)
         return Perturbation(*(None if p is None else p.detach().clone() for p in parts))
+
+
+def both_ways(graph: Graph, pairs: Tensor) -> Tensor:
+    """Return the positions of the edges of `graph` that join `pairs` [2, K], in either direction."""
+    ends = torch.cat([pairs, pairs.flip(0)], dim=1)
+    return match_edges(torch.unique(edge_keys(ends[0], ends[1])), graph.keys)[1]
 
 
 def check(change: Perturbation, budget: Budget, graph: Graph) -> None:
@@ -145,22 +171,24 @@ def check(change: Perturbation, budget: Budget, graph: Graph) -> None:
     for name, nodes in (
         ("injected edges", change.endpoints),
         ("new edges", change.edges),
+        ("removed edges", change.removed),
         ("changed rows", change.rows),
     ):
         outside = 0 if nodes is None else int((~torch.isin(nodes, targets)).sum())
         if outside:
             raise BudgetError(f"{outside} ends of {name} lie outside the {budget.targets} nodes")
+    shares = _shares(graph, targets)
+    _check_inside(change.endpoints, budget.nodes, graph, "new nodes")
+    _check_inside(None if change.edges is None else change.edges.T, budget.edges, graph, "new edges")
     if change.endpoints is not None:
         made, each = change.endpoints.shape
-        if made > budget.nodes or each > budget.edges:
-            raise BudgetError(f"injected {made} × {each}, allowed {budget.nodes} × {budget.edges}")
+        if made > budget.nodes * shares or each > budget.edges:
+            raise BudgetError(f"injected {made} × {each}, allowed {budget.nodes * shares} × {budget.edges}")
     if change.features is not None and change.features.numel():
         low, high = budget.feature_box(graph)
         if not (float(change.features.min()) >= low - SLACK and float(change.features.max()) <= high + SLACK):
             raise BudgetError(f"injected features leave the box [{low:.4g}, {high:.4g}]")
-    if change.edges is not None and (budget.nodes or change.edges.shape[1] > budget.edges):
-        allowed = 0 if budget.nodes else budget.edges
-        raise BudgetError(f"added {change.edges.shape[1]} edges, allowed {allowed}")
+    _check_edges(change, budget, graph, shares)
     if change.delta is not None and change.delta.numel():
         moved = float(change.delta.abs().max())
         if not moved <= budget.radius + SLACK:
@@ -168,3 +196,30 @@ def check(change: Perturbation, budget: Budget, graph: Graph) -> None:
         limit = max(1, round(budget.rows * targets.numel()))
         if change.delta.shape[0] > limit:
             raise BudgetError(f"changed {change.delta.shape[0]} nodes' features, allowed {limit}")
+
+
+def _check_inside(ends: Tensor | None, limit: int, graph: Graph, name: str) -> None:
+    """Raise if a row of `ends` leaves its small graph, or one small graph gets more than its share."""
+    if graph.batch is None or ends is None or not ends.numel():
+        return
+    groups = graph.batch[ends]
+    if bool((groups != groups[:, :1]).any()):
+        raise BudgetError(f"{name} join nodes of different small graphs")
+    most = int(torch.bincount(groups[:, 0]).max())
+    if most > limit:
+        raise BudgetError(f"one small graph got {most} {name}, allowed {limit} each")
+
+
+def _check_edges(change: Perturbation, budget: Budget, graph: Graph, shares: int) -> None:
+    """Count the edges between existing nodes that come and go, and look for those that go."""
+    added, removed = (0 if pairs is None else pairs.shape[1] for pairs in (change.edges, change.removed))
+    allowed = 0 if budget.nodes else budget.edges * shares
+    if added + removed > allowed:
+        raise BudgetError(f"added {added} edges and removed {removed}, allowed {allowed} in all")
+    if change.removed is None or not removed:
+        return
+    one, two = change.removed
+    there = torch.isin(edge_keys(one, two), graph.keys) | torch.isin(edge_keys(two, one), graph.keys)
+    missing = int((~there | (one == two)).sum())
+    if missing:
+        raise BudgetError(f"{missing} of the removed edges are not there, or join a node to itself")

@@ -24,7 +24,15 @@ class RandomEdges(Attack):
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
     ) -> Iterator[Perturbation]:
         """Yield one random set of edges that were not there."""
-        yield Perturbation(edges=draw_edges(graph, nodes, self.budget.edges, generator))
+        if graph.batch is None:
+            yield Perturbation(edges=draw_edges(graph, nodes, self.budget.edges, generator))
+            return
+        groups = graph.batch[nodes]
+        drawn = [
+            draw_edges(graph, nodes[groups == group], self.budget.edges, generator)
+            for group in torch.unique(groups).tolist()
+        ]
+        yield Perturbation(edges=torch.cat(drawn, dim=1))
 
 
 def draw_edges(graph: Graph, nodes: Tensor, count: int, generator: torch.Generator) -> Tensor:

@@ -14,8 +14,23 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 
 
-def draw_endpoints(nodes: Tensor, count: int, each: int, generator: torch.Generator) -> Tensor:
-    """Return [count, each] endpoints drawn from `nodes`, distinct within a row."""
+def draw_endpoints(
+    nodes: Tensor, count: int, each: int, generator: torch.Generator, batch: Tensor | None = None
+) -> Tensor:
+    """Return [count, each] endpoints drawn from `nodes`, distinct within a row.
+
+    Args:
+        nodes: [P] to draw from.
+        count: rows.
+        each: endpoints per row.
+        generator: on the CPU.
+        batch: [N] small graph of every node, or None; with it, `count` rows are drawn for each small graph
+            that has some of the `nodes`, each row inside its graph.
+    """
+    if batch is not None:
+        groups = batch.to(nodes.device)[nodes]
+        pools = [nodes[groups == group] for group in torch.unique(groups).tolist()]
+        return torch.cat([draw_endpoints(pool, count, each, generator) for pool in pools])
     pool = nodes.numel()
     tries = torch.randint(pool, (count, 2 * each + 8), generator=generator).tolist()
     rows = [list(dict.fromkeys(row))[:each] for row in tries]
@@ -43,8 +58,8 @@ class RandomInjection(Attack):
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
     ) -> Iterator[Perturbation]:
         """Yield one random draw."""
-        endpoints = draw_endpoints(nodes, self.budget.nodes, self.budget.edges, generator)
-        features = draw_features(graph, self.budget.nodes, self.budget.feature_box(graph), generator)
+        endpoints = draw_endpoints(nodes, self.budget.nodes, self.budget.edges, generator, graph.batch)
+        features = draw_features(graph, endpoints.shape[0], self.budget.feature_box(graph), generator)
         yield Perturbation(endpoints=endpoints, features=features)
 
 
@@ -65,8 +80,8 @@ class PGDInjection(Attack):
         if original is None:
             raise InputError(f"{graph.name!r} has no features to attack")
         low, high = budget.feature_box(graph)
-        endpoints = draw_endpoints(nodes, budget.nodes, budget.edges, generator)
-        noise = draw_features(graph, budget.nodes, (low, high), generator)
+        endpoints = draw_endpoints(nodes, budget.nodes, budget.edges, generator, graph.batch)
+        noise = draw_features(graph, endpoints.shape[0], (low, high), generator)
         yield Perturbation(endpoints=endpoints, features=noise)
         plan = self.plan((low, high))
         features = torch.full_like(noise, (low + high) / 2) if ledger.steps < plan.steps else noise

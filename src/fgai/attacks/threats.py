@@ -14,12 +14,25 @@ from fgai.checks import one_of
 
 @dataclass(frozen=True)
 class Threat:
-    """A named threat: which attack, with which budget, and what for."""
+    """A named threat: which attack, with which budget, and what for.
+
+    Attributes:
+        name: for `make_attack` and records.
+        attack: its class.
+        budget: on one graph, for nodes and links.
+        about: one line.
+        per_graph: the budget for each graph of a batch of small ones; `budget` where None.
+    """
 
     name: str
     attack: type[Attack]
     budget: Budget
     about: str
+    per_graph: Budget | None = None
+
+    def budget_for(self, task: str) -> Budget:
+        """Return the budget of a task: `node`, `link` or `graph`."""
+        return self.per_graph if task == "graph" and self.per_graph is not None else self.budget
 
 
 THREATS: dict[str, Threat] = {
@@ -30,20 +43,29 @@ THREATS: dict[str, Threat] = {
             PGDInjection,
             Budget(nodes=20, edges=20, box=(-1.0, 1.0), steps=10, step_size=0.1),
             "20 nodes × 20 edges, adversarial features: all the paper's tables",
+            Budget(nodes=1, edges=3, box=(-1.0, 1.0), steps=10, step_size=0.1),
         ),
         Threat(
             "strong",
             PGDInjection,
             Budget(nodes=60, edges=40, box=(-1.0, 1.0), steps=50, step_size=0.05, restarts=3),
             "60 nodes × 40 edges, 3 × 50 steps: the honesty check beside every table",
+            Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=50, step_size=0.05, restarts=3),
         ),
         Threat(
             "random",
             RandomInjection,
             Budget(nodes=20, edges=20, box=None),
             "20 nodes × 20 edges, random features in the data's range: the noise floor",
+            Budget(nodes=1, edges=3, box=None),
         ),
-        Threat("edges", RandomEdges, Budget(edges=400), "400 random edges between existing nodes"),
+        Threat(
+            "edges",
+            RandomEdges,
+            Budget(edges=400),
+            "400 random edges between existing nodes",
+            Budget(edges=2),
+        ),
         Threat(
             "modify",
             FeaturePGD,
@@ -55,19 +77,25 @@ THREATS: dict[str, Threat] = {
 
 
 def make_attack(
-    threat: str | Threat, objective: str | Objective = "prediction", *, targets: str = "test", k: int = 5
+    threat: str | Threat,
+    objective: str | Objective = "prediction",
+    *,
+    targets: str = "test",
+    k: int = 5,
+    task: str = "node",
 ) -> Attack:
     """Return the attack of a threat.
 
     Args:
         threat: a name from `THREATS`, or a `Threat` of your own.
         objective: what the attacker maximises.
-        targets: whose nodes are attacked: `test`, `val` or `fit`.
+        targets: what is attacked: `test`, `val` or `fit`.
         k: size of the explanation, for the explanation objective.
+        task: `node`, `link` or `graph`; small graphs get a small budget each.
 
     Raises:
         InputError: for an unknown name.
     """
     if isinstance(threat, str):
         threat = THREATS[one_of(threat, "threat", tuple(THREATS))]
-    return threat.attack(replace(threat.budget, targets=targets), objective, k=k)
+    return threat.attack(replace(threat.budget_for(task), targets=targets), objective, k=k)

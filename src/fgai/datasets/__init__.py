@@ -1,16 +1,19 @@
 """Real datasets by name, a built-in one, their splits and fingerprints."""
 
 from fgai.datasets.fingerprint import fingerprint
+from fgai.datasets.links import link_split
 from fgai.datasets.loader import load
 from fgai.datasets.planted import planted
 from fgai.datasets.registry import DatasetInfo, info, names
-from fgai.datasets.splits import Split, random_split, stratified_split
+from fgai.datasets.splits import Split, fold_split, random_split, stratified_split
 
 __all__ = [
     "DatasetInfo",
     "Split",
     "fingerprint",
+    "fold_split",
     "info",
+    "link_split",
     "load",
     "names",
     "planted",

@@ -66,4 +66,7 @@ def fingerprint(graph: Graph) -> str:
         labels = getattr(graph, name)
         if labels is not None:
             digest.update(b"\n" + name.encode() + _bytes(labels, "<i8"))
+    if graph.links is not None:
+        for values in (graph.links.pairs, graph.links.y, graph.links.part):
+            digest.update(b"\nlinks" + _bytes(values, "<i8"))
     return digest.hexdigest()[:32]

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from fgai.datasets import paths
 from fgai.datasets.download import download
+from fgai.datasets.links import link_split
 from fgai.datasets.planted import planted
 from fgai.datasets.readers import Raw
 from fgai.datasets.registry import PLANTED, DatasetInfo, info, source
-from fgai.datasets.splits import Split, index_split, random_split, stratified_split
+from fgai.datasets.splits import Split, fold_split, index_split, random_split, stratified_split
 from fgai.errors import DataError, InputError
 from fgai.graph import Graph
 from fgai.ops import edge_keys
@@ -25,6 +26,7 @@ def load(
     seed: int = 0,
     *,
     split: str | None = None,
+    task: str | None = None,
 ) -> Graph:
     """Return a dataset as a graph: undirected, without duplicates, without self-loops.
 
@@ -37,11 +39,14 @@ def load(
         name: one of `fgai.datasets.names()`.
         root: a folder laid out as `fgai.datasets.info(name).files` says.
         seed: draws the split where it is random.
-        split: `random` (10/10/80 % of the labelled nodes) or `public` (published with the data); None for
-            the dataset's default, the first of `info(name).splits`.
+        split: `random` (10/10/80 % of the labelled nodes), `public` (published with the data) or, for small
+            graphs, `folds` (the seed is the number of one of ten folds); None for the dataset's default, the
+            first of `info(name).splits`.
+        task: `link` hides links to be predicted (see `link_split`); None for the dataset's own task.
 
     Raises:
         DataError: unknown name or split; files missing, truncated or foreign.
+        InputError: the dataset is not for this task.
 
     Example:
         >>> load("planted", seed=1).num_nodes
@@ -53,11 +58,17 @@ def load(
     chosen = about.splits[0] if split is None else split
     if chosen not in about.splits:
         raise DataError(f"{name!r} has no split {split!r}; use {' or '.join(map(repr, about.splits))}")
+    wanted = about.task if task is None else task
+    if wanted != about.task and (wanted, about.task) != ("link", "node"):
+        offered = "node or link" if about.task == "node" else about.task
+        raise InputError(f"{name!r} is for {offered} tasks, got `task={task!r}`")
     if name == PLANTED:
         graph = planted()
         assert graph.y is not None
-        return _with_split(graph, random_split(graph.y, seed))
-    return _assemble(_read(about, root), about, seed, chosen)
+        graph = _with_split(graph, random_split(graph.y, seed))
+    else:
+        graph = _assemble(_read(about, root), about, seed, chosen)
+    return link_split(graph, seed) if wanted == "link" else graph
 
 
 def _read(about: DatasetInfo, root: str | os.PathLike[str] | None) -> Raw:
@@ -107,7 +118,7 @@ def _assemble(raw: Raw, about: DatasetInfo, seed: int, split: str) -> Graph:
         parts = {key: torch.from_numpy(np.asarray(index, dtype=np.int64)) for key, index in raw.split.items()}
         return _with_split(graph, index_split(parts["train"], parts["val"], parts["test"], raw.num_nodes))
     if batch is not None and graph_y is not None:
-        drawn = stratified_split(graph_y, seed)
+        drawn = fold_split(graph_y, seed) if split == "folds" else stratified_split(graph_y, seed)
         return _with_split(graph, Split(*(mask[batch] for mask in drawn)))
     assert y is not None
     return _with_split(graph, random_split(y, seed))

@@ -144,7 +144,8 @@ def _tu(folder: str, n: int, e: int, f: int, graphs: int, attributes: bool, word
     info = DatasetInfo(
         name=folder.lower(),
         description=f"{folder}: {words} One block-diagonal graph with `batch` and `graph_y`; masks are"
-        " constant inside each graph (80/10/10 % of the graphs, every class alike).",
+        " constant inside each graph (80/10/10 % of the graphs, every class alike); the seed is one of ten"
+        " folds.",
         source="https://chrsmrrs.github.io/datasets/",
         citation=_MORRIS,
         licence=_NO_LICENCE,
@@ -154,6 +155,7 @@ def _tu(folder: str, n: int, e: int, f: int, graphs: int, attributes: bool, word
         num_classes=2,
         num_graphs=graphs,
         task="graph",
+        splits=("folds", "random"),
         files=(tuple(f"tu/{folder}/raw/{folder}_{part}.txt" for part in parts),),
     )
     _add(Source(reader=read_tu, pyg=("TUDataset", folder)), info)

@@ -93,6 +93,39 @@ def stratified_split(
     return _masks([torch.cat([empty, *part]) for part in parts], y.numel())
 
 
+def fold_split(y: Tensor, fold: int = 0, *, folds: int = 10, seed: int = 0) -> Split:
+    """Return one of several folds in which every class has the same share: for cross-validation.
+
+    The small graphs (or nodes) of each class are shuffled once and dealt out in turn; `fold` is for test, the
+    next one for validation, the others for training. All folds of a seed are disjoint and cover everything.
+
+    Args:
+        y: [G] labels; -1 stands in no mask.
+        fold: which one; from `folds` up, of the next shuffle.
+        folds: how many.
+        seed: of the shuffle.
+
+    Raises:
+        InputError: fewer than three folds, or a negative one.
+
+    Example:
+        >>> y = torch.arange(40) % 2
+        >>> [int(mask.sum()) for mask in fold_split(y, 3)]
+        [32, 4, 4]
+    """
+    if folds < 3 or fold < 0:
+        raise InputError(f"`folds` must be at least 3 and `fold` not negative, got {folds} and {fold}")
+    source = torch.Generator().manual_seed(seed + fold // folds)
+    place, dealt = torch.full((y.numel(),), -1), 0
+    for label in torch.unique(y[y >= 0]).tolist():
+        members = (y == label).nonzero().flatten().cpu()
+        order = members[torch.randperm(members.numel(), generator=source)]
+        place[order] = (torch.arange(order.numel()) + dealt) % folds
+        dealt += order.numel()
+    test, val = place == fold % folds, place == (fold + 1) % folds
+    return Split((place >= 0) & ~test & ~val, val, test)
+
+
 def index_split(train: Tensor, val: Tensor, test: Tensor, num_nodes: int) -> Split:
     """Turn three index vectors (a published split) into masks."""
     return _masks((train, val, test), num_nodes)

@@ -26,6 +26,7 @@ from fgai.metrics.removal import (
     slope,
     still_right,
 )
+from fgai.metrics.scores import SCORES, task_scores
 from fgai.metrics.sharpness import sharpness, sharpness_per_node
 from fgai.metrics.spec import METRICS, MetricSpec, metric
 from fgai.metrics.stability import g_jsd, g_tvd, g_tvd_prob, g_tvd_rel
@@ -34,6 +35,7 @@ from fgai.metrics.truth import truth_auc, truth_chance, truth_precision
 __all__ = [
     "FRACTIONS",
     "METRICS",
+    "SCORES",
     "MetricSpec",
     "accuracy",
     "average_precision",
@@ -63,6 +65,7 @@ __all__ = [
     "sharpness_per_node",
     "slope",
     "still_right",
+    "task_scores",
     "truth_auc",
     "truth_chance",
     "truth_precision",

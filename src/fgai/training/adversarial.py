@@ -41,25 +41,26 @@ class Adversarial(Vanilla):
 
     def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         """Yield half the clean cross-entropy, then half the attacked one."""
-        clean = cross_entropy(call_model(model, self.graph)[self.train_nodes], self.train_y)
+        graph, rows, labels = self.lesson(epoch)
+        clean = cross_entropy(call_model(model, graph)[rows], labels)
         yield {"clean": clean, "total": clean / 2}
         del clean
         attacked, _ = self.adversary.attacked(self._generator(epoch))
-        hit = cross_entropy(call_model(model, attacked)[self.train_nodes], self.train_y)
+        hit = cross_entropy(call_model(model, attacked.replace(links=graph.links))[rows], labels)
         yield {"attacked": hit, "total": hit / 2}
 
     def score(self, model: nn.Module) -> float:
-        """Return the mean of clean and attacked validation accuracy."""
+        """Return the mean of clean and attacked validation score."""
         adversary = self.adversary.restarted()
+        nodes = self.task.nodes(self.graph, "val")
         with evaluating(model, freeze=True):
             for step in range(PROBE + 1):
-                attacked, _ = adversary.attacked(self._generator(-2), self.val_nodes)
-                logits = call_model(model, attacked)[self.val_nodes]
+                attacked, _ = adversary.attacked(self._generator(-2), nodes)
+                logits = call_model(model, attacked)
                 if step < PROBE:
-                    cross_entropy(logits, self.val_y).backward()  # type: ignore[no-untyped-call]
-            hit = (logits.argmax(1) == self.val_y).float().mean()
+                    cross_entropy(logits[self.val_nodes], self.val_y).backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            return (super().score(model) + float(hit)) / 2
+            return (super().score(model) + float(self.grade(logits))) / 2
 
     def state(self) -> dict[str, Tensor]:
         """Return the adversary's features."""

@@ -12,14 +12,15 @@ from torch import nn
 from fgai.attacks import Budget
 from fgai.checks import one_of
 from fgai.graph import Graph
-from fgai.models import GAT, GT, AttentionModel, GATv2
+from fgai.models import GAT, GCN, GT, AttentionModel, GATv2
+from fgai.tasks import task_of
 from fgai.training.adversarial import Adversarial
 from fgai.training.faithful import FaithfulConfig, make_faithful
 from fgai.training.loop import TrainConfig, seeded
 from fgai.training.presets import preset
 from fgai.training.train import prepared, train
 
-MODELS: dict[str, type[AttentionModel]] = {"GAT": GAT, "GATv2": GATv2, "GT": GT}
+MODELS: dict[str, type[AttentionModel]] = {"GAT": GAT, "GATv2": GATv2, "GT": GT, "GCN": GCN}
 METHODS = ("vanilla", "ln", "at", "fgai", "fgai-paper")
 TRAIN_FIELDS = {field.name for field in dataclasses.fields(TrainConfig)}
 
@@ -49,7 +50,7 @@ def train_method(
 
     Args:
         method: `vanilla`, `ln`, `at`, `fgai` or `fgai-paper` (last layer, graph scope).
-        model: `GAT`, `GATv2` or `GT`.
+        model: `GAT`, `GATv2`, `GT` or `GCN`.
         graph: with labels and masks.
         seed: of the weights, dropout and adversary.
         vanilla: the trained vanilla model for AT and FGAI; trained here when None.
@@ -59,7 +60,8 @@ def train_method(
         settings: settings of the training or arguments of the model, by name.
     """
     one_of(method, "method", METHODS)
-    chosen = {**preset(method, model, graph.name), **(settings or {})}
+    task = task_of(graph)
+    chosen = {**preset(method, model, graph.name, task.name), **(settings or {})}
     graph = graph.to(device)
     common: dict[str, Any] = {"seed": seed, "progress": progress, "checkpoint": checkpoint}
     if method in ("vanilla", "ln"):
@@ -80,7 +82,7 @@ def train_method(
             "step_size": default.step_size,
         }
         budget = Budget(**{**base, **chosen}, targets="fit")
-        recipe = Adversarial(prepared(vanilla, graph), budget)
+        recipe = Adversarial(prepared(vanilla, task.view(graph, "fit")), budget)
         return train(vanilla, graph, recipe=recipe, config=TrainConfig(**fields), **common)
     config = FaithfulConfig()
     if method == "fgai-paper":

@@ -13,23 +13,25 @@ def _table() -> dict[str, Any]:
     return tomllib.loads(files("fgai.training").joinpath("presets.toml").read_text(encoding="utf-8"))
 
 
-def preset(method: str, model: str, dataset: str) -> dict[str, Any]:
+def preset(method: str, model: str, dataset: str, task: str = "node") -> dict[str, Any]:
     """Return the settings of a method, the special ones laid over the general ones.
 
-    Looks up `[method]`, `[method.MODEL]` and `[method.MODEL.dataset]`, later ones winning. An unknown method,
-    model or dataset simply has no special settings.
+    Looks up `[method]`, `[method.MODEL]` and `[method.MODEL.dataset]`, later ones winning; for link and graph
+    tasks the same tables under `[link]` and `[graph]` instead. An unknown method, model or dataset simply has
+    no special settings.
 
     Args:
         method: `vanilla`, `ln`, `at` or `fgai`.
         model: class name, e.g. `GAT`.
         dataset: e.g. `amazon-photo`.
+        task: `node`, `link` or `graph`.
 
     Example:
         >>> preset("vanilla", "GAT", "a graph nobody tuned")["epochs"]
         200
     """
     found: dict[str, Any] = {}
-    level: Any = _table()
+    level: Any = _table() if task == "node" else _table().get(task, {})
     for name in (method, model, dataset):
         level = level.get(name) if isinstance(level, dict) else None
         if level is None:

@@ -1,4 +1,4 @@
-"""The recipe of plain supervised training, for nodes; others build on it."""
+"""The recipe of plain supervised training, for every task; others build on it."""
 
 from __future__ import annotations
 
@@ -11,38 +11,62 @@ from torch.nn.functional import cross_entropy
 from fgai.attention import call_model, evaluating
 from fgai.errors import InputError
 from fgai.graph import Graph
+from fgai.metrics import task_scores
+from fgai.tasks import task_of
+from fgai.training.loop import epoch_seed
+
+SPLITS = {"node": "random_split", "link": "link_split", "graph": "fold_split"}
 
 
 class Vanilla:
-    """Cross-entropy on the training nodes; validation score: accuracy, ties broken by a lower loss.
+    """Cross-entropy on the training nodes, links or graphs; validation score: the task's own.
+
+    That is accuracy, for links ROC-AUC, ties broken by a lower loss. Pairs that are no links are drawn anew
+    every epoch.
 
     Args:
-        graph: prepared for the model, with labels and masks.
+        graph: prepared for the model, as the task views it in training, with labels and masks.
     """
 
     name = "vanilla"
 
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+        self.graph, self.task = graph, task_of(graph)
+        self.seed = 0
         self.train_nodes, self.train_y = labelled(graph, "train_mask")
         self.val_nodes, self.val_y = labelled(graph, "val_mask")
 
     def start(self, model: nn.Module, seed: int) -> None:
-        """Nothing to prepare."""
+        """Remember the seed of what is drawn every epoch."""
+        self.seed = seed
 
     def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         """Yield the cross-entropy."""
-        logits = call_model(model, self.graph)
-        loss = cross_entropy(logits[self.train_nodes], self.train_y)
+        graph, rows, labels = self.lesson(epoch)
+        loss = cross_entropy(call_model(model, graph)[rows], labels)
         yield {"cross_entropy": loss, "total": loss}
 
+    def lesson(self, epoch: int) -> tuple[Graph, Tensor, Tensor]:
+        """Return what is learnt from in an epoch: the graph, the rows of its logits and their labels."""
+        if self.task.name != "link":
+            return self.graph, self.train_nodes, self.train_y
+        generator = torch.Generator().manual_seed(epoch_seed(self.seed, epoch) ^ 0x1B873593)
+        graph = self.task.epoch(self.graph, generator)
+        return graph, *labelled(graph, "train_mask")
+
     def score(self, model: nn.Module) -> float:
-        """Return validation accuracy minus a thousandth of a bounded loss."""
+        """Return the validation score minus a thousandth of a bounded loss."""
         with evaluating(model), torch.no_grad():
-            logits = call_model(model, self.graph)[self.val_nodes]
-            accuracy = (logits.argmax(1) == self.val_y).float().mean()
-            loss = cross_entropy(logits, self.val_y)
-            return float(accuracy - 1e-3 * torch.tanh(loss))
+            logits = call_model(model, self.graph)
+            loss = cross_entropy(logits[self.val_nodes], self.val_y)
+            return float(self.grade(logits) - 1e-3 * torch.tanh(loss))
+
+    def grade(self, logits: Tensor) -> Tensor:
+        """Return accuracy on the validation rows; ROC-AUC for links."""
+        logits = logits[self.val_nodes]
+        if self.task.name == "link":
+            return logits.new_tensor(task_scores("link", logits, self.val_y)["roc_auc"])
+        return (logits.argmax(1) == self.val_y).float().mean()
 
     def state(self) -> dict[str, Tensor]:
         """Nothing to keep."""
@@ -53,19 +77,22 @@ class Vanilla:
 
 
 def labelled(graph: Graph, mask: str) -> tuple[Tensor, Tensor]:
-    """Return the nodes of a mask and their labels.
+    """Return the rows of the logits (nodes, links or small graphs) in a mask, and their labels.
 
     Raises:
-        InputError: if the graph has no labels, no such mask, an empty one, or unlabelled nodes in it.
+        InputError: if the graph has no labels, no such mask, an empty one, or unlabelled rows in it.
     """
-    chosen: Tensor | None = getattr(graph, mask)
-    if graph.y is None:
+    task = task_of(graph)
+    truth = task.labels(graph)
+    if truth is None:
         raise InputError(f"{graph.name!r} has no labels `y` to train on")
-    if chosen is None or not bool(chosen.any()):
-        remedy = "make a split with `fgai.datasets.random_split`"
-        raise InputError(f"{graph.name!r} has no nodes in `{mask}`; {remedy}")
-    nodes = chosen.nonzero().flatten()
-    labels = graph.y[nodes]
+    split = task.name == "link" or getattr(graph, mask) is not None
+    rows = task.rows(graph, mask.removesuffix("_mask")) if split else None
+    if rows is None or not rows.numel():
+        remedy = f"make a split with `fgai.datasets.{SPLITS[task.name]}`"
+        raise InputError(f"{graph.name!r} has no {task.rows_are} in `{mask}`; {remedy}")
+    labels = truth[rows]
     if int(labels.min()) < 0:
-        raise InputError(f"`{mask}` holds {int((labels < 0).sum())} nodes without a label; take them out")
-    return nodes, labels
+        count = int((labels < 0).sum())
+        raise InputError(f"`{mask}` holds {count} {task.rows_are} without a label; take them out")
+    return rows, labels

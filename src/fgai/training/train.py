@@ -11,6 +11,7 @@ from torch import nn
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import as_graph
+from fgai.tasks import task_of
 from fgai.training.loop import History, Recipe, TrainConfig, fit
 from fgai.training.recipes import Vanilla
 from fgai.training.resume import run_label
@@ -29,13 +30,14 @@ def train(
     recipe: Recipe | None = None,
     **settings: Any,
 ) -> M:
-    """Train a copy of `model` on the labelled nodes of `data` and return it in eval mode.
+    """Train a copy of `model` on the labelled nodes, links or graphs of `data` and return it in eval mode.
 
     The given model is untouched. The result carries its `history` (loss terms, scores, seconds).
 
     Args:
         model: one of fgai's models or any PyG model called as `model(x, edge_index)`.
-        data: a `Graph` or PyG `Data` with `y`, `train_mask` and `val_mask`.
+        data: a `Graph` or PyG `Data` with `y`, `train_mask` and `val_mask`; with `links` from
+            `fgai.datasets.link_split`; or a batch of small graphs.
         seed: of dropout; the same seed gives the same weights on the CPU.
         config: epochs, learning rate and so on; or give single settings by name instead.
         progress: show a bar; None shows it on a terminal only.
@@ -54,7 +56,8 @@ def train(
         3
     """
     config = config or TrainConfig(**settings)
-    trained, graph = copied(model), prepared(model, as_graph(data))
+    given = as_graph(data)
+    trained, graph = copied(model), prepared(model, task_of(given).view(given, "fit"))
     chosen = recipe or Vanilla(graph)
     label = run_label(model, graph, chosen.name, config, seed) if checkpoint else ""
     history = fit(
