@@ -203,7 +203,7 @@ class TestAround:
 class TestRefused:
     CASES = (
         (("train", "--dataset", "corra"), "did you mean 'cora'?"),
-        (("train", "--model", "GCN"), "`--model` must be one of GAT"),
+        (("train", "--model", "GIN"), "`--model` must be one of GAT"),
         (("train", "--method", "magic"), "`--method` must be one of"),
         (("train", "--set", "drpout=1"), "did you mean 'dropout'?"),
         (("train", "--set", "dropout"), "NAME=VALUE"),

@@ -21,7 +21,7 @@ from torch_geometric.nn import GATConv
 
 from fgai.attacks import Budget
 from fgai.errors import CheckpointError, DivergenceError, FgaiError, InputError
-from fgai.models import GAT, GT, GATv2
+from fgai.models import GAT, GCN, GT, GATv2
 from fgai.training import (
     Adversarial,
     Faithful,
@@ -46,7 +46,9 @@ SHORT: dict[str, Any] = {"epochs": 4, "progress": False}
 
 
 def fresh(name: str = "GAT", seed: int = 0, **changes: Any) -> nn.Module:
-    sizes = {"width": 16, "heads": (4, 1)} if name == "GT" else {"channels": 2, "heads": 3}
+    sizes = {"GT": {"width": 16, "heads": (4, 1)}, "GCN": {"channels": 6}}.get(
+        name, {"channels": 2, "heads": 3}
+    )
     return untrained(name, GRAPH, seed=seed, **{**sizes, **changes})
 
 
@@ -89,7 +91,7 @@ class Scripted:
 
 
 class TestTrain:
-    @pytest.mark.parametrize("name", ["GAT", "GATv2", "GT"])
+    @pytest.mark.parametrize("name", ["GAT", "GATv2", "GT", "GCN"])
     def test_same_seed_same_weights(self, name: str) -> None:
         runs = [train(fresh(name), GRAPH, seed=seed, **SHORT) for seed in (3, 3, 4)]
         assert_same_weights(runs[0], runs[1])
@@ -367,7 +369,7 @@ class TestFaithful:
 
 
 class TestCheckpoint:
-    @pytest.mark.parametrize("name", ["GAT", "GATv2", "GT"])
+    @pytest.mark.parametrize("name", ["GAT", "GATv2", "GT", "GCN"])
     def test_saved_and_read_back_is_equal(self, name: str, tmp_path: Path) -> None:
         model = train(fresh(name), GRAPH, **SHORT)
         path = save(model, tmp_path / "deep" / "model", data_fingerprint="abc", about={"dataset": "small"})
@@ -411,7 +413,7 @@ class TestCheckpoint:
             "not a safetensors file": b"\x80\x04 a pickle, perhaps",
             "saved by another program": pack_tensors({"weight": torch.ones(2, 3)}),
             "newer fgai": edited({"schema": 99}),
-            "expected GAT or GATv2 or GT": edited({"class": "GCN"}),
+            "expected GAT or GATv2 or GT": edited({"class": "GIN"}),
             "does not fit its own architecture": edited({"config": {"in_channels": 6, "out_channels": 4}}),
             "own architecture": edited({"config": {"wings": 2}}),
             "does not say what it holds": edited({"schema": None}),
@@ -441,4 +443,4 @@ class TestCheckpoint:
         assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
     def test_class_names_cover_the_models(self) -> None:
-        assert {type(fresh(n)) for n in ("GAT", "GATv2", "GT")} == {GAT, GATv2, GT}
+        assert {type(fresh(n)) for n in ("GAT", "GATv2", "GT", "GCN")} == {GAT, GATv2, GT, GCN}

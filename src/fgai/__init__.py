@@ -20,7 +20,7 @@ from fgai.errors import (
 )
 from fgai.evaluate import compare, evaluate
 from fgai.graph import Graph
-from fgai.models import GAT, GT, GATv2
+from fgai.models import GAT, GCN, GT, GATv2
 from fgai.training import load as load_model
 from fgai.training import make_faithful, train
 from fgai.training import save as save_model
@@ -29,6 +29,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "GAT",
+    "GCN",
     "GT",
     "AttentionError",
     "BudgetError",

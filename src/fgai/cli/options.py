@@ -18,7 +18,7 @@ OtherDataset = Annotated[
 Root = Annotated[
     Path | None, typer.Option("--root", help="Folder with the datasets' files; $FGAI_DATA by default.")
 ]
-Model = Annotated[str, typer.Option("--model", "-m", help="Architecture: GAT, GATv2 or GT.")]
+Model = Annotated[str, typer.Option("--model", "-m", help="Architecture: GAT, GATv2, GT or GCN.")]
 ModelFile = Annotated[Path, typer.Argument(help="A model written by `fgai train` or `fgai faithful`.")]
 VanillaFile = Annotated[
     Path | None, typer.Option("--vanilla", help="The model it was made from, to measure similarity to.")

@@ -1,8 +1,9 @@
-"""Attention models: GAT, GATv2 and the graph transformer, from one attention layer."""
+"""Attention models: GAT, GATv2 and the graph transformer from one attention layer, and GCN."""
 
 from fgai.models.base import AttentionModel, as_graph
 from fgai.models.gat import GAT, GATv2
+from fgai.models.gcn import GCN, GCNLayer
 from fgai.models.gt import GT
 from fgai.models.layer import AttentionLayer
 
-__all__ = ["GAT", "GT", "AttentionLayer", "AttentionModel", "GATv2", "as_graph"]
+__all__ = ["GAT", "GCN", "GT", "AttentionLayer", "AttentionModel", "GATv2", "GCNLayer", "as_graph"]

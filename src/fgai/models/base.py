@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
@@ -18,6 +19,9 @@ from fgai.tasks.readout import DECODERS, link_scores
 LARGE = 100_000
 """Nodes from which the paper's arXiv architecture (three layers, width 128) is picked."""
 
+Guard = Callable[[Tensor | Features, Graph], Tensor | None]
+"""(input of a layer, graph) → weights of the edges in that layer, [E]."""
+
 
 class AttentionModel(nn.Module):
     """Base of `GAT`, `GATv2` and `GT`: embeds nodes, then reads out for the task.
@@ -29,16 +33,19 @@ class AttentionModel(nn.Module):
     Attributes:
         config: the constructor's arguments, enough to build the model again.
         task: see above.
+        guard: chooses the edge weights of each layer, where the graph's own are not to be used as they are.
     """
 
     is_fgai_model = True
     self_loops: ClassVar[bool] = True
     config: dict[str, Any]
+    guard: Guard | None
 
     def __init__(self, *, task: str = "node", pooling: str = "mean", decoder: str = "dot") -> None:
         super().__init__()
         self.task = one_of(task, "task", tuple(TASKS))
         self.pooling = one_of(pooling, "pooling", POOLINGS)
+        self.guard = None
         self.decoder = one_of(decoder, "decoder", DECODERS)
 
     @classmethod
@@ -66,6 +73,10 @@ class AttentionModel(nn.Module):
         if self.self_loops and not graph.has_loops:
             return graph.add_self_loops()[0]
         return graph
+
+    def edge_weight(self, x: Tensor | Features, graph: Graph) -> Tensor | None:
+        """Return the edge weights [E] of the layer that reads `x`, or None for ones."""
+        return graph.edge_weight if self.guard is None else self.guard(x, graph)
 
     def embed(self, graph: Graph) -> Tensor:
         """Return the node embeddings [N, out] of a prepared graph."""

@@ -96,9 +96,10 @@ class GAT(AttentionModel):
         """Return [N, out]."""
         x: Tensor | Features = as_features(graph)
         for index, conv in enumerate(self.convs):
+            weight = self.edge_weight(x, graph)
             if self.training and self.dropout > 0:
                 x = x.dropout(self.dropout) if isinstance(x, Features) else dropout(x, self.dropout)
-            x = conv(x, graph.adjacency, graph.edge_weight)
+            x = conv(x, graph.adjacency, weight)
             if index < len(self.convs) - 1:
                 x = elu(x)  # type: ignore[arg-type]
         return x  # type: ignore[return-value]

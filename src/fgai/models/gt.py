@@ -41,9 +41,9 @@ class TransformerBlock(nn.Module):
         self.norm_attention, self.norm_feed = make(width), make(width)
         self.dropout = dropout
 
-    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+    def forward(self, x: Tensor, graph: Graph, edge_weight: Tensor | None = None) -> Tensor:
         """Return the new node states [N, width]."""
-        return self.update(x, self.attention(x, graph.adjacency, graph.edge_weight))
+        return self.update(x, self.attention(x, graph.adjacency, edge_weight))
 
     def update(self, x: Tensor, mixed: Tensor) -> Tensor:
         """Return the new states from the old ones and what attention mixed, row by row [N, width]."""
@@ -139,7 +139,7 @@ class GT(AttentionModel):
             features = features.dropout(self.dropout)
         x = self.enter(features, graph.positional)
         for block in self.blocks:
-            x = block(x, graph)
+            x = block(x, graph, self.edge_weight(x, graph))
         if self.task == "graph":
             return x
         return self.head(x)  # type: ignore[no-any-return]

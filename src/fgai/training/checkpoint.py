@@ -16,7 +16,9 @@ from fgai.training.loop import History
 from fgai.training.train import set_history
 
 SCHEMA = 1
-CLASSES = {"GAT": models.GAT, "GATv2": models.GATv2, "GT": models.GT}
+CLASSES: dict[str, type[models.AttentionModel]] = {
+    kind.__name__: kind for kind in (models.GAT, models.GATv2, models.GT, models.GCN)
+}
 
 
 def save(

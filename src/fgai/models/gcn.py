@@ -1,0 +1,194 @@
+"""`GCN`: fixed edge weights instead of attention, optionally with learned gates on them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from fgai.checks import at_least, one_of
+from fgai.graph import Graph
+from fgai.models.base import LARGE, AttentionModel, as_features
+from fgai.models.layer import InputNorm, Projection, Tap
+from fgai.ops import Adjacency, Features, aggregate, dropout, node_scores, score_additive, weighted_softmax
+from fgai.segments import row_sum
+
+_PLAIN: WeakKeyDictionary[Adjacency, tuple[Tensor, Tensor]] = WeakKeyDictionary()
+
+
+def normalised_weights(adjacency: Adjacency, edge_weight: Tensor | None = None) -> Tensor:
+    """The symmetric normalisation `w_ji / √(d_j d_i)` of every edge j → i → [E], with `d_i = Σ_j w_ji`.
+
+    Args:
+        adjacency: the edges, self-loops included where they are wanted.
+        edge_weight: [E] w, at least 0, or None for ones. A node of weight 0 gets zeros.
+    """
+    weight = edge_weight
+    if weight is None:
+        weight = torch.ones(adjacency.num_edges, device=adjacency.device)
+    degree = row_sum(weight, adjacency.rowptr)
+    scale = torch.where(degree > 0, degree.clamp(min=1e-12).rsqrt(), 0.0)
+    return weight * scale[adjacency.source] * scale[adjacency.destination]
+
+
+class GCNLayer(nn.Module):
+    """Graph convolution `Σ_{j→i} n_ji z_j + b` with symmetric normalised weights n and values z.
+
+    The weights of a node's incoming edges do not sum to one. As its attention the layer shows their shares,
+
+        a_ji = n_ji / s_i,   s_i = Σ_j n_ji,   output_i = s_i Σ_j a_ji z_j + b,
+
+    so that they can be compared, ranked, recorded and perturbed like any other attention. With gates the
+    shares are learned: `a = softmax(score + log n)` with GAT's score, whose weights start at 0, where gates
+    change nothing.
+
+    Args:
+        in_channels: width of the input.
+        channels: width of the output.
+        gated: learn gates on the edges.
+        input_norm: normalise the rows of the input first (sparse features stay sparse).
+    """
+
+    is_attention_layer = True
+    heads = 1
+
+    def __init__(
+        self, in_channels: int, channels: int, *, gated: bool = False, input_norm: bool = False
+    ) -> None:
+        super().__init__()
+        at_least(in_channels, "in_channels", 1, "the graph has no features: give it some, e.g. degrees")
+        at_least(channels, "channels", 1)
+        self.channels, self.gated = channels, gated
+        self.tap: Tap | None = None
+        self.input_norm = InputNorm(in_channels) if input_norm else None
+        self.value = Projection(in_channels, channels, bias=False)
+        self.bias = nn.Parameter(torch.zeros(channels))
+        if gated:
+            self.source_weight = nn.Parameter(torch.zeros(1, channels))
+            self.destination_weight = nn.Parameter(torch.zeros(1, channels))
+
+    def extra_repr(self) -> str:
+        """Show the size and whether there are gates."""
+        return f"channels={self.channels}, gated={self.gated}"
+
+    def attend(
+        self, x: Tensor | Features, adjacency: Adjacency, edge_weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the shares [E, 1], the values [N, 1, C] and the sizes s [N]."""
+        if self.input_norm is None:
+            values = self.value(x)
+        else:
+            values = self.input_norm(x if isinstance(x, Features) else Features.dense(x), self.value)
+        values = values.view(-1, 1, self.channels)
+        if edge_weight is None and values.dtype == torch.float32:
+            if adjacency not in _PLAIN:
+                _PLAIN[adjacency] = _shares(adjacency, None)
+            shares, sizes = _PLAIN[adjacency]
+        else:
+            shares, sizes = _shares(adjacency, edge_weight, values.dtype)
+        if self.gated:
+            ends = node_scores(values, self.source_weight, self.destination_weight)
+            shares = weighted_softmax(score_additive(*ends, adjacency), shares.squeeze(1), adjacency)
+        return shares, values, sizes
+
+    def forward(
+        self, x: Tensor | Features, adjacency: Adjacency, edge_weight: Tensor | None = None
+    ) -> Tensor:
+        """Return [N, C]; `edge_weight` [E] is how much of each edge there is."""
+        shares, values, sizes = self.attend(x, adjacency, edge_weight)
+        if self.tap is not None:
+            shares = self.tap(shares, adjacency)
+        return sizes[:, None] * aggregate(shares, values, adjacency).squeeze(1) + self.bias
+
+
+def _shares(
+    adjacency: Adjacency, edge_weight: Tensor | None, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Return the shares [E, 1] of the normalised weights and their sums [N]."""
+    weights = normalised_weights(adjacency, edge_weight).to(dtype)
+    sizes = row_sum(weights, adjacency.rowptr)
+    return (weights / sizes.clamp(min=1e-12)[adjacency.destination])[:, None], sizes
+
+
+class GCN(AttentionModel):
+    """Graph convolutional network on the graph with self-loops; its explanation is the shares of the edges.
+
+    The shares depend on degrees alone, the same at every layer, so they say little: they are there so that
+    the same attacks, metrics and tables run. Logits carry no activation.
+
+    Args:
+        in_channels: features per node.
+        out_channels: classes (or embedding width for links).
+        channels: width of the hidden layers.
+        layers: in all, the output layer included.
+        dropout: rate on the input of every layer while training.
+        gated: learn gates on the edges, see `GCNLayer`.
+        norm: `"none"`, or `"layer"` to normalise the input and the hidden features.
+        task: `node`, `link` or `graph`.
+        pooling: `mean` or `max`, for graphs.
+        decoder: `dot` or `cosine`, for links.
+
+    Reference: Kipf, Welling, Semi-Supervised Classification with Graph Convolutional Networks, ICLR 2017.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        channels: int = 64,
+        layers: int = 2,
+        dropout: float = 0.5,
+        gated: bool = False,
+        norm: str = "none",
+        task: str = "node",
+        pooling: str = "mean",
+        decoder: str = "dot",
+    ) -> None:
+        super().__init__(task=task, pooling=pooling, decoder=decoder)
+        one_of(norm, "norm", ("none", "layer"))
+        at_least(layers, "layers", 1)
+        self.config = {
+            "in_channels": in_channels,
+            "out_channels": out_channels,
+            "channels": channels,
+            "layers": layers,
+            "dropout": dropout,
+            "gated": gated,
+            "norm": norm,
+            "task": task,
+            "pooling": pooling,
+            "decoder": decoder,
+        }
+        self.dropout = dropout
+        sizes = [in_channels, *[channels] * (layers - 1), out_channels]
+        self.convs = nn.ModuleList(
+            GCNLayer(size, out, gated=gated, input_norm=norm == "layer") for size, out in pairwise(sizes)
+        )
+
+    @classmethod
+    def _sizes(cls, graph: Graph, task: str) -> dict[str, Any]:
+        large = graph.num_nodes >= LARGE
+        return {
+            "in_channels": graph.num_features,
+            "out_channels": 64 if task == "link" else graph.num_classes,
+            "channels": 128 if large else 64,
+            "layers": 3 if large else 2,
+            "task": task,
+        }
+
+    def embed(self, graph: Graph) -> Tensor:
+        """Return [N, out]."""
+        x: Tensor | Features = as_features(graph)
+        for index, conv in enumerate(self.convs):
+            weight = self.edge_weight(x, graph)
+            if self.training and self.dropout > 0:
+                x = x.dropout(self.dropout) if isinstance(x, Features) else dropout(x, self.dropout)
+            x = conv(x, graph.adjacency, weight)
+            if index < len(self.convs) - 1:
+                x = relu(x)  # type: ignore[arg-type]
+        return x  # type: ignore[return-value]
