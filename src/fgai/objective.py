@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import kl_div
 
 from fgai.checks import at_least, one_of
 from fgai.errors import InputError
-from fgai.topk import swap_costs, topk_l1
+from fgai.topk import swap_margin, topk_l1
 
-DIVERGENCES = ("log", "relative", "logits", "probabilities")
+DIVERGENCES = ("log", "relative", "logits", "probabilities", "kl")
 TERMS = ("closeness", "similarity", "prediction_stability", "explanation_stability", "margin")
 
 
@@ -56,10 +57,13 @@ def prediction_distance(y: Tensor, other: Tensor, divergence: str, scale: Tensor
         other: [N, C] logits.
         divergence: `logits`; `relative` (logits, divided by `scale`); `log`, the logarithm of 1 + the
             relative distance per node, which is the same for small changes and keeps a few nodes that were
-            thrown far off from drowning everything else; or `probabilities` after a softmax.
+            thrown far off from drowning everything else; `probabilities` after a softmax; or `kl`, the
+            Kullback-Leibler divergence KL(softmax y ‖ softmax other) instead of total variation.
         scale: the spread of the frozen vanilla logits; constant, so shrinking one's own logits does not help.
     """
     one_of(divergence, "divergence", DIVERGENCES)
+    if divergence == "kl":
+        return kl_div(other.log_softmax(1), y.log_softmax(1), reduction="batchmean", log_target=True)
     if divergence == "probabilities":
         y, other = y.softmax(1), other.softmax(1)
     distance = (y - other).abs().sum(1) / 2
@@ -106,14 +110,8 @@ def margin_loss(values: Sequence[Tensor], rowptrs: Sequence[Tensor], k: int, rad
         k: size of the explanation.
         radius: R > 0.
     """
-    total = values[0].new_zeros(())
-    for w, ptr in zip(values, rowptrs, strict=True):
-        costs = swap_costs(w, ptr, k)
-        real = torch.isfinite(costs)
-        steps = torch.arange(1, costs.shape[1] + 1, device=w.device, dtype=w.dtype)
-        short = (radius - torch.where(real, costs, radius * steps) / steps).clamp(min=0) / radius
-        total = total + short.sum() / real.sum().clamp(min=1)
-    return total
+    layers = zip(values, rowptrs, strict=True)
+    return torch.stack([swap_margin(w, ptr, k, radius) for w, ptr in layers]).sum()
 
 
 def literal_explanation_stability(rho: Tensor, w: Tensor, rowptr: Tensor, k: int) -> Tensor:

@@ -16,7 +16,7 @@ from fgai.topk.sets import (
     topk_mask,
 )
 from fgai.topk.surrogate import topk_l1
-from fgai.topk.swaps import NORMS, swap_costs
+from fgai.topk.swaps import NORMS, swap_costs, swap_margin
 
 __all__ = [
     "NORMS",
@@ -27,6 +27,7 @@ __all__ = [
     "ranks_in_rows",
     "scoped_rows",
     "swap_costs",
+    "swap_margin",
     "topk_l1",
     "topk_mask",
 ]

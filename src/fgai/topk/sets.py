@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
+
 import numpy as np
 import torch
 from numba import njit
@@ -13,8 +16,18 @@ from fgai.segments import check_rows, row_order, row_ranks, row_sum, sortable
 
 SCOPES = ("node", "graph")
 
-# Selecting few leaders of a row by insertion beats sorting the row.
+# Selecting few leaders of a row by insertion (or, on a GPU, one after the other) beats sorting the row.
 FEW = 64
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def on_gpu(values: Tensor) -> bool:
+    """Whether Triton's row kernels can take `values`."""
+    return values.is_cuda and values.dim() == 1 and _has_triton()
 
 
 def check_k(k: int | None, name: str = "k") -> None:
@@ -70,6 +83,10 @@ def leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
         found = np.full((rowptr.numel() - 1, count), -1, dtype=np.int64)
         _lead_rows(sortable(values).numpy(), rowptr.numpy(), found)
         return torch.from_numpy(found)
+    if on_gpu(values) and count <= FEW:
+        from fgai.topk.gpu import pick_leaders
+
+        return pick_leaders(sortable(values), rowptr, count)
     places = rowptr[:-1, None] + torch.arange(count, device=rowptr.device)
     order = row_order(values, rowptr)
     if order.numel() == 0:
@@ -106,6 +123,10 @@ def topk_mask(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node"
         mask = torch.zeros(values.shape[0], dtype=torch.bool)
         _mark(leaders(values, rows, k).numpy(), mask.numpy())
         return mask
+    if scope == "node" and on_gpu(values) and k <= FEW:
+        from fgai.topk.gpu import pick_mask
+
+        return pick_mask(sortable(values), rows, k)
     return ranks_in_rows(values, rows) < k
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fgai import checks
 from fgai.errors import InputError
-from fgai.topk.sets import topk_mask
+from fgai.topk.sets import FEW, check_k, on_gpu, topk_mask
 
 FORMS = ("tv", "paper")
 
@@ -60,6 +61,11 @@ def topk_l1(
         )
     if form == "paper" and k is None:
         raise InputError('`k` must be given for form "paper", which divides by it, got None')
+    if form == "tv" and scope == "node" and mask is None and (k is None or k <= FEW) and _fits(w, w_tilde):
+        from fgai.topk.gpu import distance
+
+        check_k(k)
+        return distance(w, w_tilde, rowptr, k)
     first = topk_mask(w, rowptr, k, scope) if mask is None else mask
     counts = first.to(w_tilde.dtype) + topk_mask(w_tilde, rowptr, k, scope).to(w_tilde.dtype)
     total = (counts * (w - w_tilde).abs()).sum()
@@ -67,3 +73,8 @@ def topk_l1(
     if form == "tv" or k is None:
         return total / (4 * nodes)
     return total / (2 * k) / (nodes if scope == "node" else 1)
+
+
+def _fits(w: Tensor, w_tilde: Tensor) -> bool:
+    """Whether one GPU kernel can do it all."""
+    return on_gpu(w_tilde) and w.dtype == w_tilde.dtype and w.dtype in (torch.float32, torch.float64)

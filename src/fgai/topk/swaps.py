@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.segments import check_rows
-from fgai.topk.sets import FEW, check_k, leaders
+from fgai.topk.sets import FEW, check_k, leaders, on_gpu
 
 NORMS = ("l1", "l2", "linf")
 
@@ -73,6 +73,39 @@ def swap_costs(values: Tensor, rowptr: Tensor, k: int | None, norm: str = "l1") 
     else:
         costs = _l2_costs(upper, lower)
     return costs.masked_fill(~valid, float("inf"))
+
+
+def swap_margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor:
+    """How far the top-k sets are from being certified at `radius` R, relative to it; 0 when every one is.
+
+        mean over rows with more than k edges and over m of  relu(R − c(m) / m) / R
+
+    with `c(m)` the l1 cost of m swaps.
+
+    Args:
+        values: [E].
+        rowptr: [N+1].
+        k: size of the sets.
+        radius: R > 0.
+
+    Returns:
+        A scalar in [0, 1] for non-negative costs, 0 where no row has more than k edges.
+
+    Example:
+        >>> a = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+        >>> round(float(swap_margin(a, torch.tensor([0, 4]), 2, 0.4)), 6)
+        0.625
+    """
+    check_k(k)
+    if on_gpu(values) and 2 * k <= FEW and values.dtype in (torch.float32, torch.float64):
+        from fgai.topk.gpu import margin
+
+        return margin(values, rowptr, k, radius)
+    costs = swap_costs(values, rowptr, k)
+    real = torch.isfinite(costs)
+    steps = torch.arange(1, costs.shape[1] + 1, device=values.device, dtype=values.dtype)
+    short = (radius - torch.where(real, costs, radius * steps) / steps).clamp(min=0) / radius
+    return short.sum() / real.sum().clamp(min=1)
 
 
 def _gather(values: Tensor, positions: Tensor) -> Tensor:

@@ -1,0 +1,212 @@
+"""Top-k of every row on the GPU: one program per row picks the largest, then the next, without sorting.
+
+The distance and the margin that training needs come out of the same pass together with their gradients, so
+that a training step is not lost among dozens of small kernels. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+SHORT, LONG = 64, 2048
+NONE = tl.constexpr(2147483647)
+
+
+@triton.jit
+def _scan(values, first, last, level, spot, kind: tl.constexpr, B: tl.constexpr):
+    """The largest value that comes after (level, spot): smaller, or equal and further back."""
+    best, where = tl.full([], float("-inf"), dtype=kind), tl.full([], NONE, dtype=tl.int32)
+    for start in range(first, last, B):
+        e = start + tl.arange(0, B)
+        live = e < last
+        v = tl.load(values + e, mask=live, other=0.0)
+        good = live & ((v < level) | ((v == level) & (e > spot)))
+        top = tl.max(tl.where(good, v, float("-inf")), axis=0)
+        at = tl.min(tl.where(good & (v == top), e, NONE), axis=0)
+        better = (at != NONE) & ((top > best) | (where == NONE))
+        best, where = tl.where(better, top, best), tl.where(better, at, where)
+    return best, where
+
+
+@triton.jit
+def _next(
+    values, first, last, level, spot, kind: tl.constexpr, SHORT: tl.constexpr, LONG: tl.constexpr
+):  # fmt: skip
+    if last - first > SHORT:
+        level, spot = _scan(values, first, last, level, spot, kind, LONG)
+    else:
+        level, spot = _scan(values, first, last, level, spot, kind, SHORT)
+    return level, spot
+
+
+@triton.jit
+def _cut(values, first, last, kind: tl.constexpr, K: tl.constexpr, SHORT: tl.constexpr, LONG: tl.constexpr):
+    """The K-th largest and its position; position NONE when there are fewer."""
+    level, spot = tl.full([], float("inf"), dtype=kind), tl.full([], -1, dtype=tl.int32)
+    for _ in range(K):
+        level, spot = _next(values, first, last, level, spot, kind, SHORT, LONG)
+    return level, spot
+
+
+@triton.jit
+def _leads(v, e, level, spot):
+    return (v > level) | ((v == level) & (e <= spot)) | (spot == NONE)
+
+
+@triton.jit
+def _ends(rowptr, i):
+    return tl.load(rowptr + i).to(tl.int32), tl.load(rowptr + i + 1).to(tl.int32)
+
+
+@triton.jit
+def _pick(rowptr, values, found, K: tl.constexpr, SHORT: tl.constexpr, LONG: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64)
+    first, last = _ends(rowptr, i)
+    kind: tl.constexpr = values.dtype.element_ty
+    level, spot = tl.full([], float("inf"), dtype=kind), tl.full([], -1, dtype=tl.int32)
+    for place in range(K):
+        level, spot = _next(values, first, last, level, spot, kind, SHORT, LONG)
+        tl.store(found + i * K + place, tl.where(spot == NONE, -1, spot).to(tl.int64))
+
+
+@triton.jit
+def _mark(rowptr, values, mask, K: tl.constexpr, SHORT: tl.constexpr, LONG: tl.constexpr):
+    first, last = _ends(rowptr, tl.program_id(0).to(tl.int64))
+    level, spot = _cut(values, first, last, values.dtype.element_ty, K, SHORT, LONG)
+    for start in range(first, last, SHORT):
+        e = start + tl.arange(0, SHORT)
+        v = tl.load(values + e, mask=e < last, other=0.0)
+        tl.store(mask + e, _leads(v, e, level, spot), mask=e < last)
+
+
+@triton.jit
+def _distance(rowptr, w, v, slope, sums, K: tl.constexpr, SHORT: tl.constexpr, LONG: tl.constexpr):
+    """Σ |w − v| on the top-k of w plus on that of v (all if K is 0), and its slope in v."""
+    i = tl.program_id(0).to(tl.int64)
+    first, last = _ends(rowptr, i)
+    kind: tl.constexpr = v.dtype.element_ty
+    if K > 0:
+        level, spot = _cut(w, first, last, kind, K, SHORT, LONG)
+        other, place = _cut(v, first, last, kind, K, SHORT, LONG)
+    total = tl.zeros([SHORT], dtype=kind)
+    for start in range(first, last, SHORT):
+        e = start + tl.arange(0, SHORT)
+        live = e < last
+        before, after = tl.load(w + e, mask=live, other=0.0), tl.load(v + e, mask=live, other=0.0)
+        count = tl.full([SHORT], 2.0, dtype=kind)
+        if K > 0:
+            count = _leads(before, e, level, spot).to(kind) + _leads(after, e, other, place).to(kind)
+        total += count * tl.abs(before - after)
+        sign = (after > before).to(kind) - (after < before).to(kind)
+        tl.store(slope + e, count * sign, mask=live)
+    tl.store(sums + 2 * i, tl.sum(total, axis=0))
+    tl.store(sums + 2 * i + 1, (last > first).to(kind))
+
+
+@triton.jit
+def _margin(
+    rowptr, values, slope, sums, RADIUS: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr,
+    SHORT: tl.constexpr, LONG: tl.constexpr,
+):  # fmt: skip
+    """Σ_m relu(R − c(m) / m) / R of one row, its slope at the edges that matter, and how many m there are."""
+    i = tl.program_id(0).to(tl.int64)
+    first, last = _ends(rowptr, i)
+    kind: tl.constexpr = values.dtype.element_ty
+    j, m = tl.arange(0, BK), tl.arange(0, BM) + 1
+    levels, spots = tl.zeros([BK], dtype=kind), tl.zeros([BK], dtype=tl.int32)
+    count = tl.minimum(K, last - first - K)
+    if count > 0:
+        level, spot = tl.full([], float("inf"), dtype=kind), tl.full([], -1, dtype=tl.int32)
+        for place in range(0, K + count):
+            level, spot = _next(values, first, last, level, spot, kind, SHORT, LONG)
+            levels, spots = tl.where(j == place, level, levels), tl.where(j == place, spot, spots)
+        # Row m of this matrix adds the m weakest members and takes the m strongest outsiders away.
+        far = tl.where(j < K, K - j, j - K + 1)
+        sign = tl.where(j < K, 1.0, -1.0).to(kind)
+        matrix = tl.where(far[None, :] <= m[:, None], sign[None, :], 0.0)
+        cost = tl.sum(matrix * levels[None, :], axis=1)
+        short = RADIUS - cost / m
+        active = (m <= count) & (short > 0)
+        tl.store(sums + 2 * i, tl.sum(tl.where(active, short, 0.0), axis=0) / RADIUS)
+        share = tl.where(active, 1.0 / m, 0.0) / RADIUS
+        tl.store(slope + spots, -tl.sum(matrix * share[:, None], axis=0).to(kind), mask=j < K + count)
+    else:
+        tl.store(sums + 2 * i, tl.zeros([], dtype=kind))
+    tl.store(sums + 2 * i + 1, tl.maximum(count, 0).to(kind))
+
+
+def pick_leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
+    """Positions [N, count] of the largest of every row, -1 where a row has fewer; see `leaders`."""
+    found = rowptr.new_empty(rowptr.numel() - 1, count)
+    if found.numel():
+        _pick[(found.shape[0],)](rowptr, values, found, K=count, SHORT=SHORT, LONG=LONG, num_warps=1)
+    return found
+
+
+def pick_mask(values: Tensor, rowptr: Tensor, k: int) -> Tensor:
+    """The top-k of every row as a mask [E]; see `topk_mask`."""
+    mask = torch.empty(values.shape[0], dtype=torch.bool, device=values.device)
+    if values.numel():
+        _mark[(rowptr.numel() - 1,)](rowptr, values, mask, K=k, SHORT=SHORT, LONG=LONG, num_warps=1)
+    return mask
+
+
+class _Distance(Function):
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, w_tilde: Tensor, rowptr: Tensor, k: int) -> Tensor:
+        w, w_tilde = w.contiguous(), w_tilde.contiguous()
+        slope, sums = torch.empty_like(w_tilde), w_tilde.new_empty(rowptr.numel() - 1, 2)
+        _distance[(len(sums),)](
+            rowptr, w, w_tilde, slope, sums, K=k, SHORT=SHORT, LONG=LONG, num_warps=1
+        )  # fmt: skip
+        total, rows = sums.sum(0).unbind()
+        scale: Tensor = 0.25 / rows.clamp(min=1)
+        ctx.save_for_backward(slope, scale)
+        return total * scale
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        slope, scale = ctx.saved_tensors
+        flow = slope * (gradients[0] * scale)
+        return -flow if ctx.needs_input_grad[0] else None, flow, None, None
+
+
+class _Margin(Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor:
+        values = values.contiguous()
+        slope, sums = torch.zeros_like(values), values.new_empty(rowptr.numel() - 1, 2)
+        sizes = {"K": k, "BK": triton.next_power_of_2(2 * k), "BM": triton.next_power_of_2(k)}
+        _margin[(len(sums),)](
+            rowptr, values, slope, sums, RADIUS=radius, **sizes, SHORT=SHORT, LONG=LONG, num_warps=1
+        )
+        total, terms = sums.sum(0).unbind()
+        scale: Tensor = 1 / terms.clamp(min=1)
+        ctx.save_for_backward(slope, scale)
+        return total * scale
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        slope, scale = ctx.saved_tensors
+        return slope * (gradients[0] * scale), None, None, None
+
+
+def distance(w: Tensor, w_tilde: Tensor, rowptr: Tensor, k: int | None) -> Tensor:
+    """See `topk_l1`, form "tv", scope "node"; k None takes all edges."""
+    return _Distance.apply(w, w_tilde, rowptr, k or 0)  # type: ignore[no-any-return]
+
+
+def margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor:
+    """See `swap_margin`."""
+    return _Margin.apply(values, rowptr, k, radius)  # type: ignore[no-any-return]
