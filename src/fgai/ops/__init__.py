@@ -16,6 +16,7 @@ from fgai.ops.functional import (
     score_dot,
     score_dynamic,
 )
+from fgai.ops.similarity import edge_cosine
 from fgai.ops.weighted import weighted_softmax
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "attend_dot",
     "attend_dynamic",
     "dropout",
+    "edge_cosine",
     "edge_keys",
     "edge_softmax",
     "node_scores",

@@ -1,0 +1,161 @@
+"""Cosine similarity of the two ends of every edge, for dense rows and for sparse ones as they are."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from fgai.ops.adjacency import Adjacency
+from fgai.ops.features import Features, SparseRows
+from fgai.ops.functional import score_dot
+
+SMALLEST = 1e-6
+"""Rows shorter than this are not lengthened to 1: a row of zeros is similar to nothing."""
+_CHUNK = 1 << 24
+"""Stored entries looked up at once, where there is no kernel."""
+
+_Known = tuple[Tensor, Tensor]
+_KNOWN: WeakKeyDictionary[SparseRows, _Known] = WeakKeyDictionary()
+
+# mypy: disable-error-code="no-untyped-def"
+
+
+def edge_cosine(x: Tensor | Features, adjacency: Adjacency) -> Tensor:
+    """Cosine `⟨x_i, x_j⟩ / (‖x_i‖ ‖x_j‖)` of the ends of every edge → [E].
+
+    No array of edges × columns is made, and sparse rows stay sparse: their similarities are computed once and
+    remembered, so that a graph with a few more edges costs those edges only. Gradients reach dense rows: all
+    of a tensor, or the appended rows and the deltas of `Features`.
+
+    Args:
+        x: [N, D], or the features of the N nodes.
+        adjacency: the edges.
+
+    Example:
+        >>> adjacency, _ = Adjacency.build(torch.tensor([[0, 1], [2, 2]]), 3)
+        >>> edge_cosine(torch.tensor([[2.0, 0.0], [0.0, 0.0], [3.0, 3.0]]), adjacency).tolist()
+        [0.7071067690849304, 0.0]
+    """
+    if isinstance(x, Tensor):
+        return _dense(x, adjacency)
+    if not isinstance(x.base, SparseRows):
+        return _dense(x.to_dense(), adjacency)
+    changed = _changed_rows(x)
+    touched = changed[adjacency.source] | changed[adjacency.destination]
+    still = (~touched).nonzero().flatten()
+    keys = adjacency.keys[still]
+    out = torch.zeros(adjacency.num_edges, dtype=x.dtype, device=x.device)
+    out = out.index_copy(0, still, _remembered(x.base, keys).to(x.dtype))
+    moved = touched.nonzero().flatten()
+    if not moved.numel():
+        return out
+    ends = torch.stack([adjacency.source[moved], adjacency.destination[moved]])
+    nodes, places = torch.unique(ends, return_inverse=True)
+    part = Adjacency.from_sorted(places[0], places[1], nodes.numel())
+    return out.index_copy(0, moved, _dense(_rows(x, nodes), part))
+
+
+def _dense(x: Tensor, adjacency: Adjacency) -> Tensor:
+    unit = torch.nn.functional.normalize(x, dim=1, eps=SMALLEST)[:, None, :].contiguous()
+    scale: float = x.shape[1] ** 0.5
+    return score_dot(unit, unit, adjacency).squeeze(1) * scale
+
+
+def _changed_rows(x: Features) -> Tensor:
+    """Bool [N]: rows that are not stored sparsely alone."""
+    changed = torch.zeros(x.num_rows, dtype=torch.bool, device=x.device)
+    changed[x.num_base_rows :] = True
+    if x.rows is not None:
+        changed[x.rows] = True
+    return changed
+
+
+def _rows(x: Features, nodes: Tensor) -> Tensor:
+    """Dense rows [R, D] of some sorted nodes, deltas and appended rows included."""
+    count = int((nodes < x.num_base_rows).sum())
+    rows = x.select(nodes[:count])
+    if x.rows is not None and x.delta is not None:
+        spot = torch.full((x.num_base_rows,), -1, device=x.device)
+        spot[nodes[:count]] = torch.arange(count, device=x.device)
+        there = spot[x.rows] >= 0
+        rows = rows.index_add(0, spot[x.rows][there], x.delta[there])
+    if x.appended is None:
+        return rows
+    return torch.cat([rows, x.appended[nodes[count:] - x.num_base_rows]])
+
+
+def _remembered(rows: SparseRows, keys: Tensor) -> Tensor:
+    """Similarities of stored rows by edge key (sorted); those not known yet are computed and kept."""
+    known = _KNOWN.get(rows)
+    if known is None:
+        known = (keys, _between(rows, keys))
+    else:
+        spot = torch.searchsorted(known[0], keys).clamp(max=max(0, known[0].numel() - 1))
+        fresh = keys if not known[0].numel() else keys[known[0][spot] != keys]
+        if fresh.numel():
+            merged, order = torch.sort(torch.cat([known[0], fresh]))
+            known = (merged, torch.cat([known[1], _between(rows, fresh)])[order])
+    _KNOWN[rows] = known
+    return known[1][torch.searchsorted(known[0], keys)]
+
+
+def _between(rows: SparseRows, keys: Tensor) -> Tensor:
+    """Cosine of the stored rows at both ends of the edges with the given sorted keys."""
+    source, destination = keys & 0xFFFFFFFF, keys >> 32
+    squares = rows.values.double() ** 2
+    length = torch.zeros(rows.num_rows, dtype=torch.float64, device=squares.device)
+    length = length.index_add(0, rows.rows, squares).sqrt().clamp(min=SMALLEST)
+    if keys.device.type == "cpu":
+        out = np.empty(keys.numel(), dtype=np.float64)
+        arrays = (rows.indptr, rows.indices, rows.values.detach().double(), source, destination)
+        _products(*(array.numpy() for array in arrays), np.zeros(rows.num_columns), out)
+        products = torch.from_numpy(out)
+    else:
+        products = _looked_up(rows, source, destination)
+    return products / (length[source] * length[destination])
+
+
+@njit(cache=True, nogil=True)
+def _products(indptr, indices, values, source, destination, row, out):
+    """`out[e] = ⟨x_source, x_destination⟩`; the destination's row is laid out once for all its edges."""
+    held = -1
+    for e in range(out.shape[0]):
+        if destination[e] != held:
+            if held >= 0:
+                for k in range(indptr[held], indptr[held + 1]):
+                    row[indices[k]] = 0.0
+            held = destination[e]
+            for k in range(indptr[held], indptr[held + 1]):
+                row[indices[k]] += values[k]
+        total = 0.0
+        for k in range(indptr[source[e]], indptr[source[e] + 1]):
+            total += values[k] * row[indices[k]]
+        out[e] = total
+
+
+def _looked_up(rows: SparseRows, source: Tensor, destination: Tensor) -> Tensor:
+    """The same by searching each entry of the source's row among the destination's."""
+    width = rows.num_columns
+    places, order = torch.sort(rows.rows * width + rows.indices)
+    values = rows.values.double()[order]
+    counts = (rows.indptr[1:] - rows.indptr[:-1])[source]
+    ends = counts.cumsum(0)
+    out = torch.zeros(source.numel(), dtype=torch.float64, device=source.device)
+    first = 0
+    while first < source.numel() and places.numel():
+        limit = (int(ends[first - 1]) if first else 0) + _CHUNK
+        last = max(first + 1, int(torch.searchsorted(ends, limit, right=True)))
+        edges = torch.arange(first, last, device=source.device).repeat_interleave(counts[first:last])
+        begin = ends[edges] - counts[edges]
+        entry = torch.arange(edges.numel(), device=source.device) + begin[:1] - begin
+        entry = entry + rows.indptr[source[edges]]
+        wanted = destination[edges] * width + rows.indices[entry]
+        spot = torch.searchsorted(places, wanted).clamp(max=places.numel() - 1)
+        found = torch.where(places[spot] == wanted, values[spot], 0.0)
+        out.index_add_(0, edges, rows.values.double()[entry] * found)
+        first = last
+    return out
