@@ -103,6 +103,19 @@ def test_killed_and_resumed_is_bit_equal(killed_after: int, graph: Graph, tmp_pa
         make_faithful(model, graph, **{**options, "similarity": 9.0})
 
 
+def test_graphs_take_turns_and_every_epoch_has_every_term(graph: Graph) -> None:
+    model = train(GAT.for_data(graph), graph, epochs=5, progress=False)
+    terms = make_faithful(model, graph, progress=False, **QUICK).history.terms
+    assert all(set(values) == set(terms[0]) for values in terms)
+    for epoch in range(1, len(terms)):
+        moved = {name for name in terms[0] if terms[epoch][name] != terms[epoch - 1][name]}
+        clean, attacked = {"closeness", "similarity"}, {"prediction_stability", "explanation_stability"}
+        assert moved.isdisjoint(clean if epoch % 2 else attacked)
+        assert moved >= (attacked if epoch % 2 else clean)
+    both = make_faithful(model, graph, progress=False, turns=False, **QUICK).history.terms
+    assert both[1]["closeness"] > 0
+
+
 def test_it_lowers_what_it_minimises(graph: Graph) -> None:
     model = train(GAT.for_data(graph), graph, epochs=30, progress=False)
     settings = {**QUICK, "epochs": 60, "lr": 0.01, "ramp": 0.1}
@@ -116,7 +129,7 @@ def test_refuses_bad_settings(graph: Graph) -> None:
     for change, word in (
         ({"k1": 0}, "k1"), ({"k2": -3}, "k2"), ({"radius": -0.1}, "radius"), ({"scope": "edge"}, "scope"),
         ({"layers": "first"}, "layers"), ({"adversary": "none"}, "adversary"),
-        ({"divergence": "kl"}, "divergence"),
+        ({"divergence": "wasserstein"}, "divergence"),
         ({"steps": 0}, "steps"), ({"nodes": -1}, "nodes"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=word):

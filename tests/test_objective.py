@@ -50,6 +50,11 @@ def test_prediction_distance_equals_loops() -> None:
     p, q = torch.softmax(y, 1).numpy(), torch.softmax(z, 1).numpy()
     expected = 0.5 * np.abs(p - q).sum(1).mean()
     assert float(prediction_distance(y, z, "probabilities")) == pytest.approx(expected, rel=1e-12)
+    expected = (p * np.log(p / q)).sum(1).mean()
+    assert float(prediction_distance(y, z, "kl")) == pytest.approx(expected, rel=1e-12)
+    assert float(prediction_distance(y, z, "log", 4.0)) == pytest.approx(
+        torch.log1p((y - z).abs().sum(1) / 8).mean().item(), rel=1e-12
+    )
     with pytest.raises(InputError, match="divergence"):
         prediction_distance(y, z, "logit")
 

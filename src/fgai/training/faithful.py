@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fgai.adversaries import InjectionAdversary, reach_shares
 from fgai.attacks import Budget
-from fgai.attention import AttentionMap, LayerAttention, evaluating, logits_and_attention
+from fgai.attention import AttentionMap, LayerAttention, evaluating, logits_and_attention, observe
 from fgai.checks import above, at_least, one_of
 from fgai.errors import InputError
 from fgai.graph import EdgeMap, Graph
@@ -28,6 +28,7 @@ from fgai.objective import (
     spread,
 )
 from fgai.tasks import task_of
+from fgai.training.capture import Drawn
 from fgai.training.loop import PROBE, TrainConfig, epoch_seed, fit
 from fgai.training.presets import preset
 from fgai.training.resume import run_label
@@ -50,6 +51,9 @@ class FaithfulConfig:
         divergence: how perturbed predictions are compared with clean ones, see `prediction_distance`.
         ramp: share of the epochs over which the weights of the stability terms rise to their full size. A
             vanilla model is so unstable that the full terms would throw the twin far from it at once.
+        turns: train on the clean and on the attacked graph in turns, one of them an epoch, instead of on both
+            (the first epoch sees both). The attacked side is then pulled to the vanilla model's clean targets,
+            so an epoch costs little more than a vanilla one.
         adversary: `hybrid`, `injection` or `attention`.
         nodes: injected per epoch.
         edges: of each injected node.
@@ -68,17 +72,18 @@ class FaithfulConfig:
     layers: str = "all"
     divergence: str = "log"
     ramp: float = 0.5
+    turns: bool = True
     adversary: str = "hybrid"
     nodes: int = 60
     edges: int = 20
     box: tuple[float, float] | None = (-1.0, 1.0)
-    steps: int = 1
+    steps: int = 2
     step_size: float = 0.1
     radius: float = 0.01
     dropout: bool = False
     train: TrainConfig = field(
         default_factory=lambda: TrainConfig(
-            epochs=200, lr=0.003, decay=1.0, weight_decay=0.0, patience=200, validate_every=20
+            epochs=200, lr=0.005, decay=1.0, weight_decay=0.0, patience=200, validate_every=20
         )
     )
 
@@ -142,7 +147,7 @@ class Faithful:
             with torch.no_grad():
                 logits, attention = logits_and_attention(self.vanilla, self.graph)
             chosen = attention.detach().select(config.layers)
-            self.target_logits = logits.detach()
+            self.target_logits, self.target_layers = logits.detach(), chosen.layers
             self.target = [layer.values.mean(1) for layer in chosen]
             self.rowptrs = [layer.rowptr for layer in chosen]
             self.scale = float(spread(self.target_logits))
@@ -151,13 +156,35 @@ class Faithful:
                 generator = self._generator(-1)
                 self.adversary.start(generator)
                 hit = self.adversary.attacked(generator)[0]
+                self.probe = self.adversary.restarted()
+                targets = task_of(self.graph).nodes(self.graph, "val")
+                self.probe_endpoints = self.probe.draw(self._generator(-2), targets).to(self.graph.device)
                 shares, self.share = reach_shares(self.graph, hit, len(attention))
                 self.shares = shares[-len(self.target) :]
                 for _ in range(PROBE):
-                    terms = self._stability(self.vanilla, logits, chosen.layers, generator)
+                    endpoints = self.adversary.draw(generator).to(self.graph.device)
+                    terms = self._stability(self.vanilla, logits, chosen.layers, endpoints)
                     self._total(terms).backward()  # type: ignore[no-untyped-call]
 
     def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
+        """Yield what `replayed` does, from the epoch's own draws."""
+        return self.replayed(model, self._drawn(epoch).to(self.graph.device))
+
+    def draw(self, epoch: int) -> Drawn | None:
+        """Return which terms are due, the endpoints of every step and how far the stability terms have risen."""
+        return self._drawn(epoch) if task_of(self.graph).name == "node" else None
+
+    def _drawn(self, epoch: int) -> Drawn:
+        config = self.config
+        alone = config.turns and self.injects and epoch > 0
+        if not self.injects or (alone and epoch % 2 == 0):
+            return Drawn("clean")
+        generator, rising = self._generator(epoch), config.ramp * config.train.epochs
+        endpoints = torch.stack([self.adversary.draw(generator) for _ in range(config.steps)])
+        rise = torch.tensor(min(1.0, (epoch + 1) / max(1.0, rising)), dtype=torch.float64)
+        return Drawn("attacked" if alone else "both", {"endpoints": endpoints, "rise": rise})
+
+    def replayed(self, model: nn.Module, drawn: Drawn) -> Iterator[dict[str, Tensor]]:
         """Yield the clean terms, then the stability terms, whose clean side is held fixed.
 
         Closeness and similarity already tie the clean side to the vanilla model, so stability only has to
@@ -165,41 +192,42 @@ class Faithful:
         """
         config = self.config
         _set_mode(model, config.dropout)
-        logits, attention = logits_and_attention(model, self.graph)
-        layers = attention.select(config.layers).layers
-        terms = self._clean(logits, layers)
-        yield self._with_total(terms)
-        logits, layers = logits.detach(), tuple(layer.detach() for layer in layers)
-        del terms, attention
-        if not self.injects:
+        logits, layers = self.target_logits, self.target_layers
+        if drawn.kind != "attacked":
+            logits, attention = observe(model, self.graph)
+            layers = attention.select(config.layers).layers
+            yield self._with_total(self._clean(logits, layers))
+            logits, layers = logits.detach(), tuple(layer.detach() for layer in layers)
+            del attention
+        if drawn.kind == "clean":
             return
-        generator = self._generator(epoch)
-        for _ in range(config.steps - 1):
+        *earlier, last = drawn.tensors["endpoints"].unbind()
+        for endpoints in earlier:
             with evaluating(model, freeze=True):
-                self._total(self._stability(model, logits, layers, generator)).backward()  # type: ignore[no-untyped-call]
-        terms = self._stability(model, logits, layers, generator)
-        rising = config.ramp * config.train.epochs
-        yield {**terms, "total": self._total(terms) * min(1.0, (epoch + 1) / max(1.0, rising))}
+                self._total(self._stability(model, logits, layers, endpoints)).backward()  # type: ignore[no-untyped-call]
+        terms = self._stability(model, logits, layers, last)
+        total = self._total(terms)
+        yield {**terms, "total": total * drawn.tensors["rise"].to(total.dtype)}
 
     def score(self, model: nn.Module) -> float:
         """Return minus the same total under a fresh attack on validation nodes; needs no labels."""
-        nodes = task_of(self.graph).nodes(self.graph, "val")
+        return float(self.measure(model))
+
+    def measure(self, model: nn.Module) -> Tensor:
+        """See `score`; nothing waits for the device."""
         with evaluating(model, freeze=True):
             with torch.no_grad():
-                logits, attention = logits_and_attention(model, self.graph)
+                logits, attention = observe(model, self.graph)
             layers = attention.select(self.config.layers).layers
-            terms = self._clean(logits, layers)
-            total = self._total(terms)
-            adversary = self.adversary.restarted() if self.injects else None
-            for step in range(0 if adversary is None else PROBE + 1):
-                loss = self._total(
-                    self._stability(model, logits, layers, self._generator(-2), nodes, adversary)
-                )
+            total = self._total(self._clean(logits, layers))
+            if not self.injects:
+                return -total.detach()
+            self.probe.restart()
+            for step in range(PROBE + 1):
+                terms = self._stability(model, logits, layers, self.probe_endpoints, self.probe)
                 if step < PROBE:
-                    loss.backward()  # type: ignore[no-untyped-call]
-                else:
-                    total = total + loss
-            return -float(total.detach())
+                    self._total(terms).backward()  # type: ignore[no-untyped-call]
+            return -(total + self._total(terms)).detach()
 
     def state(self) -> dict[str, Tensor]:
         """Return the adversary's features."""
@@ -231,14 +259,13 @@ class Faithful:
         model: nn.Module,
         logits: Tensor,
         layers: Sequence[LayerAttention],
-        generator: torch.Generator,
-        nodes: Tensor | None = None,
+        endpoints: Tensor,
         adversary: InjectionAdversary | None = None,
     ) -> dict[str, Tensor]:
         """Return both stability terms under the injection adversary, averaged over the nodes in reach."""
         config = self.config
-        attacked, edge_map = (adversary or self.adversary).attacked(generator, nodes)
-        now, moved = logits_and_attention(model, attacked)
+        attacked, edge_map = (adversary or self.adversary).joined(endpoints)
+        now, moved = observe(model, attacked)
         pairs = _paired(layers, moved.select(config.layers), self.graph, attacked, edge_map)
         before, after = [p[0] for p in pairs], [p[1] for p in pairs]
         moved_by = prediction_distance(logits, now[: logits.shape[0]], config.divergence, self.scale)
@@ -273,10 +300,11 @@ def _paired(
     out = []
     for old, new in zip(before, after.layers, strict=True):
         if old.adjacency is graph.adjacency and new.adjacency is attacked.adjacency:
-            out.append((old.values.mean(1), new.values[edge_map.after].mean(1)))
+            spot = edge_map.after
         else:
             spot = torch.searchsorted(new.keys, old.keys)
-            out.append((old.values.mean(1), new.values[spot].mean(1)))
+        # `index_select` rather than brackets: its backward pass does not sort.
+        out.append((old.values.mean(1), new.values.mean(1).index_select(0, spot)))
     return out
 
 

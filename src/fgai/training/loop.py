@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fgai.checks import above, at_least
 from fgai.errors import DivergenceError, InputError
+from fgai.training.capture import Replays, Terms, can_replay, run_parts, summed
 from fgai.training.interrupt import held_interrupt
 from fgai.training.progress import Progress
 from fgai.training.resume import read_state, write_state
@@ -87,7 +88,7 @@ class History:
     """What happened while training.
 
     Attributes:
-        terms: per epoch, each loss term's value.
+        terms: per epoch, each loss term's value; one that an epoch did not compute keeps its last value.
         scores: per validation, (epoch, score).
         best_epoch: whose weights were kept.
         seconds: wall-clock time of the epochs, validation included.
@@ -158,9 +159,7 @@ def fit(
         DivergenceError: when a term is not finite; the last good weights are in the model then.
     """
     device = next(model.parameters()).device
-    optimizer = torch.optim.Adam(
-        [p for p in model.parameters() if p.requires_grad], lr=config.lr, weight_decay=config.weight_decay
-    )
+    optimizer = _optimizer(model, config, device)
     history, best, first = History(), _copy(model), 0
     best_score = -math.inf
     with seeded(epoch_seed(seed, -1), device):
@@ -169,41 +168,40 @@ def fit(
     if folder is not None and (saved := read_state(folder, fingerprint)) is not None:
         first, best_score, history_values = saved.restore(model, optimizer, recipe)
         history, best = History.from_dict(history_values), saved.best
+    steps = _Steps(model, recipe, config, optimizer, seed)
     began = perf_counter() - history.seconds
     bar = Progress(config.epochs, recipe.name, show=progress, done=first)
-    with bar, held_interrupt(folder is not None) as interrupted:
+    with bar, held_interrupt(folder is not None) as interrupted, seeded(epoch_seed(seed, first), device):
         for epoch in range(first, config.epochs):
             if history.stopped == "patience":
                 break
-            tick = perf_counter()
-            with seeded(epoch_seed(seed, epoch), device):
-                model.train()
-                optimizer.zero_grad(set_to_none=True)
-                for group in optimizer.param_groups:
-                    group["lr"] = config.lr * (1 - config.decay * epoch / config.epochs)
-                values = _backward(recipe, model, epoch)
-                _check_finite(values, epoch, model, best)
-                if config.clip:
-                    torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-                optimizer.step()
-            history.epoch_seconds.append(perf_counter() - tick)
-            history.terms.append(values)
-            if (epoch + 1) % config.validate_every == 0 or epoch == config.epochs - 1:
-                score = recipe.score(model)
+            steps.run(epoch)
+            last = epoch == config.epochs - 1
+            validates = (epoch + 1) % config.validate_every == 0 or last
+            saves = folder is not None and ((epoch + 1) % checkpoint_every == 0 or last or interrupted())
+            if not (steps.due or validates or saves or on_epoch is not None):
+                continue
+            done = steps.read()
+            for terms in done:
+                _check_finite(terms.values, terms.epoch, model, best)
+                history.epoch_seconds.append(terms.seconds)
+                history.terms.append({**(history.terms[-1] if history.terms else {}), **terms.values})
+            if validates:
+                score = steps.score()
                 history.scores.append((epoch, score))
                 if score > best_score:
                     best_score, best, history.best_epoch = score, _copy(model), epoch
                 elif epoch - history.best_epoch >= config.patience:
                     history.stopped = "patience"
             history.seconds = perf_counter() - began
-            due = (epoch + 1) % checkpoint_every == 0 or epoch == config.epochs - 1
-            if folder is not None and (due or interrupted()):
+            if folder is not None and saves:
                 write_state(
                     folder, fingerprint, epoch + 1, best_score, model, best, optimizer, recipe, history
                 )
-            bar.step(values, best_score)
-            if on_epoch is not None:
-                on_epoch(epoch, values)
+            for terms in done:
+                bar.step(terms.values, best_score)
+                if on_epoch is not None:
+                    on_epoch(terms.epoch, terms.values)
             if interrupted():
                 raise KeyboardInterrupt
     model.load_state_dict(best)
@@ -215,18 +213,80 @@ def _copy(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def _backward(recipe: Recipe, model: nn.Module, epoch: int) -> dict[str, float]:
-    """Accumulate the gradients of all parts; read all terms in one transfer from the device."""
-    seen: list[tuple[str, Tensor]] = []
-    for part in recipe.parts(model, epoch):
-        part["total"].backward()  # type: ignore[no-untyped-call]
-        seen += [(name, term.detach().reshape(())) for name, term in part.items()]
-        del part
-    numbers = torch.stack([term for _, term in seen]).tolist()
-    values: dict[str, float] = {}
-    for (name, _), number in zip(seen, numbers, strict=True):
-        values[name] = values.get(name, 0.0) + number
-    return {**{k: v for k, v in values.items() if k != "total"}, "total": values["total"]}
+def _optimizer(model: nn.Module, config: TrainConfig, device: torch.device) -> torch.optim.Adam:
+    """Adam over all trainable parameters; on a GPU in one kernel that a CUDA graph can hold."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if device.type != "cuda":
+        return torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay)
+    lr = torch.tensor(config.lr, device=device)
+    return torch.optim.Adam(parameters, lr=lr, weight_decay=config.weight_decay, fused=True, capturable=True)
+
+
+class _Steps:
+    """The training steps: captured and replayed where that is possible, else kernel by kernel.
+
+    Args:
+        model: trained in place.
+        recipe: what to minimise.
+        config: learning rate, its decay, clipping.
+        optimizer: over the model's parameters.
+        seed: of dropout.
+    """
+
+    def __init__(
+        self, model: nn.Module, recipe: Recipe, config: TrainConfig, optimizer: torch.optim.Adam, seed: int
+    ) -> None:
+        self.model, self.recipe, self.config, self.optimizer, self.seed = (
+            model, recipe, config, optimizer, seed
+        )  # fmt: skip
+        self.device = next(model.parameters()).device
+        self.done: list[Terms] = []
+        self.replays: Replays | None = None
+        if can_replay(recipe, model):
+            self.replays = Replays(recipe, model, self.update, lambda epoch: epoch_seed(seed, epoch))
+
+    @property
+    def due(self) -> bool:
+        """Whether the terms must be read now."""
+        return bool(self.done) or (self.replays is not None and self.replays.full)
+
+    def run(self, epoch: int) -> None:
+        """Train one epoch, or launch it."""
+        self._set_rate(self.config.lr * (1 - self.config.decay * epoch / self.config.epochs))
+        if self.replays is not None and self.replays.step(epoch):
+            return
+        self.done += [] if self.replays is None else self.replays.read()
+        tick = perf_counter()
+        with seeded(epoch_seed(self.seed, epoch), self.device):
+            self.model.train()
+            self.optimizer.zero_grad(set_to_none=True)
+            names, terms = run_parts(self.recipe.parts(self.model, epoch))
+            self.update()
+        values = summed(names, terms.tolist())
+        self.done.append(Terms(epoch, values, perf_counter() - tick))
+
+    def read(self) -> list[Terms]:
+        """Return the terms of the epochs since the last call."""
+        done = self.done + ([] if self.replays is None else self.replays.read())
+        self.done = []
+        return done
+
+    def score(self) -> float:
+        """Return the recipe's validation score."""
+        return self.recipe.score(self.model) if self.replays is None else self.replays.score()
+
+    def update(self) -> None:
+        """Clip the gradients and take one step."""
+        if self.config.clip:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        self.optimizer.step()
+
+    def _set_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)  # a captured step reads it from there
+            else:
+                group["lr"] = rate
 
 
 def _check_finite(values: dict[str, float], epoch: int, model: nn.Module, best: dict[str, Tensor]) -> None:
