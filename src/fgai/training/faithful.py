@@ -52,7 +52,7 @@ class FaithfulConfig:
         ramp: share of the epochs over which the weights of the stability terms rise to their full size. A
             vanilla model is so unstable that the full terms would throw the twin far from it at once.
         turns: train on the clean and on the attacked graph in turns, one of them an epoch, instead of on both
-            (the first epoch sees both). The attacked side is then pulled to the vanilla model's clean targets,
+            (the first epoch sees both). The attacked side is then pulled to the vanilla model's targets,
             so an epoch costs little more than a vanilla one.
         adversary: `hybrid`, `injection` or `attention`.
         nodes: injected per epoch.
