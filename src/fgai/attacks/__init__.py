@@ -4,7 +4,15 @@ from fgai.attacks.base import Attack, AttackResult, Judge, Ledger
 from fgai.attacks.budget import Budget, Perturbation, check
 from fgai.attacks.existing import FeaturePGD, RandomEdges
 from fgai.attacks.injection import FGSMInjection, PGDInjection, RandomInjection, draw_endpoints, draw_features
-from fgai.attacks.objectives import Clean, Objective, explanation, margin, objective_named, prediction
+from fgai.attacks.objectives import (
+    Clean,
+    Objective,
+    Preserving,
+    explanation,
+    margin,
+    objective_named,
+    prediction,
+)
 from fgai.attacks.threats import THREATS, Threat, make_attack
 
 __all__ = [
@@ -20,6 +28,7 @@ __all__ = [
     "Objective",
     "PGDInjection",
     "Perturbation",
+    "Preserving",
     "RandomEdges",
     "RandomInjection",
     "Threat",

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, log_softmax, one_hot
 
-from fgai.attention import AttentionMap
+from fgai.attention import AttentionMap, LayerAttention
 from fgai.checks import one_of
+from fgai.errors import InputError
 from fgai.topk import leaders, topk_mask
 
 
@@ -19,9 +20,9 @@ class Clean:
     """What the model said before the attack.
 
     Attributes:
-        logits: [N, C] on the clean graph.
+        logits: on the clean graph, a row per node, link or small graph.
         attention: on the clean graph.
-        nodes: [T] the attacked nodes.
+        nodes: [T] the rows under attack.
     """
 
     logits: Tensor
@@ -54,19 +55,22 @@ def margin(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
 
     Nodes that are wrong already by a clear margin give no more gradient, so the budget goes to the others.
     """
-    now = logits[clean.nodes]
     label = clean.logits[clean.nodes].argmax(1)
-    own = now.gather(1, label[:, None])
-    rest = now.masked_fill(torch.nn.functional.one_hot(label, now.shape[1]).bool(), float("-inf"))
-    return (rest.amax(1) - own.squeeze(1)).clamp(max=1.0).mean()
+    return _gap(logits[clean.nodes], label).clamp(max=1.0).mean()
+
+
+def _gap(scores: Tensor, own: Tensor) -> Tensor:
+    """Best score [T] among the classes other than `own`, minus the score of `own` [T]."""
+    other = scores.masked_fill(one_hot(own, scores.shape[1]).bool(), float("-inf"))
+    return other.amax(1) - scores.gather(1, own[:, None]).squeeze(1)
 
 
 def explanation(k: int = 5) -> Objective:
     """Return the top-k margin objective: push outsiders above members of the clean top-k.
 
-    At a node with more than k clean neighbours, on the original edges, let o_1 >= o_2 >= ... be the largest
-    log-attentions outside the clean top-k and m_1 <= m_2 <= ... the smallest inside. The s-th margin,
-    o_s - m_s, is positive exactly if s members have left, so
+    At a node with more than k clean neighbours, on the original edges that are still there, let
+    o_1 >= o_2 >= ... be the largest log-attentions outside the clean top-k and m_1 <= m_2 <= ... the smallest
+    inside. The s-th margin, o_s - m_s, is positive exactly if s members have left, so
 
         mean over s = 1..min(k, degree - k) of sigmoid(o_s - m_s)
 
@@ -86,24 +90,78 @@ def explanation(k: int = 5) -> Objective:
         ):
             if not rows.numel():
                 continue
-            spot = torch.searchsorted(after.keys, before.keys)
-            now = after.values.mean(1)[spot].clamp(min=1e-12).log()
+            now, there = _carried(before, after)
             fixed = now.detach()
-            outside = leaders(fixed.masked_fill(members, float("-inf")), before.rowptr, k)[rows]
-            inside = leaders((-fixed).masked_fill(~members, float("-inf")), before.rowptr, k)[rows]
+            outside = leaders(fixed.masked_fill(members | ~there, float("-inf")), before.rowptr, k)[rows]
+            inside = leaders((-fixed).masked_fill(~(members & there), float("-inf")), before.rowptr, k)[rows]
             pairs = outside.clamp(min=0)
-            real = (outside >= 0) & ~members[pairs]
+            real = (outside >= 0) & ~members[pairs] & there[pairs] & members[inside] & there[inside]
             lost = torch.sigmoid(now[pairs] - now[inside]) * real
-            total = total + lost.sum() / real.sum()
+            total = total + lost.sum() / real.sum().clamp(min=1)
         return total / max(1, len(attention.layers))
 
     return objective
 
 
-OBJECTIVES = ("prediction", "margin", "explanation")
+def _carried(before: LayerAttention, after: LayerAttention) -> tuple[Tensor, Tensor]:
+    """Log-attention after the attack on the original edges [E], and which of them are still there [E]."""
+    spot = torch.searchsorted(after.keys, before.keys).clamp(max=max(0, after.num_edges - 1))
+    there = after.keys[spot] == before.keys
+    return after.values.mean(1)[spot].clamp(min=1e-12).log(), there
+
+
+class Preserving:
+    """Another explanation for the same prediction: the explanation objective, as long as classes stay.
+
+    With K the share of attacked nodes that keep their predicted class, the value is
+
+        explanation(k)   if K >= keep,        K - keep < 0   otherwise,
+
+    so that every change that keeps the classes beats every change that does not, and the best of those wins.
+    A jump has no gradient; climbed in its place is `explanation - hinge` while classes hold and `-hinge`
+    once too many have gone, with
+
+        hinge = mean over attacked nodes of relu(slack - (log p_own - log p_best_other)),
+
+    own being the clean prediction. We maximise both.
+
+    Args:
+        k: size of the explanation.
+        keep: share of the attacked nodes that must keep their class, above 0 and at most 1.
+        slack: distance to the class boundary, in nats, from which the hinge pushes back.
+
+    Raises:
+        InputError: if `keep` is not a share.
+    """
+
+    constrained = True
+    __name__ = "preserving"
+
+    def __init__(self, k: int = 5, keep: float = 0.99, slack: float = 0.5) -> None:
+        if not 0 < keep <= 1:
+            raise InputError(f"`keep` is a share of the attacked nodes, above 0 and at most 1, got {keep}")
+        self.k, self.keep, self.slack = k, keep, slack
+        self._explanation = explanation(k)
+
+    def __call__(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+        """Return the value, with the gradient of the function climbed in its place."""
+        gained = self._explanation(logits, attention, clean)
+        own = clean.logits[clean.nodes].argmax(1)
+        gap = -_gap(log_softmax(logits[clean.nodes], dim=1), own)
+        hinge = (self.slack - gap).clamp(min=0).mean()
+        kept = (logits[clean.nodes].argmax(1) == own).to(gained.dtype).mean()
+        holds = kept >= self.keep
+        value = torch.where(holds, gained, kept - self.keep).detach()
+        guide = torch.where(holds, gained, 0.0) - hinge
+        return guide + (value - guide.detach())
+
+
+OBJECTIVES = ("prediction", "margin", "explanation", "preserving")
 
 
 def objective_named(name: str, k: int = 5) -> Objective:
-    """Return an objective by name: `prediction`, `margin` or `explanation`."""
+    """Return an objective by name: `prediction`, `margin`, `explanation` or `preserving`."""
     one_of(name, "objective", OBJECTIVES)
-    return {"prediction": prediction, "margin": margin}.get(name) or explanation(k)
+    if name in ("explanation", "preserving"):
+        return explanation(k) if name == "explanation" else Preserving(k)
+    return prediction if name == "prediction" else margin
