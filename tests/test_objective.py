@@ -16,6 +16,7 @@ from fgai.errors import InputError
 from fgai.objective import (
     Weights,
     attention_distance,
+    contrast,
     literal_explanation_stability,
     margin_loss,
     prediction_distance,
@@ -57,6 +58,14 @@ def test_prediction_distance_equals_loops() -> None:
     )
     with pytest.raises(InputError, match="divergence"):
         prediction_distance(y, z, "logit")
+
+
+def test_contrast_equals_a_loop() -> None:
+    adjacency, w, _ = small(3)
+    apart = 0.0
+    for a, b in zip(adjacency.rowptr[:-1].tolist(), adjacency.rowptr[1:].tolist(), strict=True):
+        apart += sum(abs(v - 1 / (b - a)) for v in w[a:b].tolist()) / 2
+    assert contrast(w, adjacency.rowptr) == pytest.approx(apart / adjacency.num_nodes, rel=1e-10)
 
 
 def test_spread_makes_distances_scale_free() -> None:

@@ -95,6 +95,18 @@ def attention_distance(
     return torch.stack([topk_l1(a, b, ptr, k, scope) / size for a, b, ptr, size in layers]).sum()
 
 
+def contrast(w: Tensor, rowptr: Tensor) -> float:
+    """How far an attention is from saying nothing: mean over nodes of the total variation to a uniform one.
+
+    Args:
+        w: [E] attention, summing to one over each node's edges.
+        rowptr: [N + 1].
+    """
+    degree = rowptr.diff()
+    apart = (w - (1.0 / degree.clamp(min=1).to(w.dtype)).repeat_interleave(degree)).abs().sum() / 2
+    return max(float(apart / max(1, degree.numel())), 1e-7)
+
+
 def margin_loss(values: Sequence[Tensor], rowptrs: Sequence[Tensor], k: int, radius: float) -> Tensor:
     """How far the top-k is from being certified at `radius`, relative to it; 0 when every node is.
 

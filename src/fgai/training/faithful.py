@@ -23,6 +23,7 @@ from fgai.objective import (
     TERMS,
     Weights,
     attention_distance,
+    contrast,
     margin_loss,
     prediction_distance,
     spread,
@@ -51,6 +52,9 @@ class FaithfulConfig:
         divergence: how perturbed predictions are compared with clean ones, see `prediction_distance`.
         ramp: share of the epochs over which the weights of the stability terms rise to their full size. A
             vanilla model is so unstable that the full terms would throw the twin far from it at once.
+        contrast: how much more flat layers count in similarity: a layer's distance is divided by its contrast
+            (see `fgai.objective.contrast`) relative to the sharpest layer's, to this power. 0 counts all
+            layers alike, 1 measures each in units of its own contrast.
         turns: train on the clean and on the attacked graph in turns, one of them an epoch, instead of on both
             (the first epoch sees both). The attacked side is then pulled to the vanilla model's targets,
             so an epoch costs little more than a vanilla one.
@@ -72,6 +76,7 @@ class FaithfulConfig:
     layers: str = "all"
     divergence: str = "log"
     ramp: float = 0.5
+    contrast: float = 0.0
     turns: bool = True
     adversary: str = "hybrid"
     nodes: int = 60
@@ -97,6 +102,7 @@ class FaithfulConfig:
                 at_least(getattr(self, name), name, 1, f"use `{name}=None` to rank all edges")
         if not 0.0 <= self.ramp <= 1.0:
             raise InputError(f"`ramp` must be between 0 and 1, got {self.ramp}")
+        at_least(self.contrast, "contrast", 0.0)
         at_least(self.nodes, "nodes", 1)
         at_least(self.edges, "edges", 1)
         at_least(self.steps, "steps", 1)
@@ -150,6 +156,8 @@ class Faithful:
             self.target_logits, self.target_layers = logits.detach(), chosen.layers
             self.target = [layer.values.mean(1) for layer in chosen]
             self.rowptrs = [layer.rowptr for layer in chosen]
+            contrasts = [contrast(w, ptr) for w, ptr in zip(self.target, self.rowptrs, strict=True)]
+            self.contrasts = [(value / max(contrasts)) ** config.contrast for value in contrasts]
             self.scale = float(spread(self.target_logits))
             self.shares, self.share = [1.0] * len(self.target), 1.0
             if self.injects:
@@ -248,7 +256,9 @@ class Faithful:
         values = [layer.values.mean(1) for layer in layers]
         terms = {
             "closeness": prediction_distance(logits, self.target_logits, "relative", self.scale),
-            "similarity": attention_distance(self.target, values, self.rowptrs, config.k1, config.scope),
+            "similarity": attention_distance(
+                self.target, values, self.rowptrs, config.k1, config.scope, self.contrasts
+            ),
         }
         if config.adversary != "injection" and config.weights.margin > 0:
             terms["margin"] = margin_loss(values, self.rowptrs, config.k2 or 5, config.radius)
