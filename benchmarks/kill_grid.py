@@ -129,14 +129,14 @@ def main() -> int:
     whole = time.monotonic() - began
     print(f"{len(cells)} cells, undisturbed in {whole:.1f} s")
 
-    moments, kills, early = random.Random(args.seed), 0, 0
+    moments, kills, early, pace = random.Random(args.seed), 0, 0, 1.0
     known: dict[str, str] = {}
     results, cache = folder / "disturbed", folder / "cache"
     while kills < args.kills:
-        # So long that, on average, the grid is as far as the kills are.
+        # So long that, on average, the grid is as far as the kills are; longer where other work slows it down.
         cell, left = (whole - ready) / len(cells), (len(cells) - len(known)) / (args.kills - kills + 1)
         process = start(grid, results, cache)
-        process.join(moments.uniform(0.0, 2.0 * (ready + cell * left)))
+        process.join(moments.uniform(0.0, 2.0 * pace * (ready + cell * left)))
         if process.exitcode is not None:
             early += 1
             shutil.rmtree(results)  # it finished first: again from the start
@@ -149,6 +149,7 @@ def main() -> int:
         if lost := [path for path, digest in known.items() if now.get(path) != digest]:
             print(f"kill {kills}: {len(lost)} records lost or changed: {sorted(lost)[0]}")
             return 1
+        pace = max(1.0, pace * (1.15 if len(now) == len(known) else 0.7))
         known = now
         print(f"kill {kills}: {len(now)} of {len(cells)} records, all whole", flush=True)
     last = start(grid, results, cache)

@@ -81,9 +81,17 @@ def body_of(cell: Cell) -> dict[str, Any]:
         share = 0.1 + 0.3 * (cell.method == "fgai")
         layer = {
             "name": "layers.0",
-            "topk": {"share": share, "median_radius": 0.002, "mean_beta2": 0.7, "curve": [share] * 17},
-            "class": {"share": None, "median_radius": None, "status": "unknown", "curve": [None] * 17},
-        }
+            "trivial_share": 0.25,
+            "sharpness": 0.125,
+            "topk": {
+                "share": share, "median_radius": 0.002, "mean_beta2": 0.7, "curve": [share] * 17,
+                "table": [share + 0.2, share + 0.1, share, share / 2, share / 4],
+            },
+            "class": {
+                "share": None, "median_radius": None, "status": "unknown", "curve": [None] * 17,
+                "table": [None] * 5,
+            },
+        }  # fmt: skip
         body["certificate"] = {"radius": 0.01, "norm": "l1", "k2": 5, "layers": [layer, layer]}
     if cell.kind == "evaluate":
         body["evaluations"] = {

@@ -261,6 +261,28 @@ class TestRun:
         layers = made["certificate"]["layers"]
         assert len(layers) == 2 and len(layers[0]["topk"]["curve"]) == len(made["certificate"]["radii"])
 
+    @pytest.mark.parametrize("method", ["vanilla", "ln"])
+    def test_certificates_take_the_models_of_evaluations(
+        self, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store, cache = Store(tmp_path / "r"), tmp_path / "cache"
+        assert run_cell(cases.tiny(method=method), store, cache=cache)["status"] == "done"
+        models = sorted(cache.iterdir())
+        assert len(models) == 1
+        with monkeypatch.context() as patched:
+            patched.setattr(runner, "train_method", lambda *_, **__: pytest.fail("trained again"))
+            made = run_cell(cases.tiny(method=method, kind="certify"), store, cache=cache)
+        assert made["status"] == "done", made.get("trace")
+        assert sorted(cache.iterdir()) == models
+        apart = run_cell(cases.tiny(method=method, kind="certify"), Store(tmp_path / "apart"))
+        assert made["certificate"] == apart["certificate"]
+        # A model of other settings, or of other code, is another model.
+        settings = {"epochs": 3}
+        run_cell(cases.tiny(method=method, kind="certify", settings=settings), store, cache=cache)
+        monkeypatch.setattr(runner, "training_code", lambda: "other")
+        run_cell(cases.tiny(method=method, kind="certify", seed=1), store, cache=cache)
+        assert len(list(cache.iterdir())) == 3
+
     def test_two_shards_in_one_folder(self, tmp_path: Path) -> None:
         """Another process and this one at the same time; each cell is run by one of them."""
         path, folder = grid_file(tmp_path), tmp_path / "r"

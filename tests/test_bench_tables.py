@@ -26,6 +26,7 @@ from fgai.bench.statistics import Estimate, estimate, paired
 from fgai.bench.tables import TABLES, render
 from fgai.cli import app
 from fgai.errors import CheckpointError, DataError, InputError
+from fgai.evaluate.table import Table
 
 NUMBERS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=7)
 
@@ -148,6 +149,22 @@ class TestTables:
         assert not any(sign in line for line in body for sign in "±×↑↓–")
         widths = {line.count("|") - line.count("\\|") for line in markdown.splitlines() if line[:1] == "|"}
         assert widths and list(csv.reader(io.StringIO(render(name, whole, "csv"))))
+
+    def test_certificates(self, whole: Store) -> None:
+        """Every radius, nodes with few neighbours apart, and the sentence of what is promised."""
+        top, classes = TABLES["certificates"](whole)
+        assert isinstance(top, Table) and isinstance(classes, Table)
+        titles = [column.title for column in top.columns]
+        assert titles[4:9] == ["R = 0.001", "R = 0.003", "R = 0.01", "R = 0.03", "R = 0.1"]
+        assert titles[9:] == ["median radius", "trivial", "sharpness"]
+        rows = {tuple(row[:4]): row[4:] for row in top.rows}
+        expected = ["60.0 ± 0.0", "50.0 ± 0.0", "40.0 ± 0.0", "20.0 ± 0.0", "10.0 ± 0.0"]
+        expected += ["0.002 ± 0", "25.0 ± 0.0", "0.125 ± 0.000"]
+        assert list(rows["GATv2", "coauthor-cs", "2", "FGAI"]) == expected
+        assert [row[3] for row in top.rows[:3]] == ["vanilla", "AT", "FGAI"]
+        assert classes.rows[0][-1] == "unknown" and classes.rows[0][4] is None
+        for form in ("markdown", "latex"):
+            assert render("certificates", whole, form).count("with its values fixed") == 2
 
     def test_a_row_means_one_thing(self, tmp_path: Path) -> None:
         store = cases.fill(Store(tmp_path), [cases.tiny(), cases.tiny(seed=1, settings={"epochs": 3})])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import platform
 import traceback
 import warnings
@@ -28,6 +30,8 @@ from fgai.graph import Graph
 from fgai.training import FaithfulConfig, TrainConfig, history_of, labelled, preset, save, train_method
 from fgai.training import load as load_model
 
+TRAINS = ("adversaries", "models", "training")
+"""The packages a training depends on, beside the objective."""
 RADIUS = 0.01
 """Of the certificates in `certify` cells; curves run over all radii."""
 
@@ -50,7 +54,8 @@ def run_cell(
         store: where records go.
         device: where to train and attack.
         root: folder of the datasets.
-        cache: folder for trained vanilla models, which AT and FGAI share; None trains them anew.
+        cache: folder for trained models: vanilla ones, which AT and FGAI share, and those of evaluations,
+            which certificates of the same cells take; None trains them anew.
         redo: run it again if its record was made with other settings, and replace that; else refuse.
 
     Raises:
@@ -98,16 +103,7 @@ def _measure(cell: Cell, device: str, root: Path | str | None, cache: Path | Non
     if cell.method == "vanilla" and cell.kind in ("evaluate", "certify") and not cell.settings:
         model, trained = _vanilla(cell, graph, device, cache)
     else:
-        model = train_method(
-            cell.method,
-            cell.model,
-            graph,
-            seed=cell.seed,
-            vanilla=vanilla,
-            device=device,
-            progress=False,
-            settings=cell.settings,
-        )
+        model, trained = _trained(cell, graph, vanilla, device, cache)
     history = history_of(model)
     body: dict[str, Any] = {
         "data": describe(graph),
@@ -202,6 +198,46 @@ def _vanilla(cell: Cell, graph: Graph, device: str, cache: Path | None) -> tuple
     if path is not None:
         save(model, path)
     return model, True
+
+
+def _trained(
+    cell: Cell, graph: Graph, vanilla: nn.Module | None, device: str, cache: Path | None
+) -> tuple[nn.Module, bool]:
+    """Return the cell's model, and whether it was trained now.
+
+    Evaluations train, because their records hold the training's cost, and leave the model in the cache;
+    certificates take it from there.
+    """
+    path = None
+    if cache is not None and cell.kind in ("evaluate", "certify"):
+        bare = Cell(model=cell.model, dataset=cell.dataset, method=cell.method, seed=cell.seed)
+        tag = dataclasses.replace(bare, settings={**settings_of(cell), "code": training_code()}).key
+        path = Path(cache) / f"{cell.dataset}-{cell.model}-{cell.method}-s{cell.seed}-{tag}.safetensors"
+        if cell.kind == "certify" and path.exists():
+            return load_model(path).to(device), False
+    model = train_method(
+        cell.method,
+        cell.model,
+        graph,
+        seed=cell.seed,
+        vanilla=vanilla,
+        device=device,
+        progress=False,
+        settings=cell.settings,
+    )
+    if path is not None:
+        save(model, path)
+    return model, True
+
+
+@functools.cache
+def training_code() -> str:
+    """A short hash of the code that trains: a model of other code is not taken for this one's."""
+    root, digest = Path(fgai.__file__).parent, hashlib.sha256()
+    sources = [root / "objective.py", *(f for part in TRAINS for f in sorted((root / part).rglob("*.py")))]
+    for file in sources:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _validate(model: nn.Module, graph: Graph, cell: Cell) -> dict[str, float]:

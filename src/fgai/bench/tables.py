@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from fgai.bench import training_tables as trained
 from fgai.bench.build import sheet
+from fgai.bench.certificate_tables import certificates
 from fgai.bench.paper import published
 from fgai.bench.results import Results
 from fgai.bench.sheet import Metric, Sheet
@@ -171,7 +172,7 @@ TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "similarity": similarity,
     "ablation": trained.ablation,
     "cost": trained.cost,
-    "certificates": trained.certificates,
+    "certificates": certificates,
     "search": trained.search,
 }
 

@@ -1,4 +1,4 @@
-"""Tables about trainings: ablation, cost, certificates and the search for settings."""
+"""Tables about trainings: ablation, cost and the search for settings."""
 
 from __future__ import annotations
 
@@ -118,57 +118,6 @@ def _cost_row(results: Results, model: str, dataset: str, row: str) -> list[Cell
         mib,
         over(mib, base[4]),
     ]
-
-
-def certificates(store: Store) -> list[Sheet | Table]:
-    """What no perturbation of a layer's attention within the radius can do."""
-    results = Results.read(store, "certify", "certify")
-    radius = next((record["certificate"]["radius"] for record in results.records.values()), 0.01)
-    columns = [Column(name) for name in ("model", "dataset", "method", "layer")]
-    columns += [
-        Column(f"top 5 cannot change, R = {radius:g}", better="higher"),
-        Column("top-5 radius, median", better="higher"),
-        Column("certified overlap", better="higher"),
-        Column(f"class cannot change, R = {radius:g}", better="higher"),
-        Column("class radius, median", better="higher"),
-        Column("how"),
-    ]
-    rows: list[Sequence[Cell]] = []
-    for model in results.models():
-        for dataset in results.datasets(model):
-            for row in results.rows(model, dataset):
-                rows += _certified(results, model, dataset, row)
-    notes = (
-        "Shares of the nodes with more than five neighbours, mean ± std over seeds. Perturbations of this"
-        " layer's attention (l1) with its values fixed; no guarantee against injected nodes or edges.",
-        *about(results)[1:],
-    )
-    return [Table("Certificates", columns, rows, notes)]
-
-
-def _certified(results: Results, model: str, dataset: str, row: str) -> list[list[Cell]]:
-    held = [record["certificate"]["layers"] for record in results.held(model, dataset, row)]
-    lines: list[list[Cell]] = []
-    for layers in zip(*held, strict=True):
-        values = [
-            _spread([layer["topk"]["share"] for layer in layers], percent=True),
-            _spread([layer["topk"]["median_radius"] for layer in layers]),
-            _spread([layer["topk"]["mean_beta2"] for layer in layers]),
-            _spread([layer["class"]["share"] for layer in layers], percent=True),
-            _spread([layer["class"]["median_radius"] for layer in layers]),
-        ]
-        how = ", ".join(sorted({layer["class"]["status"] for layer in layers}))
-        lines.append([model, dataset, name_of(row), layers[0]["name"], *values, how])
-    return lines or [[model, dataset, name_of(row), None, None, None, None, None, None, None]]
-
-
-def _spread(values: Sequence[float | None], *, percent: bool = False) -> str | None:
-    found = estimate(value for value in values if value is not None)
-    if found is None:
-        return None
-    if percent:
-        return f"{100 * found.mean:.1f} ± {100 * found.std:.1f} %"
-    return f"{found.mean:.2g} ± {found.std:.1g}"
 
 
 def search(store: Store) -> list[Sheet | Table]:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from fgai.certify import RADII, CertificateRecord
+from fgai.certify import PROMISE, RADII, CertificateRecord
 from fgai.errors import InputError
 from fgai.evaluate import EvaluationRecord
 from fgai.figures import style
@@ -68,7 +68,8 @@ def certified_curves(
 ) -> Figure:
     """Draw the share of nodes whose top-k, and whose class, provably stay, against the radius.
 
-    Only nodes with more than k2 neighbours count. A panel says so where nothing is known.
+    Only nodes with more than k2 neighbours count. A panel says so where nothing is known. What is promised,
+    and what is not, stands below.
 
     Args:
         records: one certificate, or several by name.
@@ -100,6 +101,7 @@ def certified_curves(
         panels[0].set_ylabel("share of nodes")
         if len(named) > 1:
             panels[0].legend()
+        style.footnote(figure, PROMISE)
     return figure
 
 

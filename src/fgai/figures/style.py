@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,6 +74,12 @@ def styled() -> Iterator[None]:
 def blank(width: float, height: float) -> Figure:
     """Return an empty figure of the given inches that makes room for its labels itself."""
     return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.07, h_pad=0.06))
+
+
+def footnote(figure: Figure, text: str) -> None:
+    """Put small print below a figure, as wide as it is."""
+    lines = textwrap.wrap(text, int(20 * figure.get_figwidth()))
+    figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=6.5, color="#555555")
 
 
 def bare(axes: Axes) -> None:
