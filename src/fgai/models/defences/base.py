@@ -1,0 +1,83 @@
+"""`Defended`: a model behind a defence that re-weights its edges, attacked and trained as one."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+from torch import Tensor, nn
+
+from fgai.checks import one_of
+from fgai.errors import InputError
+from fgai.graph import Graph
+from fgai.models.base import AttentionModel, as_graph
+from fgai.models.gat import GAT, GATv2
+from fgai.models.gcn import GCN
+from fgai.models.gt import GT
+
+BASES: dict[str, Any] = {"GAT": GAT, "GATv2": GATv2, "GT": GT, "GCN": GCN}
+
+
+class Defended(AttentionModel):
+    """Base of the defences: a model whose edges are re-weighted before, or while, it reads the graph.
+
+    The defence is part of the forward pass, done again on every graph the model is given, so whoever attacks
+    the model attacks the defence. Weights enter GCN as edge weights, attention as log-weights on the score.
+
+    Args:
+        in_channels: features per node.
+        out_channels: classes.
+        base: `GAT`, `GATv2`, `GT` or `GCN`, the model behind.
+        **arguments: of that model.
+    """
+
+    own: ClassVar[tuple[str, ...]] = ()
+    """Settings of the defence itself."""
+
+    def __init__(self, in_channels: int, out_channels: int, *, base: str = "GAT", **arguments: Any) -> None:
+        kind = BASES[one_of(base, "base", tuple(BASES))]
+        model: AttentionModel = kind(in_channels, out_channels, **arguments)
+        super().__init__(task=model.task, pooling=model.pooling, decoder=model.decoder)
+        self.model = model
+        self.config = {"base": base, **model.config}
+
+    @classmethod
+    def for_data(cls, data: Any, **overrides: Any) -> Self:
+        """Build a defended model whose sizes fit `data`; `overrides` are its own settings or the model's."""
+        graph = as_graph(data)
+        mine = {name: overrides.pop(name) for name in list(overrides) if name in cls.own}
+        base = overrides.pop("base", "GAT")
+        model = BASES[one_of(base, "base", tuple(BASES))].for_data(graph, **overrides)
+        made = cls(**{**model.config, "base": base, **mine})
+        made.see(made.prepare(graph))
+        return made
+
+    def see(self, graph: Graph) -> None:
+        """Note what the defence needs to know of the graph it will be trained on."""
+
+    def terms(self, graph: Graph) -> dict[str, Tensor]:
+        """What the defence adds to the loss, each a scalar; nothing by default."""
+        return {}
+
+    def weights(self, graph: Graph) -> Tensor:
+        """Return the weights [E] the defence gives the edges of a prepared graph before the first layer."""
+        raise TypeError("abstract")
+
+    def prepare(self, graph: Graph) -> Graph:
+        """Return `graph` as the model behind reads it."""
+        return self.model.prepare(graph)
+
+    def embed(self, graph: Graph) -> Tensor:
+        """Return the embeddings [N, out] of the re-weighted graph."""
+        return self.model.embed(graph.replace(edge_weight=self.weights(graph)))
+
+    def read_out(self, nodes: Tensor, graph: Graph, links: Tensor | None = None) -> Tensor:
+        """Turn node embeddings into the task's logits."""
+        return self.model.read_out(nodes, graph, links)
+
+
+def attention_layers(model: nn.Module) -> int:
+    """How many layers with attention a model has."""
+    count = sum(bool(getattr(module, "is_attention_layer", False)) for module in model.modules())
+    if not count:
+        raise InputError(f"{type(model).__name__} has no attention layer to guard")
+    return count

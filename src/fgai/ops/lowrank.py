@@ -1,0 +1,93 @@
+"""The best low-rank approximation of a sparse adjacency, in factors, and its entries on the edges."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from scipy.sparse.linalg import ArpackError, eigsh, svds
+from torch import Tensor
+
+from fgai.checks import at_least
+from fgai.errors import InputError
+from fgai.ops.adjacency import Adjacency
+from fgai.ops.functional import score_dot
+
+DENSE = 256
+"""Graphs up to this size are decomposed densely."""
+_KEPT = 8
+_BY_STRUCTURE: WeakKeyDictionary[Adjacency, dict[int, Tensor]] = WeakKeyDictionary()
+_BY_CONTENT: OrderedDict[tuple[int, int, bytes], Tensor] = OrderedDict()
+
+
+def low_rank(adjacency: Adjacency, rank: int, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Truncated singular value decomposition of the adjacency without self-loops, as two factors.
+
+    With `A[i, j]` the weight of the edge j → i, the product `left @ right.T` is the nearest matrix of rank r
+    in the Frobenius norm. It is never formed: Lanczos iterations need the sparse matrix and about 2r vectors.
+
+    Args:
+        adjacency: the edges.
+        rank: r, at least 1; a graph with fewer nodes gets as many.
+        weight: [E] or None for ones.
+
+    Returns:
+        left [N, r] and right [N, r], float32, on the adjacency's device.
+
+    Raises:
+        InputError: if the iterations do not converge.
+    """
+    at_least(rank, "rank", 1)
+    n = adjacency.num_nodes
+    source, destination = (t.cpu().numpy() for t in (adjacency.source, adjacency.destination))
+    values = np.ones(source.size) if weight is None else weight.detach().double().cpu().numpy()
+    keep = source != destination
+    matrix = sp.csr_matrix((values[keep], (destination[keep], source[keep])), shape=(n, n))
+    count = min(rank, n)
+    start = np.random.default_rng(0).standard_normal(n)
+    try:
+        if n <= DENSE or count > n // 2:
+            u, s, vt = np.linalg.svd(matrix.toarray())
+        elif abs(matrix - matrix.T).max() < 1e-12:
+            eigenvalues, u = eigsh(matrix, count, which="LM", v0=start)
+            s, vt = np.abs(eigenvalues), (u * np.sign(eigenvalues)).T
+        else:
+            u, s, vt = svds(matrix, count, v0=start)
+    except ArpackError as error:
+        raise InputError(f"the adjacency could not be decomposed to rank {rank}: {error}") from error
+    order = np.argsort(-s)[:count]
+    factors = (u[:, order] * np.sqrt(s[order]), vt[order].T * np.sqrt(s[order]))
+    left, right = (torch.from_numpy(np.ascontiguousarray(f, dtype=np.float32)) for f in factors)
+    return left.to(adjacency.device), right.to(adjacency.device)
+
+
+def reconstruct(adjacency: Adjacency, rank: int, weight: Tensor | None = None) -> Tensor:
+    """Entries of the rank-r approximation on the edges, [E]; see `low_rank`. Self-loops get what lies there.
+
+    Without weights the result is remembered by the edges themselves: an attack that changes features only, or
+    asks again for the same edges, decomposes once. No gradient flows; see `fgai.models.GNNSVD`.
+    """
+    if weight is not None:
+        return _entries(adjacency, rank, weight)
+    known = _BY_STRUCTURE.setdefault(adjacency, {})
+    if rank not in known:
+        digest = hashlib.blake2b(adjacency.keys.cpu().numpy().tobytes(), digest_size=16).digest()
+        key = (rank, adjacency.num_nodes, digest)
+        if key not in _BY_CONTENT:
+            _BY_CONTENT[key] = _entries(adjacency, rank, None).cpu()
+        _BY_CONTENT.move_to_end(key)
+        while len(_BY_CONTENT) > _KEPT:
+            _BY_CONTENT.popitem(last=False)
+        known[rank] = _BY_CONTENT[key].to(adjacency.device)
+    return known[rank]
+
+
+def _entries(adjacency: Adjacency, rank: int, weight: Tensor | None) -> Tensor:
+    left, right = low_rank(adjacency, rank, weight)
+    scale: float = left.shape[1] ** 0.5
+    with torch.no_grad():
+        return score_dot(left[:, None, :], right[:, None, :], adjacency).squeeze(1) * scale
