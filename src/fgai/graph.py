@@ -289,7 +289,9 @@ class Graph:
         }
         return dataclasses.replace(self, **moved)
 
-    def inject(self, targets: Tensor, features: Tensor | None = None) -> tuple[Graph, EdgeMap]:
+    def inject(
+        self, targets: Tensor, features: Tensor | None = None, *, trusted: bool = False
+    ) -> tuple[Graph, EdgeMap]:
         """Add new nodes, each joined to some existing ones by edges in both directions.
 
         New nodes get no label, stand in no mask, and a self-loop if every node has one. Positional
@@ -298,6 +300,7 @@ class Graph:
         Args:
             targets: [M, e] int64, the existing nodes each of the M new nodes is joined to (distinct per row).
             features: [M, F]; gradients flow to them. Zeros when None.
+            trusted: `targets` are known to be right and on the device; nothing is checked or waited for.
 
         Returns:
             The new graph, whose first N nodes are the old ones, and the map of the old edges.
@@ -305,10 +308,11 @@ class Graph:
         if targets.dim() != 2:
             raise InputError(f"`targets` must have shape [new nodes, edges each], got {tuple(targets.shape)}")
         m, e = targets.shape
-        checks.edge_index(targets.reshape(1, -1).expand(2, -1), self.num_nodes, "targets")
-        ordered = targets.sort(dim=1).values
-        if e > 1 and bool((ordered[:, 1:] == ordered[:, :-1]).any()):
-            raise InputError("`targets` must name distinct nodes in each row")
+        if not trusted:
+            checks.edge_index(targets.reshape(1, -1).expand(2, -1), self.num_nodes, "targets")
+            ordered = targets.sort(dim=1).values
+            if e > 1 and bool((ordered[:, 1:] == ordered[:, :-1]).any()):
+                raise InputError("`targets` must name distinct nodes in each row")
         adjacency, edge_map = self.joined(targets.to(self.device))
         extra = features
         if self.features is not None and extra is None:
@@ -318,9 +322,7 @@ class Graph:
             if extra.shape[0] != m:
                 raise InputError(f"`features` must have {m} rows, one per new node, got {extra.shape[0]}")
             changes["features"] = self.features.append(extra)
-        for name in ("train_mask", "val_mask", "test_mask"):
-            changes[name] = _pad(getattr(self, name), m, False)
-        changes["y"] = _pad(self.y, m, -1)
+        changes |= self._padded(m)
         if self.batch is not None:
             changes["batch"] = torch.cat([self.batch, self.batch[targets[:, 0].to(self.device)]])
         changes |= self._carried(edge_map)
@@ -333,6 +335,15 @@ class Graph:
         graph = self.replace(**changes)
         graph.__dict__["has_loops"] = self.has_loops
         return graph, edge_map
+
+    def _padded(self, count: int) -> dict[str, Tensor | None]:
+        """Masks and labels with `count` new nodes, made once: adversaries inject as many every epoch."""
+        kept: dict[int, dict[str, Tensor | None]] = self.__dict__.setdefault("_padded_fields", {})
+        if count not in kept:
+            masks = ("train_mask", "val_mask", "test_mask")
+            kept[count] = {name: _pad(getattr(self, name), count, False) for name in masks}
+            kept[count]["y"] = _pad(self.y, count, -1)
+        return kept[count]
 
     def joined(self, targets: Tensor) -> tuple[Adjacency, EdgeMap]:
         """Return the edges alone after `inject`; `targets` [M, e] are on the device and trusted."""

@@ -19,7 +19,8 @@ class InjectionAdversary:
 
     The training step's own backward pass also yields the gradient in the injected features, so the climb
     costs no pass of its own: `attacked` hands out a graph, the caller back-propagates a loss that the
-    features should raise, and the next call of `attacked` takes the step first.
+    features should raise, and the next call of `attacked` takes the step first. The features stay in one
+    place in memory and move there, so that a captured CUDA graph can hold the whole.
 
     Args:
         graph: prepared for the model.
@@ -40,37 +41,55 @@ class InjectionAdversary:
     def start(self, generator: torch.Generator) -> None:
         """Draw the first features."""
         groups = 1 if self.batch is None else torch.unique(self.batch[self.nodes]).numel()
-        self.features = draw_features(self.graph, self.budget.nodes * groups, self.box, generator)
+        drawn = draw_features(self.graph, self.budget.nodes * groups, self.box, generator)
+        self.features = drawn.requires_grad_()
+
+    def draw(self, generator: torch.Generator, nodes: Tensor | None = None) -> Tensor:
+        """Return fresh endpoints [M, e], on the CPU; from `nodes`, if given, not the targets."""
+        pool = self.nodes if nodes is None else nodes.cpu()
+        each = min(self.budget.edges, int(pool.numel()))
+        return draw_endpoints(pool, self.budget.nodes, each, generator, self.batch)
 
     def attacked(self, generator: torch.Generator, nodes: Tensor | None = None) -> tuple[Graph, EdgeMap]:
         """Return the graph with the new nodes at fresh endpoints; their features collect a gradient."""
-        self.climb()
-        pool = self.nodes if nodes is None else nodes.cpu()
-        each = min(self.budget.edges, int(pool.numel()))
-        endpoints = draw_endpoints(pool, self.budget.nodes, each, generator, self.batch)
-        self.features = self.features.detach()[: endpoints.shape[0]].requires_grad_()
-        return self.graph.inject(endpoints, self.features)
+        return self.joined(self.draw(generator, nodes).to(self.graph.device))
 
+    def joined(self, endpoints: Tensor) -> tuple[Graph, EdgeMap]:
+        """Return the graph with the new nodes at `endpoints` [M, e], on its device, as `draw` gave them."""
+        self.climb()
+        if len(endpoints) < len(self.features):
+            self.features = self.features.detach()[: len(endpoints)].clone().requires_grad_()
+        return self.graph.inject(endpoints, self.features, trusted=True)
+
+    @torch.no_grad()
     def climb(self) -> None:
         """Take one signed step along the gradient that was collected, if any; we maximise."""
         if self.features.grad is not None:
-            moved = self.features.detach() + self.budget.step_size * self.features.grad.sign()
-            self.features = moved.clamp(*self.box)
+            self.features.add_(self.budget.step_size * self.features.grad.sign()).clamp_(*self.box)
+            self.features.grad.zero_()
 
     def restarted(self) -> InjectionAdversary:
         """Return an adversary of the same budget that begins at the middle of the box."""
         other = InjectionAdversary(self.graph, self.budget)
-        other.features = torch.full_like(self.features.detach(), (self.box[0] + self.box[1]) / 2)
+        other.features = torch.empty_like(self.features.detach()).requires_grad_()
+        other.restart()
         return other
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Begin again at the middle of the box."""
+        self.features.fill_((self.box[0] + self.box[1]) / 2)
+        if self.features.grad is not None:
+            self.features.grad.zero_()
 
     def state(self) -> dict[str, Tensor]:
         """Return the features, the pending step taken."""
         self.climb()
-        return {"features": self.features.detach()}
+        return {"features": self.features.detach().clone()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take the features back."""
-        self.features = state["features"].to(self.graph.device)
+        self.features = state["features"].to(self.graph.device, copy=True).requires_grad_()
 
 
 def reach_shares(graph: Graph, attacked: Graph, layers: int) -> tuple[list[float], float]:

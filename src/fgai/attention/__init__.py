@@ -1,7 +1,7 @@
 """Attention with its edges: maps, a recorder that can also perturb, and adapters for PyG models."""
 
 from fgai.attention.adapters import Adapter, Tap, register_adapter
-from fgai.attention.call import call_model, logits_and_attention
+from fgai.attention.call import call_model, logits_and_attention, observe
 from fgai.attention.layer import LayerAttention
 from fgai.attention.map import AttentionMap
 from fgai.attention.perturb import Perturb, Perturbation
@@ -22,6 +22,7 @@ __all__ = [
     "find_layers",
     "frozen_state",
     "logits_and_attention",
+    "observe",
     "record",
     "register_adapter",
 ]

@@ -29,6 +29,7 @@ from fgai.ops import (
 
 SCORES = ("additive", "dynamic", "dot")
 Tap = Callable[[Tensor, Adjacency], Tensor]
+Watch = Callable[[Tensor, Adjacency], None]
 
 
 class Projection(nn.Module):
@@ -84,6 +85,7 @@ class AttentionLayer(nn.Module):
 
     A node without incoming edges gets the bias alone. `tap` is called with the attention [E, H] after the
     softmax and before dropout, and returns what is used instead: so attention is recorded and perturbed.
+    `watch` only sees it, as the fused kernels return it beside the output.
 
     Args:
         in_channels: width of the input.
@@ -120,6 +122,7 @@ class AttentionLayer(nn.Module):
         self.channels, self.heads, self.concat = channels, heads, concat
         self.slope, self.attention_dropout = slope, attention_dropout
         self.tap: Tap | None = None
+        self.watch: Watch | None = None
         inner = heads * channels
         self.input_norm = InputNorm(in_channels) if input_norm else None
         self.value = Projection(in_channels, inner, bias=score != "additive")
@@ -225,7 +228,10 @@ class AttentionLayer(nn.Module):
     ) -> Tensor:
         """Return [N, H·C], or [N, C] when the heads are averaged; `edge_weight` [E] as in `attend`."""
         if self.tap is None and edge_weight is None:
-            return self.attend_and_combine(x, adjacency, written=False)[0]
+            out, attention = self.attend_and_combine(x, adjacency, written=self.watch is not None)
+            if self.watch is not None:
+                self.watch(attention, adjacency)
+            return out
         attention, values = self.attend(x, adjacency, edge_weight)
         if self.tap is not None:
             attention = self.tap(attention, adjacency)

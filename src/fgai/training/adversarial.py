@@ -12,6 +12,7 @@ from fgai.adversaries import InjectionAdversary
 from fgai.attacks import Budget
 from fgai.attention import call_model, evaluating
 from fgai.graph import Graph
+from fgai.training.capture import Drawn
 from fgai.training.loop import PROBE, epoch_seed
 from fgai.training.recipes import Vanilla
 
@@ -38,29 +39,47 @@ class Adversarial(Vanilla):
         """Draw the first features."""
         self.seed = seed
         self.adversary.start(self._generator(-1))
+        nodes = self.task.nodes(self.graph, "val")
+        self.probe = self.adversary.restarted()
+        self.probe_endpoints = self.probe.draw(self._generator(-2), nodes).to(self.graph.device)
 
     def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         """Yield half the clean cross-entropy, then half the attacked one."""
-        graph, rows, labels = self.lesson(epoch)
-        clean = cross_entropy(call_model(model, graph)[rows], labels)
+        endpoints = self.adversary.draw(self._generator(epoch)).to(self.graph.device)
+        return self._parts(model, *self.lesson(epoch), endpoints)
+
+    def draw(self, epoch: int) -> Drawn | None:
+        """Return the endpoints of the adversary's nodes."""
+        if self.task.name != "node":
+            return None
+        return Drawn("step", {"endpoints": self.adversary.draw(self._generator(epoch))})
+
+    def replayed(self, model: nn.Module, drawn: Drawn) -> Iterator[dict[str, Tensor]]:
+        """See `parts`."""
+        return self._parts(model, *self.lesson(0), drawn.tensors["endpoints"])
+
+    def _parts(
+        self, model: nn.Module, graph: Graph, rows: Tensor, labels: Tensor, endpoints: Tensor
+    ) -> Iterator[dict[str, Tensor]]:
+        clean = cross_entropy(call_model(model, graph).index_select(0, rows), labels)
         yield {"clean": clean, "total": clean / 2}
         del clean
-        attacked, _ = self.adversary.attacked(self._generator(epoch))
-        hit = cross_entropy(call_model(model, attacked.replace(links=graph.links))[rows], labels)
+        attacked = self.adversary.joined(endpoints)[0].replace(links=graph.links)
+        hit = cross_entropy(call_model(model, attacked).index_select(0, rows), labels)
         yield {"attacked": hit, "total": hit / 2}
 
-    def score(self, model: nn.Module) -> float:
+    def measure(self, model: nn.Module) -> Tensor:
         """Return the mean of clean and attacked validation score."""
-        adversary = self.adversary.restarted()
-        nodes = self.task.nodes(self.graph, "val")
+        self.probe.restart()
         with evaluating(model, freeze=True):
             for step in range(PROBE + 1):
-                attacked, _ = adversary.attacked(self._generator(-2), nodes)
+                attacked, _ = self.probe.joined(self.probe_endpoints)
                 logits = call_model(model, attacked)
                 if step < PROBE:
-                    cross_entropy(logits[self.val_nodes], self.val_y).backward()  # type: ignore[no-untyped-call]
+                    loss = cross_entropy(logits.index_select(0, self.val_nodes), self.val_y)
+                    loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            return (super().score(model) + float(self.grade(logits))) / 2
+            return (super().measure(model) + self.grade(logits)) / 2
 
     def state(self) -> dict[str, Tensor]:
         """Return the adversary's features."""

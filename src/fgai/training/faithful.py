@@ -179,7 +179,7 @@ class Faithful:
         return self.replayed(model, self._drawn(epoch).to(self.graph.device))
 
     def draw(self, epoch: int) -> Drawn | None:
-        """Return which terms are due, the endpoints of every step and how far the stability terms have risen."""
+        """Return which terms are due, the endpoints of every step and how far stability has risen."""
         return self._drawn(epoch) if task_of(self.graph).name == "node" else None
 
     def _drawn(self, epoch: int) -> Drawn:

@@ -103,6 +103,11 @@ class History:
     epoch_seconds: list[float] = field(default_factory=list)
     stopped: str = "epochs"
 
+    def add(self, terms: Terms) -> None:
+        """Note one epoch."""
+        self.epoch_seconds.append(terms.seconds)
+        self.terms.append({**(self.terms[-1] if self.terms else {}), **terms.values})
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         return copy.deepcopy(self.__dict__)
@@ -168,7 +173,7 @@ def fit(
     if folder is not None and (saved := read_state(folder, fingerprint)) is not None:
         first, best_score, history_values = saved.restore(model, optimizer, recipe)
         history, best = History.from_dict(history_values), saved.best
-    steps = _Steps(model, recipe, config, optimizer, seed)
+    steps, told = _Steps(model, recipe, config, optimizer, seed), on_epoch or _silent
     began = perf_counter() - history.seconds
     bar = Progress(config.epochs, recipe.name, show=progress, done=first)
     with bar, held_interrupt(folder is not None) as interrupted, seeded(epoch_seed(seed, first), device):
@@ -179,13 +184,12 @@ def fit(
             last = epoch == config.epochs - 1
             validates = (epoch + 1) % config.validate_every == 0 or last
             saves = folder is not None and ((epoch + 1) % checkpoint_every == 0 or last or interrupted())
-            if not (steps.due or validates or saves or on_epoch is not None):
+            if not (steps.due or validates or saves or on_epoch):
                 continue
             done = steps.read()
             for terms in done:
                 _check_finite(terms.values, terms.epoch, model, best)
-                history.epoch_seconds.append(terms.seconds)
-                history.terms.append({**(history.terms[-1] if history.terms else {}), **terms.values})
+                history.add(terms)
             if validates:
                 score = steps.score()
                 history.scores.append((epoch, score))
@@ -200,13 +204,16 @@ def fit(
                 )
             for terms in done:
                 bar.step(terms.values, best_score)
-                if on_epoch is not None:
-                    on_epoch(terms.epoch, terms.values)
+                told(terms.epoch, terms.values)
             if interrupted():
                 raise KeyboardInterrupt
     model.load_state_dict(best)
     model.eval()
     return history
+
+
+def _silent(epoch: int, values: dict[str, float]) -> None:
+    """Nobody asked."""
 
 
 def _copy(model: nn.Module) -> dict[str, Tensor]:

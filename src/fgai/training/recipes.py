@@ -13,6 +13,7 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.metrics import task_scores
 from fgai.tasks import task_of
+from fgai.training.capture import Drawn
 from fgai.training.loop import epoch_seed
 
 SPLITS = {"node": "random_split", "link": "link_split", "graph": "fold_split"}
@@ -43,8 +44,17 @@ class Vanilla:
     def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         """Yield the cross-entropy."""
         graph, rows, labels = self.lesson(epoch)
-        loss = cross_entropy(call_model(model, graph)[rows], labels)
+        # `index_select` rather than brackets: its backward pass does not sort.
+        loss = cross_entropy(call_model(model, graph).index_select(0, rows), labels)
         yield {"cross_entropy": loss, "total": loss}
+
+    def draw(self, epoch: int) -> Drawn | None:
+        """Nothing, where every epoch sees the same graph."""
+        return Drawn("step") if self.task.name == "node" else None
+
+    def replayed(self, model: nn.Module, drawn: Drawn) -> Iterator[dict[str, Tensor]]:
+        """See `parts`: every epoch is the same."""
+        return self.parts(model, 0)
 
     def lesson(self, epoch: int) -> tuple[Graph, Tensor, Tensor]:
         """Return what is learnt from in an epoch: the graph, the rows of its logits and their labels."""
@@ -56,10 +66,14 @@ class Vanilla:
 
     def score(self, model: nn.Module) -> float:
         """Return the validation score minus a thousandth of a bounded loss."""
+        return float(self.measure(model))
+
+    def measure(self, model: nn.Module) -> Tensor:
+        """See `score`; nothing waits for the device."""
         with evaluating(model), torch.no_grad():
             logits = call_model(model, self.graph)
             loss = cross_entropy(logits[self.val_nodes], self.val_y)
-            return float(self.grade(logits) - 1e-3 * torch.tanh(loss))
+            return self.grade(logits) - 1e-3 * torch.tanh(loss)
 
     def grade(self, logits: Tensor) -> Tensor:
         """Return accuracy on the validation rows; ROC-AUC for links."""

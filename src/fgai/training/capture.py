@@ -1,0 +1,221 @@
+"""Training steps without launch overhead: on a GPU each kind of step is captured once and then replayed.
+
+A training step on a graph of ten thousand nodes is a hundred kernels of a few microseconds, and starting them
+one by one takes ten times as long as running them. Their shapes never change, so they are captured in a CUDA
+graph; what an epoch draws on the host is copied into fixed places before each replay. Random numbers, sums
+and updates are those of the step run kernel by kernel: the results are the same.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fgai.errors import FgaiWarning
+
+WARM_UP = 2
+"""Steps of a kind that run kernel by kernel before it is captured: they compile and allocate what stays."""
+RING = 32
+"""Epochs whose terms may wait on the device before they are read."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What one epoch draws on the host.
+
+    Attributes:
+        kind: names the kind of step; steps of one kind differ in nothing but the tensors.
+        tensors: on the CPU, of the same shapes in every epoch of this kind.
+    """
+
+    kind: str
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def to(self, device: torch.device) -> Drawn:
+        """Return the same on a device."""
+        return Drawn(self.kind, {name: tensor.to(device) for name, tensor in self.tensors.items()})
+
+
+class Replayable(Protocol):
+    """A recipe whose steps can be captured: it says apart what an epoch draws and what it computes.
+
+    The class itself must define `draw`; one that inherits it runs kernel by kernel, since it may do more.
+    """
+
+    def draw(self, epoch: int) -> Drawn | None:
+        """Return what the epoch draws, None if it cannot be told apart."""
+
+    def replayed(self, model: nn.Module, drawn: Drawn) -> Iterator[dict[str, Tensor]]:
+        """Yield the same as `parts`, from draws that are on the device; must not wait for it."""
+
+    def measure(self, model: nn.Module) -> Tensor:
+        """Return the score as a tensor; must not wait for the device."""
+
+
+class Terms(NamedTuple):
+    """The loss terms of one epoch and the time it took."""
+
+    epoch: int
+    values: dict[str, float]
+    seconds: float
+
+
+def can_replay(recipe: Any, model: nn.Module) -> bool:
+    """Whether the steps can be captured: of fgai's models on a GPU, by recipes that say what they draw."""
+    first = next(model.parameters(), None)
+    return (
+        first is not None
+        and first.is_cuda
+        and "draw" in vars(type(recipe))
+        and bool(getattr(model, "is_fgai_model", False))
+        and getattr(model, "guard", None) is None
+    )
+
+
+def summed(names: list[str], numbers: list[float]) -> dict[str, float]:
+    """Add up the terms of all parts by name, the total last."""
+    values: dict[str, float] = {}
+    for name, number in zip(names, numbers, strict=True):
+        values[name] = values.get(name, 0.0) + number
+    return {**{k: v for k, v in values.items() if k != "total"}, "total": values["total"]}
+
+
+def run_parts(parts: Iterator[dict[str, Tensor]]) -> tuple[list[str], Tensor]:
+    """Back-propagate every part and return the names and values of all terms, on the device."""
+    names: list[str] = []
+    terms: list[Tensor] = []
+    for part in parts:
+        part["total"].backward()  # type: ignore[no-untyped-call]
+        names += part
+        terms += [term.detach().reshape(()) for term in part.values()]
+        del part
+    return names, torch.stack(terms)
+
+
+class _Graph:
+    """A captured computation, its inputs in fixed places and its result."""
+
+    def __init__(self, work: Callable[[], Any], pool: Any) -> None:
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
+            self.result = work()
+
+    def replay(self) -> Any:
+        self.graph.replay()
+        return self.result
+
+
+class Replays:
+    """The steps and the score of one training, captured kind by kind.
+
+    Args:
+        recipe: see `Replayable`.
+        model: on a GPU.
+        update: clips the gradients and takes the optimizer's step.
+        seed_of: epoch → seed of its random numbers.
+    """
+
+    def __init__(
+        self,
+        recipe: Any,
+        model: nn.Module,
+        update: Callable[[], None],
+        seed_of: Callable[[int], int],
+    ) -> None:
+        self.recipe, self.model, self.update, self.seed_of = recipe, model, update, seed_of
+        self.device = next(model.parameters()).device
+        self.pool = torch.cuda.graph_pool_handle()
+        self.graphs: dict[str, _Graph] = {}
+        self.inputs: dict[str, Drawn] = {}
+        self.staging: dict[str, dict[str, Tensor]] = {}
+        self.runs: dict[str, int] = {}
+        self.ring = torch.zeros(RING, 16, device=self.device, dtype=torch.float64)
+        self.waiting: list[tuple[int, list[str]]] = []
+        self.since = 0.0
+        self.failed = False
+
+    def step(self, epoch: int) -> bool:
+        """Launch one epoch; False when it cannot be replayed and was not run."""
+        if self.failed or (drawn := self.recipe.draw(epoch)) is None:
+            return False
+        if not self.waiting:
+            self.since = perf_counter()
+        inputs = self._stage(drawn)
+        names, terms = self._compute(drawn.kind, inputs, self.seed_of(epoch))
+        self.ring[len(self.waiting), : len(names)].copy_(terms)
+        self.waiting.append((epoch, names))
+        return True
+
+    @property
+    def full(self) -> bool:
+        """Whether the terms must be read before the next step."""
+        return len(self.waiting) >= RING
+
+    def read(self) -> list[Terms]:
+        """Wait for the epochs under way and return their terms."""
+        if not self.waiting:
+            return []
+        rows = self.ring[: len(self.waiting)].tolist()
+        seconds = (perf_counter() - self.since) / len(rows)
+        found = [
+            Terms(epoch, summed(names, row[: len(names)]), seconds)
+            for (epoch, names), row in zip(self.waiting, rows, strict=True)
+        ]
+        self.waiting.clear()
+        return found
+
+    def score(self) -> float:
+        """Return the recipe's score, captured from the second time on."""
+        work = lambda: self.recipe.measure(self.model)  # noqa: E731
+        return float(self._run("score", work, warm_up=1))
+
+    def _stage(self, drawn: Drawn) -> Drawn:
+        """Copy what was drawn to its fixed places, from page-locked memory, without waiting."""
+        if drawn.kind not in self.inputs:
+            self.inputs[drawn.kind] = drawn.to(self.device)
+            self.staging[drawn.kind] = {
+                name: torch.empty((RING, *t.shape), dtype=t.dtype, pin_memory=True)
+                for name, t in drawn.tensors.items()
+            }
+        else:
+            for name, tensor in drawn.tensors.items():
+                page = self.staging[drawn.kind][name][len(self.waiting)]
+                page.copy_(tensor)
+                self.inputs[drawn.kind].tensors[name].copy_(page, non_blocking=True)
+        return self.inputs[drawn.kind]
+
+    def _compute(self, kind: str, inputs: Drawn, seed: int) -> tuple[list[str], Tensor]:
+        def work() -> tuple[list[str], Tensor]:
+            self.model.train()
+            self.model.zero_grad(set_to_none=True)
+            found = run_parts(self.recipe.replayed(self.model, inputs))
+            self.update()
+            return found
+
+        torch.cuda.default_generators[self.device.index or 0].manual_seed(seed)
+        result: tuple[list[str], Tensor] = self._run(f"step {kind}", work, WARM_UP)
+        return result
+
+    def _run(self, name: str, work: Callable[[], Any], warm_up: int) -> Any:
+        if name in self.graphs:
+            return self.graphs[name].replay()
+        self.runs[name] = self.runs.get(name, 0) + 1
+        if self.runs[name] <= warm_up or self.failed:
+            return work()
+        try:
+            self.graphs[name] = _Graph(work, self.pool)
+        except RuntimeError as error:
+            self.failed = True
+            torch.cuda.synchronize(self.device)
+            note = (
+                f"a training step could not be captured ({error}); it runs kernel by kernel, which is slower"
+            )
+            warnings.warn(note, FgaiWarning, stacklevel=6)
+            return work()
+        return self.graphs[name].replay()
