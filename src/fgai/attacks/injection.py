@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import numpy as np
 import torch
+from numba import njit
 from torch import Tensor
 
 from fgai.attacks.base import Attack, Judge, Ledger
@@ -32,13 +34,32 @@ def draw_endpoints(
         pools = [nodes[groups == group] for group in torch.unique(groups).tolist()]
         return torch.cat([draw_endpoints(pool, count, each, generator) for pool in pools])
     pool = nodes.numel()
-    tries = torch.randint(pool, (count, 2 * each + 8), generator=generator).tolist()
-    rows = [list(dict.fromkeys(row))[:each] for row in tries]
-    for index, row in enumerate(rows):
-        if len(row) < each:  # a small pool: shuffle it instead
-            rows[index] = torch.randperm(pool, generator=generator)[:each].tolist()
-    chosen = torch.tensor(rows, dtype=torch.long).reshape(count, each)
+    tries = torch.randint(pool, (count, 2 * each + 8), generator=generator)
+    chosen = torch.empty(count, each, dtype=torch.long)
+    for row in _first_distinct(tries.numpy(), chosen.numpy()).nonzero()[
+        0
+    ]:  # a small pool: shuffle it instead
+        chosen[row] = torch.randperm(pool, generator=generator)[:each]
     return nodes[chosen.to(nodes.device)]
+
+
+@njit(cache=True)
+def _first_distinct(tries: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Fill each row with the first distinct numbers of its tries; return the rows with too few."""
+    short = np.zeros(tries.shape[0], dtype=np.bool_)
+    for row in range(tries.shape[0]):
+        found = 0
+        for number in tries[row]:
+            if found == chosen.shape[1]:
+                break
+            known = False
+            for place in range(found):
+                known = known or chosen[row, place] == number
+            if not known:
+                chosen[row, found] = number
+                found += 1
+        short[row] = found < chosen.shape[1]
+    return short
 
 
 def draw_features(graph: Graph, count: int, box: tuple[float, float], generator: torch.Generator) -> Tensor:

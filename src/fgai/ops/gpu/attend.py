@@ -155,7 +155,7 @@ def _attend(
     written: bool,
 ) -> tuple[Tensor, Tensor]:
     if not isinstance(seed, Tensor):
-        seed = torch.tensor([seed], device=values.device)
+        seed = torch.full((1,), seed, device=values.device)  # no copy from the host: it could not be captured
     given = values.new_empty(0) if weight is None else weight
     result: tuple[Tensor, Tensor] = _Attend.apply(
         near, far, given, values, adjacency, score, slope, p, seed, written
