@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import webbrowser
 from pathlib import Path
@@ -20,9 +21,10 @@ from fgai.cli import options
 from fgai.cli.files import checked_folder, resumable, write_model
 from fgai.cli.output import Output, command
 from fgai.errors import MissingExtraError
-from fgai.evaluate import Comparison, EvaluationRecord, compare
-from fgai.evaluate.table import Cell, Column, Table
+from fgai.evaluate import Comparison, compare
 from fgai.graph import Graph
+from fgai.report.balance import RULE, Change, balance_words, changes, table, verdict
+from fgai.report.words import attack_words
 from fgai.training import MODELS, History, train_method
 
 RADIUS = 0.01
@@ -57,6 +59,10 @@ def demo(
     out = Output(json, quiet)
     graph = datasets.load(dataset, root, seed)
     folder = checked_folder(output)
+    out.say(
+        f"Attention shows which neighbours a {model} listens to. Does that survive an attack, and does a"
+        " faithful twin of the model (FGAI) do better?"
+    )
     out.say(f"1/4  training {model} on {graph!r} (the first run compiles the kernels)")
     settings = {} if epochs is None else {"epochs": epochs}
     about = {"dataset": dataset, "split_seed": seed, "seed": seed, "settings": settings}
@@ -93,15 +99,19 @@ def demo(
     again += [] if epochs is None else ["--epochs", str(epochs)]
     page = folder / "report.html"
     made = write_page(out, page, models, graph, comparison, certificates, node, shlex.join(again))
-    table = summary_table(comparison, certificates)
-    meaning = what_it_means(comparison)
+    found = judged(comparison, certificates)
+    shown = dataclasses.replace(table(found, model, "FGAI"), notes=notes_of(comparison))
+    meaning = what_it_means(found, model)
     values: dict[str, Any] = {
         "command": "demo",
         "dataset": dataset,
         "model": model,
         "seed": seed,
         "meaning": meaning,
-        "table": {column.title: [row[i] for row in table.rows] for i, column in enumerate(table.columns)},
+        "table": [
+            {"measure": c.title, "name": c.name, model: c.before, "FGAI": c.after, "change": c.kind}
+            for c in found
+        ],
         "node": node,
         "models": {name: str(path) for name, path in paths.items()},
         "pictures": [str(path) for path in pictures],
@@ -110,7 +120,7 @@ def demo(
     }
 
     def show(console: Console) -> None:
-        table.show(console)
+        shown.show(console)
         console.print(f"\n{meaning}\n", markup=False)
         if made:
             console.print(f"see it all in a browser:  {page}", markup=False, soft_wrap=True)
@@ -145,78 +155,40 @@ def write_page(
     return True
 
 
-def summary_table(comparison: Comparison, certificates: dict[str, CertificateRecord]) -> Table:
-    """The headline numbers, one row per model."""
-    columns = [
-        Column("model"),
-        Column("F1", ".3f", "higher"),
-        Column("F1 attacked", ".3f", "higher"),
-        Column("g-TVD", ".1e", "lower"),
-        Column("g-JSD", ".1e", "lower"),
-        Column("overlap", ".3f", "higher"),
-        Column("F-slope gap", ".2f", "higher"),
-        Column("… attacked", ".2f", "higher"),
-        Column("certified", ".1%", "higher"),
-    ]
-    paths = (
-        "f1.clean",
-        "f1.attacked",
-        "g_tvd.rel",
-        "g_jsd.all",
-        "overlap_touched.explanation.all",
-        "f_slope.node.clean.gap",
-        "f_slope.node.attacked.gap",
-    )
-    rows: list[list[Cell]] = []
-    for record in comparison:
-        share = certificates[record.name].layer().share("topk", RADIUS)
-        rows.append([record.name, *(record.get(path) for path in paths), share])
+def judged(comparison: Comparison, certificates: dict[str, CertificateRecord]) -> list[Change]:
+    """What changed from the vanilla model to its twin, measure by measure."""
+    shares = {
+        name: {"layers": [{"topk_share": record.layer().share("topk", RADIUS)}]}
+        for name, record in certificates.items()
+    }
+    vanilla, twin = (record.to_dict() for record in comparison)
+    return changes(vanilla, twin, shares)
+
+
+def notes_of(comparison: Comparison) -> list[str]:
+    """What the table's words mean, and what attacked."""
     first = comparison.records[0]
-    note = (
-        f"attack: {first.threat['name']}, {first.data['name']}, test nodes."
-        f" g-TVD: change of predictions relative to their spread. g-JSD: change of attention, all layers."
-        f" overlap: top-{K} neighbours kept under the explanation attack, nodes in its reach."
-        " F-slope gap: how much more removing the strongest edges hurts than removing the weakest."
-        f" certified: nodes whose top-{K} at the output layer provably stays, radius {RADIUS}."
-    )
-    return Table("What faithful attention changes", columns, rows, (note,))
+    return [
+        attack_words(first.to_dict()),
+        f"Predictions move: relative to their spread. Top {K}: the neighbours a node attends to most, over"
+        " the nodes in reach of the attack. Attention decides: how much more it hurts to remove the strongest"
+        f" edges than the weakest. Proved: at the output layer, radius {RADIUS}. {RULE}",
+    ]
 
 
-def what_it_means(comparison: Comparison) -> str:
-    """One sentence that says whether it helped: how much of the prediction and of the explanation holds."""
-    vanilla, twin = comparison.records[0], comparison.records[-1]
-    parts = []
-    for record, who, when in ((vanilla, vanilla.name, ""), (twin, "its faithful twin", " the same")):
-        before, after = (record.get(f"f1.{view}") for view in ("clean", "attacked"))
-        if before is not None and after is not None:
-            share = f"{100 * before:.0f} % of the test nodes right and {100 * after:.0f} %"
-            parts.append(f"{who} gets {share} under{when or ' the'} attack")
-    text = f"{verdict(vanilla, twin)}: {', '.join(parts)}"
-    lost = [record.get("overlap_touched.explanation.all") for record in (vanilla, twin)]
-    if None not in lost:
-        first, second = (f"{K * (1 - overlap):.1f}" for overlap in lost)
-        text += (
-            f"; an attack on the explanation replaces {first} of a node's {K} strongest neighbours,"
-            f" {second} after faithful training"
+def what_it_means(found: list[Change], base: str) -> str:
+    """Say whether it helped: in a few words, then predictions under attack, then every measure."""
+    held = {change.key: change for change in found}
+    text = f"{verdict(found, base, 'FGAI')}."
+    if {"attacked", "clean"} <= held.keys():
+        (hit, safe), (kept, clean) = (
+            [held[key].texts[place] for key in ("attacked", "clean")] for place in (0, 1)
         )
-    return f"{text}."
-
-
-def verdict(vanilla: EvaluationRecord, twin: EvaluationRecord) -> str:
-    """Say `It helped`, `Mixed` or `It did not help`.
-
-    It helped if predictions hold better under attack, clean predictions are as good (within 0.02) and the
-    explanation holds no worse (within 0.005). Mixed: predictions hold better, but at such a cost.
-    """
-
-    def gain(path: str) -> float:
-        ours, theirs = twin.get(path), vanilla.get(path)
-        return 0.0 if ours is None or theirs is None else float(ours) - float(theirs)
-
-    if gain("f1.attacked") <= 0:
-        return "It did not help"
-    costly = gain("f1.clean") < -0.02 or gain("overlap_touched.explanation.all") < -0.005
-    return "Mixed" if costly else "It helped"
+        text += (
+            f" Under the same attack {base} gets {hit} of the test nodes right ({safe} without attack), its"
+            f" faithful twin {kept} ({clean})."
+        )
+    return f"{text} {balance_words(found)}"
 
 
 def draw(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from fgai.report.balance import changes, kind_of
 from fgai.report.document import Report
 from fgai.report.numbers import number, percent, signed
 from fgai.report.sections import esc
-from fgai.report.words import size_of
+from fgai.report.words import pair, size_of
 
 
 class Bar(NamedTuple):
@@ -23,6 +24,7 @@ class Bar(NamedTuple):
 class Card(NamedTuple):
     """One question with an answer per model."""
 
+    key: str
     title: str
     about: str
     bars: list[Bar]
@@ -34,8 +36,12 @@ def cards(report: Report) -> str:
         _predictions(report), _explanations(report), _moved(report), _same(report), _decides(report),
         _proved(report),
     )  # fmt: skip
+    base, twin = pair(report.records, report.reference)
+    found = [] if twin is None else changes(base, twin, report.certificates)
     shown = "".join(
-        _html(card, report.names) for card in made if any(b.length is not None for b in card.bars)
+        _html(card, report.names, kind_of(found, card.key))
+        for card in made
+        if any(b.length is not None for b in card.bars)
     )
     return f'<div class="cards">{shown}</div>'
 
@@ -46,6 +52,7 @@ def _predictions(report: Report) -> Card:
         before, after = number(record, "f1.clean"), number(record, "f1.attacked")
         bars.append(Bar(name, after, f"{percent(before)} → {percent(after)}", before))
     return Card(
+        "attacked",
         "Predictions that survive",
         "Tested nodes classified right: before the attack (tick) and after it (bar).",
         bars,
@@ -61,6 +68,7 @@ def _explanations(report: Report) -> Card:
         chance = number(record, "overlap_touched.chance.all")
         bars.append(Bar(name, kept, "–" if kept is None else f"{k * kept:.1f} of {k}", chance))
     return Card(
+        "aimed",
         "Explanations that survive",
         f"Of the {k} neighbours a node attends to most, how many stay when the attack aims at them"
         " (nodes in its reach). Tick: what chance alone leaves.",
@@ -72,6 +80,7 @@ def _moved(report: Report) -> Card:
     values = [number(record, "g_tvd.rel") for record in report.records]
     most = max((v for v in values if v is not None), default=0.0) or 1.0
     return Card(
+        "moved",
         "How far outputs move",
         "Change of the outputs under attack, in units of their own spread: at 1 they move as much as the"
         " classes differ. Shorter is better.",
@@ -91,6 +100,7 @@ def _same(report: Report) -> Card:
         shared = number(record, "similarity.overlap.all")
         bars.append(Bar(name, shared, "–" if shared is None else f"{k * shared:.1f} of {k}"))
     return Card(
+        "same",
         f"Same reasons as {report.reference}",
         f"Of the {k} neighbours {report.reference} attends to most, how many are also among the"
         f" {k} strongest here, without any attack.",
@@ -110,6 +120,7 @@ def _decides(report: Report) -> Card:
         value = f"{signed(before, '.2f')} → {signed(after, '.2f')}"
         bars.append(Bar(name, length, value, tick))
     return Card(
+        "slope_attacked",
         "Attention that decides",
         "How much more it hurts to remove the strongest edges than the weakest (F-slope gap): before the"
         " attack (tick) and after it (bar).",
@@ -130,10 +141,10 @@ def _proved(report: Report) -> Card:
                 f"Nodes whose top {proof.get('k2')} at the output layer cannot change while its attention"
                 f" moves by at most {proof.get('radius')} ({proof.get('norm')})."
             )
-    return Card("Explanations that are proved", words, bars)
+    return Card("proved", "Explanations that are proved", words, bars)
 
 
-def _html(card: Card, names: list[str]) -> str:
+def _html(card: Card, names: list[str], kind: str | None) -> str:
     rows = ""
     for bar in card.bars:
         colour = names.index(bar.name) % 7
@@ -147,4 +158,6 @@ def _html(card: Card, names: list[str]) -> str:
             f'<span class="track"><span class="fill m{colour}" style="width:{length:.1f}%"></span>{tick}'
             "</span></div>"
         )
-    return f'<article class="card"><h3>{esc(card.title)}</h3><p>{esc(card.about)}</p>{rows}</article>'
+    mark = "" if kind is None else f'<span class="mark {kind.partition(" ")[0]}">{kind}</span>'
+    head = f"<h3>{esc(card.title)}{mark}</h3>"
+    return f'<article class="card">{head}<p>{esc(card.about)}</p>{rows}</article>'

@@ -11,6 +11,7 @@ from typing import Any
 from fgai.errors import InputError, MissingExtraError
 from fgai.evaluate import Comparison, EvaluationRecord
 from fgai.files import write_atomic
+from fgai.report.balance import RULE
 from fgai.report.build import make_report
 from fgai.report.cards import cards
 from fgai.report.document import Report
@@ -98,6 +99,7 @@ def render(report: Report, library: str | None = None) -> str:
         "missing": missing_box(report),
         "warnings": warnings_box(report.records),
         "cards": cards(report),
+        "rule": f'<p class="caption">{esc(RULE)}</p>' if len(report.records) > 1 else "",
         "words": esc((values.get("explorer") or {}).get("words", "")),
         "promise": esc(_promise(report)),
         "numbers": all_numbers(report),

@@ -9,7 +9,7 @@ from typing import Any
 
 from fgai.report.document import Report
 from fgai.report.numbers import METRICS, Record, number, of_null, signed
-from fgai.report.words import attack_words, meaning, missing, verdict
+from fgai.report.words import attack_words, headline, meaning, missing
 
 ARROWS = {"higher": ("↑", "higher is better"), "lower": ("↓", "lower is better")}
 NULLS = {"uniform": "uniform", "random": "random"}
@@ -32,7 +32,7 @@ def header(report: Report) -> str:
     about = f"{data.get('name', 'unnamed graph')}: {', '.join(sizes)}" if sizes else data.get("name", "")
     return (
         f'<p class="kicker">{esc(report.title)}</p>'
-        f"<h1>{esc(verdict(report.records, report.reference))}</h1>"
+        f"<h1>{esc(headline(report))}</h1>"
         f'<div class="lead">{lead}</div>'
         f'<p class="facts"><strong>Data.</strong> {esc(about)}</p>'
         f'<p class="facts"><strong>Attack.</strong> {esc(attack_words(report.records[0]))}</p>'

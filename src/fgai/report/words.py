@@ -5,39 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fgai.report.balance import changes, verdict
 from fgai.report.document import Report
 from fgai.report.numbers import Record, number, percent
 
-SLIGHT = 0.01
-"""A difference below this is called none."""
-COST = 0.02
-"""A loss of clean F1 above this is named."""
 
-
-def verdict(records: Sequence[Record], reference: str) -> str:
+def headline(report: Report) -> str:
     """In a few words: did it help?"""
-    base, twin = pair(records, reference)
+    base, twin = pair(report.records, report.reference)
     if twin is None:
         return "How far can its attention be trusted?"
-    before, after = number(base, "f1.attacked"), number(twin, "f1.attacked")
-    kept = [number(record, "overlap_touched.explanation.all") for record in (base, twin)]
-    if before is None or after is None:
-        return f"{twin.get('name')} beside {base.get('name')}"
-    gain = 0.0 if kept[0] is None or kept[1] is None else kept[1] - kept[0]
-    steadier = gain > SLIGHT
-    name = twin.get("name")
-    if after > before + SLIGHT:
-        tail = ", and so do its explanations" if steadier else ""
-        tail = ", but its explanations do not" if gain < -SLIGHT / 2 else tail
-        clean = [number(record, "f1.clean") for record in (base, twin)]
-        if clean[0] is not None and clean[1] is not None and clean[1] < clean[0] - COST:
-            tail += ", and predicts worse without one" if tail else ", but predicts worse without one"
-        return f"{name} holds up better under attack than {base.get('name')}{tail}"
-    if after < before - SLIGHT:
-        return f"{name} did not help here: {base.get('name')} holds better under attack"
-    if steadier:
-        return f"Predictions hold alike; the explanations of {name} hold better"
-    return f"{name} made no clear difference here"
+    return verdict(changes(base, twin, report.certificates), str(base.get("name")), str(twin.get("name")))
 
 
 def meaning(records: Sequence[Record], reference: str) -> list[str]:
@@ -54,14 +32,14 @@ def meaning(records: Sequence[Record], reference: str) -> list[str]:
     if parts:
         same = "Under the same attack" if len(parts) > 1 else "Under attack"
         out.append(f"{same}, {' and '.join(parts)} of the tested nodes classified right.")
-    k = size_of(base)
-    kept = [(record.get("name"), number(record, "overlap_touched.explanation.all")) for record in shown]
-    told = [f"{k * share:.1f} in {name}" for name, share in kept if share is not None]
+    k, told = size_of(base), []
+    for key, when in (("prediction", "aims at predictions"), ("explanation", "aims at explanations")):
+        kept = [(r.get("name"), number(r, f"overlap_touched.{key}.all")) for r in shown]
+        stay = [f"{k * share:.2f} in {name}" for name, share in kept if share is not None]
+        if stay:
+            told.append(f"{' and '.join(stay)} when the attack {when}")
     if told:
-        out.append(
-            f"Of the {k} neighbours that explain a node, an attack on the explanation leaves"
-            f" {' and '.join(told)}."
-        )
+        out.append(f"Of the {k} neighbours that explain a node there stay {', and '.join(told)}.")
     return out
 
 
