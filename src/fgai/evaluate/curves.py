@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from fgai import metrics
 from fgai.attention import AttentionMap, LayerAttention, evaluating, logits_and_attention
 from fgai.evaluate.measures import Observation
-from fgai.graph import Graph
 from fgai.segments import row_sum
 from fgai.topk import topk_mask
 
@@ -35,7 +34,7 @@ def ranking(attention: AttentionMap, scope: str) -> LayerAttention:
 
 
 def predict_without(model: nn.Module, observed: Observation, removed: Tensor) -> Tensor:
-    """Logits [N, C] after edges were taken out of every attention layer.
+    """Logits after edges were taken out of every attention layer.
 
     An edge is removed by setting its attention to zero and scaling up the rest of its row,
 
@@ -92,8 +91,8 @@ def removal_curves(
         observed: on the graph to remove edges from, clean or attacked.
         scored: the ranking, on that graph's edges.
         scope: `graph` or `node`.
-        right: bool [N], the nodes counted: test nodes right on the clean graph.
-        target: [N] true classes.
+        right: bool, the nodes, links or graphs counted: test ones right on the clean graph.
+        target: true classes of all of them.
         fractions: of the removable edges; begins with 0.
 
     Returns:
@@ -132,7 +131,7 @@ def fidelity(model: nn.Module, observed: Observation, nodes: Tensor, k: int) -> 
     Args:
         model: to run.
         observed: on the graph to explain.
-        nodes: [T] whose predictions count.
+        nodes: [T] the rows of the logits that count.
         k: neighbours per explanation.
 
     Returns:
@@ -151,7 +150,7 @@ def fidelity(model: nn.Module, observed: Observation, nodes: Tensor, k: int) -> 
 def all_curves(
     model: nn.Module,
     views: dict[str, Observation],
-    graph: Graph,
+    target: Tensor,
     right: Tensor,
     rankings: dict[str, dict[str, LayerAttention]] | None = None,
 ) -> dict[str, Any]:
@@ -160,18 +159,17 @@ def all_curves(
     Args:
         model: to run.
         views: by name, e.g. `clean` and `attacked`.
-        graph: the original one, with labels.
-        right: bool [N], the nodes counted.
+        target: true classes of the original nodes, links or graphs.
+        right: bool, those counted.
         rankings: by view and scope, to rank by something else than the model's own attention.
 
     Returns:
         By scope, then by view.
     """
-    assert graph.y is not None
     out: dict[str, Any] = {}
     for scope in SCOPES:
         out[scope] = {}
         for name, view in views.items():
             scored = ranking(view.attention, scope) if rankings is None else rankings[name][scope]
-            out[scope][name] = removal_curves(model, view, scored, scope, right, graph.y)
+            out[scope][name] = removal_curves(model, view, scored, scope, right, target)
     return out

@@ -12,6 +12,12 @@ from fgai.evaluate.table import Cell, Column, Table
 _PREDICTION = (
     ("F1 clean", "f1.clean", ".3f", "higher"),
     ("F1 attacked", "f1.attacked", ".3f", "higher"),
+    ("accuracy clean", "accuracy.clean", ".3f", "higher"),
+    ("accuracy attacked", "accuracy.attacked", ".3f", "higher"),
+    ("AUC clean", "roc_auc.clean", ".3f", "higher"),
+    ("AUC attacked", "roc_auc.attacked", ".3f", "higher"),
+    ("AP clean", "average_precision.clean", ".3f", "higher"),
+    ("AP attacked", "average_precision.attacked", ".3f", "higher"),
     ("g-TVD rel", "g_tvd.rel", ".2e", "lower"),
     ("g-TVD probs", "g_tvd.probs", ".2e", "lower"),
     ("g-JSD last", "g_jsd.last", ".2e", "lower"),
@@ -21,6 +27,9 @@ _EXPLANATION = (
     ("overlap", "overlap.prediction.all", ".3f", "higher"),
     ("touched", "overlap_touched.prediction.all", ".3f", "higher"),
     ("touched, expl.", "overlap_touched.explanation.all", ".3f", "higher"),
+    ("links", "explanations.prediction.links.all", ".3f", "higher"),
+    ("other pairs", "explanations.prediction.pairs.all", ".3f", "higher"),
+    ("graphs", "explanations.prediction.graphs.all", ".3f", "higher"),
     ("similarity", "similarity.overlap.all", ".3f", "higher"),
     ("sharpness", "sharpness.clean.all", ".3f", "higher"),
     ("F-gap clean", "f_slope.node.clean.gap", ".3f", "higher"),
@@ -28,7 +37,9 @@ _EXPLANATION = (
     ("paper's clean", "f_slope.graph.clean.gap", ".3f", "higher"),
     ("paper's attacked", "f_slope.graph.attacked.gap", ".3f", "higher"),
     ("truth AUC", "truth.auc.all", ".3f", "higher"),
+    ("attacked truth AUC", "truth_prediction.auc.all", ".3f", "higher"),
 )
+_WHAT = {"node": "nodes", "link": "links", "graph": "graphs"}
 # Where a null row keeps what a model's record keeps elsewhere.
 _NULL_PATHS = {
     "overlap.prediction.all": "overlap.all",
@@ -51,8 +62,9 @@ def look_up(values: Mapping[str, Any], path: str) -> Any:
 def notes_of(records: Sequence[EvaluationRecord]) -> tuple[str, ...]:
     """What a table must say below itself: data, threat, parameters and warnings."""
     first = records[0]
+    what = _WHAT[first.config.get("task", "node")]
     about = (
-        f"{first.data['name']}, threat {first.threat['name']}, {first.config['targets']} nodes,"
+        f"{first.data['name']}, threat {first.threat['name']}, {first.config['targets']} {what},"
         f" seed {first.seed}, k={first.config['k']}; `all` layers unless said otherwise;"
         " F-gap = f− − f+ by node, the paper's over the whole graph by the last layer."
     )
@@ -62,18 +74,24 @@ def notes_of(records: Sequence[EvaluationRecord]) -> tuple[str, ...]:
 
 def prediction_table(records: Sequence[EvaluationRecord], reference: EvaluationRecord | None = None) -> Table:
     """Scores and stability of each model, cost beside them; ratios to `reference` in brackets."""
+    shown = [entry for entry in _PREDICTION if any(_holds(record, entry[1]) for record in records)]
     columns = [Column("model")]
-    columns += [Column(title, form, better) for title, _, form, better in _PREDICTION]
+    columns += [Column(title, form, better) for title, _, form, better in shown]
     columns += [Column("seconds", ".1f"), Column("peak MB", ".0f")]
     rows: list[list[Cell]] = []
     for record in records:
         row: list[Cell] = [record.name]
-        for _, path, form, better in _PREDICTION:
+        for _, path, form, better in shown:
             value = look_up(record.metrics, path)
             row.append(_with_ratio(value, reference, record, path, form) if better == "lower" else value)
         row += [record.seconds["total"], (record.peak_memory["bytes"] or 0) / 2**20 or None]
         rows.append(row)
     return Table("Prediction and stability", columns, rows, notes_of(records))
+
+
+def _holds(record: EvaluationRecord, path: str) -> bool:
+    """Whether a column belongs in the table: every score of the record's task, and all the rest."""
+    return path.split(".")[0] in record.metrics
 
 
 def _with_ratio(

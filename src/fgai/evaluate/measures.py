@@ -22,7 +22,7 @@ class Observation:
 
     Attributes:
         graph: prepared for the model.
-        logits: [N, C].
+        logits: a row per node, link or small graph.
         attention: heads averaged, [E, 1] per layer.
     """
 
@@ -163,6 +163,8 @@ def against_truth(attention: AttentionMap, graph: Graph, k: int, sharpest: int) 
     real = (graph.adjacency.source != graph.adjacency.destination).nonzero().flatten()
     keys, truth = graph.keys[real], graph.edge_truth[real]
     values: dict[str, list[float]] = {"auc": [], "auc_node": [], "precision": [], "chance": []}
+    there = torch.isin(keys, attention.layers[0].keys)  # all of them, unless the attack removed some
+    keys, truth = keys[there], truth[there]
     for layer in attention.restrict(keys):
         w, rowptr = layer.values[:, 0], layer.rowptr
         meant = torch.zeros(layer.num_nodes, dtype=torch.bool, device=w.device)

@@ -49,6 +49,7 @@ def null_rows(
     sharpest: int,
     vanilla: AttentionMap | None = None,
     changed: Any = None,
+    target: Any = None,
     right: Any = None,
 ) -> dict[str, Any]:
     """Explanation metrics of uniform attention and of a random ranking, on the same graphs and predictions.
@@ -64,7 +65,8 @@ def null_rows(
         sharpest: which layer is reported as such.
         vanilla: attention to be similar to, or None.
         changed: nodes whose features the attack changed, or None.
-        right: bool [N] for the curves, or None to leave them out.
+        target: true classes, for the curves.
+        right: bool, what counts in the curves, or None to leave them out.
     """
     clean, attacked = views["clean"].attention, views["attacked"].attention
     touched = touched_rows(clean, attacked, changed)
@@ -83,6 +85,6 @@ def null_rows(
             row["truth"] = against_truth(maps["clean"], graph, k, sharpest)
         if right is not None:
             scored = {name: {scope: ranking(m, scope) for scope in SCOPES} for name, m in maps.items()}
-            row["f_slope"] = all_curves(model, views, graph, right, scored)
+            row["f_slope"] = all_curves(model, views, target, right, scored)
         out[kind] = row
     return out

@@ -13,6 +13,7 @@ from fgai import divergence, metrics
 from fgai.evaluate.measures import Observation, paired
 from fgai.evaluate.record import pack_array
 from fgai.graph import Graph
+from fgai.tasks import task_of
 
 
 def node_arrays(
@@ -24,18 +25,19 @@ def node_arrays(
 ) -> dict[str, Any]:
     """Pack per-node values for a record.
 
-    Names: `degree`, `scored`, `label`, `predicted_clean`, `predicted_attacked`, `correct_clean`,
-    `correct_attacked`, `tvd` (probabilities), all [N]; `touched`, `sharpness`, `sharpness_attacked` and
-    `overlap_*`, all [L, N], NaN where undefined.
+    Names: `degree` [N]; `scored`, `label`, `predicted_clean`, `predicted_attacked`, `correct_clean`,
+    `correct_attacked`, `tvd` (probabilities), one entry per node, link or small graph; `touched`,
+    `sharpness`, `sharpness_attacked` and `overlap_*`, all [L, N], NaN where undefined.
 
     Args:
         views: `clean` and `attacked`.
         graph: the original one.
-        nodes: [T] the scored nodes.
+        nodes: [T] the scored rows of the logits.
         touched: per layer bool [N].
         overlaps: [L, N] by what the attention was compared under.
     """
-    clean, attacked, count = views["clean"], views["attacked"], graph.num_nodes
+    clean, attacked, task = views["clean"], views["attacked"], task_of(graph)
+    count, labels = task.count(graph), task.labels(graph)
     before, after = clean.logits, attacked.logits[:count]
     scored = torch.zeros(count, dtype=torch.bool, device=before.device)
     scored[nodes] = True
@@ -53,10 +55,10 @@ def node_arrays(
             np.float32,
         ),
     }
-    if graph.y is not None:
-        values["label"] = (graph.y, np.int16)
-        values["correct_clean"] = (before.argmax(1) == graph.y, np.bool_)
-        values["correct_attacked"] = (after.argmax(1) == graph.y, np.bool_)
+    if labels is not None:
+        values["label"] = (labels, np.int16)
+        values["correct_clean"] = (before.argmax(1) == labels, np.bool_)
+        values["correct_attacked"] = (after.argmax(1) == labels, np.bool_)
     for name, overlap in overlaps.items():
         values[f"overlap_{name}"] = (overlap, np.float32)
     return {name: pack_array(tensor.cpu().numpy().astype(kind)) for name, (tensor, kind) in values.items()}

@@ -20,6 +20,7 @@ from fgai.evaluate.record import EvaluationRecord, plain
 from fgai.evaluate.run import Run
 from fgai.graph import Graph
 from fgai.models import as_graph
+from fgai.tasks import task_of
 from fgai.topk import check_k
 from fgai.training import prepared
 
@@ -49,14 +50,15 @@ def evaluate(
     same. Where a number may mislead, a `ReliabilityWarning` is given and kept in the record.
 
     Args:
-        model: a node classifier: fgai's, or any PyG model the recorder supports.
-        data: a `Graph` or PyG `Data` with labels; without `test_mask` all nodes are tested.
+        model: fgai's, or any PyG model the recorder supports, for the task of the data.
+        data: a `Graph` or PyG `Data` with labels; without `test_mask` all nodes are tested. Links and batches
+            of small graphs are measured by their own scores (`fgai.metrics.SCORES`).
         threat: a name from `fgai.attacks.THREATS` or a `Threat` of your own.
         vanilla: the model to be similar to (its parent), or None.
         seed: of the attacks and of the random null row.
         name: of the row; the model's class by default.
         k: neighbours in a node's explanation.
-        targets: which nodes are attacked and scored: `test`, or `val` while settings are still being chosen.
+        targets: what is attacked and scored: `test`, or `val` while settings are still being chosen.
         explanation_attack: also attack the explanation (threats that search only).
         curves: remove edges by rank and measure F-slopes and fidelity; about 45 forward passes.
         nulls: also measure uniform attention and a random ranking; with `curves` about 70 more.
@@ -66,7 +68,7 @@ def evaluate(
         The record; `.show()` prints it, `.save(path)` writes it.
 
     Raises:
-        InputError: not a node classifier, no features, or the outputs do not fit the labels.
+        InputError: a model for another task, no features, or the outputs do not fit the labels.
         BudgetError: the threat is impossible on this graph.
         AttentionError: the model has no attention that can be recorded.
 
@@ -80,10 +82,11 @@ def evaluate(
     """
     check_k(k)
     one_of(targets, "targets", TARGETS)
-    if getattr(model, "task", "node") != "node":
-        raise InputError(f"`evaluate` measures node classifiers, got a model for {model.task!r} tasks")
     given = as_graph(data)
-    original = given.to(next(model.parameters()).device)
+    task = task_of(given)
+    if getattr(model, "task", task.name) != task.name:
+        raise InputError(f"{given.name!r} holds a {task.name} task, got a model for {model.task!r} tasks")
+    original = task.view(given.to(next(model.parameters()).device), targets)
     graph = prepared(model, original)
     meter = Meter(graph.device)
     with reliability.collected() as notes:
@@ -99,6 +102,7 @@ def evaluate(
         threat={"name": label, "budget": body.pop("budget")},
         config={
             "k": k,
+            "task": task.name,
             "targets": targets,
             "explanation_attack": explanation_attack,
             "curves": curves,

@@ -98,20 +98,27 @@ def check_outputs(logits: Tensor, again: Tensor) -> None:
         )
 
 
-def check_score(f1: float, truth: Tensor) -> None:
-    """Warn if the clean score is no better than naming the most frequent class (`chance-level`).
+def check_score(score: float, truth: Tensor, name: str = "f1") -> None:
+    """Warn if the clean score is no better than naming the most frequent class, or guessing (`chance-level`).
 
     Args:
-        f1: micro-F1 on the clean graph.
-        truth: [T] classes of the test nodes.
+        score: the task's headline on the clean graph.
+        truth: [T] classes that are scored.
+        name: of the score: `f1`, `accuracy` or `roc_auc`.
     """
+    if name == "roc_auc":
+        if not score > 0.5:
+            warn("chance-level", f"clean ROC-AUC is {score:.3f}; guessing scores 0.5")
+        return
     known = truth[truth >= 0]
     if not known.numel():
         return
     share = float(torch.bincount(known).max()) / known.numel()
-    if not f1 > share:
+    if not score > share:
+        label = "F1" if name == "f1" else name
         warn(
-            "chance-level", f"clean F1 is {f1:.3f}; always naming the most frequent class scores {share:.3f}"
+            "chance-level",
+            f"clean {label} is {score:.3f}; always naming the most frequent class scores {share:.3f}",
         )
 
 
@@ -138,9 +145,9 @@ def check_reach(result: AttackResult, targets: Tensor, before: Tensor, after: Te
 
     Args:
         result: of the attack.
-        targets: [T] the attacked nodes.
-        before: [T] predicted classes on the clean graph.
-        after: [T] predicted classes on the attacked graph.
+        targets: [T] the nodes that could be joined.
+        before: [R] predicted classes of what was attacked, on the clean graph.
+        after: [R] predicted classes on the attacked graph.
     """
     ends = result.change.endpoints
     if ends is not None and torch.unique(ends).numel() >= targets.numel():

@@ -16,12 +16,14 @@ from fgai.errors import FgaiWarning, InputError
 from fgai.evaluate import measures as ms
 from fgai.evaluate import reliability
 from fgai.evaluate.curves import all_curves, fidelity
+from fgai.evaluate.items import item_chance, item_overlaps
 from fgai.evaluate.meter import Meter
 from fgai.evaluate.nulls import null_rows
 from fgai.evaluate.per_node import node_arrays
 from fgai.evaluate.reach import touched_rows
 from fgai.evaluate.record import plain
 from fgai.graph import Graph
+from fgai.tasks import task_of
 from fgai.training import prepared
 
 
@@ -40,11 +42,11 @@ class Run:
 
     Args:
         model: evaluated.
-        original: the graph as given, on the model's device.
+        original: the graph as given, on the model's device, as the task views it for these targets.
         graph: the same, prepared for the model.
         k: size of a node's explanation.
         seed: of the attacks.
-        targets: which nodes are attacked and scored.
+        targets: which nodes, links or graphs are attacked and scored.
     """
 
     def __init__(
@@ -52,6 +54,8 @@ class Run:
     ) -> None:
         self.model, self.original, self.graph = model, original, graph
         self.k, self.seed, self.targets = k, seed, targets
+        self.task = task_of(graph)
+        self.labels = self.task.labels(graph)
 
     def measure(
         self,
@@ -64,11 +68,13 @@ class Run:
         meter: Meter,
     ) -> dict[str, Any]:
         """Attack and measure everything asked for."""
-        attack = make_attack(threat, "prediction", targets=self.targets, k=self.k)
+        attack = make_attack(threat, "prediction", targets=self.targets, k=self.k, task=self.task.name)
         self.nodes = attack.budget.target_nodes(self.graph)
+        self.rows = self.task.rows(self.graph, self.targets)
+        self.measured = self.task.measured(self.graph, self.targets)
         reliability.check_split(self.graph)
         self.clean = ms.observe(self.model, self.graph)
-        _check_shape(self.clean.logits, self.graph)
+        _check_shape(self.clean.logits, self.task.count(self.graph), self.graph)
         reliability.check_outputs(self.clean.logits, ms.logits_again(self.model, self.graph))
         own = ms.sharpness_by_layer(self.clean.attention)
         reliability.check_attention(own, self.clean.attention, self.k)
@@ -89,17 +95,23 @@ class Run:
         if parent is not None:
             similar = ms.agreement(ms.paired(parent, self.clean.attention), self.k, self.sharpest)
             out["similarity"] = similar.metrics
+        if self.task.name != "node":
+            out["explanations"] = self._explanations(attacked, parent, similar)
         if self.original.edge_truth is not None:
-            out["truth"] = ms.against_truth(self.clean.attention, self.original, self.k, self.sharpest)
+            seen = {"": self.clean, **{f"_{name}": a.view for name, a in attacked.items()}}
+            for suffix, view in seen.items():
+                found = ms.against_truth(view.attention, self.original, self.k, self.sharpest)
+                out[f"truth{suffix}"] = found
         meter.lap("metrics")
-        right = self._right() if curves and self.graph.y is not None else None
+        right = self._right() if curves and self.labels is not None else None
         if right is not None:
-            out["f_slope"] = all_curves(self.model, views, self.graph, right)
-            out["fidelity"] = {n: fidelity(self.model, view, self.nodes, self.k) for n, view in views.items()}
+            out["f_slope"] = all_curves(self.model, views, self.labels, right)
+            out["fidelity"] = {n: fidelity(self.model, view, self.rows, self.k) for n, view in views.items()}
             meter.lap("curves")
         if nulls:
             changed = attacked["prediction"].result.change.rows
             options: dict[str, Any] = {"k": self.k, "seed": self.seed, "sharpest": self.sharpest}
+            options["target"] = self.labels
             out["null"] = null_rows(
                 self.model, views, self.original, vanilla=parent, changed=changed, right=right, **options
             )
@@ -109,7 +121,7 @@ class Run:
             overlaps = {name: a.agreement.per_node for name, a in attacked.items()}
             if similar is not None:
                 overlaps["vanilla"] = similar.per_node
-            arrays = node_arrays(views, self.original, self.nodes, attacked["prediction"].touched, overlaps)
+            arrays = node_arrays(views, self.original, self.rows, attacked["prediction"].touched, overlaps)
         return {
             "metrics": out,
             "ledgers": {name: _ledger(a.result) for name, a in attacked.items()},
@@ -130,8 +142,23 @@ class Run:
         warnings.warn(FgaiWarning(f"{text}: their similarity is left out"), stacklevel=2)
         return None
 
+    def _explanations(
+        self, attacked: dict[str, _Attacked], parent: AttentionMap | None, similar: ms.Agreement | None
+    ) -> dict[str, Any]:
+        """Overlap of the explanations of links or small graphs, under each attack and with the parent's."""
+        common = (self.original, self.rows, self.k, self.sharpest)
+        out: dict[str, Any] = {}
+        for name, a in attacked.items():
+            pairs = ms.paired(self.clean.attention, a.view.attention)
+            out[name] = item_overlaps(pairs, a.agreement.per_node, *common)
+        out["chance"] = item_chance(pairs, *common)
+        if parent is not None and similar is not None:
+            pairs = ms.paired(parent, self.clean.attention)
+            out["similarity"] = item_overlaps(pairs, similar.per_node, *common)
+        return out
+
     def _attack(self, threat: str | Threat, objective: str) -> _Attacked:
-        attack = make_attack(threat, objective, targets=self.targets, k=self.k)
+        attack = make_attack(threat, objective, targets=self.targets, k=self.k, task=self.task.name)
         result = attack.run(self.model, self.graph, seed=self.seed)
         view = ms.observe(self.model, result.graph)
         touched = touched_rows(self.clean.attention, view.attention, result.change.rows)
@@ -141,12 +168,12 @@ class Run:
     def _stability(self, attacked: dict[str, _Attacked], own: list[float]) -> dict[str, Any]:
         """Everything about predictions and attention before and after."""
         first = attacked["prediction"]
-        count = self.graph.num_nodes
+        rows, before = self.measured, self.clean.logits[self.measured]
         pairs = ms.paired(self.clean.attention, first.view.attention)
         after = [metrics.sharpness(p.after, p.rowptr) for p in pairs]
         out: dict[str, Any] = {
-            "f1": self._scores(attacked),
-            "g_tvd": ms.prediction_change(self.clean.logits, first.view.logits[:count]),
+            **self._scores(attacked),
+            "g_tvd": ms.prediction_change(before, first.view.logits[rows]),
             "g_jsd": first.agreement.metrics["g_jsd"],
             "sharpness": {
                 "clean": ms.layered(own, self.sharpest),
@@ -158,7 +185,7 @@ class Run:
             out[metric] = {name: a.agreement.metrics[metric] for name, a in attacked.items()}
         if "explanation" in attacked:
             other = attacked["explanation"]
-            out["g_tvd_explanation"] = ms.prediction_change(self.clean.logits, other.view.logits[:count])
+            out["g_tvd_explanation"] = ms.prediction_change(before, other.view.logits[rows])
             out["g_jsd_explanation"] = other.agreement.metrics["g_jsd"]
         for metric, value in ms.chance(pairs, self.k, self.sharpest, first.touched).items():
             out[metric]["chance"] = value
@@ -166,32 +193,35 @@ class Run:
         out["touched"] = ms.layered(shares, self.sharpest)
         return out
 
-    def _scores(self, attacked: dict[str, _Attacked]) -> dict[str, float]:
-        if self.graph.y is None:
-            return {}
-        truth = self.graph.y[self.nodes]
-        scores = {"clean": metrics.f1(self.clean.logits[self.nodes], truth)}
+    def _scores(self, attacked: dict[str, _Attacked]) -> dict[str, dict[str, float]]:
+        """The task's scores by name, each clean and under every attack."""
+        names = metrics.SCORES[self.task.name]
+        if self.labels is None:
+            return {name: {} for name in names}
+        truth = self.labels[self.rows]
+        views = {"clean": self.clean}
         for name, a in attacked.items():
-            key = "attacked" if name == "prediction" else f"attacked_{name}"
-            scores[key] = metrics.f1(a.view.logits[self.nodes], truth)
-        reliability.check_score(scores["clean"], truth)
+            views["attacked" if name == "prediction" else f"attacked_{name}"] = a.view
+        found = {n: metrics.task_scores(self.task.name, v.logits[self.rows], truth) for n, v in views.items()}
+        scores = {name: {view: values[name] for view, values in found.items()} for name in names}
+        reliability.check_score(scores[names[0]]["clean"], truth, names[0])
         return scores
 
     def _classes(self, views: dict[str, ms.Observation]) -> list[Tensor]:
-        return [view.logits[self.nodes].argmax(1) for view in views.values()]
+        return [view.logits[self.rows].argmax(1) for view in views.values()]
 
     def _right(self) -> Tensor:
-        """Bool [N]: the scored nodes that are right on the clean graph."""
-        assert self.graph.y is not None
-        right = torch.zeros(self.graph.num_nodes, dtype=torch.bool, device=self.graph.device)
-        right[self.nodes] = self.clean.logits[self.nodes].argmax(1) == self.graph.y[self.nodes]
+        """Bool: the scored nodes, links or graphs that are right on the clean graph."""
+        assert self.labels is not None
+        right = torch.zeros_like(self.labels, dtype=torch.bool)
+        right[self.rows] = self.clean.logits[self.rows].argmax(1) == self.labels[self.rows]
         return right
 
 
-def _check_shape(logits: Tensor, graph: Graph) -> None:
-    if logits.dim() != 2 or logits.shape[0] != graph.num_nodes or logits.shape[1] < graph.num_classes:
+def _check_shape(logits: Tensor, rows: int, graph: Graph) -> None:
+    if logits.dim() != 2 or logits.shape[0] != rows or logits.shape[1] < graph.num_classes:
         raise InputError(
-            f"the model must return logits [{graph.num_nodes}, {max(2, graph.num_classes)}] on"
+            f"the model must return logits [{rows}, {max(2, graph.num_classes)}] on"
             f" {graph.name!r}, got {tuple(logits.shape)}"
         )
 
