@@ -67,6 +67,72 @@ def compare_projection(device: str, dtype: torch.dtype, width: int) -> None:
     assert_same(ours, theirs, TOLERANCE[dtype])
 
 
+def simple(nodes: int, edges: int, loops: bool, hub: int = 0) -> Adjacency:
+    """A graph without parallel edges; `hub` edges more into node 2."""
+    generator = torch.Generator().manual_seed(11)
+    index = torch.randint(nodes, (2, edges), generator=generator)
+    into = torch.stack([torch.arange(hub), torch.full((hub,), 2)])
+    own = torch.arange(nodes if loops else 0).expand(2, -1)
+    return Adjacency.build(torch.unique(torch.cat([index, into, own], 1), dim=1), nodes)[0]
+
+
+def compare_attached(device: str, loops: bool, hub: int = 0) -> None:
+    """New nodes on the device against the CPU's merge: structure, pieces, and attention over them."""
+    from fgai.ops import gpu
+    from fgai.ops.gpu.attach import attach
+    from fgai.ops.gpu.plan import incoming, outgoing
+
+    nodes = max(23, hub)
+    cpu = simple(nodes, 7 * nodes, loops, hub)
+    rows = [torch.randperm(nodes, generator=torch.Generator().manual_seed(s))[:5] for s in range(3)]
+    wanted, moved = cpu.attach(torch.stack(rows), loops)
+    found, ours = attach(cpu.to(device), torch.stack(rows).to(device), loops)
+    assert torch.equal(ours.cpu(), moved)
+    for name in ("source", "destination", "rowptr", "colptr", "csc"):
+        assert torch.equal(getattr(found, name).cpu(), getattr(wanted, name)), name
+    for one, two in zip(found.index32, wanted.index32, strict=True):
+        assert one.dtype == two.dtype and torch.equal(one.cpu(), two)
+    for view in (incoming, outgoing):
+        work, plain = view(found), view(wanted.to(device))
+        assert torch.equal(work.node, plain.node) and torch.equal(work.edge, plain.edge)
+        pairs = zip(work.first.tolist(), work.last.tolist(), strict=True)
+        assert sorted(e for low, high in pairs for e in range(low, high)) == list(range(wanted.num_edges))
+    given = [
+        t.detach().to(device).requires_grad_() for t in inputs("attend_dot", wanted, 2, 3, torch.float64)
+    ]
+    one, two = (
+        results_and_gradients(lambda made, of=kernels, on=on: call(of, "attend_dot", made, on), given)
+        for kernels, on in ((gpu, found), (reference, wanted.to(device)))
+    )
+    assert_same(one, two, TOLERANCE[torch.float64])
+
+
+def compare_top(device: str, long: int) -> None:
+    """Leaders, masks, distance and margin of rows from empty to `long`, with ties, against the CPU."""
+    from fgai.topk import gpu, leaders, swap_margin, topk_l1, topk_mask
+
+    degree = torch.tensor([0, 1, 3, 4, 5, long, 0, 9, 2])
+    rowptr = torch.nn.functional.pad(degree.cumsum(0), (1, 0))
+    generator = torch.Generator().manual_seed(3)
+    for dtype in (torch.float32, torch.float64):
+        one, two = (torch.rand(int(rowptr[-1]), generator=generator).to(dtype) for _ in range(2))
+        two = torch.where(torch.rand(one.shape, generator=generator) < 0.4, (one * 3).round() / 3, two)
+        rows, w, v = rowptr.to(device), one.to(device).requires_grad_(), two.to(device).requires_grad_()
+        w_cpu, v_cpu = one.requires_grad_(), two.requires_grad_()
+        for k in (1, 2, 5, 10):
+            assert torch.equal(gpu.pick_leaders(v.detach(), rows, k).cpu(), leaders(two.detach(), rowptr, k))
+            assert torch.equal(gpu.pick_mask(v.detach(), rows, k).cpu(), topk_mask(two.detach(), rowptr, k))
+        for k in (None, 1, 3, 5):
+            ours = gpu.distance(w, v, rows, k)
+            theirs = topk_l1(w_cpu, v_cpu, rowptr, k)
+            gradients = torch.autograd.grad(3 * ours, [w, v]), torch.autograd.grad(3 * theirs, [w_cpu, v_cpu])
+            assert_same([ours.cpu(), *(g.cpu() for g in gradients[0])], [theirs, *gradients[1]], 1e-5)
+        for k, radius in ((1, 0.3), (2, 0.01), (5, 3.0)):
+            ours, theirs = gpu.margin(w, rows, k, radius), swap_margin(w_cpu, rowptr, k, radius)
+            gradients = torch.autograd.grad(3 * ours, [w]), torch.autograd.grad(3 * theirs, [w_cpu])
+            assert_same([ours.cpu(), gradients[0][0].cpu()], [theirs, *gradients[1]], 1e-5)
+
+
 def interpret() -> None:
     """Every operation once on tiny graphs, with rows in several pieces; fails by raising."""
     from fgai.ops.gpu import plan
@@ -81,6 +147,12 @@ def interpret() -> None:
             compare(name, empty, (2, 3), torch.float64, 0.0)
     compare("attend_additive", adjacency, (8, 8), torch.float32, 0.0)
     compare_projection("cpu", torch.float64, 5)
+    compare_attached("cpu", loops=True)
+    compare_attached("cpu", loops=False)
+    from fgai.topk import gpu as top
+
+    top.SHORT, top.LONG = 4, 8
+    compare_top("cpu", 17)
     from fgai.ops import gpu
 
     ones = torch.ones(2100, dtype=torch.float64)
@@ -111,6 +183,15 @@ class TestOnTheDevice:
         compare(name, adjacency, size, dtype, 0.0)
         if name in FUSED:
             compare(name, adjacency, size, dtype, 0.4)
+
+    @pytest.mark.parametrize("loops", [True, False])
+    @pytest.mark.parametrize("hub", [0, 900])
+    def test_new_nodes_equal_the_merge(self, loops: bool, hub: int) -> None:
+        compare_attached("cuda", loops, hub)
+
+    @pytest.mark.parametrize("long", [17, 64, 65, 3000])
+    def test_top_of_rows(self, long: int) -> None:
+        compare_top("cuda", long)
 
     @pytest.mark.parametrize("width", [1, 5, 64, 100])
     def test_projection(self, width: int) -> None:
