@@ -42,8 +42,8 @@ class Layerwise(NamedTuple):
 def layerwise_of(model: nn.Module) -> Layerwise | None:
     """Return `model.layerwise()` if it describes what the model now does, else None.
 
-    It does not in training mode, for other tasks than nodes, while attention is tapped or hooks are set, or
-    when a subclass changed the forward pass without changing `layerwise`.
+    It does not in training mode, for other tasks than nodes, while attention is tapped or guarded or hooks are
+    set, or when a subclass changed the forward pass without changing `layerwise`.
     """
     make = getattr(model, "layerwise", None)
     if make is None or not getattr(model, "is_fgai_model", False) or model.training:
@@ -51,6 +51,8 @@ def layerwise_of(model: nn.Module) -> Layerwise | None:
     owners = {name: _owner(model, name) for name in ("embed", "forward", "read_out", "layerwise")}
     ours = all(owner.__module__.startswith("fgai.models.") for owner in owners.values())
     if not ours or owners["embed"] is not owners["layerwise"] or getattr(model, "task", "") != "node":
+        return None
+    if getattr(model, "guard", None) is not None:
         return None
     for module in model.modules():
         hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
