@@ -2,6 +2,7 @@
 
 from fgai.attacks.base import Attack, AttackResult, Judge, Ledger
 from fgai.attacks.budget import Budget, Perturbation, check
+from fgai.attacks.dice import DICE
 from fgai.attacks.existing import FeaturePGD, RandomEdges
 from fgai.attacks.injection import FGSMInjection, PGDInjection, RandomInjection, draw_endpoints, draw_features
 from fgai.attacks.objectives import (
@@ -13,9 +14,15 @@ from fgai.attacks.objectives import (
     objective_named,
     prediction,
 )
+from fgai.attacks.prbcd import PRBCD
+from fgai.attacks.preserving import PreservingInjection
+from fgai.attacks.tdgia import TDGIA
 from fgai.attacks.threats import THREATS, Threat, make_attack
 
 __all__ = [
+    "DICE",
+    "PRBCD",
+    "TDGIA",
     "THREATS",
     "Attack",
     "AttackResult",
@@ -29,6 +36,7 @@ __all__ = [
     "PGDInjection",
     "Perturbation",
     "Preserving",
+    "PreservingInjection",
     "RandomEdges",
     "RandomInjection",
     "Threat",

@@ -35,8 +35,17 @@ class RandomEdges(Attack):
         yield Perturbation(edges=torch.cat(drawn, dim=1))
 
 
-def draw_edges(graph: Graph, nodes: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def draw_edges(
+    graph: Graph, nodes: Tensor, count: int, generator: torch.Generator, labels: Tensor | None = None
+) -> Tensor:
     """Return [2, count] distinct undirected pairs of `nodes` that are not edges yet.
+
+    Args:
+        graph: whose edges are left out.
+        nodes: [T] the ends.
+        count: how many.
+        generator: of the draws.
+        labels: [N], where given: only pairs whose labels differ.
 
     Raises:
         BudgetError: if the nodes do not have so many free pairs.
@@ -49,7 +58,8 @@ def draw_edges(graph: Graph, nodes: Tensor, count: int, generator: torch.Generat
             break
         pairs = nodes.cpu()[torch.randint(pool, (2, 2 * count + 16), generator=generator)]
         low, high = pairs.amin(0), pairs.amax(0)
-        keys = edge_keys(low, high)[low != high]
+        free = low != high if labels is None else labels.cpu()[low] != labels.cpu()[high]
+        keys = edge_keys(low, high)[free]
         keys = keys[~torch.isin(keys, taken)]
         found = _first_of_each(torch.cat([found, keys]))
     if found.numel() < count:

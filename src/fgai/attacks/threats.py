@@ -1,4 +1,4 @@
-"""The five threats of the evaluation protocol, by name; the same for every method."""
+"""Threats by name, the same for every method: the five of the evaluation protocol, and four more."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from dataclasses import dataclass, replace
 
 from fgai.attacks.base import Attack
 from fgai.attacks.budget import Budget
+from fgai.attacks.dice import DICE
 from fgai.attacks.existing import FeaturePGD, RandomEdges
 from fgai.attacks.injection import PGDInjection, RandomInjection
 from fgai.attacks.objectives import Objective
+from fgai.attacks.prbcd import PRBCD
+from fgai.attacks.preserving import PreservingInjection
+from fgai.attacks.tdgia import TDGIA
 from fgai.checks import one_of
 
 
@@ -71,6 +75,25 @@ THREATS: dict[str, Threat] = {
             FeaturePGD,
             Budget(rows=0.05, radius=0.1, steps=10, step_size=0.01),
             "features of 5 % of the test nodes moved by at most 0.1",
+        ),
+        Threat(
+            "preserving",
+            PreservingInjection,
+            Budget(nodes=20, edges=20, box=(-1.0, 1.0), steps=50, step_size=0.1),
+            "20 nodes × 20 edges that change explanations and keep the predicted classes",
+        ),
+        Threat(
+            "tdgia",
+            TDGIA,
+            Budget(nodes=20, edges=20, box=(-1.0, 1.0), steps=50, step_size=0.1),
+            "20 nodes × 20 edges where the graph is weakest, in five batches",
+        ),
+        Threat("dice", DICE, Budget(edges=400), "400 edges: equals are parted, others are joined, no search"),
+        Threat(
+            "flips",
+            PRBCD,
+            Budget(edges=400, steps=50, step_size=1000.0),
+            "400 edges between existing nodes come or go, found by gradients (PRBCD)",
         ),
     )
 }

@@ -1,0 +1,213 @@
+"""PRBCD: edge flips found by gradients on sampled blocks of node pairs; PyG's attack, wrapped."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fgai.attacks.base import Attack, Judge, Ledger
+from fgai.attacks.budget import Budget, Perturbation
+from fgai.attacks.objectives import Objective
+from fgai.checks import at_least
+from fgai.errors import BudgetError, InputError
+from fgai.graph import Graph
+from fgai.ops import edge_keys
+
+FINAL_SAMPLES = 10
+"""Sets of flips drawn at the end from the weights found, besides the heaviest ones."""
+FIRST = 0.8
+"""Share of the steps in which the block is still drawn anew."""
+
+
+class PRBCD(Attack):
+    """Edges between target nodes that come or go, by projected randomised block coordinate descent.
+
+    Every pair of targets may be flipped. A random block of pairs carries weights p in [0, 1], an edge that
+    may come is there by p and one that may go by 1 - p; the weights climb the objective, are projected onto
+    Σ p <= edges, and light pairs are drawn anew. Weights enter attention as log-weights on the score, see
+    `fgai.attacks.weights`. At the end the weights are rounded: what is judged has whole edges.
+
+    The memory on top of a forward pass grows with the block, not with the number of pairs. `steps` are the
+    gradient steps, `step_size` is the rate in PyG's scale (it multiplies that by edges / targets), and
+    positional encodings stay as they were.
+
+    Args:
+        budget: `edges` counts flips; `nodes` must be 0.
+        objective: a name or a callable.
+        k: size of the explanation, for the explanation objectives.
+        block_size: pairs in the block, more than `edges`; None takes 20,000 or 20 · edges.
+
+    Reference: Geisler et al., Robustness of Graph Neural Networks at Scale, NeurIPS 2021, as implemented in
+    `torch_geometric.contrib`. Its options live in one dictionary shared by all instances; ours has its own.
+    """
+
+    name = "prbcd"
+
+    def __init__(
+        self,
+        budget: Budget,
+        objective: str | Objective = "prediction",
+        *,
+        k: int = 5,
+        block_size: int | None = None,
+    ) -> None:
+        super().__init__(budget, objective, k=k)
+        if block_size is not None:
+            at_least(block_size, "block_size", budget.edges + 1, "the block must be larger than the budget")
+        self.block_size = block_size or max(20_000, 20 * budget.edges)
+
+    def candidates(
+        self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
+    ) -> Iterator[Perturbation]:
+        """Yield random flips, then the best that were found."""
+        budget, flips = self.budget, Flips(graph, nodes)
+        pairs = nodes.numel() * (nodes.numel() - 1) // 2
+        if budget.edges >= pairs and budget.edges:
+            raise BudgetError(
+                f"{budget.edges} flips were asked for, the {nodes.numel()} targets have only {pairs} pairs"
+            )
+        yield flips.perturbation(random_pairs(nodes.numel(), budget.edges, generator).to(graph.device))
+        if not budget.edges or not budget.steps:
+            return
+        seed = int(torch.randint(2**31, (1,), generator=generator))
+        with _seeded(seed, graph.device):
+            found = self._search(flips, judge, ledger)
+        yield flips.perturbation(found)
+
+    def _search(self, flips: Flips, judge: Judge, ledger: Ledger) -> Tensor:
+        """Return the flipped pairs [2, K] as places among the targets."""
+        bridge = _Bridge(flips, judge, ledger)
+        attack = pyg_attack(
+            bridge,
+            self.block_size,
+            epochs=self.budget.steps,
+            epochs_resampling=max(1, round(FIRST * self.budget.steps)),
+            lr=self.budget.step_size,
+            max_final_samples=FINAL_SAMPLES,
+        )
+        like = torch.zeros(flips.nodes.numel(), 1, device=flips.nodes.device)
+        try:
+            _, found = attack.attack(like, flips.inside, torch.zeros(0), self.budget.edges)
+        except RuntimeError as error:
+            if "Sampling random block" not in str(error):
+                raise
+            raise BudgetError(f"no block of more than {self.budget.edges} pairs could be drawn") from error
+        finally:
+            ledger.gradient = max(ledger.gradient, bridge.steepest)
+        pairs: Tensor = found.to(flips.nodes.device)
+        return pairs
+
+
+class Flips:
+    """Pairs of target nodes, numbered by their place among the targets, and what a flip of each does.
+
+    Args:
+        graph: clean and undirected.
+        nodes: [T] the targets.
+
+    Raises:
+        InputError: the graph is a batch, or some edge between targets has no reverse.
+    """
+
+    def __init__(self, graph: Graph, nodes: Tensor) -> None:
+        if graph.batch is not None:
+            raise InputError("edge flips are searched in one graph; this is a batch of small ones")
+        self.graph, self.nodes = graph, nodes.sort().values
+        place = torch.full((graph.num_nodes,), -1, device=graph.device)
+        place[self.nodes] = torch.arange(nodes.numel(), device=graph.device)
+        ends = place[graph.edge_index]
+        self.inside = ends[:, (ends >= 0).all(0) & (ends[0] != ends[1])]
+        if not torch.equal(edge_keys(*self.inside), edge_keys(*self.inside.flip(0)).sort().values):
+            raise InputError(f"edge flips need an undirected graph; {graph.name!r} has edges one way only")
+
+    def perturbation(self, pairs: Tensor) -> Perturbation:
+        """Flip `pairs` [2, K]: edges that are there go, the others come."""
+        ends = self.nodes[pairs]
+        there = torch.isin(edge_keys(*ends), self.graph.keys)
+        return Perturbation(edges=ends[:, ~there], removed=ends[:, there])
+
+    def weighted(self, pairs: Tensor, weight: Tensor) -> Graph:
+        """Return the graph on which the directed `pairs` [2, K] have `weight` [K] and other edges 1."""
+        ends = self.nodes[pairs]
+        union, _ = self.graph.inject_edges(ends)
+        spot = torch.searchsorted(union.keys, edge_keys(*ends))
+        ones = torch.ones(union.num_edges, dtype=weight.dtype, device=weight.device)
+        return union.replace(edge_weight=ones.index_copy(0, spot, weight))
+
+    def rounded(self, pairs: Tensor, weight: Tensor) -> Graph:
+        """Return the graph whose edges among the targets are the `pairs` of weight above one half."""
+        kept = edge_keys(*pairs[:, weight > 0.5])
+        before = edge_keys(*self.inside)
+        changed = torch.cat([kept[~torch.isin(kept, before)], before[~torch.isin(before, kept)]])
+        changed = torch.stack([changed & 0xFFFFFFFF, changed >> 32])
+        return self.perturbation(changed[:, changed[0] < changed[1]]).apply(self.graph)[0]
+
+
+class _Bridge(nn.Module):
+    """What PyG's attack takes for a model: weighted pairs in, the attacker's objective out."""
+
+    def __init__(self, flips: Flips, judge: Judge, ledger: Ledger) -> None:
+        super().__init__()
+        self.flips, self.judge, self.ledger = flips, judge, ledger
+        self.steepest = 0.0
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
+        """Return the objective; a gradient step is under way exactly if the weights have a gradient."""
+        if not edge_weight.requires_grad:
+            return self.judge(self.flips.rounded(edge_index, edge_weight))
+        self.ledger.steps += 1
+        edge_weight.register_hook(self._note)  # type: ignore[no-untyped-call]
+        value = self.judge.relaxed(self.flips.weighted(edge_index, edge_weight))
+        return value if value.requires_grad else value + 0 * edge_weight.sum()
+
+    def _note(self, gradient: Tensor) -> None:
+        self.steepest = max(self.steepest, float(gradient.abs().max()))
+
+
+def pyg_attack(model: nn.Module, block_size: int, **options: Any) -> Any:
+    """Return PyG's PRBCD on a module that gives the value to maximise, with options of its own.
+
+    `PRBCDAttack.coeffs` is one dictionary for all instances, and every constructor writes into it; here each
+    instance gets a copy before its constructor runs.
+
+    Args:
+        model: `(x, edge_index, edge_weight) → value`.
+        block_size: pairs in the block.
+        **options: of PyG's class.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyG says of the whole package that it is experimental
+        from torch_geometric.contrib.nn import PRBCDAttack
+    attack: Any = PRBCDAttack.__new__(PRBCDAttack)
+    attack.__dict__["coeffs"] = dict(PRBCDAttack.coeffs)
+    attack.__init__(model, block_size, loss=lambda value, *_: value, log=False, **options)
+    return attack
+
+
+def random_pairs(count: int, wanted: int, generator: torch.Generator) -> Tensor:
+    """Return [2, wanted] distinct pairs (low, high) of the numbers below `count`; there must be more."""
+    found = torch.zeros(0, dtype=torch.long)
+    while found.numel() < wanted:
+        ends = torch.randint(count, (2, 2 * wanted + 16), generator=generator)
+        low, high = ends.amin(0), ends.amax(0)
+        keys = torch.unique(torch.cat([found, edge_keys(low, high)[low != high]]))
+        found = keys[torch.randperm(keys.numel(), generator=generator)]
+    chosen = found[:wanted]
+    return torch.stack([chosen & 0xFFFFFFFF, chosen >> 32])
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's own generators for a block and restore them: PyG draws from no other."""
+    cuda = device.type == "cuda"
+    with torch.random.fork_rng([device] if cuda else []):
+        torch.default_generator.manual_seed(seed)
+        if cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield

@@ -1,0 +1,27 @@
+"""Injection that changes the explanation and keeps the prediction, whatever objective is asked for."""
+
+from __future__ import annotations
+
+from fgai.attacks.budget import Budget
+from fgai.attacks.injection import PGDInjection
+from fgai.attacks.objectives import Objective
+
+
+class PreservingInjection(PGDInjection):
+    """`PGDInjection` under the `preserving` objective: another top-k, the same class.
+
+    The objective is part of the threat: any other that is asked for by name is replaced. A `Preserving` of
+    your own, with another share of classes to keep, is taken as it is.
+
+    Args:
+        budget: what it may spend.
+        objective: a constrained objective, or a name, which does not matter.
+        k: size of the explanation.
+    """
+
+    name = "preserving-injection"
+    own_objective = True
+
+    def __init__(self, budget: Budget, objective: str | Objective = "preserving", *, k: int = 5) -> None:
+        mine = getattr(objective, "constrained", False)
+        super().__init__(budget, objective if mine else "preserving", k=k)
