@@ -14,8 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attacks.budget import Budget, Perturbation, check
+from fgai.attacks.local import Recompute
 from fgai.attacks.objectives import Clean, Objective, objective_named
-from fgai.attention import AttentionMap, evaluating, logits_and_attention
+from fgai.attacks.partial import NODE_MEANS, PartialObjective
+from fgai.attacks.weights import weighted_forward
+from fgai.attention import AttentionMap, call_model, evaluating, logits_and_attention
 from fgai.errors import BudgetError, InputError, ReliabilityWarning
 from fgai.graph import EdgeMap, Graph
 from fgai.models import as_graph
@@ -33,6 +36,8 @@ class Ledger:
         gradient: largest entry of any gradient seen, in size; 0 where none was taken.
         curve: objective at each candidate that was judged, in order.
         feasible: share of those that kept what the objective demands; None where it demands nothing.
+        partial: forward passes that computed only the rows in reach of the change.
+        share: mean over the forward passes of the work done, as a share of a full pass.
     """
 
     steps: int = 0
@@ -41,6 +46,8 @@ class Ledger:
     gradient: float = 0.0
     curve: list[float] = field(default_factory=list)
     feasible: float | None = None
+    partial: int = 0
+    share: float = 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for records."""
@@ -55,11 +62,20 @@ class Judge:
         objective: what the attacker maximises.
         clean: what the model said before the attack.
         ledger: where forward passes are counted.
+        partial: computes the objective from the rows a change reaches, where that pays; None never does.
     """
 
-    def __init__(self, model: nn.Module, objective: Objective, clean: Clean, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        clean: Clean,
+        ledger: Ledger,
+        partial: PartialObjective | None = None,
+    ) -> None:
         self.clean = clean
-        self._model, self._objective, self._ledger = model, objective, ledger
+        self._model, self._objective, self._ledger, self._partial = model, objective, ledger, partial
+        self._work = 0.0
         self._trace: list[Tensor] = []  # read once at the end: reading every value would stall the device
 
     def __call__(self, attacked: Graph) -> Tensor:
@@ -68,22 +84,41 @@ class Judge:
 
     def guided(self, attacked: Graph, guide: Objective | None = None) -> tuple[Tensor, Tensor]:
         """Return the objective, and a smoother function to climb in its place (itself without `guide`)."""
-        seen = self._forward(attacked)
-        value = self._objective(*seen, self.clean)
+        value = self._from_reach(attacked) if guide is None else None
+        if value is None:
+            seen = self._forward(attacked, read=guide is not None or self._objective not in NODE_MEANS)
+            value = self._objective(*seen, self.clean)
         self._trace.append(value.detach())
         return value, value if guide is None else guide(*seen, self.clean)
 
     def relaxed(self, attacked: Graph) -> Tensor:
         """Return the objective on a graph with weights on its edges: no candidate, so not in the curve."""
-        return self._objective(*self._forward(attacked), self.clean)
+        self._count(1.0)
+        return self._objective(*weighted_forward(self._model, attacked), self.clean)
 
     def curve(self) -> list[float]:
         """Return every value judged so far, in order."""
         return torch.stack(self._trace).tolist() if self._trace else []
 
-    def _forward(self, attacked: Graph) -> tuple[Tensor, AttentionMap]:
-        self._ledger.forwards += 1
+    def _from_reach(self, attacked: Graph) -> Tensor | None:
+        found = None if self._partial is None else self._partial(attacked)
+        if found is None:
+            return None
+        value, share = found
+        self._count(share)
+        self._ledger.partial += 1
+        return value
+
+    def _forward(self, attacked: Graph, *, read: bool = True) -> tuple[Tensor, AttentionMap]:
+        self._count(1.0)
+        if not read:
+            return call_model(self._model, attacked), AttentionMap(())
         return logits_and_attention(self._model, attacked)
+
+    def _count(self, share: float) -> None:
+        self._ledger.forwards += 1
+        self._work += share
+        self._ledger.share = self._work / self._ledger.forwards
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,9 +151,13 @@ class Attack(ABC):
         budget: what it may spend.
         objective: a name (`prediction`, `margin`, `explanation`) or a callable.
         k: size of the explanation, for the explanation objective.
+
+    Attributes:
+        own_objective: whether the attack has one of its own and replaces what is asked for.
     """
 
     name = "attack"
+    own_objective = False
 
     def __init__(self, budget: Budget, objective: str | Objective = "prediction", *, k: int = 5) -> None:
         self.budget = budget
@@ -138,13 +177,14 @@ class Attack(ABC):
         """
 
     @final
-    def run(self, model: nn.Module, data: Any, *, seed: int = 0) -> AttackResult:
+    def run(self, model: nn.Module, data: Any, *, seed: int = 0, partial: bool = True) -> AttackResult:
         """Attack `model` on `data` and return the strongest change found; the model is left as it was.
 
         Args:
             model: attacked through its own gradients, in eval mode.
             data: a `Graph` or PyG `Data`.
             seed: of endpoints and starts; endpoints depend on nothing else, so every model gets the same.
+            partial: compute only the rows in reach of a change where that pays; same values, fewer edges.
 
         Raises:
             BudgetError: if the budget is impossible on this graph or the attack overspent it.
@@ -157,15 +197,21 @@ class Attack(ABC):
         ledger, began = Ledger(), perf_counter()
         best, best_value, noise = Perturbation(), -math.inf, -math.inf
         with evaluating(model, freeze=True):
-            with torch.no_grad():
-                logits, attention = logits_and_attention(model, graph)
+            again = None
+            if partial and self.budget.steps and Recompute.fits(model, graph):
+                again = Recompute(model, graph)
+                logits, attention = again.clean_logits, again.clean_attention
+            else:
+                with torch.no_grad():
+                    logits, attention = logits_and_attention(model, graph)
             clean = Clean(logits, attention.detach(), task.rows(graph, self.budget.targets))
             start = float(self.objective(logits, attention, clean))
             if not math.isfinite(start):
                 raise InputError(
                     f"the model's output on {graph.name!r} is not finite; there is nothing to attack"
                 )
-            judge = Judge(model, self.objective, clean, ledger)
+            shortcut = None if again is None else PartialObjective(again, self.objective, clean)
+            judge = Judge(model, self.objective, clean, ledger, shortcut)
             for restart in range(self.budget.restarts):
                 generator = torch.Generator().manual_seed(seed * 7_919 + restart)
                 for index, change in enumerate(self.candidates(graph, nodes, generator, judge, ledger)):
