@@ -18,6 +18,8 @@ PROTOCOL = 1
 """Raised whenever a change of the protocol alters numbers; records of another version do not match."""
 
 KINDS = ("evaluate", "search", "certify", "cost")
+TASKS = ("", "link", "graph", "truth")
+"""Node classification, link prediction, graph classification, and nodes with true explanations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,7 @@ class Cell:
         threats: evaluated under.
         settings: over the preset's.
         label: of the row, where it differs from the method (ablations).
+        task: what is predicted, one of `TASKS`; records of each have a folder of their own.
     """
 
     kind: str = "evaluate"
@@ -44,13 +47,18 @@ class Cell:
     threats: tuple[str, ...] = ("standard",)
     settings: dict[str, Any] = field(default_factory=dict)
     label: str = ""
+    task: str = ""
 
     def __post_init__(self) -> None:
         one_of(self.kind, "kind", KINDS)
+        one_of(self.task, "task", TASKS)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {**asdict(self), "threats": list(self.threats)}
+        """Return plain values for JSON; the task only where it is not node classification."""
+        values = {**asdict(self), "threats": list(self.threats)}
+        if not self.task:
+            del values["task"]
+        return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Cell:
@@ -72,7 +80,19 @@ class Cell:
     def path(self) -> Path:
         """Where its record lies inside the results folder."""
         name = f"{self.model}-{self.row}-s{self.seed}-{self.key}.json"
-        return Path(self.kind) / self.dataset / name.replace("/", "_")
+        return Path(self.folder) / self.dataset / name.replace("/", "_")
+
+    @property
+    def folder(self) -> str:
+        """Of its kind and task: `evaluate`, `link`, `search-link`, ..."""
+        if not self.task:
+            return self.kind
+        return self.task if self.kind == "evaluate" else f"{self.kind}-{self.task}"
+
+    @property
+    def predicts(self) -> str:
+        """The task as presets and loaders know it: `node`, `link` or `graph`."""
+        return self.task if self.task in ("link", "graph") else "node"
 
 
 def read_grid(source: Path | str) -> list[Cell]:

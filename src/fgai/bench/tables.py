@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fgai.bench import task_tables as tasks
 from fgai.bench import training_tables as trained
 from fgai.bench.build import sheet
 from fgai.bench.certificate_tables import certificates
@@ -173,6 +174,9 @@ TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "ablation": trained.ablation,
     "cost": trained.cost,
     "certificates": certificates,
+    "link": tasks.link,
+    "graphs": tasks.graphs,
+    "truth": tasks.truth,
     "search": trained.search,
 }
 

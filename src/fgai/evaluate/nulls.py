@@ -83,6 +83,7 @@ def null_rows(
             row["similarity"].pop("g_jsd")
         if graph.edge_truth is not None:
             row["truth"] = against_truth(maps["clean"], graph, k, sharpest)
+            row["truth_prediction"] = against_truth(maps["attacked"], graph, k, sharpest)
         if right is not None:
             scored = {name: {scope: ranking(m, scope) for scope in SCOPES} for name, m in maps.items()}
             row["f_slope"] = all_curves(model, views, target, right, scored)
