@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
 from fgai.checks import at_least, one_of
+from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models.base import LARGE, AttentionModel, as_features
 from fgai.models.layer import AttentionLayer
@@ -32,6 +34,8 @@ class GAT(AttentionModel):
         task: `node`, `link` or `graph`.
         pooling: `mean` or `max`, for graphs.
         decoder: `dot` or `cosine`, for links.
+        head: `none`, where the output layer gives the logits that are pooled, or `mlp`, where it gives states
+            of the hidden width, which are pooled and then classified; for graphs.
 
     Reference: Veličković et al., Graph Attention Networks, ICLR 2018.
     """
@@ -52,10 +56,13 @@ class GAT(AttentionModel):
         task: str = "node",
         pooling: str = "mean",
         decoder: str = "dot",
+        head: str = "none",
     ) -> None:
         super().__init__(task=task, pooling=pooling, decoder=decoder)
         one_of(norm, "norm", ("none", "layer"))
         at_least(layers, "layers", 1)
+        if one_of(head, "head", ("none", "mlp")) == "mlp" and task != "graph":
+            raise InputError(f"`head='mlp'` classifies pooled graphs, got a {task!r} task")
         self.config = {
             "in_channels": in_channels,
             "out_channels": out_channels,
@@ -68,6 +75,7 @@ class GAT(AttentionModel):
             "task": task,
             "pooling": pooling,
             "decoder": decoder,
+            "head": head,
         }
         self.dropout = dropout
         width = channels * heads
@@ -76,9 +84,14 @@ class GAT(AttentionModel):
         for index in range(layers):
             size = in_channels if index == 0 else width
             last = index == layers - 1
-            out, count = (out_channels, 1) if last else (channels, heads)
+            out, count = (width if head == "mlp" else out_channels, 1) if last else (channels, heads)
             normed = norm == "layer"
             self.convs.append(AttentionLayer(size, out, count, concat=not last, input_norm=normed, **options))
+        self.head = (
+            nn.Sequential(nn.Linear(width, width // 2), nn.ReLU(), nn.Linear(width // 2, out_channels))
+            if head == "mlp"
+            else None
+        )
 
     @classmethod
     def _sizes(cls, graph: Graph, task: str) -> dict[str, Any]:
@@ -103,6 +116,12 @@ class GAT(AttentionModel):
             if index < len(self.convs) - 1:
                 x = elu(x)  # type: ignore[arg-type]
         return x  # type: ignore[return-value]
+
+    def read_out(self, nodes: Tensor, graph: Graph, links: Tensor | None = None) -> Tensor:
+        """Turn node embeddings into the task's logits; with a head, graphs are pooled before it."""
+        if self.head is None:
+            return super().read_out(nodes, graph, links)
+        return torch.as_tensor(self.head(super().read_out(elu(nodes), graph, links)))
 
     def layerwise(self) -> Layerwise:
         """Return the model as stages that act row by row around each attention."""
