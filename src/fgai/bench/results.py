@@ -63,9 +63,16 @@ class Results:
             self._rows.setdefault(key[:3], {})[key.seed] = self.records[key]
 
     @classmethod
-    def read(cls, store: Store, kind: str = "evaluate", grid: str | None = None) -> Results:
-        """Read the records of a kind, labelled variants left out; `grid` names what should be there."""
+    def read(
+        cls, store: Store, kind: str = "evaluate", grid: str | None = None, *, defences: bool = False
+    ) -> Results:
+        """Read the records of a kind, labelled variants left out; `grid` names what should be there.
+
+        Defences, and models the paper has no tables of, are left out too unless asked for.
+        """
         plain = (record for record in store.records(kind) if not record["cell"]["label"])
+        if not defences:
+            plain = (r for r in plain if r["cell"]["model"] in MODELS and r["cell"]["method"] in ROWS)
         return cls(plain, () if grid is None else read_grid(grid))
 
     @property

@@ -19,6 +19,7 @@ import fgai
 from fgai.attacks import make_attack
 from fgai.attention import call_model, evaluating
 from fgai.bench.cells import Cell
+from fgai.bench.memory import PeakMemory
 from fgai.bench.store import Store
 from fgai.certify import certify
 from fgai.datasets import load
@@ -27,9 +28,25 @@ from fgai.evaluate import evaluate
 from fgai.evaluate.protocol import describe
 from fgai.evaluate.record import plain
 from fgai.graph import Graph
-from fgai.training import FaithfulConfig, TrainConfig, history_of, labelled, preset, save, train_method
+from fgai.metrics import SCORES, task_scores
+from fgai.tasks import task_of
+from fgai.training import (
+    ALONE,
+    DEFENCES,
+    FaithfulConfig,
+    TrainConfig,
+    history_of,
+    labelled,
+    prepared,
+    preset,
+    save,
+    settings_for,
+    train_method,
+)
 from fgai.training import load as load_model
 
+EXPLAINED = {"link": 5, "graph": 2, "truth": 5}
+"""Neighbours in an explanation; atoms of a molecule have too few for five."""
 TRAINS = ("adversaries", "models", "training")
 """The packages a training depends on, beside the objective."""
 RADIUS = 0.01
@@ -92,18 +109,13 @@ def run_cell(
 
 
 def _measure(cell: Cell, device: str, root: Path | str | None, cache: Path | None) -> dict[str, Any]:
-    graph = load(cell.dataset, root=root, seed=cell.seed).to(device)
-    vanilla, trained, base = None, True, 0
-    if cell.method not in ("vanilla", "ln"):
-        vanilla, _ = _vanilla(cell, graph, device, cache)
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        base = torch.cuda.memory_allocated()
-    if cell.method == "vanilla" and cell.kind in ("evaluate", "certify") and not cell.settings:
-        model, trained = _vanilla(cell, graph, device, cache)
-    else:
-        model, trained = _trained(cell, graph, vanilla, device, cache)
+    graph = load(cell.dataset, root=root, seed=cell.seed, task=cell.predicts).to(device)
+    vanilla = None if cell.method in ALONE else _vanilla(cell, graph, device, cache)[0]
+    with PeakMemory(device) as memory:
+        if cell.method == "vanilla" and cell.kind in ("evaluate", "certify") and not cell.settings:
+            model, trained = _vanilla(cell, graph, device, cache)
+        else:
+            model, trained = _trained(cell, graph, vanilla, device, cache)
     history = history_of(model)
     body: dict[str, Any] = {
         "data": describe(graph),
@@ -117,9 +129,9 @@ def _measure(cell: Cell, device: str, root: Path | str | None, cache: Path | Non
             "curve": _thin(history.terms),
         },
     }
-    if device.startswith("cuda") and trained:  # a model from the cache says nothing of its training's memory
-        body["training"]["peak_memory"] = torch.cuda.max_memory_allocated()
-        body["training"]["base_memory"] = base
+    if memory.peak is not None and trained:  # a model from the cache says nothing of its training's memory
+        body["training"]["peak_memory"] = memory.peak
+        body["training"]["base_memory"] = memory.base
     if cell.kind == "cost":
         return body
     if cell.kind == "search":
@@ -135,9 +147,9 @@ def _measure(cell: Cell, device: str, root: Path | str | None, cache: Path | Non
     body["evaluations"] = {}
     for index, threat in enumerate(cell.threats):
         # What the tables need of the further threats is how predictions and attention hold.
-        extras: dict[str, Any] = (
-            {} if index == 0 else {"explanation_attack": False, "curves": False, "nulls": False}
-        )
+        extras: dict[str, Any] = {} if not cell.task else {"curves": False, "k": EXPLAINED[cell.task]}
+        if index:
+            extras |= {"explanation_attack": False, "curves": False, "nulls": False}
         record = evaluate(model, graph, threat, vanilla=parent, seed=cell.seed, name=cell.row, **extras)
         body["evaluations"][threat] = record.to_dict()
     return body
@@ -145,15 +157,18 @@ def _measure(cell: Cell, device: str, root: Path | str | None, cache: Path | Non
 
 def settings_of(cell: Cell) -> dict[str, Any]:
     """Everything a training depends on beside the code: own settings, the parent's, and the defaults."""
-    alone = cell.method in ("vanilla", "ln")
+    alone = cell.method in ALONE
     defaults = [dataclasses.asdict(TrainConfig())]
-    if not alone:
+    if cell.method in DEFENCES:
+        defaults.append(DEFENCES[cell.method].defaults())
+    elif not alone:
         faithful = dataclasses.asdict(FaithfulConfig())
         nested = {name: faithful.pop(name) for name in ("weights", "train")}
         defaults = [*defaults, faithful, *nested.values()]
-    chosen = {**preset(cell.method, cell.model, cell.dataset), **cell.settings}
+    where = (cell.model, cell.dataset, cell.predicts)
+    chosen = {**settings_for(cell.method, *where), **cell.settings}
     rest = {name: value for part in defaults for name, value in part.items() if name not in chosen}
-    parent = {} if alone else preset("vanilla", cell.model, cell.dataset)
+    parent = {} if alone else preset("vanilla", *where)
     values = {"settings": chosen, "parent": parent, "defaults": rest}
     return {name: plain(part) for name, part in values.items()}
 
@@ -187,8 +202,9 @@ def change_of(record: dict[str, Any], cell: Cell) -> str | None:
 
 def _vanilla(cell: Cell, graph: Graph, device: str, cache: Path | None) -> tuple[nn.Module, bool]:
     """Return the trained vanilla parent, from the cache when it is there, and whether it was trained now."""
-    chosen = preset("vanilla", cell.model, cell.dataset)
-    tag = Cell(model=cell.model, dataset=cell.dataset, seed=cell.seed, settings=chosen).key
+    chosen = preset("vanilla", cell.model, cell.dataset, cell.predicts)
+    task = cell.task if cell.predicts != "node" else ""
+    tag = Cell(model=cell.model, dataset=cell.dataset, seed=cell.seed, settings=chosen, task=task).key
     path = (
         None if cache is None else Path(cache) / f"{cell.dataset}-{cell.model}-s{cell.seed}-{tag}.safetensors"
     )
@@ -210,7 +226,7 @@ def _trained(
     """
     path = None
     if cache is not None and cell.kind in ("evaluate", "certify"):
-        bare = Cell(model=cell.model, dataset=cell.dataset, method=cell.method, seed=cell.seed)
+        bare = dataclasses.replace(cell, kind="evaluate", threats=(), label="")
         tag = dataclasses.replace(bare, settings={**settings_of(cell), "code": training_code()}).key
         path = Path(cache) / f"{cell.dataset}-{cell.model}-{cell.method}-s{cell.seed}-{tag}.safetensors"
         if cell.kind == "certify" and path.exists():
@@ -241,14 +257,16 @@ def training_code() -> str:
 
 
 def _validate(model: nn.Module, graph: Graph, cell: Cell) -> dict[str, float]:
-    """Mean of clean and standard-attacked accuracy on validation nodes; test nodes are never looked at."""
-    nodes, labels = labelled(graph, "val_mask")
-    result = make_attack("standard", targets="val").run(model, graph, seed=cell.seed)
+    """Mean of clean and standard-attacked score on the validation part; the test part is never looked at."""
+    task = task_of(graph)
+    seen = prepared(model, task.view(graph, "val"))
+    rows, labels = labelled(seen, "val_mask")
+    result = make_attack("standard", targets="val", task=task.name).run(model, seen, seed=cell.seed)
     with evaluating(model), torch.no_grad():
         scores = {}
-        for name, where in (("clean", graph), ("attacked", result.graph)):
-            right = call_model(model, where)[nodes].argmax(1) == labels
-            scores[name] = float(right.float().mean())
+        for name, where in (("clean", seen), ("attacked", result.graph)):
+            logits = call_model(model, where)[rows]
+            scores[name] = task_scores(task.name, logits, labels)[SCORES[task.name][0]]
     return {**scores, "criterion": (scores["clean"] + scores["attacked"]) / 2}
 
 

@@ -21,8 +21,9 @@ from fgai.datasets.fingerprint import fingerprint
 from fgai.errors import CheckpointError, FgaiError, InputError
 from fgai.graph import Graph
 from fgai.objective import TERMS
+from fgai.tasks import task_of
 from fgai.training import FaithfulConfig, TrainConfig, load, read_header, save
-from fgai.training.methods import MODELS
+from fgai.training.methods import DEFENCES, MODELS
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +59,8 @@ def open_model(path: Path, dataset: str | None = None, root: Path | None = None)
     if not name:
         raise InputError(f"{path} does not say which dataset it belongs to; add --dataset")
     model = load(path)
-    graph = datasets.load(name, root, int(about.get("split_seed", 0)), split=None)
+    task = "link" if about.get("task") == "link" else None
+    graph = datasets.load(name, root, int(about.get("split_seed", 0)), task=task)
     known = header.get("data_fingerprint")
     if known and name == about.get("dataset") and fingerprint(graph) != known:
         raise CheckpointError(
@@ -110,7 +112,9 @@ def resumable(output: Output, path: Path) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def parsed_settings(words: Sequence[str] | None, model: str, *, faithful: bool) -> dict[str, Any]:
+def parsed_settings(
+    words: Sequence[str] | None, model: str, *, faithful: bool, method: str = ""
+) -> dict[str, Any]:
     """Turn `name=value` words into settings; values are read as JSON where they can be.
 
     Raises:
@@ -123,6 +127,8 @@ def parsed_settings(words: Sequence[str] | None, model: str, *, faithful: bool) 
     elif model in MODELS:
         code = MODELS[model].__init__.__code__
         known |= set(code.co_varnames[3 : code.co_argcount + code.co_kwonlyargcount])
+    if method in DEFENCES:
+        known |= set(DEFENCES[method].own)
     out: dict[str, Any] = {}
     for word in words or ():
         name, equals, value = word.partition("=")
@@ -139,16 +145,19 @@ def parsed_settings(words: Sequence[str] | None, model: str, *, faithful: bool) 
 
 
 def scores(model: nn.Module, graph: Graph) -> dict[str, float]:
-    """Micro-F1 on the training, validation and test nodes, where there are any."""
+    """F1, ROC-AUC or accuracy, as the task has it, on training, validation and test where there is any."""
     from fgai.evaluate.measures import logits_again
     from fgai.training import prepared
 
-    if graph.y is None:
-        return {}
-    logits = logits_again(model, prepared(model, graph))
-    masks = {"train": graph.train_mask, "val": graph.val_mask, "test": graph.test_mask}
-    return {
-        name: metrics.f1(logits[mask], graph.y[mask])
-        for name, mask in masks.items()
-        if mask is not None and bool(mask.any())
-    }
+    task, found = task_of(graph), {}
+    for part in ("train", "val", "test"):
+        seen = prepared(model, task.view(graph, part))
+        rows, labels = task.rows(seen, part), task.labels(seen)
+        split = task.name == "link" or getattr(seen, f"{part}_mask") is not None
+        if labels is None or not split or not rows.numel():
+            continue
+        logits = logits_again(model, seen)[rows]
+        value = metrics.task_scores(task.name, logits, labels[rows])[metrics.SCORES[task.name][0]]
+        if value == value:  # training pairs that are no links are drawn every epoch: no AUC without them
+            found[part] = value
+    return found

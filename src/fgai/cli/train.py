@@ -8,21 +8,29 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fgai import datasets
+from fgai import datasets, metrics
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.files import checked_output, parsed_settings, resumable, scores, write_model
 from fgai.cli.output import Output, command
+from fgai.tasks import task_of
 from fgai.training import METHODS, MODELS, train_method
+
+NAMES = {"f1": "F1", "roc_auc": "ROC-AUC"}
 
 
 @command
 def train(
     *,
     dataset: options.Dataset = "planted",
+    task: options.Task = None,
     model: options.Model = "GAT",
     method: Annotated[
-        str, typer.Option(help="vanilla, ln (layer norm), at (adversarial training), fgai or fgai-paper.")
+        str,
+        typer.Option(
+            help="vanilla, ln (layer norm), at (adversarial training), fgai, fgai-paper, gnnguard, gnn-svd or"
+            " pro-gnn."
+        ),
     ] = "vanilla",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write; METHOD-MODEL-DATASET by default.")
@@ -43,34 +51,40 @@ def train(
     Examples:
     - `fgai train --dataset cora --model GATv2 --output cora.safetensors`
     - `fgai train --method ln --epochs 50 --set dropout=0.3`
+    - `fgai train --dataset cora --task link`
     """
     one_of(model, "--model", tuple(MODELS))
     one_of(method, "--method", METHODS)
-    out, settings = Output(json, quiet), parsed_settings(set_, model, faithful=method.startswith("fgai"))
+    out = Output(json, quiet)
+    settings = parsed_settings(set_, model, faithful=method.startswith("fgai"), method=method)
     settings |= {name: value for name, value in (("epochs", epochs), ("lr", lr)) if value is not None}
-    graph = datasets.load(dataset, root, seed)
-    path = checked_output(output or Path(f"{method}-{model}-{dataset}.safetensors".lower()))
+    graph = datasets.load(dataset, root, seed, task=task)
+    kind = task_of(graph).name
+    mark = "-link" if kind == "link" else ""
+    path = checked_output(output or Path(f"{method}-{model}-{dataset}{mark}.safetensors".lower()))
     out.say(f"training {model} ({method}) on {graph!r}")
     with resumable(out, path) as folder:
         trained = train_method(
             method, model, graph, seed=seed, progress=out.progress, checkpoint=folder, settings=settings
         )
         about = {"dataset": dataset, "split_seed": seed, "seed": seed, "method": method, "settings": settings}
+        about["task"] = kind
         path = write_model(trained, path, graph, about)
     report(out, "train", trained, scores(trained, graph), path, about)
 
 
 def report(
-    out: Output, name: str, model: Any, f1: dict[str, float], path: Path, about: dict[str, Any]
+    out: Output, name: str, model: Any, found: dict[str, float], path: Path, about: dict[str, Any]
 ) -> None:
     """Print what a training came to."""
     history = model.history
+    measure = metrics.SCORES[about.get("task", "node")][0]
     values = {
         "command": name,
         "output": str(path),
         "model": type(model).__name__,
         **about,
-        "f1": f1,
+        measure: found,
         "epochs": len(history.terms),
         "best_epoch": history.best_epoch,
         "stopped": history.stopped,
@@ -78,8 +92,8 @@ def report(
     }
 
     def show(console: Console) -> None:
-        shares = ", ".join(f"{part} {value:.3f}" for part, value in f1.items())
-        console.print(f"F1: {shares}")
+        shares = ", ".join(f"{part} {value:.3f}" for part, value in found.items())
+        console.print(f"{NAMES.get(measure, measure)}: {shares}")
         console.print(
             f"{len(history.terms)} epochs in {history.seconds:.1f} s; kept: epoch {history.best_epoch + 1}"
         )

@@ -1,15 +1,18 @@
-"""One loop, several recipes: vanilla, layer norm, adversarial and faithful training."""
+"""One loop, several recipes: vanilla, layer norm, adversarial and faithful training, defences."""
 
 from fgai.training.adversarial import Adversarial
 from fgai.training.checkpoint import load, read_header, save
+from fgai.training.defended import Regularised
 from fgai.training.faithful import Faithful, FaithfulConfig, make_faithful
 from fgai.training.loop import History, Recipe, TrainConfig, fit, seeded
-from fgai.training.methods import METHODS, MODELS, train_method, untrained
+from fgai.training.methods import ALONE, DEFENCES, METHODS, MODELS, settings_for, train_method, untrained
 from fgai.training.presets import preset
 from fgai.training.recipes import Vanilla, labelled
 from fgai.training.train import history_of, prepared, train
 
 __all__ = [
+    "ALONE",
+    "DEFENCES",
     "METHODS",
     "MODELS",
     "Adversarial",
@@ -17,6 +20,7 @@ __all__ = [
     "FaithfulConfig",
     "History",
     "Recipe",
+    "Regularised",
     "TrainConfig",
     "Vanilla",
     "fit",
@@ -29,6 +33,7 @@ __all__ = [
     "read_header",
     "save",
     "seeded",
+    "settings_for",
     "train",
     "train_method",
     "untrained",

@@ -17,7 +17,16 @@ from fgai.training.train import set_history
 
 SCHEMA = 1
 CLASSES: dict[str, type[models.AttentionModel]] = {
-    kind.__name__: kind for kind in (models.GAT, models.GATv2, models.GT, models.GCN)
+    kind.__name__: kind
+    for kind in (
+        models.GAT,
+        models.GATv2,
+        models.GT,
+        models.GCN,
+        models.GNNGuard,
+        models.GNNSVD,
+        models.ProGNN,
+    )
 }
 
 

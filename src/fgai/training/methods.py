@@ -1,4 +1,4 @@
-"""Every method of the tables behind one call: vanilla, layer norm, adversarial training and FGAI."""
+"""Every method of the tables behind one call: vanilla, layer norm, adversarial training, FGAI, defences."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from torch import nn
 from fgai.attacks import Budget
 from fgai.checks import one_of
 from fgai.graph import Graph
-from fgai.models import GAT, GCN, GT, AttentionModel, GATv2
+from fgai.models import GAT, GCN, GNNSVD, GT, AttentionModel, Defended, GATv2, GNNGuard, ProGNN
 from fgai.tasks import task_of
 from fgai.training.adversarial import Adversarial
+from fgai.training.defended import Regularised
 from fgai.training.faithful import FaithfulConfig, make_faithful
 from fgai.training.loop import TrainConfig, seeded
 from fgai.training.presets import preset
 from fgai.training.train import prepared, train
 
 MODELS: dict[str, type[AttentionModel]] = {"GAT": GAT, "GATv2": GATv2, "GT": GT, "GCN": GCN}
-METHODS = ("vanilla", "ln", "at", "fgai", "fgai-paper")
+DEFENCES: dict[str, type[Defended]] = {"gnnguard": GNNGuard, "gnn-svd": GNNSVD, "pro-gnn": ProGNN}
+METHODS = ("vanilla", "ln", "at", "fgai", "fgai-paper", *DEFENCES)
+ALONE = ("vanilla", "ln", *DEFENCES)
+"""Methods that train from new weights and need no trained vanilla model."""
 TRAIN_FIELDS = {field.name for field in dataclasses.fields(TrainConfig)}
 
 
@@ -30,6 +34,12 @@ def untrained(model: str, graph: Graph, *, seed: int = 0, **arguments: Any) -> A
     one_of(model, "model", tuple(MODELS))
     with seeded(seed, torch.device("cpu")):
         return MODELS[model].for_data(graph, **arguments)
+
+
+def settings_for(method: str, model: str, dataset: str, task: str = "node") -> dict[str, Any]:
+    """Return the preset of a method; a defence takes the vanilla model's where it has none of its own."""
+    chosen = preset(method, model, dataset, task)
+    return {**preset("vanilla", model, dataset, task), **chosen} if method in DEFENCES else chosen
 
 
 def train_method(
@@ -46,10 +56,12 @@ def train_method(
 ) -> nn.Module:
     """Train one method with its preset; `settings` win over the preset.
 
-    AT and FGAI start from the same trained vanilla model and get the same adversary and epochs.
+    AT and FGAI start from the same trained vanilla model and get the same adversary and epochs. Defences
+    train the named model behind them from new weights, as vanilla does.
 
     Args:
-        method: `vanilla`, `ln`, `at`, `fgai` or `fgai-paper` (last layer, graph scope).
+        method: `vanilla`, `ln`, `at`, `fgai`, `fgai-paper` (last layer, graph scope), `gnnguard`, `gnn-svd`
+            or `pro-gnn`.
         model: `GAT`, `GATv2`, `GT` or `GCN`.
         graph: with labels and masks.
         seed: of the weights, dropout and adversary.
@@ -57,11 +69,11 @@ def train_method(
         device: where to train.
         progress: show a bar.
         checkpoint: folder to save the training in and to resume from.
-        settings: settings of the training or arguments of the model, by name.
+        settings: settings of the training, arguments of the model or of its defence, by name.
     """
     one_of(method, "method", METHODS)
     task = task_of(graph)
-    chosen = {**preset(method, model, graph.name, task.name), **(settings or {})}
+    chosen = {**settings_for(method, model, graph.name, task.name), **(settings or {})}
     graph = graph.to(device)
     common: dict[str, Any] = {"seed": seed, "progress": progress, "checkpoint": checkpoint}
     if method in ("vanilla", "ln"):
@@ -70,6 +82,13 @@ def train_method(
             chosen["norm"] = "layer"
         fresh = untrained(model, graph, seed=seed, **chosen).to(device)
         return train(fresh, graph, config=TrainConfig(**fields), **common)
+    if method in DEFENCES:
+        fields = {name: chosen.pop(name) for name in list(chosen) if name in TRAIN_FIELDS}
+        seen = task.view(graph, "fit")
+        with seeded(seed, torch.device("cpu")):
+            shielded = DEFENCES[method].for_data(seen, base=model, **chosen).to(device)
+        guarded = Regularised(prepared(shielded, seen))
+        return train(shielded, graph, recipe=guarded, config=TrainConfig(**fields), **common)
     if vanilla is None:
         vanilla = train_method("vanilla", model, graph, seed=seed, device=device, progress=progress)
     if method == "at":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ class Defended(AttentionModel):
     """
 
     own: ClassVar[tuple[str, ...]] = ()
-    """Settings of the defence itself."""
+    """Names of the settings of the defence itself."""
 
     def __init__(self, in_channels: int, out_channels: int, *, base: str = "GAT", **arguments: Any) -> None:
         kind = BASES[one_of(base, "base", tuple(BASES))]
@@ -50,6 +51,12 @@ class Defended(AttentionModel):
         made = cls(**{**model.config, "base": base, **mine})
         made.see(made.prepare(graph))
         return made
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Return the defence's own settings where none are given."""
+        found = inspect.signature(cls.__init__).parameters
+        return {name: found[name].default for name in cls.own}
 
     def see(self, graph: Graph) -> None:
         """Note what the defence needs to know of the graph it will be trained on."""

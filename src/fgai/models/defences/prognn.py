@@ -50,7 +50,7 @@ class ProGNN(Defended):
     cross-entropy.
     """
 
-    own: ClassVar[tuple[str, ...]] = ("sparsity", "smoothness", "low_rank", "rank", "num_edges")
+    own: ClassVar[tuple[str, ...]] = ("sparsity", "smoothness", "low_rank", "rank")
     keys: Tensor
 
     def __init__(
