@@ -14,10 +14,12 @@ from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.files import checked_output, open_model
 from fgai.cli.output import Output, command
+from fgai.cli.train import NAMES
 from fgai.evaluate.measures import logits_again
 from fgai.evaluate.record import plain
 from fgai.evaluate.table import Column, Table
 from fgai.files import write_atomic
+from fgai.tasks import task_of
 from fgai.training import prepared
 
 
@@ -30,7 +32,7 @@ def attack(
         str, typer.Option(help="What is attacked: prediction, margin or explanation.")
     ] = "prediction",
     targets: Annotated[
-        str, typer.Option(help="Whose nodes: test, val or fit (training and validation).")
+        str, typer.Option(help="What is attacked: test, val or fit (training and validation).")
     ] = "test",
     k: options.K = 5,
     seed: options.Seed = 0,
@@ -50,15 +52,16 @@ def attack(
     """
     out = Output(json, quiet)
     one_of(objective, "--objective", OBJECTIVES)
-    chosen = make_attack(threat, objective, targets=targets, k=k)
     opened = open_model(model, dataset, root)
+    task = task_of(opened.graph)
+    chosen = make_attack(threat, objective, targets=targets, k=k, task=task.name)
     path = None if output is None else checked_output(output)
     out.say(f"attacking {model} on {opened.graph!r}")
     result = chosen.run(opened.model, opened.graph, seed=seed)
-    graph = prepared(opened.model, opened.graph)
-    nodes = chosen.budget.target_nodes(graph)
-    before = logits_again(opened.model, graph)[nodes]
-    after = logits_again(opened.model, result.graph)[nodes]
+    graph = prepared(opened.model, task.view(opened.graph, targets))
+    rows, labels = task.rows(graph, targets), task.labels(graph)
+    before = logits_again(opened.model, graph)[rows]
+    after = logits_again(opened.model, result.graph)[rows]
     values: dict[str, Any] = {
         "command": "attack",
         "model": str(model),
@@ -72,26 +75,29 @@ def attack(
         "predictions_changed": float((before.argmax(1) != after.argmax(1)).double().mean()),
         "ledger": result.ledger.to_dict(),
     }
-    if graph.y is not None:
-        truth = graph.y[nodes]
-        values["f1"] = {"clean": metrics.f1(before, truth), "attacked": metrics.f1(after, truth)}
+    measure = metrics.SCORES[task.name][0]
+    if labels is not None:
+        values[measure] = {
+            name: metrics.task_scores(task.name, logits, labels[rows])[measure]
+            for name, logits in (("clean", before), ("attacked", after))
+        }
     values = plain(values)
 
     def show(console: Console) -> None:
-        rows: list[list[Any]] = [
+        lines: list[list[Any]] = [
             [f"{objective} objective", *(values["value"][name] for name in ("clean", "noise", "attacked"))]
         ]
-        if "f1" in values:
-            rows.append([f"F1, {targets} nodes", values["f1"]["clean"], None, values["f1"]["attacked"]])
-        changed = (
-            f"{100 * values['predictions_changed']:.1f} % of the {targets} nodes are predicted otherwise"
-        )
+        what = f"{targets} {task.rows_are}"
+        if measure in values:
+            found = values[measure]
+            lines.append([f"{NAMES.get(measure, measure)}, {what}", found["clean"], None, found["attacked"]])
+        changed = f"{100 * values['predictions_changed']:.1f} % of the {what} are predicted otherwise"
         spent = (
             f"{result.ledger.steps} steps, {result.ledger.forwards} forward passes,"
             f" {result.ledger.seconds:.1f} s"
         )
         columns = [Column(""), Column("clean"), Column("noise"), Column("attacked")]
-        Table(f"{threat} attack on {model.name}", columns, rows, [changed, spent]).show(console)
+        Table(f"{threat} attack on {model.name}", columns, lines, [changed, spent]).show(console)
 
     if path is not None:
         import json as encoder

@@ -27,7 +27,10 @@ app = typer.Typer(
 )
 
 Grid = Annotated[
-    str, typer.Argument(metavar="GRID", help="A TOML file, or node, ablation, search, cost or certify.")
+    str,
+    typer.Argument(
+        metavar="GRID", help="A TOML file, or node, link, graphs, truth, ablation, search, cost or certify."
+    ),
 ]
 
 

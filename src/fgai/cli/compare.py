@@ -85,7 +85,8 @@ def open_models(words: list[str], dataset: str | None, root: Path | None) -> dic
         if name in opened:
             raise InputError(f"two models are called {name!r}; tell them apart with NAME=MODEL")
         opened[name] = open_model(Path(path), dataset, root)
-    splits = {(entry.about.get("dataset"), entry.about.get("split_seed")) for entry in opened.values()}
+    parts = ("dataset", "split_seed", "task")
+    splits = {tuple(entry.about.get(part) for part in parts) for entry in opened.values()}
     if len(splits) > 1:
         found = "; ".join(
             f"{name}: {entry.about.get('dataset')}, seed {entry.about.get('split_seed')}"

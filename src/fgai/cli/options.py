@@ -12,6 +12,10 @@ Json = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no remarks.")]
 Dataset = Annotated[str, typer.Option("--dataset", "-d", help="Name of a dataset; see `fgai data list`.")]
+Task = Annotated[
+    str | None,
+    typer.Option("--task", help="node, link or graph; what the dataset is made for by default."),
+]
 OtherDataset = Annotated[
     str | None, typer.Option("--dataset", "-d", help="Another dataset than the one the model was trained on.")
 ]
