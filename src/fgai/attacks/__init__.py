@@ -1,5 +1,6 @@
 """Attacks on graphs: one budget, checked in one place; no attack judges its own success."""
 
+from fgai.attacks.adaptive import AdaptiveInjection
 from fgai.attacks.base import Attack, AttackResult, Judge, Ledger
 from fgai.attacks.budget import Budget, Perturbation, check
 from fgai.attacks.dice import DICE
@@ -24,6 +25,7 @@ __all__ = [
     "PRBCD",
     "TDGIA",
     "THREATS",
+    "AdaptiveInjection",
     "Attack",
     "AttackResult",
     "Budget",

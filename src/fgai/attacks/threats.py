@@ -1,9 +1,10 @@
-"""Threats by name, the same for every method: the five of the evaluation protocol, and four more."""
+"""Threats by name, the same for every method: the five of the evaluation protocol, and five more."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from fgai.attacks.adaptive import AdaptiveInjection
 from fgai.attacks.base import Attack
 from fgai.attacks.budget import Budget
 from fgai.attacks.dice import DICE
@@ -75,6 +76,12 @@ THREATS: dict[str, Threat] = {
             FeaturePGD,
             Budget(rows=0.05, radius=0.1, steps=10, step_size=0.01),
             "features of 5 % of the test nodes moved by at most 0.1",
+        ),
+        Threat(
+            "adaptive",
+            AdaptiveInjection,
+            Budget(nodes=20, edges=20, box=(-1.0, 1.0), steps=50, step_size=0.05, restarts=4),
+            "20 nodes × 20 edges in disguise, 4 × 50 steps: for models with a defence",
         ),
         Threat(
             "preserving",
