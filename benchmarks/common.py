@@ -7,6 +7,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -53,17 +54,47 @@ class PeakMemory:
             self.above = max(self.top, resident()) - self.base
 
 
-def median_seconds(step: Callable[[], None], repeats: int, device: str, warm_up: int = 2) -> float:
-    """Median time of `step` over `repeats`, after a warm-up."""
+def median_seconds(step: Callable[[], object], repeats: int, device: str, warm_up: int = 2) -> float:
+    """Median time of `step` over `repeats`, after a warm-up; on the GPU between events on its stream."""
     times = []
+    if device.startswith("cuda"):
+        for _ in range(warm_up):
+            step()
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+        torch.cuda.synchronize()
+        marks[0].record()
+        for mark in marks[1:]:
+            step()
+            mark.record()
+        torch.cuda.synchronize()
+        return statistics.median(a.elapsed_time(b) for a, b in pairwise(marks)) / 1e3
     for index in range(warm_up + repeats):
         began = time.perf_counter()
         step()
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
         if index >= warm_up:
             times.append(time.perf_counter() - began)
     return statistics.median(times)
+
+
+def captured(step: Callable[[], object]) -> Callable[[], None]:
+    """Return a replay of `step`, captured in a CUDA graph after a warm-up."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def copy_bandwidth(device: str) -> float:
+    """Return the bytes per second of a large copy, reads and writes counted."""
+    size = 2**28 if device.startswith("cuda") else 2**26
+    source, target = (torch.ones(size, device=device) for _ in range(2))
+    return 2 * 4 * size / median_seconds(lambda: target.copy_(source), 9, device)
 
 
 def show(title: str, columns: list[str], rows: list[list[str]]) -> None:

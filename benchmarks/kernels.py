@@ -1,10 +1,12 @@
 """One attention layer, forward and backward: fgai's kernels against PyG's layers.
 
-Every measurement runs in a process of its own, so that its peak memory is its own. Where a dataset is
-missing, a random graph of its size with skewed degrees takes its place (marked ~). Beside the layer stands
-its heart, the fused kernel: the bytes it moves forward (each edge fetches its source's row) per second, and
-what share of the measured copy bandwidth that is; `compulsory` counts every array once, as a perfect cache
-would. Run:
+Where a dataset is missing, a random graph of its size with skewed degrees takes its place (marked ~). On the
+CPU every measurement runs in a process of its own, so that its peak memory is its own. On the GPU fgai's
+layer is measured twice: kernel by kernel, as PyG's is, and captured in a CUDA graph, as training runs it.
+
+Beside the layer stands its heart, the fused kernel: the bytes it moves forward (each edge fetches its
+source's row) per second, and what share of the measured copy bandwidth that is; `compulsory` counts every
+array once, as a perfect cache would. Run:
 
     python benchmarks/kernels.py --graphs photo physics arxiv --sizes 8x8 1x128 --device cpu
 """
@@ -18,7 +20,7 @@ import sys
 from collections.abc import Callable
 
 import torch
-from common import PeakMemory, median_seconds, show
+from common import PeakMemory, captured, copy_bandwidth, median_seconds, show
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
@@ -63,69 +65,73 @@ def layer_of(way: str, score: str, heads: int, channels: int) -> nn.Module:
     return TransformerConv(INPUT_WIDTH, channels, heads, root_weight=False)
 
 
-def copy_bandwidth(device: str) -> float:
-    """Return the bytes per second of a large copy, reads and writes counted."""
-    size = 2**28 if device.startswith("cuda") else 2**26
-    source, target = (torch.ones(size, device=device) for _ in range(2))
-    return 2 * 4 * size / median_seconds(lambda: target.copy_(source), 9, device)
-
-
 def fused(score: str, heads: int, channels: int, adjacency: ops.Adjacency) -> Callable[[], object]:
-    """Return a call of the fused kernel alone."""
+    """Return a call of the fused kernel alone; on the GPU the attention is not written, as in training."""
     nodes, device = adjacency.num_nodes, adjacency.device
     wide = [torch.randn(nodes, heads, channels, device=device) for _ in range(3)]
     if score == "additive":
         left, right = (t[..., 0].contiguous() for t in wide[:2])
-        return lambda: ops.attend_additive(left, right, wide[2], adjacency)
+        return lambda: ops.attend_additive(left, right, wide[2], adjacency, written=False)
     if score == "dynamic":
         weight = torch.randn(heads, channels, device=device)
-        return lambda: ops.attend_dynamic(wide[0], wide[1], weight, wide[0], adjacency)
-    return lambda: ops.attend_dot(wide[0], wide[1], wide[2], adjacency)
+        return lambda: ops.attend_dynamic(wide[0], wide[1], weight, wide[0], adjacency, written=False)
+    return lambda: ops.attend_dot(wide[0], wide[1], wide[2], adjacency, written=False)
 
 
-def bytes_moved(score: str, heads: int, channels: int, nodes: int, edges: int) -> tuple[int, int]:
+def bytes_moved(
+    score: str, heads: int, channels: int, nodes: int, edges: int, written: bool
+) -> tuple[int, int]:
     """Return (per-edge gathers + structure + output, every array once) of the fused forward, in bytes."""
     row = heads * channels
     gathered = {"additive": row + heads, "dynamic": row, "dot": 2 * row}[score]
     held = {"additive": row + 2 * heads, "dynamic": 2 * row, "dot": 3 * row}[score]
-    structure, written = edges + nodes, edges * heads + nodes * row
+    structure, out = edges + nodes, written * edges * heads + nodes * (row + heads)
     own = {"additive": heads, "dynamic": row, "dot": row}[score]
-    moved = edges * gathered + nodes * own + structure + written
-    return 4 * moved, 4 * (nodes * held + structure + written)
+    moved = edges * gathered + nodes * own + structure + out
+    return 4 * moved, 4 * (nodes * held + structure + out)
 
 
-def measure(args: argparse.Namespace) -> dict[str, float]:
+def measure(args: argparse.Namespace, graph: str, size: str, way: str) -> dict[str, float]:
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    heads, channels = (int(n) for n in args.sizes[0].split("x"))
-    edge_index, nodes, real = edges_of(args.graphs[0])
+    heads, channels = (int(n) for n in size.split("x"))
+    edge_index, nodes, real = edges_of(graph)
+    cuda = args.device.startswith("cuda")
     adjacency = ops.Adjacency.build(edge_index, nodes)[0].to(args.device)
-    layer = layer_of(args.way, args.score, heads, channels).to(args.device)
+    layer = layer_of(way, args.score, heads, channels).to(args.device)
     x = torch.randn(nodes, INPUT_WIDTH, device=args.device, requires_grad=True)
-    edges = adjacency if args.way == "fgai" else torch.stack([adjacency.source, adjacency.destination])
+    edges = adjacency if way == "fgai" else torch.stack([adjacency.source, adjacency.destination])
     target = torch.randn(nodes, heads * channels, device=args.device)
 
     def step() -> None:
+        layer.zero_grad()
+        x.grad = None
         layer(x, edges).backward(target)
 
     found = {"real": float(real), "nodes": nodes, "edges": adjacency.num_edges}
-    if args.way == "fgai":
+    if way == "fgai":
         step()  # the kernels' one-time compilation and the derived indices are no part of a step
         kernel = fused(args.score, heads, channels, adjacency)
         with torch.no_grad():
-            seconds = median_seconds(kernel, args.repeats, args.device)
-        moved, compulsory = bytes_moved(args.score, heads, channels, nodes, adjacency.num_edges)
+            seconds = median_seconds(captured(kernel) if cuda else kernel, args.repeats, args.device)
+        moved, compulsory = bytes_moved(args.score, heads, channels, nodes, adjacency.num_edges, not cuda)
         found |= {"kernel": seconds, "moved": moved, "compulsory": compulsory}
         found["copy"] = copy_bandwidth(args.device)
+    step()
     layer.zero_grad()
     x.grad = None
     with PeakMemory(args.device) as memory:
         found["seconds"] = median_seconds(step, args.repeats, args.device)
+    if way == "fgai" and cuda:
+        found["captured"] = median_seconds(captured(step), args.repeats, args.device)
     return found | {"bytes": memory.above}
 
 
 def in_process(args: argparse.Namespace, graph: str, size: str, way: str) -> dict[str, float]:
-    """Measure one way in a process of its own."""
+    """Measure one way, on the CPU in a process of its own."""
+    if args.device.startswith("cuda"):
+        torch.cuda.empty_cache()
+        return measure(args, graph, size, way)
     command = [sys.executable, __file__, "--way", way, "--graphs", graph, "--sizes", size]
     command += ["--score", args.score, "--device", args.device]
     command += ["--threads", str(args.threads), "--repeats", str(args.repeats)]
@@ -134,6 +140,25 @@ def in_process(args: argparse.Namespace, graph: str, size: str, way: str) -> dic
         raise SystemExit(done.stderr)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+def row_of(name: str, ours: dict[str, float], theirs: dict[str, float]) -> list[str]:
+    """Return one line of the table."""
+    speed, best = ours["moved"] / ours["kernel"], ours.get("captured", ours["seconds"])
+    cells = [f"{'' if ours['real'] else '~'}{name}", f"{ours['seconds'] * 1e3:.2f} ms"]
+    if "captured" in ours:
+        cells.append(f"{ours['captured'] * 1e3:.3f} ms")
+    return [
+        *cells,
+        f"{theirs['seconds'] * 1e3:.2f} ms",
+        f"{theirs['seconds'] / best:.1f}×",
+        f"{ours['bytes'] / 2**20:.0f} MiB",
+        f"{theirs['bytes'] / max(1, ours['bytes']):.1f}×",
+        f"{ours['kernel'] * 1e3:.3f} ms",
+        f"{speed / 1e9:.0f} GB/s",
+        f"{speed / ours['copy']:.0%}",
+        f"{ours['compulsory'] / ours['kernel'] / ours['copy']:.0%}",
+    ]
 
 
 def main() -> None:
@@ -149,28 +174,16 @@ def main() -> None:
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.way:
-        print(json.dumps(measure(args)))
+        print(json.dumps(measure(args, args.graphs[0], args.sizes[0], args.way)))
         return
     rows = []
     for graph in args.graphs:
         for size in args.sizes:
             ours, theirs = (in_process(args, graph, size, way) for way in WAYS)
-            speed = ours["moved"] / ours["kernel"]
-            rows.append(
-                [
-                    f"{'' if ours['real'] else '~'}{graph} {size}",
-                    f"{ours['seconds'] * 1e3:.2f} ms",
-                    f"{theirs['seconds'] * 1e3:.2f} ms",
-                    f"{theirs['seconds'] / ours['seconds']:.1f}×",
-                    f"{ours['bytes'] / 2**20:.0f} MiB",
-                    f"{theirs['bytes'] / max(1, ours['bytes']):.1f}×",
-                    f"{ours['kernel'] * 1e3:.2f} ms",
-                    f"{speed / 1e9:.0f} GB/s",
-                    f"{speed / ours['copy']:.0%}",
-                    f"{ours['compulsory'] / ours['kernel'] / ours['copy']:.0%}",
-                ]
-            )
-    columns = ["graph, heads x channels", "fgai", "PyG", "PyG ÷ fgai", "peak memory", "PyG ÷ fgai"]
+            rows.append(row_of(f"{graph} {size}", ours, theirs))
+    columns = ["graph, heads x channels", "fgai"]
+    columns += ["fgai captured"] if args.device.startswith("cuda") else []
+    columns += ["PyG", "PyG ÷ fgai", "peak memory", "PyG ÷ fgai"]
     columns += ["fused forward", "moved", "of copy bandwidth", "compulsory"]
     show(f"{args.score} attention layer, forward + backward, {args.device}", columns, rows)
 

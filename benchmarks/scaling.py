@@ -1,0 +1,156 @@
+"""How the cost of an epoch grows with the graph: vanilla and faithful training on synthetic graphs.
+
+Every node has 16 neighbours on average, drawn with skewed degrees (a few nodes get thousands), and 64 dense
+features; the model is a GAT of two layers, eight heads of eight. The slope of log time over log edges is
+fitted over the larger sizes (`--fit-from`): 1 is linear. Run:
+
+    python benchmarks/scaling.py --device cpu --edges 1e4 1e5 1e6 1e7
+    python benchmarks/scaling.py --device cuda --edges 1e5 1e6 1e7 1e8 --figure docs/images/scaling.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import statistics
+from pathlib import Path
+
+import numpy as np
+import torch
+from common import PeakMemory, show
+
+from fgai.figures import style
+from fgai.graph import Graph
+from fgai.models import GAT
+from fgai.ops import Adjacency, Features, edge_keys
+from fgai.training import FaithfulConfig, TrainConfig, Vanilla, fit
+from fgai.training.faithful import Faithful
+
+WAYS = ("vanilla", "fgai")
+DEGREE, WIDTH, CLASSES = 16, 64, 8
+
+
+def synthetic(edges: int, device: str) -> Graph:
+    """An undirected graph of about `edges` directed edges with self-loops, features, labels and masks."""
+    generator = torch.Generator(device=device).manual_seed(0)
+    nodes = max(64, edges // DEGREE)
+    count = (edges - nodes) // 2
+    # Squares of uniform numbers crowd at the low end: a few nodes get thousands of edges.
+    ends = (torch.rand(2, count, generator=generator, device=device, dtype=torch.float64) ** 2 * nodes).long()
+    loops = torch.arange(nodes, device=device).expand(2, nodes)
+    both = torch.cat([ends, ends.flip(0), loops], 1)
+    del ends
+    keys = torch.unique(edge_keys(both[0], both[1]))
+    del both
+    adjacency = Adjacency.from_sorted(keys & 0xFFFFFFFF, keys >> 32, nodes)
+    x = torch.randn(nodes, WIDTH, generator=generator, device=device)
+    y = torch.arange(nodes, device=device) % CLASSES
+    part = torch.arange(nodes, device=device) % 10
+    graph = Graph(adjacency, Features.dense(x), y, part < 6, part == 6, part > 6, name=f"{edges:.0e} edges")
+    graph.__dict__["has_loops"] = True
+    return graph
+
+
+def measure(way: str, graph: Graph, epochs: int, device: str) -> dict[str, float]:
+    torch.manual_seed(0)
+    model = GAT(WIDTH, CLASSES, channels=8, heads=8).to(device)
+    recipe: object = Vanilla(graph)
+    if way == "fgai":
+        recipe = Faithful(GAT(WIDTH, CLASSES, channels=8, heads=8).to(device).eval(), graph, FaithfulConfig())
+    more = 32 if device.startswith("cuda") and graph.num_edges < 3e7 else 8
+    config = TrainConfig(epochs=epochs + more, validate_every=10_000, weight_decay=0.0)
+    with PeakMemory(device) as memory:
+        history = fit(model, recipe, config, progress=False)
+    times = history.epoch_seconds[more:]
+    pairs = [(a + b) / 2 for a, b in zip(times[::2], times[1::2], strict=False)]
+    return {"edges": graph.num_edges, "seconds": statistics.median(pairs), "bytes": memory.above}
+
+
+def slope(found: list[dict[str, float]], fit_from: float) -> float:
+    """The slope of log seconds over log edges for sizes from `fit_from` on."""
+    used = [f for f in found if f["edges"] >= 0.5 * fit_from]
+    if len(used) < 2:
+        return math.nan
+    logs = np.log([[f["edges"], f["seconds"]] for f in used])
+    return float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0])
+
+
+def draw(results: dict[str, dict[str, list[dict[str, float]]]], path: Path) -> None:
+    """One panel per device: seconds over edges, a line of slope 1 beside."""
+    with style.styled():
+        figure = style.blank(3.4 * len(results) + 0.4, 2.9)
+        panels = figure.subplots(1, len(results), squeeze=False, sharey=True)[0]
+        for axes, (device, ways) in zip(panels, results.items(), strict=True):
+            for index, (way, found) in enumerate(ways.items()):
+                edges, seconds = [f["edges"] for f in found], [f["seconds"] for f in found]
+                axes.plot(
+                    edges,
+                    seconds,
+                    color=style.COLOURS[index],
+                    linestyle=style.LINES[index],
+                    marker=style.MARKERS[index],
+                    label={"vanilla": "vanilla", "fgai": "FGAI"}[way],
+                )
+            last = ways["vanilla"][-1]
+            line = [found["edges"] / last["edges"] * last["seconds"] for found in ways["vanilla"]]
+            axes.plot([f["edges"] for f in ways["vanilla"]], line, color=style.FAINT, lw=0.8, label="linear")
+            axes.set(xscale="log", yscale="log", xlabel="edges", title=device)
+        panels[0].set_ylabel("seconds per epoch")
+        panels[0].legend(loc="upper left")
+        style.footnote(figure, "GAT, two layers, eight heads of eight; 16 neighbours a node, skewed degrees.")
+    style.save(figure, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--edges", nargs="+", type=float, default=[1e4, 1e5, 1e6, 1e7])
+    parser.add_argument(
+        "--fit-from", type=float, help="smallest size in the fit; default: 100th of the largest"
+    )
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="read what is there, add this device's results")
+    parser.add_argument("--figure", type=Path, help="draw all results of --json, or these")
+    parser.add_argument("--name", help="the device in the figure, e.g. 'H200' or 'two cores'")
+    parser.add_argument("--draw-only", action="store_true", help="measure nothing, draw --json")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    results = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
+    if not args.draw_only:
+        found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+        for edges in sorted(args.edges):
+            graph = synthetic(int(edges), args.device)
+            for way in WAYS:
+                found[way].append(measure(way, graph, args.epochs, args.device))
+                gc.collect()
+            del graph
+        results[args.name or args.device] = found
+        if args.json:
+            args.json.write_text(json.dumps(results, indent=1) + "\n")
+        fit_from = args.fit_from or max(args.edges) / 100
+        rows = [
+            [
+                f"{one['edges']:.3g}",
+                f"{one['seconds'] * 1e3:.3f} ms",
+                f"{two['seconds'] * 1e3:.3f} ms",
+                f"{two['seconds'] / one['seconds']:.2f}×",
+                f"{one['bytes'] / 2**20:.0f} MiB",
+                f"{two['bytes'] / 2**20:.0f} MiB",
+            ]
+            for one, two in zip(found["vanilla"], found["fgai"], strict=True)
+        ]
+        columns = ["edges", "vanilla epoch", "fgai epoch", "fgai ÷ vanilla", "vanilla memory", "fgai memory"]
+        show(f"Cost growth, {args.device}", columns, rows)
+        slopes = ", ".join(f"{way} {slope(found[way], fit_from):.2f}" for way in WAYS)
+        print(f"slope of log time over log edges from {fit_from:.0e} edges on: {slopes}")
+    if args.figure:
+        draw(results, args.figure)
+
+
+if __name__ == "__main__":
+    main()
