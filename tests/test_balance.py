@@ -42,24 +42,28 @@ def test_kinds(path: str, key: str, before: float, after: float, kind: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("attacked", "aimed", "clean", "words"),
+    ("attacked", "kept", "aimed", "clean", "words"),
     [
-        (0.8, 0.9, 0.9, "B holds up better under attack than A, and so do its explanations"),
-        (0.8, 0.7, 0.9, "B holds up better under attack than A; its explanations hold as well as before"),
-        (0.8, 0.5, 0.9, "B holds up better under attack than A, but its explanations hold less well"),
-        (0.8, 0.7, 0.8, "hold as well as before, but it predicts worse without"),
-        (0.8, 0.5, 0.8, "hold less well, and it predicts worse without attack"),
-        (0.3, 0.9, 0.9, "Predictions hold alike; the explanations of B hold better"),
-        (0.3, 0.7, 0.9, "B made no clear difference here"),
-        (0.1, 0.9, 0.9, "B did not help here: A holds better under attack"),
-        (None, 0.9, 0.9, "B beside A"),
+        (0.8, 0.7, 0.9, 0.9, "than A, and so do its explanations"),
+        (0.8, 0.9, None, 0.9, "than A, and so do its explanations"),
+        (0.8, 0.9, 0.7, 0.9, "than A, and so do its explanations unless they are the target"),
+        (0.8, 0.7, 0.7, 0.9, "than A; its explanations hold as well as before"),
+        (0.8, 0.9, 0.5, 0.9, "than A, but its explanations hold less well when they are the target"),
+        (0.8, 0.5, 0.9, 0.9, "than A, but its explanations hold less well"),
+        (0.8, None, None, 0.8, "B holds up better under attack than A; without attack it predicts worse"),
+        (0.3, 0.7, 0.9, 0.9, "Predictions hold alike; the explanations of B hold better"),
+        (0.3, 0.5, 0.9, 0.9, "B made no clear difference here"),
+        (0.1, 0.9, 0.9, 0.9, "B did not help here: A holds better under attack"),
+        (None, 0.9, 0.9, 0.9, "B beside A"),
     ],
 )
-def test_verdict(attacked: float | None, aimed: float, clean: float, words: str) -> None:
-    aim = "overlap_touched__explanation__all"
-    base = record("A", f1__attacked=0.3, f1__clean=0.9, **{aim: 0.7})
-    twin = record("B", f1__attacked=attacked, f1__clean=clean, **{aim: aimed})
-    assert words in verdict(changes(base, twin), "A", "B")
+def test_verdict(
+    attacked: float | None, kept: float | None, aimed: float | None, clean: float, words: str
+) -> None:
+    both = [f"overlap_touched__{key}__all" for key in ("prediction", "explanation")]
+    base = record("A", f1__attacked=0.3, f1__clean=0.9, **dict.fromkeys(both, 0.7))
+    twin = record("B", f1__attacked=attacked, f1__clean=clean, **dict(zip(both, (kept, aimed), strict=True)))
+    assert verdict(changes(base, twin), "A", "B").endswith(words)
 
 
 def test_table_and_words() -> None:

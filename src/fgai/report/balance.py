@@ -121,26 +121,33 @@ def kind_of(found: Sequence[Change], key: str) -> str | None:
 
 def verdict(found: Sequence[Change], base: str, twin: str) -> str:
     """In a few words: did it help, with predictions and with explanations?"""
-    attacked, aimed = kind_of(found, "attacked"), kind_of(found, "aimed") or kind_of(found, "kept")
+    attacked, clean = kind_of(found, "attacked"), kind_of(found, "clean")
+    kept, aimed = kind_of(found, "kept"), kind_of(found, "aimed")
     if attacked is None:
         return f"{twin} beside {base}"
     if attacked == WORSE:
         return f"{twin} did not help here: {base} holds better under attack"
     if attacked == SAME:
-        if aimed == BETTER:
+        if BETTER in (kept, aimed) and WORSE not in (kept, aimed):
             return f"Predictions hold alike; the explanations of {twin} hold better"
         return f"{twin} made no clear difference here"
-    tail = {
-        BETTER: ", and so do its explanations",
-        SAME: "; its explanations hold as well as before",
-        WORSE: ", but its explanations hold less well",
-        None: "",
-    }[aimed]
-    if kind_of(found, "clean") == WORSE:
-        tail += (
-            ", and it predicts worse without attack" if aimed == WORSE else ", but it predicts worse without"
-        )
+    tail = _explanations(kept, aimed)
+    if clean == WORSE:
+        tail += "; without attack it predicts worse"
     return f"{twin} holds up better under attack than {base}{tail}"
+
+
+def _explanations(kept: str | None, aimed: str | None) -> str:
+    """How explanations hold when predictions are attacked, and when they are the target themselves."""
+    if WORSE in (kept, aimed):
+        return ", but its explanations hold less well" + (
+            " when they are the target" if kept != WORSE else ""
+        )
+    if aimed == BETTER or (kept == BETTER and aimed is None):
+        return ", and so do its explanations"
+    if kept == BETTER:
+        return ", and so do its explanations unless they are the target"
+    return "; its explanations hold as well as before" if (kept or aimed) else ""
 
 
 def balance_words(found: Sequence[Change]) -> str:

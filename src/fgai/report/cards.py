@@ -22,7 +22,7 @@ class Bar(NamedTuple):
 
 
 class Card(NamedTuple):
-    """One question with an answer per model."""
+    """One question with an answer per model; `key` names the measures whose change is marked."""
 
     key: str
     title: str
@@ -39,7 +39,7 @@ def cards(report: Report) -> str:
     base, twin = pair(report.records, report.reference)
     found = [] if twin is None else changes(base, twin, report.certificates)
     shown = "".join(
-        _html(card, report.names, kind_of(found, card.key))
+        _html(card, report.names, [kind_of(found, key) for key in card.key.split()])
         for card in made
         if any(b.length is not None for b in card.bars)
     )
@@ -63,15 +63,15 @@ def _explanations(report: Report) -> Card:
     k = size_of(report.records[0])
     bars = []
     for record, name in zip(report.records, report.names, strict=True):
-        kept = number(record, "overlap_touched.explanation.all")
-        kept = number(record, "overlap_touched.prediction.all") if kept is None else kept
-        chance = number(record, "overlap_touched.chance.all")
-        bars.append(Bar(name, kept, "–" if kept is None else f"{k * kept:.1f} of {k}", chance))
+        kept, aimed = (number(record, f"overlap_touched.{key}.all") for key in ("prediction", "explanation"))
+        shown = [f"{k * share:.1f}" for share in (kept, aimed) if share is not None]
+        value = f"{' and '.join(shown)} of {k}" if shown else "–"
+        bars.append(Bar(name, kept if aimed is None else aimed, value, kept))
     return Card(
-        "aimed",
+        "kept aimed",
         "Explanations that survive",
-        f"Of the {k} neighbours a node attends to most, how many stay when the attack aims at them"
-        " (nodes in its reach). Tick: what chance alone leaves.",
+        f"Of the {k} neighbours a node attends to most, how many stay: when the attack aims at predictions"
+        " (tick), and when it aims at the explanation itself (bar). Nodes in its reach.",
         bars,
     )
 
@@ -144,7 +144,7 @@ def _proved(report: Report) -> Card:
     return Card("proved", "Explanations that are proved", words, bars)
 
 
-def _html(card: Card, names: list[str], kind: str | None) -> str:
+def _html(card: Card, names: list[str], kinds: list[str | None]) -> str:
     rows = ""
     for bar in card.bars:
         colour = names.index(bar.name) % 7
@@ -158,6 +158,10 @@ def _html(card: Card, names: list[str], kind: str | None) -> str:
             f'<span class="track"><span class="fill m{colour}" style="width:{length:.1f}%"></span>{tick}'
             "</span></div>"
         )
-    mark = "" if kind is None else f'<span class="mark {kind.partition(" ")[0]}">{kind}</span>'
-    head = f"<h3>{esc(card.title)}{mark}</h3>"
+    marks = "".join(
+        f'<span class="mark {kind.partition(" ")[0]}">{kind}</span>'
+        for kind in dict.fromkeys(kinds)
+        if kind is not None
+    )
+    head = f'<h3>{esc(card.title)}<span class="marks">{marks}</span></h3>'
     return f'<article class="card">{head}<p>{esc(card.about)}</p>{rows}</article>'

@@ -125,7 +125,7 @@ function rankList(model, at) {
     lines.append(path);
   });
   const list = el("div", { class: "ranks" },
-    el("span", { class: "head" }, `top ${explorer.k} before`), el("span", {}), el("span", { class: "head" }, `top ${explorer.k} after`),
+    el("span", { class: "head" }, `top ${explorer.k} before`), el("span", {}), el("span", { class: "head" }, `top ${explorer.k} after${after.some((n) => !known(n)) ? ", and new ones" : ""}`),
     el("ol", { "aria-label": "before the attack" }, ...before.map((n) => item(n, model.before[at]))), lines,
     el("ol", { "aria-label": "after the attack" }, ...after.map((n) => item(n, model.after[at]))));
   if (truth) list.append(el("span", { class: "head", style: "grid-column: 1 / -1" }, "★ truly informative"));
