@@ -38,9 +38,10 @@ def channel_norms(rowptr: Tensor, index: Tensor, values: Tensor, norm: str) -> T
     Returns:
         float64 [N, H, C], 0 for a node without edges.
     """
-    out = np.zeros((rowptr.numel() - 1, *values.shape[1:]))
-    _over_rows(_channel_norms, rowptr, _array(index), _array(values.double()), NORMS.index(norm), out)
-    return torch.from_numpy(out)
+    flat = _array(values.double().flatten(1))
+    out = np.zeros((rowptr.numel() - 1, flat.shape[1]))
+    _over_rows(_channel_norms, rowptr, _array(index), flat, NORMS.index(norm), out)
+    return torch.from_numpy(out).view(-1, *values.shape[1:])
 
 
 def class_norms(
@@ -87,7 +88,9 @@ def row_largest(rowptr: Tensor, index: Tensor, values: Tensor) -> Tensor:
 
     0 for a node without edges.
     """
-    return channel_norms(rowptr, index, values[:, None], "l1")[:, 0]
+    out = np.zeros((rowptr.numel() - 1, values.shape[1]))
+    _over_rows(_row_largest, rowptr, _array(index), _array(values.double()), out)
+    return torch.from_numpy(out)
 
 
 def margin_extent(rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor) -> Tensor:
@@ -173,10 +176,19 @@ def _collect(row, centre, norm, into):
 def _channel_norms(start, stop, rowptr, index, values, norm, out):
     for i in range(start, stop):
         for e in range(rowptr[i], rowptr[i + 1]):
-            for h in range(values.shape[1]):
-                _collect(values[index[e], h], 0.0, norm, out[i, h])
+            _collect(values[index[e]], 0.0, norm, out[i])
         if norm == 1:
             out[i] = np.sqrt(out[i])
+
+
+@njit(cache=True, nogil=True)
+def _row_largest(start, stop, rowptr, index, values, out):
+    # Few columns, so a slice per edge would cost more than the comparisons.
+    for i in range(start, stop):
+        for e in range(rowptr[i], rowptr[i + 1]):
+            j = index[e]
+            for h in range(values.shape[1]):
+                out[i, h] = max(out[i, h], values[j, h])
 
 
 @njit(cache=True, nogil=True)
