@@ -47,8 +47,9 @@ def compare(name: str, adjacency: Adjacency, size: tuple[int, int], dtype: torch
 
 
 def compare_projection(device: str, dtype: torch.dtype, width: int) -> None:
-    """The sparse projection and both gradients."""
+    """The sparse projection and both gradients, gathered and dense."""
     from fgai.ops import gpu
+    from fgai.ops.gpu import project
 
     generator = torch.Generator().manual_seed(4)
     dense = torch.randn(19, 11, generator=generator, dtype=torch.float64)
@@ -62,9 +63,14 @@ def compare_projection(device: str, dtype: torch.dtype, width: int) -> None:
         torch.randn(11, width, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_()
     )
     rows = base.with_values(values)
-    ours = results_and_gradients(lambda _: (gpu.project_sparse(rows, weight),), [values, weight])
     theirs = results_and_gradients(lambda _: (reference.project_sparse(rows, weight),), [values, weight])
-    assert_same(ours, theirs, TOLERANCE[dtype])
+    usual = project.DENSE
+    for share in (0.1, 2.0):
+        project.DENSE = share
+        rows.kept.pop("full", None)
+        ours = results_and_gradients(lambda _: (gpu.project_sparse(rows, weight),), [values, weight])
+        assert_same(ours, theirs, TOLERANCE[dtype])
+    project.DENSE = usual
 
 
 def simple(nodes: int, edges: int, loops: bool, hub: int = 0) -> Adjacency:

@@ -17,7 +17,8 @@ from torch.autograd.function import once_differentiable
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
-SHORT, LONG = 64, 2048
+# Edges that one warp looks at together, in short and in long rows; more would cost it the registers.
+SHORT, LONG = 64, 512
 NONE = tl.constexpr(2147483647)
 
 

@@ -4,12 +4,12 @@ from fgai.ops.gpu.attend import attend_additive, attend_dot, attend_dynamic
 from fgai.ops.gpu.functions import (
     aggregate,
     edge_softmax,
-    project_sparse,
     score_additive,
     score_dot,
     score_dynamic,
 )
 from fgai.ops.gpu.nodes import dropout, node_scores
+from fgai.ops.gpu.project import project_sparse
 
 __all__ = [
     "aggregate",

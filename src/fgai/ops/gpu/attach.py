@@ -18,6 +18,17 @@ from fgai.ops.gpu.plan import grown_layouts, place
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 BLOCK = 256
+FEW = 16_384
+"""New edges up to which counting the smaller ones beats sorting."""
+
+
+@triton.jit
+def _halve(keys, low, high, wanted, live):
+    """One step of the bisection of sorted `keys` between `low` and `high` for each of `wanted`."""
+    going = live & (low < high)
+    middle = (low + high) // 2
+    less = tl.load(keys + middle, mask=going, other=0) < wanted
+    return tl.where(going & less, middle + 1, low), tl.where(going & ~less, middle, high)
 
 
 @triton.jit
@@ -26,11 +37,31 @@ def _below(keys, length, wanted, live, STEPS: tl.constexpr):
     low = tl.zeros_like(wanted).to(tl.int32)
     high = low + length
     for _ in range(STEPS):
-        going = live & (low < high)
-        middle = (low + high) // 2
-        less = tl.load(keys + middle, mask=going, other=0) < wanted
-        low, high = tl.where(going & less, middle + 1, low), tl.where(going & ~less, middle, high)
+        low, high = _halve(keys, low, high, wanted, live)
     return low
+
+
+@triton.jit
+def _row(pointer, node, first, old, live):
+    """Where the row of an old node begins and ends; rows of new nodes are empty and at the end."""
+    known = live & (node < first)
+    low = tl.load(pointer + node, mask=known, other=0).to(tl.int32)
+    high = tl.load(pointer + node + 1, mask=known, other=0).to(tl.int32)
+    return tl.where(known, low, old), tl.where(known, high, old)
+
+
+@triton.jit
+def _sort(keys, out, count, B: tl.constexpr, T: tl.constexpr):
+    """Sort different keys: each goes where as many as are smaller leave off."""
+    largest: tl.constexpr = 9223372036854775807
+    k = tl.program_id(0) * B + tl.arange(0, B)
+    mine = tl.load(keys + k, mask=k < count, other=largest)
+    rank = tl.zeros([B], dtype=tl.int32)
+    for start in range(0, count, T):
+        t = start + tl.arange(0, T)
+        other = tl.load(keys + t, mask=t < count, other=largest)
+        rank += tl.sum((other[None, :] < mine[:, None]).to(tl.int32), axis=1)
+    tl.store(out + rank, mine, mask=k < count)
 
 
 @triton.jit
@@ -60,16 +91,20 @@ def _old_edges(
     e = tl.program_id(0) * B + tl.arange(0, B)
     live = e < old
     key = tl.load(keys + e, mask=live, other=0)
-    at = e + _below(fresh, new, key, live, STEPS)
+    back = tl.load(turned + e, mask=live, other=0)
+    edge = tl.load(csc + e, mask=live, other=0).to(tl.int32)
+    low_a, low_b, low_c = e * 0, e * 0, e * 0
+    high_a, high_b, high_c = low_a + new, low_b + new, low_c + new
+    for _ in range(STEPS):  # three searches side by side, so that their loads wait together
+        low_a, high_a = _halve(fresh, low_a, high_a, key, live)
+        low_b, high_b = _halve(fresh, low_b, high_b, back, live)
+        low_c, high_c = _halve(fresh, low_c, high_c, _turned(back), live)
+    at, spot, edge = e + low_a, e + low_b, edge + low_c
     tl.store(ours + e, at.to(tl.int64), mask=live)
     tl.store(source + at, key & 0xFFFFFFFF, mask=live)
     tl.store(source32 + at, (key & 0xFFFFFFFF).to(tl.int32), mask=live)
     tl.store(destination + at, key >> 32, mask=live)
     tl.store(destination32 + at, (key >> 32).to(tl.int32), mask=live)
-    back = tl.load(turned + e, mask=live, other=0)
-    spot = e + _below(fresh, new, back, live, STEPS)
-    edge = tl.load(csc + e, mask=live, other=0).to(tl.int32)
-    edge += _below(fresh, new, _turned(back), live, STEPS)
     tl.store(new_csc + spot, edge.to(tl.int64), mask=live)
     tl.store(csc32 + spot, edge, mask=live)
     tl.store(target32 + spot, (back & 0xFFFFFFFF).to(tl.int32), mask=live)
@@ -77,20 +112,25 @@ def _old_edges(
 
 @triton.jit
 def _new_edges(
-    keys, turned, fresh, source, destination, new_csc, source32, destination32, csc32, target32,
-    old, new, STEPS: tl.constexpr, LONG: tl.constexpr, B: tl.constexpr,
+    keys, turned, rowptr, colptr, fresh, source, destination, new_csc, source32, destination32, csc32,
+    target32, first, old, new, STEPS: tl.constexpr, LONG: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     e = tl.program_id(0) * B + tl.arange(0, B)
     live = e < new
     key = tl.load(fresh + e, mask=live, other=0)
-    at = e + _below(keys, old, key, live, LONG)
+    back = _turned(key)
+    low_a, high_a = _row(rowptr, key >> 32, first, old, live)
+    low_b, high_b = _row(colptr, key >> 32, first, old, live)
+    low_c, high_c = _row(rowptr, back >> 32, first, old, live)
+    for _ in range(LONG):
+        low_a, high_a = _halve(keys, low_a, high_a, key, live)
+        low_b, high_b = _halve(turned, low_b, high_b, key, live)
+        low_c, high_c = _halve(keys, low_c, high_c, back, live)
+    at, spot, edge = e + low_a, e + low_b, low_c + _below(fresh, new, back, live, STEPS)
     tl.store(source + at, key & 0xFFFFFFFF, mask=live)
     tl.store(source32 + at, (key & 0xFFFFFFFF).to(tl.int32), mask=live)
     tl.store(destination + at, key >> 32, mask=live)
     tl.store(destination32 + at, (key >> 32).to(tl.int32), mask=live)
-    spot = e + _below(turned, old, key, live, LONG)
-    back = _turned(key)
-    edge = _below(fresh, new, back, live, STEPS) + _below(keys, old, back, live, LONG)
     tl.store(new_csc + spot, edge.to(tl.int64), mask=live)
     tl.store(csc32 + spot, edge, mask=live)
     tl.store(target32 + spot, (key & 0xFFFFFFFF).to(tl.int32), mask=live)
@@ -123,9 +163,12 @@ def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacenc
     (nodes, width), first = targets.shape, adjacency.num_nodes
     old, new = adjacency.num_edges, nodes * (2 * width + int(loops))
     keys, turned, count = adjacency.keys, adjacency.turned_keys, first + nodes + 1
-    fresh = targets.new_empty(new)
-    _new_keys[_grid(new)](targets.contiguous(), fresh, nodes, width, first, loops, new, B=BLOCK)
-    fresh = torch.sort(fresh).values
+    made, fresh = targets.new_empty(new), targets.new_empty(new)
+    _new_keys[_grid(new)](targets.contiguous(), made, nodes, width, first, loops, new, B=BLOCK)
+    if new <= FEW:
+        _sort[(max(1, -(-new // 64)),)](made, fresh, new, B=64, T=64)
+    else:
+        fresh = torch.sort(made).values
     source, destination, csc = (keys.new_empty(old + new) for _ in range(3))
     source32, destination32, csc32, target32 = (
         keys.new_empty(old + new, dtype=torch.int32) for _ in range(4)
@@ -134,17 +177,20 @@ def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacenc
     rowptr32, colptr32 = (keys.new_empty(count, dtype=torch.int32) for _ in range(2))
     ours = keys.new_empty(old)
     out = source, destination, csc, source32, destination32, csc32, target32
-    short, long = new.bit_length(), old.bit_length()
+    incoming, outgoing, longest = grown_layouts(adjacency, nodes, width + int(loops))
+    short, long = new.bit_length(), longest.bit_length()
     _old_edges[_grid(old)](
         keys, turned, adjacency.csc, fresh, *out, ours, old, new, STEPS=short, B=BLOCK
     )  # fmt: skip
-    _new_edges[_grid(new)](keys, turned, fresh, *out, old, new, STEPS=short, LONG=long, B=BLOCK)
+    _new_edges[(max(1, -(-new // 64)),)](
+        keys, turned, adjacency.rowptr, adjacency.colptr, fresh, *out, first, old, new,
+        STEPS=short, LONG=long, B=64, num_warps=2,
+    )  # fmt: skip
     _pointers[_grid(count)](
         fresh, adjacency.rowptr, adjacency.colptr, rowptr, colptr, rowptr32, colptr32,
         first, count, new, STEPS=short, B=BLOCK,
     )  # fmt: skip
     grown = Adjacency(first + nodes, source, destination, rowptr, colptr, csc)
-    incoming, outgoing = grown_layouts(adjacency, nodes, width + int(loops))
     grown.__dict__["index32"] = Index32(rowptr32, source32, colptr32, csc32, destination32)
     grown.__dict__["_gpu_incoming"] = place(incoming, rowptr32, source32, source32)
     grown.__dict__["_gpu_outgoing"] = place(outgoing, colptr32, csc32, target32)

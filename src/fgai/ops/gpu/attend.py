@@ -109,9 +109,11 @@ class _Attend(Function):
         value_parts = values.new_empty(work.slots, *values.shape[1:])
         far_parts = far.new_empty(work.slots, *far.shape[1:])
         if len(values):
+            shape = {k: v for k, v in sizes.items() if k != "BE"}
             attend_backward.middles[(len(values),)](
-                ctx.adjacency.index32.rowptr, out, d_out, attention, d_attention, delta, **sizes, GIVEN=given
-            )
+                ctx.adjacency.index32.rowptr, out, d_out, attention, d_attention, delta,
+                **shape, BW=max(16, 1024 // sizes["BH"]), GIVEN=given,
+            )  # fmt: skip
             attend_backward.sources[(len(work.row),)](
                 *work.pieces, work.edge, work.node, near, far, weight, values, d_out, lse, delta, d_attention,
                 d_values, d_far, value_parts, far_parts, d_scores, seed,

@@ -21,16 +21,16 @@ from fgai.ops.gpu.attend_parts import factor, inside, leaky, narrow, one, wide, 
 @triton.jit
 def middles(
     pointer, out, d_out, attention, d_attention, result, H: tl.constexpr, C: tl.constexpr,
-    BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr, GIVEN: tl.constexpr,
+    BH: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
-    """δ_i; its second term only when GIVEN."""
+    """δ_i; its second term only when GIVEN, over BW edges at a time."""
     i = tl.program_id(0).to(tl.int64)
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     delta = tl.sum(one(out, i, h, c, H, C) * one(d_out, i, h, c, H, C), axis=1)
     if GIVEN:
         low, high = tl.load(pointer + i), tl.load(pointer + i + 1)
-        for start in range(low, high, BE):
-            e = (start + tl.arange(0, BE)).to(tl.int64)
+        for start in range(low, high, BW):
+            e = (start + tl.arange(0, BW)).to(tl.int64)
             live = e < high
             delta += tl.sum(narrow(attention, e, h, live, H) * narrow(d_attention, e, h, live, H), axis=0)
     tl.store(result + i * H + h, delta, mask=h < H)

@@ -10,7 +10,6 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fgai.ops.adjacency import Adjacency
-from fgai.ops.features import SparseRows
 from fgai.ops.gpu import kernels
 
 # mypy: disable-error-code="no-untyped-call"
@@ -205,42 +204,6 @@ class _Dot(Function):
         return d_query, d_key, None
 
 
-class _ProjectSparse(Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, weight: Tensor, rows: SparseRows) -> Tensor:
-        ctx.save_for_backward(values, weight)
-        ctx.rows = rows
-        ptr, column = rows.rows32
-        return _sparse(ptr, column, column, values, weight, rows.num_rows, through=False)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        values, weight = ctx.saved_tensors
-        rows, gradient = ctx.rows, gradients[0].contiguous()
-        d_values = d_weight = None
-        if ctx.needs_input_grad[0]:
-            d_values = (gradient[rows.rows] * weight[rows.indices]).sum(1)
-        if ctx.needs_input_grad[1]:
-            ptr, owner, entry = rows.columns
-            d_weight = _sparse(ptr, owner, entry, values, gradient, rows.num_columns, through=True)
-        return d_values, d_weight, None
-
-
-def _sparse(
-    ptr: Tensor, column: Tensor, entry: Tensor, values: Tensor, dense: Tensor, count: int, *, through: bool
-) -> Tensor:
-    dense = dense.contiguous()
-    width = dense.shape[1]
-    out = dense.new_empty(count, width)
-    block = min(64, _power(width))
-    grid = (count, -(-width // block))
-    kernels.sparse_rows[grid](
-        ptr, column, entry, values, dense, out, D=width, BD=block, BE=max(8, 1024 // block), THROUGH=through
-    )
-    return out
-
-
 def edge_softmax(scores: Tensor, adjacency: Adjacency) -> Tensor:
     """See `fgai.ops.reference.edge_softmax`."""
     return _EdgeSoftmax.apply(scores, adjacency)  # type: ignore[no-any-return]
@@ -264,8 +227,3 @@ def score_dynamic(left: Tensor, right: Tensor, weight: Tensor, adjacency: Adjace
 def score_dot(query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
     """See `fgai.ops.reference.score_dot`."""
     return _Dot.apply(query, key, adjacency)  # type: ignore[no-any-return]
-
-
-def project_sparse(rows: SparseRows, weight: Tensor) -> Tensor:
-    """See `fgai.ops.reference.project_sparse`."""
-    return _ProjectSparse.apply(rows.values, weight, rows)  # type: ignore[no-any-return]

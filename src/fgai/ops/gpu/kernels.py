@@ -231,26 +231,3 @@ def dynamic_backward(
     tl.store(out + i * (H * C) + inner, total, mask=fits)
     if WEIGHT:
         tl.store(weight_part + i * (H * C) + inner, part, mask=fits)
-
-
-@triton.jit
-def sparse_rows(
-    ptr, column, entry, values, dense, out, D: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    THROUGH: tl.constexpr,
-):  # fmt: skip
-    """out[n] = Σ_z values[z] · dense[column(z)] over the entries of row n; block of BD columns of dense."""
-    n = tl.program_id(0).to(tl.int64)
-    d = tl.program_id(1) * BD + tl.arange(0, BD)
-    first, last = tl.load(ptr + n), tl.load(ptr + n + 1)
-    total = tl.zeros([BD], dtype=dense.dtype.element_ty)
-    for start in range(first, last, BE):
-        k = start + tl.arange(0, BE)
-        live = k < last
-        z = tl.load(entry + k, mask=live, other=0) if THROUGH else k
-        f = tl.load(column + k, mask=live, other=0).to(tl.int64)
-        v = tl.load(values + z, mask=live, other=0.0)
-        where = f[:, None] * D + d[None, :]
-        total += tl.sum(
-            v[:, None] * tl.load(dense + where, mask=live[:, None] & (d[None, :] < D), other=0.0), axis=0
-        )
-    tl.store(out + n * D + d, total, mask=d < D)

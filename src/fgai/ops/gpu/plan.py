@@ -132,16 +132,18 @@ def outgoing(adjacency: Adjacency) -> Work:
     return made
 
 
-def grown_layouts(adjacency: Adjacency, nodes: int, width: int) -> tuple[Layout, Layout]:
-    """Return both views' layouts with room for `nodes` new nodes of `width` edges each, made once.
+def grown_layouts(adjacency: Adjacency, nodes: int, width: int) -> tuple[Layout, Layout, int]:
+    """Return both views' layouts with room for `nodes` new nodes of `width` edges each, and the longest row.
 
-    An old node may become the neighbour of every new one, so each row has room for that many edges more.
+    An old node may become the neighbour of every new one, so each row has room for that many edges more. Made
+    once.
     """
     kept = adjacency.__dict__.setdefault("_gpu_grown", {})
     if (nodes, width) not in kept:
         index = adjacency.index32
         fresh = index.rowptr.new_full((nodes,), width)
-        degrees = (torch.cat([pointer.diff() + nodes, fresh]) for pointer in (index.rowptr, index.colptr))
-        kept[nodes, width] = tuple(lay_out(degree) for degree in degrees)
-    found: tuple[Layout, Layout] = kept[nodes, width]
+        degrees = [pointer.diff() for pointer in (index.rowptr, index.colptr)]
+        layouts = [lay_out(torch.cat([degree + nodes, fresh])) for degree in degrees]
+        kept[nodes, width] = (*layouts, int(torch.cat(degrees).max()))
+    found: tuple[Layout, Layout, int] = kept[nodes, width]
     return found
