@@ -1,0 +1,145 @@
+"""The product of sparse features and a matrix on the GPU: row by row, or dense where that is less work.
+
+Features that are a third full (bags of common words) are spread out into a matrix and left to the GPU's own
+product; the gathers of the sparse way would take longer from about a tenth on. Rows and columns with many
+entries are divided as in `fgai.ops.gpu.plan`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from fgai.ops.features import SparseRows
+from fgai.ops.gpu.attend_parts import add_pieces
+from fgai.ops.gpu.plan import Work, lay_out, place
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+# Share of entries that are not 0 from which the dense product is taken, and the largest matrix to spread out.
+DENSE, LARGEST = 0.08, 2**30
+
+
+@triton.jit
+def _gather(
+    row, first, last, slot, column, entry, values, dense, out, parts, D: tl.constexpr, BD: tl.constexpr,
+    BE: tl.constexpr, THROUGH: tl.constexpr,
+):  # fmt: skip
+    """out[n] = Σ_z values[z] · dense[column(z)] over a piece of row n, for a block of BD columns of dense."""
+    p = tl.program_id(0)
+    n, low, high = tl.load(row + p).to(tl.int64), tl.load(first + p), tl.load(last + p)
+    where = tl.load(slot + p).to(tl.int64)
+    d = tl.program_id(1) * BD + tl.arange(0, BD)
+    total = tl.zeros([BE, BD], dtype=dense.dtype.element_ty)
+    for start in range(low, high, BE):
+        k = start + tl.arange(0, BE)
+        live = k < high
+        z = tl.load(entry + k, mask=live, other=0) if THROUGH else k
+        f = tl.load(column + k, mask=live, other=0).to(tl.int64)
+        v = tl.load(values + z, mask=live, other=0.0)
+        good = live[:, None] & (d[None, :] < D)
+        total += v[:, None] * tl.load(dense + f[:, None] * D + d[None, :], mask=good, other=0.0)
+    result = tl.sum(total, axis=0)
+    if where < 0:
+        tl.store(out + n * D + d, result, mask=d < D)
+    else:
+        tl.store(parts + where * D + d, result, mask=d < D)
+
+
+@triton.jit
+def _spread(pointer, column, values, out, F, BE: tl.constexpr):
+    """Write the entries of one row to their places in a dense matrix."""
+    n = tl.program_id(0).to(tl.int64)
+    low, high = tl.load(pointer + n), tl.load(pointer + n + 1)
+    for start in range(low, high, BE):
+        k = start + tl.arange(0, BE)
+        at = n * F + tl.load(column + k, mask=k < high, other=0)
+        tl.store(out + at, tl.load(values + k, mask=k < high, other=0.0), mask=k < high)
+
+
+def _works(rows: SparseRows) -> tuple[Work, Work]:
+    """The pieces of the rows and of the columns, made once for a pattern."""
+    if "gpu" not in rows.kept:
+        (rowptr, column), (colptr, owner, entry) = rows.rows32, rows.columns
+        by_row = place(lay_out(rowptr.diff()), rowptr, column, column)
+        rows.kept["gpu"] = by_row, place(lay_out(colptr.diff()), colptr, entry, owner)
+    made: tuple[Work, Work] = rows.kept["gpu"]  # type: ignore[assignment]
+    return made
+
+
+def _is_full(rows: SparseRows) -> bool:
+    """Whether the dense product is less work; never where an entry is there twice."""
+    if "full" not in rows.kept:
+        size = rows.num_rows * rows.num_columns
+        full = 0 < DENSE * size < rows.indices.numel() and size <= LARGEST // 4
+        if full:
+            keys = torch.sort(rows.rows * rows.num_columns + rows.indices).values
+            full = not bool((keys[1:] == keys[:-1]).any())
+        rows.kept["full"] = full
+    return bool(rows.kept["full"])
+
+
+def _dense(rows: SparseRows) -> Tensor:
+    """The features as a matrix; made once for features that stay, every time for those after dropout."""
+    if "_dense" not in rows.__dict__:
+        out = rows.values.new_zeros(rows.num_rows, rows.num_columns)
+        pointer, column = rows.rows32
+        _spread[(rows.num_rows,)](pointer, column, rows.values, out, rows.num_columns, BE=128, num_warps=4)
+        rows.__dict__["_dense"] = out
+    made = rows.__dict__["_dense"]
+    assert isinstance(made, Tensor)
+    return made
+
+
+def _sum(work: Work, values: Tensor, dense: Tensor, count: int, *, through: bool) -> Tensor:
+    dense, values = dense.contiguous(), values.contiguous()
+    width = dense.shape[1]
+    out, parts = dense.new_empty(count, width), dense.new_empty(work.slots, width)
+    block = min(64, triton.next_power_of_2(width))
+    blocks = -(-width // block)
+    if len(work.row):
+        _gather[(len(work.row), blocks)](
+            *work.pieces, work.node, work.edge, values, dense, out, parts,
+            D=width, BD=block, BE=max(8, 1024 // block), THROUGH=through, num_warps=2,
+        )  # fmt: skip
+    if work.slots:
+        add_pieces[(len(work.split_row), blocks)](
+            work.split_row, work.split_slot, parts, out, width, BD=block, num_warps=1
+        )
+    return out
+
+
+class _ProjectSparse(Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, weight: Tensor, rows: SparseRows) -> Tensor:
+        ctx.save_for_backward(values, weight)
+        ctx.rows, ctx.dense = rows, None
+        if _is_full(rows):
+            dense = ctx.dense = _dense(rows)
+            return dense @ weight
+        return _sum(_works(rows)[0], values, weight, rows.num_rows, through=False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        values, weight = ctx.saved_tensors
+        rows, gradient = ctx.rows, gradients[0]
+        d_values = d_weight = None
+        if ctx.needs_input_grad[0]:
+            d_values = (gradient[rows.rows] * weight[rows.indices]).sum(1)
+        if ctx.needs_input_grad[1] and ctx.dense is not None:
+            d_weight = ctx.dense.t() @ gradient
+        elif ctx.needs_input_grad[1]:
+            d_weight = _sum(_works(rows)[1], values, gradient, rows.num_columns, through=True)
+        return d_values, d_weight, None
+
+
+def project_sparse(rows: SparseRows, weight: Tensor) -> Tensor:
+    """See `fgai.ops.reference.project_sparse`."""
+    return _ProjectSparse.apply(rows.values, weight, rows)  # type: ignore[no-any-return]
