@@ -6,7 +6,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, final
 
@@ -14,111 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attacks.budget import Budget, Perturbation, check
+from fgai.attacks.judge import Judge, Ledger
 from fgai.attacks.local import Recompute
 from fgai.attacks.objectives import Clean, Objective, objective_named
-from fgai.attacks.partial import NODE_MEANS, PartialObjective
-from fgai.attacks.weights import weighted_forward
-from fgai.attention import AttentionMap, call_model, evaluating, logits_and_attention
+from fgai.attacks.partial import PartialObjective
+from fgai.attention import evaluating, logits_and_attention
 from fgai.errors import BudgetError, InputError, ReliabilityWarning
 from fgai.graph import EdgeMap, Graph
 from fgai.models import as_graph
 from fgai.tasks import task_of
 
-
-@dataclass
-class Ledger:
-    """What an attack spent.
-
-    Attributes:
-        steps: gradient steps over all restarts.
-        forwards: forward passes, the judging ones included.
-        seconds: wall-clock time.
-        gradient: largest entry of any gradient seen, in size; 0 where none was taken.
-        curve: objective at each candidate that was judged, in order.
-        feasible: share of those that kept what the objective demands; None where it demands nothing.
-        partial: forward passes that computed only the rows in reach of the change.
-        share: mean over the forward passes of the work done, as a share of a full pass.
-    """
-
-    steps: int = 0
-    forwards: int = 0
-    seconds: float = 0.0
-    gradient: float = 0.0
-    curve: list[float] = field(default_factory=list)
-    feasible: float | None = None
-    partial: int = 0
-    share: float = 1.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for records."""
-        return asdict(self)
-
-
-class Judge:
-    """Scores perturbed graphs through the attacked model; every forward pass is noted in the ledger.
-
-    Args:
-        model: attacked, in eval mode.
-        objective: what the attacker maximises.
-        clean: what the model said before the attack.
-        ledger: where forward passes are counted.
-        partial: computes the objective from the rows a change reaches, where that pays; None never does.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        objective: Objective,
-        clean: Clean,
-        ledger: Ledger,
-        partial: PartialObjective | None = None,
-    ) -> None:
-        self.clean = clean
-        self._model, self._objective, self._ledger, self._partial = model, objective, ledger, partial
-        self._work = 0.0
-        self._trace: list[Tensor] = []  # read once at the end: reading every value would stall the device
-
-    def __call__(self, attacked: Graph) -> Tensor:
-        """Return the objective on a perturbed graph, with gradients to its features."""
-        return self.guided(attacked)[0]
-
-    def guided(self, attacked: Graph, guide: Objective | None = None) -> tuple[Tensor, Tensor]:
-        """Return the objective, and a smoother function to climb in its place (itself without `guide`)."""
-        value = self._from_reach(attacked) if guide is None else None
-        if value is None:
-            seen = self._forward(attacked, read=guide is not None or self._objective not in NODE_MEANS)
-            value = self._objective(*seen, self.clean)
-        self._trace.append(value.detach())
-        return value, value if guide is None else guide(*seen, self.clean)
-
-    def relaxed(self, attacked: Graph) -> Tensor:
-        """Return the objective on a graph with weights on its edges: no candidate, so not in the curve."""
-        self._count(1.0)
-        return self._objective(*weighted_forward(self._model, attacked), self.clean)
-
-    def curve(self) -> list[float]:
-        """Return every value judged so far, in order."""
-        return torch.stack(self._trace).tolist() if self._trace else []
-
-    def _from_reach(self, attacked: Graph) -> Tensor | None:
-        found = None if self._partial is None else self._partial(attacked)
-        if found is None:
-            return None
-        value, share = found
-        self._count(share)
-        self._ledger.partial += 1
-        return value
-
-    def _forward(self, attacked: Graph, *, read: bool = True) -> tuple[Tensor, AttentionMap]:
-        self._count(1.0)
-        if not read:
-            return call_model(self._model, attacked), AttentionMap(())
-        return logits_and_attention(self._model, attacked)
-
-    def _count(self, share: float) -> None:
-        self._ledger.forwards += 1
-        self._work += share
-        self._ledger.share = self._work / self._ledger.forwards
+__all__ = ["Attack", "AttackResult", "Judge", "Ledger"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +55,7 @@ class Attack(ABC):
 
     Args:
         budget: what it may spend.
-        objective: a name (`prediction`, `margin`, `explanation`) or a callable.
+        objective: a name (`prediction`, `margin`, `explanation`, `preserving`) or a callable.
         k: size of the explanation, for the explanation objective.
 
     Attributes:
@@ -211,14 +117,14 @@ class Attack(ABC):
                     f"the model's output on {graph.name!r} is not finite; there is nothing to attack"
                 )
             shortcut = None if again is None else PartialObjective(again, self.objective, clean)
-            judge = Judge(model, self.objective, clean, ledger, shortcut)
+            judge = Judge(model, graph, self.objective, clean, ledger, shortcut)
             for restart in range(self.budget.restarts):
                 generator = torch.Generator().manual_seed(seed * 7_919 + restart)
                 for index, change in enumerate(self.candidates(graph, nodes, generator, judge, ledger)):
                     frozen = change.detach()
                     check(frozen, self.budget, graph)
                     with torch.no_grad():
-                        value = float(judge(frozen.apply(graph)[0]))
+                        value = float(judge.change(frozen))
                     noise = max(noise, value) if index == 0 else noise
                     if value > best_value:
                         best, best_value = frozen, value

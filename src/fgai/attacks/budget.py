@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fgai.errors import BudgetError
 from fgai.graph import EdgeMap, Graph, match_edges
-from fgai.ops import edge_keys
+from fgai.ops import Features, edge_keys
 from fgai.tasks import task_of
 
 SLACK = 1e-6
@@ -147,10 +147,33 @@ class Perturbation:
             )
         return graph, edge_map
 
+    def same_edges(self, other: Perturbation) -> bool:
+        """Whether both change the same edges and rows, so that only features differ."""
+        return all(
+            _same(getattr(self, name), getattr(other, name))
+            for name in ("endpoints", "edges", "removed", "rows")
+        )
+
+    def features_on(self, graph: Graph) -> Features | None:
+        """Return the features of the perturbed graph, without its edges; gradients flow to those changed."""
+        found = graph.features
+        if found is not None and self.rows is not None and self.delta is not None:
+            found = found.perturb(self.rows, self.delta)
+        if found is not None and self.endpoints is not None and self.endpoints.numel():
+            rows = self.features
+            if rows is None:
+                rows = torch.zeros(len(self.endpoints), found.num_columns, dtype=found.dtype)
+            found = found.append(rows.to(found.device))
+        return found
+
     def detach(self) -> Perturbation:
         """Return a copy that carries no gradient history."""
         parts = (self.endpoints, self.features, self.edges, self.rows, self.delta, self.removed)
         return Perturbation(*(None if p is None else p.detach().clone() for p in parts))
+
+
+def _same(one: Tensor | None, two: Tensor | None) -> bool:
+    return one is two or (one is not None and two is not None and torch.equal(one, two))
 
 
 def both_ways(graph: Graph, pairs: Tensor) -> Tensor:

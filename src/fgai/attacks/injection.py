@@ -97,8 +97,8 @@ class PGDInjection(Attack):
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
     ) -> Iterator[Perturbation]:
         """Yield random noise, then the best point of the climb."""
-        budget, original = self.budget, graph.features
-        if original is None:
+        budget = self.budget
+        if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to attack")
         low, high = budget.feature_box(graph)
         endpoints = draw_endpoints(nodes, budget.nodes, budget.edges, generator, graph.batch)
@@ -106,10 +106,9 @@ class PGDInjection(Attack):
         yield Perturbation(endpoints=endpoints, features=noise)
         plan = self.plan((low, high))
         features = torch.full_like(noise, (low + high) / 2) if ledger.steps < plan.steps else noise
-        template, _ = Perturbation(endpoints=endpoints).apply(graph)
 
         def objective(moving: Tensor) -> Tensor:
-            return judge(template.replace(features=original.append(moving)))
+            return judge.change(Perturbation(endpoints=endpoints, features=moving))
 
         yield Perturbation(
             endpoints=endpoints, features=climb(objective, features, plan, (low, high), ledger)

@@ -215,23 +215,20 @@ class Recompute:
             change: e.g. one new node, or another feature vector of one node.
             wanted: [T] the nodes of interest; all by default.
         """
+        plan = self.plan(Edit.of(change, self.graph), wanted, limit=float("inf"))
+        features = change.features_on(self.graph)
+        assert plan is not None and features is not None
+        return self.forward(plan, features, self.encodings(plan, change))
+
+    def encodings(self, plan: Plan, change: Perturbation) -> Tensor | None:
+        """Return the positional encodings of the rows a change begins at, new nodes included."""
         graph = self.graph
-        assert graph.features is not None
-        plan = self.plan(Edit.of(change, graph), wanted, limit=float("inf"))
-        assert plan is not None
-        features, positional = graph.features, graph.positional
-        if change.rows is not None and change.delta is not None:
-            features = features.perturb(change.rows, change.delta)
-        if positional is not None:
-            positional = positional[plan.edit.rows]
+        if graph.positional is None or graph.positional_values is None:
+            return None
+        found = graph.positional[plan.edit.rows]
         if plan.edit.new and change.endpoints is not None:
-            rows = change.features
-            if rows is None:
-                rows = torch.zeros(plan.edit.new, graph.num_features, dtype=features.dtype)
-            features = features.append(rows.to(graph.device))
-            if positional is not None and graph.positional_values is not None:
-                degree = graph.adjacency.degree - int(graph.has_loops)
-                known = (torch.as_tensor(graph.positional), graph.positional_values, degree)
-                new = extend_encoding(*known, change.endpoints.to(graph.device))[0]
-                positional = torch.cat([positional, new])
-        return self.forward(plan, features, positional)
+            degree = graph.adjacency.degree - int(graph.has_loops)
+            ends = change.endpoints.to(graph.device)
+            new = extend_encoding(graph.positional, graph.positional_values, degree, ends)[0]
+            found = torch.cat([found, new])
+        return found

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fgai.attacks.budget import Perturbation
 from fgai.attacks.edit import Edit
 from fgai.attacks.local import Plan, Recompute
 from fgai.attacks.objectives import Clean, Objective, margin, prediction
 from fgai.attention import AttentionMap
 from fgai.graph import Graph
+from fgai.ops import Features
 
 STRIKES = 3
 """Plans dropped after a single use, after which an attack is judged by full passes only."""
@@ -33,26 +35,61 @@ class PartialObjective:
     def __init__(self, again: Recompute, objective: Objective, clean: Clean) -> None:
         self._again, self._objective, self._clean = again, objective, clean
         self._graph: Graph | None = None
+        self._change: Perturbation | None = None
         self._plan: Plan | None = None
+        self._encodings: Tensor | None = None
         self._constant: Tensor = clean.logits.new_zeros(())
         self._uses, self._strikes = STRIKES, 0
 
-    def __call__(self, attacked: Graph) -> tuple[Tensor, float] | None:
-        """Return the objective and the share of a full pass it took, or None where a full pass is needed."""
-        if self._objective not in NODE_MEANS or self._strikes >= STRIKES or not self._comparable(attacked):
+    def after(self, change: Perturbation) -> tuple[Tensor, float] | None:
+        """Return the objective after a change and the share of a full pass it took; None: take a full pass.
+
+        The perturbed graph is never put together.
+        """
+        if not self._willing():
+            return None
+        if self._change is None or not change.same_edges(self._change):
+            self._start(Edit.of(change, self._again.graph))
+            self._change, self._graph = change.detach(), None
+            self._encodings = None if self._plan is None else self._again.encodings(self._plan, change)
+        self._uses += 1
+        return self._value(change.features_on(self._again.graph))
+
+    def on(self, attacked: Graph) -> tuple[Tensor, float] | None:
+        """Return the same on a perturbed graph."""
+        if not self._willing() or not self._comparable(attacked):
             return None
         if not self._known(attacked):
-            self._strikes = self._strikes + 1 if self._uses < 2 else 0
-            self._uses = 0
-            self._prepare(attacked)
+            self._start(Edit.between(self._again.graph, attacked))
+            self._change, self._graph = None, attacked
+            if self._plan is not None and attacked.positional is not None:
+                self._encodings = attacked.positional[self._plan.start]
         self._uses += 1
-        plan = self._plan
-        if plan is None or attacked.features is None:
+        return self._value(attacked.features)
+
+    def _willing(self) -> bool:
+        return self._objective in NODE_MEANS and self._strikes < STRIKES
+
+    def _start(self, edit: Edit) -> None:
+        """Plan for other edges than before."""
+        self._strikes = self._strikes + 1 if self._uses < 2 else 0
+        self._uses, self._encodings = 0, None
+        clean, graph = self._clean, self._again.graph
+        self._plan = self._again.plan(edit, clean.nodes)
+        if self._plan is None:
+            return
+        rest = torch.zeros(graph.num_nodes + edit.new, dtype=torch.bool, device=graph.device)
+        rest[clean.nodes] = True
+        rest[self._plan.nodes] = False
+        rows = rest.nonzero().flatten()
+        self._constant = self._sum(clean.logits[rows], rows).detach()
+
+    def _value(self, features: Features | None) -> tuple[Tensor, float] | None:
+        if self._plan is None or features is None:
             return None
-        positional = None if attacked.positional is None else attacked.positional[plan.start]
-        touched = self._again.forward(plan, attacked.features, positional)
+        touched = self._again.forward(self._plan, features, self._encodings)
         total = self._constant + self._sum(touched.logits, touched.nodes)
-        return total / self._clean.nodes.numel(), plan.share
+        return total / self._clean.nodes.numel(), self._plan.share
 
     def _sum(self, logits: Tensor, nodes: Tensor) -> Tensor:
         """Return the sum of the objective over some attacked nodes [T] with these logits [T, C]."""
@@ -65,14 +102,16 @@ class PartialObjective:
 
     def _comparable(self, attacked: Graph) -> bool:
         """Whether `attacked` is the clean graph but for edges, new nodes and some features."""
-        ours, theirs = self._again.graph.features, attacked.features
-        return (
-            ours is not None
-            and theirs is not None
-            and ours.base is theirs.base
-            and attacked.edge_weight is None
-            and attacked.num_nodes >= self._again.graph.num_nodes
-        )
+        graph = self._again.graph
+        ours, theirs = graph.features, attacked.features
+        if ours is None or theirs is None or ours.base is not theirs.base:
+            return False
+        if attacked.edge_weight is not None or attacked.num_nodes < graph.num_nodes:
+            return False
+        old, new = graph.positional, attacked.positional
+        if old is new:
+            return True
+        return old is not None and new is not None and torch.equal(new[: graph.num_nodes], old)
 
     def _known(self, attacked: Graph) -> bool:
         """Whether the last plan is for these edges and these changed rows."""
@@ -86,19 +125,3 @@ class PartialObjective:
             return True
         sizes = (attacked.num_nodes, attacked.num_edges) == (last.num_nodes, last.num_edges)
         return sizes and torch.equal(attacked.keys, last.keys)
-
-    def _prepare(self, attacked: Graph) -> None:
-        clean, graph = self._clean, self._again.graph
-        self._graph, self._plan = attacked, None
-        if graph.positional is not None:
-            moved = attacked.positional
-            if moved is None or not torch.equal(moved[: graph.num_nodes], graph.positional):
-                return
-        self._plan = self._again.plan(Edit.between(graph, attacked), clean.nodes)
-        if self._plan is None:
-            return
-        rest = torch.zeros(attacked.num_nodes, dtype=torch.bool, device=graph.device)
-        rest[clean.nodes] = True
-        rest[self._plan.nodes] = False
-        rows = rest.nonzero().flatten()
-        self._constant = self._sum(clean.logits[rows], rows).detach()

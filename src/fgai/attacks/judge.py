@@ -1,0 +1,134 @@
+"""`Judge`: the objective of an attack on perturbed graphs, and the ledger of what that cost."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fgai.attacks.budget import Perturbation
+from fgai.attacks.objectives import Clean, Objective
+from fgai.attacks.partial import NODE_MEANS, PartialObjective
+from fgai.attacks.weights import weighted_forward
+from fgai.attention import AttentionMap, call_model, observe
+from fgai.graph import Graph
+
+
+@dataclass
+class Ledger:
+    """What an attack spent.
+
+    Attributes:
+        steps: gradient steps over all restarts.
+        forwards: forward passes, the judging ones included.
+        seconds: wall-clock time.
+        gradient: largest entry of any gradient seen, in size; 0 where none was taken.
+        curve: objective at each candidate that was judged, in order.
+        feasible: share of those that kept what the objective demands; None where it demands nothing.
+        partial: forward passes that computed only the rows in reach of the change.
+        share: mean over the forward passes of the work done, as a share of a full pass.
+    """
+
+    steps: int = 0
+    forwards: int = 0
+    seconds: float = 0.0
+    gradient: float = 0.0
+    curve: list[float] = field(default_factory=list)
+    feasible: float | None = None
+    partial: int = 0
+    share: float = 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for records."""
+        return asdict(self)
+
+
+class Judge:
+    """Scores perturbed graphs through the attacked model; every forward pass is noted in the ledger.
+
+    Args:
+        model: attacked, in eval mode.
+        graph: clean, prepared for the model.
+        objective: what the attacker maximises.
+        clean: what the model said before the attack.
+        ledger: where forward passes are counted.
+        partial: computes the objective from the rows a change reaches, where that pays; None never does.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: Graph,
+        objective: Objective,
+        clean: Clean,
+        ledger: Ledger,
+        partial: PartialObjective | None = None,
+    ) -> None:
+        self.clean = clean
+        self._model, self._objective, self._ledger, self._partial = model, objective, ledger, partial
+        self._graph, self._last = graph, (Perturbation(), graph)
+        self._work = 0.0
+        self._trace: list[Tensor] = []  # read once at the end: reading every value would stall the device
+
+    def __call__(self, attacked: Graph) -> Tensor:
+        """Return the objective on a perturbed graph, with gradients to its features."""
+        return self.guided(attacked)[0]
+
+    def guided(self, attacked: Graph, guide: Objective | None = None) -> tuple[Tensor, Tensor]:
+        """Return the objective, and a smoother function to climb in its place (itself without `guide`)."""
+        value = self._counted(None if guide or not self._partial else self._partial.on(attacked))
+        if value is None:
+            seen = self._forward(attacked, read=guide is not None or self._objective not in NODE_MEANS)
+            value = self._objective(*seen, self.clean)
+        self._trace.append(value.detach())
+        return value, value if guide is None else guide(*seen, self.clean)
+
+    def change(self, change: Perturbation) -> Tensor:
+        """Return the objective after a change of the clean graph, with gradients to its features.
+
+        Preferable to putting the graph together: changes in a row that share their edges share that work.
+        """
+        value = self._counted(None if self._partial is None else self._partial.after(change))
+        if value is None:
+            last, attacked = self._last
+            if not change.same_edges(last):
+                attacked = change.apply(self._graph)[0]
+                self._last = change.detach(), attacked
+            value = self._objective(
+                *self._forward(
+                    attacked.replace(features=change.features_on(self._graph)),
+                    read=self._objective not in NODE_MEANS,
+                ),
+                self.clean,
+            )
+        self._trace.append(value.detach())
+        return value
+
+    def relaxed(self, attacked: Graph) -> Tensor:
+        """Return the objective on a graph with weights on its edges: no candidate, so not in the curve."""
+        self._count(1.0)
+        return self._objective(*weighted_forward(self._model, attacked), self.clean)
+
+    def curve(self) -> list[float]:
+        """Return every value judged so far, in order."""
+        return torch.stack(self._trace).tolist() if self._trace else []
+
+    def _counted(self, found: tuple[Tensor, float] | None) -> Tensor | None:
+        if found is None:
+            return None
+        self._count(found[1])
+        self._ledger.partial += 1
+        return found[0]
+
+    def _forward(self, attacked: Graph, *, read: bool = True) -> tuple[Tensor, AttentionMap]:
+        self._count(1.0)
+        if not read:
+            return call_model(self._model, attacked), AttentionMap(())
+        return observe(self._model, attacked)
+
+    def _count(self, share: float) -> None:
+        self._ledger.forwards += 1
+        self._work += share
+        self._ledger.share = self._work / self._ledger.forwards
