@@ -117,6 +117,6 @@ def fill(store: Store, cells: Iterable[Cell]) -> Store:
 
 def everything(store: Store) -> Store:
     """Every grid that comes with fgai, run."""
-    for name in ("node", "ablation", "cost", "certify", "search"):
+    for name in ("node", "ablation", "cost", "defences", "certify", "search"):
         fill(store, read_grid(name))
     return store

@@ -8,6 +8,7 @@ from fgai.bench import task_tables as tasks
 from fgai.bench import training_tables as trained
 from fgai.bench.build import sheet
 from fgai.bench.certificate_tables import certificates
+from fgai.bench.defence_tables import defences
 from fgai.bench.paper import published
 from fgai.bench.results import Results
 from fgai.bench.sheet import Metric, Sheet
@@ -173,6 +174,7 @@ TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "similarity": similarity,
     "ablation": trained.ablation,
     "cost": trained.cost,
+    "defences": defences,
     "certificates": certificates,
     "link": tasks.link,
     "graphs": tasks.graphs,

@@ -35,7 +35,8 @@ def table(
     name: Annotated[
         str,
         typer.Argument(
-            help="headline, stability, f1, f-slope, similarity, ablation, cost, certificates or search."
+            help="headline, stability, f1, f-slope, similarity, ablation, cost, defences, certificates or"
+            " search."
         ),
     ],
     *,
