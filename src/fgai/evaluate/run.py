@@ -22,6 +22,7 @@ from fgai.evaluate.nulls import null_rows
 from fgai.evaluate.per_node import node_arrays
 from fgai.evaluate.reach import touched_rows
 from fgai.evaluate.record import plain
+from fgai.evaluate.same_class import same_class
 from fgai.graph import Graph
 from fgai.tasks import task_of
 from fgai.training import prepared
@@ -84,8 +85,8 @@ class Run:
         attacked = {"prediction": self._attack(threat, "prediction")}
         meter.lap("prediction attack")
         if explanation_attack:
-            # A threat that does not search has no objective: both attacks are the same one.
-            same = attack.budget.steps == 0
+            # A threat that does not search, or has its own objective: both attacks are the same one.
+            same = attack.budget.steps == 0 or attack.own_objective
             attacked["explanation"] = attacked["prediction"] if same else self._attack(threat, "explanation")
             meter.lap("explanation attack")
         views = {"clean": self.clean, "attacked": attacked["prediction"].view}
@@ -95,7 +96,9 @@ class Run:
         if parent is not None:
             similar = ms.agreement(ms.paired(parent, self.clean.attention), self.k, self.sharpest)
             out["similarity"] = similar.metrics
-        if self.task.name != "node":
+        if self.task.name == "node":
+            out["same_class"] = self._same_class(attacked)
+        else:
             out["explanations"] = self._explanations(attacked, parent, similar)
         if self.original.edge_truth is not None:
             seen = {"": self.clean, **{f"_{name}": a.view for name, a in attacked.items()}}
@@ -141,6 +144,14 @@ class Run:
         text = f"`vanilla` has {len(attention)} attention layers, the model {len(self.clean.attention)}"
         warnings.warn(FgaiWarning(f"{text}: their similarity is left out"), stacklevel=2)
         return None
+
+    def _same_class(self, attacked: dict[str, _Attacked]) -> dict[str, Any]:
+        """Explanations of nodes that keep their class, under each attack."""
+        before, common = self.clean.logits, (self.rows, self.sharpest)
+        return {
+            name: same_class(a.agreement.per_node, a.touched, before, a.view.logits, *common)
+            for name, a in attacked.items()
+        }
 
     def _explanations(
         self, attacked: dict[str, _Attacked], parent: AttentionMap | None, similar: ms.Agreement | None
