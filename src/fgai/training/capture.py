@@ -8,6 +8,7 @@ and updates are those of the step run kernel by kernel: the results are the same
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -103,8 +104,15 @@ class _Graph:
 
     def __init__(self, work: Callable[[], Any], pool: Any) -> None:
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
-            self.result = work()
+        collecting = gc.isenabled()
+        gc.collect()
+        gc.disable()  # an old graph or event freed in the middle would spoil the capture
+        try:
+            with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
+                self.result = work()
+        finally:
+            if collecting:
+                gc.enable()
 
     def replay(self) -> Any:
         self.graph.replay()
@@ -213,6 +221,9 @@ class Replays:
         except RuntimeError as error:
             self.failed = True
             torch.cuda.synchronize(self.device)
+            # The capture that broke off still holds the generator; a copy of its state is free.
+            generator = torch.cuda.default_generators[self.device.index or 0]
+            generator.graphsafe_set_state(generator.clone_state())
             note = (
                 f"a training step could not be captured ({error}); it runs kernel by kernel, which is slower"
             )
