@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -44,6 +46,21 @@ def compare(name: str, adjacency: Adjacency, size: tuple[int, int], dtype: torch
     ours = results_and_gradients(lambda given: call(gpu, name, given, adjacency, p), made)
     theirs = results_and_gradients(lambda given: call(reference, name, given, adjacency, p), made)
     assert_same(ours, theirs, TOLERANCE[dtype])
+
+
+def compare_averaged(name: str, adjacency: Adjacency, size: tuple[int, int], dtype: torch.dtype) -> None:
+    """The mean of the attention over heads, and its gradients, against the reference's."""
+    from fgai.ops import gpu
+
+    made = [t.detach().to(adjacency.device).requires_grad_() for t in inputs(name, adjacency, *size, dtype)]
+    options = (0.3, SEED) if name == "attend_dot" else (0.2, 0.3, SEED)
+
+    def theirs(given: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        out, attention = getattr(reference, name)(*given, adjacency, *options)
+        return out, attention.mean(1, keepdim=True)
+
+    ours = results_and_gradients(lambda g: getattr(gpu, name)(*g, adjacency, *options, True, True), made)
+    assert_same(ours, results_and_gradients(theirs, made), TOLERANCE[dtype])
 
 
 def compare_projection(device: str, dtype: torch.dtype, width: int) -> None:
@@ -152,6 +169,8 @@ def interpret() -> None:
         if fused:
             compare(name, empty, (2, 3), torch.float64, 0.0)
     compare("attend_additive", adjacency, (8, 8), torch.float32, 0.0)
+    for name in FUSED:
+        compare_averaged(name, adjacency, (3, 5), torch.float64)
     compare_projection("cpu", torch.float64, 5)
     compare_attached("cpu", loops=True)
     compare_attached("cpu", loops=False)
@@ -189,6 +208,11 @@ class TestOnTheDevice:
         compare(name, adjacency, size, dtype, 0.0)
         if name in FUSED:
             compare(name, adjacency, size, dtype, 0.4)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("name", FUSED)
+    def test_averaged_attention(self, name: str, dtype: torch.dtype) -> None:
+        compare_averaged(name, skewed(hub_degree=3000).to("cuda"), (8, 8), dtype)
 
     @pytest.mark.parametrize("loops", [True, False])
     @pytest.mark.parametrize("hub", [0, 900])

@@ -77,11 +77,12 @@ def logits_and_attention(
 
 
 def observe(model: nn.Module, graph: Graph) -> tuple[Tensor, AttentionMap]:
-    """Return logits and attention like `logits_and_attention`, from the fused kernels where they serve.
+    """Return logits and the attention averaged over heads, from the fused kernels where they serve.
 
-    Gradients of both reach the parameters and the features, but the attention does not lie on the way to the
-    logits: `torch.autograd.grad(logits, attention)` finds no path. This is all a training step needs, and
-    several times faster. Models other than fgai's, edge weights and taps take the usual way.
+    The same numbers as `logits_and_attention`, layers with values [E, 1]. Gradients of both reach the
+    parameters and the features, but the attention does not lie on the way to the logits:
+    `torch.autograd.grad(logits, attention)` finds no path. This is all a training step needs, and several
+    times faster. Models other than fgai's, edge weights and taps take the usual way.
 
     Args:
         model: fgai's or the user's.
@@ -90,9 +91,9 @@ def observe(model: nn.Module, graph: Graph) -> tuple[Tensor, AttentionMap]:
     layers = find_layers(model)
     plain = graph.edge_weight is None and getattr(model, "guard", None) is None
     if not plain or any(getattr(layer, "tap", "none") is not None for layer in layers.values()):
-        return logits_and_attention(model, graph)
+        return _averaged(*logits_and_attention(model, graph))
     if not all(hasattr(layer, "watch") for layer in layers.values()):
-        return logits_and_attention(model, graph)
+        return _averaged(*logits_and_attention(model, graph))
     seen: list[LayerAttention] = []
 
     def watch(name: str) -> Callable[[Tensor, Adjacency], None]:
@@ -105,7 +106,13 @@ def observe(model: nn.Module, graph: Graph) -> tuple[Tensor, AttentionMap]:
     finally:
         for layer in layers.values():
             layer.watch = None  # type: ignore[assignment]
-    return (logits, AttentionMap(tuple(seen))) if seen else logits_and_attention(model, graph)
+    if not seen:
+        return _averaged(*logits_and_attention(model, graph))
+    return logits, AttentionMap(tuple(seen))
+
+
+def _averaged(logits: Tensor, attention: AttentionMap) -> tuple[Tensor, AttentionMap]:
+    return logits, AttentionMap(tuple(w.with_values(w.heads()[:, None]) for w in attention))
 
 
 def _tensor(output: object, model: nn.Module) -> Tensor:

@@ -153,6 +153,8 @@ class LayerAttention:
                 )
             return self.values[:, how]
         checks.one_of(how, "heads", ("mean", "max"))
+        if self.num_heads == 1:
+            return self.values.squeeze(1)
         return self.values.mean(dim=1) if how == "mean" else self.values.amax(dim=1)
 
     def detach(self) -> LayerAttention:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +86,7 @@ class AttentionLayer(nn.Module):
 
     A node without incoming edges gets the bias alone. `tap` is called with the attention [E, H] after the
     softmax and before dropout, and returns what is used instead: so attention is recorded and perturbed.
-    `watch` only sees it, as the fused kernels return it beside the output.
+    `watch` only sees it, averaged over the heads, as the fused kernels return it beside the output.
 
     Args:
         in_channels: width of the input.
@@ -192,27 +193,36 @@ class AttentionLayer(nn.Module):
         return edge_softmax(scores, adjacency), values
 
     def attend_and_combine(
-        self, x: Tensor | Features, adjacency: Adjacency, *, written: bool = True
+        self, x: Tensor | Features, adjacency: Adjacency, *, written: bool = True, averaged: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Return the output and the attention [E, H] before dropout, from the fused kernels.
 
         The tap is not called, and the output is not computed *from* the attention returned: gradients of both
-        reach the input, but none flows from one to the other. Unless `written`, the attention may be empty.
+        reach the input, but none flows from one to the other. Unless `written`, the attention may be empty;
+        `averaged` over the heads it is [E, 1].
         """
-        out, attention = self.fused(*self._ends(x, adjacency), adjacency, written=written)
+        ends = self._ends(x, adjacency)
+        out, attention = self.fused(*ends, adjacency, written=written, averaged=averaged)
         return self.join(out), attention
 
     def fused(
-        self, one: Tensor, two: Tensor, values: Tensor, adjacency: Adjacency, *, written: bool
+        self,
+        one: Tensor,
+        two: Tensor,
+        values: Tensor,
+        adjacency: Adjacency,
+        *,
+        written: bool,
+        averaged: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Return the aggregated values [N, H, C] and the attention, from what `ends` gave."""
         p = self.attention_dropout if self.training else 0.0
+        options: dict[str, Any] = {"dropout": p, "written": written, "averaged": averaged}
         if self.score == "additive":
-            return attend_additive(one, two, values, adjacency, self.slope, dropout=p, written=written)
+            return attend_additive(one, two, values, adjacency, self.slope, **options)
         if self.score == "dynamic":
-            weight = self.score_weight
-            return attend_dynamic(one, two, weight, values, adjacency, self.slope, dropout=p, written=written)
-        return attend_dot(one, two, values, adjacency, dropout=p, written=written)
+            return attend_dynamic(one, two, self.score_weight, values, adjacency, self.slope, **options)
+        return attend_dot(one, two, values, adjacency, **options)
 
     def combine(self, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
         """Aggregate `values` [N, H, C] with `attention` [E, H], join the heads and add the bias."""
@@ -228,7 +238,8 @@ class AttentionLayer(nn.Module):
     ) -> Tensor:
         """Return [N, H·C], or [N, C] when the heads are averaged; `edge_weight` [E] as in `attend`."""
         if self.tap is None and edge_weight is None:
-            out, attention = self.attend_and_combine(x, adjacency, written=self.watch is not None)
+            seen = self.watch is not None
+            out, attention = self.attend_and_combine(x, adjacency, written=seen, averaged=seen)
             if self.watch is not None:
                 self.watch(attention, adjacency)
             return out

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fgai.ops.adjacency import Adjacency
-from fgai.ops.backend import kernels_for
+from fgai.ops.backend import Kernels, kernels_for
 from fgai.ops.draws import draw_seed
 from fgai.ops.features import Features, SparseRows
 
@@ -56,6 +56,7 @@ def attend_additive(
     dropout: float = 0.0,
     seed: int | Tensor | None = None,
     written: bool = True,
+    averaged: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Fused `score_additive` → `edge_softmax` → dropout → `aggregate`.
 
@@ -72,12 +73,14 @@ def attend_additive(
         dropout: rate on the attention, drawn by position (see `fgai.ops.draws`).
         seed: of the draws; drawn from torch's global generator by default.
         written: whether the attention is wanted; if not, the GPU saves writing it and returns it empty.
+        averaged: return the mean of the attention over the heads, which the GPU computes without all of it.
 
     Returns:
-        The aggregated values [N, H, C] and the attention [E, H] before dropout.
+        The aggregated values [N, H, C] and the attention [E, H] (or [E, 1], averaged) before dropout.
     """
     seed = _seed(values, dropout, seed)
-    return kernels_for(values).attend_additive(left, right, values, adjacency, slope, dropout, seed, written)
+    given = left, right, values, adjacency, slope, dropout, seed, written
+    return _averaged(kernels_for(values), "attend_additive", given, averaged)
 
 
 def attend_dynamic(
@@ -91,12 +94,12 @@ def attend_dynamic(
     dropout: float = 0.0,
     seed: int | Tensor | None = None,
     written: bool = True,
+    averaged: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Fused `score_dynamic` → `edge_softmax` → dropout → `aggregate`; see `attend_additive`."""
     seed = _seed(values, dropout, seed)
-    return kernels_for(values).attend_dynamic(
-        left, right, weight, values, adjacency, slope, dropout, seed, written
-    )
+    given = left, right, weight, values, adjacency, slope, dropout, seed, written
+    return _averaged(kernels_for(values), "attend_dynamic", given, averaged)
 
 
 def attend_dot(
@@ -108,10 +111,12 @@ def attend_dot(
     dropout: float = 0.0,
     seed: int | Tensor | None = None,
     written: bool = True,
+    averaged: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Fused `score_dot` → `edge_softmax` → dropout → `aggregate`; see `attend_additive`."""
     seed = _seed(values, dropout, seed)
-    return kernels_for(values).attend_dot(query, key, values, adjacency, dropout, seed, written)
+    given = query, key, values, adjacency, dropout, seed, written
+    return _averaged(kernels_for(values), "attend_dot", given, averaged)
 
 
 def dropout(given: Tensor, p: float, training: bool = True, *, seed: int | Tensor | None = None) -> Tensor:
@@ -123,6 +128,17 @@ def dropout(given: Tensor, p: float, training: bool = True, *, seed: int | Tenso
     if p == 0.0 or not training:
         return given
     return given * 0 if p >= 1.0 else kernels_for(given).dropout(given, p, _seed(given, p, seed))
+
+
+def _averaged(
+    kernels: Kernels, name: str, given: tuple[object, ...], averaged: bool
+) -> tuple[Tensor, Tensor]:
+    """Run a fused operation; average the attention over the heads where the kernels do not."""
+    if averaged and getattr(kernels, "AVERAGES", False):
+        found: tuple[Tensor, Tensor] = getattr(kernels, name)(*given, averaged)
+        return found
+    out, attention = getattr(kernels, name)(*given)
+    return out, attention.mean(1, keepdim=True) if averaged and attention.shape[1] > 1 else attention
 
 
 def _seed(given: Tensor, p: float, seed: int | Tensor | None) -> int | Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fgai.adversaries import InjectionAdversary, reach_shares
 from fgai.attacks import Budget
-from fgai.attention import AttentionMap, LayerAttention, evaluating, logits_and_attention, observe
+from fgai.attention import AttentionMap, LayerAttention, evaluating, observe
 from fgai.checks import above, at_least, one_of
 from fgai.errors import InputError
 from fgai.graph import EdgeMap, Graph
@@ -37,6 +37,8 @@ from fgai.training.train import copied, prepared, set_history
 
 M = TypeVar("M", bound=nn.Module)
 ADVERSARIES = ("hybrid", "injection", "attention")
+FLATTEST = 0.01
+"""Layers with less contrast, relative to the sharpest, are uniform up to rounding and get no more weight."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +78,7 @@ class FaithfulConfig:
     layers: str = "all"
     divergence: str = "log"
     ramp: float = 0.5
-    contrast: float = 0.0
+    contrast: float = 0.5
     turns: bool = True
     adversary: str = "hybrid"
     nodes: int = 60
@@ -151,13 +153,13 @@ class Faithful:
         config = self.config
         with evaluating(self.vanilla, freeze=True):
             with torch.no_grad():
-                logits, attention = logits_and_attention(self.vanilla, self.graph)
+                logits, attention = observe(self.vanilla, self.graph)
             chosen = attention.detach().select(config.layers)
             self.target_logits, self.target_layers = logits.detach(), chosen.layers
-            self.target = [layer.values.mean(1) for layer in chosen]
+            self.target = [layer.heads() for layer in chosen]
             self.rowptrs = [layer.rowptr for layer in chosen]
             contrasts = [contrast(w, ptr) for w, ptr in zip(self.target, self.rowptrs, strict=True)]
-            self.contrasts = [(value / max(contrasts)) ** config.contrast for value in contrasts]
+            self.contrasts = [max(value / max(contrasts), FLATTEST) ** config.contrast for value in contrasts]
             self.scale = float(spread(self.target_logits))
             self.shares, self.share = [1.0] * len(self.target), 1.0
             if self.injects:
@@ -253,7 +255,7 @@ class Faithful:
     def _clean(self, logits: Tensor, layers: Sequence[LayerAttention]) -> dict[str, Tensor]:
         """Return closeness, similarity and margin on the clean graph."""
         config = self.config
-        values = [layer.values.mean(1) for layer in layers]
+        values = [layer.heads() for layer in layers]
         terms = {
             "closeness": prediction_distance(logits, self.target_logits, "relative", self.scale),
             "similarity": attention_distance(
@@ -314,7 +316,7 @@ def _paired(
         else:
             spot = torch.searchsorted(new.keys, old.keys)
         # `index_select` rather than brackets: its backward pass does not sort.
-        out.append((old.values.mean(1), new.values.mean(1).index_select(0, spot)))
+        out.append((old.heads(), new.heads().index_select(0, spot)))
     return out
 
 

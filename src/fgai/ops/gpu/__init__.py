@@ -11,7 +11,11 @@ from fgai.ops.gpu.functions import (
 from fgai.ops.gpu.nodes import dropout, node_scores
 from fgai.ops.gpu.project import project_sparse
 
+AVERAGES = True
+"""The fused operations can average the attention over the heads themselves."""
+
 __all__ = [
+    "AVERAGES",
     "aggregate",
     "attend_additive",
     "attend_dot",

@@ -18,6 +18,8 @@ from fgai.ops.gpu.plan import Work, incoming, outgoing
 # mypy: disable-error-code="no-untyped-call"
 
 ADDITIVE, DYNAMIC, DOT = 0, 1, 2
+# What is written of the attention: every head's, or their mean (nothing: 0).
+ALL, MEAN = 1, 2
 # Numbers in a tile of edges × heads × channels that one warp holds.
 TILE = 1024
 # Programs that share the rows when a gradient has to be summed over all of them.
@@ -66,14 +68,14 @@ class _Attend(Function):
         slope: float,
         p: float,
         seed: Tensor,
-        written: bool,
+        written: int,
     ) -> tuple[Tensor, Tensor]:
         near, far, weight, values = (t.contiguous() for t in (near, far, weight, values))
         heads, channels = values.shape[1:]
         limit, scale = odds(p)
         ctx.numbers = {"SLOPE": slope, "RATE": channels**-0.5, "SCORE": score}
         ctx.draws = {"LIMIT": limit, "SCALE": scale, "DROP": p > 0}
-        ctx.adjacency = adjacency
+        ctx.adjacency, ctx.written = adjacency, written
         work, sizes = incoming(adjacency), _sizes(heads, channels)
         out, lse = torch.empty_like(values), values.new_empty(len(values), heads)
         attention = values.new_empty(adjacency.num_edges if written else 0, heads)
@@ -82,18 +84,24 @@ class _Attend(Function):
         if len(work.row):
             attend_forward.forward[(len(work.row),)](
                 *work.pieces, work.node, near, far, weight, values, out, lse, attention, tops, totals, parts,
-                seed, **ctx.draws, **ctx.numbers, **sizes, WRITE=written,
+                seed, **ctx.draws, **ctx.numbers, **sizes, WRITE=written > 0,
             )  # fmt: skip
         if work.slots:
             shape = {k: v for k, v in sizes.items() if k != "BE"}
             attend_forward.join[(len(work.split_row),)](
                 work.split_row, work.split_slot, tops, totals, parts, out, lse, **shape
             )
+        mean = values.new_empty(len(attention) if written == MEAN else 0, 1)
+        keep = written == ALL or score != ADDITIVE
         if attention.numel():
-            attend_forward.normalise[(len(work.row),)](*work.pieces[:3], lse, attention, **_narrow(heads))
+            attend_forward.normalise[(len(work.row),)](
+                *work.pieces[:3], lse, attention, mean, **_narrow(heads), KEEP=keep, MEAN=written == MEAN
+            )
+        if not keep:
+            attention = attention.new_empty(0, heads)  # the backward pass finds it again
         ctx.save_for_backward(near, far, weight, values, out, lse, attention, seed)
         ctx.set_materialize_grads(False)
-        return out, attention
+        return out, mean if written == MEAN else attention
 
     @staticmethod
     @once_differentiable
@@ -101,8 +109,8 @@ class _Attend(Function):
         near, far, weight, values, out, lse, attention, seed = ctx.saved_tensors
         heads, channels = values.shape[1:]
         d_out = torch.zeros_like(out) if gradients[0] is None else gradients[0].contiguous()
-        given = gradients[1] is not None and attention.numel() > 0
         d_attention = attention if gradients[1] is None else gradients[1].contiguous()
+        given = 0 if gradients[1] is None or not d_attention.numel() else ctx.written
         work, sizes, delta = outgoing(ctx.adjacency), _sizes(heads, channels), torch.empty_like(lse)
         d_values, d_far = torch.empty_like(values), torch.empty_like(far)
         d_scores = values.new_empty(ctx.adjacency.num_edges, heads)
@@ -110,9 +118,11 @@ class _Attend(Function):
         far_parts = far.new_empty(work.slots, *far.shape[1:])
         if len(values):
             shape = {k: v for k, v in sizes.items() if k != "BE"}
+            index = ctx.adjacency.index32
             attend_backward.middles[(len(values),)](
-                ctx.adjacency.index32.rowptr, out, d_out, attention, d_attention, delta,
-                **shape, BW=max(16, 1024 // sizes["BH"]), GIVEN=given,
+                index.rowptr, index.source, near, far, lse, out, d_out, attention, d_attention, delta,
+                SLOPE=ctx.numbers["SLOPE"], **shape, BW=max(16, 1024 // sizes["BH"]),
+                AGAIN=not attention.numel(), GIVEN=given,
             )  # fmt: skip
             attend_backward.sources[(len(work.row),)](
                 *work.pieces, work.edge, work.node, near, far, weight, values, d_out, lse, delta, d_attention,
@@ -155,12 +165,22 @@ def _attend(
     p: float,
     seed: int | Tensor,
     written: bool,
+    averaged: bool,
 ) -> tuple[Tensor, Tensor]:
     if not isinstance(seed, Tensor):
         seed = torch.full((1,), seed, device=values.device)  # no copy from the host: it could not be captured
     given = values.new_empty(0) if weight is None else weight
     result: tuple[Tensor, Tensor] = _Attend.apply(
-        near, far, given, values, adjacency, score, slope, p, seed, written
+        near,
+        far,
+        given,
+        values,
+        adjacency,
+        score,
+        slope,
+        p,
+        seed,
+        (MEAN if averaged else ALL) if written else 0,
     )
     return result
 
@@ -174,9 +194,10 @@ def attend_additive(
     p: float,
     seed: int | Tensor,
     written: bool = True,
+    averaged: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """See `fgai.ops.reference.attend_additive`; unless `written`, the attention comes back empty."""
-    return _attend(right, left, None, values, adjacency, ADDITIVE, slope, p, seed, written)
+    return _attend(right, left, None, values, adjacency, ADDITIVE, slope, p, seed, written, averaged)
 
 
 def attend_dynamic(
@@ -189,9 +210,10 @@ def attend_dynamic(
     p: float,
     seed: int | Tensor,
     written: bool = True,
+    averaged: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """See `fgai.ops.reference.attend_dynamic`; unless `written`, the attention comes back empty."""
-    return _attend(right, left, weight, values, adjacency, DYNAMIC, slope, p, seed, written)
+    return _attend(right, left, weight, values, adjacency, DYNAMIC, slope, p, seed, written, averaged)
 
 
 def attend_dot(
@@ -202,6 +224,7 @@ def attend_dot(
     p: float,
     seed: int | Tensor,
     written: bool = True,
+    averaged: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """See `fgai.ops.reference.attend_dot`; unless `written`, the attention comes back empty."""
-    return _attend(query, key, None, values, adjacency, DOT, 0.0, p, seed, written)
+    return _attend(query, key, None, values, adjacency, DOT, 0.0, p, seed, written, averaged)

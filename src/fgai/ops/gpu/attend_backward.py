@@ -20,10 +20,15 @@ from fgai.ops.gpu.attend_parts import factor, inside, leaky, narrow, one, wide, 
 
 @triton.jit
 def middles(
-    pointer, out, d_out, attention, d_attention, result, H: tl.constexpr, C: tl.constexpr,
-    BH: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr, GIVEN: tl.constexpr,
+    pointer, source, near, far, lse, out, d_out, attention, d_attention, result, SLOPE: tl.constexpr,
+    H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
+    AGAIN: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
-    """δ_i; its second term only when GIVEN, over BW edges at a time."""
+    """δ_i; its second term only when GIVEN, over BW edges at a time.
+
+    GIVEN is 1 for a gradient of every head's attention, 2 for one of their mean. AGAIN: the attention was not
+    kept and is found again from the additive score.
+    """
     i = tl.program_id(0).to(tl.int64)
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     delta = tl.sum(one(out, i, h, c, H, C) * one(d_out, i, h, c, H, C), axis=1)
@@ -32,7 +37,18 @@ def middles(
         for start in range(low, high, BW):
             e = (start + tl.arange(0, BW)).to(tl.int64)
             live = e < high
-            delta += tl.sum(narrow(attention, e, h, live, H) * narrow(d_attention, e, h, live, H), axis=0)
+            if AGAIN:
+                j = tl.load(source + e, mask=live, other=0).to(tl.int64)
+                mine = tl.load(near + i * H + h, mask=h < H, other=0.0)
+                level = tl.load(lse + i * H + h, mask=h < H, other=0.0)
+                s = leaky(narrow(far, j, h, live, H) + mine[None, :], SLOPE)
+                a = tl.where(live[:, None], tl.exp(s - level[None, :]), 0.0)
+            else:
+                a = narrow(attention, e, h, live, H)
+            if GIVEN == 2:
+                delta += tl.sum(a * (tl.load(d_attention + e, mask=live, other=0.0) / H)[:, None], axis=0)
+            else:
+                delta += tl.sum(a * narrow(d_attention, e, h, live, H), axis=0)
     tl.store(result + i * H + h, delta, mask=h < H)
 
 
@@ -80,8 +96,10 @@ def sources(
             kept = factor(at, tl.load(seed), LIMIT, SCALE, kind)
             g = g * kept
             used = a * kept
-        if GIVEN:
+        if GIVEN == 1:
             g += narrow(d_attention, e, h, live, H)
+        elif GIVEN == 2:
+            g += (tl.load(d_attention + e, mask=live, other=0.0) / H)[:, None]
         sums += tl.sum(used[:, :, None] * d, axis=0)
         ds = a * (g - narrow(delta, i, h, live, H))
         if SCORE == 0:

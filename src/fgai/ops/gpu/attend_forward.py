@@ -99,8 +99,11 @@ def join(
 
 
 @triton.jit
-def normalise(row, first, last, lse, attention, H: tl.constexpr, BH: tl.constexpr, BE: tl.constexpr):
-    """Turn the scores of one piece, left in `attention`, into attention."""
+def normalise(
+    row, first, last, lse, attention, mean, H: tl.constexpr, BH: tl.constexpr, BE: tl.constexpr,
+    KEEP: tl.constexpr, MEAN: tl.constexpr,
+):  # fmt: skip
+    """Turn the scores of one piece, left in `attention`, into attention, and into its mean over the heads."""
     p = tl.program_id(0)
     i = tl.load(row + p).to(tl.int64)
     low, high = tl.load(first + p), tl.load(last + p)
@@ -110,4 +113,8 @@ def normalise(row, first, last, lse, attention, H: tl.constexpr, BH: tl.constexp
         e = start + tl.arange(0, BE)
         at = attention + e.to(tl.int64)[:, None] * H + h[None, :]
         good = (e < high)[:, None] & (h[None, :] < H)
-        tl.store(at, tl.exp(tl.load(at, mask=good, other=0.0) - level[None, :]), mask=good)
+        found = tl.where(good, tl.exp(tl.load(at, mask=good, other=0.0) - level[None, :]), 0.0)
+        if KEEP:
+            tl.store(at, found, mask=good)
+        if MEAN:
+            tl.store(mean + e, tl.sum(found, axis=1) / H, mask=e < high)
