@@ -192,3 +192,9 @@ class GCN(AttentionModel):
             if index < len(self.convs) - 1:
                 x = relu(x)  # type: ignore[arg-type]
         return x  # type: ignore[return-value]
+
+    def with_gates(self) -> GCN:
+        """Return a copy with gates that still change nothing, ready to be made faithful; see `GCNLayer`."""
+        twin = GCN(**{**self.config, "gated": True})
+        twin.load_state_dict(self.state_dict(), strict=False)
+        return twin.to(next(self.parameters()).device).train(self.training)
