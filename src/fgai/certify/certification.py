@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import fgai
 from fgai.attention import LayerAttention
 from fgai.certify.hidden import find_stages, hidden_predictions
+from fgai.certify.items import item_prediction
 from fgai.certify.layer import LayerCertificate
 from fgai.certify.linear import find_linear, linear_prediction
 from fgai.certify.observe import Observation, observe
@@ -24,6 +25,7 @@ from fgai.divergence import tvd
 from fgai.errors import AttentionError, InputError, ReliabilityWarning
 from fgai.metrics import sharpness
 from fgai.models import as_graph
+from fgai.tasks import task_of
 from fgai.topk import NORMS, check_k, overlap, swap_costs, topk_mask
 from fgai.training.train import prepared
 
@@ -54,7 +56,8 @@ def certify(
     - the top-k2 of the head-averaged attention: certified overlap and radius, exact;
     - the predicted class: the radius below which it cannot change, exact where the logits are linear in the
       attention (GAT, GATv2, PyG layers without a nonlinearity after the last one), a lower bound for the
-      graph transformer's last layer and for hidden layers of GAT and GATv2, else unknown;
+      graph transformer's last layer and for hidden layers of GAT and GATv2, else unknown; for links (dot
+      product) a lower bound, for graphs (mean of node logits) exact;
     - the change of logits and of probabilities in total variation, exact, bound or unknown.
 
     Against `vanilla`: overlap of the top-k1 and distance of the predictions, measured. Radius 0 is the
@@ -120,6 +123,8 @@ def certify(
         alpha1_logits=_distance(seen, other, "logits"),
         alpha1_probabilities=_distance(seen, other, "probs"),
         trivial_probabilities=trivial_change(seen.logits) if classes else None,
+        pairs=None if graph.links is None else graph.links.pairs.cpu(),
+        batch=None if graph.batch is None else graph.batch.cpu(),
         version={"fgai": getattr(fgai, "__version__", ""), "torch": torch.__version__},
         seconds={"forward": ran - began, "certificates": done - ran, "total": done - began},
     )
@@ -162,9 +167,8 @@ def _predictions(model: nn.Module, seen: Observation, radius: float, norm: str) 
 
 
 def _last(model: nn.Module, seen: Observation, radius: float, norm: str) -> Prediction:
-    task = getattr(model, "task", "node") if getattr(model, "is_fgai_model", False) else "node"
-    if task != "node":
-        return Prediction(reason=f"only node classification has certified predictions, the task is {task!r}")
+    if task_of(seen.graph).name != "node":
+        return item_prediction(model, seen, radius, norm)
     rowptr = seen.attention.last.rowptr.cpu()
     relu = find_relu(model, seen)
     if not isinstance(relu, str):

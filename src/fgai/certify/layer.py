@@ -22,7 +22,7 @@ RADII = tuple(10 ** (-3 + step / 8) for step in range(17))
 _ROUNDING = 1e-9
 _TENSORS = ("degree", "costs", "beta1")
 _PARTS = ("class_radius", "alpha2_logits", "alpha2_probabilities")
-_WORDS = ("class_status", "logits_status", "probabilities_status", "reason")
+_WORDS = ("class_status", "logits_status", "probabilities_status", "reason", "rows_are")
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,9 +112,12 @@ class LayerCertificate:
         return self.prediction.class_radius > radius
 
     def share(self, kind: str, radius: float, beta: float = 1.0) -> float | None:
-        """Share of the counted nodes that hold at `radius`; None if unknown or if no node counts."""
+        """Share of the counted nodes that hold at `radius`; None if unknown or if no node counts.
+
+        Of the predictions of links or graphs all count.
+        """
         held = self.certified(kind, radius, beta)
-        counted = self.counted
+        counted = self._counted(kind == "class")
         if held is None or not bool(counted.any()):
             return None
         return float(held[counted].double().mean())
@@ -123,11 +126,24 @@ class LayerCertificate:
         """`share` at each of `radii`."""
         return [self.share(kind, radius, beta) for radius in radii]
 
-    def median(self, values: Tensor | None) -> float | None:
-        """Median of per-node values over the counted nodes; None without any."""
-        if values is None or not bool(self.counted.any()):
+    def median(self, values: Tensor | None, *, predicted: bool = False) -> float | None:
+        """Median of values over the counted nodes; None without any.
+
+        Args:
+            values: one per node, or one per prediction.
+            predicted: they are about predictions; those of links or graphs all count.
+        """
+        counted = self._counted(predicted)
+        if values is None or not bool(counted.any()):
             return None
-        return float(values[self.counted].quantile(0.5, interpolation="lower"))
+        return float(values[counted].quantile(0.5, interpolation="lower"))
+
+    def _counted(self, predicted: bool) -> Tensor:
+        """`counted`, or everything where predictions are not those of nodes."""
+        radius = self.prediction.class_radius
+        if not predicted or radius is None or self.prediction.rows_are in ("nodes", UNKNOWN):
+            return self.counted
+        return torch.ones_like(radius, dtype=torch.bool)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; arrays are packed bit by bit."""

@@ -28,6 +28,7 @@ class Prediction:
         logits_status: of `alpha2_logits`.
         probabilities_status: of `alpha2_probabilities`.
         reason: why a part is unknown, or where a bound comes from.
+        rows_are: what an entry stands for: `nodes`, `links` or `graphs`.
     """
 
     class_radius: Tensor | None = None
@@ -37,6 +38,7 @@ class Prediction:
     logits_status: str = UNKNOWN
     probabilities_status: str = UNKNOWN
     reason: str = ""
+    rows_are: str = "nodes"
 
 
 def gaps(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ PROMISE = (
 )
 DIVERGENCES = ("probabilities", "logits")
 _ROUNDING = 1e-9
-_TENSORS = ("alpha1_logits", "alpha1_probabilities", "trivial_probabilities")
+_TENSORS = ("alpha1_logits", "alpha1_probabilities", "trivial_probabilities", "pairs", "batch")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,7 +34,9 @@ class CertificateRecord(Document):
     3. closeness: `alpha1`, total variation to the vanilla model's prediction
     4. stability of the prediction: `alpha2(R)`, certified total variation
 
-    A node satisfies (D, R, α, β, k1, k2)-FGAI at a layer if 1 and 2 are at least β, 3 and 4 at most α.
+    A node satisfies (D, R, α, β, k1, k2)-FGAI at a layer if 1 and 2 are at least β, 3 and 4 at most α. A link
+    has properties 1 and 2 if both its ends have them, a graph if all its nodes do; 3 and 4 are about the
+    prediction of the link or graph itself.
 
     Attributes:
         model: class and settings.
@@ -54,6 +56,8 @@ class CertificateRecord(Document):
         version: of fgai and torch.
         seconds: it took, by part.
         promise: what is certified, in a sentence.
+        pairs: int64 [2, L], the ends of the links that are predicted, or None.
+        batch: int64 [N], the graph each node is part of where graphs are predicted, or None.
     """
 
     KIND: ClassVar[str] = "certificate"
@@ -75,6 +79,8 @@ class CertificateRecord(Document):
     version: dict[str, str]
     seconds: dict[str, float]
     promise: str = PROMISE
+    pairs: Tensor | None = None
+    batch: Tensor | None = None
 
     def layer(self, index: int = -1) -> LayerCertificate:
         """Return one layer's certificate, by default the output layer's.
@@ -96,7 +102,7 @@ class CertificateRecord(Document):
         return self.alpha1_logits if self.divergence == "logits" else self.alpha1_probabilities
 
     def properties(self, index: int = -1) -> dict[str, Tensor | None]:
-        """Which nodes have which of the four properties: name → bool [N], None where it cannot be said.
+        """Which nodes, links or graphs have which of the four properties: name → bool, None if unknown.
 
         A property whose bound (`alpha`, `beta`) was not given is left out; so are 1 and 3 without a vanilla
         model.
@@ -106,8 +112,8 @@ class CertificateRecord(Document):
         if self.beta is not None:
             least = self.beta - _ROUNDING
             if self.compared:
-                found["similarity"] = None if layer.beta1 is None else layer.beta1 >= least
-            found["explanation_stability"] = layer.beta2(self.radius) >= least
+                found["similarity"] = None if layer.beta1 is None else self._rows(layer.beta1 >= least)
+            found["explanation_stability"] = self._rows(layer.beta2(self.radius) >= least)
         if self.alpha is not None:
             if self.compared:
                 found["closeness"] = None if self.alpha1 is None else self.alpha1 <= self.alpha
@@ -116,17 +122,21 @@ class CertificateRecord(Document):
         return found
 
     def satisfied(self, index: int = -1) -> Tensor | None:
-        """Nodes with all properties asked for, bool [N]; None if nothing was asked for or one is unknown."""
+        """What has all properties asked for, bool; None if nothing was asked for or one is unknown."""
         found = list(self.properties(index).values())
         if not found or any(mask is None for mask in found):
             return None
         return torch.stack([mask for mask in found if mask is not None]).all(0)
 
     def satisfied_share(self, index: int = -1) -> float | None:
-        """Share of nodes with more than max(k1, k2) neighbours that satisfy everything asked for."""
+        """Share of nodes with more than max(k1, k2) neighbours that satisfy everything asked for.
+
+        Of links with such an end, of graphs with such a node.
+        """
         held, degree = self.satisfied(index), self.layer(index).degree
         sizes = [k for k in (self.k1, self.k2) if k is not None]
         counted = degree > max(sizes) if len(sizes) == 2 else torch.zeros_like(degree, dtype=torch.bool)
+        counted = ~self._rows(~counted)
         if held is None or not bool(counted.any()):
             return None
         return float(held[counted].double().mean())
@@ -174,9 +184,19 @@ class CertificateRecord(Document):
     def _build(cls, fields: dict[str, Any]) -> Self:
         fields["layers"] = tuple(LayerCertificate.from_dict(layer) for layer in fields["layers"])
         for name in _TENSORS:
-            if fields[name] is not None:
+            if fields.get(name) is not None:
                 fields[name] = torch.from_numpy(unpack_array(fields[name]).copy())
         return cls(**fields)
+
+    def _rows(self, nodes: Tensor) -> Tensor:
+        """From bool [N] to what is predicted: itself, links with both ends, graphs with all nodes in it."""
+        if self.pairs is not None:
+            return nodes[self.pairs].all(0)
+        if self.batch is not None:
+            out = torch.ones(int(self.batch.max()) + 1, dtype=torch.bool)
+            out[self.batch[~nodes]] = False
+            return out
+        return nodes
 
     def _chosen(self, prediction: Prediction) -> Tensor | None:
         return prediction.alpha2_logits if self.divergence == "logits" else prediction.alpha2_probabilities
@@ -201,17 +221,17 @@ class CertificateRecord(Document):
             "class": {
                 "status": prediction.class_status,
                 "share": layer.share("class", self.radius),
-                "median_radius": layer.median(prediction.class_radius),
+                "median_radius": layer.median(prediction.class_radius, predicted=True),
                 "table": layer.curve("class", TABLE_RADII),
                 "curve": layer.curve("class"),
             },
             "alpha2_logits": {
                 "status": prediction.logits_status,
-                "median": layer.median(prediction.alpha2_logits),
+                "median": layer.median(prediction.alpha2_logits, predicted=True),
             },
             "alpha2_probabilities": {
                 "status": prediction.probabilities_status,
-                "median": layer.median(prediction.alpha2_probabilities),
+                "median": layer.median(prediction.alpha2_probabilities, predicted=True),
                 "informative_share": self.informative_share(index),
             },
             "reason": prediction.reason,
