@@ -25,9 +25,10 @@ def node_arrays(
 ) -> dict[str, Any]:
     """Pack per-node values for a record.
 
-    Names: `degree` [N]; `scored`, `label`, `predicted_clean`, `predicted_attacked`, `correct_clean`,
-    `correct_attacked`, `tvd` (probabilities), one entry per node, link or small graph; `touched`,
-    `sharpness`, `sharpness_attacked` and `overlap_*`, all [L, N], NaN where undefined.
+    Names: `degree`, `scored`, `label`, `predicted_clean`, `predicted_attacked`, `correct_clean`,
+    `correct_attacked`, `tvd` (probabilities), all [N]; `touched`, `sharpness`, `sharpness_attacked` and
+    `overlap_*`, all [L, N], NaN where undefined. For links and graphs, what is about predictions has one
+    entry per link or graph instead, and `item_` before its name.
 
     Args:
         views: `clean` and `attacked`.
@@ -42,12 +43,20 @@ def node_arrays(
     scored = torch.zeros(count, dtype=torch.bool, device=before.device)
     scored[nodes] = True
     pairs = paired(clean.attention, attacked.attention)
-    values: dict[str, tuple[Tensor, type]] = {
-        "degree": (graph.adjacency.degree, np.int32),
+    predicted: dict[str, tuple[Tensor, type]] = {
         "scored": (scored, np.bool_),
         "predicted_clean": (before.argmax(1), np.int16),
         "predicted_attacked": (after.argmax(1), np.int16),
         "tvd": (divergence.tvd(before.double(), after.double(), "probs"), np.float32),
+    }
+    if labels is not None:
+        predicted["label"] = (labels, np.int16)
+        predicted["correct_clean"] = (before.argmax(1) == labels, np.bool_)
+        predicted["correct_attacked"] = (after.argmax(1) == labels, np.bool_)
+    prefix = "" if task.name == "node" else "item_"
+    values: dict[str, tuple[Tensor, type]] = {
+        "degree": (graph.adjacency.degree, np.int32),
+        **{f"{prefix}{name}": value for name, value in predicted.items()},
         "touched": (torch.stack(list(touched)), np.bool_),
         "sharpness": (_stacked([metrics.sharpness_per_node(p.before, p.rowptr) for p in pairs]), np.float32),
         "sharpness_attacked": (
@@ -55,10 +64,6 @@ def node_arrays(
             np.float32,
         ),
     }
-    if labels is not None:
-        values["label"] = (labels, np.int16)
-        values["correct_clean"] = (before.argmax(1) == labels, np.bool_)
-        values["correct_attacked"] = (after.argmax(1) == labels, np.bool_)
     for name, overlap in overlaps.items():
         values[f"overlap_{name}"] = (overlap, np.float32)
     return {name: pack_array(tensor.cpu().numpy().astype(kind)) for name, (tensor, kind) in values.items()}

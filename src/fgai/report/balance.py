@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fgai.evaluate.table import Column, Table
-from fgai.report.numbers import Record, number, percent, signed
+from fgai.report.numbers import SCORES, Record, number, percent, score_of, signed
 
 SLIGHT = 0.02
 """Shares and slopes that differ by no more count as the same."""
@@ -93,9 +93,9 @@ def changes(
     k = (base.get("config") or {}).get("k", 5)
     out = []
     for measure in MEASURES:
+        path = measure.path.replace("f1.", f"{score_of(base)}.")
         values = [
-            number(record, measure.path) if measure.path else _proved(record, certificates or {})
-            for record in (base, twin)
+            number(record, path) if path else _proved(record, certificates or {}) for record in (base, twin)
         ]
         before, after = values
         if before is None or after is None:
@@ -103,7 +103,7 @@ def changes(
         out.append(
             Change(
                 key=measure.key,
-                name=measure.name,
+                name=measure.name.replace("F1", SCORES[score_of(base)][0]),
                 title=measure.title.format(k=k),
                 before=before,
                 after=after,

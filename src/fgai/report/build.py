@@ -20,6 +20,7 @@ from fgai.report.nodes import nodes_of_models, nodes_of_records
 from fgai.report.parts import Part, parts_of
 from fgai.report.subgraph import subgraph
 from fgai.report.views import Seen, see
+from fgai.tasks import task_of
 from fgai.training import History
 
 Records = Comparison | EvaluationRecord | Sequence[EvaluationRecord]
@@ -68,7 +69,10 @@ def make_report(
         raise InputError("`data` must be given with `models`: the graph they were evaluated on")
     reference = records.reference if isinstance(records, Comparison) else given[0].name
     plain_certificates = {name: record.to_dict() for name, record in (certificates or {}).items()}
-    graph = None if data is None else as_graph(data).to("cpu")
+    graph = None
+    if data is not None:
+        targets = str(given[0].config.get("targets", "test"))
+        graph = task_of(as_graph(data)).view(as_graph(data), targets).to("cpu")
     notes: list[str] = []
     parts = parts_of([record.to_dict() for record in given], plain_certificates, notes)
     seen: list[Seen] = []
@@ -154,7 +158,11 @@ def _look(
                 continue
             config = part.record.get("config") or {}
             attack = make_attack(
-                wanted, "prediction", targets=str(config.get("targets", "test")), k=int(config.get("k", 5))
+                wanted,
+                "prediction",
+                targets=str(config.get("targets", "test")),
+                k=int(config.get("k", 5)),
+                task=task_of(graph).name,
             )
             result = attack.run(model, graph, seed=int(part.record.get("seed", 0)))
         out.append(see(part.name, model, graph, result))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fgai.report.balance import changes, kind_of
 from fgai.report.document import Report
-from fgai.report.numbers import number, percent, signed
+from fgai.report.numbers import number, percent, score, score_of, signed
 from fgai.report.sections import esc
 from fgai.report.words import pair, size_of
 
@@ -30,6 +30,13 @@ class Card(NamedTuple):
     bars: list[Bar]
 
 
+TESTED = {
+    "f1": "Tested nodes classified right",
+    "accuracy": "Tested graphs classified right",
+    "roc_auc": "ROC-AUC on the tested links",
+}
+
+
 def cards(report: Report) -> str:
     """All cards that have an answer, as HTML."""
     made = (
@@ -49,12 +56,12 @@ def cards(report: Report) -> str:
 def _predictions(report: Report) -> Card:
     bars = []
     for record, name in zip(report.records, report.names, strict=True):
-        before, after = number(record, "f1.clean"), number(record, "f1.attacked")
+        before, after = score(record, "clean"), score(record, "attacked")
         bars.append(Bar(name, after, f"{percent(before)} → {percent(after)}", before))
     return Card(
         "attacked",
         "Predictions that survive",
-        "Tested nodes classified right: before the attack (tick) and after it (bar).",
+        f"{TESTED[score_of(report.records[0])]}: before the attack (tick) and after it (bar).",
         bars,
     )
 

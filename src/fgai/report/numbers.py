@@ -31,6 +31,24 @@ METRICS: dict[str, tuple[Metric, ...]] = {
             "The same when the attack aims at the explanation instead.",
         ),
         Metric(
+            "ROC-AUC, clean graph", "roc_auc.clean", SHARE, "higher",
+            "Chance that a positive outranks a negative.",
+        ),
+        Metric("ROC-AUC, attacked", "roc_auc.attacked", SHARE, "higher", "The same on the attacked graph."),
+        Metric(
+            "Average precision, clean graph", "average_precision.clean", SHARE, "higher",
+            "Precision over all thresholds.",
+        ),
+        Metric(
+            "Average precision, attacked", "average_precision.attacked", SHARE, "higher",
+            "The same on the attacked graph.",
+        ),
+        Metric(
+            "Accuracy, clean graphs", "accuracy.clean", SHARE, "higher",
+            "Share of the tested graphs classified right.",
+        ),
+        Metric("Accuracy, attacked", "accuracy.attacked", SHARE, "higher", "The same under attack."),
+        Metric(
             "Change of logits, relative (g-TVD)", "g_tvd.rel", SMALL, "lower",
             "How far the outputs move under attack, as a share of their own spread.",
         ),
@@ -48,6 +66,18 @@ METRICS: dict[str, tuple[Metric, ...]] = {
         Metric(
             "Top-k kept, explanation attacked", "overlap_touched.explanation.all", SHARE, "higher",
             "The same when the attack aims at the explanation.", "overlap_touched.all",
+        ),
+        Metric(
+            "Explanations of links kept", "explanations.prediction.links.all", SHARE, "higher",
+            "Share of the strongest neighbours of both ends that stay, prediction attacked.",
+        ),
+        Metric(
+            "… of pairs that are no links", "explanations.prediction.pairs.all", SHARE, "higher",
+            "The same for other pairs.",
+        ),
+        Metric(
+            "Explanations of graphs kept", "explanations.prediction.graphs.all", SHARE, "higher",
+            "Share of a graph's strongest edges that stay, prediction attacked.",
         ),
         Metric(
             "Change of attention, all layers (g-JSD)", "g_jsd.all", SMALL, "lower",
@@ -103,6 +133,25 @@ def number(record: Record, path: str) -> float | None:
     """A metric of a record by its dotted path, None where it is missing or no number."""
     found = look_up(record.get("metrics") or {}, path)
     return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+
+
+SCORES = {
+    "f1": ("F1", "of the tested nodes classified right"),
+    "accuracy": ("accuracy", "of the tested graphs classified right"),
+    "roc_auc": ("ROC-AUC", "ROC-AUC on the tested links"),
+}
+"""The headline score of each task, by its name in records: heading and words behind a percentage."""
+
+
+def score_of(record: Record) -> str:
+    """The name of a record's headline score; `f1` where there is none."""
+    metrics = record.get("metrics") or {}
+    return next((name for name in SCORES if name in metrics), "f1")
+
+
+def score(record: Record, when: str) -> float | None:
+    """The headline score, `clean` or `attacked`."""
+    return number(record, f"{score_of(record)}.{when}")
 
 
 def of_null(record: Record, kind: str, metric: Metric) -> float | None:

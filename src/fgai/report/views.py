@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -12,6 +13,7 @@ from fgai.attacks import AttackResult
 from fgai.evaluate.curves import combined
 from fgai.evaluate.measures import Observation, observe
 from fgai.graph import Graph
+from fgai.tasks import task_of
 from fgai.training import prepared
 
 UNIT = 1e-6
@@ -29,7 +31,7 @@ class View:
         rowptr: [N' + 1].
         source: [E'].
         weight: [E'] attention, mean over heads and layers.
-        predicted: [N'] class.
+        predicted: [N'] class: of the node, of a pair it is an end of, or of its graph.
         confidence: [N'] its probability.
     """
 
@@ -83,6 +85,9 @@ def see(name: str, model: nn.Module, graph: Graph, attack: AttackResult) -> Seen
 def _view(seen: Observation) -> View:
     layer = combined(seen.attention).to("cpu")
     confidence, predicted = seen.logits.double().softmax(1).max(1)
+    row = task_of(seen.graph).row_of(seen.graph)
+    predicted = torch.where(row >= 0, predicted[row], 0)
+    confidence = torch.where(row >= 0, confidence[row], 0.0)
     return View(
         rowptr=layer.rowptr.numpy(),
         source=layer.source.numpy(),

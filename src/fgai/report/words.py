@@ -7,7 +7,7 @@ from typing import Any
 
 from fgai.report.balance import changes, verdict
 from fgai.report.document import Report
-from fgai.report.numbers import Record, number, percent
+from fgai.report.numbers import SCORES, Record, number, percent, score, score_of
 
 
 def headline(report: Report) -> str:
@@ -24,14 +24,14 @@ def meaning(records: Sequence[Record], reference: str) -> list[str]:
     shown = [base] if twin is None else [base, twin]
     out, parts = [], []
     for record in shown:
-        before, after = number(record, "f1.clean"), number(record, "f1.attacked")
+        before, after = score(record, "clean"), score(record, "attacked")
         if before is not None and after is not None:
             verb = "falls" if after < before - 0.005 else "stays" if after <= before + 0.005 else "rises"
             way = f"at {percent(after)}" if verb == "stays" else f"from {percent(before)} to {percent(after)}"
             parts.append(f"{record.get('name')} {verb} {way}")
     if parts:
         same = "Under the same attack" if len(parts) > 1 else "Under attack"
-        out.append(f"{same}, {' and '.join(parts)} of the tested nodes classified right.")
+        out.append(f"{same}, {' and '.join(parts)} {SCORES[score_of(base)][1]}.")
     k, told = size_of(base), []
     for key, when in (("prediction", "aims at predictions"), ("explanation", "aims at explanations")):
         kept = [(r.get("name"), number(r, f"overlap_touched.{key}.all")) for r in shown]

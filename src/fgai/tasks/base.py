@@ -57,6 +57,10 @@ class Task(ABC):
     def reached(self, graph: Graph, nodes: Tensor) -> Tensor:
         """Bool [rows]: what is predicted from at least one of `nodes` (bool [N])."""
 
+    @abstractmethod
+    def row_of(self, graph: Graph) -> Tensor:
+        """[N] the row that tells most about each node, -1 where there is none."""
+
     def measured(self, graph: Graph, targets: str) -> Tensor:
         """The rows whose change under attack is measured: those of `targets`."""
         return self.rows(graph, targets)

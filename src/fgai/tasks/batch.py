@@ -56,6 +56,10 @@ class GraphTask(Task):
         out[batch_of(graph)[nodes.nonzero().flatten()]] = True
         return out
 
+    def row_of(self, graph: Graph) -> Tensor:
+        """The node's graph."""
+        return batch_of(graph)
+
 
 def batch_of(graph: Graph) -> Tensor:
     """The graph of each node, where there are several."""

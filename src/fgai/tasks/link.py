@@ -67,6 +67,16 @@ class LinkTask(Task):
         """Pairs of which at least one end is among `nodes`."""
         return nodes[links_of(graph).pairs].any(0)
 
+    def row_of(self, graph: Graph) -> Tensor:
+        """The first pair the node is an end of: a test link, else another test pair, else any."""
+        links = links_of(graph)
+        order = torch.argsort(links.part * 2 + links.y, descending=True, stable=True)
+        place = torch.full((graph.num_nodes,), len(links), device=graph.device)
+        spots = torch.arange(len(links), device=graph.device)
+        for end in links.pairs[:, order]:
+            place = place.scatter_reduce(0, end, spots, "amin")
+        return torch.where(place < len(links), order[place.clamp(max=len(links) - 1)], -1)
+
 
 def links_of(graph: Graph) -> Links:
     """The links of a graph that has some."""

@@ -40,6 +40,10 @@ class NodeTask(Task):
         """The nodes themselves."""
         return nodes
 
+    def row_of(self, graph: Graph) -> Tensor:
+        """The node's own."""
+        return torch.arange(graph.num_nodes, device=graph.device)
+
     def measured(self, graph: Graph, targets: str) -> Tensor:
         """All nodes: an attack on some moves others too."""
         return torch.arange(graph.num_nodes, device=graph.device)
