@@ -348,8 +348,11 @@ class Graph:
     def joined(self, targets: Tensor) -> tuple[Adjacency, EdgeMap]:
         """Return the edges alone after `inject`; `targets` [M, e] are on the device and trusted."""
         adjacency, ours = self.adjacency.attach(targets, self.has_loops)
-        before = torch.arange(self.num_edges, device=self.device)
-        return adjacency, EdgeMap(before, ours, self.num_edges, adjacency.num_edges)
+        return adjacency, EdgeMap(self._positions, ours, self.num_edges, adjacency.num_edges)
+
+    @cached_property
+    def _positions(self) -> Tensor:
+        return torch.arange(self.num_edges, device=self.device)
 
     def _neighbours(self) -> Tensor:
         """[N] incoming edges per node, self-loops not counted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -90,7 +91,22 @@ class LayerAttention:
     @classmethod
     def on(cls, adjacency: Adjacency, values: Tensor, name: str = "") -> LayerAttention:
         """Put values [E, H] on the edges of an adjacency, in its order."""
-        return cls(values, adjacency.source, adjacency.destination, adjacency.num_nodes, name, adjacency)
+        if values.dim() != 2 or values.shape[0] != adjacency.num_edges:
+            raise InputError(
+                f"`values` must have shape [{adjacency.num_edges}, heads], got {tuple(values.shape)}"
+            )
+        made = object.__new__(cls)
+        made.__dict__.update(values=values, num_nodes=adjacency.num_nodes, name=name, adjacency=adjacency)
+        return made
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Tensor:
+            """Called for the ends of the edges while nobody has asked for them: the adjacency has them."""
+            if name not in ("source", "destination") or self.__dict__.get("adjacency") is None:
+                raise AttributeError(f"'LayerAttention' object has no attribute {name!r}")
+            self.__dict__[name] = getattr(self.adjacency, name)
+            return self.__dict__[name]
 
     @property
     def num_edges(self) -> int:
@@ -128,7 +144,10 @@ class LayerAttention:
 
     def with_values(self, values: Tensor) -> LayerAttention:
         """Return the same edges with other values [E, H']; what is known of the edges is shared."""
-        other = replace(self, values=values)
+        if self.adjacency is not None:
+            other = LayerAttention.on(self.adjacency, values, self.name)
+        else:
+            other = replace(self, values=values)
         for name in ("keys", "rowptr", "degree", "has_duplicates"):
             if name in self.__dict__:
                 other.__dict__[name] = self.__dict__[name]

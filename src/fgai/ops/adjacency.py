@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -160,15 +160,36 @@ class Adjacency:
         """[E] int64, sorted: `source · 2³² + destination`, the identity of each edge in `csc` order."""
         return edge_keys(self.destination, self.source)[self.csc]
 
+    @classmethod
+    def of_narrow(cls, num_nodes: int, index: Index32) -> Adjacency:
+        """Build from 32-bit indices; the others are made when somebody asks for them."""
+        made = object.__new__(cls)
+        made.__dict__.update(num_nodes=num_nodes, index32=index)
+        return made
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Tensor:
+            """Called for what is not there yet: widen the 32-bit indices."""
+            if name not in Index32._fields or "index32" not in self.__dict__:
+                raise AttributeError(f"'Adjacency' object has no attribute {name!r}")
+            self.__dict__[name] = getattr(self.__dict__["index32"], name).long()
+            return self.__dict__[name]
+
+    @property
+    def _known(self) -> Tensor:
+        found = self.__dict__.get("source")
+        return found if isinstance(found, Tensor) else self.index32.source
+
     @property
     def num_edges(self) -> int:
         """E."""
-        return int(self.source.shape[0])
+        return int(self._known.shape[0])
 
     @property
     def device(self) -> torch.device:
         """Where the indices live."""
-        return self.source.device
+        return self._known.device
 
     @cached_property
     def keys(self) -> Tensor:

@@ -176,7 +176,8 @@ def fit(
     steps, told = _Steps(model, recipe, config, optimizer, seed), on_epoch or _silent
     began = perf_counter() - history.seconds
     bar = Progress(config.epochs, recipe.name, show=progress, done=first)
-    with bar, held_interrupt(folder is not None) as interrupted, seeded(epoch_seed(seed, first), device):
+    held = held_interrupt(folder is not None)
+    with bar, held as interrupted, steps, seeded(epoch_seed(seed, first), device):
         for epoch in range(first, config.epochs):
             if history.stopped == "patience":
                 break
@@ -251,6 +252,15 @@ class _Steps:
         self.replays: Replays | None = None
         if can_replay(recipe, model):
             self.replays = Replays(recipe, model, self.update, lambda epoch: epoch_seed(seed, epoch))
+
+    def __enter__(self) -> _Steps:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let the captured graphs and their memory go at once, not when the collector comes by."""
+        if self.replays is not None:
+            self.model.zero_grad(set_to_none=True)
+            self.replays = None
 
     @property
     def due(self) -> bool:

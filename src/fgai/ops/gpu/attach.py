@@ -85,7 +85,7 @@ def _new_keys(targets, keys, nodes, width, first, loops, count, B: tl.constexpr)
 
 @triton.jit
 def _old_edges(
-    keys, turned, csc, fresh, source, destination, new_csc, source32, destination32, csc32, target32, ours,
+    keys, turned, csc, fresh, source32, destination32, csc32, target32, ours,
     old, new, STEPS: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     e = tl.program_id(0) * B + tl.arange(0, B)
@@ -101,19 +101,16 @@ def _old_edges(
         low_c, high_c = _halve(fresh, low_c, high_c, _turned(back), live)
     at, spot, edge = e + low_a, e + low_b, edge + low_c
     tl.store(ours + e, at.to(tl.int64), mask=live)
-    tl.store(source + at, key & 0xFFFFFFFF, mask=live)
     tl.store(source32 + at, (key & 0xFFFFFFFF).to(tl.int32), mask=live)
-    tl.store(destination + at, key >> 32, mask=live)
     tl.store(destination32 + at, (key >> 32).to(tl.int32), mask=live)
-    tl.store(new_csc + spot, edge.to(tl.int64), mask=live)
     tl.store(csc32 + spot, edge, mask=live)
     tl.store(target32 + spot, (back & 0xFFFFFFFF).to(tl.int32), mask=live)
 
 
 @triton.jit
 def _new_edges(
-    keys, turned, rowptr, colptr, fresh, source, destination, new_csc, source32, destination32, csc32,
-    target32, first, old, new, STEPS: tl.constexpr, LONG: tl.constexpr, B: tl.constexpr,
+    keys, turned, rowptr, colptr, fresh, source32, destination32, csc32, target32,
+    first, old, new, STEPS: tl.constexpr, LONG: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     e = tl.program_id(0) * B + tl.arange(0, B)
     live = e < new
@@ -127,19 +124,15 @@ def _new_edges(
         low_b, high_b = _halve(turned, low_b, high_b, key, live)
         low_c, high_c = _halve(keys, low_c, high_c, back, live)
     at, spot, edge = e + low_a, e + low_b, low_c + _below(fresh, new, back, live, STEPS)
-    tl.store(source + at, key & 0xFFFFFFFF, mask=live)
     tl.store(source32 + at, (key & 0xFFFFFFFF).to(tl.int32), mask=live)
-    tl.store(destination + at, key >> 32, mask=live)
     tl.store(destination32 + at, (key >> 32).to(tl.int32), mask=live)
-    tl.store(new_csc + spot, edge.to(tl.int64), mask=live)
     tl.store(csc32 + spot, edge, mask=live)
     tl.store(target32 + spot, (key & 0xFFFFFFFF).to(tl.int32), mask=live)
 
 
 @triton.jit
 def _pointers(
-    fresh, rowptr, colptr, new_rowptr, new_colptr, rowptr32, colptr32,
-    first, count, new, STEPS: tl.constexpr, B: tl.constexpr,
+    fresh, rowptr, colptr, rowptr32, colptr32, first, count, new, STEPS: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """`first` is the number of old nodes, `count` that of all plus one."""
     i = tl.program_id(0) * B + tl.arange(0, B)
@@ -148,9 +141,7 @@ def _pointers(
     at = tl.minimum(i, first)
     row = tl.load(rowptr + at, mask=live, other=0) + more
     column = tl.load(colptr + at, mask=live, other=0) + more
-    tl.store(new_rowptr + i, row, mask=live)
     tl.store(rowptr32 + i, row.to(tl.int32), mask=live)
-    tl.store(new_colptr + i, column, mask=live)
     tl.store(colptr32 + i, column.to(tl.int32), mask=live)
 
 
@@ -169,14 +160,10 @@ def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacenc
         _sort[(max(1, -(-new // 64)),)](made, fresh, new, B=64, T=64)
     else:
         fresh = torch.sort(made).values
-    source, destination, csc = (keys.new_empty(old + new) for _ in range(3))
-    source32, destination32, csc32, target32 = (
-        keys.new_empty(old + new, dtype=torch.int32) for _ in range(4)
-    )
-    rowptr, colptr = (keys.new_empty(count) for _ in range(2))
-    rowptr32, colptr32 = (keys.new_empty(count, dtype=torch.int32) for _ in range(2))
+    source, destination, csc, target = (keys.new_empty(old + new, dtype=torch.int32) for _ in range(4))
+    rowptr, colptr = (keys.new_empty(count, dtype=torch.int32) for _ in range(2))
     ours = keys.new_empty(old)
-    out = source, destination, csc, source32, destination32, csc32, target32
+    out = source, destination, csc, target
     incoming, outgoing, longest = grown_layouts(adjacency, nodes, width + int(loops))
     short, long = new.bit_length(), longest.bit_length()
     _old_edges[_grid(old)](
@@ -187,11 +174,9 @@ def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacenc
         STEPS=short, LONG=long, B=64, num_warps=2,
     )  # fmt: skip
     _pointers[_grid(count)](
-        fresh, adjacency.rowptr, adjacency.colptr, rowptr, colptr, rowptr32, colptr32,
-        first, count, new, STEPS=short, B=BLOCK,
-    )  # fmt: skip
-    grown = Adjacency(first + nodes, source, destination, rowptr, colptr, csc)
-    grown.__dict__["index32"] = Index32(rowptr32, source32, colptr32, csc32, destination32)
-    grown.__dict__["_gpu_incoming"] = place(incoming, rowptr32, source32, source32)
-    grown.__dict__["_gpu_outgoing"] = place(outgoing, colptr32, csc32, target32)
+        fresh, adjacency.rowptr, adjacency.colptr, rowptr, colptr, first, count, new, STEPS=short, B=BLOCK
+    )
+    grown = Adjacency.of_narrow(first + nodes, Index32(rowptr, source, colptr, csc, destination))
+    grown.__dict__["_gpu_incoming"] = place(incoming, rowptr, source, source)
+    grown.__dict__["_gpu_outgoing"] = place(outgoing, colptr, csc, target)
     return grown, ours
