@@ -14,6 +14,7 @@ from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.files import checked_output, open_model
 from fgai.cli.output import Output, command
+from fgai.cli.threats import find_breaking_point, list_threats
 from fgai.cli.train import NAMES
 from fgai.evaluate.measures import logits_again
 from fgai.evaluate.record import plain
@@ -29,11 +30,25 @@ def attack(
     *,
     threat: options.Threat = "standard",
     objective: Annotated[
-        str, typer.Option(help="What is attacked: prediction, margin or explanation.")
+        str, typer.Option(help="What is attacked: prediction, margin, explanation or preserving.")
     ] = "prediction",
     targets: Annotated[
         str, typer.Option(help="What is attacked: test, val or fit (training and validation).")
     ] = "test",
+    breaking: Annotated[
+        float | None,
+        typer.Option(
+            "--breaking-point",
+            help="Search the fewest injected nodes at which touched explanations overlap by less than this.",
+        ),
+    ] = None,
+    most: Annotated[
+        int, typer.Option("--max-nodes", min=1, help="Most nodes --breaking-point may inject.")
+    ] = 160,
+    listed: Annotated[
+        bool,
+        typer.Option("--list", callback=list_threats, is_eager=True, help="Name every threat and stop."),
+    ] = False,
     k: options.K = 5,
     seed: options.Seed = 0,
     dataset: options.OtherDataset = None,
@@ -49,6 +64,7 @@ def attack(
     Examples:
     - `fgai attack gat.safetensors`
     - `fgai attack gat.safetensors --threat strong --objective explanation --json`
+    - `fgai attack gat.safetensors --threat standard --breaking-point 0.5`
     """
     out = Output(json, quiet)
     one_of(objective, "--objective", OBJECTIVES)
@@ -57,6 +73,10 @@ def attack(
     chosen = make_attack(threat, objective, targets=targets, k=k, task=task.name)
     path = None if output is None else checked_output(output)
     out.say(f"attacking {model} on {opened.graph!r}")
+    if breaking is not None:
+        wanted = {"threat": threat, "threshold": breaking, "limit": most, "k": k, "seed": seed}
+        find_breaking_point(out, opened, path, {**wanted, "targets": targets})
+        return
     result = chosen.run(opened.model, opened.graph, seed=seed)
     graph = prepared(opened.model, task.view(opened.graph, targets))
     rows, labels = task.rows(graph, targets), task.labels(graph)
@@ -67,7 +87,7 @@ def attack(
         "model": str(model),
         "dataset": opened.graph.name,
         "threat": threat,
-        "objective": objective,
+        "objective": chosen.objective_name,
         "targets": targets,
         "seed": seed,
         "budget": chosen.budget.to_dict(),
@@ -85,7 +105,10 @@ def attack(
 
     def show(console: Console) -> None:
         lines: list[list[Any]] = [
-            [f"{objective} objective", *(values["value"][name] for name in ("clean", "noise", "attacked"))]
+            [
+                f"{chosen.objective_name} objective",
+                *(values["value"][name] for name in ("clean", "noise", "attacked")),
+            ]
         ]
         what = f"{targets} {task.rows_are}"
         if measure in values:
@@ -96,6 +119,8 @@ def attack(
             f"{result.ledger.steps} steps, {result.ledger.forwards} forward passes,"
             f" {result.ledger.seconds:.1f} s"
         )
+        if result.ledger.feasible is not None:
+            spent += f"; {100 * result.ledger.feasible:.0f} % of what was tried kept the classes"
         columns = [Column(""), Column("clean"), Column("noise"), Column("attacked")]
         Table(f"{threat} attack on {model.name}", columns, lines, [changed, spent]).show(console)
 

@@ -28,7 +28,12 @@ VanillaFile = Annotated[
     Path | None, typer.Option("--vanilla", help="The model it was made from, to measure similarity to.")
 ]
 Seed = Annotated[int, typer.Option("--seed", "-s", min=0, help="Draws whatever is random.")]
-Threat = Annotated[str, typer.Option("--threat", "-t", help="standard, strong, random, edges or modify.")]
+Threat = Annotated[
+    str,
+    typer.Option(
+        "--threat", "-t", help="standard, strong, random, edges, modify, preserving, tdgia, dice or flips."
+    ),
+]
 K = Annotated[int, typer.Option("--k", "-k", min=1, help="Neighbours in a node's explanation.")]
 Epochs = Annotated[
     int | None, typer.Option("--epochs", min=1, help="Training epochs; the preset's by default.")
