@@ -20,8 +20,8 @@ from fgai.ops.gpu.plan import Work, incoming, outgoing
 ADDITIVE, DYNAMIC, DOT = 0, 1, 2
 # What is written of the attention: every head's, or their mean (nothing: 0).
 ALL, MEAN = 1, 2
-# Numbers in a tile of edges × heads × channels that one warp holds.
-TILE = 1024
+# Numbers in a tile of edges × heads × channels, and how many of them one warp holds.
+TILE, WARP = 1024, 1024
 # Programs that share the rows when a gradient has to be summed over all of them.
 PROGRAMS = 4096
 
@@ -34,7 +34,7 @@ def _sizes(heads: int, channels: int) -> dict[str, int]:
     """Return the compile-time sizes of tiles [BE, BH, BC]."""
     high, wide = _power(heads), _power(channels)
     block = max(4, min(32, TILE // (high * wide)))
-    warps = max(1, min(8, block * high * wide // TILE))
+    warps = max(1, min(8, block * high * wide // WARP))
     return {"H": heads, "C": channels, "BH": high, "BC": wide, "BE": block, "num_warps": warps}
 
 
