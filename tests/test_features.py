@@ -139,6 +139,26 @@ class TestSparseRows:
         for a, b in zip(ours, theirs, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5 if dtype == torch.float32 else 1e-10, atol=1e-6)
 
+    @pytest.mark.parametrize("threads", [1, 2])
+    @pytest.mark.parametrize("width", [5, 64, 71, 130])
+    @pytest.mark.parametrize(("rows", "columns"), [(900, 7), (60, 41)])
+    def test_wide_projection_and_gradient(self, rows: int, columns: int, width: int, threads: int) -> None:
+        generator = np.random.default_rng(width)
+        csr = sp.random_array((rows, columns), density=0.3, rng=generator, format="csr")
+        parts = (torch.from_numpy(a).long() for a in (csr.indptr, csr.indices))
+        sparse = SparseRows(*parts, torch.from_numpy(csr.data), columns)
+        weight = torch.from_numpy(generator.normal(size=(columns, width))).requires_grad_()
+        pull = generator.normal(size=(rows, width))
+        before = torch.get_num_threads()
+        try:
+            torch.set_num_threads(threads)
+            found = project(Features(sparse), weight)
+            (got,) = torch.autograd.grad(found, weight, torch.from_numpy(pull))
+        finally:
+            torch.set_num_threads(before)
+        np.testing.assert_allclose(found.detach().numpy(), csr @ weight.detach().numpy(), atol=1e-11)
+        np.testing.assert_allclose(got.numpy(), csr.T @ pull, atol=1e-11)
+
     def test_gradcheck(self) -> None:
         base = as_sparse(matrix()).base
         assert isinstance(base, SparseRows)

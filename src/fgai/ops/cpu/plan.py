@@ -40,11 +40,11 @@ class Outgoing(NamedTuple):
     target: Ints
 
 
-def blocks(pointers: Ints) -> Ints:
-    """Return the boundaries [B + 1] of blocks of rows with about equal `entries + rows`."""
+def blocks(pointers: Ints, most: int = MAX_BLOCKS) -> Ints:
+    """Return the boundaries [B + 1] of at most `most` blocks of rows with about equal `entries + rows`."""
     rows = len(pointers) - 1
     work = pointers.astype(np.int64) + np.arange(rows + 1)
-    count = int(np.clip(work[-1] // BLOCK_WORK, 1, MAX_BLOCKS))
+    count = int(np.clip(work[-1] // BLOCK_WORK, 1, most))
     targets = np.arange(1, count) * work[-1] // count
     inner = np.searchsorted(work, targets)
     return np.concatenate([[0], inner, [rows]]).astype(np.int32)
