@@ -14,18 +14,23 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv
 
 from fgai.attacks import (
+    DICE,
+    PRBCD,
+    TDGIA,
+    AdaptiveInjection,
     Attack,
     Budget,
     FeaturePGD,
     FGSMInjection,
     PGDInjection,
+    PreservingInjection,
     RandomEdges,
     RandomInjection,
 )
 from fgai.errors import ReliabilityWarning
 from fgai.graph import Graph
-from fgai.models import GAT, GT, GATv2
-from fgai.training import Adversarial, make_faithful, prepared, train
+from fgai.models import GAT, GCN, GT, GATv2
+from fgai.training import DEFENCES, Adversarial, Regularised, make_faithful, prepared, train
 from graph_cases import small_data
 
 K = 2
@@ -37,10 +42,18 @@ BUDGETS: dict[type[Attack], Budget] = {
     PGDInjection: INJECTION,
     RandomEdges: Budget(edges=7),
     FeaturePGD: Budget(rows=0.3, radius=0.2, steps=4, step_size=0.06, restarts=2),
+    PreservingInjection: INJECTION,
+    TDGIA: Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=7, step_size=0.3, restarts=2),
+    DICE: Budget(edges=7),
+    AdaptiveInjection: Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=3, step_size=0.3, restarts=4),
+    PRBCD: Budget(edges=7, steps=4, step_size=100.0, restarts=2),
 }
-MODELS = ("gat", "gatv2", "gt", "pyg")
-RECIPES = ("vanilla", "layer-norm", "adversarial", "faithful")
-OBJECTIVES = ("prediction", "margin", "explanation")
+MODELS = ("gat", "gatv2", "gt", "pyg", "gcn")
+RECIPES = ("vanilla", "layer-norm", "adversarial", "faithful", *DEFENCES)
+OBJECTIVES = ("prediction", "margin", "explanation", "preserving")
+UNSEARCHED = (RandomInjection, RandomEdges, DICE)
+START_FROM_NOISE = (PGDInjection, FGSMInjection, PreservingInjection, TDGIA, AdaptiveInjection)
+"""Injections whose first candidate is what `RandomInjection` draws."""
 
 
 class PygModel(nn.Module):
@@ -78,7 +91,19 @@ def untrained(model: str, norm: bool = False) -> nn.Module:
         layer = {"norm": "layer"} if norm else {}
         if model == "gt":
             return GT.for_data(graph, width=12, heads=(3, 1), encodings=4, **layer)
+        if model == "gcn":
+            return GCN.for_data(graph, channels=7, **layer)
         return {"gat": GAT, "gatv2": GATv2}[model].for_data(graph, channels=4, heads=3, **layer)
+
+
+def defended(model: str, recipe: str) -> nn.Module:
+    """A small model behind a defence; a user's own model has none, GCN stands in."""
+    behind = untrained("gcn" if model == "pyg" else model)
+    own = {"gnnguard": {"threshold": 0.2}}.get(recipe, {"rank": 5})
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        arguments = {k: v for k, v in behind.config.items() if k not in ("in_channels", "out_channels")}
+        return DEFENCES[recipe].for_data(tiny_graph(), base=type(behind).__name__, **arguments, **own)
 
 
 @cache
@@ -88,6 +113,10 @@ def trained(model: str, recipe: str) -> nn.Module:
     if recipe in ("vanilla", "layer-norm"):
         fresh = untrained(model, norm=recipe == "layer-norm")
         return train(fresh, graph, epochs=15, lr=0.05, progress=False)
+    if recipe in DEFENCES:
+        fresh = defended(model, recipe)
+        terms = Regularised(prepared(fresh, graph))
+        return train(fresh, graph, recipe=terms, epochs=15, lr=0.05, progress=False)
     vanilla = trained(model, "vanilla")
     if recipe == "faithful":
         return make_faithful(vanilla, graph, nodes=3, edges=4, epochs=2, progress=False)

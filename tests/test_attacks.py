@@ -15,6 +15,10 @@ from torch import Tensor, nn
 
 import attack_cases as cases
 from fgai.attacks import (
+    DICE,
+    PRBCD,
+    TDGIA,
+    AdaptiveInjection,
     Attack,
     Budget,
     Clean,
@@ -22,6 +26,7 @@ from fgai.attacks import (
     FGSMInjection,
     Perturbation,
     PGDInjection,
+    PreservingInjection,
     RandomEdges,
     RandomInjection,
     check,
@@ -65,9 +70,10 @@ def assert_within(change: Perturbation, attacked: Graph, budget: Budget, graph: 
     added = attacked.num_nodes - graph.num_nodes
     assert added <= budget.nodes
     old, new = set(graph.keys.tolist()), set(attacked.keys.tolist())
-    assert old <= new
-    ends = [(key & 0xFFFFFFFF, key >> 32) for key in new - old]
+    assert old <= new or not budget.nodes
+    ends = [(key & 0xFFFFFFFF, key >> 32) for key in new ^ old]
     joined = [(a, b) for a, b in ends if a != b]
+    assert all(a >= graph.num_nodes for a, b in ends if a == b)
     limit = budget.nodes * budget.edges if budget.nodes else budget.edges
     assert len(joined) <= 2 * limit
     assert graph.test_mask is not None
@@ -112,20 +118,24 @@ def run_contract(kind: type[Attack], name: str, recipe: str, objective: str) -> 
     assert (result.value, result.ledger.curve) == (again.value, again.ledger.curve)
     drawn = [r.change.endpoints if r.change.endpoints is not None else r.graph.keys for r in (result, other)]
     drawn = drawn if result.change.rows is None else [result.change.rows, other.change.rows]  # type: ignore[list-item]
-    assert not torch.equal(*drawn)
+    if kind in (PRBCD, TDGIA):  # what they choose is the model's; noise and starts are drawn
+        assert result.ledger.curve != other.ledger.curve
+    else:
+        assert not torch.equal(*drawn)
     assert result.value == pytest.approx(judged(attack, model, graph, result.graph), rel=1e-5, abs=1e-6)
     assert result.value >= result.noise
     assert result.value >= max(result.ledger.curve) - 1e-6
-    if kind in (PGDInjection, FGSMInjection):
+    if kind in cases.START_FROM_NOISE and not attack.own_objective:
         assert result.noise >= noise.value
-    steps = (
-        0 if kind in (RandomInjection, RandomEdges) else 1 if kind is FGSMInjection else attack.budget.steps
-    )
+    steps = 0 if kind in cases.UNSEARCHED else 1 if kind is FGSMInjection else attack.budget.steps
     assert result.ledger.steps == steps * attack.budget.restarts
-    assert result.ledger.forwards == len(result.ledger.curve)
+    relaxed = result.ledger.steps if kind is PRBCD else 0
+    assert result.ledger.forwards == len(result.ledger.curve) + relaxed
+    assert (result.ledger.feasible is None) == (attack.objective_name != "preserving")
     kept = result.edge_map
     assert torch.equal(graph.keys[kept.before], result.graph.keys[kept.after])
-    assert kept.before.numel() == graph.num_edges
+    gone = 0 if result.change.removed is None else 2 * result.change.removed.shape[1]
+    assert kept.before.numel() == graph.num_edges - gone
 
 
 @pytest.mark.parametrize(("kind", "model", "recipe", "objective"), cases.pairwise(*COMBINATIONS), ids=label)
@@ -162,7 +172,9 @@ def test_a_raising_attack_leaves_the_model_as_it_was(kind: type[Attack], fails_a
     assert_same(before, snapshot(model))
 
 
-@pytest.mark.parametrize("kind", [PGDInjection, FGSMInjection, RandomInjection], ids=label)
+@pytest.mark.parametrize(
+    "kind", [PGDInjection, FGSMInjection, RandomInjection, PreservingInjection], ids=label
+)
 def test_every_model_and_objective_gets_the_same_endpoints(kind: type[Attack]) -> None:
     graph, seen = cases.tiny_graph(), []
     with cases.quiet():
@@ -203,6 +215,11 @@ def test_more_restarts_are_never_weaker() -> None:
         (FGSMInjection, {"nodes": 0}),
         (RandomEdges, {"edges": 0}),
         (FeaturePGD, {"radius": 0.0}),
+        (PreservingInjection, {"nodes": 0}),
+        (TDGIA, {"nodes": 0}),
+        (AdaptiveInjection, {"nodes": 0}),
+        (DICE, {"edges": 0}),
+        (PRBCD, {"edges": 0}),
     ],
     ids=label,
 )
