@@ -132,6 +132,25 @@ def compare_attached(device: str, loops: bool, hub: int = 0) -> None:
     assert_same(one, two, TOLERANCE[torch.float64])
 
 
+def compare_shift(device: str) -> None:
+    """How far predictions moved, plain and logarithmic, from rounding to large, against the definition."""
+    from fgai.ops import gpu
+
+    generator = torch.Generator().manual_seed(8)
+    one = torch.randn(301, 7, generator=generator, dtype=torch.float64)
+    size = 10.0 ** torch.linspace(-9, 3, 301)[:, None]
+    two = one + size * torch.randn(301, 7, generator=generator)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-10)):
+        made = [t.to(device, dtype).requires_grad_() for t in (one, two)]
+        exact = [t.detach().double().requires_grad_() for t in made]
+        for log in (False, True):
+            ours = results_and_gradients(lambda g, log=log: (gpu.mean_shift(*g, 0.7, log),), made)
+            distance = (exact[0] - exact[1]).abs().sum(1) / 1.4
+            wanted = (torch.log1p(distance) if log else distance).mean()
+            theirs = results_and_gradients(lambda _, value=wanted: (value,), exact)
+            assert_same(ours, [t.to(dtype) for t in theirs], tolerance)
+
+
 def compare_top(device: str, long: int) -> None:
     """Leaders, masks, distance and margin of rows from empty to `long`, with ties, against the CPU."""
     from fgai.topk import gpu, leaders, swap_margin, topk_l1, topk_mask
@@ -182,6 +201,7 @@ def interpret() -> None:
 
     top.SHORT, top.LONG = 4, 8
     compare_top("cpu", 17)
+    compare_shift("cpu")
     from fgai.ops import gpu
 
     ones = torch.ones(2100, dtype=torch.float64)
@@ -222,6 +242,9 @@ class TestOnTheDevice:
     @pytest.mark.parametrize("hub", [0, 900])
     def test_new_nodes_equal_the_merge(self, loops: bool, hub: int) -> None:
         compare_attached("cuda", loops, hub)
+
+    def test_shift_of_predictions(self) -> None:
+        compare_shift("cuda")
 
     @pytest.mark.parametrize("long", [17, 64, 65, 3000])
     def test_top_of_rows(self, long: int) -> None:

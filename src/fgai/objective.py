@@ -11,6 +11,7 @@ from torch.nn.functional import kl_div
 
 from fgai.checks import at_least, one_of
 from fgai.errors import InputError
+from fgai.ops import mean_shift
 from fgai.topk import swap_margin, topk_l1
 
 DIVERGENCES = ("log", "relative", "logits", "probabilities", "kl")
@@ -66,10 +67,8 @@ def prediction_distance(y: Tensor, other: Tensor, divergence: str, scale: Tensor
         return kl_div(other.log_softmax(1), y.log_softmax(1), reduction="batchmean", log_target=True)
     if divergence == "probabilities":
         y, other = y.softmax(1), other.softmax(1)
-    distance = (y - other).abs().sum(1) / 2
-    if divergence in ("relative", "log"):
-        distance = distance / scale
-    return (torch.log1p(distance) if divergence == "log" else distance).mean()
+    size = scale if divergence in ("relative", "log") else 1.0
+    return mean_shift(y, other, size, log=divergence == "log")
 
 
 def attention_distance(

@@ -130,6 +130,31 @@ def dropout(given: Tensor, p: float, training: bool = True, *, seed: int | Tenso
     return given * 0 if p >= 1.0 else kernels_for(given).dropout(given, p, _seed(given, p, seed))
 
 
+def mean_shift(one: Tensor, two: Tensor, scale: Tensor | float = 1.0, *, log: bool = False) -> Tensor:
+    """Mean over rows of the total variation `½ Σ_c |one − two| / scale`, or of the logarithm of 1 + it.
+
+    Args:
+        one: [N, C].
+        two: [N, C].
+        scale: what a change is measured against.
+        log: take the logarithm of 1 + the distance of every row.
+
+    Returns:
+        A scalar, differentiable once in both.
+
+    Example:
+        >>> float(mean_shift(torch.tensor([[1.0, 3.0]]), torch.tensor([[2.0, 2.0]]), 2.0))
+        0.5
+    """
+    kernels = kernels_for(one)
+    fused = getattr(kernels, "mean_shift", None)
+    if fused is not None and isinstance(scale, float) and one.shape == two.shape and one.numel():
+        result: Tensor = fused(one, two, scale, log)
+        return result
+    distance = (one - two).abs().sum(1) / 2 / scale
+    return (torch.log1p(distance) if log else distance).mean()
+
+
 def _averaged(
     kernels: Kernels, name: str, given: tuple[object, ...], averaged: bool
 ) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from fgai.ops.gpu.functions import (
 )
 from fgai.ops.gpu.nodes import dropout, node_scores
 from fgai.ops.gpu.project import project_sparse
+from fgai.ops.gpu.shift import mean_shift
 
 AVERAGES = True
 """The fused operations can average the attention over the heads themselves."""
@@ -22,6 +23,7 @@ __all__ = [
     "attend_dynamic",
     "dropout",
     "edge_softmax",
+    "mean_shift",
     "node_scores",
     "project_sparse",
     "score_additive",
