@@ -82,12 +82,14 @@ THREATS: dict[str, Threat] = {
             AdaptiveInjection,
             Budget(nodes=20, edges=20, box=(-1.0, 1.0), steps=50, step_size=0.05, restarts=4),
             "20 nodes × 20 edges in disguise, 4 × 50 steps: for models with a defence",
+            Budget(nodes=1, edges=3, box=(-1.0, 1.0), steps=50, step_size=0.05, restarts=4),
         ),
         Threat(
             "preserving",
             PreservingInjection,
             Budget(nodes=20, edges=20, box=(-1.0, 1.0), steps=50, step_size=0.1),
             "20 nodes × 20 edges that change explanations and keep the predicted classes",
+            Budget(nodes=1, edges=3, box=(-1.0, 1.0), steps=50, step_size=0.1),
         ),
         Threat(
             "tdgia",
