@@ -48,7 +48,9 @@ BUDGETS: dict[type[Attack], Budget] = {
     AdaptiveInjection: Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=3, step_size=0.3, restarts=4),
     PRBCD: Budget(edges=7, steps=4, step_size=100.0, restarts=2),
 }
-MODELS = ("gat", "gatv2", "gt", "pyg", "gcn")
+ATTENTION = ("gat", "gatv2", "gt", "pyg")
+"""Models whose weights read nothing but the two ends of an edge; GCN's also read degrees."""
+MODELS = (*ATTENTION, "gcn")
 RECIPES = ("vanilla", "layer-norm", "adversarial", "faithful", *DEFENCES)
 OBJECTIVES = ("prediction", "margin", "explanation", "preserving")
 UNSEARCHED = (RandomInjection, RandomEdges, DICE)

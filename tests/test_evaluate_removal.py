@@ -63,7 +63,7 @@ def test_touched_nodes_equal_a_breadth_first_search(
     assert [rows.tolist() for rows in found] == slow_touched(graph, attacked, changed, depth)
 
 
-@pytest.mark.parametrize(("model", "kind"), cases.pairwise(cases.MODELS, tuple(KINDS)))
+@pytest.mark.parametrize(("model", "kind"), cases.pairwise(cases.ATTENTION, tuple(KINDS)))
 def test_attention_out_of_reach_did_not_move(model: str, kind: str) -> None:
     """The theory behind `touched`: everywhere else the rows are what they were."""
     network, threat = cases.trained(model, "vanilla"), tiny_threat(kind)

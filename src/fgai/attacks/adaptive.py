@@ -64,7 +64,10 @@ def disguise(graph: Graph, endpoints: Tensor) -> Tensor:
     assert graph.features is not None
     rows, places = torch.unique(endpoints, return_inverse=True)
     known = graph.features.select(rows)
-    return torch.stack([known[place].mean(0) for place in places])
+    out = known.new_zeros(endpoints.shape[0], graph.num_features)
+    for index, place in enumerate(places):  # row by row: all at once would lay out every endpoint again
+        out[index] = known[place].mean(0)
+    return out
 
 
 def near_endpoints(graph: Graph, nodes: Tensor, count: int, each: int, generator: torch.Generator) -> Tensor:
