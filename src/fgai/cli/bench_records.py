@@ -17,6 +17,7 @@ from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.files import checked_folder, checked_output
 from fgai.cli.output import Output, command
+from fgai.errors import DataError
 from fgai.files import write_atomic
 
 Results = Annotated[Path, typer.Option("--results", "-r", help="Folder of the records.")]
@@ -51,7 +52,7 @@ def table(
     from fgai.bench.tables import table as parts_of
 
     one_of(format_, "--format", FORMATS)
-    out, store = Output(json, quiet), Store(results)
+    out, store = Output(json, quiet), opened_store(results)
     if output is not None:
         write_atomic(checked_output(output), _text(name, store, format_))
         out.say(f"written to {output}")
@@ -65,6 +66,17 @@ def table(
 
     rows = list(csv.DictReader(io.StringIO(render(name, store, "csv")))) if json else []
     out.result({"command": "bench table", "table": name, "rows": rows}, show)
+
+
+def opened_store(results: Path) -> Store:
+    """The records of a folder that is there.
+
+    Raises:
+        DataError: it is not.
+    """
+    if not results.is_dir():
+        raise DataError(f"there is no folder of records at {results}; name it with --results")
+    return Store(results)
 
 
 def _text(name: str, store: Store, form: str) -> str:
@@ -131,7 +143,7 @@ def bars(
     from fgai.bench.tables import FORMATS
 
     one_of(format_, "--format", FORMATS)
-    found = checks.check(Store(results))
+    found = checks.check(opened_store(results))
     shown = checks.table(found, every=not missed)
     texts = {"markdown": shown.to_markdown, "latex": shown.to_latex, "csv": shown.to_csv}
 
@@ -178,7 +190,7 @@ def fill(
     """Replace the tables between `<!-- table: NAME -->` and `<!-- end -->` by those of the records."""
     from fgai.bench.document import update
 
-    out, store = Output(json, quiet), Store(results)
+    out, store = Output(json, quiet), opened_store(results)
     changed = {str(path): update(path, store) for path in documents}
 
     def show(console: Console) -> None:

@@ -46,6 +46,9 @@ def explain(
     chosen: str | int = int(layer) if layer.lstrip("-").isdigit() else layer
     opened = open_model(model, dataset, root)
     path = None if output is None else checked_output(output)
+    out.say(
+        f"explaining node {node} of {opened.graph!r}" + ("" if threat == "none" else f", threat {threat}")
+    )
     found = explain_node(
         opened.model,
         opened.graph,

@@ -1,0 +1,123 @@
+"""Real processes of the command line at the price of a fork.
+
+Importing takes seconds, so one process imports everything once and then forks a child for every command:
+each has its own standard streams, folder, signals and exit code, and runs the entry point of the script.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PARENT = r"""
+import json, os, sys
+from fgai.cli import main
+print("ready", flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.chdir(asked["cwd"])
+        os.environ.update(asked["env"])
+        for fd, name, flags in ((0, os.devnull, os.O_RDONLY), (1, asked["out"], 1), (2, asked["err"], 1)):
+            os.dup2(os.open(name, flags | (os.O_CREAT | os.O_TRUNC if fd else 0), 0o600), fd)
+        sys.argv = ["fgai", *asked["words"]]
+        code = 0
+        try:
+            main()
+        except SystemExit as left:
+            code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            code = 99
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class Done(NamedTuple):
+    """What a process left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Processes:
+    """Starts commands, one at a time.
+
+    Args:
+        scratch: folder for the streams.
+    """
+
+    def __init__(self, scratch: Path) -> None:
+        self._streams = scratch / "out.txt", scratch / "err.txt"
+        quiet = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+        drop = ("FGAI_DATA", "FGAI_DEBUG", "COLUMNS", "FORCE_COLOR")
+        self._parent = subprocess.Popen(
+            [sys.executable, "-c", PARENT],
+            env={**{k: v for k, v in os.environ.items() if k not in drop}, **quiet, "TERM": "xterm"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._line() == "ready"
+
+    def close(self) -> None:
+        """End the process that forks."""
+        assert self._parent.stdin is not None
+        self._parent.stdin.close()
+        self._parent.wait(30)
+
+    def run(self, *words: object, cwd: Path, **env: str) -> Done:
+        """Run a command to its end."""
+        self._start(words, cwd, env)
+        return self._finish()
+
+    def interrupt(self, *words: object, cwd: Path, when: str) -> Done:
+        """Press Ctrl-C as soon as standard error holds `when`."""
+        child = self._start(words, cwd, {})
+        deadline = time.monotonic() + 120
+        while when not in self._read()[1] and time.monotonic() < deadline and self._alive(child):
+            time.sleep(0.02)
+        if self._alive(child):
+            os.kill(child, signal.SIGINT)
+        return self._finish()
+
+    def _start(self, words: tuple[object, ...], cwd: Path, env: dict[str, str]) -> int:
+        for path in self._streams:
+            path.write_text("")
+        out, err = map(str, self._streams)
+        asked: dict[str, Any] = {"words": [str(word) for word in words], "cwd": str(cwd), "env": env}
+        assert self._parent.stdin is not None
+        self._parent.stdin.write(json.dumps({**asked, "out": out, "err": err}) + "\n")
+        self._parent.stdin.flush()
+        return int(self._line())
+
+    @staticmethod
+    def _alive(child: int) -> bool:
+        return Path(f"/proc/{child}").exists()  # reaped at once, so what is there runs
+
+    def _finish(self) -> Done:
+        return Done(int(self._line()), *self._read())
+
+    def _read(self) -> tuple[str, str]:
+        out, err = (path.read_text() for path in self._streams)
+        return out, err
+
+    def _line(self) -> str:
+        assert self._parent.stdout is not None
+        return self._parent.stdout.readline().strip()
