@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from bench_cases import fill
 from cli_process import Done, Processes
@@ -135,6 +136,14 @@ def test_every_command_has_its_cases() -> None:
     known = set(commands(typer.main.get_command(app)))
     assert known == set(GOOD) == set(BAD) == set(MISSING)
     assert set(UNWRITABLE) <= known and set(INTERRUPTED) <= known
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_help(name: str) -> None:
+    done = CliRunner().invoke(app, [*name.split(), "--help"], terminal_width=100)
+    said = " ".join(done.stdout.split())
+    assert done.exit_code == 0 and f"fgai {name}" in said
+    assert all(word in said for word in ("Example", "--json", "--quiet"))
 
 
 @pytest.fixture(scope="module")
