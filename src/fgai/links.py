@@ -51,7 +51,8 @@ class Links:
 
     def ends(self, targets: str) -> Tensor:
         """The nodes at the ends of the pairs of a part, each once."""
-        return torch.unique(self.pairs[:, self.rows(targets)])
+        ends: Tensor = torch.unique(self.pairs[:, self.rows(targets)])
+        return ends
 
     def take(self, rows: Tensor) -> Links:
         """Return some of the pairs."""

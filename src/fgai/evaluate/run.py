@@ -107,7 +107,7 @@ class Run:
                 out[f"truth{suffix}"] = found
         meter.lap("metrics")
         right = self._right() if curves and self.labels is not None else None
-        if right is not None:
+        if right is not None and self.labels is not None:
             out["f_slope"] = all_curves(self.model, views, self.labels, right)
             out["fidelity"] = {n: fidelity(self.model, view, self.rows, self.k) for n, view in views.items()}
             meter.lap("curves")

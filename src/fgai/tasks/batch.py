@@ -37,7 +37,8 @@ class GraphTask(Task):
         mask = node_mask(graph, targets)
         if mask is None:
             return torch.arange(graph.num_graphs, device=graph.device)
-        return torch.unique(batch_of(graph)[mask])
+        found: Tensor = torch.unique(batch_of(graph)[mask])
+        return found
 
     def labels(self, graph: Graph) -> Tensor | None:
         """The graphs' classes."""
