@@ -137,7 +137,7 @@ class Preserving:
     constrained = True
     __name__ = "preserving"
 
-    def __init__(self, k: int = 5, keep: float = 0.99, slack: float = 0.5) -> None:
+    def __init__(self, k: int = 5, keep: float = 0.995, slack: float = 0.5) -> None:
         if not 0 < keep <= 1:
             raise InputError(f"`keep` is a share of the attacked nodes, above 0 and at most 1, got {keep}")
         self.k, self.keep, self.slack = k, keep, slack
