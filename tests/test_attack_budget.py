@@ -104,6 +104,8 @@ class Overspends(Attack):
             "box",
         ),
         (lambda t, o: Perturbation(edges=t[:2].view(2, 1)), "edges"),
+        (lambda t, o: Perturbation(removed=t[:2].view(2, 1)), "removed 1"),
+        (lambda t, o: Perturbation(removed=torch.stack([t[:1], o[:1]])), "outside"),
         (lambda t, o: Perturbation(rows=t[:1], delta=torch.full((1, 6), 0.2)), "moved"),
         (lambda t, o: Perturbation(rows=t[:9], delta=torch.full((9, 6), 0.01)), "nodes' features"),
         (lambda t, o: Perturbation(rows=o[:1], delta=torch.full((1, 6), 0.01)), "outside"),
@@ -121,7 +123,8 @@ def test_no_attack_overspends(make: Any, message: str) -> None:
 
 
 def test_the_five_threats_are_those_of_the_protocol() -> None:
-    assert set(THREATS) == {"standard", "strong", "random", "edges", "modify"}
+    assert list(THREATS)[:5] == ["standard", "strong", "random", "edges", "modify"]
+    assert list(THREATS)[5:] == ["adaptive", "preserving", "tdgia", "dice", "flips"]
     standard, strong = THREATS["standard"].budget, THREATS["strong"].budget
     assert (standard.nodes, standard.edges, standard.box) == (20, 20, (-1.0, 1.0))
     assert (standard.steps, standard.step_size, standard.restarts) == (10, 0.1, 1)
