@@ -24,6 +24,7 @@ from fgai.bench.paper import Published, published, source
 from fgai.bench.results import Results
 from fgai.bench.statistics import Estimate, estimate, paired
 from fgai.bench.tables import TABLES, render
+from fgai.certify import PROMISE
 from fgai.cli import app
 from fgai.errors import CheckpointError, DataError, InputError
 from fgai.evaluate.table import Table
@@ -245,7 +246,7 @@ class TestBars:
 class TestChoose:
     def test_best_on_validation(self, whole: Store) -> None:
         found = trials(whole)
-        assert len(found) == 2 * 3 * 4 and all(len(held) == 8 for held in found.values())
+        assert len(found) == 4 * 3 * 4 and all(len(held) == 8 for held in found.values())
         best = found["ln", "GT", "amazon-cs"][0]
         assert best.settings["lr"] == 0.003  # the synthetic score grows with lr
         assert best.settings["dropout"] == 0.3  # among equals the first by text
@@ -301,6 +302,7 @@ class TestCommands:
         assert self.ask("table", "f1", *place, "--format", "markdown") == render("f1", whole).rstrip() + "\n"
         rows = json.loads(self.ask("table", "f1", *place, "--json"))["rows"]
         assert len(rows) == 3 * 4 * 5 * 3
+        assert PROMISE in json.loads(self.ask("table", "certificates", *place, "--json"))["notes"]
         assert "Micro-F1" in self.ask("table", "f1", *place)
         self.ask("table", "cost", *place, "-o", tmp_path / "cost.tex", "-f", "latex")
         assert "tabular" in (tmp_path / "cost.tex").read_text()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import tomllib
+import re
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -11,11 +11,7 @@ from typing import Any, NamedTuple
 from fgai.bench.results import DATASETS, MODELS, ROWS
 from fgai.bench.store import Store
 from fgai.errors import InputError
-
-HEADER = (
-    "# [method], [method.MODEL], [method.MODEL.dataset]: later tables win."
-    " Chosen on validation nodes of seed 0.\n"
-)
+from fgai.training import METHODS
 
 
 class Trial(NamedTuple):
@@ -54,30 +50,38 @@ def trials(store: Store) -> dict[Case, list[Trial]]:
 def presets(store: Store) -> str:
     """Return the package's presets as TOML, the best trials laid over them.
 
-    General tables stay as they are; `[method.MODEL.dataset]` is replaced where a search was run.
+    General tables and comments stay as they are; `[method.MODEL.dataset]` is replaced where a search was run.
 
     Raises:
         InputError: the folder holds no search.
     """
-    best = {case: held[0].settings for case, held in trials(store).items()}
+    best = {case: held[0].settings for case, held in trials(store).items() if case[0] in METHODS}
     if not best:
         raise InputError(f"there are no search records in {store.root}; run `fgai bench run search` first")
     text = files("fgai.training").joinpath("presets.toml").read_text(encoding="utf-8")
-    tables = tomllib.loads(text)
-    for (method, model, dataset), settings in best.items():
-        tables.setdefault(method, {}).setdefault(model, {})[dataset] = settings
-    return HEADER + "".join(_write(tables, ()))
+    made = {".".join(case): settings for case, settings in best.items()}
+    blocks = [block for block in _blocks(text) if block[0] not in made]
+    for name, settings in made.items():
+        method = name.partition(".")[0]
+        same = [at for at, (other, _) in enumerate(blocks) if other.partition(".")[0] == method]
+        blocks.insert(same[-1] + 1 if same else len(blocks), (name, _table(name, settings)))
+    return "".join(body for _, body in blocks)
 
 
-def _write(tables: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    values = {name: value for name, value in tables.items() if not isinstance(value, Mapping)}
-    lines = []
-    if values:
-        lines = [f"\n[{'.'.join(path)}]\n", *(f"{name} = {_toml(value)}\n" for name, value in values.items())]
-    for name, value in tables.items():
-        if isinstance(value, Mapping):
-            lines += _write(value, (*path, name))
-    return lines
+def _blocks(text: str) -> list[tuple[str, str]]:
+    """The tables of a TOML file by name, each with the comment above it; the head of the file has no name."""
+    blocks = [("", "")]
+    for part in re.split(r"(?m)^(?=\[)|^(?=#)", text):
+        name = part.partition("]")[0].removeprefix("[") if part.startswith("[") else ""
+        last, body = blocks[-1]
+        comment = last == "" and body.startswith("#")
+        blocks = [*blocks[:-1], (name, body + part)] if comment else [*blocks, (name, part)]
+    return blocks
+
+
+def _table(name: str, settings: Mapping[str, Any]) -> str:
+    values = "".join(f"{key} = {_toml(value)}\n" for key, value in settings.items())
+    return f"[{name}]\n{values}\n"
 
 
 def _toml(value: Any) -> str:
