@@ -64,8 +64,11 @@ def table(
         elif output is None:
             typer.echo(_text(name, store, format_), nl=False)
 
-    rows = list(csv.DictReader(io.StringIO(render(name, store, "csv")))) if json else []
-    out.result({"command": "bench table", "table": name, "rows": rows}, show)
+    values: dict[str, Any] = {"command": "bench table", "table": name}
+    if json:
+        values["rows"] = list(csv.DictReader(io.StringIO(render(name, store, "csv"))))
+        values["notes"] = list(dict.fromkeys(note for part in parts_of(name, store) for note in part.notes))
+    out.result(values, show)
 
 
 def opened_store(results: Path) -> Store:

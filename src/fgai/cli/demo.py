@@ -15,7 +15,7 @@ from torch import nn
 
 from fgai import datasets
 from fgai.attacks import AttackResult, make_attack
-from fgai.certify import CertificateRecord, certify
+from fgai.certify import PROMISE, CertificateRecord, certify
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.files import checked_folder, resumable, write_model
@@ -108,6 +108,7 @@ def demo(
         "model": model,
         "seed": seed,
         "meaning": meaning,
+        "promise": PROMISE,
         "table": [
             {"measure": c.title, "name": c.name, model: c.before, "FGAI": c.after, "change": c.kind}
             for c in found
@@ -172,7 +173,8 @@ def notes_of(comparison: Comparison) -> list[str]:
         attack_words(first.to_dict()),
         f"Predictions move: relative to their spread. Top {K}: the neighbours a node attends to most, over"
         " the nodes in reach of the attack. Attention decides: how much more it hurts to remove the strongest"
-        f" edges than the weakest. Proved: at the output layer, radius {RADIUS}. {RULE}",
+        f" edges than the weakest. Proved: at the output layer, R = {RADIUS}. {RULE}",
+        PROMISE,
     ]
 
 

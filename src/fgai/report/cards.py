@@ -146,7 +146,7 @@ def _proved(report: Report) -> Card:
         if layers:
             words = (
                 f"Nodes whose top {proof.get('k2')} at the output layer cannot change while its attention"
-                f" moves by at most {proof.get('radius')} ({proof.get('norm')})."
+                f" moves by at most {proof.get('radius')} ({proof.get('norm')}), its values fixed."
             )
     return Card("proved", "Explanations that are proved", words, bars)
 
