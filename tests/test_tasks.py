@@ -40,7 +40,15 @@ def pairs_of(links: Links, part: str, label: int) -> set[tuple[int, int]]:
 
 @pytest.mark.parametrize(
     "name",
-    ["links", "tasks.choose", "tasks.readout", "datasets.links", "datasets.splits", "metrics.scores"],
+    [
+        "links",
+        "tasks.choose",
+        "tasks.readout",
+        "datasets.links",
+        "datasets.splits",
+        "datasets.structure",
+        "metrics.scores",
+    ],
 )
 def test_docstring_examples(name: str) -> None:
     module = importlib.import_module(f"fgai.{name}")

@@ -22,7 +22,7 @@ from fgai.bench.cells import Cell
 from fgai.bench.memory import PeakMemory
 from fgai.bench.store import Store
 from fgai.certify import certify
-from fgai.datasets import load
+from fgai.datasets import load, with_degrees
 from fgai.errors import CheckpointError
 from fgai.evaluate import evaluate
 from fgai.evaluate.protocol import describe
@@ -109,7 +109,10 @@ def run_cell(
 
 
 def _measure(cell: Cell, device: str, root: Path | str | None, cache: Path | None) -> dict[str, Any]:
-    graph = load(cell.dataset, root=root, seed=cell.seed, task=cell.predicts).to(device)
+    graph = load(cell.dataset, root=root, seed=cell.seed, task=cell.predicts)
+    if cell.task == "truth" and cell.dataset != "planted":
+        graph = with_degrees(graph)
+    graph = graph.to(device)
     vanilla = None if cell.method in ALONE else _vanilla(cell, graph, device, cache)[0]
     with PeakMemory(device) as memory:
         if cell.method == "vanilla" and cell.kind in ("evaluate", "certify") and not cell.settings:

@@ -124,9 +124,13 @@ def truth(store: Store) -> list[Sheet | Table]:
         "AUC within each neighbourhood that has true and other edges, mean over nodes and layers; precision"
         " among the top 5, or as many as are true if fewer. Null rows: attention 1/degree, a random ranking."
     )
+    degrees = (
+        "ba-shapes and ba-community: one-hot degrees are appended to the features, which say nothing of the"
+        " houses; attention that averages constant features could not tell any two nodes apart."
+    )
     other = "First the sharpest layer alone; `graph`: all edges into nodes with true ones, ranked together."
     return [
-        sheet(results, "Attention against the true explanation", ranked, (within,), nulls=True),
+        sheet(results, "Attention against the true explanation", ranked, (within, degrees), nulls=True),
         sheet(results, "The same, sharpest layer and whole graph", layers, (other,), nulls=True),
         sheet(results, "Prediction on the graphs with a true explanation", scores),
     ]

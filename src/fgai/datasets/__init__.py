@@ -6,6 +6,7 @@ from fgai.datasets.loader import load
 from fgai.datasets.planted import planted
 from fgai.datasets.registry import DatasetInfo, info, names
 from fgai.datasets.splits import Split, fold_split, random_split, stratified_split
+from fgai.datasets.structure import with_degrees
 
 __all__ = [
     "DatasetInfo",
@@ -19,4 +20,5 @@ __all__ = [
     "planted",
     "random_split",
     "stratified_split",
+    "with_degrees",
 ]
