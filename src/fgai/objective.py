@@ -91,7 +91,17 @@ def attention_distance(
     """
     sizes = shares or [1.0] * len(before)
     layers = zip(before, after, rowptrs, sizes, strict=True)
-    return torch.stack([topk_l1(a, b, ptr, k, scope) / size for a, b, ptr, size in layers]).sum()
+    return weighted_sum(
+        [topk_l1(a, b, ptr, k, scope) for a, b, ptr, _ in layers], [1 / size for size in sizes]
+    )
+
+
+def weighted_sum(terms: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """`Σ weight · term` of scalars, one GPU kernel a term: no vector of them is made first."""
+    total = terms[0] if weights[0] == 1 else weights[0] * terms[0]
+    for term, weight in zip(terms[1:], weights[1:], strict=True):
+        total = torch.add(total, term, alpha=weight)
+    return total
 
 
 def contrast(w: Tensor, rowptr: Tensor) -> float:
@@ -121,8 +131,8 @@ def margin_loss(values: Sequence[Tensor], rowptrs: Sequence[Tensor], k: int, rad
         k: size of the explanation.
         radius: R > 0.
     """
-    layers = zip(values, rowptrs, strict=True)
-    return torch.stack([swap_margin(w, ptr, k, radius) for w, ptr in layers]).sum()
+    terms = [swap_margin(w, ptr, k, radius) for w, ptr in zip(values, rowptrs, strict=True)]
+    return weighted_sum(terms, [1.0] * len(terms))
 
 
 def literal_explanation_stability(rho: Tensor, w: Tensor, rowptr: Tensor, k: int) -> Tensor:

@@ -148,7 +148,8 @@ def mean_shift(one: Tensor, two: Tensor, scale: Tensor | float = 1.0, *, log: bo
     """
     kernels = kernels_for(one)
     fused = getattr(kernels, "mean_shift", None)
-    if fused is not None and isinstance(scale, float) and one.shape == two.shape and one.numel():
+    fits = one.shape == two.shape and one.dtype == torch.float32  # the kernel reads `scale` in float32
+    if fused is not None and fits and isinstance(scale, float) and one.numel():
         result: Tensor = fused(one, two, scale, log)
         return result
     distance = (one - two).abs().sum(1) / 2 / scale

@@ -23,38 +23,39 @@ NONE = tl.constexpr(2147483647)
 
 
 @triton.jit
+def _best(v, e, live, level, spot):
+    """The largest of v that comes after (level, spot): smaller, or equal and further back; where, or NONE."""
+    good = live & ((v < level) | ((v == level) & (e > spot)))
+    top = tl.max(tl.where(good, v, float("-inf")), axis=0)
+    return top, tl.min(tl.where(good & (v == top), e, NONE), axis=0)
+
+
+@triton.jit
 def _scan(values, first, last, level, spot, kind: tl.constexpr, B: tl.constexpr):
-    """The largest value that comes after (level, spot): smaller, or equal and further back."""
+    """`_best` over a long row, B edges at a time."""
     best, where = tl.full([], float("-inf"), dtype=kind), tl.full([], NONE, dtype=tl.int32)
     for start in range(first, last, B):
         e = start + tl.arange(0, B)
         live = e < last
-        v = tl.load(values + e, mask=live, other=0.0)
-        good = live & ((v < level) | ((v == level) & (e > spot)))
-        top = tl.max(tl.where(good, v, float("-inf")), axis=0)
-        at = tl.min(tl.where(good & (v == top), e, NONE), axis=0)
+        top, at = _best(tl.load(values + e, mask=live, other=0.0), e, live, level, spot)
         better = (at != NONE) & ((top > best) | (where == NONE))
         best, where = tl.where(better, top, best), tl.where(better, at, where)
     return best, where
 
 
 @triton.jit
-def _next(
-    values, first, last, level, spot, kind: tl.constexpr, SHORT: tl.constexpr, LONG: tl.constexpr
-):  # fmt: skip
-    if last - first > SHORT:
-        level, spot = _scan(values, first, last, level, spot, kind, LONG)
-    else:
-        level, spot = _scan(values, first, last, level, spot, kind, SHORT)
-    return level, spot
-
-
-@triton.jit
 def _cut(values, first, last, kind: tl.constexpr, K: tl.constexpr, SHORT: tl.constexpr, LONG: tl.constexpr):
     """The K-th largest and its position; position NONE when there are fewer."""
     level, spot = tl.full([], float("inf"), dtype=kind), tl.full([], -1, dtype=tl.int32)
-    for _ in range(K):
-        level, spot = _next(values, first, last, level, spot, kind, SHORT, LONG)
+    if last - first > SHORT:
+        for _ in range(K):
+            level, spot = _scan(values, first, last, level, spot, kind, LONG)
+    else:
+        e = first + tl.arange(0, SHORT)
+        live = e < last
+        v = tl.load(values + e, mask=live, other=0.0)
+        for _ in range(K):
+            level, spot = _best(v, e, live, level, spot)
     return level, spot
 
 
@@ -75,7 +76,7 @@ def _pick(rowptr, values, found, K: tl.constexpr, SHORT: tl.constexpr, LONG: tl.
     kind: tl.constexpr = values.dtype.element_ty
     level, spot = tl.full([], float("inf"), dtype=kind), tl.full([], -1, dtype=tl.int32)
     for place in range(K):
-        level, spot = _next(values, first, last, level, spot, kind, SHORT, LONG)
+        level, spot = _scan(values, first, last, level, spot, kind, LONG)
         tl.store(found + i * K + place, tl.where(spot == NONE, -1, spot).to(tl.int64))
 
 
@@ -109,8 +110,7 @@ def _distance(rowptr, w, v, slope, sums, K: tl.constexpr, SHORT: tl.constexpr, L
         total += count * tl.abs(before - after)
         sign = (after > before).to(kind) - (after < before).to(kind)
         tl.store(slope + e, count * sign, mask=live)
-    tl.store(sums + 2 * i, tl.sum(total, axis=0))
-    tl.store(sums + 2 * i + 1, (last > first).to(kind))
+    tl.store(sums + i, tl.sum(total, axis=0))
 
 
 @triton.jit
@@ -118,7 +118,7 @@ def _margin(
     rowptr, values, slope, sums, RADIUS: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr,
     SHORT: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
-    """Σ_m relu(R − c(m) / m) / R of one row, its slope at the edges that matter, and how many m there are."""
+    """Σ_m relu(R − c(m) / m) / R of one row, and its slope at the edges that matter."""
     i = tl.program_id(0).to(tl.int64)
     first, last = _ends(rowptr, i)
     kind: tl.constexpr = values.dtype.element_ty
@@ -127,9 +127,16 @@ def _margin(
     count = tl.minimum(K, last - first - K)
     if count > 0:
         level, spot = tl.full([], float("inf"), dtype=kind), tl.full([], -1, dtype=tl.int32)
-        for place in range(0, K + count):
-            level, spot = _next(values, first, last, level, spot, kind, SHORT, LONG)
-            levels, spots = tl.where(j == place, level, levels), tl.where(j == place, spot, spots)
+        if last - first > SHORT:
+            for place in range(0, K + count):
+                level, spot = _scan(values, first, last, level, spot, kind, LONG)
+                levels, spots = tl.where(j == place, level, levels), tl.where(j == place, spot, spots)
+        else:
+            e = first + tl.arange(0, SHORT)
+            v = tl.load(values + e, mask=e < last, other=0.0)
+            for place in range(0, K + count):
+                level, spot = _best(v, e, e < last, level, spot)
+                levels, spots = tl.where(j == place, level, levels), tl.where(j == place, spot, spots)
         # Row m of this matrix adds the m weakest members and takes the m strongest outsiders away.
         far = tl.where(j < K, K - j, j - K + 1)
         sign = tl.where(j < K, 1.0, -1.0).to(kind)
@@ -137,12 +144,11 @@ def _margin(
         cost = tl.sum(matrix * levels[None, :], axis=1)
         short = RADIUS - cost / m
         active = (m <= count) & (short > 0)
-        tl.store(sums + 2 * i, tl.sum(tl.where(active, short, 0.0), axis=0) / RADIUS)
+        tl.store(sums + i, tl.sum(tl.where(active, short, 0.0), axis=0) / RADIUS)
         share = tl.where(active, 1.0 / m, 0.0) / RADIUS
         tl.store(slope + spots, -tl.sum(matrix * share[:, None], axis=0).to(kind), mask=j < K + count)
     else:
-        tl.store(sums + 2 * i, tl.zeros([], dtype=kind))
-    tl.store(sums + 2 * i + 1, tl.maximum(count, 0).to(kind))
+        tl.store(sums + i, tl.zeros([], dtype=kind))
 
 
 def pick_leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
@@ -161,18 +167,30 @@ def pick_mask(values: Tensor, rowptr: Tensor, k: int) -> Tensor:
     return mask
 
 
+def _per_row(rowptr: Tensor, k: int, dtype: torch.dtype) -> Tensor:
+    """What the sums are multiplied by: ¼ over the rows with edges (k = 0), or 1 over the swaps of top-k sets.
+
+    It depends on the rows alone, so it is kept with them.
+    """
+    kept: dict[tuple[int, torch.dtype], Tensor] = rowptr.__dict__.setdefault("_fgai_per_row", {})
+    if (k, dtype) not in kept:
+        degree = rowptr.diff()
+        terms = (degree - k).clamp(min=0, max=k).sum() if k else (degree > 0).sum()
+        kept[k, dtype] = (1.0 if k else 0.25) / terms.clamp(min=1).to(dtype)
+    return kept[k, dtype]
+
+
 class _Distance(Function):
     @staticmethod
     def forward(ctx: Any, w: Tensor, w_tilde: Tensor, rowptr: Tensor, k: int) -> Tensor:
         w, w_tilde = w.contiguous(), w_tilde.contiguous()
-        slope, sums = torch.empty_like(w_tilde), w_tilde.new_empty(rowptr.numel() - 1, 2)
+        slope, sums = torch.empty_like(w_tilde), w_tilde.new_empty(rowptr.numel() - 1)
         _distance[(len(sums),)](
             rowptr, w, w_tilde, slope, sums, K=k, SHORT=SHORT, LONG=LONG, num_warps=1
         )  # fmt: skip
-        total, rows = sums.sum(0).unbind()
-        scale: Tensor = 0.25 / rows.clamp(min=1)
+        scale = _per_row(rowptr, 0, w.dtype)
         ctx.save_for_backward(slope, scale)
-        return total * scale
+        return sums.sum() * scale
 
     @staticmethod
     @once_differentiable
@@ -186,15 +204,14 @@ class _Margin(Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor:
         values = values.contiguous()
-        slope, sums = torch.zeros_like(values), values.new_empty(rowptr.numel() - 1, 2)
+        slope, sums = torch.zeros_like(values), values.new_empty(rowptr.numel() - 1)
         sizes = {"K": k, "BK": triton.next_power_of_2(2 * k), "BM": triton.next_power_of_2(k)}
         _margin[(len(sums),)](
             rowptr, values, slope, sums, RADIUS=radius, **sizes, SHORT=SHORT, LONG=LONG, num_warps=1
         )
-        total, terms = sums.sum(0).unbind()
-        scale: Tensor = 1 / terms.clamp(min=1)
+        scale = _per_row(rowptr, k, values.dtype)
         ctx.save_for_backward(slope, scale)
-        return total * scale
+        return sums.sum() * scale
 
     @staticmethod
     @once_differentiable

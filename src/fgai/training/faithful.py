@@ -27,6 +27,7 @@ from fgai.objective import (
     margin_loss,
     prediction_distance,
     spread,
+    weighted_sum,
 )
 from fgai.tasks import task_of
 from fgai.training.capture import Drawn
@@ -293,8 +294,8 @@ class Faithful:
         return {**terms, "total": self._total(terms)}
 
     def _total(self, terms: dict[str, Tensor]) -> Tensor:
-        weights = self.config.weights
-        return torch.stack([getattr(weights, name) * value for name, value in terms.items()]).sum()
+        weights = [getattr(self.config.weights, name) for name in terms]
+        return weighted_sum(list(terms.values()), weights)
 
 
 def _set_mode(model: nn.Module, dropout: bool) -> None:

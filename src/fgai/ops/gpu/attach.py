@@ -56,12 +56,12 @@ def _sort(keys, out, count, B: tl.constexpr, T: tl.constexpr):
     largest: tl.constexpr = 9223372036854775807
     k = tl.program_id(0) * B + tl.arange(0, B)
     mine = tl.load(keys + k, mask=k < count, other=largest)
-    rank = tl.zeros([B], dtype=tl.int32)
+    smaller = tl.zeros([B, T], dtype=tl.int32)
     for start in range(0, count, T):
         t = start + tl.arange(0, T)
         other = tl.load(keys + t, mask=t < count, other=largest)
-        rank += tl.sum((other[None, :] < mine[:, None]).to(tl.int32), axis=1)
-    tl.store(out + rank, mine, mask=k < count)
+        smaller += (other[None, :] < mine[:, None]).to(tl.int32)
+    tl.store(out + tl.sum(smaller, axis=1), mine, mask=k < count)
 
 
 @triton.jit
@@ -157,7 +157,7 @@ def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacenc
     made, fresh = targets.new_empty(new), targets.new_empty(new)
     _new_keys[_grid(new)](targets.contiguous(), made, nodes, width, first, loops, new, B=BLOCK)
     if new <= FEW:
-        _sort[(max(1, -(-new // 64)),)](made, fresh, new, B=64, T=64)
+        _sort[(max(1, -(-new // 16)),)](made, fresh, new, B=16, T=256)
     else:
         fresh = torch.sort(made).values
     source, destination, csc, target = (keys.new_empty(old + new, dtype=torch.int32) for _ in range(4))

@@ -21,7 +21,7 @@ ADDITIVE, DYNAMIC, DOT = 0, 1, 2
 # What is written of the attention: every head's, or their mean (nothing: 0).
 ALL, MEAN = 1, 2
 # Numbers in a tile of edges × heads × channels, and how many of them one warp holds.
-TILE, WARP = 1024, 1024
+TILE, WARP = 512, 512
 # Programs that share the rows when a gradient has to be summed over all of them.
 PROGRAMS = 4096
 
@@ -94,9 +94,12 @@ class _Attend(Function):
         mean = values.new_empty(len(attention) if written == MEAN else 0, 1)
         keep = written == ALL or score != ADDITIVE
         if attention.numel():
-            attend_forward.normalise[(len(work.row),)](
-                *work.pieces[:3], lse, attention, mean, **_narrow(heads), KEEP=keep, MEAN=written == MEAN
-            )
+            flat, count = _narrow(heads), len(attention)
+            flat["BE"] = max(16, 1024 // flat["BH"])
+            attend_forward.normalise[(-(-count // flat["BE"]),)](
+                adjacency.index32.destination, lse, attention, mean, count,
+                **{**flat, "num_warps": 4}, KEEP=keep, MEAN=written == MEAN,
+            )  # fmt: skip
         if not keep:
             attention = attention.new_empty(0, heads)  # the backward pass finds it again
         ctx.save_for_backward(near, far, weight, values, out, lse, attention, seed)
@@ -121,7 +124,7 @@ class _Attend(Function):
             index = ctx.adjacency.index32
             attend_backward.middles[(len(values),)](
                 index.rowptr, index.source, near, far, lse, out, d_out, attention, d_attention, delta,
-                SLOPE=ctx.numbers["SLOPE"], **shape, BW=max(16, 1024 // sizes["BH"]),
+                SLOPE=ctx.numbers["SLOPE"], **shape, FEW=32, BW=max(32, 1024 // sizes["BH"]),
                 AGAIN=not attention.numel(), GIVEN=given,
             )  # fmt: skip
             attend_backward.sources[(len(work.row),)](

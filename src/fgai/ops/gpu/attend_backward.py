@@ -19,12 +19,35 @@ from fgai.ops.gpu.attend_parts import factor, inside, leaky, narrow, one, wide, 
 
 
 @triton.jit
+def _claims(
+    start, high, i, source, near, far, lse, attention, d_attention, h, SLOPE: tl.constexpr, H: tl.constexpr,
+    B: tl.constexpr, AGAIN: tl.constexpr, GIVEN: tl.constexpr,
+):  # fmt: skip
+    """Σ_e a_e ∂a_e over B edges of node i from `start` on."""
+    e = (start + tl.arange(0, B)).to(tl.int64)
+    live = e < high
+    if AGAIN:
+        j = tl.load(source + e, mask=live, other=0).to(tl.int64)
+        mine = tl.load(near + i * H + h, mask=h < H, other=0.0)
+        level = tl.load(lse + i * H + h, mask=h < H, other=0.0)
+        s = leaky(narrow(far, j, h, live, H) + mine[None, :], SLOPE)
+        a = tl.where(live[:, None], tl.exp(s - level[None, :]), 0.0)
+    else:
+        a = narrow(attention, e, h, live, H)
+    if GIVEN == 2:
+        found = tl.sum(a * (tl.load(d_attention + e, mask=live, other=0.0) / H)[:, None], axis=0)
+    else:
+        found = tl.sum(a * narrow(d_attention, e, h, live, H), axis=0)
+    return found
+
+
+@triton.jit
 def middles(
     pointer, source, near, far, lse, out, d_out, attention, d_attention, result, SLOPE: tl.constexpr,
-    H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
-    AGAIN: tl.constexpr, GIVEN: tl.constexpr,
+    H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, FEW: tl.constexpr,
+    BW: tl.constexpr, AGAIN: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
-    """δ_i; its second term only when GIVEN, over BW edges at a time.
+    """δ_i; its second term only when GIVEN, over FEW edges at a time in short rows and BW in long ones.
 
     GIVEN is 1 for a gradient of every head's attention, 2 for one of their mean. AGAIN: the attention was not
     kept and is found again from the additive score.
@@ -34,21 +57,29 @@ def middles(
     delta = tl.sum(one(out, i, h, c, H, C) * one(d_out, i, h, c, H, C), axis=1)
     if GIVEN:
         low, high = tl.load(pointer + i), tl.load(pointer + i + 1)
-        for start in range(low, high, BW):
-            e = (start + tl.arange(0, BW)).to(tl.int64)
-            live = e < high
-            if AGAIN:
-                j = tl.load(source + e, mask=live, other=0).to(tl.int64)
-                mine = tl.load(near + i * H + h, mask=h < H, other=0.0)
-                level = tl.load(lse + i * H + h, mask=h < H, other=0.0)
-                s = leaky(narrow(far, j, h, live, H) + mine[None, :], SLOPE)
-                a = tl.where(live[:, None], tl.exp(s - level[None, :]), 0.0)
-            else:
-                a = narrow(attention, e, h, live, H)
-            if GIVEN == 2:
-                delta += tl.sum(a * (tl.load(d_attention + e, mask=live, other=0.0) / H)[:, None], axis=0)
-            else:
-                delta += tl.sum(a * narrow(d_attention, e, h, live, H), axis=0)
+        if high - low > FEW:
+            for start in range(low, high, BW):
+                delta += _claims(
+                    start,
+                    high,
+                    i,
+                    source,
+                    near,
+                    far,
+                    lse,
+                    attention,
+                    d_attention,
+                    h,
+                    SLOPE,
+                    H,
+                    BW,
+                    AGAIN,
+                    GIVEN,
+                )
+        else:
+            delta += _claims(
+                low, high, i, source, near, far, lse, attention, d_attention, h, SLOPE, H, FEW, AGAIN, GIVEN
+            )
     tl.store(result + i * H + h, delta, mask=h < H)
 
 

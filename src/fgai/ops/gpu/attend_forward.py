@@ -100,21 +100,19 @@ def join(
 
 @triton.jit
 def normalise(
-    row, first, last, lse, attention, mean, H: tl.constexpr, BH: tl.constexpr, BE: tl.constexpr,
+    destination, lse, attention, mean, count, H: tl.constexpr, BH: tl.constexpr, BE: tl.constexpr,
     KEEP: tl.constexpr, MEAN: tl.constexpr,
 ):  # fmt: skip
-    """Turn the scores of one piece, left in `attention`, into attention, and into its mean over the heads."""
-    p = tl.program_id(0)
-    i = tl.load(row + p).to(tl.int64)
-    low, high = tl.load(first + p), tl.load(last + p)
+    """Turn the scores of some edges, left in `attention`, into attention, and into its mean over heads."""
+    e = (tl.program_id(0) * BE + tl.arange(0, BE)).to(tl.int64)
     h = tl.arange(0, BH)
-    level = tl.load(lse + i * H + h, mask=h < H, other=0.0)
-    for start in range(low, high, BE):
-        e = start + tl.arange(0, BE)
-        at = attention + e.to(tl.int64)[:, None] * H + h[None, :]
-        good = (e < high)[:, None] & (h[None, :] < H)
-        found = tl.where(good, tl.exp(tl.load(at, mask=good, other=0.0) - level[None, :]), 0.0)
-        if KEEP:
-            tl.store(at, found, mask=good)
-        if MEAN:
-            tl.store(mean + e, tl.sum(found, axis=1) / H, mask=e < high)
+    live = e < count
+    good = live[:, None] & (h[None, :] < H)
+    i = tl.load(destination + e, mask=live, other=0).to(tl.int64)
+    at = attention + e[:, None] * H + h[None, :]
+    found = tl.exp(tl.load(at, mask=good, other=0.0) - narrow(lse, i, h, live, H))
+    found = tl.where(good, found, 0.0)
+    if KEEP:
+        tl.store(at, found, mask=good)
+    if MEAN:
+        tl.store(mean + e, tl.sum(found, axis=1) / H, mask=live)
