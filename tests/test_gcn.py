@@ -14,6 +14,8 @@ from fgai import Graph
 from fgai.attention import record
 from fgai.models import GCN, GCNLayer
 from fgai.models.gcn import normalised_weights
+from fgai.training import make_faithful, train
+from graph_cases import small_data
 
 
 def graph(sparse: bool = False, loops: bool = True) -> Graph:
@@ -105,3 +107,17 @@ def test_weight_zero_is_no_edge() -> None:
     gone = (data.adjacency.source != data.adjacency.destination).nonzero().flatten()[::3]
     weight = torch.ones(data.num_edges).index_fill(0, gone, 0.0)
     torch.testing.assert_close(model(data.replace(edge_weight=weight)), model(data.remove(gone)[0]))
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_faithful_twin_is_a_gcn_of_the_same_kind(gated: bool) -> None:
+    data = small_data()
+    vanilla = train(GCN.for_data(data, channels=6, gated=gated), data, epochs=15, lr=0.05, progress=False)
+    twin = make_faithful(vanilla, data, nodes=3, edges=4, epochs=3, progress=False)
+    assert type(twin) is GCN and twin.config == vanilla.config
+    learned = [
+        name for name, value in twin.named_parameters() if not torch.equal(value, vanilla.get_parameter(name))
+    ]
+    assert any(name.endswith("source_weight") for name in learned) == gated
+    before, after = (model.with_attention(data)[1].last.values for model in (vanilla, twin))
+    assert torch.equal(before, after) == (not gated)

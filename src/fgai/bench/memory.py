@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import threading
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +45,7 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats()
             self.base = torch.cuda.memory_allocated()
         elif _STATM.exists():
+            _give_back()
             self.base = self.peak = _resident()
             self._thread = threading.Thread(target=self._watch, daemon=True)
             self._thread.start()
@@ -59,6 +63,13 @@ class PeakMemory:
     def _watch(self) -> None:
         while not self._done.wait(_EVERY):
             self.peak = max(self.peak or 0, _resident())
+
+
+def _give_back() -> None:
+    """Return freed memory to the system, so that earlier work does not hide what follows."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # another C library: nothing to trim
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _resident() -> int:

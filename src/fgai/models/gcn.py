@@ -117,8 +117,9 @@ def _shares(
 class GCN(AttentionModel):
     """Graph convolutional network on the graph with self-loops; its explanation is the shares of the edges.
 
-    The shares depend on degrees alone, the same at every layer, so they say little: they are there so that
-    the same attacks, metrics and tables run. Logits carry no activation.
+    Without gates the shares depend on degrees alone, the same at every layer, so they say little: they are
+    there so that the same attacks, metrics and tables run. With gates they are learned, less stable, and
+    worth a faithful twin. Logits carry no activation.
 
     Args:
         in_channels: features per node.
