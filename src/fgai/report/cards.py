@@ -92,7 +92,7 @@ def _moved(report: Report) -> Card:
         "Change of the outputs under attack, in units of their own spread: at 1 they move as much as the"
         " classes differ. Shorter is better.",
         [
-            Bar(name, None if v is None else v / most, signed(v, ".2g"))
+            Bar(name, None if v is None else v / most, signed(v, "#.2g").rstrip("."))
             for name, v in zip(report.names, values, strict=True)
         ],
     )
