@@ -10,12 +10,12 @@ from fgai.attacks.objectives import Objective
 class PreservingInjection(PGDInjection):
     """`PGDInjection` under the `preserving` objective: another top-k, the same class.
 
-    The objective is part of the threat: any other that is asked for by name is replaced. A `Preserving` of
-    your own, with another share of classes to keep, is taken as it is.
+    The objective is part of the threat: any other that is asked for by name is replaced. A callable, such as
+    a `Preserving` with another share of classes to keep, is taken as it is.
 
     Args:
         budget: what it may spend.
-        objective: a constrained objective, or a name, which does not matter.
+        objective: a callable, or a name, which does not matter.
         k: size of the explanation.
     """
 
@@ -23,5 +23,4 @@ class PreservingInjection(PGDInjection):
     own_objective = True
 
     def __init__(self, budget: Budget, objective: str | Objective = "preserving", *, k: int = 5) -> None:
-        mine = getattr(objective, "constrained", False)
-        super().__init__(budget, objective if mine else "preserving", k=k)
+        super().__init__(budget, "preserving" if isinstance(objective, str) else objective, k=k)
