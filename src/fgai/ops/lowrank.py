@@ -19,6 +19,8 @@ from fgai.ops.functional import score_dot
 
 DENSE = 256
 """Graphs up to this size are decomposed densely."""
+TOLERANCE = 1e-7
+"""Relative accuracy of the singular values: what float32 can hold."""
 _KEPT = 8
 _BY_STRUCTURE: WeakKeyDictionary[Adjacency, dict[int, Tensor]] = WeakKeyDictionary()
 _BY_CONTENT: OrderedDict[tuple[int, int, bytes], Tensor] = OrderedDict()
@@ -53,10 +55,10 @@ def low_rank(adjacency: Adjacency, rank: int, weight: Tensor | None = None) -> t
         if n <= DENSE or count > n // 2:
             u, s, vt = np.linalg.svd(matrix.toarray())
         elif abs(matrix - matrix.T).max() < 1e-12:
-            eigenvalues, u = eigsh(matrix, count, which="LM", v0=start)
+            eigenvalues, u = eigsh(matrix, count, which="LM", v0=start, tol=TOLERANCE)
             s, vt = np.abs(eigenvalues), (u * np.sign(eigenvalues)).T
         else:
-            u, s, vt = svds(matrix, count, v0=start)
+            u, s, vt = svds(matrix, count, v0=start, tol=TOLERANCE)
     except ArpackError as error:
         raise InputError(f"the adjacency could not be decomposed to rank {rank}: {error}") from error
     order = np.argsort(-s)[:count]
