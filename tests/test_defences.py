@@ -339,3 +339,15 @@ class TestAll:
 def test_unknown_base_is_refused() -> None:
     with pytest.raises(InputError, match="`base`"):
         GNNSVD.for_data(GRAPH, base="GIN")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("kind", DEFENCES)
+def test_the_gpu_says_the_same(kind: str, base: str) -> None:
+    assert GRAPH.features is not None
+    sparse = GRAPH.replace(features=as_features(csr_matrix(GRAPH.features.to_dense().numpy())))
+    model = defended(kind, base, sparse)
+    graph, _ = model.prepare(sparse).inject(torch.tensor([[1, 5, 8]]), torch.rand(1, GRAPH.num_features))
+    expected = model(graph)
+    torch.testing.assert_close(model.cuda()(graph.to("cuda")).cpu(), expected, atol=1e-4, rtol=1e-4)
