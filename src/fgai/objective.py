@@ -78,6 +78,7 @@ def attention_distance(
     k: int | None,
     scope: str,
     shares: Sequence[float] | None = None,
+    masks: Sequence[Tensor | None] | None = None,
 ) -> Tensor:
     """The distance L summed over layers: l1 on the top-k of one and on that of the other (see `topk_l1`).
 
@@ -88,11 +89,12 @@ def attention_distance(
         k: size of the sets.
         scope: `node` or `graph`.
         shares: per layer, what the mean over nodes is divided by; 1 when None.
+        masks: per layer, the sets of `before` where they are known already.
     """
     sizes = shares or [1.0] * len(before)
-    layers = zip(before, after, rowptrs, sizes, strict=True)
+    layers = zip(before, after, rowptrs, masks or [None] * len(before), strict=True)
     return weighted_sum(
-        [topk_l1(a, b, ptr, k, scope) for a, b, ptr, _ in layers], [1 / size for size in sizes]
+        [topk_l1(a, b, ptr, k, scope, mask=mask) for a, b, ptr, mask in layers], [1 / size for size in sizes]
     )
 
 

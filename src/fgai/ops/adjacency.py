@@ -147,6 +147,10 @@ class Adjacency:
             from fgai.ops.gpu.attach import attach
 
             return attach(self, targets, loops)
+        if self.device.type == "cpu":
+            from fgai.ops.cpu.attach import attach as attach_on_cpu
+
+            return attach_on_cpu(self, targets, loops)
         m, e = targets.shape
         new = torch.arange(self.num_nodes, self.num_nodes + m, device=self.device)
         spread, ends = new[:, None].expand(m, e).flatten(), targets.flatten()

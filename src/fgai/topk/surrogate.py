@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.errors import InputError
+from fgai.segments import check_rows
 from fgai.topk.sets import FEW, check_k, on_gpu, topk_mask
 
 FORMS = ("tv", "paper")
@@ -61,11 +62,16 @@ def topk_l1(
         )
     if form == "paper" and k is None:
         raise InputError('`k` must be given for form "paper", which divides by it, got None')
-    if form == "tv" and scope == "node" and mask is None and (k is None or k <= FEW) and _fits(w, w_tilde):
-        from fgai.topk.gpu import distance
-
+    if form == "tv" and scope == "node" and (k is None or k <= FEW) and _fits(w, w_tilde):
         check_k(k)
-        return distance(w, w_tilde, rowptr, k)
+        if w_tilde.is_cuda:  # finding the set again is faster than reading it
+            from fgai.topk.gpu import distance
+
+            return distance(w, w_tilde, rowptr, k)
+        from fgai.topk import cpu
+
+        check_rows(w, rowptr)
+        return cpu.distance(w, w_tilde, rowptr, k, mask)
     first = topk_mask(w, rowptr, k, scope) if mask is None else mask
     counts = first.to(w_tilde.dtype) + topk_mask(w_tilde, rowptr, k, scope).to(w_tilde.dtype)
     total = (counts * (w - w_tilde).abs()).sum()
@@ -76,5 +82,6 @@ def topk_l1(
 
 
 def _fits(w: Tensor, w_tilde: Tensor) -> bool:
-    """Whether one GPU kernel can do it all."""
-    return on_gpu(w_tilde) and w.dtype == w_tilde.dtype and w.dtype in (torch.float32, torch.float64)
+    """Whether one kernel over the rows can do it all."""
+    here = on_gpu(w_tilde) or (w_tilde.device.type == "cpu" and w_tilde.dim() == 1)
+    return here and w.dtype == w_tilde.dtype and w.dtype in (torch.float32, torch.float64)

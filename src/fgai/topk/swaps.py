@@ -97,10 +97,16 @@ def swap_margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor
         0.625
     """
     check_k(k)
-    if on_gpu(values) and 2 * k <= FEW and values.dtype in (torch.float32, torch.float64):
-        from fgai.topk.gpu import margin
+    if 2 * k <= FEW and values.dtype in (torch.float32, torch.float64):
+        if on_gpu(values):
+            from fgai.topk.gpu import margin
 
-        return margin(values, rowptr, k, radius)
+            return margin(values, rowptr, k, radius)
+        if values.device.type == "cpu" and values.dim() == 1:
+            from fgai.topk.cpu import margin as margin_cpu
+
+            check_rows(values, rowptr)
+            return margin_cpu(values, rowptr, k, radius)
     costs = swap_costs(values, rowptr, k)
     real = torch.isfinite(costs)
     steps = torch.arange(1, costs.shape[1] + 1, device=values.device, dtype=values.dtype)

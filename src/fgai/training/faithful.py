@@ -30,6 +30,7 @@ from fgai.objective import (
     weighted_sum,
 )
 from fgai.tasks import task_of
+from fgai.topk import topk_mask
 from fgai.training.capture import Drawn
 from fgai.training.loop import PROBE, TrainConfig, epoch_seed, fit
 from fgai.training.presets import preset
@@ -159,6 +160,10 @@ class Faithful:
             self.target_logits, self.target_layers = logits.detach(), chosen.layers
             self.target = [layer.heads() for layer in chosen]
             self.rowptrs = [layer.rowptr for layer in chosen]
+            self.masks = [
+                topk_mask(w, ptr, config.k2, config.scope)
+                for w, ptr in zip(self.target, self.rowptrs, strict=True)
+            ]
             contrasts = [contrast(w, ptr) for w, ptr in zip(self.target, self.rowptrs, strict=True)]
             self.contrasts = [max(value / max(contrasts), FLATTEST) ** config.contrast for value in contrasts]
             self.scale = float(spread(self.target_logits))
@@ -280,12 +285,13 @@ class Faithful:
         attacked, edge_map = (adversary or self.adversary).joined(endpoints)
         now, moved = observe(model, attacked)
         pairs = _paired(layers, moved.select(config.layers), self.graph, attacked, edge_map)
+        masks = self.masks if layers is self.target_layers else None
         before, after = [p[0] for p in pairs], [p[1] for p in pairs]
         moved_by = prediction_distance(logits, now[: logits.shape[0]], config.divergence, self.scale)
         return {
             "prediction_stability": moved_by / self.share,
             "explanation_stability": attention_distance(
-                before, after, self.rowptrs, config.k2, config.scope, self.shares
+                before, after, self.rowptrs, config.k2, config.scope, self.shares, masks
             ),
         }
 

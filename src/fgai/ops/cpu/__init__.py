@@ -8,7 +8,11 @@ from fgai.ops.cpu.project import project_sparse
 from fgai.ops.cpu.scores import score_additive, score_dot, score_dynamic
 from fgai.ops.cpu.softmax import edge_softmax
 
+AVERAGES = True
+"""The fused operations can average the attention over the heads themselves."""
+
 __all__ = [
+    "AVERAGES",
     "aggregate",
     "attend_additive",
     "attend_dot",

@@ -29,13 +29,19 @@ def _drop(p: float, seed: int, dtype: Any) -> tuple[Any, ...]:
     return seed, np.uint32(limit), dtype.type(scale)
 
 
-def _outputs(adjacency: Adjacency, values: Reals) -> tuple[Reals, Reals]:
+def _outputs(ctx: Any, values: Reals) -> tuple[Reals, Reals, Reals]:
+    """Return room for the attention, the output, and the mean of the attention over heads if asked for."""
     heads, channels = values.shape[1:]
-    attention = np.empty((adjacency.num_edges, heads), values.dtype)
-    return attention, np.empty((adjacency.num_nodes, heads, channels), values.dtype)
+    ctx.averaged = ctx.averaged and heads > 1
+    edges = ctx.adjacency.num_edges
+    attention = np.empty((edges, heads), values.dtype)
+    mean = np.empty((edges if ctx.averaged else 0, 1), values.dtype)
+    return attention, np.empty((ctx.adjacency.num_nodes, heads, channels), values.dtype), mean
 
 
-def _rest(ctx: Any, index: Incoming, values: Reals, attention: Reals, out: Reals) -> tuple[Any, ...]:
+def _rest(
+    ctx: Any, index: Incoming, values: Reals, attention: Reals, out: Reals, mean: Reals
+) -> tuple[Any, ...]:
     """Return the last arguments of every forward kernel."""
     drop = _drop(ctx.p, ctx.seed, out.dtype)
     return (
@@ -43,30 +49,45 @@ def _rest(ctx: Any, index: Incoming, values: Reals, attention: Reals, out: Reals
         drop,
         attention.reshape(-1),
         out.reshape(-1),
+        mean.reshape(-1),
         workspace(index.blocks, attention, out.shape[2]),
     )
+
+
+def _made(
+    ctx: Any, given: tuple[Tensor, ...], attention: Reals, out: Reals, mean: Reals
+) -> tuple[Tensor, ...]:
+    """Keep what the backward pass reads, and return the output and the attention, averaged if asked for."""
+    result, weights = torch.from_numpy(out), torch.from_numpy(attention)
+    ctx.save_for_backward(*given, weights, result)
+    return result, torch.from_numpy(mean) if ctx.averaged else weights
 
 
 def _back(ctx: Any, gradients: tuple[Tensor | None, ...], given: list[Reals]) -> tuple[Any, ...]:
     """Return what the three backward passes share: the common kernel arguments and the new arrays."""
     *_, values, attention, out = given
     d_out = np.zeros_like(out) if gradients[0] is None else array(gradients[0])
-    d_attention = np.empty(0, out.dtype) if gradients[1] is None else array(gradients[1]).reshape(-1)
-    rows = incoming(ctx.adjacency)
     heads, channels = out.shape[1:]
+    # The mean passes the same share of its gradient to every head.
+    each, share = (1, 1.0 / heads) if ctx.averaged else (heads, 1.0)
+    d_attention = np.empty(0, out.dtype)
+    if gradients[1] is not None:
+        d_attention = array(gradients[1] * share if ctx.averaged else gradients[1]).reshape(-1)
+    rows = incoming(ctx.adjacency)
     means = np.empty((len(out), heads), out.dtype).reshape(-1)
     flat = (
         out.reshape(-1),
         d_out.reshape(-1),
         attention.reshape(-1),
         d_attention,
+        each,
         means,
         workspace(rows.blocks, attention),
     )
     attend_backward.means(_threads(rows), rows.blocks, rows.rowptr, heads, channels, *flat)
     d_values, d_scores = np.empty_like(values), np.empty_like(attention)
     drop = _drop(ctx.p, ctx.seed, out.dtype)
-    shared = (values.reshape(-1), drop, attention.reshape(-1), d_out.reshape(-1), means, d_attention)
+    shared = (values.reshape(-1), drop, attention.reshape(-1), d_out.reshape(-1), means, d_attention, each)
     return shared, d_values, d_scores, (d_values.reshape(-1), d_scores.reshape(-1))
 
 
@@ -79,18 +100,16 @@ class _Additive(Function):
     @staticmethod
     def forward(
         ctx: Any, left: Tensor, right: Tensor, values: Tensor, adjacency: Adjacency, *options: Any
-    ) -> tuple[Tensor, Tensor]:
-        ctx.slope, ctx.p, ctx.seed = options
+    ) -> tuple[Tensor, ...]:
+        ctx.slope, ctx.p, ctx.seed, ctx.averaged = options
         ctx.adjacency = adjacency
         ctx.set_materialize_grads(False)
         index, given = incoming(adjacency), array(values)
-        attention, out = _outputs(adjacency, given)
+        made = _outputs(ctx, given)
         ends = (array(left).reshape(-1), array(right).reshape(-1), given.dtype.type(ctx.slope))
-        rest = _rest(ctx, index, given, attention, out)
+        rest = _rest(ctx, index, given, *made)
         attend_forward.additive(_threads(index), *index, *given.shape[1:], *ends, *rest)
-        made = torch.from_numpy(out), torch.from_numpy(attention)
-        ctx.save_for_backward(left, right, values, made[1], made[0])
-        return made
+        return _made(ctx, (left, right, values), *made)
 
     @staticmethod
     @once_differentiable
@@ -126,18 +145,16 @@ class _Dynamic(Function):
         values: Tensor,
         adjacency: Adjacency,
         *options: Any,
-    ) -> tuple[Tensor, Tensor]:
-        ctx.slope, ctx.p, ctx.seed = options
+    ) -> tuple[Tensor, ...]:
+        ctx.slope, ctx.p, ctx.seed, ctx.averaged = options
         ctx.adjacency = adjacency
         ctx.set_materialize_grads(False)
         index, given = incoming(adjacency), array(values)
-        attention, out = _outputs(adjacency, given)
+        made = _outputs(ctx, given)
         ends = (*(array(t).reshape(-1) for t in (left, right, weight)), given.dtype.type(ctx.slope))
-        rest = _rest(ctx, index, given, attention, out)
+        rest = _rest(ctx, index, given, *made)
         attend_forward.dynamic(_threads(index), *index, *given.shape[1:], *ends, *rest)
-        made = torch.from_numpy(out), torch.from_numpy(attention)
-        ctx.save_for_backward(left, right, weight, values, made[1], made[0])
-        return made
+        return _made(ctx, (left, right, weight, values), *made)
 
     @staticmethod
     @once_differentiable
@@ -158,19 +175,17 @@ class _Dot(Function):
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, values: Tensor, adjacency: Adjacency, *options: Any
-    ) -> tuple[Tensor, Tensor]:
-        ctx.p, ctx.seed = options
+    ) -> tuple[Tensor, ...]:
+        ctx.p, ctx.seed, ctx.averaged = options
         ctx.adjacency = adjacency
         ctx.set_materialize_grads(False)
         index, given = incoming(adjacency), array(values)
-        attention, out = _outputs(adjacency, given)
+        made = _outputs(ctx, given)
         factor = given.dtype.type(given.shape[2] ** -0.5)
-        rest = _rest(ctx, index, given, attention, out)
+        rest = _rest(ctx, index, given, *made)
         ends = (array(query).reshape(-1), array(key).reshape(-1), factor)
         attend_forward.dot_product(_threads(index), *index, *given.shape[1:], *ends, *rest)
-        made = torch.from_numpy(out), torch.from_numpy(attention)
-        ctx.save_for_backward(query, key, values, made[1], made[0])
-        return made
+        return _made(ctx, (query, key, values), *made)
 
     @staticmethod
     @once_differentiable
@@ -200,9 +215,12 @@ def attend_additive(
     p: float,
     seed: int | Tensor,
     written: bool = True,
+    averaged: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Fused attention with the additive score; see `fgai.ops.attend_additive`."""
-    result: tuple[Tensor, Tensor] = _Additive.apply(left, right, values, adjacency, slope, p, int(seed))
+    result: tuple[Tensor, Tensor] = _Additive.apply(
+        left, right, values, adjacency, slope, p, int(seed), averaged
+    )
     return result
 
 
@@ -216,10 +234,11 @@ def attend_dynamic(
     p: float,
     seed: int | Tensor,
     written: bool = True,
+    averaged: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Fused attention with the dynamic score; see `fgai.ops.attend_dynamic`."""
     result: tuple[Tensor, Tensor] = _Dynamic.apply(
-        left, right, weight, values, adjacency, slope, p, int(seed)
+        left, right, weight, values, adjacency, slope, p, int(seed), averaged
     )
     return result
 
@@ -232,7 +251,8 @@ def attend_dot(
     p: float,
     seed: int | Tensor,
     written: bool = True,
+    averaged: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Fused attention with the dot-product score; see `fgai.ops.attend_dot`."""
-    result: tuple[Tensor, Tensor] = _Dot.apply(query, key, values, adjacency, p, int(seed))
+    result: tuple[Tensor, Tensor] = _Dot.apply(query, key, values, adjacency, p, int(seed), averaged)
     return result

@@ -16,7 +16,7 @@ import numpy as np
 
 from fgai.ops.cpu.draws import factor
 from fgai.ops.cpu.eight import sources_eight
-from fgai.ops.cpu.lanes import LANES, prefetch, total, where_positive
+from fgai.ops.cpu.lanes import LANES, load, prefetch, splat, store, total, where_positive
 from fgai.ops.cpu.parallel import run_blocks
 from fgai.ops.cpu.plan import SUMS
 from fgai.ops.cpu.rows import (
@@ -39,29 +39,40 @@ from fgai.ops.cpu.score_rows import dynamic_gradient
 
 
 @kernel
-def _means_block(b, blocks, rowptr, heads, channels, out, d_out, attention, d_attention, means, room):
+def _means_block(b, blocks, rowptr, heads, channels, out, d_out, attention, d_attention, each, means, room):
     scratch = room[b]
     width = heads * channels
     for i in range(blocks[b], blocks[b + 1]):
         mine = means[np.int64(i) * heads : np.int64(i + 1) * heads]
         mine[:] = 0
-        if len(d_attention) > 0:
+        if len(d_attention) > 0 and each == heads:
             first, last = np.int64(rowptr[i]) * heads, np.int64(rowptr[i + 1]) * heads
             weighted_sum(attention, d_attention, first, last, heads, mine, scratch)
+        elif len(d_attention) > 0 and heads == LANES:
+            sums = splat(out.dtype.type(0))
+            for e in range(rowptr[i], rowptr[i + 1]):
+                sums = sums + splat(d_attention[e]) * load(attention, np.int64(e) * LANES)
+            store(mine, 0, sums)
+        elif len(d_attention) > 0:
+            for e in range(rowptr[i], rowptr[i + 1]):
+                axpy(heads, d_attention[e], attention, np.int64(e) * heads, mine, 0)
         for h in range(heads):
             c = np.int64(i) * width + h * channels
             mine[h] += dot(channels, out, c, d_out, c)
 
 
 @kernel
-def means(threads, blocks, rowptr, heads, channels, out, d_out, attention, d_attention, result, room):
-    """m_i, the mean of g under the attention of each row; an empty `d_attention` counts as zero."""
-    arguments = (blocks, rowptr, heads, channels, out, d_out, attention, d_attention, result, room)
+def means(threads, blocks, rowptr, heads, channels, out, d_out, attention, d_attention, each, result, room):
+    """m_i, the mean of g under the attention of each row; an empty `d_attention` counts as zero.
+
+    It holds `each` = H numbers per edge, or one that counts for every head.
+    """
+    arguments = (blocks, rowptr, heads, channels, out, d_out, attention, d_attention, each, result, room)
     run_blocks(_means_block, threads, len(blocks) - 1, arguments)
 
 
 @piece
-def _ahead(p, edge, target, heads, width, attention, d_out, means, d_scores):
+def _ahead(p, edge, target, heads, width, attention, d_out, means, d_attention, each, d_scores):
     """Ask for what the edge a few steps further will need."""
     later = min(p + AHEAD, len(edge) - 1)
     at, there = np.int64(edge[later]) * heads, np.int64(target[later])
@@ -69,6 +80,8 @@ def _ahead(p, edge, target, heads, width, attention, d_out, means, d_scores):
     prefetch(attention, at)
     prefetch(d_scores, at)
     prefetch(means, there * heads)
+    if len(d_attention) > 0:
+        prefetch(d_attention, np.int64(edge[later]) * each)
 
 
 @piece
@@ -79,28 +92,28 @@ def _kept(at, drop, like):
 
 
 @piece
-def _head(h, at, i, j, heads, channels, values, attention, drop, d_out, means, d_attention, scratch):
+def _head(h, at, i, j, heads, channels, values, attention, drop, d_out, means, d_attention, each, scratch):
     """Return ∂s of one head of one edge, and add its part of ∂v_j to the sums in `scratch`."""
     here, there = (np.int64(i) * heads + h) * channels, (np.int64(j) * heads + h) * channels
     a, kept = attention[at + h], _kept(at + h, drop, attention)
     sums = SUMS + 3 * heads + h * padded(channels)
     g = kept * total(dot_axpy(channels, d_out, here, values, there, a * kept, scratch, sums))
     if len(d_attention) > 0:
-        g += d_attention[at + h]
+        g += d_attention[at + h] if each == heads else d_attention[at // heads]
     return a * (g - means[np.int64(i) * heads + h])
 
 
 @kernel
 def _additive_block(
     b, blocks, colptr, edge, target, heads, channels, left, right, slope, values, drop,
-    attention, d_out, means, d_attention, d_values, d_scores, d_left, room,
+    attention, d_out, means, d_attention, each, d_values, d_scores, d_left, room,
 ):  # fmt: skip
     width, sums, scratch = heads * channels, SUMS + 3 * heads, room[b]
     for j in range(blocks[b], blocks[b + 1]):
         if heads == LANES and channels == LANES:
             sources_eight(
                 colptr[j], colptr[j + 1], j, edge, target, left, right, slope, values, drop, attention, d_out,
-                means, d_attention, d_values, d_scores, d_left, scratch,
+                means, d_attention, each, d_values, d_scores, d_left, scratch,
             )  # fmt: skip
             continue
         clear_sums(heads, channels, scratch, sums)
@@ -109,11 +122,24 @@ def _additive_block(
         for p in range(colptr[j], colptr[j + 1]):
             at, i = np.int64(edge[p]) * heads, target[p]
             here = np.int64(i) * heads
-            _ahead(p, edge, target, heads, width, attention, d_out, means, d_scores)
+            _ahead(p, edge, target, heads, width, attention, d_out, means, d_attention, each, d_scores)
             prefetch(right, np.int64(target[min(p + AHEAD, len(edge) - 1)]) * heads)
             for h in range(heads):
                 g = _head(
-                    h, at, i, j, heads, channels, values, attention, drop, d_out, means, d_attention, scratch
+                    h,
+                    at,
+                    i,
+                    j,
+                    heads,
+                    channels,
+                    values,
+                    attention,
+                    drop,
+                    d_out,
+                    means,
+                    d_attention,
+                    each,
+                    scratch,
                 )
                 g = where_positive(left[there + h] + right[here + h], g, slope * g)
                 d_scores[at + h] = g
@@ -124,12 +150,12 @@ def _additive_block(
 @kernel
 def additive(
     threads, blocks, colptr, edge, target, heads, channels, left, right, slope, values, drop,
-    attention, d_out, means, d_attention, d_values, d_scores, d_left, room,
+    attention, d_out, means, d_attention, each, d_values, d_scores, d_left, room,
 ):  # fmt: skip
     """Gradients at the sources; `d_scores` ends as the gradient of left + right, before the leaky relu."""
     arguments = (
         blocks, colptr, edge, target, heads, channels, left, right, slope, values, drop,
-        attention, d_out, means, d_attention, d_values, d_scores, d_left, room,
+        attention, d_out, means, d_attention, each, d_values, d_scores, d_left, room,
     )  # fmt: skip
     run_blocks(_additive_block, threads, len(blocks) - 1, arguments)
 
@@ -137,7 +163,7 @@ def additive(
 @kernel
 def _dynamic_block(
     b, blocks, colptr, edge, target, heads, channels, left, right, weight, slope, values, drop,
-    attention, d_out, means, d_attention, d_values, d_scores, d_left, room,
+    attention, d_out, means, d_attention, each, d_values, d_scores, d_left, room,
 ):  # fmt: skip
     width, sums, scratch = heads * channels, SUMS + 3 * heads, room[b]
     for j in range(blocks[b], blocks[b + 1]):
@@ -147,12 +173,25 @@ def _dynamic_block(
         for p in range(colptr[j], colptr[j + 1]):
             at, i = np.int64(edge[p]) * heads, target[p]
             here = np.int64(i) * width
-            _ahead(p, edge, target, heads, width, attention, d_out, means, d_scores)
+            _ahead(p, edge, target, heads, width, attention, d_out, means, d_attention, each, d_scores)
             fetch(right, np.int64(target[min(p + AHEAD, len(edge) - 1)]) * width, width)
             for h in range(heads):
                 c = h * channels
                 g = _head(
-                    h, at, i, j, heads, channels, values, attention, drop, d_out, means, d_attention, scratch
+                    h,
+                    at,
+                    i,
+                    j,
+                    heads,
+                    channels,
+                    values,
+                    attention,
+                    drop,
+                    d_out,
+                    means,
+                    d_attention,
+                    each,
+                    scratch,
                 )
                 d_scores[at + h] = g
                 dynamic_gradient(
@@ -164,12 +203,12 @@ def _dynamic_block(
 @kernel
 def dynamic(
     threads, blocks, colptr, edge, target, heads, channels, left, right, weight, slope, values, drop,
-    attention, d_out, means, d_attention, d_values, d_scores, d_left, room,
+    attention, d_out, means, d_attention, each, d_values, d_scores, d_left, room,
 ):  # fmt: skip
     """Gradients at the sources; `d_scores` ends as the gradient of the scores."""
     arguments = (
         blocks, colptr, edge, target, heads, channels, left, right, weight, slope, values, drop,
-        attention, d_out, means, d_attention, d_values, d_scores, d_left, room,
+        attention, d_out, means, d_attention, each, d_values, d_scores, d_left, room,
     )  # fmt: skip
     run_blocks(_dynamic_block, threads, len(blocks) - 1, arguments)
 
@@ -177,7 +216,7 @@ def dynamic(
 @kernel
 def _dot_block(
     b, blocks, colptr, edge, target, heads, channels, query, rate, values, drop,
-    attention, d_out, means, d_attention, d_values, d_scores, d_key, room,
+    attention, d_out, means, d_attention, each, d_values, d_scores, d_key, room,
 ):  # fmt: skip
     width, sums, scratch = heads * channels, SUMS + 3 * heads, room[b]
     for j in range(blocks[b], blocks[b + 1]):
@@ -187,12 +226,25 @@ def _dot_block(
         for p in range(colptr[j], colptr[j + 1]):
             at, i = np.int64(edge[p]) * heads, target[p]
             here = np.int64(i) * width
-            _ahead(p, edge, target, heads, width, attention, d_out, means, d_scores)
+            _ahead(p, edge, target, heads, width, attention, d_out, means, d_attention, each, d_scores)
             fetch(query, np.int64(target[min(p + AHEAD, len(edge) - 1)]) * width, width)
             for h in range(heads):
                 c = h * channels
                 g = _head(
-                    h, at, i, j, heads, channels, values, attention, drop, d_out, means, d_attention, scratch
+                    h,
+                    at,
+                    i,
+                    j,
+                    heads,
+                    channels,
+                    values,
+                    attention,
+                    drop,
+                    d_out,
+                    means,
+                    d_attention,
+                    each,
+                    scratch,
                 )
                 d_scores[at + h] = g
                 axpy(channels, rate * g, query, here + c, d_key, there + c)
@@ -202,12 +254,12 @@ def _dot_block(
 @kernel
 def dot_product(
     threads, blocks, colptr, edge, target, heads, channels, query, rate, values, drop,
-    attention, d_out, means, d_attention, d_values, d_scores, d_key, room,
+    attention, d_out, means, d_attention, each, d_values, d_scores, d_key, room,
 ):  # fmt: skip
     """Gradients at the sources; `d_scores` ends as the gradient of the scores."""
     arguments = (
         blocks, colptr, edge, target, heads, channels, query, rate, values, drop,
-        attention, d_out, means, d_attention, d_values, d_scores, d_key, room,
+        attention, d_out, means, d_attention, each, d_values, d_scores, d_key, room,
     )  # fmt: skip
     run_blocks(_dot_block, threads, len(blocks) - 1, arguments)
 

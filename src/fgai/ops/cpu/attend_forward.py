@@ -13,15 +13,28 @@ from fgai.ops.cpu.eight import aggregate_eight
 from fgai.ops.cpu.lanes import LANES
 from fgai.ops.cpu.parallel import run_blocks
 from fgai.ops.cpu.plan import SUMS
-from fgai.ops.cpu.rows import add_scaled, clear_sums, copy_sums, fetch, kernel, normalise, padded, piece
+from fgai.ops.cpu.rows import (
+    add_scaled,
+    average,
+    clear_sums,
+    copy_sums,
+    fetch,
+    kernel,
+    normalise,
+    padded,
+    piece,
+)
 from fgai.ops.cpu.score_rows import additive_row, dot_row, dynamic_row
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 
 @piece
-def _finish_row(low, high, i, source, heads, channels, values, attention, drop, out, scratch):
-    """Normalise the scores of row i in `attention` and aggregate `values`; `drop` = (seed, limit, scale)."""
+def _finish_row(low, high, i, source, heads, channels, values, attention, drop, out, mean, scratch):
+    """Normalise the scores of row i in `attention` and aggregate `values`; `drop` = (seed, limit, scale).
+
+    `mean`, unless it is empty, gets the mean of the attention over the heads.
+    """
     seed, limit, scale = drop
     width = heads * channels
     here = np.int64(i) * width
@@ -29,6 +42,8 @@ def _finish_row(low, high, i, source, heads, channels, values, attention, drop, 
         fetch(values, np.int64(source[e]) * width, width)
     if low < high:
         normalise(attention, np.int64(low) * heads, np.int64(high) * heads, heads, scratch)
+        if len(mean) > 0:
+            average(low, high, heads, attention, mean)
     if heads == LANES and channels == LANES:
         aggregate_eight(low, high, i, source, values, attention, drop, out, scratch)
         return
@@ -46,35 +61,64 @@ def _finish_row(low, high, i, source, heads, channels, values, attention, drop, 
 
 @kernel
 def _additive_block(
-    b, blocks, rowptr, source, heads, channels, left, right, slope, values, drop, attention, out, room
+    b, blocks, rowptr, source, heads, channels, left, right, slope, values, drop, attention, out, mean, room
 ):
     scratch = room[b]
     for i in range(blocks[b], blocks[b + 1]):
         low, high = rowptr[i], rowptr[i + 1]
         additive_row(low, high, i, source, heads, left, right, slope, attention)
-        _finish_row(low, high, i, source, heads, channels, values, attention, drop, out, scratch)
+        _finish_row(low, high, i, source, heads, channels, values, attention, drop, out, mean, scratch)
 
 
 @kernel
 def additive(
-    threads, blocks, rowptr, source, heads, channels, left, right, slope, values, drop, attention, out, room
+    threads,
+    blocks,
+    rowptr,
+    source,
+    heads,
+    channels,
+    left,
+    right,
+    slope,
+    values,
+    drop,
+    attention,
+    out,
+    mean,
+    room,
 ):
     """Fused forward with the additive score."""
     arguments = (
-        blocks, rowptr, source, heads, channels, left, right, slope, values, drop, attention, out, room
+        blocks, rowptr, source, heads, channels, left, right, slope, values, drop, attention, out, mean, room
     )  # fmt: skip
     run_blocks(_additive_block, threads, len(blocks) - 1, arguments)
 
 
 @kernel
 def _dynamic_block(
-    b, blocks, rowptr, source, heads, channels, left, right, weight, slope, values, drop, attention, out, room
+    b,
+    blocks,
+    rowptr,
+    source,
+    heads,
+    channels,
+    left,
+    right,
+    weight,
+    slope,
+    values,
+    drop,
+    attention,
+    out,
+    mean,
+    room,
 ):
     scratch = room[b]
     for i in range(blocks[b], blocks[b + 1]):
         low, high = rowptr[i], rowptr[i + 1]
         dynamic_row(low, high, i, source, heads, channels, left, right, weight, slope, attention)
-        _finish_row(low, high, i, source, heads, channels, values, attention, drop, out, scratch)
+        _finish_row(low, high, i, source, heads, channels, values, attention, drop, out, mean, scratch)
 
 
 @kernel
@@ -93,33 +137,48 @@ def dynamic(
     drop,
     attention,
     out,
+    mean,
     room,
 ):
     """Fused forward with the dynamic score."""
     arguments = (
         blocks, rowptr, source, heads, channels, left, right, weight, slope, values, drop,
-        attention, out, room,
+        attention, out, mean, room,
     )  # fmt: skip
     run_blocks(_dynamic_block, threads, len(blocks) - 1, arguments)
 
 
 @kernel
 def _dot_block(
-    b, blocks, rowptr, source, heads, channels, query, key, rate, values, drop, attention, out, room
+    b, blocks, rowptr, source, heads, channels, query, key, rate, values, drop, attention, out, mean, room
 ):
     scratch = room[b]
     for i in range(blocks[b], blocks[b + 1]):
         low, high = rowptr[i], rowptr[i + 1]
         dot_row(low, high, i, source, heads, channels, query, key, rate, attention)
-        _finish_row(low, high, i, source, heads, channels, values, attention, drop, out, scratch)
+        _finish_row(low, high, i, source, heads, channels, values, attention, drop, out, mean, scratch)
 
 
 @kernel
 def dot_product(
-    threads, blocks, rowptr, source, heads, channels, query, key, rate, values, drop, attention, out, room
+    threads,
+    blocks,
+    rowptr,
+    source,
+    heads,
+    channels,
+    query,
+    key,
+    rate,
+    values,
+    drop,
+    attention,
+    out,
+    mean,
+    room,
 ):
     """Fused forward with the dot-product score."""
     arguments = (
-        blocks, rowptr, source, heads, channels, query, key, rate, values, drop, attention, out, room
+        blocks, rowptr, source, heads, channels, query, key, rate, values, drop, attention, out, mean, room
     )  # fmt: skip
     run_blocks(_dot_block, threads, len(blocks) - 1, arguments)

@@ -54,7 +54,7 @@ def aggregate_eight(low, high, i, source, values, attention, drop, out, scratch)
 @piece
 def sources_eight(
     low, high, j, edge, target, left, right, slope, values, drop, attention, d_out, means, d_attention,
-    d_values, d_scores, d_left, scratch,
+    each, d_values, d_scores, d_left, scratch,
 ):  # fmt: skip
     """∂values, ∂left and ∂(left + right) of the outgoing edges low..high-1 of node j, additive score."""
     seed, limit, scale = drop
@@ -94,7 +94,8 @@ def sources_eight(
             a0, a1, a2, a3 = scratch[0], scratch[1], scratch[2], scratch[3]
             a4, a5, a6, a7 = scratch[4], scratch[5], scratch[6], scratch[7]
         if len(d_attention) > 0:
-            g = g + load(d_attention, at)
+            prefetch(d_attention, np.int64(edge[later]) * each)
+            g = g + (load(d_attention, at) if each == LANES else splat(d_attention[edge[p]]))
         s0 = s0 + splat(a0) * d0
         s1 = s1 + splat(a1) * d1
         s2 = s2 + splat(a2) * d2

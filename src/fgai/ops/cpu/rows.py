@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 from numba import njit
 
 from fgai.ops.cpu.lanes import (
@@ -133,6 +134,21 @@ def dot_axpy(n, x, i, y, j, a, z, k):
         lanes = lanes + here * load_some(y, j + whole, rest)
         store(z, k + whole, load(z, k + whole) + scale * here)
     return lanes
+
+
+@piece
+def average(low, high, heads, attention, mean):
+    """mean[e] = the mean of attention[e·H : (e+1)·H] for the edges low..high-1."""
+    share = mean.dtype.type(1) / mean.dtype.type(heads)
+    if heads == LANES:
+        for e in range(low, high):
+            mean[e] = share * total(load(attention, np.int64(e) * LANES))
+        return
+    for e in range(low, high):
+        found = mean.dtype.type(0)
+        for h in range(heads):
+            found += attention[np.int64(e) * heads + h]
+        mean[e] = share * found
 
 
 @piece

@@ -1,0 +1,223 @@
+"""The distance and the margin of top-k sets on the CPU, with their gradients, in one pass over the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+# Edges from which a second thread pays.
+MANY = 50_000
+# Edges of a row up to which no branch is worth its risk.
+SHORT = 64
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _sink(value, above, level):
+    """The level after `value` came: the value itself if it fits between the level and the one above."""
+    lower = value if value < above else above
+    return lower if lower > level else level
+
+
+@njit(cache=True, nogil=True)
+def _five(values, first, last, levels):
+    """The five largest values of a row, in registers."""
+    a = b = c = d = f = values.dtype.type(-np.inf)
+    for e in range(first, last):
+        value = values[e]
+        f, d, c, b = _sink(value, d, f), _sink(value, c, d), _sink(value, b, c), _sink(value, a, b)
+        a = value if value > a else a
+    levels[0], levels[1], levels[2], levels[3], levels[4] = a, b, c, d, f
+
+
+@njit(cache=True, nogil=True)
+def _levels(values, first, last, count, levels):
+    """The `count` largest values of a row with at least so many edges, in falling order.
+
+    Short rows are full of surprises for a branch predictor, so every value is held against every level; in
+    long rows most values are smaller than all levels, and a branch sees that at once.
+    """
+    if count == 5 and last - first <= SHORT:
+        _five(values, first, last, levels)
+        return
+    for place in range(count):
+        levels[place] = -np.inf
+    if last - first <= SHORT and count <= 16:
+        for e in range(first, last):
+            value = values[e]
+            for place in range(count - 1, 0, -1):
+                levels[place] = _sink(value, levels[place - 1], levels[place])
+            levels[0] = value if value > levels[0] else levels[0]
+        return
+    for e in range(first, last):
+        value = values[e]
+        if value > levels[count - 1]:
+            place = count - 1
+            while place > 0 and value > levels[place - 1]:
+                levels[place] = levels[place - 1]
+                place -= 1
+            levels[place] = value
+
+
+@njit(cache=True, nogil=True)
+def _spare(levels, count):
+    """How many edges with just the last level belong to the `count` largest."""
+    found = 0
+    for place in range(count):
+        found += levels[place] == levels[count - 1]
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _distance(low, high, rowptr, w, v, mask, k, slope, sums):
+    """Σ |w − v| on the top-k of w plus on that of v (all if k is 0) of every row, and its slope in v.
+
+    `mask`, unless it is empty, is the top-k of w.
+    """
+    known = len(mask) > 0
+    levels = np.empty(max(k, 1), w.dtype)
+    for i in range(low, high):
+        first, last = rowptr[i], rowptr[i + 1]
+        total = 0.0
+        if k == 0 or last - first <= k:
+            for e in range(first, last):
+                apart = v[e] - w[e]
+                total += 2 * abs(apart)
+                slope[e] = 2 * (apart > 0) - 2 * (apart < 0)
+            sums[i] = total
+            continue
+        level, spare = w[first], 0
+        if not known:
+            _levels(w, first, last, k, levels)
+            level, spare = levels[k - 1], _spare(levels, k)
+        _levels(v, first, last, k, levels)
+        other, room = levels[k - 1], _spare(levels, k)
+        for e in range(first, last):
+            here = int(v[e] > other or (v[e] == other and room > 0))
+            room -= v[e] == other
+            if known:
+                here += mask[e]
+            else:
+                here += int(w[e] > level or (w[e] == level and spare > 0))
+                spare -= w[e] == level
+            apart = v[e] - w[e]
+            total += here * abs(apart)
+            slope[e] = here * (int(apart > 0) - int(apart < 0))
+        sums[i] = total
+
+
+@njit(cache=True, nogil=True)
+def _margin(low, high, rowptr, values, k, radius, slope, sums):
+    """Σ_m relu(R − c(m) / m) / R of every row, and its slope at the edges that matter."""
+    levels = np.empty(2 * k, values.dtype)
+    flows, seen = np.empty(2 * k, values.dtype), np.empty(2 * k, np.int64)
+    share = np.empty(k, np.float64)
+    for i in range(low, high):
+        first, last = rowptr[i], rowptr[i + 1]
+        sums[i] = 0
+        count = min(k, last - first - k)
+        if count <= 0:
+            slope[first:last] = 0
+            continue
+        _levels(values, first, last, k + count, levels)
+        cost = 0.0
+        for m in range(1, count + 1):
+            cost += levels[k - m] - levels[k + m - 1]
+            short = radius - cost / m
+            share[m - 1] = 1 / (m * radius) if short > 0 else 0
+            sums[i] += max(short, 0.0) / radius
+        flows[: k - count] = 0
+        flow = 0.0
+        for m in range(count, 0, -1):  # the m-th pair takes part in the costs of m and more swaps
+            flow += share[m - 1]
+            flows[k - m], flows[k + m - 1] = -flow, flow
+        seen[: k + count] = 0
+        for e in range(first, last):
+            rank = 0
+            for place in range(k + count):
+                rank += levels[place] > values[e]
+            slope[e] = 0
+            if rank < k + count:
+                equal = seen[rank]  # equal values rank in edge order
+                seen[rank] += 1
+                if rank + equal < k + count:
+                    slope[e] = flows[rank + equal]
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="fgai-rows")
+
+
+def _over_rows(work: Callable[..., None], rowptr: Any, *given: Any) -> None:
+    """Run `work(low, high, rowptr, *given)` over all rows, on as many threads as torch uses."""
+    rows, edges = len(rowptr) - 1, int(rowptr[-1])
+    threads = min(torch.get_num_threads(), max(1, edges // MANY))
+    if threads == 1:
+        work(0, rows, rowptr, *given)
+        return
+    bounds = np.searchsorted(rowptr, np.arange(1, threads) * edges // threads)
+    bounds = np.concatenate([[0], bounds, [rows]])
+    parts = [_pool(threads).submit(work, a, b, rowptr, *given) for a, b in pairwise(bounds.tolist())]
+    for part in parts:
+        part.result()
+
+
+def _array(tensor: Tensor) -> Any:
+    return tensor.detach().contiguous().numpy()
+
+
+class _Distance(Function):
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, w_tilde: Tensor, rowptr: Tensor, k: int, mask: Tensor) -> Tensor:
+        before, after, ptr = _array(w), _array(w_tilde), _array(rowptr)
+        slope, sums = np.empty_like(after), np.empty(len(ptr) - 1, np.float64)
+        _over_rows(_distance, ptr, before, after, _array(mask), k, slope, sums)
+        scale = 0.25 / max(1, int(np.count_nonzero(ptr[1:] > ptr[:-1])))
+        ctx.slope, ctx.scale = torch.from_numpy(slope), scale
+        return w_tilde.new_tensor(sums.sum() * scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        flow = ctx.slope * (gradients[0] * ctx.scale)
+        needed = ctx.needs_input_grad
+        return -flow if needed[0] else None, flow if needed[1] else None, None, None, None
+
+
+class _Margin(Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor:
+        given, ptr = _array(values), _array(rowptr)
+        slope, sums = np.empty_like(given), np.empty(len(ptr) - 1, np.float64)
+        _over_rows(_margin, ptr, given, k, radius, slope, sums)
+        terms = np.clip(ptr[1:] - ptr[:-1] - k, 0, k).sum()
+        ctx.slope, ctx.scale = torch.from_numpy(slope), 1 / max(1, int(terms))
+        return values.new_tensor(sums.sum() * ctx.scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.slope * (gradients[0] * ctx.scale), None, None, None
+
+
+def distance(w: Tensor, w_tilde: Tensor, rowptr: Tensor, k: int | None, mask: Tensor | None = None) -> Tensor:
+    """See `topk_l1`, form "tv", scope "node"; k None takes all edges."""
+    known = torch.empty(0, dtype=torch.bool) if mask is None else mask
+    return _Distance.apply(w, w_tilde, rowptr, k or 0, known)  # type: ignore[no-any-return]
+
+
+def margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor:
+    """See `swap_margin`."""
+    return _Margin.apply(values, rowptr, k, radius)  # type: ignore[no-any-return]
