@@ -9,9 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import attack_cases as cases
-from fgai.attacks import DICE, PRBCD, Budget, PGDInjection, Threat
+from fgai.attacks import DICE, PRBCD, THREATS, Budget, PGDInjection, Threat
+from fgai.cli.app import app
 from fgai.errors import InputError
 from fgai.evaluate import breaking_point, evaluate
 from fgai.evaluate.breaking import smallest_below
@@ -71,6 +73,13 @@ def test_breaking_point_on_a_model() -> None:
 def test_breaking_point_refuses(options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         breaking_point(cases.trained("gat", "vanilla"), cases.tiny_graph(), **options)  # type: ignore[arg-type]
+
+
+def test_every_threat_is_listed_without_a_model() -> None:
+    result = CliRunner().invoke(app, ["attack", "--list"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    for name in THREATS:
+        assert name in result.output
 
 
 def test_same_class_equals_a_loop() -> None:
