@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fgai.adversaries import InjectionAdversary
-from fgai.attacks import Budget
+from fgai.attacks import Budget, replay
+from fgai.attacks.injection import PGDInjection
 from fgai.attention import logits_and_attention, observe
 from fgai.errors import FgaiWarning
 from fgai.graph import Graph
@@ -149,6 +150,22 @@ class TestOnTheDevice:
         assert [s for _, s in ours.scores] == pytest.approx([s for _, s in theirs.scores], rel=1e-5)
         for one, two in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
             torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+
+    @pytest.mark.parametrize("goal", ["prediction", "margin", "explanation"])
+    def test_a_strong_attack_is_the_same_replayed(self, goal: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        graph = small_data(nodes=90)
+        model = model_for(GAT, graph).to("cuda").eval()
+        budget = Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=25, step_size=0.05, restarts=2)
+        attack = PGDInjection(budget, goal)
+        found = []
+        for worth in (20, 1000):
+            monkeypatch.setattr(replay, "WORTH", worth)
+            found.append(attack.run(model, graph, seed=1))
+        ours, theirs = found
+        assert ours.value == pytest.approx(theirs.value, rel=1e-5)
+        assert ours.ledger.curve == pytest.approx(theirs.ledger.curve, rel=1e-4, abs=1e-6)
+        assert (ours.ledger.steps, ours.ledger.forwards) == (theirs.ledger.steps, theirs.ledger.forwards)
+        assert ours.ledger.gradient == pytest.approx(theirs.ledger.gradient, rel=1e-4)
 
     def test_draws_differ_from_epoch_to_epoch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         history, _ = self.run("vanilla", GAT, monkeypatch, captured=True)

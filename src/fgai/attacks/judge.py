@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +45,15 @@ class Ledger:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for records."""
         return asdict(self)
+
+
+class Mark(NamedTuple):
+    """Where the books of a judge stand."""
+
+    values: int
+    work: float
+    forwards: int
+    partial: int
 
 
 class Judge:
@@ -110,6 +121,29 @@ class Judge:
         """Return the objective on a graph with weights on its edges: no candidate, so not in the curve."""
         self._count(1.0)
         return self._objective(*weighted_forward(self._model, attacked), self.clean)
+
+    def mark(self) -> Mark:
+        """Return where the books stand, for `back_to`."""
+        return Mark(len(self._trace), self._work, self._ledger.forwards, self._ledger.partial)
+
+    def back_to(self, mark: Mark) -> None:
+        """Forget what was noted since."""
+        del self._trace[mark.values :]
+        self._work, self._ledger.forwards, self._ledger.partial = mark.work, mark.forwards, mark.partial
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Note nothing inside the block: what runs there is only captured."""
+        mark = self.mark()
+        try:
+            yield
+        finally:
+            self.back_to(mark)
+
+    def replayed(self, value: Tensor) -> None:
+        """Note a forward pass that was replayed from a capture, and its value."""
+        self._count(1.0)
+        self._trace.append(value.clone())
 
     def curve(self) -> list[float]:
         """Return every value judged so far, in order."""

@@ -8,7 +8,6 @@ and updates are those of the step run kernel by kernel: the results are the same
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai.errors import FgaiWarning
+from fgai.ops.replay import Replay
 
 WARM_UP = 2
 """Steps of a kind that run kernel by kernel before it is captured: they compile and allocate what stays."""
@@ -99,26 +99,6 @@ def run_parts(parts: Iterator[dict[str, Tensor]]) -> tuple[list[str], Tensor]:
     return names, torch.stack(terms)
 
 
-class _Graph:
-    """A captured computation, its inputs in fixed places and its result."""
-
-    def __init__(self, work: Callable[[], Any], pool: Any) -> None:
-        self.graph = torch.cuda.CUDAGraph()
-        collecting = gc.isenabled()
-        gc.collect()
-        gc.disable()  # an old graph or event freed in the middle would spoil the capture
-        try:
-            with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
-                self.result = work()
-        finally:
-            if collecting:
-                gc.enable()
-
-    def replay(self) -> Any:
-        self.graph.replay()
-        return self.result
-
-
 class Replays:
     """The steps and the score of one training, captured kind by kind.
 
@@ -139,7 +119,7 @@ class Replays:
         self.recipe, self.model, self.update, self.seed_of = recipe, model, update, seed_of
         self.device = next(model.parameters()).device
         self.pool = torch.cuda.graph_pool_handle()
-        self.graphs: dict[str, _Graph] = {}
+        self.graphs: dict[str, Replay[Any]] = {}
         self.inputs: dict[str, Drawn] = {}
         self.staging: dict[str, dict[str, Tensor]] = {}
         self.runs: dict[str, int] = {}
@@ -212,21 +192,17 @@ class Replays:
 
     def _run(self, name: str, work: Callable[[], Any], warm_up: int) -> Any:
         if name in self.graphs:
-            return self.graphs[name].replay()
+            return self.graphs[name]()
         self.runs[name] = self.runs.get(name, 0) + 1
         if self.runs[name] <= warm_up or self.failed:
             return work()
         try:
-            self.graphs[name] = _Graph(work, self.pool)
+            self.graphs[name] = Replay(work, self.device, self.pool)
         except RuntimeError as error:
             self.failed = True
-            torch.cuda.synchronize(self.device)
-            # The capture that broke off still holds the generator; a copy of its state is free.
-            generator = torch.cuda.default_generators[self.device.index or 0]
-            generator.graphsafe_set_state(generator.clone_state())
             note = (
                 f"a training step could not be captured ({error}); it runs kernel by kernel, which is slower"
             )
             warnings.warn(note, FgaiWarning, stacklevel=6)
             return work()
-        return self.graphs[name].replay()
+        return self.graphs[name]()

@@ -1,0 +1,72 @@
+"""Climbs whose steps are captured in a CUDA graph: a strong attack is one step, many times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fgai.attacks.budget import Budget
+from fgai.attacks.judge import Judge, Ledger
+from fgai.ops.replay import Replay
+
+WORTH = 20
+"""Steps from which a capture, which costs about as much as five steps, pays."""
+WARM_UP = 2
+
+
+def replayed_climb(
+    objective: Callable[[Tensor], Tensor],
+    start: Tensor,
+    budget: Budget,
+    box: tuple[float, float],
+    ledger: Ledger,
+    judge: Judge,
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Take the steps of `climb` on a GPU, captured once and replayed.
+
+    Args:
+        objective: calls `judge` on the point it is given, which moves in place.
+        start: where the climb begins.
+        budget: gives steps and step size.
+        box: the interval every entry stays in.
+        ledger: steps are noted here.
+        judge: told of the values of replayed steps.
+
+    Returns:
+        The last point, the best point seen before it and its value, after noting the largest gradient; None,
+        with nothing done or noted, where a step cannot be captured or too few are wanted.
+    """
+    if not start.is_cuda or budget.steps < WORTH or not start.numel():
+        return None
+    point, best = start.detach().clone().requires_grad_(), start.detach().clone()
+    best_value, steepest = start.new_full((), float("-inf")), start.new_zeros(())
+
+    def step() -> Tensor:
+        value = objective(point)
+        (gradient,) = torch.autograd.grad(value, point)
+        with torch.no_grad():
+            better = value > best_value
+            best.copy_(torch.where(better, point, best))
+            best_value.copy_(torch.where(better, value, best_value))
+            steepest.copy_(torch.maximum(steepest, gradient.abs().max()))
+            point.add_(budget.step_size * gradient.sign()).clamp_(*box)
+        return value.detach()
+
+    mark = judge.mark()
+    try:
+        for _ in range(WARM_UP):
+            step()
+        if ledger.partial > mark.partial:  # rows in reach only: their number is not fixed
+            raise RuntimeError("partial")
+        with judge.silent():
+            replay = Replay(step, start.device)
+    except RuntimeError:
+        judge.back_to(mark)
+        return None
+    for _ in range(budget.steps - WARM_UP):
+        judge.replayed(replay())
+    ledger.steps += budget.steps
+    ledger.gradient = max(ledger.gradient, float(steepest))
+    return point.detach(), best, best_value
