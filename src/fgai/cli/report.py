@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as encoder
 import shlex
 import webbrowser
 from pathlib import Path
@@ -146,7 +147,8 @@ def reproduce(opened: dict[str, Opened]) -> list[str]:
             words += ["--method", about["method"]]
         words += ["--seed", str(about.get("seed", 0))]
         for name, value in (about.get("settings") or {}).items():
-            words += [f"--{name}", str(value)] if name in ("epochs", "lr") else ["--set", f"{name}={value}"]
+            text = value if isinstance(value, str) else encoder.dumps(value)
+            words += [f"--{name}", text] if name in ("epochs", "lr") else ["--set", f"{name}={text}"]
         lines.append(shlex.join([*words, "--output", str(entry.path)]))
     return lines
 
