@@ -12,63 +12,19 @@ import torch
 from torch import Tensor
 
 from fgai import checks
-from fgai.errors import AttentionError, FgaiWarning, InputError
+from fgai.errors import FgaiWarning, InputError
 from fgai.links import Links
 from fgai.ops.adjacency import Adjacency, edge_keys
 from fgai.ops.features import Features, as_features
+from fgai.ops.matching import EdgeMap, match_edges
 from fgai.ops.nystrom import extend_encoding
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
+__all__ = ["EdgeMap", "Graph", "match_edges"]
+
 NODE_FIELDS = ("y", "train_mask", "val_mask", "test_mask", "positional", "positional_values", "batch")
-
-
-@dataclass(frozen=True)
-class EdgeMap:
-    """Which edges of a graph stayed after an edit, and where they are now.
-
-    Attributes:
-        before: [K] int64, positions in the old graph.
-        after: [K] int64, positions of the same edges in the new graph.
-        num_before: edges of the old graph.
-        num_after: edges of the new graph.
-    """
-
-    before: Tensor
-    after: Tensor
-    num_before: int
-    num_after: int
-
-    def pair(self, old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the entries of two edge vectors that belong to the edges that stayed.
-
-        Raises:
-            AttentionError: if a vector is not as long as its graph has edges.
-        """
-        if old.shape[0] != self.num_before or new.shape[0] != self.num_after:
-            raise AttentionError(
-                f"expected one value per edge ({self.num_before} before, {self.num_after} after),"
-                f" got {old.shape[0]} and {new.shape[0]}; were they computed on other graphs?"
-            )
-        return old[self.before], new[self.after]
-
-
-def match_edges(keys_a: Tensor, keys_b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return positions (ia, ib) of the edges that two sorted key vectors share, in key order.
-
-    Raises:
-        AttentionError: if a vector is not strictly increasing (parallel edges have no single partner).
-    """
-    for keys in (keys_a, keys_b):
-        if keys.numel() > 1 and not bool((keys[1:] > keys[:-1]).all()):
-            raise AttentionError("edges can only be matched when sorted and free of duplicates; use `Graph`")
-    if keys_b.numel() == 0 or keys_a.numel() == 0:
-        empty = torch.zeros(0, dtype=torch.long, device=keys_a.device)
-        return empty, empty
-    spot = torch.searchsorted(keys_b, keys_a).clamp(max=keys_b.numel() - 1)
-    ia = (keys_b[spot] == keys_a).nonzero().flatten()
-    return ia, spot[ia]
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,8 +120,8 @@ class Graph:
         if edge_truth is not None:
             counts = torch.zeros(unique.numel(), dtype=torch.long, device=edges.device)
             edge_truth = counts.index_add(0, inverse, edge_truth.long()) > 0
-        wrapped = as_features(features)
-        graph = cls(adjacency, wrapped, edge_truth=edge_truth, name=name, **fields)
+        others: dict[str, Any] = dict(fields)
+        graph = cls(adjacency, as_features(features), edge_truth=edge_truth, name=name, **others)
         graph._validate()
         return graph
 
