@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from fgai.attacks.budget import Perturbation
 from fgai.attacks.objectives import Clean, Objective
-from fgai.attacks.partial import NODE_MEANS, PartialObjective
+from fgai.attacks.partial import PartialObjective
+from fgai.attacks.reduced import NODE_MEANS
 from fgai.attacks.weights import weighted_forward
-from fgai.attention import AttentionMap, call_model, observe
+from fgai.attention import AttentionMap, call_model, logits_and_attention, observe
 from fgai.graph import Graph
 
 
@@ -160,7 +161,9 @@ class Judge:
         self._count(1.0)
         if not read:
             return call_model(self._model, attacked), AttentionMap(())
-        return observe(self._model, attacked)
+        # Objectives of fgai average the heads; others may want them one by one.
+        ours = getattr(self._objective, "__module__", "").startswith("fgai.")
+        return (observe if ours else logits_and_attention)(self._model, attacked)
 
     def _count(self, share: float) -> None:
         self._ledger.forwards += 1

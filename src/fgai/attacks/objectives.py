@@ -81,33 +81,62 @@ def explanation(k: int = 5) -> Objective:
     Args:
         k: size of the explanation.
     """
+    return Explanation(k)
 
-    def objective(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+
+class Explanation:
+    """See `explanation`.
+
+    Args:
+        k: size of the explanation.
+    """
+
+    __name__ = "explanation"
+
+    def __init__(self, k: int) -> None:
+        self.k = k
+
+    def __call__(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+        """Return the smooth share of the explanation lost."""
         total = logits.new_zeros(())
-        found = clean.members(k)
         for before, after, (members, rows) in zip(
-            clean.attention.layers, attention.layers, found, strict=True
+            clean.attention.layers, attention.layers, clean.members(self.k), strict=True
         ):
-            if not rows.numel():
-                continue
-            now, there = _carried(before, after)
-            fixed = now.detach()
-            outside = leaders(fixed.masked_fill(members | ~there, float("-inf")), before.rowptr, k)[rows]
-            inside = leaders((-fixed).masked_fill(~(members & there), float("-inf")), before.rowptr, k)[rows]
-            pairs = outside.clamp(min=0)
-            real = (outside >= 0) & ~members[pairs] & there[pairs] & members[inside] & there[inside]
-            lost = torch.sigmoid(now[pairs] - now[inside]) * real
-            total = total + lost.sum() / real.sum().clamp(min=1)
+            if rows.numel():
+                lost, terms = self.lost(*_carried(before, after), members, before.rowptr, rows)
+                total = total + lost / terms.clamp(min=1)
         return total / max(1, len(attention.layers))
 
-    return objective
+    def lost(
+        self, now: Tensor, there: Tensor, members: Tensor, rowptr: Tensor, rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the sum of sigmoid(o_s - m_s) over `rows` [R] and all s, and the number of its terms.
+
+        Args:
+            now: [E] log-attention on the original edges.
+            there: [E] which of them are still there.
+            members: [E] the clean top-k.
+            rowptr: [N + 1].
+            rows: [R] the nodes that count.
+        """
+        fixed = now.detach()
+        outside = leaders(fixed.masked_fill(members | ~there, float("-inf")), rowptr, self.k)[rows]
+        inside = leaders((-fixed).masked_fill(~(members & there), float("-inf")), rowptr, self.k)[rows]
+        pairs = outside.clamp(min=0)
+        real = (outside >= 0) & ~members[pairs] & there[pairs] & members[inside] & there[inside]
+        return (torch.sigmoid(now[pairs] - now[inside]) * real).sum(), real.sum()
 
 
 def _carried(before: LayerAttention, after: LayerAttention) -> tuple[Tensor, Tensor]:
     """Log-attention after the attack on the original edges [E], and which of them are still there [E]."""
     spot = torch.searchsorted(after.keys, before.keys).clamp(max=max(0, after.num_edges - 1))
     there = after.keys[spot] == before.keys
-    return after.values.mean(1)[spot].clamp(min=1e-12).log(), there
+    return log_attention(after.values)[spot], there
+
+
+def log_attention(values: Tensor) -> Tensor:
+    """Logarithm of the attention [E, H] averaged over heads; [E]."""
+    return values.mean(1).clamp(min=1e-12).log()
 
 
 class Preserving:

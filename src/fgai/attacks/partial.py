@@ -8,16 +8,13 @@ from torch import Tensor
 from fgai.attacks.budget import Perturbation
 from fgai.attacks.edit import Edit
 from fgai.attacks.local import Plan, Recompute
-from fgai.attacks.objectives import Clean, Objective, margin, prediction
-from fgai.attention import AttentionMap
+from fgai.attacks.objectives import Clean, Objective
+from fgai.attacks.reduced import NODE_MEANS, Reduced, can_reduce, reduced
 from fgai.graph import Graph
 from fgai.ops import Features
 
 STRIKES = 3
 """Plans dropped after a single use, after which an attack is judged by full passes only."""
-
-NODE_MEANS: tuple[Objective, ...] = (prediction, margin)
-"""Objectives that are means over the attacked nodes and read nothing but their logits."""
 
 
 class PartialObjective:
@@ -38,7 +35,7 @@ class PartialObjective:
         self._change: Perturbation | None = None
         self._plan: Plan | None = None
         self._encodings: Tensor | None = None
-        self._constant: Tensor = clean.logits.new_zeros(())
+        self._reduced: Reduced | None = None
         self._uses, self._strikes = STRIKES, 0
 
     def after(self, change: Perturbation) -> tuple[Tensor, float] | None:
@@ -68,37 +65,24 @@ class PartialObjective:
         return self._value(attacked.features)
 
     def _willing(self) -> bool:
-        return self._objective in NODE_MEANS and self._strikes < STRIKES
+        return can_reduce(self._objective) and self._strikes < STRIKES
 
     def _start(self, edit: Edit) -> None:
         """Plan for other edges than before."""
         self._strikes = self._strikes + 1 if self._uses < 2 else 0
         self._uses, self._encodings = 0, None
-        clean, graph = self._clean, self._again.graph
-        self._plan = self._again.plan(edit, clean.nodes)
-        if self._plan is None:
-            return
-        rest = torch.zeros(graph.num_nodes + edit.new, dtype=torch.bool, device=graph.device)
-        rest[clean.nodes] = True
-        rest[self._plan.nodes] = False
-        rows = rest.nonzero().flatten()
-        self._constant = self._sum(clean.logits[rows], rows).detach()
+        self._reduced = None
+        whole = self._objective not in NODE_MEANS
+        self._plan = self._again.plan(edit, None if whole else self._clean.nodes, whole=whole)
+        if self._plan is not None:
+            with torch.no_grad():
+                self._reduced = reduced(self._objective, self._again, self._clean, self._plan)
 
     def _value(self, features: Features | None) -> tuple[Tensor, float] | None:
-        if self._plan is None or features is None:
+        if self._plan is None or self._reduced is None or features is None:
             return None
         touched = self._again.forward(self._plan, features, self._encodings)
-        total = self._constant + self._sum(touched.logits, touched.nodes)
-        return total / self._clean.nodes.numel(), self._plan.share
-
-    def _sum(self, logits: Tensor, nodes: Tensor) -> Tensor:
-        """Return the sum of the objective over some attacked nodes [T] with these logits [T, C]."""
-        if not nodes.numel():
-            return logits.sum()
-        few = Clean(
-            self._clean.logits[nodes], AttentionMap(()), torch.arange(len(nodes), device=nodes.device)
-        )
-        return len(nodes) * self._objective(logits, few.attention, few)
+        return self._reduced(touched), self._plan.share
 
     def _comparable(self, attacked: Graph) -> bool:
         """Whether `attacked` is the clean graph but for edges, new nodes and some features."""
