@@ -48,7 +48,7 @@ def test_every_dataset_describes_itself() -> None:
             about.num_nodes > 1 and about.num_edges > 1 and about.num_features > 1 and about.num_classes > 1
         )
         assert about.files or name == "planted"
-        assert set(about.splits) <= {"random", "public"}
+        assert set(about.splits) <= {"random", "public", "folds"}
 
 
 @pytest.mark.parametrize(

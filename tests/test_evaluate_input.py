@@ -71,7 +71,7 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(InputError, match="`vanilla` must be one of GAT"):
         compare({"GAT": model}, graph, THREAT, vanilla="GT")
     links = fgai.GAT.for_data(graph, task="link")
-    with pytest.raises(InputError, match="node classifiers"):
+    with pytest.raises(InputError, match="holds a node task"):
         evaluate(links, graph, THREAT)
     narrow = fgai.GAT(graph.num_features, 2)
     with pytest.raises(InputError, match=r"logits \[30, 3\]"):
