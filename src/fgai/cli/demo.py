@@ -35,8 +35,7 @@ TUNED: dict[tuple[str, str, str], dict[str, Any]] = {
         "lr": 0.01,
         "divergence": "kl",
         "prediction_stability": 10.0,
-        "explanation_stability": 10.0,
-        "k2": None,
+        "explanation_stability": 3.0,
         "nodes": 20,
     }
 }
