@@ -94,7 +94,7 @@ THREATS: dict[str, Threat] = {
         Threat(
             "tdgia",
             TDGIA,
-            Budget(nodes=20, edges=20, box=(-1.0, 1.0), steps=50, step_size=0.1),
+            Budget(nodes=20, edges=20, box=(-1.0, 1.0), steps=50, step_size=0.3),
             "20 nodes × 20 edges where the graph is weakest, in five batches",
         ),
         Threat("dice", DICE, Budget(edges=400), "400 edges: equals are parted, others are joined, no search"),
