@@ -119,6 +119,7 @@ def headline(store: Store) -> list[Sheet | Table]:
         Column("attention moves"),
         Column("top 5 as vanilla"),
         Column("top 5 lost under attack"),
+        Column("seeds"),
     ]
     rows = [
         _headline_row(results, model, dataset)
@@ -127,7 +128,7 @@ def headline(store: Store) -> list[Sheet | Table]:
         if "fgai" in results.rows(model, dataset)
     ]
     notes = (
-        "vanilla → FGAI, means over five seeds, `standard` attack. “move”: g-TVD rel and g-JSD of the output"
+        "vanilla → FGAI, means over seeds, `standard` attack. “move”: g-TVD rel and g-JSD of the output"
         " layer, how many times less than vanilla's. “lost”: share of a node's top 5, nodes in reach.",
         *(
             []
@@ -163,6 +164,7 @@ def _headline_row(results: Results, model: str, dataset: str) -> list[Cell]:
         factor("g_jsd.last"),
         mean("fgai", "similarity.overlap.all"),
         arrow("overlap_touched.prediction.all", lost=True),
+        str(len(results.values(model, dataset, "fgai", "f1.clean"))),
     ]
 
 
