@@ -126,7 +126,7 @@ def run_contract(kind: type[Attack], name: str, recipe: str, objective: str) -> 
     assert result.value >= result.noise
     assert result.value >= max(result.ledger.curve) - 1e-6
     if kind in cases.START_FROM_NOISE and not attack.own_objective:
-        assert result.noise >= noise.value
+        assert result.noise >= noise.value - 1e-6  # summed in another order where few rows are in reach
     steps = 0 if kind in cases.UNSEARCHED else 1 if kind is FGSMInjection else attack.budget.steps
     assert result.ledger.steps == steps * attack.budget.restarts
     relaxed = result.ledger.steps if kind is PRBCD else 0
