@@ -133,7 +133,7 @@ def main() -> int:
     known: dict[str, str] = {}
     results, cache = folder / "disturbed", folder / "cache"
     while kills < args.kills:
-        # So long that, on average, the grid is as far as the kills are; longer where other work slows it down.
+        # So long that, on average, the grid is as far as the kills are; longer on a busy machine.
         cell, left = (whole - ready) / len(cells), (len(cells) - len(known)) / (args.kills - kills + 1)
         process = start(grid, results, cache)
         process.join(moments.uniform(0.0, 2.0 * pace * (ready + cell * left)))

@@ -15,8 +15,8 @@ from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import GAT, GT, AttentionLayer, AttentionModel, GATv2
-from fgai.tasks import pool
 from fgai.ops import Adjacency, Features, use_backend
+from fgai.tasks import pool
 from graph_cases import Edge, build, edge_sets, edge_tensor, small_data
 
 SCORES = ("additive", "dynamic", "dot")

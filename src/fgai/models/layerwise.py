@@ -42,7 +42,7 @@ class Layerwise(NamedTuple):
 def layerwise_of(model: nn.Module) -> Layerwise | None:
     """Return `model.layerwise()` if it describes what the model now does, else None.
 
-    It does not in training mode, for other tasks than nodes, while attention is tapped or guarded or hooks are
+    Not in training mode, for other tasks than nodes, while attention is tapped or guarded or hooks are
     set, or when a subclass changed the forward pass without changing `layerwise`.
     """
     make = getattr(model, "layerwise", None)
