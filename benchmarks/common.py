@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import statistics
 import threading
@@ -21,6 +22,13 @@ def resident() -> int:
     return pages * 4096
 
 
+def release() -> None:
+    """Give freed memory back to the system, or a warm-up would hide what the next run needs (glibc only)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 class PeakMemory:
     """Largest memory above the start of the block: resident on the CPU, allocated on the GPU."""
 
@@ -35,6 +43,7 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats()
             self.base = torch.cuda.memory_allocated()
             return self
+        release()
         self.base, self.top, self.stop = resident(), resident(), threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
         self.thread.start()
