@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch_geometric.data import Batch, Data
 
 import task_cases as cases
 from fgai.attacks import Budget, Perturbation, check, draw_endpoints, make_attack
 from fgai.attention import call_model
-from fgai.datasets import fold_split, link_split, planted
+from fgai.datasets import batched, fold_split, link_split, planted
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph
 from fgai.links import Links
@@ -45,6 +46,7 @@ def pairs_of(links: Links, part: str, label: int) -> set[tuple[int, int]]:
         "tasks.choose",
         "tasks.readout",
         "datasets.links",
+        "datasets.batches",
         "datasets.splits",
         "datasets.structure",
         "metrics.scores",
@@ -205,6 +207,33 @@ class TestGraphTask:
                 share = int((split.test & (y == label)).sum())
                 assert abs(share - int((y == label).sum()) / folds) < 1
         assert not torch.equal(fold_split(y, 0, folds=folds).test, fold_split(y, folds, folds=folds).test)
+
+    def test_a_batch_equals_pygs(self) -> None:
+        draw = torch.Generator().manual_seed(0)
+        graphs = [
+            Data(
+                x=torch.rand(size, 3, generator=draw),
+                edge_index=torch.stack([torch.arange(size), (torch.arange(size) + 1) % size]),
+                y=torch.tensor([size % 2]),
+            )
+            for size in (4, 2, 5)
+        ]
+        ours, theirs = batched(graphs), Batch.from_data_list(graphs)
+        assert ours.batch is not None and ours.graph_y is not None and ours.features is not None
+        assert torch.equal(ours.batch, theirs.batch) and torch.equal(ours.graph_y, theirs.y)
+        torch.testing.assert_close(ours.features.to_dense(), theirs.x)
+        assert set(map(tuple, ours.edge_index.t().tolist())) == set(
+            map(tuple, theirs.edge_index.t().tolist())
+        )
+        split = fold_split(torch.tensor([0, 1, 1]), folds=3)
+        masked = batched(graphs, [0, 1, 1], split=split)
+        assert masked.test_mask is not None and torch.equal(masked.test_mask, split.test[ours.batch])
+        for bad, words in (
+            ([], "at least one"),
+            ([graphs[0], Data(x=torch.ones(2, 4), edge_index=graphs[0].edge_index[:, :0])], "one width"),
+        ):
+            with pytest.raises(InputError, match=words):
+                batched(bad)
 
     def test_bad_folds_are_refused(self) -> None:
         with pytest.raises(InputError, match="at least 3"):

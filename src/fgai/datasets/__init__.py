@@ -1,5 +1,6 @@
 """Real datasets by name, a built-in one, their splits and fingerprints."""
 
+from fgai.datasets.batches import batched
 from fgai.datasets.fingerprint import fingerprint
 from fgai.datasets.links import link_split
 from fgai.datasets.loader import load
@@ -11,6 +12,7 @@ from fgai.datasets.structure import with_degrees
 __all__ = [
     "DatasetInfo",
     "Split",
+    "batched",
     "fingerprint",
     "fold_split",
     "info",

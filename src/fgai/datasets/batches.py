@@ -1,0 +1,83 @@
+"""`batched`: from a list of small graphs to one block-diagonal graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fgai.datasets.splits import Split
+from fgai.errors import InputError
+from fgai.graph import Graph
+
+
+def batched(
+    graphs: Sequence[Any],
+    y: Tensor | Sequence[int] | None = None,
+    *,
+    split: Split | None = None,
+    name: str = "graphs",
+) -> Graph:
+    """Put small graphs side by side into one, whose nodes know which graph they are of.
+
+    Args:
+        graphs: PyG `Data` objects or anything with `edge_index`, `num_nodes` and features `x` [n, F]; fgai's
+            own graphs too. Edges are taken as they are.
+        y: [G] classes of the graphs; None reads each graph's own `y` of one entry, where all have one.
+        split: masks over the graphs, e.g. of `fold_split`.
+        name: for messages and records.
+
+    Returns:
+        A graph with `batch`, `graph_y` and masks that are constant inside each small graph.
+
+    Raises:
+        InputError: no graphs, or features of different widths.
+
+    Example:
+        >>> pair = Graph.from_edges(torch.tensor([[0, 1], [1, 0]]), 2, torch.ones(2, 3))
+        >>> both = batched([pair, pair], y=[0, 1])
+        >>> both.num_nodes, both.num_graphs, both.batch.tolist()
+        (4, 2, [0, 0, 1, 1])
+    """
+    if not graphs:
+        raise InputError("`graphs` must hold at least one graph, got none")
+    edges, features, sizes, start = [], [], [], 0
+    for graph in graphs:
+        count, x = int(graph.num_nodes), _features(graph)
+        edges.append(graph.edge_index + start)
+        features.append(x)
+        sizes.append(count)
+        start += count
+    widths = sorted({x.shape[1] for x in features})
+    if len(widths) > 1:
+        raise InputError(f"`graphs` must have features of one width, got {widths}")
+    labels = _labels(graphs) if y is None else torch.as_tensor(y, dtype=torch.long)
+    if labels is not None and labels.numel() != len(graphs):
+        raise InputError(f"`y` must have one entry per graph ({len(graphs)}), got {labels.numel()}")
+    batch = torch.repeat_interleave(torch.arange(len(graphs)), torch.tensor(sizes))
+    masks = {} if split is None else {f"{part}_mask": mask[batch] for part, mask in split._asdict().items()}
+    return Graph.from_edges(
+        torch.cat(edges, dim=1), start, torch.cat(features), batch=batch, graph_y=labels, name=name, **masks
+    )
+
+
+def _features(graph: Any) -> Tensor:
+    found = (
+        graph.features.to_dense()
+        if isinstance(graph, Graph) and graph.features
+        else getattr(graph, "x", None)
+    )
+    if not isinstance(found, Tensor) or found.dim() != 2:
+        raise InputError(
+            "every small graph needs node features `x` [n, F]; give constant ones if it has none"
+        )
+    return found.float()
+
+
+def _labels(graphs: Sequence[Any]) -> Tensor | None:
+    found = [getattr(graph, "y", None) for graph in graphs]
+    if any(not isinstance(label, Tensor) or label.numel() != 1 for label in found):
+        return None
+    return torch.stack([label.flatten()[0].long() for label in found])  # type: ignore[union-attr]
