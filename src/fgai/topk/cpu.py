@@ -182,16 +182,17 @@ class _Distance(Function):
     @staticmethod
     def forward(ctx: Any, w: Tensor, w_tilde: Tensor, rowptr: Tensor, k: int, mask: Tensor) -> Tensor:
         before, after, ptr = _array(w), _array(w_tilde), _array(rowptr)
-        slope, sums = np.empty_like(after), np.empty(len(ptr) - 1, np.float64)
+        slope, sums = np.empty(len(after), np.int8), np.empty(len(ptr) - 1, np.float64)
         _over_rows(_distance, ptr, before, after, _array(mask), k, slope, sums)
         scale = 0.25 / max(1, int(np.count_nonzero(ptr[1:] > ptr[:-1])))
-        ctx.slope, ctx.scale = torch.from_numpy(slope), scale
+        ctx.save_for_backward(torch.from_numpy(slope))  # freed as soon as it has served
+        ctx.scale = scale
         return w_tilde.new_tensor(sums.sum() * scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        flow = ctx.slope * (gradients[0] * ctx.scale)
+        flow = ctx.saved_tensors[0] * (gradients[0] * ctx.scale)
         needed = ctx.needs_input_grad
         return -flow if needed[0] else None, flow if needed[1] else None, None, None, None
 
@@ -203,13 +204,14 @@ class _Margin(Function):
         slope, sums = np.empty_like(given), np.empty(len(ptr) - 1, np.float64)
         _over_rows(_margin, ptr, given, k, radius, slope, sums)
         terms = np.clip(ptr[1:] - ptr[:-1] - k, 0, k).sum()
-        ctx.slope, ctx.scale = torch.from_numpy(slope), 1 / max(1, int(terms))
+        ctx.save_for_backward(torch.from_numpy(slope))
+        ctx.scale = 1 / max(1, int(terms))
         return values.new_tensor(sums.sum() * ctx.scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.slope * (gradients[0] * ctx.scale), None, None, None
+        return ctx.saved_tensors[0] * (gradients[0] * ctx.scale), None, None, None
 
 
 def distance(w: Tensor, w_tilde: Tensor, rowptr: Tensor, k: int | None, mask: Tensor | None = None) -> Tensor:
