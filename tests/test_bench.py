@@ -44,7 +44,7 @@ def named(cell: Cell) -> str:
 
 def lasting(value: Any) -> Any:
     """A record without times and memory."""
-    moving = ("seconds", "epoch_seconds", "peak_memory", "about")
+    moving = ("seconds", "epoch_seconds", "peak_memory", "base_memory", "about")
     if isinstance(value, dict):
         return {name: lasting(part) for name, part in value.items() if name not in moving}
     return [lasting(part) for part in value] if isinstance(value, list) else value
@@ -238,7 +238,7 @@ class TestRun:
         store, every = Store(tmp_path), [cases.tiny(), cases.tiny(seed=1)]
         run_grid(every[:1], store)
         before = store.path(every[0]).read_bytes()
-        monkeypatch.setattr(runner, "preset", lambda *_: {"weight_decay": 0.5})
+        monkeypatch.setattr(runner, "settings_for", lambda *_: {"weight_decay": 0.5})
         with pytest.raises(CheckpointError, match=r"another 'lr'|another 'weight_decay'"):
             run_grid(every, store)
         assert store.path(every[0]).read_bytes() == before
