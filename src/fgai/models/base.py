@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models.layerwise import Layerwise
-from fgai.ops import Features
+from fgai.ops import Features, dropout
 from fgai.tasks import POOLINGS, TASKS, link_logits, pool, task_of
 from fgai.tasks.readout import DECODERS, link_scores
 
@@ -77,6 +77,27 @@ class AttentionModel(nn.Module):
     def edge_weight(self, x: Tensor | Features, graph: Graph) -> Tensor | None:
         """Return the edge weights [E] of the layer that reads `x`, or None for ones."""
         return graph.edge_weight if self.guard is None else self.guard(x, graph)
+
+    def convolve(
+        self, convs: Iterable[nn.Module], graph: Graph, activation: Callable[[Tensor], Tensor], p: float
+    ) -> Tensor:
+        """Pass a prepared graph's features through layers: dropout before each, activation between them.
+
+        Args:
+            convs: called as `conv(x, adjacency, weight)`.
+            graph: prepared.
+            activation: not applied after the last layer.
+            p: dropout while training.
+        """
+        x: Tensor | Features = as_features(graph)
+        for index, conv in enumerate(convs):
+            if index:
+                x = activation(x)  # type: ignore[arg-type]
+            weight = self.edge_weight(x, graph)
+            if self.training and p > 0:
+                x = x.dropout(p) if isinstance(x, Features) else dropout(x, p)
+            x = conv(x, graph.adjacency, weight)
+        return x  # type: ignore[return-value]
 
     def embed(self, graph: Graph) -> Tensor:
         """Return the node embeddings [N, out] of a prepared graph."""

@@ -11,10 +11,10 @@ from torch.nn.functional import elu
 from fgai.checks import at_least, one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models.base import LARGE, AttentionModel, as_features
+from fgai.models.base import LARGE, AttentionModel
 from fgai.models.layer import AttentionLayer
 from fgai.models.layerwise import Layerwise, Stage
-from fgai.ops import Features, dropout
+from fgai.ops import Features
 
 
 class GAT(AttentionModel):
@@ -107,15 +107,7 @@ class GAT(AttentionModel):
 
     def embed(self, graph: Graph) -> Tensor:
         """Return [N, out]."""
-        x: Tensor | Features = as_features(graph)
-        for index, conv in enumerate(self.convs):
-            weight = self.edge_weight(x, graph)
-            if self.training and self.dropout > 0:
-                x = x.dropout(self.dropout) if isinstance(x, Features) else dropout(x, self.dropout)
-            x = conv(x, graph.adjacency, weight)
-            if index < len(self.convs) - 1:
-                x = elu(x)  # type: ignore[arg-type]
-        return x  # type: ignore[return-value]
+        return self.convolve(self.convs, graph, elu, self.dropout)
 
     def read_out(self, nodes: Tensor, graph: Graph, links: Tensor | None = None) -> Tensor:
         """Turn node embeddings into the task's logits; with a head, graphs are pooled before it."""

@@ -12,9 +12,9 @@ from torch.nn.functional import relu
 
 from fgai.checks import at_least, one_of
 from fgai.graph import Graph
-from fgai.models.base import LARGE, AttentionModel, as_features
+from fgai.models.base import LARGE, AttentionModel
 from fgai.models.layer import InputNorm, Projection, Tap
-from fgai.ops import Adjacency, Features, aggregate, dropout, node_scores, score_additive, weighted_softmax
+from fgai.ops import Adjacency, Features, aggregate, node_scores, score_additive, weighted_softmax
 from fgai.segments import row_sum
 
 _PLAIN: WeakKeyDictionary[Adjacency, tuple[Tensor, Tensor]] = WeakKeyDictionary()
@@ -184,15 +184,7 @@ class GCN(AttentionModel):
 
     def embed(self, graph: Graph) -> Tensor:
         """Return [N, out]."""
-        x: Tensor | Features = as_features(graph)
-        for index, conv in enumerate(self.convs):
-            weight = self.edge_weight(x, graph)
-            if self.training and self.dropout > 0:
-                x = x.dropout(self.dropout) if isinstance(x, Features) else dropout(x, self.dropout)
-            x = conv(x, graph.adjacency, weight)
-            if index < len(self.convs) - 1:
-                x = relu(x)  # type: ignore[arg-type]
-        return x  # type: ignore[return-value]
+        return self.convolve(self.convs, graph, relu, self.dropout)
 
     def with_gates(self) -> GCN:
         """Return a copy with gates that still change nothing, ready to be made faithful; see `GCNLayer`."""
