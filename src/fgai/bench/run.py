@@ -146,6 +146,8 @@ def _measure(cell: Cell, device: str, root: Path | str | None, cache: Path | Non
         body["certificate"] = plain(
             {"norm": made.norm, "radius": RADIUS, "k1": made.k1, "k2": made.k2, **made.summary()}
         )
+        task = task_of(graph)
+        body["scores"] = _scores(model, prepared(model, task.view(graph, "test")), task.name, "test_mask")
         return body
     body["evaluations"] = {}
     for index, threat in enumerate(cell.threats):
@@ -263,14 +265,21 @@ def _validate(model: nn.Module, graph: Graph, cell: Cell) -> dict[str, float]:
     """Mean of clean and standard-attacked score on the validation part; the test part is never looked at."""
     task = task_of(graph)
     seen = prepared(model, task.view(graph, "val"))
-    rows, labels = labelled(seen, "val_mask")
     result = make_attack("standard", targets="val", task=task.name).run(model, seen, seed=cell.seed)
+    name = SCORES[task.name][0]
+    clean = _scores(model, seen, task.name, "val_mask")[name]
+    attacked = _scores(model, seen, task.name, "val_mask", result.graph)[name]
+    return {"clean": clean, "attacked": attacked, "criterion": (clean + attacked) / 2}
+
+
+def _scores(
+    model: nn.Module, seen: Graph, task: str, mask: str, attacked: Graph | None = None
+) -> dict[str, float]:
+    """Scores of the rows of `seen` under a mask, predicted on it or on its attacked version."""
+    rows, labels = labelled(seen, mask)
     with evaluating(model), torch.no_grad():
-        scores = {}
-        for name, where in (("clean", seen), ("attacked", result.graph)):
-            logits = call_model(model, where)[rows]
-            scores[name] = task_scores(task.name, logits, labels)[SCORES[task.name][0]]
-    return {**scores, "criterion": (scores["clean"] + scores["attacked"]) / 2}
+        logits = call_model(model, seen if attacked is None else attacked)[rows]
+    return task_scores(task, logits, labels)
 
 
 def _thin(terms: list[dict[str, float]], points: int = 50) -> list[dict[str, float]]:
