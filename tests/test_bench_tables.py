@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import tomllib
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,51 @@ class TestChoose:
         made = tomllib.loads(presets(whole))
         assert made["vanilla"]["GAT"]["amazon-photo"]["lr"] == 0.01 and made["vanilla"]["epochs"] == 200
         assert made["at"]["GT"]["lr"] == 0.001
+
+    def test_tasks_by_the_mean_over_folds(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        scores = {  # (method, lr): (clean, attacked) of each fold
+            ("fgai", 0.1): [(0.8, 0.2), (0.8, 0.4)],
+            ("fgai", 0.2): [(0.7, 0.9), (0.7, 0.0)],  # best on one fold, not on both
+            ("fgai", 0.3): [(0.9, 0.9)],  # best of all, but on one fold alone
+            ("vanilla", 0.1): [(0.8, 0.1), (0.9, 0.1)],
+            ("vanilla", 0.2): [(0.7, 0.6), (0.8, 0.6)],  # vanilla is chosen by its clean score
+        }
+        for (method, lr), folds in scores.items():
+            for seed, (clean, attacked) in enumerate(folds):
+                cell = Cell(
+                    kind="search",
+                    task="graph",
+                    method=method,
+                    dataset="mutag",
+                    seed=seed,
+                    settings={"lr": lr},
+                )
+                part = {"clean": clean, "attacked": attacked, "criterion": (clean + attacked) / 2}
+                store.write(cell, {**cases.body_of(cell), "validation": part})
+        found = trials(store, "graph")
+        assert [trial.settings["lr"] for trial in found["fgai", "GAT", "mutag"]] == [0.2, 0.1, 0.3]
+        best = found["fgai", "GAT", "mutag"][0]
+        assert (best.seeds, best.clean, best.attacked) == (2, 0.7, 0.45)
+        assert best.criterion == pytest.approx((0.8 + 0.35) / 2)
+        before = tomllib.loads(files("fgai.training").joinpath("presets.toml").read_text(encoding="utf-8"))
+        made = tomllib.loads(presets(store))
+        assert made["graph"]["fgai"]["GAT"]["mutag"] == {"lr": 0.2}
+        assert made["graph"]["vanilla"]["GAT"]["mutag"] == {"lr": 0.1}
+        for method, model in (("fgai", "GAT"), ("vanilla", "GAT")):
+            del made["graph"][method][model]["mutag"]
+            before["graph"][method].setdefault(model, {}).pop("mutag", None)
+            for tables in (made, before):  # an empty table says nothing
+                if not tables["graph"][method][model]:
+                    del tables["graph"][method][model]
+        assert made == before
+        assert trials(store) == trials(store, "link") == {}
+
+    def test_sections_of_a_task_stand_together(self, tmp_path: Path) -> None:
+        cells = [Cell(kind="search", task="link", method="fgai", dataset="cora", settings={"steps": 3})]
+        text = presets(cases.fill(Store(tmp_path), cells))
+        assert text.index("[link.fgai]") < text.index("[link.fgai.GAT.cora]") < text.index("[graph.vanilla]")
+        assert text.count("[link.fgai.GAT.cora]") == 1
 
     def test_without_a_search(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="no search records"):
