@@ -16,7 +16,7 @@ from torch_geometric.data import Batch, Data
 
 import task_cases as cases
 from fgai.attacks import Budget, Perturbation, check, draw_endpoints, make_attack
-from fgai.attention import call_model
+from fgai.attention import call_model, evaluating
 from fgai.datasets import batched, fold_split, link_split, planted
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph
@@ -25,7 +25,8 @@ from fgai.metrics import task_scores
 from fgai.models import GAT
 from fgai.ops import edge_keys
 from fgai.tasks import TASKS, link_logits, negative_pairs, take_graphs, task_of
-from fgai.training import labelled, prepared
+from fgai.training import FaithfulConfig, labelled, prepared
+from fgai.training.faithful import Faithful
 from graph_cases import small_data
 
 
@@ -313,3 +314,34 @@ def test_a_users_model_is_called_for_the_task(task: str) -> None:
             assert graph.links is not None
             torch.testing.assert_close(found, link_logits(model(*inputs), graph.links.pairs))
     assert found.shape == (task_of(graph).count(graph), 2)
+
+
+def test_score_of_faithful_training_counts_the_attacked_graphs_alone() -> None:
+    vanilla, data = cases.untrained("graph"), cases.data("graph")
+    graph = prepared(vanilla, task_of(data).view(data, "fit"))
+    config = FaithfulConfig(nodes=1, edges=2, k2=2).replace(
+        closeness=0.0, similarity=0.0, explanation_stability=0.0, margin=0.0, divergence="probabilities"
+    )
+    recipe = Faithful(vanilla, graph, config)
+    recipe.start(vanilla, 3)
+    rows = task_of(graph).rows(graph, "val")
+    assert 1 < rows.numel() < graph.num_graphs == task_of(graph).rows(graph, "fit").numel()
+    assert recipe.share == 1.0 and recipe.probe_share == pytest.approx(rows.numel() / graph.num_graphs)
+    score = recipe.score(vanilla)
+    attacked, _ = graph.inject(recipe.probe_endpoints, recipe.probe.features.detach())
+    with evaluating(vanilla), torch.no_grad():
+        before, after = (call_model(vanilla, where).softmax(1) for where in (graph, attacked))
+    moved = (before - after).abs().sum(1) / 2
+    others = torch.ones(graph.num_graphs, dtype=torch.bool)
+    others[rows] = False
+    assert float(moved[others].max()) < 1e-6 < float(moved[rows].min())
+    assert score == pytest.approx(-float(moved[rows].mean()), rel=1e-4)
+
+
+def test_score_of_faithful_training_on_nodes_and_links_is_measured_as_its_terms() -> None:
+    for task in ("node", "link"):
+        vanilla, data = cases.untrained(task), cases.data(task)
+        graph = prepared(vanilla, task_of(data).view(data, "fit"))
+        recipe = Faithful(vanilla, graph, FaithfulConfig(nodes=2, edges=3))
+        recipe.start(vanilla, 3)
+        assert (recipe.probe_shares, recipe.probe_share) == (recipe.shares, recipe.share)

@@ -177,6 +177,11 @@ class Faithful:
                 self.probe_endpoints = self.probe.draw(self._generator(-2), targets).to(self.graph.device)
                 shares, self.share = reach_shares(self.graph, hit, len(attention))
                 self.shares = shares[-len(self.target) :]
+                self.probe_shares, self.probe_share = self.shares, self.share
+                if self.graph.batch is not None:  # the probe joins the validation graphs alone, a few of all
+                    hit = self.probe.joined(self.probe_endpoints)[0]
+                    shares, self.probe_share = reach_shares(self.graph, hit, len(attention))
+                    self.probe_shares = shares[-len(self.target) :]
                 for _ in range(PROBE):
                     endpoints = self.adversary.draw(generator).to(self.graph.device)
                     terms = self._stability(self.vanilla, logits, chosen.layers, endpoints)
@@ -281,7 +286,9 @@ class Faithful:
         adversary: InjectionAdversary | None = None,
     ) -> dict[str, Tensor]:
         """Return both stability terms under the injection adversary, averaged over the nodes in reach."""
-        config = self.config
+        config, shares, share = self.config, self.shares, self.share
+        if adversary is not None:
+            shares, share = self.probe_shares, self.probe_share
         attacked, edge_map = (adversary or self.adversary).joined(endpoints)
         now, moved = observe(model, attacked)
         pairs = _paired(layers, moved.select(config.layers), self.graph, attacked, edge_map)
@@ -289,9 +296,9 @@ class Faithful:
         before, after = [p[0] for p in pairs], [p[1] for p in pairs]
         moved_by = prediction_distance(logits, now[: logits.shape[0]], config.divergence, self.scale)
         return {
-            "prediction_stability": moved_by / self.share,
+            "prediction_stability": moved_by / share,
             "explanation_stability": attention_distance(
-                before, after, self.rowptrs, config.k2, config.scope, self.shares, masks
+                before, after, self.rowptrs, config.k2, config.scope, shares, masks
             ),
         }
 
