@@ -33,7 +33,7 @@ def draw_endpoints(
     if batch is not None:
         groups = batch.to(nodes.device)[nodes]
         counts = torch.bincount(groups)
-        pools = nodes[groups.argsort(stable=True)].split(counts[counts > 0].tolist())
+        pools = torch.split(nodes[groups.argsort(stable=True)], counts[counts > 0].tolist())
         return torch.cat([draw_endpoints(pool, count, each, generator) for pool in pools])
     pool = nodes.numel()
     tries = torch.randint(pool, (count, 2 * each + 8), generator=generator)
