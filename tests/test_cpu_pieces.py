@@ -98,7 +98,7 @@ def test_distance_and_gradient_equal_the_formula(k: int | None, dtype: torch.dty
     nodes = (adjacency.degree > 0).sum()
     expected = ((first + second) * (w - v).abs()).sum() / (4 * nodes)
     for mask in (None, first.bool()):
-        found = topk_l1(w, v, adjacency.rowptr, k, mask=mask)
+        found = topk_l1(w, v, adjacency.rowptr, k, known=mask)
         torch.testing.assert_close(found, expected)
         torch.testing.assert_close(
             torch.autograd.grad(found, v), torch.autograd.grad(expected, v, retain_graph=True)

@@ -143,11 +143,16 @@ def compare_shift(device: str) -> None:
     made = [t.to(device, torch.float32).requires_grad_() for t in (one, two)]
     exact = [t.detach().double().requires_grad_() for t in made]
     for log in (False, True):
-        ours = results_and_gradients(lambda g, log=log: (gpu.mean_shift(*g, 0.7, log),), made)
+        ours = results_and_gradients(lambda g, log=log: (gpu.mean_shift(*g, 0.7, log, 0.2),), made)
         distance = (exact[0] - exact[1]).abs().sum(1) / 1.4
-        wanted = (torch.log1p(distance) if log else distance).mean()
+        wanted = (torch.log1p(distance) if log else distance).mean() / 0.2
         theirs = results_and_gradients(lambda _, value=wanted: (value,), exact)
         assert_same(ours, [t.float() for t in theirs], 1e-5)
+        alone, both = (
+            torch.autograd.grad(gpu.mean_shift(first, made[1], 0.7, log), made[1])[0]
+            for first in (made[0].detach(), made[0])
+        )
+        assert torch.equal(alone, both)
 
 
 def compare_top(device: str, long: int) -> None:
@@ -166,16 +171,20 @@ def compare_top(device: str, long: int) -> None:
             assert torch.equal(gpu.pick_leaders(v.detach(), rows, k).cpu(), leaders(two.detach(), rowptr, k))
             assert torch.equal(gpu.pick_mask(v.detach(), rows, k).cpu(), topk_mask(two.detach(), rowptr, k))
         for k in (None, 1, 3, 5):
-            ours = gpu.distance(w, v, rows, k)
             theirs = topk_l1(w_cpu, v_cpu, rowptr, k)
-            gradients = torch.autograd.grad(3 * ours, [w, v]), torch.autograd.grad(3 * theirs, [w_cpu, v_cpu])
-            assert_same(
-                [ours.cpu(), *(g.cpu() for g in gradients[0])], [theirs.detach(), *gradients[1]], 1e-5
-            )
+            wanted = [theirs.detach(), *torch.autograd.grad(3 * theirs, [w_cpu, v_cpu])]
+            for known in (None, gpu.find_cut(w.detach(), rows, k)) if k else (None,):
+                ours = gpu.distance(w, v, rows, k, known, factor=0.5)
+                found = [2 * ours, *torch.autograd.grad(6 * ours, [w, v])]
+                assert_same([t.detach().cpu() for t in found], wanted, 1e-5)
         for k, radius in ((1, 0.3), (2, 0.01), (5, 3.0)):
             ours, theirs = gpu.margin(w, rows, k, radius), swap_margin(w_cpu, rowptr, k, radius)
             gradients = torch.autograd.grad(3 * ours, [w]), torch.autograd.grad(3 * theirs, [w_cpu])
             assert_same([ours.cpu(), gradients[0][0].cpu()], [theirs.detach(), *gradients[1]], 1e-5)
+        # A diverged training brings values that are no numbers: the margin is none, and nothing else is hurt.
+        lost = w.detach().clone()
+        lost[int(rowptr[5]) : int(rowptr[6])] = float("nan")
+        assert gpu.margin(lost.requires_grad_(), rows, 2, 0.3).isnan()
 
 
 def interpret() -> None:

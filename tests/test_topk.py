@@ -17,7 +17,16 @@ from torch import Tensor
 from csr_rows import attention, pointer, rows, split
 from fgai import segments
 from fgai.errors import InputError
-from fgai.topk import leaders, overlap, ranks_in_rows, scoped_rows, swap_costs, topk_l1, topk_mask
+from fgai.topk import (
+    frozen_topk,
+    leaders,
+    overlap,
+    ranks_in_rows,
+    scoped_rows,
+    swap_costs,
+    topk_l1,
+    topk_mask,
+)
 
 
 def slow_order(row: Tensor) -> list[int]:
@@ -281,8 +290,9 @@ def test_surrogate_equals_a_loop(case: tuple[Tensor, ...], k: int, scope: str, f
     w, v, rowptr = case
     expected = slow_loss(w, v, rowptr, k, scope, form)
     assert topk_l1(w, v, rowptr, k, scope, form=form).item() == pytest.approx(expected, abs=1e-12)
-    known = topk_mask(w, rowptr, k, scope)
-    assert topk_l1(w, v, rowptr, k, scope, form=form, mask=known).item() == pytest.approx(expected, abs=1e-12)
+    known = frozen_topk(w, rowptr, k, scope)
+    again = topk_l1(w, v, rowptr, k, scope, form=form, known=known, factor=3.0)
+    assert again.item() == pytest.approx(3 * expected, abs=1e-12)
 
 
 def test_surrogate_is_total_variation_for_large_k_and_has_a_gradient() -> None:

@@ -12,7 +12,7 @@ from torch.nn.functional import kl_div
 from fgai.checks import at_least, one_of
 from fgai.errors import InputError
 from fgai.ops import mean_shift
-from fgai.topk import swap_margin, topk_l1
+from fgai.topk import Cut, swap_margin, topk_l1
 
 DIVERGENCES = ("log", "relative", "logits", "probabilities", "kl")
 TERMS = ("closeness", "similarity", "prediction_stability", "explanation_stability", "margin")
@@ -50,7 +50,9 @@ def spread(logits: Tensor) -> Tensor:
     return (logits - logits.mean(1, keepdim=True)).abs().sum(1).mean().clamp(min=1e-12) / 2
 
 
-def prediction_distance(y: Tensor, other: Tensor, divergence: str, scale: Tensor | float = 1.0) -> Tensor:
+def prediction_distance(
+    y: Tensor, other: Tensor, divergence: str, scale: Tensor | float = 1.0, share: float = 1.0
+) -> Tensor:
     """The distance D between two predictions, averaged over nodes: total variation.
 
     Args:
@@ -61,14 +63,15 @@ def prediction_distance(y: Tensor, other: Tensor, divergence: str, scale: Tensor
             thrown far off from drowning everything else; `probabilities` after a softmax; or `kl`, the
             Kullback-Leibler divergence KL(softmax y ‖ softmax other) instead of total variation.
         scale: the spread of the frozen vanilla logits; constant, so shrinking one's own logits does not help.
+        share: of the nodes that count; the mean over all nodes is divided by it.
     """
     one_of(divergence, "divergence", DIVERGENCES)
     if divergence == "kl":
-        return kl_div(other.log_softmax(1), y.log_softmax(1), reduction="batchmean", log_target=True)
+        return kl_div(other.log_softmax(1), y.log_softmax(1), reduction="batchmean", log_target=True) / share
     if divergence == "probabilities":
         y, other = y.softmax(1), other.softmax(1)
     size = scale if divergence in ("relative", "log") else 1.0
-    return mean_shift(y, other, size, log=divergence == "log")
+    return mean_shift(y, other, size, log=divergence == "log", share=share)
 
 
 def attention_distance(
@@ -78,7 +81,7 @@ def attention_distance(
     k: int | None,
     scope: str,
     shares: Sequence[float] | None = None,
-    masks: Sequence[Tensor | None] | None = None,
+    known: Sequence[Tensor | Cut | None] | None = None,
 ) -> Tensor:
     """The distance L summed over layers: l1 on the top-k of one and on that of the other (see `topk_l1`).
 
@@ -89,13 +92,12 @@ def attention_distance(
         k: size of the sets.
         scope: `node` or `graph`.
         shares: per layer, what the mean over nodes is divided by; 1 when None.
-        masks: per layer, the sets of `before` where they are known already.
+        known: per layer, the sets of `before` where they are known already (see `frozen_topk`).
     """
     sizes = shares or [1.0] * len(before)
-    layers = zip(before, after, rowptrs, masks or [None] * len(before), strict=True)
-    return weighted_sum(
-        [topk_l1(a, b, ptr, k, scope, mask=mask) for a, b, ptr, mask in layers], [1 / size for size in sizes]
-    )
+    layers = zip(before, after, rowptrs, known or [None] * len(before), sizes, strict=True)
+    terms = [topk_l1(a, b, ptr, k, scope, known=top, factor=1 / size) for a, b, ptr, top, size in layers]
+    return weighted_sum(terms, [1.0] * len(terms))
 
 
 def weighted_sum(terms: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

@@ -130,7 +130,9 @@ def dropout(given: Tensor, p: float, training: bool = True, *, seed: int | Tenso
     return given * 0 if p >= 1.0 else kernels_for(given).dropout(given, p, _seed(given, p, seed))
 
 
-def mean_shift(one: Tensor, two: Tensor, scale: Tensor | float = 1.0, *, log: bool = False) -> Tensor:
+def mean_shift(
+    one: Tensor, two: Tensor, scale: Tensor | float = 1.0, *, log: bool = False, share: float = 1.0
+) -> Tensor:
     """Mean over rows of the total variation `½ Σ_c |one − two| / scale`, or of the logarithm of 1 + it.
 
     Args:
@@ -138,6 +140,7 @@ def mean_shift(one: Tensor, two: Tensor, scale: Tensor | float = 1.0, *, log: bo
         two: [N, C].
         scale: what a change is measured against.
         log: take the logarithm of 1 + the distance of every row.
+        share: what the mean is divided by.
 
     Returns:
         A scalar, differentiable once in both.
@@ -150,10 +153,10 @@ def mean_shift(one: Tensor, two: Tensor, scale: Tensor | float = 1.0, *, log: bo
     fused = getattr(kernels, "mean_shift", None)
     fits = one.shape == two.shape and one.dtype == torch.float32  # the kernel reads `scale` in float32
     if fused is not None and fits and isinstance(scale, float) and one.numel():
-        result: Tensor = fused(one, two, scale, log)
+        result: Tensor = fused(one, two, scale, log, share)
         return result
     distance = (one - two).abs().sum(1) / 2 / scale
-    return (torch.log1p(distance) if log else distance).mean()
+    return (torch.log1p(distance) if log else distance).mean() / share
 
 
 def _averaged(

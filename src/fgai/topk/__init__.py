@@ -8,7 +8,9 @@ any k above the degree.
 
 from fgai.topk.sets import (
     SCOPES,
+    Cut,
     check_k,
+    frozen_topk,
     leaders,
     overlap,
     ranks_in_rows,
@@ -21,7 +23,9 @@ from fgai.topk.swaps import NORMS, swap_costs, swap_margin
 __all__ = [
     "NORMS",
     "SCOPES",
+    "Cut",
     "check_k",
+    "frozen_topk",
     "leaders",
     "overlap",
     "ranks_in_rows",

@@ -180,11 +180,13 @@ def _array(tensor: Tensor) -> Any:
 
 class _Distance(Function):
     @staticmethod
-    def forward(ctx: Any, w: Tensor, w_tilde: Tensor, rowptr: Tensor, k: int, mask: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, w: Tensor, w_tilde: Tensor, rowptr: Tensor, k: int, mask: Tensor, factor: float
+    ) -> Tensor:
         before, after, ptr = _array(w), _array(w_tilde), _array(rowptr)
         slope, sums = np.empty(len(after), np.int8), np.empty(len(ptr) - 1, np.float64)
         _over_rows(_distance, ptr, before, after, _array(mask), k, slope, sums)
-        scale = 0.25 / max(1, int(np.count_nonzero(ptr[1:] > ptr[:-1])))
+        scale = 0.25 * factor / max(1, int(np.count_nonzero(ptr[1:] > ptr[:-1])))
         ctx.save_for_backward(torch.from_numpy(slope))  # freed as soon as it has served
         ctx.scale = scale
         return w_tilde.new_tensor(sums.sum() * scale)
@@ -194,7 +196,7 @@ class _Distance(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         flow = ctx.saved_tensors[0] * (gradients[0] * ctx.scale)
         needed = ctx.needs_input_grad
-        return -flow if needed[0] else None, flow if needed[1] else None, None, None, None
+        return -flow if needed[0] else None, flow if needed[1] else None, None, None, None, None
 
 
 class _Margin(Function):
@@ -214,10 +216,17 @@ class _Margin(Function):
         return ctx.saved_tensors[0] * (gradients[0] * ctx.scale), None, None, None
 
 
-def distance(w: Tensor, w_tilde: Tensor, rowptr: Tensor, k: int | None, mask: Tensor | None = None) -> Tensor:
+def distance(
+    w: Tensor,
+    w_tilde: Tensor,
+    rowptr: Tensor,
+    k: int | None,
+    mask: Tensor | None = None,
+    factor: float = 1.0,
+) -> Tensor:
     """See `topk_l1`, form "tv", scope "node"; k None takes all edges."""
     known = torch.empty(0, dtype=torch.bool) if mask is None else mask
-    return _Distance.apply(w, w_tilde, rowptr, k or 0, known)  # type: ignore[no-any-return]
+    return _Distance.apply(w, w_tilde, rowptr, k or 0, known, factor)  # type: ignore[no-any-return]
 
 
 def margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor:

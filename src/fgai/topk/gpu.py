@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from fgai.topk.sets import Cut
+
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 # Edges that one warp looks at together, in short and in long rows; more would cost it the registers.
@@ -91,13 +93,32 @@ def _mark(rowptr, values, mask, K: tl.constexpr, SHORT: tl.constexpr, LONG: tl.c
 
 
 @triton.jit
-def _distance(rowptr, w, v, slope, sums, K: tl.constexpr, SHORT: tl.constexpr, LONG: tl.constexpr):
-    """Σ |w − v| on the top-k of w plus on that of v (all if K is 0), and its slope in v."""
+def _find(rowptr, values, levels, spots, K: tl.constexpr, SHORT: tl.constexpr, LONG: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64)
+    first, last = _ends(rowptr, i)
+    level, spot = _cut(values, first, last, values.dtype.element_ty, K, SHORT, LONG)
+    tl.store(levels + i, level)
+    tl.store(spots + i, spot)
+
+
+@triton.jit
+def _distance(
+    rowptr, w, v, levels, spots, scale, slope, sums, K: tl.constexpr, KNOWN: tl.constexpr,
+    SHORT: tl.constexpr, LONG: tl.constexpr,
+):  # fmt: skip
+    """Σ |w − v| on the top-k of w plus on that of v (all if K is 0) times `scale`, and its slope in v.
+
+    KNOWN: where the top-k of w ends stands in `levels` and `spots`.
+    """
     i = tl.program_id(0).to(tl.int64)
     first, last = _ends(rowptr, i)
     kind: tl.constexpr = v.dtype.element_ty
+    factor = tl.load(scale)
     if K > 0:
-        level, spot = _cut(w, first, last, kind, K, SHORT, LONG)
+        if KNOWN:
+            level, spot = tl.load(levels + i), tl.load(spots + i)
+        else:
+            level, spot = _cut(w, first, last, kind, K, SHORT, LONG)
         other, place = _cut(v, first, last, kind, K, SHORT, LONG)
     total = tl.zeros([SHORT], dtype=kind)
     for start in range(first, last, SHORT):
@@ -109,16 +130,16 @@ def _distance(rowptr, w, v, slope, sums, K: tl.constexpr, SHORT: tl.constexpr, L
             count = _leads(before, e, level, spot).to(kind) + _leads(after, e, other, place).to(kind)
         total += count * tl.abs(before - after)
         sign = (after > before).to(kind) - (after < before).to(kind)
-        tl.store(slope + e, count * sign, mask=live)
-    tl.store(sums + i, tl.sum(total, axis=0))
+        tl.store(slope + e, count * sign * factor, mask=live)
+    tl.store(sums + i, tl.sum(total, axis=0) * factor)
 
 
 @triton.jit
 def _margin(
-    rowptr, values, slope, sums, RADIUS: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr,
-    SHORT: tl.constexpr, LONG: tl.constexpr,
+    rowptr, values, scale, slope, sums, RADIUS: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, SHORT: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
-    """Σ_m relu(R − c(m) / m) / R of one row, and its slope at the edges that matter."""
+    """Σ_m relu(R − c(m) / m) / R of one row times `scale`, and its slope at the edges that matter."""
     i = tl.program_id(0).to(tl.int64)
     first, last = _ends(rowptr, i)
     kind: tl.constexpr = values.dtype.element_ty
@@ -144,9 +165,14 @@ def _margin(
         cost = tl.sum(matrix * levels[None, :], axis=1)
         short = RADIUS - cost / m
         active = (m <= count) & (short > 0)
-        tl.store(sums + i, tl.sum(tl.where(active, short, 0.0), axis=0) / RADIUS)
-        share = tl.where(active, 1.0 / m, 0.0) / RADIUS
-        tl.store(slope + spots, -tl.sum(matrix * share[:, None], axis=0).to(kind), mask=j < K + count)
+        # Not a number is nowhere among the largest: then the sum is none either, and no slope is written.
+        lost = tl.max(tl.where((j < K + count) & (spots == NONE), 1, 0), axis=0) > 0
+        factor = tl.load(scale) / RADIUS
+        total = tl.sum(tl.where(active, short, 0.0), axis=0) * factor
+        tl.store(sums + i, tl.where(lost, float("nan"), total).to(kind))
+        share = tl.where(active, 1.0 / m, 0.0) * factor
+        here = (j < K + count) & (spots != NONE)
+        tl.store(slope + spots, -tl.sum(matrix * share[:, None], axis=0).to(kind), mask=here)
     else:
         tl.store(sums + i, tl.zeros([], dtype=kind))
 
@@ -167,37 +193,47 @@ def pick_mask(values: Tensor, rowptr: Tensor, k: int) -> Tensor:
     return mask
 
 
-def _per_row(rowptr: Tensor, k: int, dtype: torch.dtype) -> Tensor:
+def find_cut(values: Tensor, rowptr: Tensor, k: int) -> Cut:
+    """Where the top-k of every row ends, for a reference that is compared with again and again."""
+    rows = rowptr.numel() - 1
+    levels, spots = values.new_empty(rows), rowptr.new_empty(rows, dtype=torch.int32)
+    if rows:
+        _find[(rows,)](rowptr, values, levels, spots, K=k, SHORT=SHORT, LONG=LONG, num_warps=1)
+    return Cut(levels, spots)
+
+
+def _per_row(rowptr: Tensor, k: int, dtype: torch.dtype, factor: float = 1.0) -> Tensor:
     """What the sums are multiplied by: ¼ over the rows with edges (k = 0), or 1 over the swaps of top-k sets.
 
     It depends on the rows alone, so it is kept with them.
     """
-    kept: dict[tuple[int, torch.dtype], Tensor] = rowptr.__dict__.setdefault("_fgai_per_row", {})
-    if (k, dtype) not in kept:
+    kept: dict[tuple[int, torch.dtype, float], Tensor] = rowptr.__dict__.setdefault("_fgai_per_row", {})
+    if (k, dtype, factor) not in kept:
         degree = rowptr.diff()
         terms = (degree - k).clamp(min=0, max=k).sum() if k else (degree > 0).sum()
-        kept[k, dtype] = (1.0 if k else 0.25) / terms.clamp(min=1).to(dtype)
-    return kept[k, dtype]
+        kept[k, dtype, factor] = factor * (1.0 if k else 0.25) / terms.clamp(min=1).to(dtype)
+    return kept[k, dtype, factor]
 
 
 class _Distance(Function):
     @staticmethod
-    def forward(ctx: Any, w: Tensor, w_tilde: Tensor, rowptr: Tensor, k: int) -> Tensor:
+    def forward(
+        ctx: Any, w: Tensor, w_tilde: Tensor, rowptr: Tensor, k: int, cut: Cut | None, factor: float
+    ) -> Tensor:
         w, w_tilde = w.contiguous(), w_tilde.contiguous()
         slope, sums = torch.empty_like(w_tilde), w_tilde.new_empty(rowptr.numel() - 1)
         _distance[(len(sums),)](
-            rowptr, w, w_tilde, slope, sums, K=k, SHORT=SHORT, LONG=LONG, num_warps=1
+            rowptr, w, w_tilde, *(cut or (sums, rowptr)), _per_row(rowptr, 0, w.dtype, factor), slope, sums,
+            K=k, KNOWN=cut is not None, SHORT=SHORT, LONG=LONG, num_warps=1,
         )  # fmt: skip
-        scale = _per_row(rowptr, 0, w.dtype)
-        ctx.save_for_backward(slope, scale)
-        return sums.sum() * scale
+        ctx.save_for_backward(slope)
+        return sums.sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        slope, scale = ctx.saved_tensors
-        flow = slope * (gradients[0] * scale)
-        return -flow if ctx.needs_input_grad[0] else None, flow, None, None
+        flow = ctx.saved_tensors[0] * gradients[0]
+        return -flow if ctx.needs_input_grad[0] else None, flow, None, None, None, None
 
 
 class _Margin(Function):
@@ -207,22 +243,23 @@ class _Margin(Function):
         slope, sums = torch.zeros_like(values), values.new_empty(rowptr.numel() - 1)
         sizes = {"K": k, "BK": triton.next_power_of_2(2 * k), "BM": triton.next_power_of_2(k)}
         _margin[(len(sums),)](
-            rowptr, values, slope, sums, RADIUS=radius, **sizes, SHORT=SHORT, LONG=LONG, num_warps=1
-        )
-        scale = _per_row(rowptr, k, values.dtype)
-        ctx.save_for_backward(slope, scale)
-        return sums.sum() * scale
+            rowptr, values, _per_row(rowptr, k, values.dtype), slope, sums,
+            RADIUS=radius, **sizes, SHORT=SHORT, LONG=LONG, num_warps=1,
+        )  # fmt: skip
+        ctx.save_for_backward(slope)
+        return sums.sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        slope, scale = ctx.saved_tensors
-        return slope * (gradients[0] * scale), None, None, None
+        return ctx.saved_tensors[0] * gradients[0], None, None, None
 
 
-def distance(w: Tensor, w_tilde: Tensor, rowptr: Tensor, k: int | None) -> Tensor:
+def distance(
+    w: Tensor, w_tilde: Tensor, rowptr: Tensor, k: int | None, cut: Cut | None = None, factor: float = 1.0
+) -> Tensor:
     """See `topk_l1`, form "tv", scope "node"; k None takes all edges."""
-    return _Distance.apply(w, w_tilde, rowptr, k or 0)  # type: ignore[no-any-return]
+    return _Distance.apply(w, w_tilde, rowptr, k or 0, cut, factor)  # type: ignore[no-any-return]
 
 
 def margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor:

@@ -30,7 +30,7 @@ from fgai.objective import (
     weighted_sum,
 )
 from fgai.tasks import task_of
-from fgai.topk import topk_mask
+from fgai.topk import frozen_topk
 from fgai.training.capture import Drawn
 from fgai.training.loop import PROBE, TrainConfig, epoch_seed, fit
 from fgai.training.presets import preset
@@ -160,8 +160,8 @@ class Faithful:
             self.target_logits, self.target_layers = logits.detach(), chosen.layers
             self.target = [layer.heads() for layer in chosen]
             self.rowptrs = [layer.rowptr for layer in chosen]
-            self.masks = [
-                topk_mask(w, ptr, config.k2, config.scope)
+            self.leaders = [
+                frozen_topk(w, ptr, config.k2, config.scope)
                 for w, ptr in zip(self.target, self.rowptrs, strict=True)
             ]
             contrasts = [contrast(w, ptr) for w, ptr in zip(self.target, self.rowptrs, strict=True)]
@@ -171,17 +171,15 @@ class Faithful:
             if self.injects:
                 generator = self._generator(-1)
                 self.adversary.start(generator)
-                hit = self.adversary.attacked(generator)[0]
+                self.shares, self.share = self._reach(self.adversary.attacked(generator)[0], len(attention))
                 self.probe = self.adversary.restarted()
                 targets = task_of(self.graph).nodes(self.graph, "val")
                 self.probe_endpoints = self.probe.draw(self._generator(-2), targets).to(self.graph.device)
-                shares, self.share = reach_shares(self.graph, hit, len(attention))
-                self.shares = shares[-len(self.target) :]
                 self.probe_shares, self.probe_share = self.shares, self.share
                 if self.graph.batch is not None:  # the probe joins the validation graphs alone, a few of all
-                    hit = self.probe.joined(self.probe_endpoints)[0]
-                    shares, self.probe_share = reach_shares(self.graph, hit, len(attention))
-                    self.probe_shares = shares[-len(self.target) :]
+                    self.probe_shares, self.probe_share = self._reach(
+                        self.probe.joined(self.probe_endpoints)[0], len(attention)
+                    )
                 for _ in range(PROBE):
                     endpoints = self.adversary.draw(generator).to(self.graph.device)
                     terms = self._stability(self.vanilla, logits, chosen.layers, endpoints)
@@ -202,7 +200,7 @@ class Faithful:
             return Drawn("clean")
         generator, rising = self._generator(epoch), config.ramp * config.train.epochs
         endpoints = torch.stack([self.adversary.draw(generator) for _ in range(config.steps)])
-        rise = torch.tensor(min(1.0, (epoch + 1) / max(1.0, rising)), dtype=torch.float64)
+        rise = torch.tensor(min(1.0, (epoch + 1) / max(1.0, rising)), dtype=self.target_logits.dtype)
         return Drawn("attacked" if alone else "both", {"endpoints": endpoints, "rise": rise})
 
     def replayed(self, model: nn.Module, drawn: Drawn) -> Iterator[dict[str, Tensor]]:
@@ -228,7 +226,7 @@ class Faithful:
                 self._total(self._stability(model, logits, layers, endpoints)).backward()  # type: ignore[no-untyped-call]
         terms = self._stability(model, logits, layers, last)
         total = self._total(terms)
-        yield {**terms, "total": total * drawn.tensors["rise"].to(total.dtype)}
+        yield {**terms, "total": total * drawn.tensors["rise"]}
 
     def score(self, model: nn.Module) -> float:
         """Return minus the same total under a fresh attack on validation nodes; needs no labels."""
@@ -263,6 +261,11 @@ class Faithful:
         # A stream of its own: no draw here moves dropout or the evaluation's endpoints.
         return torch.Generator().manual_seed(epoch_seed(self.seed, epoch) ^ 0x5DEECE66D)
 
+    def _reach(self, attacked: Graph, layers: int) -> tuple[list[float], float]:
+        """Return the shares of nodes in reach at the layers that count, and that of predictions."""
+        shares, share = reach_shares(self.graph, attacked, layers)
+        return shares[-len(self.target) :], share
+
     def _clean(self, logits: Tensor, layers: Sequence[LayerAttention]) -> dict[str, Tensor]:
         """Return closeness, similarity and margin on the clean graph."""
         config = self.config
@@ -292,13 +295,14 @@ class Faithful:
         attacked, edge_map = (adversary or self.adversary).joined(endpoints)
         now, moved = observe(model, attacked)
         pairs = _paired(layers, moved.select(config.layers), self.graph, attacked, edge_map)
-        masks = self.masks if layers is self.target_layers else None
+        known = self.leaders if layers is self.target_layers else None
         before, after = [p[0] for p in pairs], [p[1] for p in pairs]
-        moved_by = prediction_distance(logits, now[: logits.shape[0]], config.divergence, self.scale)
         return {
-            "prediction_stability": moved_by / share,
+            "prediction_stability": prediction_distance(
+                logits, now[: logits.shape[0]], config.divergence, self.scale, share
+            ),
             "explanation_stability": attention_distance(
-                before, after, self.rowptrs, config.k2, config.scope, shares, masks
+                before, after, self.rowptrs, config.k2, config.scope, shares, known
             ),
         }
 

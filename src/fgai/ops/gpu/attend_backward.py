@@ -23,9 +23,12 @@ def _claims(
     start, high, i, source, near, far, lse, attention, d_attention, h, SLOPE: tl.constexpr, H: tl.constexpr,
     B: tl.constexpr, AGAIN: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
-    """Σ_e a_e ∂a_e over B edges of node i from `start` on."""
+    """Σ_e a_e ∂a_e over B edges of node i from `start` on; where ∂a_e is 0, a_e is not looked at."""
     e = (start + tl.arange(0, B)).to(tl.int64)
     live = e < high
+    if GIVEN == 2:
+        share = tl.load(d_attention + e, mask=live, other=0.0) / H
+        live = live & (share != 0)
     if AGAIN:
         j = tl.load(source + e, mask=live, other=0).to(tl.int64)
         mine = tl.load(near + i * H + h, mask=h < H, other=0.0)
@@ -35,7 +38,7 @@ def _claims(
     else:
         a = narrow(attention, e, h, live, H)
     if GIVEN == 2:
-        found = tl.sum(a * (tl.load(d_attention + e, mask=live, other=0.0) / H)[:, None], axis=0)
+        found = tl.sum(a * share[:, None], axis=0)
     else:
         found = tl.sum(a * narrow(d_attention, e, h, live, H), axis=0)
     return found

@@ -17,9 +17,12 @@ TILE = 1024
 
 
 @triton.jit
-def _shift(one, two, slope, sums, N, scale, C: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr,
+def _shift(one, two, slope, sums, N, scale, size, way, C: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr,
            LOG: tl.constexpr):  # fmt: skip
-    """Σ_n f(½ Σ_c |one − two| / scale) over a block of rows, f the identity or log(1 + x), and its slope."""
+    """Size · Σ_n f(½ Σ_c |one − two| / scale) over rows, f the identity or log(1 + x), and its slope.
+
+    `way` is 1 for the slope in `one`, −1 for that in `two`.
+    """
     n = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64)
     c = tl.arange(0, BC)
     good = (n < N)[:, None] & (c < C)[None, :]
@@ -34,32 +37,34 @@ def _shift(one, two, slope, sums, N, scale, C: tl.constexpr, BC: tl.constexpr, B
         near = grown == 1
         distance = tl.where(near, distance, tl.log(grown) * (distance / tl.where(near, 1.0, grown - 1)))
     sign = (moved > 0).to(moved.dtype) - (moved < 0).to(moved.dtype)
-    tl.store(slope + at, sign * steep[:, None], mask=good)
-    tl.store(sums + tl.program_id(0), tl.sum(distance, axis=0))
+    tl.store(slope + at, sign * steep[:, None] * (way * size), mask=good)
+    tl.store(sums + tl.program_id(0), tl.sum(distance, axis=0) * size)
 
 
 class _Shift(Function):
     @staticmethod
-    def forward(ctx: Any, one: Tensor, two: Tensor, scale: float, log: bool) -> Tensor:
+    def forward(ctx: Any, one: Tensor, two: Tensor, scale: float, log: bool, share: float) -> Tensor:
         one, two = one.contiguous(), two.contiguous()
         count, width = one.shape
         wide = triton.next_power_of_2(width)
         rows = max(1, TILE // wide)
         blocks = -(-count // rows)
         slope, sums = torch.empty_like(one), one.new_empty(blocks)
-        _shift[(blocks,)](one, two, slope, sums, count, scale, C=width, BC=wide, BN=rows, LOG=log)
+        size, way = 1 / (count * share), 1.0 if ctx.needs_input_grad[0] else -1.0
+        _shift[(blocks,)](one, two, slope, sums, count, scale, size, way, C=width, BC=wide, BN=rows, LOG=log)
         ctx.save_for_backward(slope)
-        return sums.sum() / count
+        return sums.sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (slope,) = ctx.saved_tensors
-        flow = slope * (gradients[0] / len(slope))
-        wanted = ctx.needs_input_grad
-        return flow if wanted[0] else None, -flow if wanted[1] else None, None, None
+        flow, wanted = slope * gradients[0], ctx.needs_input_grad
+        if not wanted[0]:
+            return None, flow, None, None, None
+        return flow, -flow if wanted[1] else None, None, None, None
 
 
-def mean_shift(one: Tensor, two: Tensor, scale: float, log: bool) -> Tensor:
-    """Mean over rows of `½ Σ_c |one − two| / scale`, or of the logarithm of 1 + it; [N, C] twice → scalar."""
-    return _Shift.apply(one, two, scale, log)  # type: ignore[no-any-return]
+def mean_shift(one: Tensor, two: Tensor, scale: float, log: bool, share: float = 1.0) -> Tensor:
+    """Mean over rows of `½ Σ_c |one − two| / scale`, or of the logarithm of 1 + it, divided by `share`."""
+    return _Shift.apply(one, two, scale, log, share)  # type: ignore[no-any-return]
