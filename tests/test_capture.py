@@ -20,6 +20,7 @@ from fgai.training import loop as loop_module
 from fgai.training.capture import RING, can_replay, summed
 from fgai.training.faithful import Faithful
 from graph_cases import small_data
+from task_cases import batch_of_graphs
 
 BUDGET = Budget(nodes=3, edges=4, box=(-1.0, 1.0), step_size=0.1, targets="fit")
 KINDS = ("vanilla", "adversarial", "fgai", "fgai in turns")
@@ -83,8 +84,9 @@ def test_features_climb_in_place_along_the_sign() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_drawn_and_replayed_are_the_parts(kind: str) -> None:
-    graph = small_data()
+@pytest.mark.parametrize("many", [False, True], ids=["one graph", "small graphs"])
+def test_drawn_and_replayed_are_the_parts(many: bool, kind: str) -> None:
+    graph = batch_of_graphs() if many else small_data()
     found = []
     for drawn_first in (True, False):
         model = model_for(GAT, graph)
@@ -125,8 +127,15 @@ def test_terms_of_several_parts_add_up() -> None:
 class TestOnTheDevice:
     """Captured equals kernel by kernel, for every recipe and model."""
 
-    def run(self, kind: str, cls: type[nn.Module], monkeypatch: pytest.MonkeyPatch, captured: bool) -> Any:
-        graph = small_data(nodes=90)
+    def run(
+        self,
+        kind: str,
+        cls: type[nn.Module],
+        monkeypatch: pytest.MonkeyPatch,
+        captured: bool,
+        graph: Graph | None = None,
+    ) -> Any:
+        graph = small_data(nodes=90) if graph is None else graph
         model = model_for(cls, graph).to("cuda")
         graph = prepared(model, graph)
         config = TrainConfig(epochs=RING + 8, validate_every=7, patience=99, decay=0.5, clip=1.0)
@@ -138,11 +147,13 @@ class TestOnTheDevice:
 
     @pytest.mark.parametrize("cls", [GAT, GATv2, GT])
     @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("many", [False, True], ids=["one graph", "small graphs"])
     def test_same_losses_scores_and_weights(
-        self, kind: str, cls: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+        self, many: bool, kind: str, cls: type[nn.Module], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        ours, first = self.run(kind, cls, monkeypatch, captured=True)
-        theirs, second = self.run(kind, cls, monkeypatch, captured=False)
+        graph = batch_of_graphs() if many else None
+        ours, first = self.run(kind, cls, monkeypatch, True, graph)
+        theirs, second = self.run(kind, cls, monkeypatch, False, graph)
         assert len(ours.terms) == len(theirs.terms) == RING + 8
         for one, two in zip(ours.terms, theirs.terms, strict=True):
             assert one == pytest.approx(two, rel=1e-5, abs=1e-7)

@@ -204,7 +204,7 @@ class Graph:
         labels = self.y if self.graph_y is None else self.graph_y
         return 0 if labels is None else int(labels.max()) + 1
 
-    @property
+    @cached_property
     def num_graphs(self) -> int:
         """Small graphs in the batch, 1 for a single graph."""
         return 1 if self.batch is None else int(self.batch.max()) + 1
@@ -289,7 +289,7 @@ class Graph:
             changes["positional"] = torch.cat([self.positional, rows])
             changes["positional_values"] = torch.cat([self.positional_values, values])
         graph = self.replace(**changes)
-        graph.__dict__["has_loops"] = self.has_loops
+        graph.__dict__.update(has_loops=self.has_loops, num_graphs=self.num_graphs)
         return graph, edge_map
 
     def _padded(self, count: int) -> dict[str, Tensor | None]:

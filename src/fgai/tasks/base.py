@@ -24,10 +24,12 @@ class Task(ABC):
     Attributes:
         name: `node`, `link` or `graph`.
         rows_are: what a row of the logits stands for, in words.
+        steady: every epoch sees the same graph, so its training steps can be captured.
     """
 
     name: ClassVar[str]
     rows_are: ClassVar[str]
+    steady: ClassVar[bool] = True
 
     def view(self, graph: Graph, targets: str) -> Graph:
         """Return the graph a model reads when `targets` are predicted; itself where it already is that."""

@@ -24,6 +24,7 @@ class LinkTask(Task):
 
     name: ClassVar[str] = "link"
     rows_are: ClassVar[str] = "links"
+    steady: ClassVar[bool] = False
 
     def view(self, graph: Graph, targets: str) -> Graph:
         """The graph without validation links, unless test links are predicted."""

@@ -47,8 +47,9 @@ def pool(nodes: Tensor, batch: Tensor | None, num_graphs: int, how: str) -> Tens
         batch = torch.zeros(nodes.shape[0], dtype=torch.long, device=nodes.device)
     if one_of(how, "pooling", POOLINGS) == "mean":
         total = nodes.new_zeros(num_graphs, nodes.shape[1]).index_add(0, batch, nodes)
-        counts = torch.bincount(batch, minlength=num_graphs).clamp(min=1)
-        return total / counts[:, None]
+        # Counted by a sum, for which nothing has to wait for the device.
+        counts = nodes.new_zeros(num_graphs).index_add(0, batch, nodes.new_ones(nodes.shape[0]))
+        return total / counts.clamp(min=1)[:, None]
     index = batch[:, None].expand_as(nodes)
     out = nodes.new_zeros(num_graphs, nodes.shape[1])
     return out.scatter_reduce(0, index, nodes, "amax", include_self=False)

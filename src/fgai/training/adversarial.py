@@ -50,7 +50,7 @@ class Adversarial(Vanilla):
 
     def draw(self, epoch: int) -> Drawn | None:
         """Return the endpoints of the adversary's nodes."""
-        if self.task.name != "node":
+        if not self.task.steady:
             return None
         return Drawn("step", {"endpoints": self.adversary.draw(self._generator(epoch))})
 

@@ -191,7 +191,7 @@ class Faithful:
 
     def draw(self, epoch: int) -> Drawn | None:
         """Return which terms are due, the endpoints of every step and how far stability has risen."""
-        return self._drawn(epoch) if task_of(self.graph).name == "node" else None
+        return self._drawn(epoch) if task_of(self.graph).steady else None
 
     def _drawn(self, epoch: int) -> Drawn:
         config = self.config

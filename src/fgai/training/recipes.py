@@ -50,7 +50,7 @@ class Vanilla:
 
     def draw(self, epoch: int) -> Drawn | None:
         """Nothing, where every epoch sees the same graph."""
-        return Drawn("step") if self.task.name == "node" else None
+        return Drawn("step") if self.task.steady else None
 
     def replayed(self, model: nn.Module, drawn: Drawn) -> Iterator[dict[str, Tensor]]:
         """See `parts`: every epoch is the same."""
@@ -58,7 +58,7 @@ class Vanilla:
 
     def lesson(self, epoch: int) -> tuple[Graph, Tensor, Tensor]:
         """Return what is learnt from in an epoch: the graph, the rows of its logits and their labels."""
-        if self.task.name != "link":
+        if self.task.steady:
             return self.graph, self.train_nodes, self.train_y
         generator = torch.Generator().manual_seed(epoch_seed(self.seed, epoch) ^ 0x1B873593)
         graph = self.task.epoch(self.graph, generator)
