@@ -155,6 +155,18 @@ def compare_shift(device: str) -> None:
         assert torch.equal(alone, both)
 
 
+def with_more(rowptr: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows with 0, 1, 2, 0, ... large values behind their own: where they begin, which are old, and all."""
+    degree = rowptr.diff()
+    more = torch.arange(len(degree)) % 3
+    grown = torch.nn.functional.pad((degree + more).cumsum(0), (1, 0))
+    place = torch.arange(int(grown[-1])) - grown[:-1].repeat_interleave(degree + more)
+    kept = place < degree.repeat_interleave(degree + more)
+    longer = values.new_full((int(grown[-1]),), 9.0)
+    longer[kept] = values
+    return grown.int(), kept, longer
+
+
 def compare_top(device: str, long: int) -> None:
     """Leaders, masks, distance and margin of rows from empty to `long`, with ties, against the CPU."""
     from fgai.topk import gpu, leaders, swap_margin, topk_l1, topk_mask
@@ -177,6 +189,12 @@ def compare_top(device: str, long: int) -> None:
                 ours = gpu.distance(w, v, rows, k, known, factor=0.5)
                 found = [2 * ours, *torch.autograd.grad(6 * ours, [w, v])]
                 assert_same([t.detach().cpu() for t in found], wanted, 1e-5)
+            grown, kept, longer = with_more(rowptr, two.detach())
+            moving = longer.to(device).requires_grad_()
+            ours = gpu.distance(w.detach(), moving, rows, k, grown=grown.to(device))
+            (slope,) = torch.autograd.grad(3 * ours, moving)
+            assert_same([ours.detach().cpu(), slope.cpu()[kept]], [wanted[0], wanted[2]], 1e-5)
+            assert not slope.cpu()[~kept].any()
         for k, radius in ((1, 0.3), (2, 0.01), (5, 3.0)):
             ours, theirs = gpu.margin(w, rows, k, radius), swap_margin(w_cpu, rowptr, k, radius)
             gradients = torch.autograd.grad(3 * ours, [w]), torch.autograd.grad(3 * theirs, [w_cpu])

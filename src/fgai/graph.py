@@ -232,8 +232,9 @@ class Graph:
     def replace(self, **fields: Any) -> Graph:
         """Return a copy with some fields replaced; the edge structure is shared."""
         other = dataclasses.replace(self, **fields)
-        if "adjacency" not in fields and "has_loops" in self.__dict__:
-            other.__dict__["has_loops"] = self.__dict__["has_loops"]
+        for known, field in (("has_loops", "adjacency"), ("num_graphs", "batch")):
+            if field not in fields and known in self.__dict__:
+                other.__dict__[known] = self.__dict__[known]
         return other
 
     def to(self, device: torch.device | str) -> Graph:

@@ -80,40 +80,42 @@ def _spare(levels, count):
 
 
 @njit(cache=True, nogil=True)
-def _distance(low, high, rowptr, w, v, mask, k, slope, sums):
+def _distance(low, high, rowptr, grown, w, v, mask, k, slope, sums):
     """Σ |w − v| on the top-k of w plus on that of v (all if k is 0) of every row, and its slope in v.
 
-    `mask`, unless it is empty, is the top-k of w.
+    `mask`, unless it is empty, is the top-k of w; the rows of v begin at `grown`.
     """
     known = len(mask) > 0
     levels = np.empty(max(k, 1), w.dtype)
     for i in range(low, high):
         first, last = rowptr[i], rowptr[i + 1]
+        more = grown[i] - first
         total = 0.0
         if k == 0 or last - first <= k:
             for e in range(first, last):
-                apart = v[e] - w[e]
+                apart = v[e + more] - w[e]
                 total += 2 * abs(apart)
-                slope[e] = 2 * (apart > 0) - 2 * (apart < 0)
+                slope[e + more] = 2 * (apart > 0) - 2 * (apart < 0)
             sums[i] = total
             continue
         level, spare = w[first], 0
         if not known:
             _levels(w, first, last, k, levels)
             level, spare = levels[k - 1], _spare(levels, k)
-        _levels(v, first, last, k, levels)
+        _levels(v, first + more, last + more, k, levels)
         other, room = levels[k - 1], _spare(levels, k)
         for e in range(first, last):
-            here = int(v[e] > other or (v[e] == other and room > 0))
-            room -= v[e] == other
+            after = v[e + more]
+            here = int(after > other or (after == other and room > 0))
+            room -= after == other
             if known:
                 here += mask[e]
             else:
                 here += int(w[e] > level or (w[e] == level and spare > 0))
                 spare -= w[e] == level
-            apart = v[e] - w[e]
+            apart = after - w[e]
             total += here * abs(apart)
-            slope[e] = here * (int(apart > 0) - int(apart < 0))
+            slope[e + more] = here * (int(apart > 0) - int(apart < 0))
         sums[i] = total
 
 
@@ -181,11 +183,20 @@ def _array(tensor: Tensor) -> Any:
 class _Distance(Function):
     @staticmethod
     def forward(
-        ctx: Any, w: Tensor, w_tilde: Tensor, rowptr: Tensor, k: int, mask: Tensor, factor: float
+        ctx: Any,
+        w: Tensor,
+        w_tilde: Tensor,
+        rowptr: Tensor,
+        k: int,
+        mask: Tensor,
+        factor: float,
+        grown: Tensor | None,
     ) -> Tensor:
         before, after, ptr = _array(w), _array(w_tilde), _array(rowptr)
-        slope, sums = np.empty(len(after), np.int8), np.empty(len(ptr) - 1, np.float64)
-        _over_rows(_distance, ptr, before, after, _array(mask), k, slope, sums)
+        starts = ptr if grown is None else _array(grown)
+        make = np.empty if grown is None else np.zeros  # nothing is written at the edges that came
+        slope, sums = make(len(after), np.int8), np.empty(len(ptr) - 1, np.float64)
+        _over_rows(_distance, ptr, starts, before, after, _array(mask), k, slope, sums)
         scale = 0.25 * factor / max(1, int(np.count_nonzero(ptr[1:] > ptr[:-1])))
         ctx.save_for_backward(torch.from_numpy(slope))  # freed as soon as it has served
         ctx.scale = scale
@@ -196,7 +207,7 @@ class _Distance(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         flow = ctx.saved_tensors[0] * (gradients[0] * ctx.scale)
         needed = ctx.needs_input_grad
-        return -flow if needed[0] else None, flow if needed[1] else None, None, None, None, None
+        return (-flow if needed[0] else None, flow if needed[1] else None, *(None for _ in range(5)))
 
 
 class _Margin(Function):
@@ -223,10 +234,11 @@ def distance(
     k: int | None,
     mask: Tensor | None = None,
     factor: float = 1.0,
+    grown: Tensor | None = None,
 ) -> Tensor:
-    """See `topk_l1`, form "tv", scope "node"; k None takes all edges."""
+    """See `topk_l1`, form "tv", scope "node"; k None takes all edges. Grown rows: no gradient in w."""
     known = torch.empty(0, dtype=torch.bool) if mask is None else mask
-    return _Distance.apply(w, w_tilde, rowptr, k or 0, known, factor)  # type: ignore[no-any-return]
+    return _Distance.apply(w, w_tilde, rowptr, k or 0, known, factor, grown)  # type: ignore[no-any-return]
 
 
 def margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor:

@@ -102,36 +102,52 @@ def _find(rowptr, values, levels, spots, K: tl.constexpr, SHORT: tl.constexpr, L
 
 
 @triton.jit
+def _apart(
+    w, v, slope, start, last, level, spot, other, place, factor, kind: tl.constexpr, K: tl.constexpr,
+    B: tl.constexpr,
+):  # fmt: skip
+    """Σ |w − v| over B edges from `start` on, as often as they are in a top-k set, and its slope in v."""
+    e = start + tl.arange(0, B)
+    live = e < last
+    before, after = tl.load(w + e, mask=live, other=0.0), tl.load(v + e, mask=live, other=0.0)
+    count = tl.full([B], 2.0, dtype=kind)
+    if K > 0:
+        count = _leads(before, e, level, spot).to(kind) + _leads(after, e, other, place).to(kind)
+    sign = (after > before).to(kind) - (after < before).to(kind)
+    tl.store(slope + e, count * sign * factor, mask=live)
+    return tl.sum(count * tl.abs(before - after), axis=0)
+
+
+@triton.jit
 def _distance(
-    rowptr, w, v, levels, spots, scale, slope, sums, K: tl.constexpr, KNOWN: tl.constexpr,
-    SHORT: tl.constexpr, LONG: tl.constexpr,
+    rowptr, grown, w, v, levels, spots, scale, slope, sums, K: tl.constexpr, KNOWN: tl.constexpr,
+    GROWN: tl.constexpr, SHORT: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
     """Σ |w − v| on the top-k of w plus on that of v (all if K is 0) times `scale`, and its slope in v.
 
-    KNOWN: where the top-k of w ends stands in `levels` and `spots`.
+    KNOWN: where the top-k of w ends stands in `levels` and `spots`. GROWN: the rows of v begin at `grown`.
     """
     i = tl.program_id(0).to(tl.int64)
     first, last = _ends(rowptr, i)
     kind: tl.constexpr = v.dtype.element_ty
     factor = tl.load(scale)
+    if GROWN:
+        shift = tl.load(grown + i).to(tl.int32) - first
+        v, slope = v + shift, slope + shift
+    level, spot, other, place = factor, first, factor, first
     if K > 0:
         if KNOWN:
             level, spot = tl.load(levels + i), tl.load(spots + i)
         else:
             level, spot = _cut(w, first, last, kind, K, SHORT, LONG)
         other, place = _cut(v, first, last, kind, K, SHORT, LONG)
-    total = tl.zeros([SHORT], dtype=kind)
-    for start in range(first, last, SHORT):
-        e = start + tl.arange(0, SHORT)
-        live = e < last
-        before, after = tl.load(w + e, mask=live, other=0.0), tl.load(v + e, mask=live, other=0.0)
-        count = tl.full([SHORT], 2.0, dtype=kind)
-        if K > 0:
-            count = _leads(before, e, level, spot).to(kind) + _leads(after, e, other, place).to(kind)
-        total += count * tl.abs(before - after)
-        sign = (after > before).to(kind) - (after < before).to(kind)
-        tl.store(slope + e, count * sign * factor, mask=live)
-    tl.store(sums + i, tl.sum(total, axis=0) * factor)
+    total = tl.zeros([], dtype=kind)
+    if last - first > SHORT:
+        for start in range(first, last, LONG):
+            total += _apart(w, v, slope, start, last, level, spot, other, place, factor, kind, K, LONG)
+    else:
+        total += _apart(w, v, slope, first, last, level, spot, other, place, factor, kind, K, SHORT)
+    tl.store(sums + i, total * factor)
 
 
 @triton.jit
@@ -218,13 +234,22 @@ def _per_row(rowptr: Tensor, k: int, dtype: torch.dtype, factor: float = 1.0) ->
 class _Distance(Function):
     @staticmethod
     def forward(
-        ctx: Any, w: Tensor, w_tilde: Tensor, rowptr: Tensor, k: int, cut: Cut | None, factor: float
+        ctx: Any,
+        w: Tensor,
+        w_tilde: Tensor,
+        rowptr: Tensor,
+        k: int,
+        cut: Cut | None,
+        factor: float,
+        grown: Tensor | None,
     ) -> Tensor:
         w, w_tilde = w.contiguous(), w_tilde.contiguous()
-        slope, sums = torch.empty_like(w_tilde), w_tilde.new_empty(rowptr.numel() - 1)
+        slope = torch.empty_like(w_tilde) if grown is None else torch.zeros_like(w_tilde)
+        sums = w_tilde.new_empty(rowptr.numel() - 1)
         _distance[(len(sums),)](
-            rowptr, w, w_tilde, *(cut or (sums, rowptr)), _per_row(rowptr, 0, w.dtype, factor), slope, sums,
-            K=k, KNOWN=cut is not None, SHORT=SHORT, LONG=LONG, num_warps=1,
+            rowptr, rowptr if grown is None else grown, w, w_tilde, *(cut or (sums, rowptr)),
+            _per_row(rowptr, 0, w.dtype, factor), slope, sums,
+            K=k, KNOWN=cut is not None, GROWN=grown is not None, SHORT=SHORT, LONG=LONG, num_warps=1,
         )  # fmt: skip
         ctx.save_for_backward(slope)
         return sums.sum()
@@ -233,7 +258,7 @@ class _Distance(Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         flow = ctx.saved_tensors[0] * gradients[0]
-        return -flow if ctx.needs_input_grad[0] else None, flow, None, None, None, None
+        return (-flow if ctx.needs_input_grad[0] else None, flow, *(None for _ in range(5)))
 
 
 class _Margin(Function):
@@ -256,10 +281,16 @@ class _Margin(Function):
 
 
 def distance(
-    w: Tensor, w_tilde: Tensor, rowptr: Tensor, k: int | None, cut: Cut | None = None, factor: float = 1.0
+    w: Tensor,
+    w_tilde: Tensor,
+    rowptr: Tensor,
+    k: int | None,
+    cut: Cut | None = None,
+    factor: float = 1.0,
+    grown: Tensor | None = None,
 ) -> Tensor:
-    """See `topk_l1`, form "tv", scope "node"; k None takes all edges."""
-    return _Distance.apply(w, w_tilde, rowptr, k or 0, cut, factor)  # type: ignore[no-any-return]
+    """See `topk_l1`, form "tv", scope "node"; k None takes all edges. Grown rows: no gradient in w."""
+    return _Distance.apply(w, w_tilde, rowptr, k or 0, cut, factor, grown)  # type: ignore[no-any-return]
 
 
 def margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor:

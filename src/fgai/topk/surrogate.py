@@ -23,6 +23,7 @@ def topk_l1(
     form: str = "tv",
     known: Tensor | Cut | None = None,
     factor: float = 1.0,
+    grown: Tensor | None = None,
 ) -> Tensor:
     """The l1 distance of two attentions on their two top-k sets.
 
@@ -36,13 +37,15 @@ def topk_l1(
 
     Args:
         w: [E], the reference attention.
-        w_tilde: [E], the attention being trained, on the same edges.
+        w_tilde: [E], the attention being trained, on the same edges (more with `grown`).
         rowptr: [N+1].
         k: size of the sets, None for all edges (form "tv" only).
         scope: "node" or "graph".
         form: "tv" or "paper".
         known: T_k(w) where it is already known, as for a frozen reference: see `frozen_topk`.
         factor: what the result is multiplied by; saves a step of its own in training.
+        grown: [≥ N+1], where the rows of `w_tilde` begin, if further edges stand behind those of `w` in each,
+            as after `Graph.inject`; `w` must then need no gradient. Matches the edges without a copy.
 
     Returns:
         A scalar, 0 for a graph without edges.
@@ -57,7 +60,7 @@ def topk_l1(
         0.25
     """
     checks.one_of(form, "form", FORMS)
-    if w.shape != w_tilde.shape:
+    if w.shape != w_tilde.shape and grown is None:
         raise InputError(
             f"`w` and `w_tilde` must be on the same edges, got {tuple(w.shape)} and {tuple(w_tilde.shape)};"
             " match the edges first"
@@ -70,12 +73,15 @@ def topk_l1(
             from fgai.topk.gpu import distance
 
             # Finding the set again is faster than reading a mask.
-            return distance(w, w_tilde, rowptr, k, known if isinstance(known, Cut) else None, factor)
+            return distance(w, w_tilde, rowptr, k, known if isinstance(known, Cut) else None, factor, grown)
         from fgai.topk import cpu
 
         check_rows(w, rowptr)
         mask = known if isinstance(known, Tensor) else None
-        return cpu.distance(w, w_tilde, rowptr, k, mask, factor)
+        return cpu.distance(w, w_tilde, rowptr, k, mask, factor, grown)
+    if grown is not None:
+        shift = (grown[: rowptr.numel() - 1] - rowptr[:-1]).repeat_interleave(rowptr.diff())
+        w_tilde = w_tilde.index_select(0, torch.arange(len(w), device=w.device) + shift)
     first = known if isinstance(known, Tensor) else topk_mask(w, rowptr, k, scope)
     counts = first.to(w_tilde.dtype) + topk_mask(w_tilde, rowptr, k, scope).to(w_tilde.dtype)
     total = factor * (counts * (w - w_tilde).abs()).sum()

@@ -294,15 +294,14 @@ class Faithful:
             shares, share = self.probe_shares, self.probe_share
         attacked, edge_map = (adversary or self.adversary).joined(endpoints)
         now, moved = observe(model, attacked)
-        pairs = _paired(layers, moved.select(config.layers), self.graph, attacked, edge_map)
+        before, after, grown = _paired(layers, moved.select(config.layers), self.graph, attacked, edge_map)
         known = self.leaders if layers is self.target_layers else None
-        before, after = [p[0] for p in pairs], [p[1] for p in pairs]
         return {
             "prediction_stability": prediction_distance(
                 logits, now[: logits.shape[0]], config.divergence, self.scale, share
             ),
             "explanation_stability": attention_distance(
-                before, after, self.rowptrs, config.k2, config.scope, shares, known
+                before, after, self.rowptrs, config.k2, config.scope, shares, known, grown
             ),
         }
 
@@ -325,17 +324,22 @@ def _set_mode(model: nn.Module, dropout: bool) -> None:
 
 def _paired(
     before: Sequence[LayerAttention], after: AttentionMap, graph: Graph, attacked: Graph, edge_map: EdgeMap
-) -> list[tuple[Tensor, Tensor]]:
-    """Head-averaged attention on the clean edges, before and after, matched by edge."""
-    out = []
-    for old, new in zip(before, after.layers, strict=True):
-        if old.adjacency is graph.adjacency and new.adjacency is attacked.adjacency:
-            spot = edge_map.after
-        else:
-            spot = torch.searchsorted(new.keys, old.keys)
+) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+    """Head-averaged attention on the clean edges, before and after, and where the rows of the latter begin.
+
+    New nodes have the largest numbers, so their edges stand last in every row, and where rows begin is all
+    there is to know. Models that keep their edges otherwise are matched edge by edge; their rows are None.
+    """
+    old, new = [layer.heads() for layer in before], [layer.heads() for layer in after]
+    kept = all(layer.adjacency is graph.adjacency for layer in before)
+    if kept and all(layer.adjacency is attacked.adjacency for layer in after):
+        return old, new, attacked.adjacency.index32.rowptr
+    for index, (one, two) in enumerate(zip(before, after, strict=True)):
+        same = one.adjacency is graph.adjacency and two.adjacency is attacked.adjacency
+        spot = edge_map.after if same else torch.searchsorted(two.keys, one.keys)
         # `index_select` rather than brackets: its backward pass does not sort.
-        out.append((old.heads(), new.heads().index_select(0, spot)))
-    return out
+        new[index] = new[index].index_select(0, spot)
+    return old, new, None
 
 
 def make_faithful(
