@@ -127,6 +127,7 @@ def _measure(cell: Cell, device: str, root: Path | str | None, cache: Path | Non
             "epoch_seconds": sorted(history.epoch_seconds)[len(history.epoch_seconds) // 2],
             "best_epoch": history.best_epoch,
             "epochs": len(history.terms),
+            "tries": history.tries,
             "last": history.terms[-1],
             **settings_of(cell),
             "curve": _thin(history.terms),

@@ -3,11 +3,12 @@
 from fgai.training.adversarial import Adversarial
 from fgai.training.checkpoint import load, read_header, save
 from fgai.training.defended import Regularised
-from fgai.training.faithful import Faithful, FaithfulConfig, make_faithful
+from fgai.training.faithful import Faithful, make_faithful
 from fgai.training.loop import History, Recipe, TrainConfig, fit, seeded
 from fgai.training.methods import ALONE, DEFENCES, METHODS, MODELS, settings_for, train_method, untrained
 from fgai.training.presets import preset
 from fgai.training.recipes import Vanilla, labelled
+from fgai.training.settings import FaithfulConfig
 from fgai.training.train import history_of, prepared, train
 
 __all__ = [

@@ -94,6 +94,7 @@ class History:
         seconds: wall-clock time of the epochs, validation included.
         epoch_seconds: time of each training step alone.
         stopped: why training ended: `epochs` or `patience`.
+        tries: trainings it took; see `make_faithful`.
     """
 
     terms: list[dict[str, float]] = field(default_factory=list)
@@ -102,6 +103,7 @@ class History:
     seconds: float = 0.0
     epoch_seconds: list[float] = field(default_factory=list)
     stopped: str = "epochs"
+    tries: int = 1
 
     def add(self, terms: Terms) -> None:
         """Note one epoch."""

@@ -16,9 +16,10 @@ from fgai.models import GAT, GCN, GNNSVD, GT, AttentionModel, Defended, GATv2, G
 from fgai.tasks import task_of
 from fgai.training.adversarial import Adversarial
 from fgai.training.defended import Regularised
-from fgai.training.faithful import FaithfulConfig, make_faithful
+from fgai.training.faithful import make_faithful
 from fgai.training.loop import TrainConfig, seeded
 from fgai.training.presets import preset
+from fgai.training.settings import FaithfulConfig
 from fgai.training.train import prepared, train
 
 MODELS: dict[str, type[AttentionModel]] = {"GAT": GAT, "GATv2": GATv2, "GT": GT, "GCN": GCN}

@@ -1,0 +1,106 @@
+"""Settings of faithful training."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from fgai.checks import above, at_least, one_of
+from fgai.errors import InputError
+from fgai.objective import DIVERGENCES, TERMS, Weights
+from fgai.training.loop import TrainConfig
+
+ADVERSARIES = ("hybrid", "injection", "attention")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaithfulConfig:
+    """How `make_faithful` trains; the defaults suit a graph nobody tuned.
+
+    Attributes:
+        weights: of the terms, see `fgai.objective.Weights`.
+        k1: size of the top-k kept from the vanilla attention; None keeps all of it, and so its sharpness.
+        k2: size of the top-k kept under perturbation.
+        scope: `node` (k per neighbourhood) or `graph` (k over all edges, the paper's experiments).
+        layers: `all`, or `last` (the paper's experiments).
+        divergence: how perturbed predictions are compared with clean ones, see `prediction_distance`.
+        ramp: share of the epochs over which the weights of the stability terms rise to their full size. A
+            vanilla model is so unstable that the full terms would throw the twin far from it at once.
+        contrast: how much more flat layers count in similarity: a layer's distance is divided by its contrast
+            (see `fgai.objective.contrast`) relative to the sharpest layer's, to this power. 0 counts all
+            layers alike, 1 measures each in units of its own contrast.
+        turns: train on the clean and on the attacked graph in turns, one of them an epoch, instead of on both
+            (the first epoch sees both). The attacked side is then pulled to the vanilla model's targets,
+            so an epoch costs little more than a vanilla one.
+        adversary: `hybrid`, `injection` or `attention`.
+        nodes: injected per epoch.
+        edges: of each injected node.
+        box: of their features.
+        steps: climbing steps per epoch; the first costs nothing.
+        step_size: of each.
+        radius: of the ball in attention space, for the margin.
+        dropout: keep the model's dropout while training.
+        train: epochs, learning rate and so on.
+    """
+
+    weights: Weights = field(default_factory=Weights)
+    k1: int | None = None
+    k2: int | None = 5
+    scope: str = "node"
+    layers: str = "all"
+    divergence: str = "log"
+    ramp: float = 0.5
+    contrast: float = 0.5
+    turns: bool = True
+    adversary: str = "hybrid"
+    nodes: int = 60
+    edges: int = 20
+    box: tuple[float, float] | None = (-1.0, 1.0)
+    steps: int = 2
+    step_size: float = 0.1
+    radius: float = 0.01
+    dropout: bool = False
+    train: TrainConfig = field(
+        default_factory=lambda: TrainConfig(
+            epochs=200, lr=0.005, decay=1.0, weight_decay=0.0, patience=200, validate_every=20
+        )
+    )
+
+    def __post_init__(self) -> None:
+        one_of(self.scope, "scope", ("node", "graph"))
+        one_of(self.layers, "layers", ("all", "last"))
+        one_of(self.divergence, "divergence", DIVERGENCES)
+        one_of(self.adversary, "adversary", ADVERSARIES)
+        for name in ("k1", "k2"):
+            if getattr(self, name) is not None:
+                at_least(getattr(self, name), name, 1, f"use `{name}=None` to rank all edges")
+        if not 0.0 <= self.ramp <= 1.0:
+            raise InputError(f"`ramp` must be between 0 and 1, got {self.ramp}")
+        at_least(self.contrast, "contrast", 0.0)
+        at_least(self.nodes, "nodes", 1)
+        at_least(self.edges, "edges", 1)
+        at_least(self.steps, "steps", 1)
+        above(self.step_size, "step_size", 0.0)
+        above(self.radius, "radius", 0.0)
+
+    def replace(self, **changes: Any) -> FaithfulConfig:
+        """Return a copy; keys of `Weights` and `TrainConfig` are found by name."""
+        weights = {k: changes.pop(k) for k in list(changes) if k in TERMS}
+        names = {f.name for f in dataclasses.fields(TrainConfig)}
+        train = {k: changes.pop(k) for k in list(changes) if k in names}
+        return dataclasses.replace(
+            self,
+            weights=dataclasses.replace(self.weights, **weights),
+            train=dataclasses.replace(self.train, **train),
+            **changes,
+        )
+
+    def harder(self) -> FaithfulConfig:
+        """Return the settings of a second try: three times the epochs, four times the new edges, no excuses.
+
+        Distances that saturate (`probabilities`) or explode (`kl`) give way to the logarithmic one.
+        """
+        return self.replace(
+            divergence="log", epochs=3 * self.train.epochs, nodes=2 * self.nodes, edges=2 * self.edges
+        )
