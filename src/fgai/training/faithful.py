@@ -34,6 +34,8 @@ from fgai.training.settings import FaithfulConfig
 from fgai.training.train import copied, history_of, prepared, set_history
 
 M = TypeVar("M", bound=nn.Module)
+RETRY = 7_001
+"""Between the seeds of two tries."""
 FLATTEST = 0.01
 """Layers with less contrast, relative to the sharpest, are uniform up to rounding and get no more weight."""
 
@@ -269,9 +271,10 @@ def make_faithful(
     """Return a faithful twin of a trained attention model; the given one is untouched.
 
     After training both are attacked on the validation nodes. Where the twin's predictions still move by more
-    than half of what its parent's do, it is trained once more, harder (see `FaithfulConfig.harder`), and the
-    steadier twin is returned; if that did not help either, a `ReliabilityWarning` says so. Trainings of less
-    than 100 epochs, and other tasks than node classification, are not judged.
+    than half of what its parent's do, it is trained once more with a distance that cannot saturate (see
+    `FaithfulConfig.again`), and the steadier twin is returned; if that did not help either, a
+    `ReliabilityWarning` says so. Trainings of less than 100 epochs, and other tasks than node classification,
+    are not judged.
 
     Args:
         model: trained; fgai's GAT, GATv2, GT or any PyG model the recorder supports.
@@ -296,7 +299,7 @@ def make_faithful(
     config = config.replace(**changes)
     at_least(tries, "tries", 1)
 
-    def trained(config: FaithfulConfig, folder: Path | str | None) -> M:
+    def trained(config: FaithfulConfig, folder: Path | str | None, seed: int) -> M:
         twin, recipe = copied(model), Faithful(model, graph, config)
         label = run_label(model, graph, recipe.name, config, seed, weights=True) if folder else ""
         history = fit(
@@ -312,7 +315,7 @@ def make_faithful(
         set_history(twin, history)
         return twin
 
-    twin = trained(config, checkpoint)
+    twin = trained(config, checkpoint, seed)
     steady = config.adversary != "attention" and config.weights.prediction_stability > 0
     if not steady or config.train.epochs < TRIAL:
         return twin
@@ -320,8 +323,8 @@ def make_faithful(
     for count in range(2, tries + 1):
         if helped(best, parent):
             break
-        config = config.harder()
-        other = trained(config, None if checkpoint is None else Path(checkpoint) / f"try-{count}")
+        config, folder = config.again(), None if checkpoint is None else Path(checkpoint) / f"try-{count}"
+        other = trained(config, folder, seed + RETRY * (count - 1))
         found = moved(other, graph, seed)
         history_of(other).tries = history_of(twin).tries = count
         if found is not None and best is not None and found < best:

@@ -96,11 +96,10 @@ class FaithfulConfig:
             **changes,
         )
 
-    def harder(self) -> FaithfulConfig:
-        """Return the settings of a second try: three times the epochs, four times the new edges, no excuses.
+    def again(self) -> FaithfulConfig:
+        """Return the settings of a second try: the same budget, and the distance that cannot saturate.
 
-        Distances that saturate (`probabilities`) or explode (`kl`) give way to the logarithmic one.
+        Probabilities of an attack that flips every prediction cannot get worse, so `probabilities` has no
+        slope there, and `kl` may explode; the logarithmic distance of the logits pulls from everywhere.
         """
-        return self.replace(
-            divergence="log", epochs=3 * self.train.epochs, nodes=2 * self.nodes, edges=2 * self.edges
-        )
+        return self.replace(divergence="log")
