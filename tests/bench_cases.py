@@ -93,6 +93,7 @@ def body_of(cell: Cell) -> dict[str, Any]:
             },
         }  # fmt: skip
         body["certificate"] = {"radius": 0.01, "norm": "l1", "k2": 5, "layers": [layer, layer]}
+        body["scores"] = {"f1": 0.9}
     if cell.kind == "evaluate":
         body["evaluations"] = {
             threat: {
