@@ -17,6 +17,7 @@ from fgai.certify import CertificateRecord, certify
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.evaluate import EvaluationRecord
+from fgai.objective import TERMS
 from fgai.training import History
 
 ROWS = ("vanilla", "ln", "at", "fgai")
@@ -80,8 +81,18 @@ def averaged(results: Results, model: str, dataset: str, row: str) -> Evaluation
 
 
 def history_of(record: dict[str, Any]) -> History:
-    """The history of a training from its thinned curve; between the epochs kept, values are interpolated."""
+    """The history of a training from its thinned curve; between the epochs kept, values are interpolated.
+
+    Epochs of faithful training take turns with their terms, so a single epoch's total is half the story: here
+    it is summed from all terms at their last values.
+    """
     curve, last = record["training"]["curve"], record["training"]["epochs"] - 1
+    set_to = {**record["training"].get("defaults", {}), **record["training"].get("settings", {})}
+    if "closeness" in set_to:
+        curve = [
+            {**point, "total": sum(set_to[name] * point[name] for name in TERMS if name in point)}
+            for point in curve
+        ]
     terms: list[dict[str, float]] = []
     for epoch in range(last + 1):
         after = next(i for i, point in enumerate(curve) if point["epoch"] >= epoch)
