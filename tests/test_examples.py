@@ -5,6 +5,8 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -15,4 +17,12 @@ def test_a_users_own_model_becomes_more_stable() -> None:
     assert faithful.model["class"] == mine.model["class"] == "Net"
     for metric in ("g_tvd.rel", "g_jsd.last"):
         assert faithful.value(metric) < mine.value(metric)
-    assert faithful.value("f1.attacked") > mine.value("f1.attacked")
+
+
+@pytest.mark.data
+def test_a_users_own_model_keeps_its_predictions_on_cora(data_root: Path) -> None:
+    names = runpy.run_path(str(EXAMPLES / "pyg_model.py"))
+    comparison = names["main"]("cora", epochs=100)
+    mine, faithful = comparison["mine"], comparison["faithful"]
+    assert faithful.value("f1.clean") > mine.value("f1.clean") - 0.02
+    assert faithful.value("f1.attacked") > mine.value("f1.attacked") + 0.1
