@@ -51,7 +51,7 @@ threats = ["standard"]
 kind = "search"
 settings = [{{ epochs = 2 }}, {{ epochs = 3 }}]
 """
-CHANGES = ("seconds", "epoch_seconds", "peak_memory", "about", "trace")
+CHANGES = ("seconds", "epoch_seconds", "peak_memory", "base_memory", "about", "trace")
 
 
 def worker(cells: list[Cell], results: Path, cache: Path) -> None:
