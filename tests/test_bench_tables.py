@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import bench_cases as cases
 from fgai.bench import Cell, Store, bars, read_grid
-from fgai.bench.choose import presets, trials
+from fgai.bench.choose import least_regret, presets, trials
 from fgai.bench.document import fill, update
 from fgai.bench.paper import Published, published, source
 from fgai.bench.results import Results
@@ -29,6 +29,7 @@ from fgai.certify import PROMISE
 from fgai.cli import app
 from fgai.errors import CheckpointError, DataError, InputError
 from fgai.evaluate.table import Table
+from fgai.training import preset
 
 NUMBERS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=7)
 
@@ -188,6 +189,27 @@ class TestTables:
             render("stabilty", whole)
         with pytest.raises(InputError, match="format"):
             render("f1", whole, "html")
+
+
+class TestGeneralPreset:
+    """Settings for graphs nobody searched."""
+
+    def test_the_smallest_worst_loss_wins(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        scores = {"amazon-photo": (0.9, 0.85, 0.7), "amazon-cs": (0.6, 0.75, 0.8)}  # losses: .2, .05, .2
+        for dataset, found in scores.items():
+            for rate, score in zip((0.1, 0.2, 0.3), found, strict=True):
+                cell = Cell(kind="search", method="fgai", dataset=dataset, settings={"lr": rate}, threats=())
+                body = cases.body_of(cell)
+                store.write(cell, {**body, "validation": {"clean": 1.0, "attacked": 0.0, "criterion": score}})
+        assert least_regret(store, "fgai", ("GAT",)) == {"lr": 0.2}
+        with pytest.raises(InputError, match="no trials of 'at'"):
+            least_regret(store, "at", ("GAT",))
+
+    @pytest.mark.parametrize(("name", "models"), [("none", ("GAT", "GATv2")), ("GT", ("GT",))])
+    def test_the_presets_are_what_the_recorded_search_says(self, name: str, models: tuple[str, ...]) -> None:
+        chosen = least_regret(Store(Path(__file__).parent.parent / "results"), "fgai", models)
+        assert chosen.items() <= preset("fgai", name, "no graph that was searched").items()
 
 
 class TestBars:

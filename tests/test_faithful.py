@@ -7,13 +7,24 @@ import torch
 from torch import nn
 from torch_geometric.nn import GATConv, GCNConv
 
+from fgai.adversaries import InjectionAdversary
 from fgai.attacks import Budget
-from fgai.attention import call_model, evaluating
+from fgai.attention import call_model, evaluating, observe
 from fgai.datasets import planted, random_split
 from fgai.errors import AttentionError, CheckpointError, DivergenceError, InputError
 from fgai.graph import Graph
 from fgai.models import GAT, GT, GATv2
-from fgai.training import Adversarial, FaithfulConfig, make_faithful, prepared, preset, train, train_method
+from fgai.objective import attention_distance
+from fgai.training import (
+    Adversarial,
+    FaithfulConfig,
+    faithful,
+    make_faithful,
+    prepared,
+    preset,
+    train,
+    train_method,
+)
 
 QUICK = {"epochs": 6, "validate_every": 3, "nodes": 3, "edges": 4}
 
@@ -81,8 +92,6 @@ def test_killed_and_resumed_is_bit_equal(killed_after: int, graph: Graph, tmp_pa
     class KilledError(Exception):
         pass
 
-    from fgai.training import faithful
-
     original = faithful.Faithful.parts
 
     def dying(self: faithful.Faithful, net: nn.Module, epoch: int):  # type: ignore[no-untyped-def]
@@ -114,6 +123,25 @@ def test_graphs_take_turns_and_every_epoch_has_every_term(graph: Graph) -> None:
         assert moved >= (attacked if epoch % 2 else clean)
     both = make_faithful(model, graph, progress=False, turns=False, **QUICK).history.terms
     assert both[1]["closeness"] > 0
+
+
+def test_rows_are_compared_in_place_as_if_matched_edge_by_edge(graph: Graph) -> None:
+    torch.manual_seed(2)
+    model = GAT.for_data(graph).eval()
+    ready = prepared(model, graph)
+    adversary = InjectionAdversary(ready, Budget(nodes=5, edges=7, box=(-1.0, 1.0), targets="fit"))
+    adversary.start(torch.Generator().manual_seed(1))
+    attacked, edge_map = adversary.attacked(torch.Generator().manual_seed(2))
+    (_, before), (_, after) = observe(model, ready), observe(model, attacked)
+    old, new, grown = faithful._paired(before.layers, after, ready, attacked, edge_map)
+    assert grown is not None and all(len(w) == attacked.num_edges for w in new)
+    matched = [w.index_select(0, edge_map.after) for w in new]
+    for k in (None, 2):
+        rows = [layer.rowptr for layer in before]
+        ours = attention_distance(old, new, rows, k, "node", grown=grown)
+        assert ours.item() == pytest.approx(
+            attention_distance(old, matched, rows, k, "node").item(), rel=1e-6
+        )
 
 
 def test_it_lowers_what_it_minimises(graph: Graph) -> None:
@@ -158,8 +186,6 @@ def test_refuses_models_and_graphs_that_do_not_fit(graph: Graph) -> None:
 
 def test_divergence_names_the_term_and_keeps_the_weights(graph: Graph) -> None:
     model = train(GAT.for_data(graph), graph, epochs=3, progress=False)
-    from fgai.training import faithful
-
     original = faithful.Faithful._clean
 
     def broken(self: faithful.Faithful, *args: object) -> dict[str, torch.Tensor]:

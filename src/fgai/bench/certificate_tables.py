@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fgai.bench.build import about, name_of
-from fgai.bench.results import Results
+from fgai.bench.results import Results, settings_in
 from fgai.bench.sheet import Sheet
 from fgai.bench.statistics import estimate
 from fgai.bench.store import Store
@@ -58,8 +58,7 @@ def _margins(store: Store) -> Table:
     for record in store.records("certify"):
         cell = record["cell"]
         if cell["method"] == "fgai":
-            training = record["training"]
-            weight = {**training["defaults"], **training["settings"]}["margin"]
+            weight = settings_in(record)["margin"]
             held.setdefault((cell["model"], cell["dataset"]), {}).setdefault(weight, []).append(record)
     columns = [Column(name) for name in ("model", "dataset", "layer", "margin")]
     columns += [Column(f"R = {radius:g}", better="higher") for radius in TABLE_RADII]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.resources import files
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -75,6 +75,31 @@ def _mean(runs: list[Trial]) -> Trial:
         key=runs[0].key,
         seeds=len(runs),
     )
+
+
+def least_regret(store: Store, method: str, models: Collection[str]) -> dict[str, Any]:
+    """Return the settings for graphs that were not searched: their worst loss to a pair's best is smallest.
+
+    Args:
+        store: with search records of nodes.
+        method: e.g. `fgai`.
+        models: whose pairs with all graphs count; only trials run on every one of them are compared.
+
+    Raises:
+        InputError: the folder holds no such trials.
+    """
+    losses: dict[str, list[float]] = {}
+    for case, held in trials(store).items():
+        if case[0] == method and case[1] in models:
+            for trial in held:
+                text = json.dumps(trial.settings, sort_keys=True)
+                losses.setdefault(text, []).append(held[0].criterion - trial.criterion)
+    if not losses:
+        raise InputError(f"no trials of {method!r} in {store.root}; run `fgai bench run search` first")
+    pairs = max(map(len, losses.values()))
+    best = min((max(found), text) for text, found in losses.items() if len(found) == pairs)
+    settings: dict[str, Any] = json.loads(best[1])
+    return settings
 
 
 def presets(store: Store) -> str:

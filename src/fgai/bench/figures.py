@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from fgai import figures as draw
 from fgai.bench.build import name_of
-from fgai.bench.results import Results
+from fgai.bench.results import Results, settings_in
 from fgai.bench.store import Store
 from fgai.bench.subjects import K, Source, attacked, telling_node
 from fgai.certify import CertificateRecord, certify
@@ -87,7 +87,7 @@ def history_of(record: dict[str, Any]) -> History:
     it is summed from all terms at their last values.
     """
     curve, last = record["training"]["curve"], record["training"]["epochs"] - 1
-    set_to = {**record["training"].get("defaults", {}), **record["training"].get("settings", {})}
+    set_to = settings_in(record)
     if "closeness" in set_to:
         curve = [
             {**point, "total": sum(set_to[name] * point[name] for name in TERMS if name in point)}

@@ -156,3 +156,9 @@ def _training(record: Mapping[str, Any]) -> Any:
     """What must be equal among the records of a row."""
     training = record.get("training", {})
     return {name: training.get(name) for name in ("settings", "parent", "defaults")}
+
+
+def settings_in(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Every setting of a record's training by name: its own, laid over the defaults."""
+    training = record.get("training", {})
+    return {**training.get("defaults", {}), **training.get("settings", {})}

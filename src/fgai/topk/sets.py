@@ -156,12 +156,11 @@ def frozen_topk(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "nod
     Returns:
         A mask as from `topk_mask`; on a GPU, where reading a mask takes longer than finding the set, its cut.
     """
-    few = scope == "node" and k is not None and k <= FEW
-    if few and on_gpu(values) and values.dtype in (torch.float32, torch.float64):
+    check_k(k)
+    exact = values.dtype in (torch.float32, torch.float64)
+    if scope == "node" and k is not None and k <= FEW and exact and on_gpu(values):
         from fgai.topk.gpu import find_cut
 
-        assert k is not None
-        check_k(k)
         return find_cut(values, rowptr, k)
     return topk_mask(values, rowptr, k, scope)
 

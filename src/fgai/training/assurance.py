@@ -9,12 +9,13 @@ from torch import nn
 
 from fgai.attacks import make_attack
 from fgai.attention import call_model, evaluating
+from fgai.divergence import tvd
 from fgai.errors import BudgetError, ReliabilityWarning
 from fgai.graph import Graph
 from fgai.tasks import task_of
 
 HELPED = 0.5
-"""A twin must move less than this share of what its parent moves."""
+"""A twin may move by at most this share of what its parent moves."""
 WORTH = 0.02
 """A parent that moves less than this needs no twin that moves less still."""
 TRIAL = 100
@@ -44,8 +45,8 @@ def moved(model: nn.Module, graph: Graph, seed: int) -> float | None:
     except BudgetError:
         return None
     with evaluating(model), torch.no_grad():
-        before, after = (call_model(model, where)[rows].softmax(1) for where in (graph, attacked))
-    return float((before - after).abs().sum(1).mean() / 2)
+        before, after = (call_model(model, where)[rows] for where in (graph, attacked))
+    return float(tvd(before, after, "probs").mean())
 
 
 def helped(twin: float | None, parent: float | None) -> bool:
