@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 import fgai
 from fgai.attacks import Attack, AttackResult, draw_endpoints, make_attack
-from fgai.attacks.edit import Edit
-from fgai.attacks.local import Recompute
 from fgai.graph import Graph
+from fgai.recompute.edit import Edit
+from fgai.recompute.local import Recompute
 
 
 def network(name: str, graph: Graph, layers: int) -> nn.Module:

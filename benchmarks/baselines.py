@@ -14,8 +14,8 @@ from typing import Any
 
 from common import show
 
-from fgai.bench import Cell, Store, run_cell
-from fgai.evaluate import EvaluationRecord
+from experiments import Cell, Store, run_cell
+from fgai.evaluation import EvaluationRecord
 
 COLUMNS = [
     "row", "F1 clean", "standard", "strong", "g-TVD rel", "g-JSD last", "top-5 kept, touched", "sharpness",

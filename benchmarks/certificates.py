@@ -23,9 +23,9 @@ import torch
 from common import PeakMemory, show
 
 import fgai
-from fgai.bench import Cell, Store, run_cell
-from fgai.certify import PROMISE, TABLE_RADII, certify
-from fgai.evaluate.table import Column, Table
+from experiments import Cell, Store, run_cell
+from fgai.certificates import PROMISE, TABLE_RADII, certify
+from fgai.records import Column, Table
 from fgai.topk import NORMS
 from fgai.training import train_method
 

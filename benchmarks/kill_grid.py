@@ -25,8 +25,8 @@ from typing import Any
 import numba
 import torch
 
-from fgai.bench import Cell, Store, read_grid, read_record, run_grid
-from fgai.bench.tables import render
+from experiments import Cell, Store, read_grid, read_record, run_grid
+from experiments.tables import render
 
 GRID = """
 [[cells]]

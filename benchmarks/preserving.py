@@ -19,7 +19,7 @@ from torch import nn
 
 import fgai
 from fgai.attacks import THREATS, Preserving, Threat
-from fgai.evaluate import EvaluationRecord, breaking_point, evaluate
+from fgai.evaluation import EvaluationRecord, breaking_point, evaluate
 from fgai.graph import Graph
 from fgai.training import load, train_method
 

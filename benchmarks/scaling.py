@@ -24,7 +24,7 @@ from common import PeakMemory, show
 from fgai.figures import style
 from fgai.graph import Graph
 from fgai.models import GAT
-from fgai.ops import Adjacency, Features, edge_keys
+from fgai.sparse import Adjacency, Features, edge_keys
 from fgai.training import FaithfulConfig, TrainConfig, Vanilla, fit
 from fgai.training.faithful import Faithful
 

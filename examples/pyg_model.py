@@ -7,7 +7,7 @@ from torch.nn.functional import elu
 from torch_geometric.nn import GATConv
 
 import fgai
-from fgai.evaluate import Comparison
+from fgai.evaluation import Comparison
 
 
 class Net(torch.nn.Module):

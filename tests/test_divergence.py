@@ -14,9 +14,9 @@ from scipy.spatial.distance import jensenshannon
 from scipy.special import rel_entr
 from torch import Tensor
 
-from csr_rows import attention, pointer, split
 from fgai import divergence as dv
 from fgai.errors import InputError
+from support.csr_rows import attention, pointer, split
 
 DEGREES = [4, 0, 7, 1, 3]
 

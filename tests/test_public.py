@@ -60,10 +60,10 @@ class TestNames:
         assert public_names(module) <= set(promised)
 
     def test_functions_win_over_packages_of_the_same_name(self) -> None:
-        importlib.import_module("fgai.evaluate.record")
-        importlib.import_module("fgai.certify.record")
-        assert callable(fgai.evaluate) and callable(fgai.certify)
-        assert fgai.evaluate.__name__ == "evaluate" and fgai.certify.__name__ == "certify"
+        importlib.import_module("fgai.evaluation.record")
+        importlib.import_module("fgai.certificates.record")
+        assert callable(fgai.evaluation) and callable(fgai.certificates)
+        assert fgai.evaluation.__name__ == "evaluate" and fgai.certificates.__name__ == "certify"
 
     def test_version(self) -> None:
         assert fgai.__version__ == installed("fgai")

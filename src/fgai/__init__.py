@@ -1,10 +1,10 @@
 """Attention explanations of graph neural networks that stay put: train them, attack them, certify them.
 
-`fgai.evaluate` and `fgai.certify` are the functions. The packages of the same names are reached by
-`from fgai.evaluate import EvaluationRecord`, not by `import fgai.evaluate as ...`.
+`fgai.evaluation` and `fgai.certificates` are the functions. The packages of the same names are reached by
+`from fgai.evaluation import EvaluationRecord`, not by `import fgai.evaluation as ...`.
 """
 
-from fgai.certify import certify
+from fgai.certificates import certify
 from fgai.datasets import load
 from fgai.errors import (
     AttentionError,
@@ -18,7 +18,7 @@ from fgai.errors import (
     MissingExtraError,
     ReliabilityWarning,
 )
-from fgai.evaluate import compare, evaluate
+from fgai.evaluation import compare, evaluate
 from fgai.graph import Graph
 from fgai.models import GAT, GCN, GT, GATv2
 from fgai.training import load as load_model

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.errors import InputError
-from fgai.segments import check_rows, row_sum
+from fgai.ops.segments import check_rows, row_sum
 
 SPACES = ("logits", "probs")
 

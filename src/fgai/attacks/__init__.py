@@ -2,11 +2,15 @@
 
 from fgai.attacks.adaptive import AdaptiveInjection
 from fgai.attacks.base import Attack, AttackResult, Judge, Ledger
-from fgai.attacks.budget import Budget, Perturbation, check
+from fgai.attacks.budget import Budget, check
 from fgai.attacks.dice import DICE
 from fgai.attacks.existing import FeaturePGD, RandomEdges
 from fgai.attacks.injection import FGSMInjection, PGDInjection, RandomInjection, draw_endpoints, draw_features
-from fgai.attacks.objectives import (
+from fgai.attacks.prbcd import PRBCD
+from fgai.attacks.preserving import PreservingInjection
+from fgai.attacks.tdgia import TDGIA
+from fgai.attacks.threats import THREATS, Threat, make_attack
+from fgai.objectives import (
     Clean,
     Objective,
     Preserving,
@@ -15,10 +19,6 @@ from fgai.attacks.objectives import (
     objective_named,
     prediction,
 )
-from fgai.attacks.prbcd import PRBCD
-from fgai.attacks.preserving import PreservingInjection
-from fgai.attacks.tdgia import TDGIA
-from fgai.attacks.threats import THREATS, Threat, make_attack
 
 __all__ = [
     "DICE",
@@ -36,7 +36,6 @@ __all__ = [
     "Ledger",
     "Objective",
     "PGDInjection",
-    "Perturbation",
     "Preserving",
     "PreservingInjection",
     "RandomEdges",

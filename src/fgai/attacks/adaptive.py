@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from fgai.attacks.base import Judge, Ledger
-from fgai.attacks.budget import Perturbation
 from fgai.attacks.injection import PGDInjection, climb, draw_endpoints, draw_features
 from fgai.errors import InputError
-from fgai.graph import Graph
+from fgai.graph import Graph, GraphChange
 from fgai.ops import aggregate
 
 
@@ -34,7 +33,7 @@ class AdaptiveInjection(PGDInjection):
 
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
-    ) -> Iterator[Perturbation]:
+    ) -> Iterator[GraphChange]:
         """Yield random noise, then the best point of this restart's climb."""
         budget, original = self.budget, graph.features
         if original is None:
@@ -42,7 +41,7 @@ class AdaptiveInjection(PGDInjection):
         box = budget.feature_box(graph)
         endpoints = draw_endpoints(nodes, budget.nodes, budget.edges, generator, graph.batch)
         noise = draw_features(graph, endpoints.shape[0], box, generator)
-        yield Perturbation(endpoints=endpoints, features=noise)
+        yield GraphChange(endpoints=endpoints, features=noise)
         restart = ledger.steps // max(1, budget.steps)
         if restart % 4 >= 2 and graph.batch is None:
             endpoints = near_endpoints(graph, nodes, budget.nodes, budget.edges, generator)
@@ -51,12 +50,12 @@ class AdaptiveInjection(PGDInjection):
             start = torch.full_like(noise, (box[0] + box[1]) / 2)
         elif restart % 4 in (1, 2):
             start = disguise(graph, endpoints).clamp(*box)
-        template, _ = Perturbation(endpoints=endpoints).apply(graph)
+        template, _ = GraphChange(endpoints=endpoints).apply(graph)
 
         def objective(moving: Tensor) -> Tensor:
             return judge(template.replace(features=original.append(moving)))
 
-        yield Perturbation(endpoints=endpoints, features=climb(objective, start, budget, box, ledger))
+        yield GraphChange(endpoints=endpoints, features=climb(objective, start, budget, box, ledger))
 
 
 def disguise(graph: Graph, endpoints: Tensor) -> Tensor:

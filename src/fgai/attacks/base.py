@@ -13,15 +13,16 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from fgai.attacks.budget import Budget, Perturbation, check
+from fgai.attacks.budget import Budget, check
 from fgai.attacks.judge import Judge, Ledger
-from fgai.attacks.local import Recompute
-from fgai.attacks.objectives import Clean, Objective, objective_named
-from fgai.attacks.partial import PartialObjective
 from fgai.attention import evaluating, logits_and_attention
 from fgai.errors import BudgetError, InputError, ReliabilityWarning
-from fgai.graph import EdgeMap, Graph
+from fgai.graph import Graph, GraphChange
 from fgai.models import as_graph
+from fgai.objectives import Clean, Objective, objective_named
+from fgai.recompute.local import Recompute
+from fgai.recompute.partial import PartialObjective
+from fgai.sparse import EdgeMap
 from fgai.tasks import task_of
 
 __all__ = ["Attack", "AttackResult", "Judge", "Ledger"]
@@ -43,7 +44,7 @@ class AttackResult:
 
     graph: Graph
     edge_map: EdgeMap
-    change: Perturbation
+    change: GraphChange
     value: float
     start: float
     noise: float
@@ -75,7 +76,7 @@ class Attack(ABC):
     @abstractmethod
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
-    ) -> Iterator[Perturbation]:
+    ) -> Iterator[GraphChange]:
         """Yield candidate changes of one restart; the first is random noise within the budget.
 
         `judge(attacked)` returns the objective on a perturbed graph, with gradients to its features;
@@ -101,7 +102,7 @@ class Attack(ABC):
         graph = _prepare(model, task.view(given, self.budget.targets))
         nodes = self.budget.target_nodes(graph)
         ledger, began = Ledger(), perf_counter()
-        best, best_value, noise = Perturbation(), -math.inf, -math.inf
+        best, best_value, noise = GraphChange(), -math.inf, -math.inf
         with evaluating(model, freeze=True):
             again = None
             if partial and self.budget.steps and Recompute.fits(model, graph):

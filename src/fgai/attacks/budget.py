@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fgai.errors import BudgetError
-from fgai.graph import EdgeMap, Graph, match_edges
-from fgai.ops import Features, edge_keys
+from fgai.graph import Graph, GraphChange
+from fgai.sparse import edge_keys
 from fgai.tasks import task_of
 
 SLACK = 1e-6
@@ -110,83 +110,7 @@ def _shares(graph: Graph, nodes: Tensor) -> int:
     return 1 if graph.batch is None else int(torch.unique(graph.batch[nodes]).numel())
 
 
-@dataclass(frozen=True, eq=False)
-class Perturbation:
-    """A change of a graph, apart from the graph: new nodes, edges that come or go, or changed features.
-
-    Attributes:
-        endpoints: [M, e] neighbours of the new nodes, or None.
-        features: [M, F] of the new nodes, or None.
-        edges: [2, K] undirected edges between existing nodes, or None.
-        rows: [R] existing nodes whose features change, or None.
-        delta: [R, F] by how much.
-        removed: [2, K] undirected edges between existing nodes that go, or None.
-    """
-
-    endpoints: Tensor | None = None
-    features: Tensor | None = None
-    edges: Tensor | None = None
-    rows: Tensor | None = None
-    delta: Tensor | None = None
-    removed: Tensor | None = None
-
-    def apply(self, graph: Graph) -> tuple[Graph, EdgeMap]:
-        """Return the perturbed graph and the map of the edges that stayed."""
-        steps = torch.arange(graph.num_edges, device=graph.device)
-        edge_map = EdgeMap(steps, steps, graph.num_edges, graph.num_edges)
-        if self.rows is not None and self.delta is not None and graph.features is not None:
-            graph = graph.replace(features=graph.features.perturb(self.rows, self.delta))
-        if self.endpoints is not None and self.endpoints.numel():
-            return graph.inject(self.endpoints, self.features)
-        if self.removed is not None and self.removed.numel():
-            graph, edge_map = graph.remove(both_ways(graph, self.removed))
-        if self.edges is not None and self.edges.numel():
-            graph, added = graph.inject_edges(torch.cat([self.edges, self.edges.flip(0)], dim=1))
-            edge_map = EdgeMap(
-                edge_map.before, added.after[edge_map.after], edge_map.num_before, added.num_after
-            )
-        return graph, edge_map
-
-    def same_edges(self, other: Perturbation) -> bool:
-        """Whether both change the same edges and rows, so that only features differ."""
-        return all(
-            _same(getattr(self, name), getattr(other, name))
-            for name in ("endpoints", "edges", "removed", "rows")
-        )
-
-    def features_on(self, graph: Graph) -> Features | None:
-        """Return the features of the perturbed graph, without its edges; gradients flow to those changed."""
-        found = graph.features
-        if found is not None and self.rows is not None and self.delta is not None:
-            found = found.perturb(self.rows, self.delta)
-        if found is not None and self.endpoints is not None and self.endpoints.numel():
-            rows = self.features
-            if rows is None:
-                rows = torch.zeros(len(self.endpoints), found.num_columns, dtype=found.dtype)
-            found = found.append(rows.to(found.device))
-        return found
-
-    def detach(self) -> Perturbation:
-        """Return a copy that carries no gradient history."""
-        parts = (self.endpoints, self.features, self.edges, self.rows, self.delta, self.removed)
-        return Perturbation(*(None if p is None else p.detach().clone() for p in parts))
-
-
-def _same(one: Tensor | None, two: Tensor | None) -> bool:
-    if one is None or two is None:
-        return one is two
-    if one.shape == two.shape and one.data_ptr() == two.data_ptr():
-        return True  # without reading them, which would wait for the device
-    return torch.equal(one, two)
-
-
-def both_ways(graph: Graph, pairs: Tensor) -> Tensor:
-    """Return the positions of the edges of `graph` that join `pairs` [2, K], in either direction."""
-    ends = torch.cat([pairs, pairs.flip(0)], dim=1)
-    return match_edges(torch.unique(edge_keys(ends[0], ends[1])), graph.keys)[1]
-
-
-def check(change: Perturbation, budget: Budget, graph: Graph) -> None:
+def check(change: GraphChange, budget: Budget, graph: Graph) -> None:
     """Raise if `change` spends more than `budget` allows on `graph`; called after every attack.
 
     Comparisons are written so that NaN fails them.
@@ -237,7 +161,7 @@ def _check_inside(ends: Tensor | None, limit: int, graph: Graph, name: str) -> N
         raise BudgetError(f"one small graph got {most} {name}, allowed {limit} each")
 
 
-def _check_edges(change: Perturbation, budget: Budget, graph: Graph, shares: int) -> None:
+def _check_edges(change: GraphChange, budget: Budget, graph: Graph, shares: int) -> None:
     """Count the edges between existing nodes that come and go, and look for those that go."""
     added, removed = (0 if pairs is None else pairs.shape[1] for pairs in (change.edges, change.removed))
     allowed = 0 if budget.nodes else budget.edges * shares

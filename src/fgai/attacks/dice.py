@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from fgai.attacks.base import Attack, Judge, Ledger
-from fgai.attacks.budget import Perturbation
 from fgai.attacks.existing import draw_edges
 from fgai.errors import InputError
-from fgai.graph import Graph
+from fgai.graph import Graph, GraphChange
 
 
 class DICE(Attack):
@@ -31,7 +30,7 @@ class DICE(Attack):
 
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
-    ) -> Iterator[Perturbation]:
+    ) -> Iterator[GraphChange]:
         """Yield one random set of edges."""
         labels = known_labels(graph, judge.clean.logits)
         inside = same_label_pairs(graph, nodes, labels)
@@ -39,7 +38,7 @@ class DICE(Attack):
         order = torch.randperm(inside.shape[1], generator=generator)[:count]
         rest = self.budget.edges - count if torch.unique(labels[nodes]).numel() > 1 else 0
         added = draw_edges(graph, nodes, rest, generator, labels=labels)
-        yield Perturbation(edges=added, removed=inside[:, order.to(inside.device)])
+        yield GraphChange(edges=added, removed=inside[:, order.to(inside.device)])
 
 
 def known_labels(graph: Graph, logits: Tensor) -> Tensor:

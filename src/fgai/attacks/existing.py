@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from fgai.attacks.base import Attack, Judge, Ledger
-from fgai.attacks.budget import Perturbation
 from fgai.attacks.injection import climb
 from fgai.errors import BudgetError, InputError
-from fgai.graph import Graph
-from fgai.ops import edge_keys
+from fgai.graph import Graph, GraphChange
+from fgai.sparse import edge_keys, key_ends
 
 
 class RandomEdges(Attack):
@@ -22,17 +21,17 @@ class RandomEdges(Attack):
 
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
-    ) -> Iterator[Perturbation]:
+    ) -> Iterator[GraphChange]:
         """Yield one random set of edges that were not there."""
         if graph.batch is None:
-            yield Perturbation(edges=draw_edges(graph, nodes, self.budget.edges, generator))
+            yield GraphChange(edges=draw_edges(graph, nodes, self.budget.edges, generator))
             return
         groups = graph.batch[nodes]
         drawn = [
             draw_edges(graph, nodes[groups == group], self.budget.edges, generator)
             for group in torch.unique(groups).tolist()
         ]
-        yield Perturbation(edges=torch.cat(drawn, dim=1))
+        yield GraphChange(edges=torch.cat(drawn, dim=1))
 
 
 def draw_edges(
@@ -67,7 +66,7 @@ def draw_edges(
             f"{count} new edges were asked for, the targets have only {found.numel()} free pairs"
         )
     chosen = found[:count]
-    return torch.stack([chosen & 0xFFFFFFFF, chosen >> 32]).to(graph.device)
+    return torch.stack(key_ends(chosen)).to(graph.device)
 
 
 def _first_of_each(values: Tensor) -> Tensor:
@@ -85,7 +84,7 @@ class FeaturePGD(Attack):
 
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
-    ) -> Iterator[Perturbation]:
+    ) -> Iterator[GraphChange]:
         """Yield random noise, then the best point of the climb."""
         budget, original = self.budget, graph.features
         if original is None:
@@ -94,11 +93,11 @@ class FeaturePGD(Attack):
         rows = nodes[torch.randperm(nodes.numel(), generator=generator)[:count].to(nodes.device)]
         noise = 2 * torch.rand(count, graph.num_features, generator=generator) - 1
         noise = (budget.radius * noise).to(device=graph.device, dtype=original.dtype)
-        yield Perturbation(rows=rows, delta=noise)
+        yield GraphChange(rows=rows, delta=noise)
         start = torch.zeros_like(noise) if ledger.steps < budget.steps else noise
 
         def objective(moving: Tensor) -> Tensor:
             return judge(graph.replace(features=original.perturb(rows, moving)))
 
         box = (-budget.radius, budget.radius)
-        yield Perturbation(rows=rows, delta=climb(objective, start, budget, box, ledger))
+        yield GraphChange(rows=rows, delta=climb(objective, start, budget, box, ledger))

@@ -11,10 +11,10 @@ from numba import njit
 from torch import Tensor
 
 from fgai.attacks.base import Attack, Judge, Ledger
-from fgai.attacks.budget import Budget, Perturbation
+from fgai.attacks.budget import Budget
 from fgai.attacks.replay import replayed_climb
 from fgai.errors import InputError
-from fgai.graph import Graph
+from fgai.graph import Graph, GraphChange
 
 
 def draw_endpoints(
@@ -79,11 +79,11 @@ class RandomInjection(Attack):
 
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
-    ) -> Iterator[Perturbation]:
+    ) -> Iterator[GraphChange]:
         """Yield one random draw."""
         endpoints = draw_endpoints(nodes, self.budget.nodes, self.budget.edges, generator, graph.batch)
         features = draw_features(graph, endpoints.shape[0], self.budget.feature_box(graph), generator)
-        yield Perturbation(endpoints=endpoints, features=features)
+        yield GraphChange(endpoints=endpoints, features=features)
 
 
 class PGDInjection(Attack):
@@ -97,7 +97,7 @@ class PGDInjection(Attack):
 
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
-    ) -> Iterator[Perturbation]:
+    ) -> Iterator[GraphChange]:
         """Yield random noise, then the best point of the climb."""
         budget = self.budget
         if graph.features is None:
@@ -105,14 +105,14 @@ class PGDInjection(Attack):
         low, high = budget.feature_box(graph)
         endpoints = draw_endpoints(nodes, budget.nodes, budget.edges, generator, graph.batch)
         noise = draw_features(graph, endpoints.shape[0], (low, high), generator)
-        yield Perturbation(endpoints=endpoints, features=noise)
+        yield GraphChange(endpoints=endpoints, features=noise)
         plan = self.plan((low, high))
         features = torch.full_like(noise, (low + high) / 2) if ledger.steps < plan.steps else noise
 
         def objective(moving: Tensor) -> Tensor:
-            return judge.change(Perturbation(endpoints=endpoints, features=moving))
+            return judge.change(GraphChange(endpoints=endpoints, features=moving))
 
-        yield Perturbation(
+        yield GraphChange(
             endpoints=endpoints, features=climb(objective, features, plan, (low, high), ledger, judge)
         )
 

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fgai.attacks.budget import Perturbation
-from fgai.attacks.objectives import Clean, Objective
-from fgai.attacks.partial import PartialObjective
-from fgai.attacks.reduced import NODE_MEANS
 from fgai.attacks.weights import weighted_forward
 from fgai.attention import AttentionMap, call_model, logits_and_attention, observe
-from fgai.graph import Graph
+from fgai.graph import Graph, GraphChange
+from fgai.objectives import Clean, Objective
+from fgai.recompute.partial import PartialObjective
+from fgai.recompute.reduced import NODE_MEANS
 
 
 @dataclass
@@ -80,7 +79,7 @@ class Judge:
     ) -> None:
         self.clean = clean
         self._model, self._objective, self._ledger, self._partial = model, objective, ledger, partial
-        self._graph, self._last = graph, (Perturbation(), graph)
+        self._graph, self._last = graph, (GraphChange(), graph)
         self._work = 0.0
         self._trace: list[Tensor] = []  # read once at the end: reading every value would stall the device
 
@@ -97,7 +96,7 @@ class Judge:
         self._trace.append(value.detach())
         return value, value if guide is None else guide(*seen, self.clean)
 
-    def change(self, change: Perturbation) -> Tensor:
+    def change(self, change: GraphChange) -> Tensor:
         """Return the objective after a change of the clean graph, with gradients to its features.
 
         Preferable to putting the graph together: changes in a row that share their edges share that work.

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attacks.base import Attack, Judge, Ledger
-from fgai.attacks.budget import Budget, Perturbation
-from fgai.attacks.objectives import Objective
+from fgai.attacks.budget import Budget
 from fgai.checks import at_least
 from fgai.errors import BudgetError, InputError
-from fgai.graph import Graph
-from fgai.ops import edge_keys
+from fgai.graph import Graph, GraphChange
+from fgai.objectives import Objective
+from fgai.sparse import edge_keys, key_ends
 
 FINAL_SAMPLES = 10
 """Sets of flips drawn at the end from the weights found, besides the heaviest ones."""
@@ -63,7 +63,7 @@ class PRBCD(Attack):
 
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
-    ) -> Iterator[Perturbation]:
+    ) -> Iterator[GraphChange]:
         """Yield random flips, then the best that were found."""
         budget, flips = self.budget, Flips(graph, nodes)
         pairs = nodes.numel() * (nodes.numel() - 1) // 2
@@ -125,11 +125,11 @@ class Flips:
         if not torch.equal(edge_keys(*self.inside), edge_keys(*self.inside.flip(0)).sort().values):
             raise InputError(f"edge flips need an undirected graph; {graph.name!r} has edges one way only")
 
-    def perturbation(self, pairs: Tensor) -> Perturbation:
+    def perturbation(self, pairs: Tensor) -> GraphChange:
         """Flip `pairs` [2, K]: edges that are there go, the others come."""
         ends = self.nodes[pairs]
         there = torch.isin(edge_keys(*ends), self.graph.keys)
-        return Perturbation(edges=ends[:, ~there], removed=ends[:, there])
+        return GraphChange(edges=ends[:, ~there], removed=ends[:, there])
 
     def weighted(self, pairs: Tensor, weight: Tensor) -> Graph:
         """Return the graph on which the directed `pairs` [2, K] have `weight` [K] and other edges 1."""
@@ -144,7 +144,7 @@ class Flips:
         kept = edge_keys(*pairs[:, weight > 0.5])
         before = edge_keys(*self.inside)
         changed = torch.cat([kept[~torch.isin(kept, before)], before[~torch.isin(before, kept)]])
-        changed = torch.stack([changed & 0xFFFFFFFF, changed >> 32])
+        changed = torch.stack(key_ends(changed))
         return self.perturbation(changed[:, changed[0] < changed[1]]).apply(self.graph)[0]
 
 
@@ -198,7 +198,7 @@ def random_pairs(count: int, wanted: int, generator: torch.Generator) -> Tensor:
         keys = torch.unique(torch.cat([found, edge_keys(low, high)[low != high]]))
         found = keys[torch.randperm(keys.numel(), generator=generator)]
     chosen = found[:wanted]
-    return torch.stack([chosen & 0xFFFFFFFF, chosen >> 32])
+    return torch.stack(key_ends(chosen))
 
 
 @contextmanager

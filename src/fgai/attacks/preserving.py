@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fgai.attacks.budget import Budget
 from fgai.attacks.injection import PGDInjection
-from fgai.attacks.objectives import Objective
+from fgai.objectives import Objective
 
 
 class PreservingInjection(PGDInjection):

@@ -9,13 +9,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fgai.attacks.base import Attack, Judge, Ledger
-from fgai.attacks.budget import Perturbation
 from fgai.attacks.dice import known_labels
 from fgai.attacks.injection import draw_endpoints, draw_features
-from fgai.attacks.objectives import Clean, Objective
 from fgai.attention import AttentionMap
 from fgai.errors import InputError
-from fgai.graph import Graph
+from fgai.graph import Graph, GraphChange
+from fgai.objectives import Clean, Objective
 
 BATCHES = 5
 """Batches the new nodes come in, as in the original (a fifth each)."""
@@ -54,7 +53,7 @@ class TDGIA(Attack):
 
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
-    ) -> Iterator[Perturbation]:
+    ) -> Iterator[GraphChange]:
         """Yield random noise, then the best point after each batch."""
         budget, box = self.budget, self.budget.feature_box(graph)
         if graph.features is None:
@@ -62,7 +61,7 @@ class TDGIA(Attack):
         known_labels(graph, judge.clean.logits)  # refuses tasks other than classes of nodes
         endpoints = draw_endpoints(nodes, budget.nodes, budget.edges, generator)
         features = draw_features(graph, budget.nodes, box, generator)
-        yield Perturbation(endpoints=endpoints, features=features)
+        yield GraphChange(endpoints=endpoints, features=features)
         joined, angles, logits = nodes.new_zeros(0, budget.edges), features[:0], judge.clean.logits
         sizes = batch_sizes(
             budget.nodes, min(-(-budget.nodes // BATCHES), nodes.numel() // budget.edges or 1)
@@ -78,7 +77,7 @@ class TDGIA(Attack):
             steps = budget.steps * (index + 1) // len(sizes) - budget.steps * index // len(sizes)
             climb = _Climb(graph, joined, box, judge, self._guide())
             angles, best = climb(angles, steps, budget.step_size, ledger)
-            change = Perturbation(endpoints=joined, features=climb.features(best))
+            change = GraphChange(endpoints=joined, features=climb.features(best))
             yield change
             if index < len(sizes) - 1:
                 attacked = change.apply(graph)[0]
@@ -156,7 +155,7 @@ class _Climb:
     ) -> None:
         assert graph.features is not None
         self.original, self.judge, self.guide = graph.features, judge, guide
-        self.template = Perturbation(endpoints=endpoints).apply(graph)[0]
+        self.template = GraphChange(endpoints=endpoints).apply(graph)[0]
         self.middle, self.half = (box[0] + box[1]) / 2, (box[1] - box[0]) / 2
 
     def features(self, angles: Tensor) -> Tensor:

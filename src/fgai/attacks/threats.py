@@ -10,11 +10,11 @@ from fgai.attacks.budget import Budget
 from fgai.attacks.dice import DICE
 from fgai.attacks.existing import FeaturePGD, RandomEdges
 from fgai.attacks.injection import PGDInjection, RandomInjection
-from fgai.attacks.objectives import Objective
 from fgai.attacks.prbcd import PRBCD
 from fgai.attacks.preserving import PreservingInjection
 from fgai.attacks.tdgia import TDGIA
 from fgai.checks import one_of
+from fgai.objectives import Objective
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fgai.attention import AttentionMap, LayerAttention, logits_and_attention
 from fgai.graph import Graph
-from fgai.ops import edge_keys
+from fgai.sparse import edge_keys
 
 TINY = 1e-12
 """Smallest weight and row sum that is divided by."""

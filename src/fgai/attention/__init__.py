@@ -1,11 +1,11 @@
 """Attention with its edges: maps, a recorder that can also perturb, and adapters for PyG models."""
 
-from fgai.attention.adapters import Adapter, Tap, register_adapter
-from fgai.attention.call import call_model, logits_and_attention, observe
+from fgai.attention.forward import call_model, logits_and_attention, observe
 from fgai.attention.layer import LayerAttention
 from fgai.attention.map import AttentionMap
 from fgai.attention.perturb import Perturb, Perturbation
 from fgai.attention.record import find_layers, record
+from fgai.attention.registry import Adapter, Tap, register_adapter
 from fgai.attention.state import evaluating, frozen_state
 from fgai.attention.tape import Tape
 

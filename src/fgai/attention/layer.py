@@ -11,16 +11,10 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.errors import AttentionError, InputError
-from fgai.graph import match_edges
-from fgai.ops.adjacency import Adjacency, edge_keys, pointers
+from fgai.sparse import Adjacency, edge_keys, edge_name, key_ends, match_edges
+from fgai.sparse.adjacency import pointers
 
-_LOW = 0xFFFFFFFF
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
-
-
-def edge_name(key: int) -> str:
-    """Return "source → destination" for one edge key, for messages."""
-    return f"{key & _LOW} → {key >> 32}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,7 +265,7 @@ class LayerAttention:
         keys, inverse = torch.unique(self.keys, return_inverse=True)
         zeros = self.values.new_zeros((keys.numel(), self.num_heads))
         values = zeros.index_add(0, inverse, self.values)
-        return LayerAttention(values, keys & _LOW, keys >> 32, self.num_nodes, self.name)
+        return LayerAttention(values, *key_ends(keys), self.num_nodes, self.name)
 
     def sums(self) -> Tensor:
         """[N, H]: the attention each node pays in total; 0 for a node without incoming edges."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from fgai import checks
 from fgai.attention.layer import LayerAttention
 from fgai.errors import AttentionError, InputError
-from fgai.graph import EdgeMap
+from fgai.sparse import EdgeMap
 
 LAYER_REDUCERS = ("last", "mean", "max", "sum")
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from fgai.attention.layer import LayerAttention, edge_name
+from fgai.attention.layer import LayerAttention
 from fgai.attention.map import AttentionMap
 from fgai.errors import AttentionError, InputError
-from fgai.graph import match_edges
+from fgai.sparse import edge_name, match_edges
 
 Perturb = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer number, attention [E, H], source [E], destination [E]) → attention [E, H]."""

@@ -27,7 +27,7 @@ from torch_geometric.utils import softmax
 from fgai.errors import AttentionError
 
 if TYPE_CHECKING:
-    from fgai.attention.adapters import Adapter, Tap
+    from fgai.attention.registry import Adapter, Tap
 
 _ABSENT = object()
 

@@ -12,11 +12,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from fgai.attention.adapters import Tap, adapter_for, known_layers
 from fgai.attention.perturb import PerturbLike
+from fgai.attention.registry import Tap, adapter_for, known_layers
 from fgai.attention.tape import Tape
 from fgai.errors import AttentionError
-from fgai.ops.adjacency import Adjacency
+from fgai.sparse import Adjacency
 
 _REFUSED = {
     "HeteroConv": "heterogeneous",

@@ -13,7 +13,7 @@ from fgai.attention.layer import LayerAttention
 from fgai.attention.map import AttentionMap
 from fgai.attention.perturb import Perturbation, PerturbLike
 from fgai.errors import AttentionError
-from fgai.ops.adjacency import Adjacency, edge_keys
+from fgai.sparse import Adjacency, edge_keys
 
 
 class _Sorted(NamedTuple):

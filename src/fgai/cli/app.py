@@ -40,7 +40,11 @@ app.command("attack", rich_help_panel="Judge models")(attack.attack)
 app.command("evaluate", rich_help_panel="Judge models")(evaluate.evaluate)
 app.command("compare", rich_help_panel="Judge models")(compare.compare)
 app.command("certify", rich_help_panel="Judge models")(certify.certify)
-app.add_typer(bench.app, name="bench", rich_help_panel="Judge models")
+experiments = bench.load()
+if experiments is not None:
+    app.add_typer(experiments, name="bench", rich_help_panel="Judge models")
+else:
+    app.command("bench", rich_help_panel="Judge models")(bench.missing)
 app.add_typer(data.app, name="data", rich_help_panel="Around")
 app.command("doctor", rich_help_panel="Around")(doctor.doctor)
 

@@ -9,17 +9,16 @@ from rich.console import Console
 
 from fgai import metrics
 from fgai.attacks import make_attack
-from fgai.attacks.objectives import OBJECTIVES
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.files import checked_output, open_model
 from fgai.cli.output import Output, command
 from fgai.cli.threats import find_breaking_point, list_threats
 from fgai.cli.train import NAMES
-from fgai.evaluate.measures import logits_again
-from fgai.evaluate.record import plain
-from fgai.evaluate.table import Column, Table
+from fgai.evaluation.measures import logits_again
 from fgai.files import write_atomic
+from fgai.objectives import OBJECTIVES
+from fgai.records import Column, Table, plain
 from fgai.tasks import task_of
 from fgai.training import prepared
 

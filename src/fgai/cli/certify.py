@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fgai.certify import certify as certify_model
+from fgai.certificates import certify as certify_model
 from fgai.cli import options
 from fgai.cli.files import checked_output, open_model
 from fgai.cli.output import Output, command

@@ -15,8 +15,8 @@ from fgai.cli.evaluate import Curves, Nulls, PerNode
 from fgai.cli.files import Opened, checked_output, open_model
 from fgai.cli.output import Output, command
 from fgai.errors import InputError
-from fgai.evaluate import Comparison
-from fgai.evaluate import compare as compare_models
+from fgai.evaluation import Comparison
+from fgai.evaluation import compare as compare_models
 
 FORMATS = ("table", "markdown", "latex", "csv")
 

@@ -15,16 +15,16 @@ from torch import nn
 
 from fgai import datasets
 from fgai.attacks import AttackResult, make_attack
-from fgai.certify import PROMISE, CertificateRecord, certify
+from fgai.certificates import PROMISE, CertificateRecord, certify
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.files import checked_folder, resumable, write_model
 from fgai.cli.output import Output, command
 from fgai.errors import MissingExtraError
-from fgai.evaluate import Comparison, compare
+from fgai.evaluation import Comparison, compare
 from fgai.graph import Graph
-from fgai.report.balance import RULE, Change, balance_words, changes, table, verdict
-from fgai.report.words import attack_words
+from fgai.reports.balance import RULE, Change, balance_words, changes, table, verdict
+from fgai.reports.words import attack_words
 from fgai.training import MODELS, History, train_method
 
 RADIUS = 0.01
@@ -159,7 +159,7 @@ def write_page(
     line: str,
 ) -> bool:
     """Write the report; say what to install where it cannot be made."""
-    from fgai.report import write_report
+    from fgai.reports import write_report
 
     options: dict[str, Any] = {"models": models, "data": graph, "certificates": certificates, "node": node}
     try:

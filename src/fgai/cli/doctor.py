@@ -17,7 +17,7 @@ from rich.table import Table
 
 from fgai import datasets
 from fgai.attacks import Budget, PGDInjection
-from fgai.certify import certify
+from fgai.certificates import certify
 from fgai.cli import options
 from fgai.cli.data import found
 from fgai.cli.output import FAILURE, Output, command

@@ -11,7 +11,7 @@ from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.files import checked_output, open_model
 from fgai.cli.output import Output, command
-from fgai.evaluate import evaluate as evaluate_model
+from fgai.evaluation import evaluate as evaluate_model
 from fgai.training import load
 
 Curves = Annotated[

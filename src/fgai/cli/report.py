@@ -20,7 +20,7 @@ from fgai.cli.output import Output, command
 from fgai.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
-    from fgai.report import Report
+    from fgai.reports import Report
 
 RADIUS = 0.01
 
@@ -64,7 +64,7 @@ def report(
     - `fgai report comparison.json certificate-gat.json certificate-fgai.json -o page.html`
     - `fgai report report.json`
     """
-    from fgai.report import read_report, write_report
+    from fgai.reports import read_report, write_report
 
     out = Output(json, quiet)
     one_of(threat, "--threat", tuple(THREATS))
@@ -102,9 +102,9 @@ def _from_models(
     root: Path | None,
     names: dict[str, Any],
 ) -> Report:
-    from fgai.certify import certify
-    from fgai.evaluate import compare
-    from fgai.report import make_report
+    from fgai.certificates import certify
+    from fgai.evaluation import compare
+    from fgai.reports import make_report
 
     opened = open_models(words, dataset, root)
     models = {name: entry.model for name, entry in opened.items()}
@@ -179,7 +179,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _tell(out: Output, made: Report, path: Path, document: Path | None) -> None:
-    from fgai.report import missing
+    from fgai.reports import missing
 
     lacking = missing(made)
     explorer = made.explorer or {}

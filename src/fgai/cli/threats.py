@@ -11,9 +11,9 @@ from rich.console import Console
 from fgai.attacks import THREATS
 from fgai.cli.files import Opened
 from fgai.cli.output import Output
-from fgai.evaluate import breaking_point
-from fgai.evaluate.table import Column, Table
+from fgai.evaluation import breaking_point
 from fgai.files import write_atomic
+from fgai.records import Column, Table
 
 
 def list_threats(wanted: bool) -> None:
@@ -32,7 +32,7 @@ def find_breaking_point(out: Output, opened: Opened, path: Path | None, options:
         out: the command's streams.
         opened: the model with its data.
         path: of the record, or None.
-        options: for `fgai.evaluate.breaking_point`.
+        options: for `fgai.evaluation.breaking_point`.
     """
     found = breaking_point(opened.model, opened.graph, **options)
     values = {"command": "attack", "dataset": opened.graph.name, "breaking_point": found.to_dict()}

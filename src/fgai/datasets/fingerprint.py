@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fgai.graph import Graph
-from fgai.ops import Features, SparseRows
+from fgai.sparse import Features, SparseRows
 
 
 def _bytes(values: Tensor | NDArray[Any], kind: str) -> bytes:

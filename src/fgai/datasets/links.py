@@ -8,8 +8,8 @@ from torch import Tensor
 from fgai.datasets.splits import _check_shares, _cut, _generator
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.links import Links
-from fgai.ops import edge_keys
+from fgai.graph.links import Links
+from fgai.sparse import edge_keys
 from fgai.tasks import negative_pairs
 
 

@@ -17,7 +17,7 @@ from fgai.datasets.registry import PLANTED, DatasetInfo, info, source
 from fgai.datasets.splits import Split, fold_split, index_split, random_split, stratified_split
 from fgai.errors import DataError, InputError
 from fgai.graph import Graph
-from fgai.ops import edge_keys
+from fgai.sparse import edge_keys, key_ends
 
 
 def load(
@@ -86,7 +86,7 @@ def _clean(edges: Tensor) -> Tensor:
     both = torch.cat([edges, edges.flip(0)], dim=1)
     both = both[:, both[0] != both[1]]
     keys = torch.unique(edge_keys(both[0], both[1]))
-    return torch.stack([keys & 0xFFFFFFFF, keys >> 32])
+    return torch.stack(key_ends(keys))
 
 
 def _assemble(raw: Raw, about: DatasetInfo, seed: int, split: str) -> Graph:

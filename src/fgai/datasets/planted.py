@@ -9,7 +9,7 @@ import torch
 from fgai import checks
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.ops import edge_keys
+from fgai.sparse import edge_keys, key_ends
 
 TOPIC_WORDS = 40  # per class
 COMMON_WORDS = 100
@@ -105,4 +105,4 @@ def _edges(y: np.ndarray, num_classes: int, draw: np.random.Generator) -> np.nda
     source, destination = np.concatenate([one, other]), np.concatenate([other, one])
     apart = source != destination
     keys = torch.unique(edge_keys(torch.from_numpy(source[apart]), torch.from_numpy(destination[apart])))
-    return torch.stack([keys & 0xFFFFFFFF, keys >> 32]).numpy()
+    return torch.stack(key_ends(keys)).numpy()

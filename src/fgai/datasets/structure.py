@@ -6,7 +6,7 @@ import torch
 
 from fgai.checks import at_least
 from fgai.graph import Graph
-from fgai.ops import Features
+from fgai.sparse import Features
 
 
 def with_degrees(graph: Graph, most: int = 10) -> Graph:

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from fgai.certify import PROMISE, RADII, CertificateRecord
+from fgai.certificates import PROMISE, RADII, CertificateRecord
 from fgai.errors import InputError
-from fgai.evaluate import EvaluationRecord
+from fgai.evaluation import EvaluationRecord
 from fgai.figures import style
 from fgai.metrics import FRACTIONS
 from fgai.training import History

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fgai.errors import InputError
-from fgai.evaluate import EvaluationRecord
+from fgai.evaluation import EvaluationRecord
 from fgai.figures import style
 
 # (title, what is measured, path in the record)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fgai.segments import row_index
+from fgai.ops.segments import row_index
 
 
 def uniform_attention(rowptr: Tensor, num_edges: int, dtype: torch.dtype = torch.float32) -> Tensor:

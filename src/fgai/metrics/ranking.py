@@ -15,7 +15,7 @@ from fgai import checks, topk
 from fgai.errors import InputError
 from fgai.metrics.nodes import mean_over
 from fgai.metrics.spec import metric
-from fgai.segments import check_rows, row_index, row_max, row_order, row_sum
+from fgai.ops.segments import check_rows, row_index, row_max, row_order, row_sum
 
 CORRELATIONS = ("spearman", "kendall")
 

@@ -15,7 +15,7 @@ from fgai import checks
 from fgai.errors import InputError
 from fgai.metrics.prediction import classes_of
 from fgai.metrics.spec import metric
-from fgai.segments import check_rows, row_index, row_sum
+from fgai.ops.segments import check_rows, row_index, row_sum
 from fgai.topk import ranks_in_rows, scoped_rows
 
 FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fgai.metrics.nodes import mean_over
 from fgai.metrics.spec import metric
-from fgai.segments import check_rows, row_index, row_sum
+from fgai.ops.segments import check_rows, row_index, row_sum
 
 
 def sharpness_per_node(w: Tensor, rowptr: Tensor) -> Tensor:

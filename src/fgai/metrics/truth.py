@@ -11,7 +11,7 @@ from fgai.metrics.nodes import mean_over
 from fgai.metrics.prediction import auc_from_ranks, roc_auc
 from fgai.metrics.ranking import row_midranks
 from fgai.metrics.spec import metric
-from fgai.segments import row_index, row_sum
+from fgai.ops.segments import row_index, row_sum
 from fgai.topk import SCOPES, check_k, ranks_in_rows
 
 

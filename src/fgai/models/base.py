@@ -12,7 +12,8 @@ from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models.layerwise import Layerwise
-from fgai.ops import Features, dropout
+from fgai.ops import dropout
+from fgai.sparse import Features
 from fgai.tasks import POOLINGS, TASKS, link_logits, pool, task_of
 from fgai.tasks.readout import DECODERS, link_scores
 
@@ -95,7 +96,7 @@ class AttentionModel(nn.Module):
                 x = activation(x)  # type: ignore[arg-type]
             weight = self.edge_weight(x, graph)
             if self.training and p > 0:
-                x = x.dropout(p) if isinstance(x, Features) else dropout(x, p)
+                x = dropout(x, p)
             x = conv(x, graph.adjacency, weight)
         return x  # type: ignore[return-value]
 

@@ -14,7 +14,7 @@ from fgai.graph import Graph
 from fgai.models.base import LARGE, AttentionModel
 from fgai.models.layer import AttentionLayer
 from fgai.models.layerwise import Layerwise, Stage
-from fgai.ops import Features
+from fgai.sparse import Features
 
 
 class GAT(AttentionModel):

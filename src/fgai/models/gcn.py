@@ -14,8 +14,9 @@ from fgai.checks import at_least, one_of
 from fgai.graph import Graph
 from fgai.models.base import LARGE, AttentionModel
 from fgai.models.layer import InputNorm, Projection, Tap
-from fgai.ops import Adjacency, Features, aggregate, node_scores, score_additive, weighted_softmax
-from fgai.segments import row_sum
+from fgai.ops import aggregate, node_scores, score_additive, weighted_softmax
+from fgai.ops.segments import row_sum
+from fgai.sparse import Adjacency, Features
 
 _PLAIN: WeakKeyDictionary[Adjacency, tuple[Tensor, Tensor]] = WeakKeyDictionary()
 

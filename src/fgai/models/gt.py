@@ -14,8 +14,9 @@ from fgai.graph import Graph
 from fgai.models.base import AttentionModel, as_features
 from fgai.models.layer import AttentionLayer, Projection
 from fgai.models.layerwise import Layerwise, Stage
-from fgai.ops import Features, dropout
-from fgai.positional import with_encoding
+from fgai.models.positional import with_encoding
+from fgai.ops import dropout
+from fgai.sparse import Features
 
 
 class TransformerBlock(nn.Module):
@@ -136,7 +137,7 @@ class GT(AttentionModel):
         """Return [N, out]."""
         features = as_features(graph)
         if self.training and self.dropout > 0:
-            features = features.dropout(self.dropout)
+            features = dropout(features, self.dropout)
         x = self.enter(features, graph.positional)
         for block in self.blocks:
             x = block(x, graph, self.edge_weight(x, graph))

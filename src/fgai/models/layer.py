@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from fgai.checks import at_least, one_of
 from fgai.errors import InputError
 from fgai.ops import (
-    Adjacency,
-    Features,
     aggregate,
     attend_additive,
     attend_dot,
@@ -27,6 +25,7 @@ from fgai.ops import (
     score_dynamic,
     weighted_softmax,
 )
+from fgai.sparse import Adjacency, Features
 
 SCORES = ("additive", "dynamic", "dot")
 Tap = Callable[[Tensor, Adjacency], Tensor]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from fgai.models.layer import AttentionLayer
-from fgai.ops import Features
+from fgai.sparse import Features
 
 
 class Stage(NamedTuple):

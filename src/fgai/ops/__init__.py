@@ -1,8 +1,7 @@
 """Attention operations and sparse projection, on the fastest kernel at hand."""
 
-from fgai.ops.adjacency import Adjacency, edge_keys
+from fgai.ops.attach import attach
 from fgai.ops.backend import use_backend
-from fgai.ops.features import Features, SparseRows
 from fgai.ops.functional import (
     aggregate,
     attend_additive,
@@ -21,16 +20,13 @@ from fgai.ops.similarity import edge_cosine
 from fgai.ops.weighted import weighted_softmax
 
 __all__ = [
-    "Adjacency",
-    "Features",
-    "SparseRows",
     "aggregate",
+    "attach",
     "attend_additive",
     "attend_dot",
     "attend_dynamic",
     "dropout",
     "edge_cosine",
-    "edge_keys",
     "edge_softmax",
     "mean_shift",
     "node_scores",

@@ -8,18 +8,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
+from importlib.util import find_spec
 from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from fgai.checks import one_of
-from fgai.errors import FgaiWarning
+from fgai.errors import FgaiWarning, InputError
 from fgai.ops import cpu, reference
-from fgai.ops.adjacency import Adjacency
-from fgai.ops.features import SparseRows
+from fgai.sparse import Adjacency, SparseRows
 
 BACKENDS = ("auto", "reference", "numba", "triton")
+HOMES = {"numba": "cpu", "triton": "cuda"}
+"""Where a backend's kernels run; the others run anywhere."""
 _backend: ContextVar[str] = ContextVar("fgai_backend", default="auto")
 
 
@@ -111,10 +113,26 @@ def _triton() -> Kernels:
         return reference
 
 
+def has_triton() -> bool:
+    """Whether Triton can be imported."""
+    return find_spec("triton") is not None
+
+
 def kernels_for(tensor: Tensor) -> Kernels:
-    """Return the kernels for the device and type of `tensor`."""
-    if _backend.get() == "reference" or tensor.dtype not in (torch.float32, torch.float64):
+    """Return the kernels for the device and type of `tensor`.
+
+    Raises:
+        InputError: a backend was forced that does not run on the tensor's device.
+    """
+    forced = _backend.get()
+    home = "cpu" if tensor.device.type == "cpu" else "cuda" if tensor.is_cuda else "other"
+    if forced in HOMES and HOMES[forced] != home:
+        raise InputError(
+            f"the backend {forced!r} runs on {HOMES[forced]} tensors, got one on {tensor.device};"
+            ' use "auto" or move the tensor'
+        )
+    if forced == "reference" or tensor.dtype not in (torch.float32, torch.float64):
         return reference
-    if tensor.device.type == "cpu":
+    if home == "cpu":
         return cpu
-    return _triton() if tensor.is_cuda else reference
+    return _triton() if home == "cuda" else reference

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
-from fgai.ops.adjacency import Adjacency
 from fgai.ops.backend import Kernels, kernels_for
 from fgai.ops.draws import draw_seed
-from fgai.ops.features import Features, SparseRows
+from fgai.sparse import Adjacency, Features, SparseRows
+
+X = TypeVar("X", Tensor, Features, Tensor | Features)
 
 
 def edge_softmax(scores: Tensor, adjacency: Adjacency) -> Tensor:
@@ -119,14 +122,17 @@ def attend_dot(
     return _averaged(kernels_for(values), "attend_dot", given, averaged)
 
 
-def dropout(given: Tensor, p: float, training: bool = True, *, seed: int | Tensor | None = None) -> Tensor:
+def dropout(given: X, p: float, training: bool = True, *, seed: int | Tensor | None = None) -> X:
     """Set each number to 0 with probability `p` and scale the rest by 1 / (1 - p), while training.
 
     Drawn by position (see `fgai.ops.draws`): on the CPU an order of magnitude faster than torch's own. `seed`
-    is drawn from torch's global generator by default.
+    is drawn from torch's global generator by default. Of `Features` only stored values are drawn for, so
+    zeros stay free.
     """
     if p == 0.0 or not training:
         return given
+    if isinstance(given, Features):
+        return given.map(lambda values: dropout(values, p, seed=seed))
     return given * 0 if p >= 1.0 else kernels_for(given).dropout(given, p, _seed(given, p, seed))
 
 

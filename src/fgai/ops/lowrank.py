@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fgai.checks import at_least
 from fgai.errors import InputError
-from fgai.ops.adjacency import Adjacency
 from fgai.ops.functional import score_dot
+from fgai.sparse import Adjacency
 
 DENSE = 256
 """Graphs up to this size are decomposed densely."""

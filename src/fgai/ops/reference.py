@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from fgai.ops.adjacency import Adjacency
 from fgai.ops.draws import factors
-from fgai.ops.features import SparseRows
+from fgai.sparse import Adjacency, SparseRows
 
 
 def segment_sum(values: Tensor, index: Tensor, num_segments: int) -> Tensor:

@@ -9,9 +9,8 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from fgai.ops.adjacency import Adjacency
-from fgai.ops.features import Features, SparseRows
 from fgai.ops.functional import score_dot
+from fgai.sparse import Adjacency, Features, SparseRows, key_ends
 
 SMALLEST = 1e-6
 """Rows shorter than this are not lengthened to 1: a row of zeros is similar to nothing."""
@@ -111,7 +110,7 @@ def _remembered(rows: SparseRows, keys: Tensor) -> Tensor:
 
 def _between(rows: SparseRows, keys: Tensor) -> Tensor:
     """Cosine of the stored rows at both ends of the edges with the given sorted keys."""
-    source, destination = keys & 0xFFFFFFFF, keys >> 32
+    source, destination = key_ends(keys)
     squares = rows.values.double() ** 2
     length = torch.zeros(rows.num_rows, dtype=torch.float64, device=squares.device)
     length = length.index_add(0, rows.rows, squares).sqrt().clamp(min=SMALLEST)

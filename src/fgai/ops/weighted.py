@@ -10,9 +10,9 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fgai.errors import InputError
-from fgai.ops.adjacency import Adjacency
 from fgai.ops.functional import edge_softmax
-from fgai.segments import row_max, row_sum
+from fgai.ops.segments import row_max, row_sum
+from fgai.sparse import Adjacency
 
 _NOWHERE = -1e30
 """Score of an edge of weight 0: finite, so that a node all of whose edges have weight 0 gives no NaN."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.ops import Adjacency, Features, SparseRows
+from fgai.sparse import Adjacency, Features, SparseRows
 from fgai.tasks.base import Task, node_mask
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fgai.errors import InputError
-from fgai.graph import Graph, match_edges
-from fgai.links import Links
-from fgai.ops import edge_keys
+from fgai.graph import Graph
+from fgai.graph.links import Links
+from fgai.sparse import edge_keys, key_ends, match_edges
 from fgai.tasks.base import Task
 
 
@@ -112,7 +112,7 @@ def negative_pairs(
         found = _first_of_each(torch.cat([found, keys]))
         if found.numel() >= count:
             chosen = found[:count]
-            return torch.stack([chosen & 0xFFFFFFFF, chosen >> 32])
+            return torch.stack(key_ends(chosen))
     raise InputError(f"{count} pairs without a link were asked for; {graph.name!r} has too few")
 
 

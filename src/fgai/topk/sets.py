@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.errors import InputError
-from fgai.segments import check_rows, row_order, row_ranks, row_sum, sortable
+from fgai.ops.segments import check_rows, row_order, row_ranks, row_sum, sortable
 
 SCOPES = ("node", "graph")
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.errors import InputError
-from fgai.segments import check_rows
+from fgai.ops.segments import check_rows
 from fgai.topk.sets import FEW, Cut, check_k, on_gpu, topk_mask
 
 FORMS = ("tv", "paper")

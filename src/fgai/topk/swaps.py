@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fgai import checks
-from fgai.segments import check_rows
+from fgai.ops.segments import check_rows
 from fgai.topk.sets import FEW, check_k, leaders, on_gpu
 
 NORMS = ("l1", "l2", "linf")

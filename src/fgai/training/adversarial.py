@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fgai.adversaries import InjectionAdversary
 from fgai.attacks import Budget
 from fgai.attention import call_model, evaluating
 from fgai.graph import Graph
+from fgai.training.adversary import InjectionAdversary
 from fgai.training.capture import Drawn
 from fgai.training.loop import PROBE, epoch_seed
 from fgai.training.recipes import Vanilla

@@ -9,13 +9,22 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fgai.adversaries import InjectionAdversary, reach_shares
 from fgai.attacks import Budget
 from fgai.attention import AttentionMap, LayerAttention, evaluating, observe
 from fgai.checks import at_least
-from fgai.graph import EdgeMap, Graph
+from fgai.graph import Graph
 from fgai.models import as_graph
-from fgai.objective import (
+from fgai.sparse import EdgeMap
+from fgai.tasks import task_of
+from fgai.topk import frozen_topk
+from fgai.training.adversary import InjectionAdversary, reach_shares
+from fgai.training.assurance import TRIAL, helped, moved, warn_unless_helped
+from fgai.training.capture import Drawn
+from fgai.training.loop import PROBE, epoch_seed, fit
+from fgai.training.presets import preset
+from fgai.training.resume import run_label
+from fgai.training.settings import FaithfulConfig
+from fgai.training.terms import (
     attention_distance,
     contrast,
     margin_loss,
@@ -23,14 +32,6 @@ from fgai.objective import (
     spread,
     weighted_sum,
 )
-from fgai.tasks import task_of
-from fgai.topk import frozen_topk
-from fgai.training.assurance import TRIAL, helped, moved, warn_unless_helped
-from fgai.training.capture import Drawn
-from fgai.training.loop import PROBE, epoch_seed, fit
-from fgai.training.presets import preset
-from fgai.training.resume import run_label
-from fgai.training.settings import FaithfulConfig
 from fgai.training.train import copied, history_of, prepared, set_history
 
 M = TypeVar("M", bound=nn.Module)

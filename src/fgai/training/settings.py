@@ -8,8 +8,8 @@ from typing import Any
 
 from fgai.checks import above, at_least, one_of
 from fgai.errors import InputError
-from fgai.objective import DIVERGENCES, TERMS, Weights
 from fgai.training.loop import TrainConfig
+from fgai.training.terms import DIVERGENCES, TERMS, Weights
 
 ADVERSARIES = ("hybrid", "injection", "attention")
 
@@ -19,7 +19,7 @@ class FaithfulConfig:
     """How `make_faithful` trains; the defaults suit a graph nobody tuned.
 
     Attributes:
-        weights: of the terms, see `fgai.objective.Weights`.
+        weights: of the terms, see `fgai.training.terms.Weights`.
         k1: size of the top-k kept from the vanilla attention; None keeps all of it, and so its sharpness.
         k2: size of the top-k kept under perturbation.
         scope: `node` (k per neighbourhood) or `graph` (k over all edges, the paper's experiments).
@@ -28,7 +28,7 @@ class FaithfulConfig:
         ramp: share of the epochs over which the weights of the stability terms rise to their full size. A
             vanilla model is so unstable that the full terms would throw the twin far from it at once.
         contrast: how much more flat layers count in similarity: a layer's distance is divided by its contrast
-            (see `fgai.objective.contrast`) relative to the sharpest layer's, to this power. 0 counts all
+            (see `fgai.training.terms.contrast`) relative to the sharpest layer's, to this power. 0 counts all
             layers alike, 1 measures each in units of its own contrast.
         turns: train on the clean and on the attacked graph in turns, one of them an epoch, instead of on both
             (the first epoch sees both). The attacked side is then pulled to the vanilla model's targets,

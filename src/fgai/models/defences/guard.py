@@ -11,8 +11,9 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models.base import as_features
 from fgai.models.defences.base import Defended, attention_layers
-from fgai.ops import Adjacency, Features, edge_cosine
-from fgai.segments import row_sum
+from fgai.ops import edge_cosine
+from fgai.ops.segments import row_sum
+from fgai.sparse import Adjacency, Features
 
 
 class GNNGuard(Defended):

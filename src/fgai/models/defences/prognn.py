@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from fgai.checks import at_least
-from fgai.graph import Graph, match_edges
+from fgai.graph import Graph
 from fgai.models.base import as_features
 from fgai.models.defences.base import Defended
 from fgai.ops import edge_cosine
 from fgai.ops.lowrank import reconstruct
+from fgai.sparse import match_edges
 
 
 class ProGNN(Defended):

@@ -9,11 +9,11 @@ from torch import Tensor, from_numpy
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.adjacency import Adjacency
 from fgai.ops.cpu.lanes import total
 from fgai.ops.cpu.parallel import run_blocks, threads_for
 from fgai.ops.cpu.plan import SUMS, array, incoming, outgoing, tensors, workspace
 from fgai.ops.cpu.rows import AHEAD, add_scaled, clear_sums, copy_sums, dot, dot_axpy, fetch, kernel, padded
+from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 

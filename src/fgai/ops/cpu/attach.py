@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fgai.ops.adjacency import Adjacency, Index32
 from fgai.ops.cpu.parallel import run_blocks, threads_for
 from fgai.ops.cpu.plan import Incoming, Outgoing, blocks, incoming, outgoing
 from fgai.ops.cpu.rows import kernel
+from fgai.sparse import Adjacency
+from fgai.sparse.adjacency import Index32
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 

@@ -9,8 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fgai.ops.adjacency import Adjacency
-from fgai.ops.features import SparseRows
+from fgai.sparse import Adjacency, SparseRows
 
 Ints = NDArray[np.int32]
 Reals = NDArray[Any]

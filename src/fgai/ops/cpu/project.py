@@ -13,7 +13,7 @@ from fgai.ops.cpu.lanes import load, prefetch, splat, store
 from fgai.ops.cpu.parallel import run_blocks, threads_for
 from fgai.ops.cpu.plan import Reals, array, blocks, columns_plan, rows_plan, tensors
 from fgai.ops.cpu.rows import AHEAD, axpy, dot, fetch, kernel, piece
-from fgai.ops.features import SparseRows
+from fgai.sparse import SparseRows
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 

@@ -9,10 +9,10 @@ from torch import Tensor, from_numpy
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.adjacency import Adjacency
 from fgai.ops.cpu import score_kernels as kernels
 from fgai.ops.cpu.parallel import threads_for
 from fgai.ops.cpu.plan import Incoming, Outgoing, Reals, array, incoming, outgoing, tensors
+from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-call"
 

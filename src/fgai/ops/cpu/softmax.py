@@ -9,10 +9,10 @@ from torch import Tensor, from_numpy
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.adjacency import Adjacency
 from fgai.ops.cpu.parallel import run_blocks, threads_for
 from fgai.ops.cpu.plan import array, incoming, workspace
 from fgai.ops.cpu.rows import kernel, normalise, weighted_sum
+from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 

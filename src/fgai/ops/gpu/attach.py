@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fgai.ops.adjacency import Adjacency, Index32
 from fgai.ops.gpu.plan import grown_layouts, place
+from fgai.sparse import Adjacency
+from fgai.sparse.adjacency import Index32
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.adjacency import Adjacency
 from fgai.ops.draws import odds
 from fgai.ops.gpu import attend_backward, attend_forward
 from fgai.ops.gpu.attend_parts import add_pieces
 from fgai.ops.gpu.plan import Work, incoming, outgoing
+from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-call"
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.adjacency import Adjacency
 from fgai.ops.gpu import kernels
+from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-call"
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fgai.ops.adjacency import Adjacency
+from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 

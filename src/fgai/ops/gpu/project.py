@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.features import SparseRows
 from fgai.ops.gpu.attend_parts import add_pieces
 from fgai.ops.gpu.plan import Work, lay_out, place
+from fgai.sparse import SparseRows
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 

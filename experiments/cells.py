@@ -1,0 +1,137 @@
+"""A grid is a small TOML file; a cell is one point of it, known by a key of everything that matters."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import tomllib
+from dataclasses import asdict, dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fgai.checks import one_of
+from fgai.errors import InputError
+
+PROTOCOL = 1
+"""Raised whenever a change of the protocol alters numbers; records of another version do not match."""
+
+KINDS = ("evaluate", "search", "certify", "cost")
+TASKS = ("", "link", "graph", "truth")
+"""Node classification, link prediction, graph classification, and nodes with true explanations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One training and its evaluation.
+
+    Attributes:
+        kind: `evaluate` (test nodes), `search` (validation nodes only), `certify` (certificates) or `cost`
+            (seconds and memory of the training alone).
+        model: class name.
+        dataset: name for `fgai.load`.
+        method: see `fgai.training.METHODS`.
+        seed: of split, weights, training and attack.
+        threats: evaluated under.
+        settings: over the preset's.
+        label: of the row, where it differs from the method (ablations).
+        task: what is predicted, one of `TASKS`; records of each have a folder of their own.
+    """
+
+    kind: str = "evaluate"
+    model: str = "GAT"
+    dataset: str = "planted"
+    method: str = "vanilla"
+    seed: int = 0
+    threats: tuple[str, ...] = ("standard",)
+    settings: dict[str, Any] = field(default_factory=dict)
+    label: str = ""
+    task: str = ""
+
+    def __post_init__(self) -> None:
+        one_of(self.kind, "kind", KINDS)
+        one_of(self.task, "task", TASKS)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON; the task only where it is not node classification."""
+        values = {**asdict(self), "threats": list(self.threats)}
+        if not self.task:
+            del values["task"]
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Cell:
+        """Inverse of `to_dict`."""
+        return cls(**{**values, "threats": tuple(values["threats"])})
+
+    @property
+    def key(self) -> str:
+        """A short hash of the cell and the protocol's version."""
+        text = json.dumps({**self.to_dict(), "protocol": PROTOCOL}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def row(self) -> str:
+        """The name of the table row."""
+        return self.label or self.method
+
+    @property
+    def path(self) -> Path:
+        """Where its record lies inside the results folder."""
+        name = f"{self.model}-{self.row}-s{self.seed}-{self.key}.json"
+        return Path(self.folder) / self.dataset / name.replace("/", "_")
+
+    @property
+    def folder(self) -> str:
+        """Of its kind and task: `evaluate`, `link`, `search-link`, ..."""
+        if not self.task:
+            return self.kind
+        return self.task if self.kind == "evaluate" else f"{self.kind}-{self.task}"
+
+    @property
+    def predicts(self) -> str:
+        """The task as presets and loaders know it: `node`, `link` or `graph`."""
+        return self.task if self.task in ("link", "graph") else "node"
+
+
+def read_grid(source: Path | str) -> list[Cell]:
+    """Read a grid: a path, or the name of one that comes with fgai (`node`, `ablation`, ...).
+
+    A grid holds tables `[[cells]]`; every field that is a list (other than `threats`) is a dimension of a
+    product.
+
+    Raises:
+        InputError: if there is no such file or a field is unknown.
+    """
+    path = Path(source)
+    try:
+        if path.suffix == ".toml":
+            text = path.read_text(encoding="utf-8")
+        else:
+            text = files("experiments").joinpath("grids", f"{source}.toml").read_text(encoding="utf-8")
+    except OSError as error:
+        known = sorted(p.name.removesuffix(".toml") for p in files("experiments").joinpath("grids").iterdir())
+        raise InputError(
+            f"there is no grid {source!r}; give a TOML file or one of {', '.join(known)}"
+        ) from error
+    try:
+        tables = tomllib.loads(text)["cells"]
+    except (tomllib.TOMLDecodeError, KeyError) as error:
+        raise InputError(f"{source} is not a grid: {error}") from error
+    cells = [cell for table in tables for cell in _expand(table, str(source))]
+    unique = {cell.key: cell for cell in cells}
+    return list(unique.values())
+
+
+def _expand(table: dict[str, Any], source: str) -> list[Cell]:
+    threats = tuple(table.pop("threats", ("standard",)))
+    lists = {name: value for name, value in table.items() if isinstance(value, list)}
+    fixed = {name: value for name, value in table.items() if name not in lists}
+    try:
+        return [
+            Cell(**fixed, **dict(zip(lists, choice, strict=True)), threats=threats)
+            for choice in itertools.product(*lists.values())
+        ]
+    except TypeError as error:
+        raise InputError(f"a cell of {source} has an unknown field: {error}") from error

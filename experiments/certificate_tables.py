@@ -1,0 +1,101 @@
+"""Tables of certificates: the share of nodes for which nothing can change, radius by radius."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.build import about, name_of
+from experiments.results import Results, settings_in
+from experiments.sheet import Sheet
+from experiments.statistics import estimate
+from experiments.store import Store
+from fgai.certificates import PROMISE, TABLE_RADII
+from fgai.records import Cell, Column, Table
+
+WHAT = {"topk": "Top 5 cannot change", "class": "Class cannot change"}
+
+
+def certificates(store: Store) -> list[Sheet | Table]:
+    """What no perturbation of a layer's attention within a radius can do: to the top 5, and to the class."""
+    results = Results.read(store, "certify", "certify")
+    return [*(_table(results, kind, title) for kind, title in WHAT.items()), _margins(store)]
+
+
+def _table(results: Results, kind: str, title: str) -> Table:
+    """One row per model, graph, layer and method; methods stand together, to be compared."""
+    columns = [Column(name) for name in ("model", "dataset", "layer", "method")]
+    columns += [Column(f"R = {radius:g}", better="higher") for radius in TABLE_RADII]
+    columns += [
+        Column("median radius", better="higher"),
+        Column("trivial"),
+        Column("sharpness", better="higher"),
+    ]
+    columns += [Column("how")] if kind == "class" else []
+    rows: list[Sequence[Cell]] = []
+    for model in results.models():
+        for dataset in results.datasets(model):
+            methods = results.rows(model, dataset)
+            held = [[r["certificate"]["layers"] for r in results.held(model, dataset, m)] for m in methods]
+            for index in range(max((len(seed) for seeds in held for seed in seeds), default=0)):
+                for method, seeds in zip(methods, held, strict=True):
+                    layers = [seed[index] for seed in seeds if index < len(seed)]
+                    if layers:
+                        rows.append([model, dataset, str(index + 1), name_of(method), *_row(layers, kind)])
+    notes = (
+        "Shares in % of the nodes with more than five neighbours, l1 ball, mean ± std over seeds. The median"
+        " radius is over the same nodes. `trivial`: the share of the other nodes, whose top 5 are all their"
+        " neighbours. `sharpness`: 0 where all neighbours get the same attention.",
+        PROMISE,
+        *about(results)[1:],
+    )
+    return Table(title, columns, rows, notes)
+
+
+def _margins(store: Store) -> Table:
+    """What the weight of the margin does: to the top 5 that cannot change, to F1 and to sharpness."""
+    held: dict[tuple[str, str], dict[float, list[dict[str, Any]]]] = {}
+    for record in store.records("certify"):
+        cell = record["cell"]
+        if cell["method"] == "fgai":
+            weight = settings_in(record)["margin"]
+            held.setdefault((cell["model"], cell["dataset"]), {}).setdefault(weight, []).append(record)
+    columns = [Column(name) for name in ("model", "dataset", "layer", "margin")]
+    columns += [Column(f"R = {radius:g}", better="higher") for radius in TABLE_RADII]
+    columns += [Column(name, better="higher") for name in ("median radius", "sharpness", "F1")]
+    rows: list[Sequence[Cell]] = []
+    for (model, dataset), weights in sorted(held.items()):
+        if len(weights) < 2:
+            continue
+        seeds = [record["certificate"]["layers"] for records in weights.values() for record in records]
+        for index in range(min(map(len, seeds))):
+            for weight, records in sorted(weights.items()):
+                layers = [record["certificate"]["layers"][index] for record in records]
+                shares = _row(layers, "topk")[: len(TABLE_RADII) + 1]
+                sharp = _spread([layer["sharpness"] for layer in layers], 1.0, ".3f")
+                score = _spread([record.get("scores", {}).get("f1") for record in records], 1.0, ".3f")
+                rows.append([model, dataset, str(index + 1), f"{weight:g}", *shares, sharp, score])
+    notes = (
+        "FGAI with other weights of the margin term (0.1 is the default). Shares in % of the nodes with more"
+        " than five neighbours whose top 5 no perturbation in the l1 ball can change, mean ± std over seeds.",
+    )
+    return Table("Training towards certificates", columns, rows, notes)
+
+
+def _row(layers: list[dict[str, Any]], kind: str) -> list[Cell]:
+    values: list[Cell] = [
+        _spread([layer[kind]["table"][place] for layer in layers], 100.0, ".1f")
+        for place in range(len(TABLE_RADII))
+    ]
+    values.append(_spread([layer[kind]["median_radius"] for layer in layers], 1.0, ".2g"))
+    values.append(_spread([layer["trivial_share"] for layer in layers], 100.0, ".1f"))
+    values.append(_spread([layer["sharpness"] for layer in layers], 1.0, ".3f"))
+    if kind == "class":
+        values.append(", ".join(sorted({str(layer["class"]["status"]) for layer in layers})))
+    return values
+
+
+def _spread(values: Sequence[float | None], scale: float, form: str) -> str | None:
+    """Mean ± standard deviation of what is known."""
+    found = estimate(scale * value for value in values if value is not None)
+    return None if found is None else f"{found.mean:{form}} ± {found.std:{form}}"

@@ -1,0 +1,158 @@
+"""`fgai bench`: run grids of experiments, and make tables and figures from their records."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from experiments import Cell, Store, read_grid, run_grid
+from experiments import command_records as records
+from experiments import shard as shard_of
+from experiments import status as status_of
+from experiments.command_records import Cache, Data, Device, Here, Results
+from experiments.progress import GridProgress
+from experiments.run import change_of
+from fgai.cli import options
+from fgai.cli.files import checked_folder
+from fgai.cli.output import FAILURE, Output, command
+from fgai.records import Column, Table
+
+app = typer.Typer(
+    help="Reproduce: run grids of experiments, make tables and figures from records.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+Grid = Annotated[
+    str,
+    typer.Argument(
+        metavar="GRID", help="A TOML file, or node, link, graphs, truth, ablation, search, cost or certify."
+    ),
+]
+
+
+@app.command("run", epilog="Example: fgai bench run node --device cuda --jobs 8 --cache cache --limit 500")
+@command
+def run(
+    grid: Grid,
+    *,
+    results: Results = Here,
+    device: Device = "cpu",
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes.")] = 1,
+    shard: Annotated[
+        str | None, typer.Option("--shard", help="Run part i/n only, e.g. 2/5; parts may share a folder.")
+    ] = None,
+    limit: Annotated[
+        float | None, typer.Option("--limit", min=0, help="Stop after so many seconds; run again to go on.")
+    ] = None,
+    redo: Annotated[
+        bool, typer.Option("--redo", help="Run cells again whose records were made with other settings.")
+    ] = False,
+    data: Data = None,
+    cache: Cache = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Run every cell of a grid that has no record yet; failed cells are tried again.
+
+    A killed run loses at most the cells it was in. Exits with 1 if cells failed; their records say why.
+    """
+    out, store = Output(json, quiet), Store(results)
+    cells = read_grid(grid)
+    part = cells if shard is None else shard_of(cells, shard)
+    checked_folder(results)
+    stale = len(_changes(part, store))
+    todo = len(part) - status_of(part, store).done + stale * redo
+    out.say(f"{grid}: {len(part)} cells, {len(part) - todo} done, {todo} to run")
+    with GridProgress(todo, out) as progress:
+        after = run_grid(
+            part,
+            store,
+            device=device,
+            root=data,
+            cache=cache,
+            jobs=jobs,
+            limit=limit,
+            redo=redo,
+            on_cell=progress.finished,
+        )
+    values = {"command": "bench run", "grid": grid, "cells": len(part), **dataclasses.asdict(after)}
+
+    def show(console: Console) -> None:
+        console.print(f"{after.done} done, {after.failed} failed, {after.open} open, of {len(part)}")
+
+    out.result(values, show)
+    if after.failed:
+        raise typer.Exit(FAILURE)
+
+
+@app.command("status", epilog="Example: fgai bench status node")
+@command
+def status(
+    grid: Grid, *, results: Results = Here, json: options.Json = False, quiet: options.Quiet = False
+) -> None:
+    """Say how far a grid has come, by dataset, and which cells failed."""
+    cells, store = read_grid(grid), Store(results)
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.dataset, cell.model), []).append(cell)
+    counts = {where: status_of(held, store) for where, held in groups.items()}
+    whole = status_of(cells, store)
+    failed = [_failure(cell, store) for cell in cells]
+    errors = [entry for entry in failed if entry is not None]
+    stale = _changes(cells, store)
+    values: dict[str, Any] = {
+        "command": "bench status",
+        "grid": grid,
+        "cells": len(cells),
+        **dataclasses.asdict(whole),
+        "groups": [
+            {"dataset": dataset, "model": model, **dataclasses.asdict(count)}
+            for (dataset, model), count in counts.items()
+        ],
+        "errors": errors,
+        "stale": [{"cell": cell, "change": change} for cell, change in stale.items()],
+    }
+
+    def show(console: Console) -> None:
+        rows: list[list[str | float | None]] = [
+            [*where, count.done, count.failed, count.open] for where, count in counts.items()
+        ]
+        rows.append(["", "all", whole.done, whole.failed, whole.open])
+        names = ("dataset", "model", "done", "failed", "open")
+        columns = [Column(name, "d") for name in names]
+        notes = [f"{entry['cell']}: {entry['error']}" for entry in errors]
+        if stale:
+            cell, change = next(iter(stale.items()))
+            notes.append(f"{len(stale)} done with other settings than now, e.g. {cell}: {change}")
+        Table(f"{grid} in {results}", columns, rows, notes).show(console)
+
+    Output(json, quiet).result(values, show)
+
+
+def _changes(cells: list[Cell], store: Store) -> dict[str, str]:
+    """Cells whose records were made with other settings than they would be now, and what differs."""
+    found = {}
+    for cell in cells:
+        record = store.read(cell)
+        change = None if record is None or record["status"] != "done" else change_of(record, cell)
+        if change is not None:
+            found[cell.path.stem] = change
+    return found
+
+
+def _failure(cell: Cell, store: Store) -> dict[str, str] | None:
+    record = store.read(cell)
+    if record is None or record["status"] == "done":
+        return None
+    return {"cell": cell.path.stem, "error": str(record.get("error", "unknown"))}
+
+
+app.command("table", epilog="Example: fgai bench table f1 --format markdown")(records.table)
+app.command("figure", epilog="Example: fgai bench figure f-curves --dataset amazon-photo")(records.figure)
+app.command("bars", epilog="Example: fgai bench bars --missed")(records.bars)
+app.command("choose", epilog="Example: fgai bench choose --output presets.toml")(records.choose)
+app.command("fill", epilog="Example: fgai bench fill docs/results.md README.md")(records.fill)

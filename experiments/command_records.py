@@ -1,0 +1,203 @@
+"""Tables, figures, bars and presets from the records of `fgai bench run`."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from experiments import Store
+from fgai.checks import one_of
+from fgai.cli import options
+from fgai.cli.files import checked_folder, checked_output
+from fgai.cli.output import Output, command
+from fgai.errors import DataError
+from fgai.files import write_atomic
+
+Results = Annotated[Path, typer.Option("--results", "-r", help="Folder of the records.")]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", "--root", help="Folder with the datasets' files; $FGAI_DATA by default."),
+]
+Cache = Annotated[Path | None, typer.Option("--cache", help="Folder for trained models that cells share.")]
+Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
+Format = Annotated[str, typer.Option("--format", "-f", help="table, markdown, latex or csv.")]
+Here = Path("results")
+
+
+@command
+def table(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="headline, stability, f1, f-slope, similarity, ablation, cost, defences, certificates or"
+            " search."
+        ),
+    ],
+    *,
+    results: Results = Here,
+    format_: Format = "table",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.")] = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Print a table, made from records alone, the paper's numbers beside ours."""
+    from experiments.tables import FORMATS, render
+    from experiments.tables import table as parts_of
+
+    one_of(format_, "--format", FORMATS)
+    out, store = Output(json, quiet), opened_store(results)
+    if output is not None:
+        write_atomic(checked_output(output), _text(name, store, format_))
+        out.say(f"written to {output}")
+
+    def show(console: Console) -> None:
+        if output is None and format_ == "table":
+            for part in parts_of(name, store):
+                part.show(console)
+        elif output is None:
+            typer.echo(_text(name, store, format_), nl=False)
+
+    values: dict[str, Any] = {"command": "bench table", "table": name}
+    if json:
+        values["rows"] = list(csv.DictReader(io.StringIO(render(name, store, "csv"))))
+        values["notes"] = list(dict.fromkeys(note for part in parts_of(name, store) for note in part.notes))
+    out.result(values, show)
+
+
+def opened_store(results: Path) -> Store:
+    """The records of a folder that is there.
+
+    Raises:
+        DataError: it is not.
+    """
+    if not results.is_dir():
+        raise DataError(f"there is no folder of records at {results}; name it with --results")
+    return Store(results)
+
+
+def _text(name: str, store: Store, form: str) -> str:
+    from experiments.tables import render
+
+    return render(name, store, "markdown" if form == "table" else form).rstrip("\n") + "\n"
+
+
+@command
+def figure(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="f-curves, loss, attention-subgraph, topk-neighbours, certified, instability or properties."
+        ),
+    ],
+    *,
+    results: Results = Here,
+    dataset: Annotated[
+        list[str] | None, typer.Option("--dataset", "-d", help="Only this one; may be repeated.")
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", "-m", help="Only this one; may be repeated.")
+    ] = None,
+    seed: options.Seed = 0,
+    epochs: options.Epochs = None,
+    data: Data = None,
+    cache: Cache = None,
+    device: Device = "cpu",
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the pictures.")] = Path(
+        "figures"
+    ),
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Draw a figure as PDF and PNG: from records where they hold it, else from models trained for it."""
+    from experiments.figures import Choice
+    from experiments.figures import figure as figures_of
+    from experiments.subjects import Source
+    from fgai.figures import save
+
+    out = Output(json, quiet)
+    source = Source(seed=seed, root=data, cache=cache, device=device, epochs=epochs)
+    folder = checked_folder(output)
+    written: list[str] = []
+    for stem, drawn in figures_of(name, Store(results), source, Choice(dataset or (), model or ())):
+        written += [str(save(drawn, folder / f"{stem}.{kind}")) for kind in ("pdf", "png")]
+        out.say(f"written to {folder / stem}.pdf and .png")
+    values = {"command": "bench figure", "figure": name, "files": written}
+    out.result(values, lambda console: console.print(f"{len(written)} files in {folder}", markup=False))
+
+
+@command
+def bars(
+    *,
+    results: Results = Here,
+    missed: Annotated[bool, typer.Option("--missed", help="Only bars missed or still open.")] = False,
+    format_: Format = "table",
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Check what must come out: every bar on every model and dataset, met or missed, with the numbers."""
+    from experiments import bars as checks
+    from experiments.tables import FORMATS
+
+    one_of(format_, "--format", FORMATS)
+    found = checks.check(opened_store(results))
+    shown = checks.table(found, every=not missed)
+    texts = {"markdown": shown.to_markdown, "latex": shown.to_latex, "csv": shown.to_csv}
+
+    def show(console: Console) -> None:
+        if format_ != "table":
+            typer.echo(texts[format_]().rstrip("\n"))
+            return
+        shown.show(console)
+        checks.summary(found).show(console)
+
+    values = {"command": "bench bars", "bars": [dataclasses.asdict(bar) for bar in found]}
+    Output(json, quiet).result(values, show)
+
+
+@command
+def choose(
+    *,
+    results: Results = Here,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to this file instead of standard output.")
+    ] = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Print the presets with the best settings of the search, by validation nodes alone, as TOML."""
+    from experiments.choose import presets
+
+    out, text = Output(json, quiet), presets(Store(results))
+    if output is not None:
+        write_atomic(checked_output(output), text)
+        out.say(f"written to {output}")
+    values: dict[str, Any] = {"command": "bench choose", "presets": tomllib.loads(text)}
+    out.result(values, lambda console: None if output else typer.echo(text, nl=False))
+
+
+@command
+def fill(
+    documents: Annotated[list[Path], typer.Argument(help="Markdown files with table marks.")],
+    *,
+    results: Results = Here,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Replace the tables between `<!-- table: NAME -->` and `<!-- end -->` by those of the records."""
+    from experiments.document import update
+
+    out, store = Output(json, quiet), opened_store(results)
+    changed = {str(path): update(path, store) for path in documents}
+
+    def show(console: Console) -> None:
+        for path, new in changed.items():
+            console.print(f"{path}: {'rewritten' if new else 'unchanged'}", markup=False, soft_wrap=True)
+
+    out.result({"command": "bench fill", "changed": changed}, show)

@@ -1,0 +1,83 @@
+"""The table of defences: how predictions hold under rising attacks, and what each defence costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from experiments.build import name_of
+from experiments.cells import read_grid
+from experiments.results import ROWS, Results
+from experiments.sheet import Sheet
+from experiments.store import Store
+from experiments.training_tables import device_of, memory_above
+from fgai.records import Cell, Column, Table
+
+DEFENCE_ROWS = (*ROWS, "gnnguard", "gnn-svd", "pro-gnn")
+THREATS = ("standard", "strong", "adaptive")
+
+
+def defences(store: Store) -> list[Sheet | Table]:
+    """Every method and defence under `standard`, `strong` and `adaptive` attacks, with seconds and memory."""
+    cells = read_grid("defences")
+    wanted = {(cell.model, cell.dataset, cell.row) for cell in cells}
+    records = (
+        record
+        for record in store.records()
+        if not record["cell"]["label"]
+        and (record["cell"]["model"], record["cell"]["dataset"], record["cell"]["method"]) in wanted
+        and record["cell"]["seed"] in {cell.seed for cell in cells}
+    )
+    results = Results(records, cells)
+    columns = [Column(name) for name in ("model", "dataset", "method")]
+    columns += [Column(f"F1 {name}", ".3f", "higher") for name in ("clean", *THREATS)]
+    columns += [
+        Column("top 5 kept, standard", ".3f", "higher"),
+        Column("sharpness", ".3f", "higher"),
+        Column("ms per epoch", ".1f", "lower"),
+        Column("training s", ".1f", "lower"),
+        Column("attacks s", ".1f"),
+        Column("peak MiB", ".0f", "lower"),
+        Column("device"),
+    ]
+    rows: list[Sequence[Cell]] = [
+        _row(results, model, dataset, row)
+        for model in results.models()
+        for dataset in results.datasets(model)
+        for row in results.rows(model, dataset, DEFENCE_ROWS)
+    ]
+    notes = [
+        "One seed. Every model is attacked through its own gradients, defences included. “kept”: overlap of"
+        " the top 5 before and after, nodes in reach. `adaptive`: the budget of `standard`, more steps, and"
+        " new nodes that pass for members of the neighbourhood they attack. Peak memory of the training,"
+        " above what data and parent hold.",
+    ]
+    if results.missing:
+        notes.append(f"{results.missing} of {len(results.expected)} cells are missing.")
+    return [Table("Defences", columns, rows, notes)]
+
+
+def _row(results: Results, model: str, dataset: str, row: str) -> list[Cell]:
+    def mean(path: str, threat: str = "standard") -> float | None:
+        found = results.estimate(model, dataset, row, path, threat)
+        return None if found is None else found.mean
+
+    epoch, memory = mean("training.epoch_seconds"), memory_above(results, model, dataset, row)
+    spent = [
+        part.get("seconds", {}).get("total", 0.0)
+        for record in results.held(model, dataset, row)
+        for part in record["evaluations"].values()
+    ]
+    return [
+        model,
+        dataset,
+        name_of(row),
+        mean("f1.clean"),
+        *(mean("f1.attacked", threat) for threat in THREATS),
+        mean("overlap_touched.prediction.all"),
+        mean("sharpness.clean.all"),
+        None if epoch is None else 1e3 * epoch,
+        mean("training.seconds"),
+        sum(spent) if spent else None,
+        None if memory is None else memory.mean / 2**20,
+        device_of(results, model, dataset, row),
+    ]

@@ -1,0 +1,238 @@
+"""The figures of the reproduction: from records where they hold what is drawn, else from models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from matplotlib.figure import Figure
+
+from experiments.build import name_of
+from experiments.results import Results, settings_in
+from experiments.store import Store
+from experiments.subjects import K, Source, attacked, telling_node
+from fgai import figures as draw
+from fgai.certificates import CertificateRecord, certify
+from fgai.checks import one_of
+from fgai.errors import InputError
+from fgai.evaluation import EvaluationRecord
+from fgai.training import History
+from fgai.training.terms import TERMS
+
+ROWS = ("vanilla", "ln", "at", "fgai")
+RADIUS = 0.01
+SCOPES = {"graph": "the output layer's attention (graph)", "node": "the mean attention over layers (node)"}
+Named = Iterator[tuple[str, Figure]]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to draw: all in the records, or the source's, where nothing is named."""
+
+    datasets: Sequence[str] = ()
+    models: Sequence[str] = ()
+
+    def holds(self, model: str, dataset: str) -> bool:
+        """Whether a model on a dataset is among what to draw."""
+        return (not self.models or model in self.models) and (not self.datasets or dataset in self.datasets)
+
+    def sources(self, source: Source) -> list[Source]:
+        """The source for each model and dataset named."""
+        return [
+            replace(source, dataset=dataset, model=model)
+            for dataset in self.datasets or (source.dataset,)
+            for model in self.models or (source.model,)
+        ]
+
+
+def figure(name: str, store: Store, source: Source, choice: Choice | None = None) -> Named:
+    """Yield the figures of a name, each with the stem of its file.
+
+    Args:
+        name: one of `FIGURES`.
+        store: the records.
+        source: of models, where records do not hold what is drawn.
+        choice: of datasets and models.
+
+    Raises:
+        InputError: no such figure, or the records lack what it draws.
+    """
+    return FIGURES[one_of(name, "figure", tuple(FIGURES))](store, source, choice or Choice())
+
+
+def titled(drawn: Figure, text: str) -> Figure:
+    """Say on the figure what it is of, so that it reads without its caption."""
+    drawn.suptitle(text, fontsize=9, x=0.01, ha="left")
+    return drawn
+
+
+def averaged(results: Results, model: str, dataset: str, row: str) -> EvaluationRecord | None:
+    """One record whose metrics are the means over the seeds, under the `standard` threat."""
+    held = [
+        record["evaluations"]["standard"]
+        for record in results.held(model, dataset, row)
+        if "standard" in record["evaluations"]
+    ]
+    if not held:
+        return None
+    mean = _mean([values["metrics"] for values in held])
+    return EvaluationRecord.from_dict({**held[0], "metrics": mean, "name": name_of(row)})
+
+
+def history_of(record: dict[str, Any]) -> History:
+    """The history of a training from its thinned curve; between the epochs kept, values are interpolated.
+
+    Epochs of faithful training take turns with their terms, so a single epoch's total is half the story: here
+    it is summed from all terms at their last values.
+    """
+    curve, last = record["training"]["curve"], record["training"]["epochs"] - 1
+    set_to = settings_in(record)
+    if "closeness" in set_to:
+        curve = [
+            {**point, "total": sum(set_to[name] * point[name] for name in TERMS if name in point)}
+            for point in curve
+        ]
+    terms: list[dict[str, float]] = []
+    for epoch in range(last + 1):
+        after = next(i for i, point in enumerate(curve) if point["epoch"] >= epoch)
+        high, low = curve[after], curve[max(0, after - 1)]
+        width = high["epoch"] - low["epoch"]
+        share = 1.0 if width == 0 else (epoch - low["epoch"]) / width
+        names = [name for name in high if name != "epoch"]
+        terms.append({n: low.get(n, 0.0) + share * (high[n] - low.get(n, 0.0)) for n in names})
+    return History(terms=terms, best_epoch=record["training"]["best_epoch"])
+
+
+def _records(store: Store, choice: Choice) -> Iterator[tuple[str, str, list[EvaluationRecord]]]:
+    """Model, dataset and averaged records of every method there."""
+    results, found = Results.read(store), False
+    for model in results.models():
+        for dataset in results.datasets(model):
+            if not choice.holds(model, dataset):
+                continue
+            rows = [averaged(results, model, dataset, row) for row in ROWS]
+            held = [record for record in rows if record is not None]
+            if held:
+                found = True
+                yield model, dataset, held
+    if not found:
+        raise InputError(f"there are no evaluations to draw in {store.root}; run `fgai bench run node` first")
+
+
+def _f_curves(store: Store, source: Source, choice: Choice) -> Named:
+    for model, dataset, records in _records(store, choice):
+        for scope in ("graph", "node"):
+            if any(record.get(f"f_slope.{scope}") is not None for record in records):
+                title = f"{model} on {dataset}, edges removed by {SCOPES[scope]}, mean over seeds"
+                made = titled(draw.f_curves(records, scope=scope), title)
+                yield f"f-curves-{dataset}-{model}-{scope}", made
+
+
+def _properties(store: Store, source: Source, choice: Choice) -> Named:
+    for model, dataset, records in _records(store, choice):
+        title = f"{model} on {dataset}, standard attack, mean over seeds"
+        yield f"properties-{dataset}-{model}", titled(draw.four_properties(records), title)
+
+
+def _loss(store: Store, source: Source, choice: Choice) -> Named:
+    results = Results.read(store)
+    by_dataset: dict[str, dict[str, History]] = {}
+    for key, record in sorted(results.records.items()):
+        if key.row == "fgai" and key.seed == source.seed and choice.holds(key.model, key.dataset):
+            by_dataset.setdefault(key.dataset, {})[key.model] = history_of(record)
+    if not by_dataset:
+        raise InputError(f"there is no FGAI training of seed {source.seed} in {store.root}")
+    for dataset, histories in by_dataset.items():
+        title = f"Loss terms of FGAI on {dataset}, seed {source.seed}"
+        yield f"loss-{dataset}", titled(draw.loss_curves(histories), title)
+
+
+class _Layer:
+    """A layer's certified shares, averaged over seeds, in the shape `certified_curves` reads."""
+
+    def __init__(self, layers: Sequence[dict[str, Any]]) -> None:
+        self._layers = layers
+
+    def curve(self, kind: str) -> list[float | None]:
+        """The share at each radius, None where a seed has none."""
+        columns = zip(*(layer[kind]["curve"] for layer in self._layers), strict=True)
+        return [None if None in column else sum(column) / len(column) for column in columns]
+
+
+class _Certificates:
+    """What `certified_curves` reads of a certificate, averaged over seeds."""
+
+    def __init__(self, held: Sequence[dict[str, Any]]) -> None:
+        self.k2, self.norm, self._held = held[0]["k2"], held[0]["norm"], held
+
+    def layer(self, index: int) -> _Layer:
+        """One layer of all seeds."""
+        return _Layer([certificate["layers"][index] for certificate in self._held])
+
+
+def _certified(store: Store, source: Source, choice: Choice) -> Named:
+    results = Results.read(store, "certify")
+    drawn = False
+    for model in results.models():
+        for dataset in results.datasets(model):
+            named: dict[str, CertificateRecord] = {}
+            for row in results.rows(model, dataset):
+                held = [record["certificate"] for record in results.held(model, dataset, row)]
+                named[name_of(row)] = cast(CertificateRecord, _Certificates(held))
+            if choice.holds(model, dataset):
+                drawn = True
+                title = f"{model} on {dataset}, output layer, mean over seeds"
+                yield f"certified-{dataset}-{model}", titled(draw.certified_curves(named), title)
+    if not drawn:
+        for entry in choice.sources(source):
+            graph = entry.graph()
+            models = entry.pair(graph)
+            parent = models[entry.model]
+            made = {n: certify(m, graph, vanilla=parent, radius=RADIUS) for n, m in models.items()}
+            title = f"{entry.model} on {entry.dataset}, output layer, seed {entry.seed}"
+            drawing = titled(draw.certified_curves(made), title)
+            yield f"certified-{entry.dataset}-{entry.model}", drawing
+
+
+def _of_models(
+    stem: str, paint: Callable[[Any, Any, int], Figure], both: bool = True
+) -> Callable[..., Named]:
+    def made(store: Store, source: Source, choice: Choice) -> Named:
+        for entry in choice.sources(source):
+            graph = entry.graph()
+            models = entry.pair(graph) if both else {entry.model: entry.trained("vanilla", graph)}
+            cases = attacked(models, graph, entry.seed)
+            node = telling_node(cases, graph)
+            title = (
+                f"{entry.model} on {entry.dataset}, seed {entry.seed}: around node {node}, standard attack"
+            )
+            yield f"{stem}-{entry.dataset}-{entry.model}", titled(paint(cases, graph, node), title)
+
+    return made
+
+
+FIGURES: dict[str, Callable[[Store, Source, Choice], Named]] = {
+    "f-curves": _f_curves,
+    "loss": _loss,
+    "attention-subgraph": _of_models("attention-subgraph", draw.subgraph_attention),
+    "topk-neighbours": _of_models(
+        "topk-neighbours", lambda cases, graph, node: draw.top_neighbours(cases, graph, node, k=K)
+    ),
+    "certified": _certified,
+    "instability": _of_models("instability", draw.node_before_after, both=False),
+    "properties": _properties,
+}
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """Mean of equally built trees: numbers are averaged where all seeds have them, other leaves are kept."""
+    first = values[0]
+    if isinstance(first, dict):
+        shared = [name for name in first if all(isinstance(v, dict) and name in v for v in values)]
+        return {name: _mean([value[name] for value in values]) for name in shared}
+    if isinstance(first, list):
+        return [_mean(list(column)) for column in zip(*values, strict=True)]
+    if all(isinstance(value, int | float) for value in values):
+        return sum(values) / len(values)
+    return None if None in values else first

@@ -1,0 +1,168 @@
+"""Run a grid: skip what is done, share the rest among processes and machines."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import queue
+import signal
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+
+from experiments.cells import Cell
+from experiments.run import is_done, run_cell
+from experiments.store import Store
+from fgai.errors import FgaiError, InputError
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a grid has come."""
+
+    done: int
+    failed: int
+    open: int
+
+
+def status(cells: list[Cell], store: Store) -> Status:
+    """Count the cells by state."""
+    counts: Counter[str] = Counter()
+    for cell in cells:
+        record = store.read(cell)
+        counts["open" if record is None else record["status"]] += 1
+    return Status(counts["done"], counts["failed"], counts["open"])
+
+
+def shard(cells: list[Cell], text: str) -> list[Cell]:
+    """Return the part `i/n` of the cells, i from 1; the parts are disjoint and cover all.
+
+    Raises:
+        InputError: if `text` is not of this form.
+    """
+    try:
+        part, of = map(int, text.split("/"))
+    except ValueError:
+        raise InputError(f"`shard` must look like 2/5, got {text!r}") from None
+    if not 1 <= part <= of:
+        raise InputError(f"`shard` must be i/n with 1 ≤ i ≤ n, got {text!r}")
+    return [cell for index, cell in enumerate(cells) if index % of == part - 1]
+
+
+def run_grid(
+    cells: list[Cell],
+    store: Store,
+    *,
+    device: str = "cpu",
+    root: Path | str | None = None,
+    cache: Path | None = None,
+    jobs: int = 1,
+    limit: float | None = None,
+    redo: bool = False,
+    on_cell: Callable[[Cell, str, float], None] | None = None,
+) -> Status:
+    """Run every cell that has no good record.
+
+    Cells with the same vanilla parent stay together, so that a parent is trained once. A killed run loses at
+    most the cells in flight.
+
+    Args:
+        cells: of the grid, or a shard of it.
+        store: where records go.
+        device: `cpu` or `cuda`; several jobs share one GPU.
+        root: folder of the datasets.
+        cache: folder for trained vanilla models.
+        jobs: processes.
+        limit: seconds after which no new cell is started and running ones are ended.
+        redo: run cells again whose records were made with other settings.
+        on_cell: called with each finished cell, its status and its seconds.
+
+    Raises:
+        CheckpointError: before any work, if a record is damaged, foreign or was made with other settings.
+        FgaiError: if a record cannot be written.
+    """
+    todo = []
+    for cell in cells:
+        record = store.read(cell)
+        if record is None or not is_done(record, cell, store, redo):
+            todo.append(cell)
+    store.sweep()
+    groups = _by_parent(todo)
+    deadline = None if limit is None else monotonic() + limit
+    if jobs <= 1 and limit is None:
+        for cell in (cell for group in groups for cell in group):
+            record = run_cell(cell, store, device=device, root=root, cache=cache, redo=redo)
+            if on_cell is not None:
+                on_cell(cell, record["status"], record["seconds"])
+    else:
+        options = {"device": device, "root": root, "cache": cache, "redo": redo}
+        _parallel(groups, store, options, max(1, min(jobs, len(groups))), deadline, on_cell)
+    return status(cells, store)
+
+
+def _by_parent(cells: list[Cell]) -> list[list[Cell]]:
+    groups: dict[Any, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.model, cell.dataset, cell.seed, cell.kind), []).append(cell)
+    for group in groups.values():
+        group.sort(key=lambda cell: cell.method != "vanilla")
+    return list(groups.values())
+
+
+def _parallel(
+    groups: list[list[Cell]],
+    store: Store,
+    options: dict[str, Any],
+    jobs: int,
+    deadline: float | None,
+    on_cell: Callable[[Cell, str, float], None] | None,
+) -> None:
+    context = mp.get_context("spawn")
+    work: Any = context.Queue()
+    news: Any = context.Queue()
+    for group in groups:
+        work.put([cell.to_dict() for cell in group])
+    for _ in range(jobs):
+        work.put(None)
+    arguments = (work, news, str(store.root), options)
+    workers = [context.Process(target=_worker, args=arguments, daemon=True) for _ in range(jobs)]
+    for worker in workers:
+        worker.start()
+    try:
+        while any(worker.is_alive() for worker in workers) or not news.empty():
+            if deadline is not None and monotonic() > deadline:
+                break
+            try:
+                values, state, seconds = news.get(timeout=0.5)
+            except queue.Empty:
+                continue
+            if values is None:
+                raise FgaiError(state)
+            if on_cell is not None:
+                on_cell(Cell.from_dict(values), state, seconds)
+    finally:
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            worker.join()
+
+
+def _worker(work: Any, news: Any, folder: str, options: dict[str, Any]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    store = Store(folder)
+    while (group := work.get()) is not None:
+        for values in group:
+            parent = mp.parent_process()
+            if parent is not None and not parent.is_alive():  # killed: nobody waits for more
+                return
+            try:
+                record = run_cell(Cell.from_dict(values), store, **options)
+            except FgaiError as error:  # the record itself: damaged, or the disk is full
+                news.put((None, str(error), 0.0))
+                return
+            news.put((values, record["status"], record["seconds"]))

@@ -1,0 +1,54 @@
+"""What the FGAI paper published, to stand beside our numbers."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+
+class Published(NamedTuple):
+    """One published number; `std` is None where the paper gives none."""
+
+    mean: float
+    std: float | None
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        files("experiments").joinpath("paper.json").read_text(encoding="utf-8")
+    )
+    return found
+
+
+def source() -> dict[str, str]:
+    """Title, authors and how to read the numbers."""
+    about: dict[str, str] = _tables()["source"]
+    return about
+
+
+def published(table: str, model: str, dataset: str, row: str, metric: str) -> Published | None:
+    """Return a number of the paper, or None where it has none.
+
+    Datasets are known by their exact names, so `arxiv-tape` (other features) never gets the paper's arXiv
+    numbers.
+
+    Args:
+        table: `stability`, `f1`, `link`, `f_slope`, `ablation` or `cost`.
+        model: `GAT`, `GATv2` or `GT`.
+        dataset: e.g. `amazon-photo`.
+        row: e.g. `fgai` or `fgai[SP]`.
+        metric: as the table calls it.
+
+    Example:
+        >>> published("f1", "GAT", "amazon-photo", "fgai", "attacked")
+        Published(mean=0.8637, std=0.01)
+    """
+    level: Any = _tables()
+    for name in (table, model, dataset, row, metric):
+        level = level.get(name)
+        if level is None:
+            return None
+    return Published(*level)

@@ -1,0 +1,164 @@
+"""`Results`: the records of a folder, found by model, dataset, row and seed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from experiments.cells import Cell, read_grid
+from experiments.statistics import Estimate, Interval, estimate, paired
+from experiments.store import Store
+from fgai.errors import CheckpointError
+from fgai.records import look_up
+
+MODELS = ("GAT", "GATv2", "GT")
+DATASETS = ("amazon-photo", "amazon-cs", "coauthor-cs", "coauthor-physics", "arxiv-tape")
+ROWS = ("vanilla", "ln", "at", "fgai", "fgai-paper")
+
+
+class Key(NamedTuple):
+    """What names a record in a table."""
+
+    model: str
+    dataset: str
+    row: str
+    seed: int
+
+
+class Results:
+    """Good records of one kind, read once.
+
+    Records of one row that differ in their threats only are laid together. A row must mean one thing: records
+    of one model, dataset and row whose settings differ are refused.
+
+    Args:
+        records: from `Store.records`.
+        expected: the cells there should be; missing ones are counted.
+
+    Raises:
+        CheckpointError: a row with two settings.
+    """
+
+    def __init__(self, records: Iterable[Mapping[str, Any]], expected: Iterable[Cell] = ()) -> None:
+        self.records: dict[Key, dict[str, Any]] = {}
+        self.expected = {key_of(cell) for cell in expected}
+        settings: dict[tuple[str, str, str], tuple[Any, str]] = {}
+        for record in records:
+            cell = Cell.from_dict(record["cell"])
+            key = key_of(cell)
+            held, name = settings.setdefault(key[:3], (_training(record), record["key"]))
+            if held != _training(record):
+                raise CheckpointError(
+                    f"records {name} and {record['key']} of {cell.model}, {cell.dataset}, row {cell.row!r}"
+                    " were run with different settings; label one of them, or move the old one away"
+                )
+            merged = {**self.records.get(key, {}), **record}
+            both = [self.records.get(key, {}).get("evaluations", {}), record.get("evaluations", {})]
+            merged["evaluations"] = {name: value for part in both for name, value in part.items()}
+            self.records[key] = merged
+        self._keys = self.expected | self.records.keys()
+        self._rows: dict[tuple[str, str, str], dict[int, dict[str, Any]]] = {}
+        for key in sorted(self.records):
+            self._rows.setdefault(key[:3], {})[key.seed] = self.records[key]
+
+    @classmethod
+    def read(
+        cls, store: Store, kind: str = "evaluate", grid: str | None = None, *, defences: bool = False
+    ) -> Results:
+        """Read the records of a kind, labelled variants left out; `grid` names what should be there.
+
+        Defences, and models the paper has no tables of, are left out too unless asked for.
+        """
+        plain = (record for record in store.records(kind) if not record["cell"]["label"])
+        if not defences:
+            plain = (r for r in plain if r["cell"]["model"] in MODELS and r["cell"]["method"] in ROWS)
+        return cls(plain, () if grid is None else read_grid(grid))
+
+    @property
+    def missing(self) -> int:
+        """Expected cells without a good record."""
+        return len(self.expected - self.records.keys())
+
+    def models(self) -> list[str]:
+        """Models expected or there, in the paper's order."""
+        return _ordered({key.model for key in self._keys}, MODELS)
+
+    def datasets(self, model: str) -> list[str]:
+        """Datasets expected or there for a model, in the paper's order."""
+        return _ordered({key.dataset for key in self._keys if key.model == model}, DATASETS)
+
+    def rows(self, model: str, dataset: str, order: tuple[str, ...] = ROWS) -> list[str]:
+        """Rows expected or there for a model on a dataset."""
+        return _ordered({k.row for k in self._keys if k[:2] == (model, dataset)}, order)
+
+    def seeds(self, model: str, dataset: str, row: str) -> list[int]:
+        """Seeds expected or there."""
+        return sorted({k.seed for k in self._keys if k[:3] == (model, dataset, row)})
+
+    def held(self, model: str, dataset: str, row: str) -> list[dict[str, Any]]:
+        """The records of a row, by seed."""
+        return list(self._rows.get((model, dataset, row), {}).values())
+
+    def values(
+        self, model: str, dataset: str, row: str, path: str, threat: str = "standard"
+    ) -> dict[int, float]:
+        """Return a number per seed; records without it are left out.
+
+        Args:
+            model: e.g. `GAT`.
+            dataset: e.g. `amazon-photo`.
+            row: e.g. `fgai`.
+            path: a metric of the evaluation (`f1.clean`), or `training.…`, `validation.…`, `certificate.…`.
+            threat: which evaluation.
+        """
+        found: dict[int, float] = {}
+        top = path.partition(".")[0] in ("training", "validation", "certificate")
+        for seed, record in self._rows.get((model, dataset, row), {}).items():
+            held = record if top else look_up(record["evaluations"], f"{threat}.metrics")
+            value = None if held is None else look_up(held, path)
+            if isinstance(value, int | float):
+                found[seed] = float(value)
+        return found
+
+    def estimate(
+        self, model: str, dataset: str, row: str, path: str, threat: str = "standard"
+    ) -> Estimate | None:
+        """Mean and spread over seeds."""
+        return estimate(self.values(model, dataset, row, path, threat).values())
+
+    def interval(
+        self, model: str, dataset: str, row: str, path: str, threat: str = "standard", base: str = "vanilla"
+    ) -> Interval | None:
+        """The paired 95 % interval of a row's difference to `base`."""
+        ours = self.values(model, dataset, row, path, threat)
+        return paired(ours, self.values(model, dataset, base, path, threat))
+
+    def warnings(self) -> dict[str, int]:
+        """How many records carry each reliability warning."""
+        counts: Counter[str] = Counter()
+        for record in self.records.values():
+            texts = record.get("warnings", [])
+            counts.update({text[1:].partition("]")[0] for text in texts if text.startswith("[")})
+        return dict(sorted(counts.items()))
+
+
+def key_of(cell: Cell) -> Key:
+    """Return what names a cell in a table."""
+    return Key(cell.model, cell.dataset, cell.row, cell.seed)
+
+
+def _ordered(found: set[str], order: tuple[str, ...]) -> list[str]:
+    return sorted(found, key=lambda name: (order.index(name) if name in order else len(order), name))
+
+
+def _training(record: Mapping[str, Any]) -> Any:
+    """What must be equal among the records of a row."""
+    training = record.get("training", {})
+    return {name: training.get(name) for name in ("settings", "parent", "defaults")}
+
+
+def settings_in(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Every setting of a record's training by name: its own, laid over the defaults."""
+    training = record.get("training", {})
+    return {**training.get("defaults", {}), **training.get("settings", {})}

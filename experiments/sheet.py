@@ -1,0 +1,210 @@
+"""`Sheet`: estimates over seeds as Markdown, LaTeX, CSV or in a terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console
+
+from experiments.paper import Published
+from experiments.statistics import Estimate, Interval
+from fgai.records import MISSING, Column, Table
+
+_ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
+_LATEX = {"↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$", "×": r"$\times$", "–": "--", "−": "$-$"}
+_LATEX |= {"&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_", "÷": r"$\div$", "✓": r"$\checkmark$"}
+_LATEX |= {"→": r"$\rightarrow$", "≥": r"$\geq$", "≤": r"$\leq$", "…": r"\dots{}"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One column of estimates.
+
+    Attributes:
+        title: heading.
+        path: in the record, see `Results.values`.
+        form: format of the numbers.
+        better: `higher`, `lower` or nothing (then no best one is marked).
+        threat: which evaluation.
+        paper: table and metric of the published numbers, which get a column of their own.
+        ratio: also show how many times smaller than vanilla's it is (ratio of the means).
+        own: leave vanilla's value out, where it compares a model with itself.
+    """
+
+    title: str
+    path: str
+    form: str = ".3f"
+    better: str = ""
+    threat: str = "standard"
+    paper: tuple[str, str] | None = None
+    ratio: bool = False
+    own: bool = True
+
+    @property
+    def heading(self) -> str:
+        """The title with its arrow."""
+        return self.title + _ARROWS[self.better]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One cell: an estimate and what stands beside it.
+
+    Attributes:
+        estimate: mean and spread over seeds, or None.
+        interval: of the paired difference to vanilla.
+        ratio: vanilla's mean divided by this one.
+        published: the paper's number.
+        published_ratio: the same ratio in the paper.
+        best: of its group.
+        wanted: seeds there should be.
+    """
+
+    estimate: Estimate | None = None
+    interval: Interval | None = None
+    ratio: float | None = None
+    published: Published | None = None
+    published_ratio: float | None = None
+    best: bool = False
+    wanted: int = 0
+
+    def lines(self, form: str) -> list[str]:
+        """The cell as printed: mean ± std, then ratio and interval."""
+        if self.estimate is None:
+            return [MISSING]
+        mean, std, count = self.estimate
+        first = f"{mean:{form}} ± {std:{form}}" if count > 1 else f"{mean:{form}}"
+        if count < self.wanted:
+            first += f" (n={count})"
+        second = [] if self.ratio is None else [times(self.ratio)]
+        if self.interval is not None:
+            second.append(f"[{self.interval.low:+{form}}, {self.interval.high:+{form}}]")
+        return [
+            line.replace("-", "−") if "e" not in form else line for line in (first, " ".join(second)) if line
+        ]
+
+    def paper(self) -> str:
+        """The paper's number with the digits it was published with."""
+        if self.published is None:
+            return MISSING
+        mean, std = self.published
+        text = f"{mean:.5g}" if std is None else f"{mean:.5g} ± {std:.5g}"
+        text = text if "e" in text else text.replace("-", "−")
+        return text if self.published_ratio is None else f"{text} ({times(self.published_ratio)})"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line: its labels and one entry per metric."""
+
+    labels: tuple[str, ...]
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Estimates of several models, in sections.
+
+    Attributes:
+        title: printed above.
+        heads: headings of the labels.
+        metrics: of the columns.
+        sections: rows by the name of their section (a model).
+        notes: printed below.
+    """
+
+    title: str
+    heads: tuple[str, ...]
+    metrics: Sequence[Metric]
+    sections: dict[str, list[Row]]
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    def to_markdown(self) -> str:
+        """Return one Markdown table per section; the best of a group in bold, cells of two lines."""
+        parts = [f"**{self.title}**"]
+        line = "| " + " | ".join(self._headings()) + " |"
+        rule = "|" + "---|" * len(self.heads) + "---:|" * (len(self._headings()) - len(self.heads))
+        for name, rows in self.sections.items():
+            body = ["| " + " | ".join(self._cells(row, "<br>", "**{}**")) + " |" for row in rows]
+            parts.append("\n".join([*([f"*{name}*\n"] if name else []), line, rule, *body]))
+        return "\n\n".join([*parts, *self.notes])
+
+    def to_latex(self) -> str:
+        """Return one LaTeX `tabular` per section in booktabs style; cells of two lines need no package."""
+        parts = ["\n".join(f"% {note}" for note in (self.title, *self.notes))]
+        for name, rows in self.sections.items():
+            width = len(self._headings()) - len(self.heads)
+            lines = [
+                rf"\begin{{tabular}}{{{'l' * len(self.heads)}{'r' * width}}}",
+                r"\toprule",
+                " & ".join(map(_escape, self._headings())) + r" \\",
+                r"\midrule",
+            ]
+            for row in rows:
+                cells = [_stacked(cell) for cell in self._cells(row, "\n", "\0{}\1")]
+                lines.append(" & ".join(cells) + r" \\")
+            parts.append("\n".join([f"% {name}", *lines, r"\bottomrule", r"\end{tabular}"]))
+        return "\n\n".join(parts)
+
+    def to_csv(self) -> str:
+        """Return one line per estimate, full precision."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        numbers = ("seeds", "mean", "std", "ratio_to_vanilla", "difference", "low", "high", "best")
+        writer.writerow(
+            ["table", "model", *self.heads, "metric", "threat", *numbers, "paper_mean", "paper_std"]
+        )
+        for name, rows in self.sections.items():
+            for row in rows:
+                for metric, entry in zip(self.metrics, row.entries, strict=True):
+                    mean, std, count = entry.estimate or ("", "", 0)
+                    apart = ("", "", "") if entry.interval is None else entry.interval[:3]
+                    known = ("", "") if entry.published is None else entry.published
+                    ratio = "" if entry.ratio is None else entry.ratio
+                    names = (self.title, name, *row.labels, metric.title, metric.threat)
+                    values = (count, mean, std, ratio, *apart, int(entry.best), *known)
+                    writer.writerow([*names, *("" if value is None else value for value in values)])
+        return out.getvalue()
+
+    def show(self, console: Console | None = None) -> None:
+        """Print in a terminal, a table per section."""
+        for name, rows in self.sections.items():
+            columns = [Column(heading) for heading in self._headings()]
+            cells = [self._cells(row, "\n", "{}*") for row in rows]
+            Table(f"{self.title} – {name}" if name else self.title, columns, cells).show(console)
+        console = console or Console()
+        for note in (*self.notes, "* best of its group"):
+            console.print(note, style="dim", markup=False, highlight=False)
+
+    def _headings(self) -> list[str]:
+        found = list(self.heads)
+        for metric in self.metrics:
+            found += [metric.heading, "paper"] if metric.paper is not None else [metric.heading]
+        return found
+
+    def _cells(self, row: Row, new_line: str, bold: str) -> list[str]:
+        found = list(row.labels)
+        for metric, entry in zip(self.metrics, row.entries, strict=True):
+            first, *rest = entry.lines(metric.form)
+            found.append(new_line.join([bold.format(first) if entry.best else first, *rest]))
+            if metric.paper is not None:
+                found.append(entry.paper())
+        return found
+
+
+def times(ratio: float) -> str:
+    """A ratio in three digits or so."""
+    return f"{ratio:.0f}×" if ratio >= 100 else f"{ratio:.1f}×"
+
+
+def _escape(text: str) -> str:
+    return "".join(_LATEX.get(letter, letter) for letter in text)
+
+
+def _stacked(text: str) -> str:
+    """A cell in LaTeX: bold between the marks, lines on top of each other."""
+    lines = [_escape(line).replace("\0", r"\textbf{").replace("\1", "}") for line in text.split("\n")]
+    return lines[0] if len(lines) == 1 else r"\shortstack[r]{" + r" \\ ".join(lines) + "}"

@@ -1,0 +1,113 @@
+"""Models to draw: a vanilla one and its faithful twin, trained or from the cache, and the attacks on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from experiments.build import name_of
+from experiments.cells import Cell
+from fgai.attacks import make_attack
+from fgai.datasets import load
+from fgai.figures import Case, NodeView
+from fgai.figures.cases import before_after
+from fgai.graph import Graph
+from fgai.training import load as load_model
+from fgai.training import preset, save, train_method
+
+K = 5
+DEGREES = (K + 1, 15)
+"""Neighbours of a node worth drawing: more than k, and few enough to see each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where models come from.
+
+    Attributes:
+        model: class name.
+        dataset: name for `fgai.load`.
+        seed: of split, weights, training and attack.
+        root: folder of the datasets.
+        cache: folder of trained models; None trains anew.
+        device: where to train.
+        epochs: instead of the presets'.
+    """
+
+    model: str = "GAT"
+    dataset: str = "planted"
+    seed: int = 0
+    root: Path | None = None
+    cache: Path | None = None
+    device: str = "cpu"
+    epochs: int | None = None
+
+    def graph(self) -> Graph:
+        """The data, with the split of the seed."""
+        return load(self.dataset, root=self.root, seed=self.seed).to(self.device)
+
+    def trained(self, method: str, graph: Graph, vanilla: nn.Module | None = None) -> nn.Module:
+        """Return a trained model, from the cache when it is there."""
+        changes = {} if self.epochs is None else {"epochs": self.epochs}
+        chosen = {**preset(method, self.model, self.dataset), **changes}
+        cell = Cell(model=self.model, dataset=self.dataset, method=method, seed=self.seed, settings=chosen)
+        name = f"{self.dataset}-{self.model}-s{self.seed}-{cell.key}.safetensors"
+        path = None if self.cache is None else self.cache / name
+        if path is not None and path.exists():
+            return load_model(path).to(self.device)
+        model = train_method(
+            method,
+            self.model,
+            graph,
+            seed=self.seed,
+            vanilla=vanilla,
+            device=self.device,
+            progress=False,
+            settings=changes,
+        )
+        if path is not None:
+            save(model, path)
+        return model
+
+    def pair(self, graph: Graph) -> dict[str, nn.Module]:
+        """Return the vanilla model and its faithful twin by the names of their rows."""
+        vanilla = self.trained("vanilla", graph)
+        return {self.model: vanilla, name_of("fgai"): self.trained("fgai", graph, vanilla)}
+
+
+def attacked(models: dict[str, nn.Module], graph: Graph, seed: int) -> list[Case]:
+    """Return each model with the `standard` attack on it; the endpoints are the same for all."""
+    return [
+        Case(name, model, make_attack("standard", "prediction").run(model, graph, seed=seed))
+        for name, model in models.items()
+    ]
+
+
+def telling_node(cases: list[Case], graph: Graph) -> int:
+    """Return the node to draw: the attacked one of whose top 5 the first model loses most.
+
+    Among equals, one whose prediction flips, then the one of whose top 5 the last model keeps most, then the
+    lowest number. Only nodes with 6 to 15 neighbours and an injected one; the best connected node where there
+    is none such.
+    """
+    views = [before_after(case, graph) for case in cases]
+    degree = graph.adjacency.degree
+    ends = cases[0].attack.change.endpoints
+    near: list[int] = [] if ends is None else sorted(set(ends.flatten().tolist()))
+    near = [node for node in near if DEGREES[0] <= int(degree[node]) <= DEGREES[1]]
+    if not near:
+        return int(degree.argmax())
+
+    def score(node: int) -> tuple[int, bool, int, int]:
+        pairs = [(clean.node(node), hit.node(node)) for clean, hit in views]
+        flips = pairs[0][0].predicted != pairs[0][1].predicted
+        return -kept(*pairs[0]), flips, kept(*pairs[-1]), -node
+
+    return max(near, key=score)
+
+
+def kept(before: NodeView, after: NodeView) -> int:
+    """How many of the top-k neighbours are in both views."""
+    return len(set(before.neighbours[:K]) & set(after.neighbours[:K]))

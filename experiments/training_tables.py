@@ -1,0 +1,166 @@
+"""Tables about trainings: ablation, cost and the search for settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.build import about, name_of, sheet
+from experiments.cells import read_grid
+from experiments.choose import trials
+from experiments.paper import Published, published
+from experiments.results import ROWS, Results
+from experiments.sheet import Metric, Sheet
+from experiments.statistics import Estimate, estimate
+from experiments.store import Store
+from fgai.records import Cell, Column, Table
+
+ABLATION_ROWS = (
+    "vanilla", "fgai", "fgai[PE]", "fgai[SE]", "fgai[SP]", "fgai[E]", "fgai[P]", "fgai[S]",
+    "fgai(attention)", "fgai(injection)",
+)  # fmt: skip
+COST_ROWS = (*ROWS, "pro-gnn", "gnn-svd", "gnnguard")
+TRIALS = 8
+
+
+def ablation(store: Store) -> list[Sheet | Table]:
+    """All settings of the three terms, and the three adversaries."""
+    cells = read_grid("ablation")
+    wanted = {(cell.model, cell.dataset, cell.row) for cell in cells}
+    results = Results(
+        (r for r in store.records() if (r["cell"]["model"], r["cell"]["dataset"], _row(r)) in wanted), cells
+    )
+    metrics = [
+        Metric(title="F1 clean", path="f1.clean", better="higher", paper=("ablation", "f1")),
+        Metric(title="F1 attacked", path="f1.attacked", better="higher", paper=("ablation", "f1_attacked")),
+        Metric(
+            title="g-JSD last", path="g_jsd.last", form=".2e", better="lower", paper=("ablation", "g_jsd")
+        ),
+        Metric(
+            title="g-TVD logits", path="g_tvd.logits", form=".2f", better="lower", paper=("ablation", "g_tvd")
+        ),
+        Metric(title="g-TVD rel", path="g_tvd.rel", form=".2e", better="lower"),
+        Metric(title="as vanilla", path="similarity.overlap.all", better="higher", own=False),
+        Metric(title="kept under attack", path="overlap_touched.prediction.all", better="higher"),
+    ]
+    notes = (
+        "In brackets the terms that are on: S similarity, P prediction stability, E explanation stability"
+        " (closeness always). FGAI has all three and the hybrid adversary; in parentheses the other two.",
+    )
+    return [sheet(results, "Ablation", metrics, notes, order=ABLATION_ROWS)]
+
+
+def cost(store: Store) -> list[Sheet | Table]:
+    """Median seconds per epoch and peak memory of the training, as multiples of vanilla's."""
+    results = Results.read(store, "cost", "cost", defences=True)
+    note = "Trainings alone, one at a time."
+    shared = Results.read(store, "evaluate")
+    if not results.records and shared.records:
+        results = shared
+        note = "From the trainings of the evaluation grid, which may have shared a device."
+    columns = [Column(name) for name in ("model", "dataset", "method")]
+    columns += [
+        Column("ms per epoch", ".2f", "lower"),
+        Column("time ÷ vanilla", ".2f", "lower"),
+        Column("training s", ".1f"),
+        Column("peak MiB", ".0f", "lower"),
+        Column("memory ÷ vanilla", ".2f", "lower"),
+        Column("paper s", ".0f"),
+        Column("paper time ÷", ".1f"),
+        Column("paper MiB", ".0f"),
+        Column("paper memory ÷", ".2f"),
+        Column("device"),
+    ]
+    rows: list[Sequence[Cell]] = []
+    for model in results.models():
+        for dataset in results.datasets(model):
+            known = {row for row in COST_ROWS if _paper(model, dataset, row, "seconds")}
+            names = [r for r in COST_ROWS if r in known or r in results.rows(model, dataset)]
+            rows += [_cost_row(results, model, dataset, row) for row in names]
+    notes = (
+        f"{note} Median over epochs, mean over seeds; pre-training of vanilla not counted. Memory above what"
+        " data and parent hold; on a CPU, growth of the process. The paper: 200 epochs on a V100; its arXiv"
+        " has 128 features per node, arxiv-tape 40.",
+        *about(results)[1:2],
+    )
+    return [Table("Cost of training", columns, rows, notes)]
+
+
+def _paper(model: str, dataset: str, row: str, metric: str) -> Published | None:
+    """The paper's cost; the cost, unlike the scores, of arXiv may be compared whatever its features."""
+    return published("cost", model, {"arxiv-tape": "ogbn-arxiv"}.get(dataset, dataset), row, metric)
+
+
+def memory_above(results: Results, model: str, dataset: str, row: str) -> Estimate | None:
+    """Peak bytes of a training above what lay on the device before it."""
+    peak = results.values(model, dataset, row, "training.peak_memory")
+    base = results.values(model, dataset, row, "training.base_memory")
+    return estimate(peak[seed] - base[seed] for seed in peak if seed in base)
+
+
+def _cost_row(results: Results, model: str, dataset: str, row: str) -> list[Cell]:
+    def over(ours: float | None, base: float | None) -> float | None:
+        return ours / base if ours is not None and base else None
+
+    def numbers(name: str) -> list[float | None]:
+        epoch = results.estimate(model, dataset, name, "training.epoch_seconds")
+        whole = results.estimate(model, dataset, name, "training.seconds")
+        memory = memory_above(results, model, dataset, name)
+        seconds, mib = (_paper(model, dataset, name, metric) for metric in ("seconds", "mib"))
+        return [None if e is None else e.mean for e in (epoch, whole, memory, seconds, mib)]
+
+    epoch, whole, memory, seconds, mib = numbers(row)
+    base = numbers("vanilla")
+    return [
+        model,
+        dataset,
+        name_of(row),
+        None if epoch is None else 1e3 * epoch,
+        over(epoch, base[0]),
+        whole,
+        None if memory is None else memory / 2**20,
+        over(memory, base[2]),
+        seconds,
+        over(seconds, base[3]),
+        mib,
+        over(mib, base[4]),
+        device_of(results, model, dataset, row),
+    ]
+
+
+def device_of(results: Results, model: str, dataset: str, row: str) -> str | None:
+    """Where a row's trainings ran."""
+    found = {str(record["about"]["device"]) for record in results.held(model, dataset, row)}
+    return ", ".join(sorted(found)) or None
+
+
+def search(store: Store) -> list[Sheet | Table]:
+    """The settings chosen on validation nodes, and how much the choice mattered."""
+    columns = [Column(name) for name in ("method", "model", "dataset")]
+    columns += [
+        Column("trials", ".0f"),
+        Column("criterion", ".4f", "higher"),
+        Column("clean", ".4f"),
+        Column("attacked", ".4f"),
+        Column("worst trial", ".4f"),
+        Column("settings"),
+    ]
+    rows: list[Sequence[Cell]] = []
+    wrong = 0
+    for (method, model, dataset), held in trials(store).items():
+        best = held[0]
+        wrong += len(held) != TRIALS
+        settings = ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+                             for name, value in sorted(best.settings.items()))  # fmt: skip
+        scores = [float(len(held)), best.criterion, best.clean, best.attacked, held[-1].criterion]
+        rows.append([name_of(method), model, dataset, *scores, settings or "preset"])
+    notes = (
+        f"{TRIALS} trials each on seed 0; criterion: mean of clean and standard-attacked accuracy on"
+        " validation nodes. Test nodes were not looked at.",
+        *([f"{wrong} searches do not have {TRIALS} trials."] if wrong else []),
+    )
+    return [Table("Chosen settings", columns, rows, notes)]
+
+
+def _row(record: dict[str, Any]) -> str:
+    return str(record["cell"]["label"] or record["cell"]["method"])

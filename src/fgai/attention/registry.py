@@ -1,0 +1,129 @@
+"""Which layers have attention, and how to reach it: a registry of adapters, open to other layers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from fgai.errors import InputError
+from fgai.sparse import Adjacency
+
+
+class Tap(Protocol):
+    """What an adapter calls, once per run of its layer, on the attention before dropout."""
+
+    def __call__(
+        self,
+        attention: Tensor,
+        source: Tensor,
+        destination: Tensor,
+        num_nodes: int,
+        *,
+        adjacency: Adjacency | None = None,
+    ) -> Tensor:
+        """Record `attention` and return the attention the layer must go on with.
+
+        Args:
+            attention: [E, H], after the softmax and before dropout; not detached.
+            source: [E] int64, the node each message comes from.
+            destination: [E] int64, the node it goes to. Any order, parallel edges allowed.
+            num_nodes: N, the same for sources and destinations.
+            adjacency: pass it where the edges are those of an `Adjacency`, in its order; saves sorting.
+
+        Returns:
+            [E, H] in the order given.
+        """
+
+
+Adapter = Callable[[Any, Tap], AbstractContextManager[None]]
+"""(layer, tap) → context manager; inside it the layer calls `tap`, after it the layer is as before."""
+
+_REGISTRY: dict[type[nn.Module], Adapter] = {}
+_PYG_LAYERS = ("GATConv", "GATv2Conv", "TransformerConv", "SuperGATConv")
+
+
+def register_adapter(layer_type: type[nn.Module], adapter: Adapter) -> None:
+    """Teach `record` another kind of attention layer.
+
+    The adapter is a context manager. While it is open, every run of the layer must call the tap exactly
+    where the attention is ready and not yet dropped out, and go on with what the tap returns. When it
+    closes, also by an error, the layer must be as it was. Subclasses use the adapter of their nearest
+    registered ancestor; registering a type again replaces its adapter.
+
+    Args:
+        layer_type: the module class.
+        adapter: `(layer, tap) → context manager`.
+
+    Raises:
+        InputError: `layer_type` is not a module class, or `adapter` cannot be called.
+
+    Example:
+        A layer that computes its attention in a method of its own:
+
+        >>> from contextlib import contextmanager
+        >>> from torch import nn
+        >>> class MyLayer(nn.Module):
+        ...     def attend(self, x, edge_index): ...  # [E, H], before dropout
+        >>> @contextmanager
+        ... def my_adapter(layer, tap):
+        ...     attend = layer.attend
+        ...     def tapped(x, edge_index):
+        ...         return tap(attend(x, edge_index), edge_index[0], edge_index[1], x.shape[0])
+        ...     layer.attend = tapped
+        ...     try:
+        ...         yield
+        ...     finally:
+        ...         del layer.attend
+        >>> register_adapter(MyLayer, my_adapter)
+    """
+    if not isinstance(layer_type, type) or not issubclass(layer_type, nn.Module):
+        raise InputError(f"`layer_type` must be a class of modules, got {layer_type!r}")
+    if not callable(adapter):
+        raise InputError(f"`adapter` must be a function (layer, tap) → context manager, got {adapter!r}")
+    _REGISTRY[layer_type] = adapter
+
+
+def adapter_for(layer: nn.Module) -> Adapter | None:
+    """Return the adapter of a layer, or None where it has no attention known to fgai."""
+    adapters = _all_adapters()
+    for ancestor in type(layer).__mro__:
+        if ancestor in adapters:
+            return adapters[ancestor]
+    return _own_layer if getattr(layer, "is_attention_layer", False) and hasattr(layer, "tap") else None
+
+
+def known_layers() -> list[str]:
+    """Return the names of the layer types that have an adapter, for messages."""
+    others = (layer_type.__name__ for layer_type in _REGISTRY)
+    return list(dict.fromkeys(["fgai's own layers", *_PYG_LAYERS, *others]))
+
+
+def _all_adapters() -> dict[type[nn.Module], Adapter]:
+    # Importing PyG's layers takes seconds; where nobody has, no model can hold one.
+    if "torch_geometric.nn" not in sys.modules:
+        return _REGISTRY
+    from fgai.attention.pyg import PYG_ADAPTERS
+
+    return {**PYG_ADAPTERS, **_REGISTRY}
+
+
+@contextmanager
+def _own_layer(layer: Any, tap: Tap) -> Iterator[None]:
+    """Use the `tap` attribute of fgai's own layers; a tap that is already set is called first."""
+    previous = layer.tap
+
+    def tapped(attention: Tensor, adjacency: Adjacency) -> Tensor:
+        if previous is not None:
+            attention = previous(attention, adjacency)
+        source, destination = adjacency.source, adjacency.destination
+        return tap(attention, source, destination, adjacency.num_nodes, adjacency=adjacency)
+
+    layer.tap = tapped
+    try:
+        yield
+    finally:
+        layer.tap = previous

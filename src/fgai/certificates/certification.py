@@ -1,0 +1,232 @@
+"""`certify`: prove what can be proved about the explanation and the prediction of every node."""
+
+from __future__ import annotations
+
+import warnings
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import fgai
+from fgai.attention import LayerAttention
+from fgai.certificates.hidden import find_stages, hidden_predictions
+from fgai.certificates.items import item_prediction
+from fgai.certificates.layer import LayerCertificate
+from fgai.certificates.linear import find_linear, linear_prediction
+from fgai.certificates.observe import Observation, observe
+from fgai.certificates.prediction import UNKNOWN, Prediction, trivial_change
+from fgai.certificates.record import DIVERGENCES, CertificateRecord
+from fgai.certificates.relu import find_relu, relu_prediction
+from fgai.certificates.tables import TABLE_RADII
+from fgai.checks import at_least, one_of
+from fgai.divergence import tvd
+from fgai.errors import AttentionError, InputError, ReliabilityWarning
+from fgai.metrics import sharpness
+from fgai.models import as_graph
+from fgai.tasks import task_of
+from fgai.topk import NORMS, check_k, overlap, swap_costs, topk_mask
+from fgai.training.train import prepared
+
+HIDDEN_RADII = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
+"""The radii tried for the class radius of hidden layers, where each costs a pass over the graph."""
+MANY_EDGES = 1_000_000
+"""Above, only the radii of the tables are tried."""
+
+
+def certify(
+    model: nn.Module,
+    data: Any,
+    *,
+    vanilla: nn.Module | None = None,
+    radius: float,
+    k1: int | None = 5,
+    k2: int | None = 5,
+    norm: str = "l1",
+    alpha: float | None = None,
+    beta: float | None = None,
+    divergence: str = "probabilities",
+) -> CertificateRecord:
+    """Certify every node of a graph: what no perturbation of its attention within `radius` can do.
+
+    For each layer, with the values the attention weighs held fixed and each head of each node moved by at
+    most R in `norm`:
+
+    - the top-k2 of the head-averaged attention: certified overlap and radius, exact;
+    - the predicted class: the radius below which it cannot change, exact where the logits are linear in the
+      attention (GAT, GATv2, PyG layers without a nonlinearity after the last one), a lower bound for the
+      graph transformer's last layer and for hidden layers of GAT and GATv2, else unknown; for links (dot
+      product) a lower bound, for graphs (mean of node logits) exact;
+    - the change of logits and of probabilities in total variation, exact, bound or unknown.
+
+    Against `vanilla`: overlap of the top-k1 and distance of the predictions, measured. Radius 0 is the
+    attention itself (ties still count as lost). Two attention vectors are never more than 2 apart in l1 (√2
+    in l2, 1 in linf): beyond, the ball holds every attention there is. docs/certificates.md has the proofs.
+
+    Args:
+        model: fgai's or any PyG attention model; run once in evaluation mode and left as it was.
+        data: a `Graph` or PyG `Data`.
+        vanilla: the model the faithful one came from, for properties 1 and 3.
+        radius: R ≥ 0.
+        k1: size of the top-k compared with vanilla, None for all neighbours.
+        k2: size of the certified top-k, None for all neighbours.
+        norm: "l1", "l2" or "linf".
+        alpha: α ≥ 0, largest change of prediction allowed; None leaves properties 3 and 4 out of the share.
+        beta: β in [0, 1], least overlap wanted; None leaves properties 1 and 2 out of the share.
+        divergence: D, total variation on "probabilities" or on "logits".
+
+    Returns:
+        A record with everything per node and layer, shares and curves.
+
+    Raises:
+        InputError: an argument out of range, or a graph the model cannot read.
+        AttentionError: no attention to certify, or a vanilla model with other layers or edges.
+
+    Warns:
+        ReliabilityWarning: `certificate-unknown`, if nothing can be said about predictions.
+
+    Example:
+        >>> import fgai
+        >>> from fgai.certificates import certify
+        >>> data = fgai.load("planted")
+        >>> model = fgai.train(fgai.GAT.for_data(data), data, epochs=3, progress=False)
+        >>> certify(model, data, radius=0.01).layer().prediction.class_status
+        'exact'
+    """
+    _check(radius, k1, k2, norm, alpha, beta, divergence)
+    began = perf_counter()
+    graph = prepared(model, as_graph(data))
+    seen = observe(model, graph)
+    other = None if vanilla is None else observe(vanilla, prepared(vanilla, as_graph(data)))
+    ran = perf_counter()
+    predictions = _predictions(model, seen, radius, norm)
+    twins = _twins(seen, other) if other is not None else [None] * len(seen.attention)
+    layers = tuple(
+        _layer(layer, twin, prediction, (k1, k2), norm)
+        for layer, twin, prediction in zip(seen.attention, twins, predictions, strict=True)
+    )
+    classes = predictions[-1].class_radius is not None
+    done = perf_counter()
+    return CertificateRecord(
+        model={"class": type(model).__name__, "config": getattr(model, "config", None)},
+        data={"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges},
+        norm=norm,
+        radius=float(radius),
+        k1=k1,
+        k2=k2,
+        alpha=None if alpha is None else float(alpha),
+        beta=None if beta is None else float(beta),
+        divergence=divergence,
+        compared=vanilla is not None,
+        layers=layers,
+        alpha1_logits=_distance(seen, other, "logits"),
+        alpha1_probabilities=_distance(seen, other, "probs"),
+        trivial_probabilities=trivial_change(seen.logits) if classes else None,
+        pairs=None if graph.links is None else graph.links.pairs.cpu(),
+        batch=None if graph.batch is None else graph.batch.cpu(),
+        version={"fgai": getattr(fgai, "__version__", ""), "torch": torch.__version__},
+        seconds={"forward": ran - began, "certificates": done - ran, "total": done - began},
+    )
+
+
+def _check(
+    radius: float,
+    k1: int | None,
+    k2: int | None,
+    norm: str,
+    alpha: float | None,
+    beta: float | None,
+    divergence: str,
+) -> None:
+    at_least(radius, "radius", 0.0, "radius 0 is the attention itself")
+    check_k(k1, "k1")
+    check_k(k2, "k2")
+    one_of(norm, "norm", NORMS)
+    one_of(divergence, "divergence", DIVERGENCES)
+    if alpha is not None:
+        at_least(alpha, "alpha", 0.0)
+    if beta is not None and not 0 <= beta <= 1:
+        raise InputError(f"`beta` must be between 0 and 1, it is an overlap; got {beta!r}")
+
+
+def _predictions(model: nn.Module, seen: Observation, radius: float, norm: str) -> list[Prediction]:
+    """The prediction part of every layer, in order."""
+    hidden = range(len(seen.attention) - 1)
+    stages = find_stages(model, seen) if hidden else ""
+    if isinstance(stages, str):
+        before = [Prediction(reason=stages) for _ in hidden]
+    else:
+        radii = HIDDEN_RADII if seen.attention.last.num_edges <= MANY_EDGES else TABLE_RADII
+        before = hidden_predictions(stages, seen.logits, radius, radii, norm)
+    last = _last(model, seen, radius, norm)
+    if last.class_status == UNKNOWN:
+        text = f"predictions cannot be certified: {last.reason}"
+        warnings.warn(ReliabilityWarning("certificate-unknown", text), stacklevel=4)
+    return [*before, last]
+
+
+def _last(model: nn.Module, seen: Observation, radius: float, norm: str) -> Prediction:
+    task = task_of(seen.graph).name
+    if getattr(model, "task", task) != task:
+        return Prediction(reason=f"the model is made for task {model.task!r}, the data for {task!r}")
+    if task != "node":
+        return item_prediction(model, seen, radius, norm)
+    rowptr = seen.attention.last.rowptr.cpu()
+    relu = find_relu(model, seen)
+    if not isinstance(relu, str):
+        return relu_prediction(relu, rowptr, seen.logits, radius, norm)
+    linear = find_linear(model, seen)
+    if not isinstance(linear, str):
+        return linear_prediction(linear, rowptr, seen.logits, radius, norm)
+    return Prediction(reason=linear)
+
+
+def _layer(
+    layer: LayerAttention,
+    twin: LayerAttention | None,
+    prediction: Prediction,
+    sizes: tuple[int | None, int | None],
+    norm: str,
+) -> LayerCertificate:
+    k1, k2 = sizes
+    rowptr, explanation = layer.rowptr.cpu(), layer.values.cpu().double().mean(1)
+    beta1 = None
+    if twin is not None:
+        theirs = twin.values.cpu().double().mean(1)
+        beta1 = overlap(topk_mask(theirs, rowptr, k1), topk_mask(explanation, rowptr, k1), rowptr)
+    return LayerCertificate(
+        name=layer.name,
+        heads=layer.num_heads,
+        k=k2,
+        sharpness=sharpness(explanation, rowptr),
+        degree=rowptr.diff(),
+        costs=swap_costs(explanation, rowptr, k2, norm),
+        beta1=beta1,
+        prediction=prediction,
+    )
+
+
+def _twins(seen: Observation, other: Observation) -> list[LayerAttention | None]:
+    """The vanilla model's layers, after making sure that rows may be compared."""
+    if len(other.attention) != len(seen.attention):
+        raise AttentionError(
+            f"`vanilla` has {len(other.attention)} attention layers, the model {len(seen.attention)};"
+            " give the model it was made from"
+        )
+    for mine, theirs in zip(seen.attention, other.attention, strict=True):
+        mine.to("cpu").require_same_edges(theirs.to("cpu"))
+    return list(other.attention)
+
+
+def _distance(seen: Observation, other: Observation | None, space: str) -> Tensor | None:
+    if other is None:
+        return None
+    if other.logits.shape != seen.logits.shape:
+        raise InputError(
+            f"`vanilla` returns logits of shape {tuple(other.logits.shape)}, the model"
+            f" {tuple(seen.logits.shape)}; give the model it was made from"
+        )
+    if seen.logits.dim() != 2:
+        return None
+    return tvd(seen.logits.cpu().double(), other.logits.cpu().double(), space)

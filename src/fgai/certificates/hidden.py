@@ -1,0 +1,217 @@
+"""Hidden layers: how far perturbing their attention, at all nodes at once, can move the logits.
+
+The layers that follow mix nodes and recompute their attention, so nothing here is exact. We carry a radius
+per node and channel from the perturbed layer to the output (interval arithmetic around the clean states):
+
+- the perturbed layer moves channel c of head h by at most `R ‖(z_jhc)_j‖_dual`, exactly;
+- ELU is monotone and convex, so it moves by at most `elu(x + r) - elu(x)`;
+- scores of the next layer are linear in its input up to a leaky ReLU of slope at most 1, so each moves by at
+  most ρ; then each attention w_j grows by at most the factor e^{2ρ}, and all of them move by at most
+  `t = tanh(ρ / 2)` in total variation;
+- `Σ w'_j z'_j - Σ w_j z_j = Σ w'_j (z'_j - z_j) + Σ (w'_j - w_j) z_j`, where the first sum is at most
+  `Σ w'_j r_j`, itself at most `e^{2ρ} Σ w_j r_j` and at most `Σ w_j r_j + t (max_j r_j - min_j r_j)`, and the
+  second is at most `t (max_j z_j - min_j z_j)`.
+
+What does not depend on the radius (dual norms, extents of the values) is computed once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import elu
+
+from fgai.certificates.kernels import channel_norms, margin_extent, mixed_margins, row_extent, row_largest
+from fgai.certificates.observe import Observation
+from fgai.certificates.prediction import BOUND, Prediction, gaps, probability_change
+from fgai.models import GAT, AttentionLayer, GATv2
+from fgai.ops import aggregate
+from fgai.sparse import Adjacency
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One attention layer as the bounds read it; float64 on the CPU.
+
+    Attributes:
+        layer: the module.
+        attention: clean, [E, H].
+        values: [N, H, C].
+        output: [N, H·C], or [N, C] from the last layer.
+        adjacency: the layer's edges.
+    """
+
+    layer: AttentionLayer
+    attention: Tensor
+    values: Tensor
+    output: Tensor
+    adjacency: Adjacency
+
+    @cached_property
+    def extent(self) -> Tensor:
+        """[N, H, C]: how far apart the values of a node's neighbours are."""
+        return _extent(self, self.values)
+
+    @cached_property
+    def activated(self) -> Tensor:
+        """ELU of the output."""
+        return elu(self.output)
+
+
+def find_stages(model: nn.Module, seen: Observation) -> list[Stage] | str:
+    """Return the layers of a GAT or GATv2 in order, or why its hidden layers cannot be followed."""
+    if type(model) not in (GAT, GATv2):
+        return (
+            "perturbing a hidden layer changes the scores and the values of every later layer; only GAT and"
+            " GATv2 are followed that far"
+        )
+    if model.task != "node" or not seen.runs:
+        return "only node-level read-outs are followed"
+    stages = []
+    for run, recorded in zip(seen.runs, seen.attention, strict=True):
+        layer = run.layer
+        assert isinstance(layer, AttentionLayer) and run.output is not None
+        if layer.input_norm is not None:
+            return "layer normalisation after the perturbed layer is not followed"
+        assert recorded.adjacency is not None
+        with torch.no_grad():
+            values = layer.attend(*run.inputs)[1].cpu().double()
+        attention, output = recorded.values.cpu().double(), run.output.cpu().double()
+        stages.append(Stage(layer, attention, values, output, recorded.adjacency.to("cpu")))
+    return stages
+
+
+def hidden_predictions(
+    stages: Sequence[Stage], logits: Tensor, radius: float, radii: Sequence[float], norm: str
+) -> list[Prediction]:
+    """Bound the change of every node's prediction when a layer is perturbed at all nodes, layer by layer.
+
+    Args:
+        stages: all layers, see `find_stages`.
+        logits: [N, C].
+        radius: R, at which the changes are bounded.
+        radii: the class radius is the largest of them (and R) at which the class provably stays, or 0.
+        norm: of the ball.
+
+    Returns:
+        One result for every layer but the last.
+    """
+    last = stages[-1]
+    top, lead = gaps(logits)
+    apart = margin_extent(last.adjacency.rowptr, last.adjacency.source, last.values, top)
+    tried = sorted({*radii, radius})
+    return [
+        _hidden_prediction(stages[index:], logits, top, lead, apart, radius, tried, norm)
+        for index in range(len(stages) - 1)
+    ]
+
+
+def _hidden_prediction(
+    stages: Sequence[Stage],
+    logits: Tensor,
+    top: Tensor,
+    lead: Tensor,
+    apart: Tensor,
+    radius: float,
+    tried: Sequence[float],
+    norm: str,
+) -> Prediction:
+    """The first of `stages` is perturbed; `apart` as in `_margin_loss`."""
+    stage, last = stages[0], stages[-1]
+    rates = channel_norms(stage.adjacency.rowptr, stage.adjacency.source, stage.values, norm).flatten(1)
+    class_radius = torch.zeros(top.numel(), dtype=torch.float64)
+    alive = torch.ones_like(top, dtype=torch.bool)
+    for size in tried:
+        if size != radius and not bool(alive.any()):
+            continue
+        reached = _carried(stages, size * rates)
+        # What broke at a smaller radius stays broken.
+        lost = _margin_loss(last, reached, top if size == radius else torch.where(alive, top, -1), apart)
+        if size == radius:
+            moved, gained = _through(last, reached), lost.topk(2, dim=1).values.sum(1)
+        alive &= (lead - lost).amin(1) > 0
+        # Holds at `size` itself, so the first radius at which it may break lies above.
+        class_radius[alive] = math.nextafter(size, math.inf)
+    return Prediction(
+        class_radius=class_radius,
+        alpha2_logits=moved.sum(1) / 2,
+        alpha2_probabilities=probability_change(logits, gained),
+        class_status=BOUND,
+        logits_status=BOUND,
+        probabilities_status=BOUND,
+        reason="intervals carried through the later layers, every node's attention perturbed at once",
+    )
+
+
+def _carried(stages: Sequence[Stage], radius: Tensor) -> Tensor:
+    """Radii [N, D] of the last layer's input, from those of the first layer's output."""
+    for here, after in pairwise(stages):
+        radius = elu(here.output + radius, inplace=True).sub_(here.activated)
+        if after is not stages[-1]:
+            radius = _through(after, radius)
+    return radius
+
+
+def _through(stage: Stage, radius: Tensor) -> Tensor:
+    """Radii of a layer's outputs from radii [N, D] of its inputs."""
+    moved = (radius @ _matrix(stage.layer).abs()).view_as(stage.values)
+    growth, change = _softmax_change(stage, radius)
+    out = aggregate(stage.attention, moved, stage.adjacency).mul_(growth).addcmul_(change, stage.extent)
+    return out.flatten(1) if stage.layer.concat else out.mean(1)
+
+
+def _margin_loss(stage: Stage, radius: Tensor, top: Tensor, apart: Tensor) -> Tensor:
+    """Most each class can gain on the top one, [N, C], 0 for itself: `_through` for differences of classes.
+
+    `apart` [N, H, C] says how far apart the neighbours are in their lead of the top class over each class.
+    Nodes whose `top` is -1 are left out.
+    """
+    layer, adjacency = stage.layer, stage.adjacency
+    matrix = _matrix(layer).view(-1, layer.heads, layer.channels)
+    # A common shift of all classes does not matter: taking out the middle one makes every radius smaller.
+    matrix = matrix - matrix.median(dim=2, keepdim=True).values
+    moved = (radius @ matrix.abs().flatten(1)).view_as(stage.values)
+    growth, change = _softmax_change(stage, radius)
+    given = adjacency.rowptr, adjacency.source, stage.attention, moved, growth[:, :, 0], change[:, :, 0], top
+    lost = mixed_margins(*given).addcmul_(change, apart)
+    lost = lost[:, 0] if layer.heads == 1 else lost.mean(1)
+    return lost.scatter_(1, top.clamp(min=0)[:, None], 0.0)
+
+
+def _extent(stage: Stage, values: Tensor) -> Tensor:
+    """How far apart `values` [N, H, C] are among the neighbours of each node; [N, H, C]."""
+    flat, adjacency = values.flatten(1), stage.adjacency
+    return row_extent(adjacency.rowptr, adjacency.source, flat).view_as(values)
+
+
+def _softmax_change(stage: Stage, radius: Tensor) -> tuple[Tensor, Tensor]:
+    """[N, H, 1] twice: largest growth of an attention weight, and their total variation."""
+    layer, adjacency = stage.layer, stage.adjacency
+    left, right = (radius @ part for part in _score_rates(layer))
+    strongest = row_largest(adjacency.rowptr, adjacency.source, left)
+    alone = adjacency.degree < 2  # the softmax of one score is 1, whatever the score
+    moved = ((strongest + right) * max(1.0, abs(layer.slope))).masked_fill(alone[:, None], 0.0)[:, :, None]
+    return torch.exp(2 * moved), torch.tanh(moved / 2)
+
+
+def _score_rates(layer: AttentionLayer) -> tuple[Tensor, Tensor]:
+    """[D, H] twice: how fast a score moves with each input channel of its source and of its destination."""
+    shape = (-1, layer.heads, layer.channels)
+    value = _matrix(layer).view(shape)
+    if layer.score == "additive":
+        source, target = (w.detach().cpu().double() for w in (layer.source_weight, layer.destination_weight))
+        return (value * source).sum(2).abs(), (value * target).sum(2).abs()
+    assert layer.score == "dynamic"
+    weight = layer.score_weight.detach().cpu().double().abs()
+    right = layer.right.weight.detach().cpu().double().view(shape)
+    return (value.abs() * weight).sum(2), (right.abs() * weight).sum(2)
+
+
+def _matrix(layer: AttentionLayer) -> Tensor:
+    return layer.value.weight.detach().cpu().double()

@@ -1,0 +1,163 @@
+"""Certified predictions of links and of whole graphs, where the last attention layer feeds them linearly."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fgai.attention import evaluating
+from fgai.certificates.kernels import class_norms
+from fgai.certificates.linear import LinearReadOut
+from fgai.certificates.observe import Observation
+from fgai.certificates.prediction import BOUND, EXACT, Prediction, gaps, probability_change, radius_of
+from fgai.models import AttentionLayer
+from fgai.ops.segments import row_index
+from fgai.tasks import link_logits, pool, task_of
+
+
+def item_prediction(model: nn.Module, seen: Observation, radius: float, norm: str) -> Prediction:
+    """Certify every link or small graph, the last layer's attention of every node moved by at most `radius`.
+
+    Recognised is a last attention layer whose output, put through the dot-product decoder or the mean over
+    each graph, is the model's output bit by bit. Anything else (cosine, maximum, an MLP head) is unknown.
+
+    Args:
+        model: fgai's.
+        seen: its forward pass.
+        radius: R.
+        norm: of the balls.
+    """
+    found = _last_layer(seen)
+    if isinstance(found, str):
+        return Prediction(reason=found)
+    read_out, states = found
+    rowptr = seen.attention.last.rowptr.cpu()
+    if task_of(seen.graph).name == "link":
+        return link_prediction(read_out, rowptr, states, _pairs(seen), seen.logits, radius, norm)
+    assert seen.graph.batch is not None
+    return graph_prediction(read_out, rowptr, seen.graph.batch.cpu(), seen.logits, radius, norm)
+
+
+def link_prediction(
+    read_out: LinearReadOut,
+    rowptr: Tensor,
+    states: Tensor,
+    pairs: Tensor,
+    logits: Tensor,
+    radius: float,
+    norm: str,
+) -> Prediction:
+    """Bound the change of scores `s = ⟨h_u, h_v⟩` with `h = b + Σ_e w_e z_e`, both ends perturbed.
+
+        |Δs| ≤ R (a_u + a_v) + R² A_u A_v,
+        a_u = Σ_h ‖(⟨z_eh, h_v⟩)_e‖_dual,   A_u = Σ_h ‖(‖z_eh‖₂)_e‖_dual   over the edges e into u,
+
+    the first two terms linear in one perturbation each, the last one Cauchy-Schwarz on their product. The
+    class is safe below the positive root of `R² A_u A_v + R (a_u + a_v) = |s|`.
+
+    Args:
+        read_out: z, [M, H, D].
+        rowptr: [N+1].
+        states: [N, D], h.
+        pairs: [2, L], u ≠ v.
+        logits: [L, 2].
+        radius: R.
+        norm: of the balls.
+    """
+    score = logits.detach().cpu().double().diff(dim=1).squeeze(1)
+    size = _dual(read_out.values[read_out.index].norm(dim=2), rowptr, norm).sum(1)
+    first = _towards(read_out, rowptr, states, pairs, norm)
+    first = first + _towards(read_out, rowptr, states, pairs.flip(0), norm)
+    second = size[pairs[0]] * size[pairs[1]]
+    # 2c / (b + √(b² + 4ac)) is the root without cancellation, and without a division by a = 0.
+    below = first + (first.square() + 4 * second * score.abs()).sqrt()
+    safe = torch.where(below > 0, 2 * score.abs() / torch.where(below > 0, below, 1.0), torch.inf)
+    safe = torch.where(score == 0, 0.0, safe)
+    moved = radius * first + radius**2 * second
+    return Prediction(
+        class_radius=safe,
+        alpha2_logits=moved / 2,
+        alpha2_probabilities=probability_change(logits, moved),
+        class_status=BOUND,
+        logits_status=BOUND,
+        probabilities_status=BOUND,
+        reason="the score is a product of two embeddings, each linear in this layer's attention",
+        rows_are="links",
+    )
+
+
+def graph_prediction(
+    read_out: LinearReadOut, rowptr: Tensor, batch: Tensor, logits: Tensor, radius: float, norm: str
+) -> Prediction:
+    """Certify means of linear node logits: what every node of a graph can do at once adds up.
+
+    Class radius, exact: `min_c (y_top - y_c) / mean_i margin[i, c]` with `margin` of `class_norms`, top being
+    the graph's class; each node attains its margin on its own. Logits and probabilities are bounds.
+
+    Args:
+        read_out: z, [M, H, C].
+        rowptr: [N+1].
+        batch: [N] graph of each node.
+        logits: [G, C].
+        radius: R.
+        norm: of the balls.
+    """
+    top, lead = gaps(logits)
+    margin, spread, total = class_norms(rowptr, read_out.index, read_out.values, top[batch], norm)
+    rates = pool(torch.cat([margin, spread[:, None], total[:, None]], dim=1), batch, len(top), "mean")
+    return Prediction(
+        class_radius=radius_of(lead, rates[:, :-2]),
+        alpha2_logits=radius / 2 * rates[:, -1],
+        alpha2_probabilities=probability_change(logits, radius * rates[:, -2]),
+        class_status=EXACT,
+        logits_status=BOUND,
+        probabilities_status=BOUND,
+        reason="the logits are means over nodes of what is linear in this layer's attention",
+        rows_are="graphs",
+    )
+
+
+def _last_layer(seen: Observation) -> tuple[LinearReadOut, Tensor] | str:
+    """The last layer's values and output, if the model's output is their plain read-out."""
+    run = seen.runs[-1] if seen.runs else None
+    if run is None or not isinstance(run.layer, AttentionLayer) or run.output is None:
+        return "the last attention layer is not one of fgai's"
+    layer, graph, output = run.layer, seen.graph, run.output
+    if layer.heads > 1 and layer.concat:
+        return "the last attention layer concatenates its heads"
+    if graph.links is not None:
+        plain = link_logits(output, graph.links.pairs)
+    else:
+        plain = pool(output, graph.batch, graph.num_graphs, "mean")
+    if plain.shape != seen.logits.shape or not torch.equal(plain, seen.logits):
+        return "something other than a dot product or a mean follows the last attention layer"
+    with torch.no_grad(), evaluating(layer):
+        values = layer.attend(*run.inputs)[1].detach().cpu().double() / layer.heads
+    read_out = LinearReadOut(values, seen.attention.last.source.cpu())
+    return read_out, output.detach().cpu().double()
+
+
+def _pairs(seen: Observation) -> Tensor:
+    assert seen.graph.links is not None
+    return seen.graph.links.pairs.cpu()
+
+
+def _towards(read_out: LinearReadOut, rowptr: Tensor, states: Tensor, pairs: Tensor, norm: str) -> Tensor:
+    """[L]: a of the first end of each pair, its edges' values read along the other end's state."""
+    degree = rowptr.diff()[pairs[0]]
+    pointers = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
+    pair = row_index(pointers, int(pointers[-1]))
+    edge = torch.arange(int(pointers[-1])) - pointers[pair] + rowptr[pairs[0]][pair]
+    along = torch.einsum("ehd,ed->eh", read_out.values[read_out.index[edge]], states[pairs[1]][pair])
+    return _dual(along.abs(), pointers, norm).sum(1)
+
+
+def _dual(values: Tensor, rowptr: Tensor, norm: str) -> Tensor:
+    """[N, H]: the dual norm of the non-negative values [E, H] of each row; 0 for an empty one."""
+    rows = row_index(rowptr, values.shape[0])[:, None].expand_as(values)
+    out = values.new_zeros(rowptr.numel() - 1, values.shape[1])
+    if norm == "l1":
+        return out.scatter_reduce(0, rows, values, "amax")
+    if norm == "l2":
+        return out.scatter_add(0, rows, values.square()).sqrt()
+    return out.scatter_add(0, rows, values)

@@ -1,0 +1,178 @@
+"""`LayerCertificate`: what is certified about one layer's attention, node by node."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from fgai.certificates.prediction import UNKNOWN, Prediction
+from fgai.checks import at_least, one_of
+from fgai.records import pack_array, unpack_array
+
+KINDS = ("topk", "class")
+RADII = tuple(10 ** (-3 + step / 8) for step in range(17))
+"""The radii curves are drawn at: .001 to .1, eight steps a decade."""
+
+# What rounding may take from an overlap such as 1 - 1/5.
+_ROUNDING = 1e-9
+_TENSORS = ("degree", "costs", "beta1")
+_PARTS = ("class_radius", "alpha2_logits", "alpha2_probabilities")
+_WORDS = ("class_status", "logits_status", "probabilities_status", "reason", "rows_are")
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCertificate:
+    """Certificates of one layer; everything is about perturbing this layer's attention, its values fixed.
+
+    Nodes with at most k neighbours have no outsider to swap in: their top-k holds trivially. Shares count the
+    others only, `counted`.
+
+    Attributes:
+        name: of the layer.
+        heads: H; the explanation is their average.
+        k: k2, the size of the explanation, or None for all neighbours.
+        sharpness: of the attention, see `fgai.metrics.sharpness`; NaN if no node has two neighbours.
+        degree: int64 [N], neighbours of each node in this layer, self-loops included.
+        costs: float64 [N, M], c(m) of `fgai.topk.swap_costs`; infinite where m members cannot leave.
+        beta1: float64 [N], overlap of the top-k1 with the vanilla model's, or None.
+        prediction: what perturbing this layer can do to the predictions.
+    """
+
+    name: str
+    heads: int
+    k: int | None
+    sharpness: float
+    degree: Tensor
+    costs: Tensor
+    beta1: Tensor | None
+    prediction: Prediction
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return int(self.degree.numel())
+
+    @property
+    def counted(self) -> Tensor:
+        """The nodes with more than k neighbours, bool [N]."""
+        if self.k is None:
+            return torch.zeros_like(self.degree, dtype=torch.bool)
+        return self.degree > self.k
+
+    @property
+    def trivial_share(self) -> float:
+        """Share of nodes with at most k neighbours, whose top-k cannot change."""
+        return 1.0 - float(self.counted.double().mean())
+
+    @property
+    def topk_radius(self) -> Tensor:
+        """float64 [N]: below this radius the top-k set cannot change; infinite for trivial nodes."""
+        return self.overlap_radius(1.0)
+
+    def overlap_radius(self, beta: float) -> Tensor:
+        """float64 [N]: below this radius at least the share `beta` of the top-k stays."""
+        leavers = 0 if self.k is None else math.floor(self.k * (1 - beta) + _ROUNDING)
+        if leavers >= self.costs.shape[1]:
+            return torch.full((self.num_nodes,), torch.inf, dtype=torch.float64)
+        return self.costs[:, leavers]
+
+    def beta2(self, radius: float) -> Tensor:
+        """Certified overlap at `radius`: `1 - max{m : c(m) <= R} / k`, float64 [N].
+
+        It never falls below `1 - min(k, degree - k) / k`, whatever the radius. Ties count as lost, also at
+        radius 0.
+        """
+        at_least(radius, "radius", 0.0)
+        if self.k is None:
+            return torch.ones(self.num_nodes, dtype=torch.float64)
+        return 1 - (self.costs <= radius).sum(1).double() / self.k
+
+    def certified(self, kind: str, radius: float, beta: float = 1.0) -> Tensor | None:
+        """Which nodes hold at `radius`.
+
+        Args:
+            kind: "topk" (at least the share `beta` of the top-k stays) or "class" (the prediction stays).
+            radius: R.
+            beta: for "topk".
+
+        Returns:
+            bool [N], or None where it is unknown.
+        """
+        one_of(kind, "kind", KINDS)
+        at_least(radius, "radius", 0.0)
+        if kind == "topk":
+            return self.overlap_radius(beta) > radius
+        if self.prediction.class_radius is None:
+            return None
+        return self.prediction.class_radius > radius
+
+    def share(self, kind: str, radius: float, beta: float = 1.0) -> float | None:
+        """Share of the counted nodes that hold at `radius`; None if unknown or if no node counts.
+
+        Of the predictions of links or graphs all count.
+        """
+        held = self.certified(kind, radius, beta)
+        counted = self._counted(kind == "class")
+        if held is None or not bool(counted.any()):
+            return None
+        return float(held[counted].double().mean())
+
+    def curve(self, kind: str, radii: tuple[float, ...] = RADII, beta: float = 1.0) -> list[float | None]:
+        """`share` at each of `radii`."""
+        return [self.share(kind, radius, beta) for radius in radii]
+
+    def median(self, values: Tensor | None, *, predicted: bool = False) -> float | None:
+        """Median of values over the counted nodes; None without any.
+
+        Args:
+            values: one per node, or one per prediction.
+            predicted: they are about predictions; those of links or graphs all count.
+        """
+        counted = self._counted(predicted)
+        if values is None or not bool(counted.any()):
+            return None
+        return float(values[counted].quantile(0.5, interpolation="lower"))
+
+    def _counted(self, predicted: bool) -> Tensor:
+        """`counted`, or everything where predictions are not those of nodes."""
+        radius = self.prediction.class_radius
+        if not predicted or radius is None or self.prediction.rows_are in ("nodes", UNKNOWN):
+            return self.counted
+        return torch.ones_like(radius, dtype=torch.bool)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values; arrays are packed bit by bit."""
+        prediction = self.prediction
+        parts = {name: getattr(self, name) for name in _TENSORS}
+        parts |= {name: getattr(prediction, name) for name in _PARTS}
+        return {
+            "name": self.name,
+            "heads": self.heads,
+            "k": self.k,
+            "sharpness": None if math.isnan(self.sharpness) else self.sharpness,
+            **{word: getattr(prediction, word) for word in _WORDS},
+            "per_node": {key: None if t is None else pack_array(t.numpy()) for key, t in parts.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Inverse of `to_dict`."""
+        arrays: dict[str, Any] = {
+            key: None if packed is None else torch.from_numpy(unpack_array(packed).copy())
+            for key, packed in values["per_node"].items()
+        }
+        words = {word: values.get(word, UNKNOWN) for word in _WORDS}
+        sharpness = values["sharpness"]
+        return cls(
+            name=values["name"],
+            heads=values["heads"],
+            k=values["k"],
+            sharpness=math.nan if sharpness is None else sharpness,
+            **{key: arrays[key] for key in _TENSORS},
+            prediction=Prediction(**{key: arrays[key] for key in _PARTS}, **words),
+        )

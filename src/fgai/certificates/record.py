@@ -1,0 +1,246 @@
+"""`CertificateRecord`: everything certified about one model on one graph."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from fgai.certificates.layer import RADII, LayerCertificate
+from fgai.certificates.prediction import Prediction
+from fgai.certificates.tables import TABLE_RADII, overview, share_table
+from fgai.errors import InputError
+from fgai.records import Document, pack_array, plain, unpack_array
+
+PROMISE = (
+    "Certified: perturbations of this layer's attention with its values fixed, every head of a node moved by"
+    " at most R. Injected nodes or edges change values too; against them this is no guarantee."
+)
+DIVERGENCES = ("probabilities", "logits")
+_ROUNDING = 1e-9
+_TENSORS = ("alpha1_logits", "alpha1_probabilities", "trivial_probabilities", "pairs", "batch")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CertificateRecord(Document):
+    """The four properties of each node, measured (1, 3) and certified (2, 4).
+
+    1. similarity: `beta1`, overlap of the top-k1 with the vanilla model's
+    2. stability of the explanation: `beta2(R)`, certified overlap of the top-k2
+    3. closeness: `alpha1`, total variation to the vanilla model's prediction
+    4. stability of the prediction: `alpha2(R)`, certified total variation
+
+    A node satisfies (D, R, α, β, k1, k2)-FGAI at a layer if 1 and 2 are at least β, 3 and 4 at most α. A link
+    has properties 1 and 2 if both its ends have them, a graph if all its nodes do; 3 and 4 are about the
+    prediction of the link or graph itself.
+
+    Attributes:
+        model: class and settings.
+        data: name and sizes.
+        norm: of the balls.
+        radius: R.
+        k1: size of the top-k compared with vanilla.
+        k2: size of the certified top-k.
+        alpha: α, or None if it was not asked for.
+        beta: β, or None if it was not asked for.
+        divergence: D, total variation on "probabilities" or "logits".
+        compared: whether a vanilla model was given.
+        layers: one certificate per layer, in order; the last one is the output layer's.
+        alpha1_logits: float64 [N] or None.
+        alpha1_probabilities: float64 [N] or None.
+        trivial_probabilities: float64 [N], `1 - min_c p_c`, or None; no change of probabilities is larger.
+        version: of fgai and torch.
+        seconds: it took, by part.
+        promise: what is certified, in a sentence.
+        pairs: int64 [2, L], the ends of the links that are predicted, or None.
+        batch: int64 [N], the graph each node is part of where graphs are predicted, or None.
+    """
+
+    KIND: ClassVar[str] = "certificate"
+
+    model: dict[str, Any]
+    data: dict[str, Any]
+    norm: str
+    radius: float
+    k1: int | None
+    k2: int | None
+    alpha: float | None
+    beta: float | None
+    divergence: str
+    compared: bool
+    layers: tuple[LayerCertificate, ...]
+    alpha1_logits: Tensor | None
+    alpha1_probabilities: Tensor | None
+    trivial_probabilities: Tensor | None
+    version: dict[str, str]
+    seconds: dict[str, float]
+    promise: str = PROMISE
+    pairs: Tensor | None = None
+    batch: Tensor | None = None
+
+    def layer(self, index: int = -1) -> LayerCertificate:
+        """Return one layer's certificate, by default the output layer's.
+
+        Raises:
+            InputError: there is no such layer.
+        """
+        if not -len(self.layers) <= index < len(self.layers):
+            raise InputError(f"`index` must name one of {len(self.layers)} layers, got {index}")
+        return self.layers[index]
+
+    def alpha2(self, index: int = -1) -> Tensor | None:
+        """float64 [N]: certified change of the prediction at `radius`, in the record's divergence."""
+        return self._chosen(self.layer(index).prediction)
+
+    @property
+    def alpha1(self) -> Tensor | None:
+        """float64 [N]: distance to the vanilla prediction, in the record's divergence."""
+        return self.alpha1_logits if self.divergence == "logits" else self.alpha1_probabilities
+
+    def properties(self, index: int = -1) -> dict[str, Tensor | None]:
+        """Which nodes, links or graphs have which of the four properties: name → bool, None if unknown.
+
+        A property whose bound (`alpha`, `beta`) was not given is left out; so are 1 and 3 without a vanilla
+        model.
+        """
+        layer = self.layer(index)
+        found: dict[str, Tensor | None] = {}
+        if self.beta is not None:
+            least = self.beta - _ROUNDING
+            if self.compared:
+                found["similarity"] = None if layer.beta1 is None else self._rows(layer.beta1 >= least)
+            found["explanation_stability"] = self._rows(layer.beta2(self.radius) >= least)
+        if self.alpha is not None:
+            if self.compared:
+                found["closeness"] = None if self.alpha1 is None else self.alpha1 <= self.alpha
+            change = self.alpha2(index)
+            found["prediction_stability"] = None if change is None else change <= self.alpha
+        return found
+
+    def satisfied(self, index: int = -1) -> Tensor | None:
+        """What has all properties asked for, bool; None if nothing was asked for or one is unknown."""
+        found = list(self.properties(index).values())
+        if not found or any(mask is None for mask in found):
+            return None
+        return torch.stack([mask for mask in found if mask is not None]).all(0)
+
+    def satisfied_share(self, index: int = -1) -> float | None:
+        """Share of nodes with more than max(k1, k2) neighbours that satisfy everything asked for.
+
+        Of links with such an end, of graphs with such a node.
+        """
+        held, degree = self.satisfied(index), self.layer(index).degree
+        sizes = [k for k in (self.k1, self.k2) if k is not None]
+        counted = degree > max(sizes) if len(sizes) == 2 else torch.zeros_like(degree, dtype=torch.bool)
+        counted = ~self._rows(~counted)
+        if held is None or not bool(counted.any()):
+            return None
+        return float(held[counted].double().mean())
+
+    def informative_share(self, index: int = -1) -> float | None:
+        """Share of nodes whose bound on probabilities is clearly (1 %) below the trivial `1 - min_c p_c`."""
+        change = self.layer(index).prediction.alpha2_probabilities
+        if change is None or self.trivial_probabilities is None:
+            return None
+        return float((change < 0.99 * self.trivial_probabilities).double().mean())
+
+    def summary(self) -> dict[str, Any]:
+        """Shares, medians and curves as plain values; what tables and figures read."""
+        return {
+            "promise": self.promise,
+            "radii": list(RADII),
+            "table_radii": list(TABLE_RADII),
+            "layers": [self._layer_summary(index) for index in range(len(self.layers))],
+            "alpha1": _mean(self.alpha1),
+        }
+
+    def show(self, console: Console | None = None) -> None:
+        """Print the certificates in a terminal."""
+        overview(self).show(console)
+        share_table(self).show(console)
+
+    def to_markdown(self) -> str:
+        """Return the certificates as Markdown."""
+        return f"{overview(self).to_markdown()}\n\n{share_table(self).to_markdown()}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values: settings, the summary, then everything per node, packed."""
+        special: dict[str, Any] = {
+            "layers": [layer.to_dict() for layer in self.layers],
+            "summary": self.summary(),
+        }
+        for name in _TENSORS:
+            value = getattr(self, name)
+            special[name] = None if value is None else pack_array(value.numpy())
+        names = [name for name in self.__dataclass_fields__ if name not in special]
+        fields = {name: plain(getattr(self, name)) for name in names}
+        return {"kind": self.KIND, "schema": self.SCHEMA, **fields, **plain(special)}
+
+    @classmethod
+    def _build(cls, fields: dict[str, Any]) -> Self:
+        fields["layers"] = tuple(LayerCertificate.from_dict(layer) for layer in fields["layers"])
+        for name in _TENSORS:
+            if fields.get(name) is not None:
+                fields[name] = torch.from_numpy(unpack_array(fields[name]).copy())
+        return cls(**fields)
+
+    def _rows(self, nodes: Tensor) -> Tensor:
+        """From bool [N] to what is predicted: itself, links with both ends, graphs with all nodes in it."""
+        if self.pairs is not None:
+            return nodes[self.pairs].all(0)
+        if self.batch is not None:
+            out = torch.ones(int(self.batch.max()) + 1, dtype=torch.bool)
+            out[self.batch[~nodes]] = False
+            return out
+        return nodes
+
+    def _chosen(self, prediction: Prediction) -> Tensor | None:
+        return prediction.alpha2_logits if self.divergence == "logits" else prediction.alpha2_probabilities
+
+    def _layer_summary(self, index: int) -> dict[str, Any]:
+        layer = self.layers[index]
+        prediction, counted = layer.prediction, layer.counted
+        return {
+            "name": layer.name,
+            "nodes": layer.num_nodes,
+            "counted": int(counted.sum()),
+            "trivial_share": layer.trivial_share,
+            "sharpness": layer.sharpness,
+            "topk": {
+                "share": layer.share("topk", self.radius),
+                "median_radius": layer.median(layer.topk_radius),
+                "mean_beta2": _mean(layer.beta2(self.radius)[counted]),
+                "table": layer.curve("topk", TABLE_RADII),
+                "curve": layer.curve("topk"),
+            },
+            "beta1": None if layer.beta1 is None else _mean(layer.beta1[counted]),
+            "class": {
+                "status": prediction.class_status,
+                "share": layer.share("class", self.radius),
+                "median_radius": layer.median(prediction.class_radius, predicted=True),
+                "table": layer.curve("class", TABLE_RADII),
+                "curve": layer.curve("class"),
+            },
+            "alpha2_logits": {
+                "status": prediction.logits_status,
+                "median": layer.median(prediction.alpha2_logits, predicted=True),
+            },
+            "alpha2_probabilities": {
+                "status": prediction.probabilities_status,
+                "median": layer.median(prediction.alpha2_probabilities, predicted=True),
+                "informative_share": self.informative_share(index),
+            },
+            "reason": prediction.reason,
+            "satisfied_share": self.satisfied_share(index),
+        }
+
+
+def _mean(values: Tensor | None) -> float | None:
+    if values is None or values.numel() == 0:
+        return None
+    mean = float(values.double().mean())
+    return mean if math.isfinite(mean) else None

@@ -1,0 +1,222 @@
+"""Read-outs through ReLUs (the graph transformer's last block): exact to first order, the rest bounded.
+
+With m the aggregated values of a node, its logits are
+
+    p1 = G m + g,    p2 = P m + B relu(p1) + q,    y = A relu(p2) + a.
+
+Let M1, M2 mark the units that are on at the clean attention. A perturbation moves a pre-activation p by Δ,
+and
+
+    relu(p + Δ) = relu(p) + M Δ + ε,    0 <= ε <= (|Δ| - |p|)_+,
+
+because a unit adds something only once it has crossed zero. So `y` moves by a linear part, whose worst case
+over the ball is exact, and by the ε of the units within reach, which intervals bound. Below the radius at
+which the first unit can cross zero the certificate is that of a linear read-out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fgai.certificates.kernels import channel_norms, class_norms
+from fgai.certificates.observe import Observation
+from fgai.certificates.prediction import BOUND, SMALLEST, Prediction, gaps, probability_change, radius_of
+from fgai.models import GT, AttentionLayer
+
+# Edges per block: the working set stays around 100 MB.
+_BLOCK = 1 << 15
+# Halvings of the interval in which the class radius lies.
+_HALVINGS = 12
+# Two attentions are never further apart than this, in any of the norms.
+_FARTHEST = 2.0
+
+
+@dataclass(frozen=True, eq=False)
+class ReluReadOut:
+    """The maps of the module's formula, float64 on the CPU, and the clean pre-activations.
+
+    Attributes:
+        values: [N, H, C], v: `m` holds `Σ_e w_eh v_eh` of all heads side by side.
+        source: [E] int64.
+        G: [K1, H, C].
+        P: [K2, H, C].
+        B: [K2, K1].
+        A: [classes, K2].
+        p1: [N, K1].
+        p2: [N, K2].
+    """
+
+    values: Tensor
+    source: Tensor
+    G: Tensor
+    P: Tensor
+    B: Tensor
+    A: Tensor
+    p1: Tensor
+    p2: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Rates:
+    """What one unit of radius does to first order: to p1, p2, class margins, differences and all logits."""
+
+    first: Tensor
+    second: Tensor
+    margin: Tensor
+    spread: Tensor
+    total: Tensor
+
+
+def find_relu(model: nn.Module, seen: Observation) -> ReluReadOut | str:
+    """Return the read-out of a graph transformer's last attention layer, or why there is none."""
+    if type(model) is not GT or model.task != "node" or not seen.runs:
+        return "only the node-level graph transformer's way from attention to logits is known"
+    block = model.blocks[-1]
+    norms = block.norm_attention, block.norm_feed
+    if not all(isinstance(norm, nn.BatchNorm1d) and norm.running_var is not None for norm in norms):
+        return "layer normalisation between attention and logits is not piecewise linear"
+    run = seen.runs[-1]
+    layer = run.layer
+    assert isinstance(layer, AttentionLayer) and run.output is not None
+    with torch.no_grad():
+        values = layer.attend(*run.inputs)[1].cpu().double()
+        scales, shifts = zip(*(_affine(norm) for norm in norms), strict=True)
+        out_w, out_b = _weights(block.output)
+        wide_w, wide_b = _weights(block.wide)
+        narrow_w, narrow_b = _weights(block.narrow)
+        head_w, head_b = _weights(model.head[0])
+        state = run.inputs[0].cpu().double() + run.output.cpu().double() @ out_w.T + out_b
+        state = state * scales[0] + shifts[0]
+        p1 = state @ wide_w.T + wide_b
+        fed = (state + p1.relu() @ narrow_w.T + narrow_b) * scales[1] + shifts[1]
+        p2 = fed @ head_w.T + head_b
+        mix = scales[0][:, None] * out_w
+        shape = (-1, layer.heads, layer.channels)
+        return ReluReadOut(
+            values=values,
+            source=seen.attention.last.source.cpu(),
+            G=(wide_w @ mix).view(shape),
+            P=(head_w @ (scales[1][:, None] * mix)).view(shape),
+            B=head_w @ (scales[1][:, None] * narrow_w),
+            A=_weights(model.head[2])[0],
+            p1=p1,
+            p2=p2,
+        )
+
+
+def relu_prediction(
+    read_out: ReluReadOut, rowptr: Tensor, logits: Tensor, radius: float, norm: str
+) -> Prediction:
+    """Bound every node's prediction change, each head's attention moved by at most `radius`.
+
+    Args:
+        read_out: see `ReluReadOut`.
+        rowptr: [N+1].
+        logits: [N, C].
+        radius: R.
+        norm: of the ball.
+    """
+    top, lead = gaps(logits)
+    rates = _first_order(read_out, rowptr, top, norm)
+    size = torch.full((rowptr.numel() - 1,), radius, dtype=torch.float64)
+    low, high = _remainder(read_out, rates, size)
+    positive, negative = read_out.A.clamp(min=0).T, (-read_out.A).clamp(min=0).T
+    rise, fall = high @ positive + low @ negative, low @ positive + high @ negative
+    spread = radius * rates.spread + rise.amax(1) + fall.amax(1)
+    return Prediction(
+        class_radius=_class_radius(read_out, rates, top, lead, rowptr),
+        alpha2_logits=(radius * rates.total + torch.maximum(rise, fall).sum(1)) / 2,
+        alpha2_probabilities=probability_change(logits, spread),
+        class_status=BOUND,
+        logits_status=BOUND,
+        probabilities_status=BOUND,
+        reason="linear part of the read-out, plus what ReLUs within reach can add",
+    )
+
+
+def _first_order(read_out: ReluReadOut, rowptr: Tensor, top: Tensor, norm: str) -> _Rates:
+    """The read-out linearised at every node: effective values per edge, then dual norms."""
+    ahead = torch.einsum("nhc,khc->nhk", read_out.values, read_out.G)
+    skip = torch.einsum("nhc,khc->nhk", read_out.values, read_out.P)
+    on1, on2 = (read_out.p1 > 0).double(), (read_out.p2 > 0).double()
+    nodes = rowptr.numel() - 1
+    second = torch.zeros_like(read_out.p2)
+    margin, spread, total = second.new_zeros(nodes, len(read_out.A)), *second.new_zeros(2, nodes)
+    for start, stop in _blocks(rowptr):
+        edges = slice(int(rowptr[start]), int(rowptr[stop]))
+        pointers, source = rowptr[start : stop + 1] - rowptr[start], read_out.source[edges]
+        rows = torch.repeat_interleave(torch.arange(start, stop), pointers.diff())
+        own = torch.arange(source.numel())
+        moved = skip[source] + (ahead[source] * on1[rows][:, None]) @ read_out.B.T
+        second[start:stop] = channel_norms(pointers, own, moved, norm).sum(1)
+        effective = (moved * on2[rows][:, None]) @ read_out.A.T
+        margin[start:stop], spread[start:stop], total[start:stop] = class_norms(
+            pointers, own, effective, top[start:stop], norm
+        )
+    first = channel_norms(rowptr, read_out.source, ahead, norm).sum(1)
+    return _Rates(first, second, margin, spread, total)
+
+
+def _remainder(read_out: ReluReadOut, rates: _Rates, radius: Tensor) -> tuple[Tensor, Tensor]:
+    """Beyond first order relu(p2) lies in [-low, high] of its linear part: two [N, K2] for radii [N]."""
+    size = radius[:, None]
+    kink1 = (size * rates.first - read_out.p1.abs()).clamp(min=0)
+    up, down = kink1 @ read_out.B.clamp(min=0).T, kink1 @ (-read_out.B).clamp(min=0).T
+    on = read_out.p2 > 0
+    reach = size * rates.second + torch.where(on, down, up)
+    kink2 = (reach - read_out.p2.abs()).clamp(min=0)
+    return torch.where(on, down, 0.0), torch.where(on, up, 0.0) + kink2
+
+
+def _class_radius(read_out: ReluReadOut, rates: _Rates, top: Tensor, lead: Tensor, rowptr: Tensor) -> Tensor:
+    """Largest radius, up to halving, at which no class can catch up; never above the first-order radius."""
+    limit = radius_of(lead, rates.margin).clamp(max=_FARTHEST)
+    low, high = torch.zeros_like(limit), limit.clone()
+    tried = high
+    for _ in range(_HALVINGS + 1):
+        lost = tried[:, None] * rates.margin + _margin_remainder(read_out, rates, top, tried)
+        safe = (lead - lost).amin(1) > 0
+        low, high = torch.where(safe, tried, low), torch.where(safe, high, tried)
+        tried = (low + high) / 2
+    ahead = lead.amin(1) > 0
+    low = torch.where(ahead, low.clamp(min=SMALLEST), 0.0)  # at radius 0 nothing moves
+    return torch.where(rowptr.diff() > 0, low, torch.where(ahead, torch.inf, 0.0))
+
+
+def _margin_remainder(read_out: ReluReadOut, rates: _Rates, top: Tensor, radius: Tensor) -> Tensor:
+    """[N, C]: the most class c can gain on the top class beyond first order, at radii [N]."""
+    low, high = _remainder(read_out, rates, radius)
+    out = torch.zeros_like(rates.margin)
+    for winner in torch.unique(top).tolist():
+        rows = top == winner
+        ahead = read_out.A[winner] - read_out.A
+        out[rows] = low[rows] @ ahead.clamp(min=0).T + high[rows] @ (-ahead).clamp(min=0).T
+    return out
+
+
+def _blocks(rowptr: Tensor) -> Iterator[tuple[int, int]]:
+    """Ranges of rows with about `_BLOCK` edges each."""
+    start, nodes = 0, rowptr.numel() - 1
+    while start < nodes:
+        stop = int(torch.searchsorted(rowptr, rowptr[start] + _BLOCK, right=True)) - 1
+        stop = min(max(stop, start + 1), nodes)
+        yield start, stop
+        start = stop
+
+
+def _weights(linear: Any) -> tuple[Tensor, Tensor]:
+    return linear.weight.detach().cpu().double(), linear.bias.detach().cpu().double()
+
+
+def _affine(norm: Any) -> tuple[Tensor, Tensor]:
+    """Batch norm in evaluation mode as `scale · x + shift`."""
+    scale: Tensor = torch.rsqrt(norm.running_var.cpu().double() + norm.eps)
+    if norm.affine:
+        scale = scale * norm.weight.detach().cpu().double()
+    shift = -norm.running_mean.cpu().double() * scale
+    return scale, shift + norm.bias.detach().cpu().double() if norm.affine else shift

@@ -1,0 +1,97 @@
+"""Certificates as tables: an overview of every layer, and certified shares against the radius."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from fgai.certificates.prediction import UNKNOWN
+from fgai.records import Cell, Column, Table
+
+if TYPE_CHECKING:
+    from fgai.certificates.record import CertificateRecord
+
+TABLE_RADII = (0.001, 0.003, 0.01, 0.03, 0.1)
+
+
+def overview(record: CertificateRecord) -> Table:
+    """One column per layer, one row per property; medians are over nodes with more than k2 neighbours."""
+    summary = record.summary()["layers"]
+    at = f"at R = {record.radius:g}"
+    rows: list[list[Cell]] = [
+        ["nodes counted", *(f"{layer['counted']} of {layer['nodes']}" for layer in summary)],
+        ["top-k trivial (share of nodes)", *(_percent(layer["trivial_share"]) for layer in summary)],
+        ["sharpness", *(_number(layer["sharpness"]) for layer in summary)],
+        ["top-k radius, median", *(_number(layer["topk"]["median_radius"]) for layer in summary)],
+        [f"top-k cannot change {at}", *(_percent(layer["topk"]["share"]) for layer in summary)],
+        [f"certified overlap β₂, mean {at}", *(_number(layer["topk"]["mean_beta2"]) for layer in summary)],
+        ["class radius, median", *(_marked(layer["class"], "median_radius") for layer in summary)],
+        [f"class cannot change {at}", *(_percent(layer["class"]["share"]) for layer in summary)],
+        [f"α₂ on logits, median {at}", *(_marked(layer["alpha2_logits"], "median") for layer in summary)],
+        [
+            f"α₂ on probabilities, median {at}",
+            *(_marked(layer["alpha2_probabilities"], "median") for layer in summary),
+        ],
+        [
+            "… below the trivial bound (share)",
+            *(_percent(layer["alpha2_probabilities"]["informative_share"]) for layer in summary),
+        ],
+    ]
+    if record.compared:
+        rows.append(["overlap with vanilla β₁, mean", *(_number(layer["beta1"]) for layer in summary)])
+        rows.append(["change from vanilla α₁, mean", *(_number(record.summary()["alpha1"]) for _ in summary)])
+    if record.alpha is not None or record.beta is not None:
+        rows.append(
+            [f"{_definition(record)} (share)", *(_percent(layer["satisfied_share"]) for layer in summary)]
+        )
+    columns = [Column(""), *(Column(layer["name"]) for layer in summary)]
+    return Table(_title(record), columns, rows, _notes(record))
+
+
+def share_table(record: CertificateRecord, radii: tuple[float, ...] = TABLE_RADII) -> Table:
+    """Certified shares of the nodes with more than k2 neighbours, against the radius."""
+    rows: list[list[Cell]] = []
+    for layer in record.layers:
+        for kind, label in (("topk", f"top-{record.k2 or 'all'}"), ("class", "class")):
+            shares = [_percent(share) for share in layer.curve(kind, radii)]
+            status = "exact" if kind == "topk" else layer.prediction.class_status
+            rows.append([layer.name, label, status, *shares])
+    columns = [Column("layer"), Column("what"), Column("how"), *(Column(f"R = {r:g}") for r in radii)]
+    return Table(f"Nodes certified, {record.norm} ball", columns, rows, (record.promise,))
+
+
+def _title(record: CertificateRecord) -> str:
+    return f"Certificates of {record.model['class']} on {record.data['name']}, {record.norm} ball"
+
+
+def _definition(record: CertificateRecord) -> str:
+    alpha = "·" if record.alpha is None else f"{record.alpha:g}"
+    beta = "·" if record.beta is None else f"{record.beta:g}"
+    half = "" if record.compared else ", stability half only"
+    return f"(TV, {record.radius:g}, {alpha}, {beta}, {record.k1}, {record.k2})-FGAI{half}"
+
+
+def _notes(record: CertificateRecord) -> list[str]:
+    notes = [record.promise]
+    for layer in record.layers:
+        prediction = layer.prediction
+        if UNKNOWN in (prediction.class_status, prediction.probabilities_status):
+            notes.append(f"{layer.name}: prediction unknown, {prediction.reason}.")
+    return notes
+
+
+def _number(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "–"
+    return "∞" if math.isinf(value) else f"{value:.3g}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def _marked(part: dict[str, object], key: str) -> str:
+    value, status = part[key], part["status"]
+    if status == UNKNOWN or not isinstance(value, float):
+        return UNKNOWN if status == UNKNOWN else "–"
+    return f"{_number(value)} ({status})"

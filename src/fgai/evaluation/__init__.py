@@ -1,0 +1,17 @@
+"""The evaluation protocol: attack a model, measure it, and keep the result as a record."""
+
+from fgai.evaluation.breaking import BreakingPoint, breaking_point
+from fgai.evaluation.compare import Comparison, compare
+from fgai.evaluation.protocol import evaluate
+from fgai.evaluation.reach import touched_rows
+from fgai.evaluation.record import EvaluationRecord
+
+__all__ = [
+    "BreakingPoint",
+    "Comparison",
+    "EvaluationRecord",
+    "breaking_point",
+    "compare",
+    "evaluate",
+    "touched_rows",
+]

@@ -1,0 +1,166 @@
+"""`breaking_point`: the smallest number of injected nodes at which explanations give way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from rich.console import Console
+from torch import nn
+
+from fgai.attacks import THREATS, Threat
+from fgai.checks import at_least, one_of
+from fgai.errors import InputError
+from fgai.evaluation import measures as ms
+from fgai.evaluation.reach import touched_rows
+from fgai.models import as_graph
+from fgai.records import Column, Table
+from fgai.tasks import task_of
+from fgai.topk import check_k
+from fgai.training import prepared
+
+
+@dataclass(frozen=True)
+class BreakingPoint:
+    """Where explanations give way, as measured.
+
+    Attributes:
+        nodes: smallest number of injected nodes measured whose overlap lies below the threshold while that of
+            one node less does not; None if the overlap never fell below it.
+        threshold: of the overlap.
+        limit: most nodes that were tried.
+        edges: of each node.
+        overlap: touched-node overlap by number of nodes, wherever it was measured.
+        threat: name of the threat.
+        k: size of a node's explanation.
+        seed: of endpoints and starts.
+        seconds: all attacks together.
+    """
+
+    nodes: int | None
+    threshold: float
+    limit: int
+    edges: int
+    overlap: dict[int, float]
+    threat: str
+    k: int
+    seed: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for records; undefined overlaps are None."""
+        values = asdict(self)
+        values["overlap"] = {str(n): v if v == v else None for n, v in sorted(self.overlap.items())}
+        return values
+
+    def show(self, console: Console | None = None) -> None:
+        """Print what was measured."""
+        where = "not reached" if self.nodes is None else f"{self.nodes} nodes × {self.edges} edges"
+        title = f"breaking point: {where}"
+        notes = [
+            f"top-{self.k} overlap of touched nodes under the explanation attack ({self.threat}, seed"
+            f" {self.seed}), threshold {self.threshold:g}, at most {self.limit} nodes; {self.seconds:.1f} s"
+        ]
+        rows = [[n, value] for n, value in sorted(self.overlap.items())]
+        Table(title, [Column("nodes", "d"), Column("overlap")], rows, notes).show(console)
+
+
+def breaking_point(
+    model: nn.Module,
+    data: Any,
+    threat: str | Threat = "standard",
+    *,
+    threshold: float = 0.5,
+    limit: int = 160,
+    k: int = 5,
+    seed: int = 0,
+    targets: str = "test",
+) -> BreakingPoint:
+    """Find the smallest injection budget at which the touched-node overlap falls below a threshold.
+
+    The explanation attack is run with 1, 2, 4, ... nodes until the overlap (mean over layers, clean to
+    attacked, nodes in reach) is below the threshold, then the number is bisected. The budgets are nested: an
+    attack with n nodes has the first n nodes, and all their edges, of one with more. The overlap found by a
+    search need not fall with every node, so this is a measurement: the attack with `nodes` nodes broke the
+    threshold, the one with one node less did not; an unlucky smaller budget elsewhere is not ruled out.
+
+    Args:
+        model: a node classifier.
+        data: a `Graph` or PyG `Data`.
+        threat: an injection threat by name or of your own; its `nodes` are replaced.
+        threshold: of the overlap, above 0 and at most 1.
+        limit: most nodes to try.
+        k: neighbours in a node's explanation.
+        seed: of endpoints and starts.
+        targets: which nodes are attacked: `test` or `val`.
+
+    Raises:
+        InputError: the threat injects no nodes, the model is no node classifier, or an argument is wrong.
+
+    Example:
+        >>> import fgai
+        >>> data = fgai.load("planted")
+        >>> model = fgai.train(fgai.GAT.for_data(data), data, epochs=20, progress=False)
+        >>> found = breaking_point(model, data, "random", threshold=0.9, limit=4)
+        >>> sorted(found.overlap)[0]
+        1
+    """
+    check_k(k)
+    at_least(limit, "limit", 1)
+    if not 0 < threshold <= 1:
+        raise InputError(f"`threshold` is an overlap, above 0 and at most 1, got {threshold}")
+    one_of(targets, "targets", ("test", "val"))
+    chosen = THREATS[one_of(threat, "threat", tuple(THREATS))] if isinstance(threat, str) else threat
+    original = as_graph(data).to(next(model.parameters()).device)
+    if not chosen.budget.nodes or task_of(original).name != "node":
+        raise InputError(f"a breaking point needs a threat that injects nodes, {chosen.name!r} does not")
+    graph = prepared(model, original)
+    clean, seconds = ms.observe(model, graph), [0.0]
+
+    def measure(nodes: int) -> float:
+        budget = replace(chosen.budget, nodes=nodes, targets=targets)
+        result = chosen.attack(budget, "explanation", k=k).run(model, graph, seed=seed)
+        seconds[0] += result.ledger.seconds
+        view = ms.observe(model, result.graph)
+        touched = touched_rows(clean.attention, view.attention, result.change.rows)
+        pairs = ms.paired(clean.attention, view.attention)
+        found: float = ms.agreement(pairs, k, 0, touched).metrics["overlap_touched"]["all"]
+        return found
+
+    nodes, overlap = smallest_below(measure, threshold, limit)
+    return BreakingPoint(
+        nodes, threshold, limit, chosen.budget.edges, overlap, chosen.name, k, seed, seconds[0]
+    )
+
+
+def smallest_below(
+    measure: Callable[[int], float], threshold: float, limit: int
+) -> tuple[int | None, dict[int, float]]:
+    """Return the first of 1..limit whose measure is below the threshold, by doubling and bisection.
+
+    Where the measure does not fall throughout, it is one n with measure(n) below and measure(n - 1) not
+    (measure(0) counts as not below; NaN never is).
+
+    Returns:
+        That number, None if no number tried is below, and everything that was measured.
+
+    Example:
+        >>> smallest_below(lambda n: 1 / n, 0.3, 100)
+        (4, {1: 1.0, 2: 0.5, 4: 0.25, 3: 0.3333333333333333})
+    """
+    seen: dict[int, float] = {}
+
+    def below(n: int) -> bool:
+        seen[n] = measure(n)
+        return seen[n] < threshold
+
+    low, high = 0, 1
+    while not below(high):
+        if high == limit:
+            return None, seen
+        low, high = high, min(2 * high, limit)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if below(middle) else (middle, high)
+    return high, seen

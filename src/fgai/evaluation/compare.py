@@ -1,0 +1,120 @@
+"""`compare`: several models under one threat, side by side with null rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from rich.console import Console
+from torch import nn
+
+from fgai.attacks import Threat
+from fgai.errors import InputError
+from fgai.evaluation.layout import explanation_table, prediction_table
+from fgai.evaluation.protocol import evaluate
+from fgai.evaluation.record import EvaluationRecord
+from fgai.records import Document, Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Document):
+    """Records of several models under one threat, on the same endpoints.
+
+    Attributes:
+        records: one per model, in the order given.
+        reference: name of the model that ratios and similarity refer to and whose null rows are shown.
+    """
+
+    KIND: ClassVar[str] = "comparison"
+
+    records: list[EvaluationRecord]
+    reference: str
+
+    def __getitem__(self, name: str) -> EvaluationRecord:
+        for record in self.records:
+            if record.name == name:
+                return record
+        raise InputError(f"there is no row {name!r}; there are {', '.join(r.name for r in self.records)}")
+
+    def __iter__(self) -> Iterator[EvaluationRecord]:
+        return iter(self.records)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, the schema version first."""
+        records = [record.to_dict() for record in self.records]
+        return {"kind": self.KIND, "schema": self.SCHEMA, "reference": self.reference, "records": records}
+
+    @classmethod
+    def _build(cls, fields: dict[str, Any]) -> Self:
+        records = [EvaluationRecord.from_dict(values) for values in fields["records"]]
+        return cls(records=records, reference=fields["reference"])
+
+    def tables(self) -> list[Table]:
+        """Return the two tables: prediction and stability, explanation."""
+        base = self[self.reference]
+        return [prediction_table(self.records, base), explanation_table(self.records, base)]
+
+    def show(self, console: Console | None = None) -> None:
+        """Print in a terminal."""
+        for table in self.tables():
+            table.show(console)
+
+    def to_markdown(self) -> str:
+        """Return both tables as Markdown."""
+        return "\n\n".join(f"**{table.title}**\n\n{table.to_markdown()}" for table in self.tables())
+
+    def to_latex(self) -> str:
+        """Return both tables as LaTeX."""
+        return "\n\n".join(table.to_latex() for table in self.tables())
+
+    def to_csv(self) -> str:
+        """Return one CSV, a row per model and metric; full precision."""
+        lines = ["model,metric,value"]
+        for record in self.records:
+            lines += [f"{_quoted(record.name)},{line}" for line in record.to_csv().splitlines()[1:]]
+        return "\n".join(lines) + "\n"
+
+
+def compare(
+    models: Mapping[str, nn.Module],
+    data: Any,
+    threat: str | Threat = "standard",
+    *,
+    vanilla: str | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Comparison:
+    """Evaluate several models under the same threat, with the same endpoints.
+
+    Args:
+        models: by the name of their row.
+        data: a `Graph` or PyG `Data`.
+        threat: see `evaluate`.
+        vanilla: name of the model the others are compared with; the first when None.
+        seed: of the attacks.
+        **options: further arguments of `evaluate`, e.g. `k=5`, `curves=False`.
+
+    Returns:
+        The comparison; `.show()` prints it with null rows, seconds and peak memory.
+
+    Raises:
+        InputError: no models, or `vanilla` names none of them.
+    """
+    if not models:
+        raise InputError("`models` must name at least one model, got none")
+    reference = next(iter(models)) if vanilla is None else vanilla
+    if reference not in models:
+        raise InputError(f"`vanilla` must be one of {', '.join(models)}, got {reference!r}")
+    records = [
+        evaluate(model, data, threat, vanilla=models[reference], seed=seed, name=name, **options)
+        for name, model in models.items()
+    ]
+    return Comparison(records=records, reference=reference)
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"' if any(c in text for c in ',"\n') else text

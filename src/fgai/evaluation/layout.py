@@ -1,0 +1,131 @@
+"""Records as tables: which numbers stand where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fgai.evaluation.record import EvaluationRecord
+from fgai.records import Cell, Column, Table, look_up
+
+# (heading, path, format, better)
+_PREDICTION = (
+    ("F1 clean", "f1.clean", ".3f", "higher"),
+    ("F1 attacked", "f1.attacked", ".3f", "higher"),
+    ("accuracy clean", "accuracy.clean", ".3f", "higher"),
+    ("accuracy attacked", "accuracy.attacked", ".3f", "higher"),
+    ("AUC clean", "roc_auc.clean", ".3f", "higher"),
+    ("AUC attacked", "roc_auc.attacked", ".3f", "higher"),
+    ("AP clean", "average_precision.clean", ".3f", "higher"),
+    ("AP attacked", "average_precision.attacked", ".3f", "higher"),
+    ("g-TVD rel", "g_tvd.rel", ".2e", "lower"),
+    ("g-TVD probs", "g_tvd.probs", ".2e", "lower"),
+    ("g-JSD last", "g_jsd.last", ".2e", "lower"),
+    ("g-JSD all", "g_jsd.all", ".2e", "lower"),
+)
+_EXPLANATION = (
+    ("overlap", "overlap.prediction.all", ".3f", "higher"),
+    ("touched", "overlap_touched.prediction.all", ".3f", "higher"),
+    ("touched, expl.", "overlap_touched.explanation.all", ".3f", "higher"),
+    ("links", "explanations.prediction.links.all", ".3f", "higher"),
+    ("other pairs", "explanations.prediction.pairs.all", ".3f", "higher"),
+    ("graphs", "explanations.prediction.graphs.all", ".3f", "higher"),
+    ("similarity", "similarity.overlap.all", ".3f", "higher"),
+    ("sharpness", "sharpness.clean.all", ".3f", "higher"),
+    ("F-gap clean", "f_slope.node.clean.gap", ".3f", "higher"),
+    ("F-gap attacked", "f_slope.node.attacked.gap", ".3f", "higher"),
+    ("paper's clean", "f_slope.graph.clean.gap", ".3f", "higher"),
+    ("paper's attacked", "f_slope.graph.attacked.gap", ".3f", "higher"),
+    ("truth AUC", "truth.auc.all", ".3f", "higher"),
+    ("attacked truth AUC", "truth_prediction.auc.all", ".3f", "higher"),
+)
+_WHAT = {"node": "nodes", "link": "links", "graph": "graphs"}
+# Where a null row keeps what a model's record keeps elsewhere.
+_NULL_PATHS = {
+    "overlap.prediction.all": "overlap.all",
+    "overlap_touched.prediction.all": "overlap_touched.all",
+    "overlap_touched.explanation.all": "overlap_touched.all",
+    "sharpness.clean.all": "sharpness.all",
+}
+
+
+def notes_of(records: Sequence[EvaluationRecord]) -> tuple[str, ...]:
+    """What a table must say below itself: data, threat, parameters and warnings."""
+    first = records[0]
+    what = _WHAT[first.config.get("task", "node")]
+    about = (
+        f"{first.data['name']}, threat {first.threat['name']}, {first.config['targets']} {what},"
+        f" seed {first.seed}, k={first.config['k']}; `all` layers unless said otherwise;"
+        " F-gap = f− − f+ by node, the paper's over the whole graph by the last layer."
+    )
+    warned = [f"{record.name}: {entry['message']}" for record in records for entry in record.warnings]
+    return (about, *warned)
+
+
+def prediction_table(records: Sequence[EvaluationRecord], reference: EvaluationRecord | None = None) -> Table:
+    """Scores and stability of each model, cost beside them; ratios to `reference` in brackets."""
+    shown = [entry for entry in _PREDICTION if any(_holds(record, entry[1]) for record in records)]
+    columns = [Column("model")]
+    columns += [Column(title, form, better) for title, _, form, better in shown]
+    columns += [Column("seconds", ".1f"), Column("peak MB", ".0f")]
+    rows: list[list[Cell]] = []
+    for record in records:
+        row: list[Cell] = [record.name]
+        for _, path, form, better in shown:
+            value = look_up(record.metrics, path)
+            row.append(_with_ratio(value, reference, record, path, form) if better == "lower" else value)
+        row += [record.seconds["total"], (record.peak_memory["bytes"] or 0) / 2**20 or None]
+        rows.append(row)
+    return Table("Prediction and stability", columns, rows, notes_of(records))
+
+
+def _holds(record: EvaluationRecord, path: str) -> bool:
+    """Whether a column belongs in the table: every score of the record's task, and all the rest."""
+    return path.split(".")[0] in record.metrics
+
+
+def _with_ratio(
+    value: float | None, reference: EvaluationRecord | None, record: EvaluationRecord, path: str, form: str
+) -> Cell:
+    base = None if reference is None or reference is record else look_up(reference.metrics, path)
+    if not value or base is None:
+        return value
+    return f"{value:{form}} ({base / value:.1f}×)"
+
+
+def explanation_table(records: Sequence[EvaluationRecord], nulls: EvaluationRecord | None = None) -> Table:
+    """Explanation metrics of each model, and of attention that says nothing on the model `nulls` is of."""
+    paths = [path for _, path, _, _ in _EXPLANATION]
+    rows: list[list[Cell]] = [
+        [record.name, *(look_up(record.metrics, path) for path in paths)] for record in records
+    ]
+    if nulls is not None:
+        for kind, values in nulls.metrics.get("null", {}).items():
+            name = "uniform (null)" if kind == "uniform" else "random (null)"
+            rows.append([name, *(look_up(values, _NULL_PATHS.get(path, path)) for path in paths)])
+        by_chance = [path.replace("prediction", "chance").replace("explanation", "chance") for path in paths]
+        rows.append(["chance", *(look_up(nulls.metrics, p) if "chance" in p else None for p in by_chance)])
+    shown = [i for i in range(1, len(_EXPLANATION) + 1) if any(row[i] is not None for row in rows)]
+    columns = [Column(title, form, better) for title, _, form, better in _EXPLANATION]
+    kept = [Column("model"), *(columns[i - 1] for i in shown)]
+    return Table("Explanation", kept, [[row[0], *(row[i] for i in shown)] for row in rows])
+
+
+def long_table(record: EvaluationRecord) -> Table:
+    """Every metric of one record but its null rows: its value, or last, all and sharpest layer."""
+    columns = [Column("metric"), *(Column(name, ".4g") for name in ("value", "last", "all", "sharpest"))]
+    rows: list[list[Cell]] = []
+
+    def walk(prefix: str, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            path = f"{prefix}{name}"
+            if isinstance(value, Mapping) and "layers" in value:
+                rows.append([path, None, value["last"], value["all"], value["sharpest"]])
+            elif isinstance(value, Mapping):
+                walk(f"{path}.", value)
+            elif not isinstance(value, list):
+                rows.append([path, value, None, None, None])
+
+    walk("", {name: value for name, value in record.metrics.items() if name != "null"})
+    title = f"{record.name} on {record.data['name']}, threat {record.threat['name']}"
+    return Table(title, columns, rows, notes_of([record]))

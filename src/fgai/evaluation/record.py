@@ -1,0 +1,125 @@
+"""`EvaluationRecord`: one evaluation as a small JSON document that says everything about itself."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from numpy.typing import NDArray
+from rich.console import Console
+
+from fgai.errors import InputError
+from fgai.records import Document, Table, unpack_array
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRecord(Document):
+    """One model on one dataset under one threat.
+
+    Numbers that are not defined (an overlap where no node has enough neighbours) are None.
+
+    Attributes:
+        name: of the row.
+        model: class and settings of the model.
+        data: name, fingerprint and sizes of the dataset.
+        threat: name and budget.
+        config: the other arguments of `evaluate`.
+        seed: of the attacks and the random ranking.
+        version: of fgai and torch.
+        device: where it ran.
+        seconds: wall-clock time, by part and in all.
+        peak_memory: bytes, and how they were counted.
+        metrics: nested, see docs/metrics.md.
+        ledgers: what each attack spent and reached.
+        warnings: code and message of everything raised on the way.
+        per_node: packed arrays, or nothing; see `node_values`.
+    """
+
+    KIND: ClassVar[str] = "evaluation"
+
+    name: str
+    model: dict[str, Any]
+    data: dict[str, Any]
+    threat: dict[str, Any]
+    config: dict[str, Any]
+    seed: int
+    version: dict[str, str]
+    device: str
+    seconds: dict[str, float]
+    peak_memory: dict[str, Any]
+    metrics: dict[str, Any]
+    ledgers: dict[str, Any]
+    warnings: list[dict[str, str]] = field(default_factory=list)
+    per_node: dict[str, Any] = field(default_factory=dict)
+
+    def value(self, path: str) -> Any:
+        """Return one metric by its dotted name, e.g. `overlap.prediction.touched.all`.
+
+        Raises:
+            InputError: there is no such metric; lists what there is at that level.
+        """
+        found: Any = self.metrics
+        for part in path.split("."):
+            if isinstance(found, list) and part.lstrip("-").isdigit() and abs(int(part)) < len(found):
+                found = found[int(part)]
+            elif isinstance(found, Mapping) and part in found:
+                found = found[part]
+            else:
+                options = ", ".join(found) if isinstance(found, Mapping) else "nothing further"
+                raise InputError(f"the record has no metric {path!r}: no {part!r} among {options}")
+        return found
+
+    def get(self, path: str) -> Any:
+        """Return one metric by its dotted name, or None where the record lacks it."""
+        try:
+            return self.value(path)
+        except InputError:
+            return None
+
+    def node_values(self, name: str) -> NDArray[Any]:
+        """Return one array of per-node values; only there when `evaluate(..., per_node=True)`.
+
+        Raises:
+            InputError: the record does not hold it.
+        """
+        if name not in self.per_node:
+            known = ", ".join(self.per_node) or "nothing; evaluate with `per_node=True`"
+            raise InputError(f"the record holds no per-node {name!r}; it holds {known}")
+        return unpack_array(self.per_node[name])
+
+    def tables(self) -> list[Table]:
+        """Return every metric as one table, and the explanation metrics beside their null rows."""
+        from fgai.evaluation.layout import explanation_table, long_table
+
+        return [long_table(self), explanation_table([self], self)]
+
+    def show(self, console: Console | None = None) -> None:
+        """Print in a terminal."""
+        for table in self.tables():
+            table.show(console)
+
+    def to_markdown(self) -> str:
+        """Return the tables as Markdown."""
+        return "\n\n".join(f"**{table.title}**\n\n{table.to_markdown()}" for table in self.tables())
+
+    def to_latex(self) -> str:
+        """Return the tables as LaTeX."""
+        return "\n\n".join(table.to_latex() for table in self.tables())
+
+    def to_csv(self) -> str:
+        """Return every number as CSV: dotted metric and value, layers and curves by position."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(["metric", "value"])
+        writer.writerows(_flat("", self.metrics))
+        return out.getvalue()
+
+
+def _flat(prefix: str, values: Any) -> list[list[Any]]:
+    if not isinstance(values, Mapping | list):
+        return [[prefix, "" if values is None else values]]
+    items = enumerate(values) if isinstance(values, list) else values.items()
+    return [row for key, value in items for row in _flat(f"{prefix}.{key}" if prefix else str(key), value)]

@@ -1,0 +1,240 @@
+"""`Run`: one evaluation in progress, from the clean view to the nested metrics."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fgai import metrics
+from fgai.attacks import AttackResult, Threat, make_attack
+from fgai.attention import AttentionMap
+from fgai.errors import FgaiWarning, InputError
+from fgai.evaluation import measures as ms
+from fgai.evaluation import reliability
+from fgai.evaluation.curves import all_curves, fidelity
+from fgai.evaluation.items import item_chance, item_overlaps
+from fgai.evaluation.nulls import null_rows
+from fgai.evaluation.per_node import node_arrays
+from fgai.evaluation.reach import touched_rows
+from fgai.evaluation.same_class import same_class
+from fgai.graph import Graph
+from fgai.records import Meter, plain
+from fgai.tasks import task_of
+from fgai.training import prepared
+
+
+@dataclass(frozen=True, eq=False)
+class _Attacked:
+    """One attack, the model's view of its result, and what it reached."""
+
+    result: AttackResult
+    view: ms.Observation
+    agreement: ms.Agreement
+    touched: list[Tensor]
+
+
+class Run:
+    """One evaluation in progress.
+
+    Args:
+        model: evaluated.
+        original: the graph as given, on the model's device, as the task views it for these targets.
+        graph: the same, prepared for the model.
+        k: size of a node's explanation.
+        seed: of the attacks.
+        targets: which nodes, links or graphs are attacked and scored.
+    """
+
+    def __init__(
+        self, model: nn.Module, original: Graph, graph: Graph, k: int, seed: int, targets: str
+    ) -> None:
+        self.model, self.original, self.graph = model, original, graph
+        self.k, self.seed, self.targets = k, seed, targets
+        self.task = task_of(graph)
+        self.labels = self.task.labels(graph)
+
+    def measure(
+        self,
+        threat: str | Threat,
+        vanilla: nn.Module | None,
+        explanation_attack: bool,
+        curves: bool,
+        nulls: bool,
+        per_node: bool,
+        meter: Meter,
+    ) -> dict[str, Any]:
+        """Attack and measure everything asked for."""
+        attack = make_attack(threat, "prediction", targets=self.targets, k=self.k, task=self.task.name)
+        self.nodes = attack.budget.target_nodes(self.graph)
+        self.rows = self.task.rows(self.graph, self.targets)
+        self.measured = self.task.measured(self.graph, self.targets)
+        reliability.check_split(self.graph)
+        self.clean = ms.observe(self.model, self.graph)
+        _check_shape(self.clean.logits, self.task.count(self.graph), self.graph)
+        reliability.check_outputs(self.clean.logits, ms.logits_again(self.model, self.graph))
+        own = ms.sharpness_by_layer(self.clean.attention)
+        reliability.check_attention(own, self.clean.attention, self.k)
+        parent = self._parent(vanilla)
+        self.sharpest = ms.sharpest_layer(own if parent is None else ms.sharpness_by_layer(parent))
+        meter.lap("clean")
+        attacked = {"prediction": self._attack(threat, "prediction")}
+        meter.lap("prediction attack")
+        if explanation_attack:
+            # A threat that does not search, or has its own objective: both attacks are the same one.
+            same = attack.budget.steps == 0 or attack.own_objective
+            attacked["explanation"] = attacked["prediction"] if same else self._attack(threat, "explanation")
+            meter.lap("explanation attack")
+        views = {"clean": self.clean, "attacked": attacked["prediction"].view}
+        out = self._stability(attacked, own)
+        reliability.check_reach(attacked["prediction"].result, self.nodes, *self._classes(views))
+        similar = None
+        if parent is not None:
+            similar = ms.agreement(ms.paired(parent, self.clean.attention), self.k, self.sharpest)
+            out["similarity"] = similar.metrics
+        if self.task.name == "node":
+            out["same_class"] = self._same_class(attacked)
+        else:
+            out["explanations"] = self._explanations(attacked, parent, similar)
+        if self.original.edge_truth is not None:
+            seen = {"": self.clean, **{f"_{name}": a.view for name, a in attacked.items()}}
+            for suffix, view in seen.items():
+                found = ms.against_truth(view.attention, self.original, self.k, self.sharpest)
+                out[f"truth{suffix}"] = found
+        meter.lap("metrics")
+        right = self._right() if curves and self.labels is not None else None
+        if right is not None and self.labels is not None:
+            out["f_slope"] = all_curves(self.model, views, self.labels, right)
+            out["fidelity"] = {n: fidelity(self.model, view, self.rows, self.k) for n, view in views.items()}
+            meter.lap("curves")
+        if nulls:
+            changed = attacked["prediction"].result.change.rows
+            options: dict[str, Any] = {"k": self.k, "seed": self.seed, "sharpest": self.sharpest}
+            options["target"] = self.labels
+            out["null"] = null_rows(
+                self.model, views, self.original, vanilla=parent, changed=changed, right=right, **options
+            )
+            meter.lap("null rows")
+        arrays: dict[str, Any] = {}
+        if per_node:
+            overlaps = {name: a.agreement.per_node for name, a in attacked.items()}
+            if similar is not None:
+                overlaps["vanilla"] = similar.per_node
+            arrays = node_arrays(views, self.original, self.rows, attacked["prediction"].touched, overlaps)
+        return {
+            "metrics": out,
+            "ledgers": {name: _ledger(a.result) for name, a in attacked.items()},
+            "per_node": arrays,
+            "budget": plain(attack.budget.to_dict()),
+        }
+
+    def _parent(self, vanilla: nn.Module | None) -> AttentionMap | None:
+        """Attention of the vanilla model on the clean graph, if there is one with as many layers."""
+        if vanilla is None:
+            return None
+        if vanilla is self.model:
+            return self.clean.attention
+        attention = ms.observe(vanilla, prepared(vanilla, self.original)).attention.to(self.graph.device)
+        if len(attention) == len(self.clean.attention):
+            return attention
+        text = f"`vanilla` has {len(attention)} attention layers, the model {len(self.clean.attention)}"
+        warnings.warn(FgaiWarning(f"{text}: their similarity is left out"), stacklevel=2)
+        return None
+
+    def _same_class(self, attacked: dict[str, _Attacked]) -> dict[str, Any]:
+        """Explanations of nodes that keep their class, under each attack."""
+        before, common = self.clean.logits, (self.rows, self.sharpest)
+        return {
+            name: same_class(a.agreement.per_node, a.touched, before, a.view.logits, *common)
+            for name, a in attacked.items()
+        }
+
+    def _explanations(
+        self, attacked: dict[str, _Attacked], parent: AttentionMap | None, similar: ms.Agreement | None
+    ) -> dict[str, Any]:
+        """Overlap of the explanations of links or small graphs, under each attack and with the parent's."""
+        common = (self.original, self.rows, self.k, self.sharpest)
+        out: dict[str, Any] = {}
+        for name, a in attacked.items():
+            pairs = ms.paired(self.clean.attention, a.view.attention)
+            out[name] = item_overlaps(pairs, a.agreement.per_node, *common)
+        out["chance"] = item_chance(pairs, *common)
+        if parent is not None and similar is not None:
+            pairs = ms.paired(parent, self.clean.attention)
+            out["similarity"] = item_overlaps(pairs, similar.per_node, *common)
+        return out
+
+    def _attack(self, threat: str | Threat, objective: str) -> _Attacked:
+        attack = make_attack(threat, objective, targets=self.targets, k=self.k, task=self.task.name)
+        result = attack.run(self.model, self.graph, seed=self.seed)
+        view = ms.observe(self.model, result.graph)
+        touched = touched_rows(self.clean.attention, view.attention, result.change.rows)
+        pairs = ms.paired(self.clean.attention, view.attention)
+        return _Attacked(result, view, ms.agreement(pairs, self.k, self.sharpest, touched), touched)
+
+    def _stability(self, attacked: dict[str, _Attacked], own: list[float]) -> dict[str, Any]:
+        """Everything about predictions and attention before and after."""
+        first = attacked["prediction"]
+        rows, before = self.measured, self.clean.logits[self.measured]
+        pairs = ms.paired(self.clean.attention, first.view.attention)
+        after = [metrics.sharpness(p.after, p.rowptr) for p in pairs]
+        out: dict[str, Any] = {
+            **self._scores(attacked),
+            "g_tvd": ms.prediction_change(before, first.view.logits[rows]),
+            "g_jsd": first.agreement.metrics["g_jsd"],
+            "sharpness": {
+                "clean": ms.layered(own, self.sharpest),
+                "attacked": ms.layered(after, self.sharpest),
+            },
+            "sharpest": self.sharpest,
+        }
+        for metric in ("overlap", "overlap_touched", "overlap_graph", "rank_correlation"):
+            out[metric] = {name: a.agreement.metrics[metric] for name, a in attacked.items()}
+        if "explanation" in attacked:
+            other = attacked["explanation"]
+            out["g_tvd_explanation"] = ms.prediction_change(before, other.view.logits[rows])
+            out["g_jsd_explanation"] = other.agreement.metrics["g_jsd"]
+        for metric, value in ms.chance(pairs, self.k, self.sharpest, first.touched).items():
+            out[metric]["chance"] = value
+        shares = [float(rows.double().mean()) for rows in first.touched]
+        out["touched"] = ms.layered(shares, self.sharpest)
+        return out
+
+    def _scores(self, attacked: dict[str, _Attacked]) -> dict[str, dict[str, float]]:
+        """The task's scores by name, each clean and under every attack."""
+        names = metrics.SCORES[self.task.name]
+        if self.labels is None:
+            return {name: {} for name in names}
+        truth = self.labels[self.rows]
+        views = {"clean": self.clean}
+        for name, a in attacked.items():
+            views["attacked" if name == "prediction" else f"attacked_{name}"] = a.view
+        found = {n: metrics.task_scores(self.task.name, v.logits[self.rows], truth) for n, v in views.items()}
+        scores = {name: {view: values[name] for view, values in found.items()} for name in names}
+        reliability.check_score(scores[names[0]]["clean"], truth, names[0])
+        return scores
+
+    def _classes(self, views: dict[str, ms.Observation]) -> list[Tensor]:
+        return [view.logits[self.rows].argmax(1) for view in views.values()]
+
+    def _right(self) -> Tensor:
+        """Bool: the scored nodes, links or graphs that are right on the clean graph."""
+        assert self.labels is not None
+        right = torch.zeros_like(self.labels, dtype=torch.bool)
+        right[self.rows] = self.clean.logits[self.rows].argmax(1) == self.labels[self.rows]
+        return right
+
+
+def _check_shape(logits: Tensor, rows: int, graph: Graph) -> None:
+    if logits.dim() != 2 or logits.shape[0] != rows or logits.shape[1] < graph.num_classes:
+        raise InputError(
+            f"the model must return logits [{rows}, {max(2, graph.num_classes)}] on"
+            f" {graph.name!r}, got {tuple(logits.shape)}"
+        )
+
+
+def _ledger(result: AttackResult) -> dict[str, Any]:
+    return {"value": result.value, "start": result.start, "noise": result.noise, **result.ledger.to_dict()}

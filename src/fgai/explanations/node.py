@@ -1,0 +1,160 @@
+"""`explain_node`: one node, the attention behind its class, and how both stand up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from fgai.attacks import AttackResult, Threat, make_attack
+from fgai.certificates import PROMISE, certify
+from fgai.checks import at_least
+from fgai.errors import InputError
+from fgai.explanations.record import NodeExplanation
+from fgai.figures.cases import NodeView, look
+from fgai.graph import Graph
+from fgai.models import as_graph
+
+Names = Sequence[str] | Mapping[int, str]
+
+
+def explain_node(
+    model: nn.Module,
+    data: Any,
+    node: int,
+    *,
+    k: int = 5,
+    layer: str | int = "mean",
+    threat: str | Threat | None = "standard",
+    seed: int = 0,
+    certificate: bool = True,
+    attack: AttackResult | None = None,
+    names: Names | None = None,
+) -> NodeExplanation:
+    """Say whom a node attends to, whether that survives an attack, and what is proved about it.
+
+    Attention is averaged over heads and, by default, over layers. Under attack, ranks are taken among the
+    node's original neighbours, as the protocol does; injected ones are counted apart. A node without
+    neighbours has no explanation: the list is empty. With at most k neighbours all of them are the top-k.
+
+    Args:
+        model: a node classifier, fgai's or any PyG model the recorder supports; left as it was.
+        data: a `Graph` or PyG `Data`.
+        node: its number.
+        k: neighbours in the explanation.
+        layer: `mean`, `last` or `max` over layers, or one layer by number.
+        threat: attack to try the explanation with, by name; None for no attack.
+        seed: of the attack.
+        certificate: also certify (a pass over the whole graph).
+        attack: the result of an attack on this model, instead of running one.
+        names: of the nodes, by number.
+
+    Returns:
+        The record; `.show()` prints it, `.save(path)` writes it.
+
+    Raises:
+        InputError: no such node, or an argument out of range.
+        AttentionError: the model has no attention that can be recorded.
+
+    Example:
+        >>> import fgai
+        >>> from fgai.explanations import explain_node
+        >>> data = fgai.load("planted")
+        >>> model = fgai.train(fgai.GAT.for_data(data), data, epochs=3, progress=False)
+        >>> found = explain_node(model, data, 24, threat="random")
+        >>> round(sum(entry["attention"] for entry in found.neighbours), 3), len(found.certified["layers"])
+        (1.0, 2)
+    """
+    at_least(k, "k", 1)
+    graph = as_graph(data)
+    label = threat if isinstance(threat, str) else getattr(threat, "name", "")
+    clean = look(model, graph, layer=layer).node(node)
+    after = None
+    if threat is not None or attack is not None:
+        result = attack
+        if result is None:
+            assert threat is not None
+            result = make_attack(threat, "prediction", k=k).run(model, graph, seed=seed)
+        after = look(model, result.graph, layer=layer, original=graph.num_nodes).node(node)
+    return NodeExplanation(
+        dataset=graph.name,
+        node=node,
+        name=name_of(node, names),
+        layer=str(layer),
+        k=k,
+        predicted=clean.predicted,
+        confidence=clean.confidence,
+        label=clean.label,
+        neighbours=_neighbours(clean, after, names),
+        attacked=None if after is None else _under_attack(clean, after, k, label or "given"),
+        certified=_certified(model, graph, node, k) if certificate else None,
+    )
+
+
+def name_of(node: int, names: Names | None) -> str:
+    """Return the name of a node, or its number where it has none.
+
+    Raises:
+        InputError: a sequence of names that ends before the node.
+    """
+    if isinstance(names, Mapping):
+        return str(names.get(node, node))
+    if names is None:
+        return str(node)
+    if node >= len(names):
+        raise InputError(f"`names` must name every node, got {len(names)} names and node {node}")
+    return str(names[node])
+
+
+def _neighbours(clean: NodeView, after: NodeView | None, names: Names | None) -> list[dict[str, Any]]:
+    later = {} if after is None else dict(zip(after.neighbours, after.weights, strict=True))
+    return [
+        {
+            "node": neighbour,
+            "name": name_of(neighbour, names),
+            "attention": weight,
+            "itself": neighbour == clean.node,
+            "injected": False,
+            "informative": None if clean.informative is None else clean.informative[rank],
+            "attacked": later.get(neighbour),
+        }
+        for rank, (neighbour, weight) in enumerate(zip(clean.neighbours, clean.weights, strict=True))
+    ]
+
+
+def _under_attack(clean: NodeView, after: NodeView, k: int, threat: str) -> dict[str, Any]:
+    known = set(clean.neighbours)
+    top = clean.neighbours[:k]
+    kept = set(top) & set([n for n in after.neighbours if n in known][:k])
+    new = [w for n, w in zip(after.neighbours, after.weights, strict=True) if n not in known]
+    return {
+        "threat": threat,
+        "predicted": after.predicted,
+        "confidence": after.confidence,
+        "kept": sorted(kept),
+        "overlap": len(kept) / len(top) if top else None,
+        "new_neighbours": len(new),
+        "new_attention": sum(new),
+    }
+
+
+def _certified(model: nn.Module, graph: Graph, node: int, k: int) -> dict[str, Any]:
+    """Radii of one node, per layer; None where nothing is known or nothing can change."""
+    record = certify(model, graph, radius=0.0, k1=k, k2=k)
+    layers = [
+        {
+            "layer": layer.name,
+            "topk_radius": _number(layer.topk_radius, node),
+            "class_radius": _number(layer.prediction.class_radius, node),
+            "class_status": layer.prediction.class_status,
+        }
+        for layer in record.layers
+    ]
+    return {"norm": record.norm, "k": k, "layers": layers, "promise": PROMISE}
+
+
+def _number(values: Tensor | None, node: int) -> float | None:
+    value = math.nan if values is None else float(values[node])
+    return value if math.isfinite(value) else None

@@ -1,0 +1,52 @@
+"""`NodeExplanation`: why one node was classified as it was, and how far that can be trusted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rich.console import Console
+
+from fgai.explanations.view import show
+from fgai.records import Document
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeExplanation(Document):
+    """The neighbours one node attends to, what an attack leaves of that, and what is proved about it.
+
+    Attributes:
+        dataset: name of the graph.
+        node: its number.
+        name: how it is called, its number where it has no name.
+        layer: which attention: `mean`, `last` or `max` over layers, or a layer's number.
+        k: neighbours in the explanation.
+        predicted: class with the largest logit.
+        confidence: its probability.
+        label: true class, -1 where unknown.
+        neighbours: by falling attention, each with `node`, `name`, `attention`, `itself`, `injected` (False
+            here), `informative` (None where no truth is known) and `attacked`, its attention under attack.
+        attacked: under attack: `threat`, `predicted`, `confidence`, `kept` (nodes of the top-k that stay
+            among the original neighbours), `overlap`, `new_neighbours` and the share of attention they take,
+            `new_attention`; None without an attack.
+        certified: `norm`, `k`, `layers` (radius of the top-k and of the class, and what is known of them) and
+            `promise`; None if it was not asked for.
+    """
+
+    KIND: ClassVar[str] = "explanation"
+
+    dataset: str
+    node: int
+    name: str
+    layer: str
+    k: int
+    predicted: int
+    confidence: float
+    label: int
+    neighbours: list[dict[str, Any]]
+    attacked: dict[str, Any] | None = None
+    certified: dict[str, Any] | None = None
+
+    def show(self, console: Console | None = None) -> None:
+        """Print in a terminal."""
+        show(self.to_dict(), console or Console())

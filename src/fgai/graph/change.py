@@ -1,0 +1,87 @@
+"""`GraphChange`: what an edit changes in a graph, apart from the graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fgai.graph.graph import Graph
+from fgai.sparse import EdgeMap, Features, edge_keys, match_edges
+
+
+@dataclass(frozen=True, eq=False)
+class GraphChange:
+    """A change of a graph, apart from the graph: new nodes, edges that come or go, or changed features.
+
+    Attributes:
+        endpoints: [M, e] neighbours of the new nodes, or None.
+        features: [M, F] of the new nodes, or None.
+        edges: [2, K] undirected edges between existing nodes, or None.
+        rows: [R] existing nodes whose features change, or None.
+        delta: [R, F] by how much.
+        removed: [2, K] undirected edges between existing nodes that go, or None.
+    """
+
+    endpoints: Tensor | None = None
+    features: Tensor | None = None
+    edges: Tensor | None = None
+    rows: Tensor | None = None
+    delta: Tensor | None = None
+    removed: Tensor | None = None
+
+    def apply(self, graph: Graph) -> tuple[Graph, EdgeMap]:
+        """Return the perturbed graph and the map of the edges that stayed."""
+        steps = torch.arange(graph.num_edges, device=graph.device)
+        edge_map = EdgeMap(steps, steps, graph.num_edges, graph.num_edges)
+        if self.rows is not None and self.delta is not None and graph.features is not None:
+            graph = graph.replace(features=graph.features.perturb(self.rows, self.delta))
+        if self.endpoints is not None and self.endpoints.numel():
+            return graph.inject(self.endpoints, self.features)
+        if self.removed is not None and self.removed.numel():
+            graph, edge_map = graph.remove(both_ways(graph, self.removed))
+        if self.edges is not None and self.edges.numel():
+            graph, added = graph.inject_edges(torch.cat([self.edges, self.edges.flip(0)], dim=1))
+            edge_map = EdgeMap(
+                edge_map.before, added.after[edge_map.after], edge_map.num_before, added.num_after
+            )
+        return graph, edge_map
+
+    def same_edges(self, other: GraphChange) -> bool:
+        """Whether both change the same edges and rows, so that only features differ."""
+        return all(
+            _same(getattr(self, name), getattr(other, name))
+            for name in ("endpoints", "edges", "removed", "rows")
+        )
+
+    def features_on(self, graph: Graph) -> Features | None:
+        """Return the features of the perturbed graph, without its edges; gradients flow to those changed."""
+        found = graph.features
+        if found is not None and self.rows is not None and self.delta is not None:
+            found = found.perturb(self.rows, self.delta)
+        if found is not None and self.endpoints is not None and self.endpoints.numel():
+            rows = self.features
+            if rows is None:
+                rows = torch.zeros(len(self.endpoints), found.num_columns, dtype=found.dtype)
+            found = found.append(rows.to(found.device))
+        return found
+
+    def detach(self) -> GraphChange:
+        """Return a copy that carries no gradient history."""
+        parts = (self.endpoints, self.features, self.edges, self.rows, self.delta, self.removed)
+        return GraphChange(*(None if p is None else p.detach().clone() for p in parts))
+
+
+def _same(one: Tensor | None, two: Tensor | None) -> bool:
+    if one is None or two is None:
+        return one is two
+    if one.shape == two.shape and one.data_ptr() == two.data_ptr():
+        return True  # without reading them, which would wait for the device
+    return torch.equal(one, two)
+
+
+def both_ways(graph: Graph, pairs: Tensor) -> Tensor:
+    """Return the positions of the edges of `graph` that join `pairs` [2, K], in either direction."""
+    ends = torch.cat([pairs, pairs.flip(0)], dim=1)
+    return match_edges(torch.unique(edge_keys(ends[0], ends[1])), graph.keys)[1]

@@ -1,0 +1,366 @@
+"""`Graph`: edges that keep their identity through every edit."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fgai import checks
+from fgai.errors import FgaiWarning, InputError
+from fgai.graph.links import Links
+from fgai.graph.nystrom import extend_encoding
+from fgai.ops.attach import attach
+from fgai.sparse import Adjacency, EdgeMap, Features, edge_keys, key_ends, match_edges
+from fgai.sparse.features import as_features
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+
+NODE_FIELDS = ("y", "train_mask", "val_mask", "test_mask", "positional", "positional_values", "batch")
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """An immutable graph: edges sorted by (destination, source), features, labels and masks.
+
+    Edits (`inject`, `inject_edges`, `remove`, `add_self_loops`) return a new graph and the `EdgeMap` of
+    the edges that stayed. Values on edges of two graphs can only be compared through that map or through
+    the edges' keys; a mismatch raises.
+
+    Isolated nodes are kept: they attend to nothing (or to themselves, once loops are added).
+
+    Attributes:
+        adjacency: the edges, without duplicates.
+        features: node features or None.
+        y: [N] int64 labels, -1 where unknown, or None.
+        train_mask: [N] bool or None; likewise `val_mask`, `test_mask`.
+        positional: [N, P] positional encodings or None.
+        positional_values: [N, P] eigenvalue of each entry of `positional`, needed to extend it.
+        edge_truth: [E] bool or None, the edges of the true explanation.
+        edge_weight: [E] or None, at least 0: how much of each edge there is, with gradients; attention reads
+            it as a log-weight on the score (see `fgai.ops.weighted_softmax`). Edges that edits add have 1.
+        batch: [N] int64 or None, the graph each node belongs to in a batch of small graphs.
+        graph_y: [G] int64 or None, one label per small graph.
+        links: pairs of nodes to predict links for, or None; the edges are then those messages pass along.
+        name: for messages and records.
+    """
+
+    adjacency: Adjacency
+    features: Features | None = None
+    y: Tensor | None = None
+    train_mask: Tensor | None = None
+    val_mask: Tensor | None = None
+    test_mask: Tensor | None = None
+    positional: Tensor | None = None
+    positional_values: Tensor | None = None
+    edge_truth: Tensor | None = None
+    edge_weight: Tensor | None = None
+    batch: Tensor | None = None
+    graph_y: Tensor | None = None
+    links: Links | None = None
+    name: str = "graph"
+
+    def __repr__(self) -> str:
+        width = self.features.num_columns if self.features is not None else 0
+        return (
+            f"Graph({self.name!r}, nodes={self.num_nodes}, edges={self.num_edges}, features={width},"
+            f" classes={self.num_classes})"
+        )
+
+    @classmethod
+    def from_edges(
+        cls,
+        edge_index: Tensor,
+        num_nodes: int,
+        features: Any = None,
+        *,
+        undirected: bool = False,
+        edge_truth: Tensor | None = None,
+        name: str = "graph",
+        **fields: Tensor | None,
+    ) -> Graph:
+        """Build a graph from an edge list, after checking everything.
+
+        Args:
+            edge_index: [2, E] sources and destinations. Duplicates are merged with a warning.
+            num_nodes: N, at least 1.
+            features: [N, F] tensor, `Features`, scipy sparse matrix, or None.
+            undirected: also add every edge's reverse (no warning for those that are there already).
+            edge_truth: [E] bool for `edge_index`; an edge is true if any of its duplicates is.
+            name: for messages and records.
+            **fields: `y`, `train_mask`, `val_mask`, `test_mask`, `batch`, `graph_y`, `positional`,
+                `positional_values`.
+
+        Raises:
+            InputError: empty graph, edges out of range, features not finite, wrong lengths, one class.
+        """
+        if num_nodes < 1:
+            raise InputError(f"a graph must have at least one node, got num_nodes={num_nodes}")
+        edges = checks.edge_index(edge_index, num_nodes)
+        given = edges.shape[1]
+        if edge_truth is not None and edge_truth.shape != (given,):
+            raise InputError(f"`edge_truth` must have shape [{given}], got {tuple(edge_truth.shape)}")
+        if undirected:
+            edges = torch.cat([edges, edges.flip(0)], dim=1)
+            edge_truth = None if edge_truth is None else torch.cat([edge_truth, edge_truth])
+        unique, inverse = torch.unique(edge_keys(edges[0], edges[1]), return_inverse=True)
+        if not undirected and unique.numel() < given:
+            warnings.warn(
+                FgaiWarning(f"{given - unique.numel()} duplicate edges of {name!r} were merged"), stacklevel=2
+            )
+        adjacency = Adjacency.from_sorted(*key_ends(unique), num_nodes)
+        if edge_truth is not None:
+            counts = torch.zeros(unique.numel(), dtype=torch.long, device=edges.device)
+            edge_truth = counts.index_add(0, inverse, edge_truth.long()) > 0
+        others: dict[str, Any] = dict(fields)
+        graph = cls(adjacency, as_features(features), edge_truth=edge_truth, name=name, **others)
+        graph._validate()
+        return graph
+
+    @classmethod
+    def from_data(cls, data: Data, name: str = "graph") -> Graph:
+        """Build a graph from a PyG `Data` object (homogeneous, one graph).
+
+        Raises:
+            InputError: for heterogeneous data, and whatever `from_edges` refuses.
+        """
+        if not hasattr(data, "edge_index") or type(data).__name__ == "HeteroData":
+            raise InputError(
+                f"expected a homogeneous PyG `Data` with `edge_index`, got {type(data).__name__}"
+            )
+        if data.edge_index is None:
+            raise InputError("`data.edge_index` is missing; transposed `adj_t` is not read, convert it first")
+        fields: dict[str, Any] = {
+            key: getattr(data, key, None) for key in ("y", "train_mask", "val_mask", "test_mask")
+        }
+        if fields["y"] is not None and fields["y"].dim() == 2 and fields["y"].shape[1] == 1:
+            fields["y"] = fields["y"].flatten()
+        nodes = int(data.num_nodes or 0)
+        truth = getattr(data, "edge_truth", None)
+        label = getattr(data, "name", name)
+        return cls.from_edges(data.edge_index, nodes, data.x, edge_truth=truth, name=str(label), **fields)
+
+    def to_data(self) -> Data:
+        """Return a PyG `Data` with dense features."""
+        from torch_geometric.data import Data
+
+        x = None if self.features is None else self.features.to_dense()
+        fields = {
+            k: getattr(self, k) for k in ("y", "train_mask", "val_mask", "test_mask", "edge_truth", "batch")
+        }
+        present = {k: v for k, v in fields.items() if v is not None}
+        return Data(x=x, edge_index=self.edge_index, num_nodes=self.num_nodes, **present)
+
+    def _validate(self) -> None:
+        n = self.num_nodes
+        if self.features is not None:
+            if self.features.num_rows != n:
+                raise InputError(f"`features` must have {n} rows, one per node, got {self.features.num_rows}")
+            checks.finite(self.features.stored, "features")
+        for name in NODE_FIELDS:
+            value = getattr(self, name)
+            if value is not None and value.shape[0] != n:
+                raise InputError(f"`{name}` must have one entry per node ({n}), got {value.shape[0]}")
+        for name in ("train_mask", "val_mask", "test_mask"):
+            mask = getattr(self, name)
+            if mask is not None and (mask.dtype != torch.bool or mask.dim() != 1):
+                raise InputError(f"`{name}` must be a boolean vector, got {mask.dtype} {tuple(mask.shape)}")
+        if self.y is not None:
+            if self.y.dtype != torch.long or self.y.dim() != 1:
+                raise InputError(f"`y` must be a vector of class numbers (torch.long), got {self.y.dtype}")
+            if int(self.y.min()) < -1:
+                raise InputError(f"`y` must be a class number or -1 for unknown, got {int(self.y.min())}")
+            if self.num_classes < 2:
+                raise InputError(f"`y` must hold at least two classes, got {self.num_classes}")
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return self.adjacency.num_nodes
+
+    @property
+    def num_edges(self) -> int:
+        """E."""
+        return self.adjacency.num_edges
+
+    @property
+    def num_features(self) -> int:
+        """F, or 0 without features."""
+        return 0 if self.features is None else self.features.num_columns
+
+    @cached_property
+    def num_classes(self) -> int:
+        """Classes of the nodes, of the small graphs where those carry the labels, or 2 for links."""
+        if self.links is not None:
+            return 2
+        labels = self.y if self.graph_y is None else self.graph_y
+        return 0 if labels is None else int(labels.max()) + 1
+
+    @cached_property
+    def num_graphs(self) -> int:
+        """Small graphs in the batch, 1 for a single graph."""
+        return 1 if self.batch is None else int(self.batch.max()) + 1
+
+    @property
+    def device(self) -> torch.device:
+        """Where the graph lives."""
+        return self.adjacency.device
+
+    @property
+    def edge_index(self) -> Tensor:
+        """[2, E]: sources and destinations in the graph's order."""
+        return torch.stack([self.adjacency.source, self.adjacency.destination])
+
+    @property
+    def keys(self) -> Tensor:
+        """[E] sorted identities of the edges."""
+        return self.adjacency.keys
+
+    @cached_property
+    def has_loops(self) -> bool:
+        """Whether every node has a self-loop."""
+        return int((self.adjacency.source == self.adjacency.destination).sum()) == self.num_nodes
+
+    def replace(self, **fields: Any) -> Graph:
+        """Return a copy with some fields replaced; the edge structure is shared."""
+        other = dataclasses.replace(self, **fields)
+        for known, field in (("has_loops", "adjacency"), ("num_graphs", "batch")):
+            if field not in fields and known in self.__dict__:
+                other.__dict__[known] = self.__dict__[known]
+        return other
+
+    def to(self, device: torch.device | str) -> Graph:
+        """Return the graph on `device`."""
+        moved: dict[str, Any] = {
+            f.name: value.to(device)
+            for f in dataclasses.fields(self)
+            if isinstance(value := getattr(self, f.name), Tensor | Adjacency | Features | Links)
+        }
+        return dataclasses.replace(self, **moved)
+
+    def inject(
+        self, targets: Tensor, features: Tensor | None = None, *, trusted: bool = False
+    ) -> tuple[Graph, EdgeMap]:
+        """Add new nodes, each joined to some existing ones by edges in both directions.
+
+        New nodes get no label, stand in no mask, and a self-loop if every node has one. Positional
+        encodings are extended from the neighbours (see `fgai.graph.nystrom`), those of old nodes stay.
+
+        Args:
+            targets: [M, e] int64, the existing nodes each of the M new nodes is joined to (distinct per row).
+            features: [M, F]; gradients flow to them. Zeros when None.
+            trusted: `targets` are known to be right and on the device; nothing is checked or waited for.
+
+        Returns:
+            The new graph, whose first N nodes are the old ones, and the map of the old edges.
+        """
+        if targets.dim() != 2:
+            raise InputError(f"`targets` must have shape [new nodes, edges each], got {tuple(targets.shape)}")
+        m, e = targets.shape
+        if not trusted:
+            checks.edge_index(targets.reshape(1, -1).expand(2, -1), self.num_nodes, "targets")
+            ordered = targets.sort(dim=1).values
+            if e > 1 and bool((ordered[:, 1:] == ordered[:, :-1]).any()):
+                raise InputError("`targets` must name distinct nodes in each row")
+        adjacency, edge_map = self.joined(targets.to(self.device))
+        extra = features
+        if self.features is not None and extra is None:
+            extra = torch.zeros(m, self.num_features, dtype=self.features.dtype, device=self.device)
+        changes: dict[str, Any] = {"adjacency": adjacency}
+        if self.features is not None and extra is not None:
+            if extra.shape[0] != m:
+                raise InputError(f"`features` must have {m} rows, one per new node, got {extra.shape[0]}")
+            changes["features"] = self.features.append(extra)
+        changes |= self._padded(m)
+        if self.batch is not None:
+            changes["batch"] = torch.cat([self.batch, self.batch[targets[:, 0].to(self.device)]])
+        changes |= self._carried(edge_map)
+        if self.positional is not None and self.positional_values is not None:
+            rows, values = extend_encoding(
+                self.positional, self.positional_values, self._neighbours(), targets.to(self.device)
+            )
+            changes["positional"] = torch.cat([self.positional, rows])
+            changes["positional_values"] = torch.cat([self.positional_values, values])
+        graph = self.replace(**changes)
+        graph.__dict__.update(has_loops=self.has_loops, num_graphs=self.num_graphs)
+        return graph, edge_map
+
+    def _padded(self, count: int) -> dict[str, Tensor | None]:
+        """Masks and labels with `count` new nodes, made once: adversaries inject as many every epoch."""
+        kept: dict[int, dict[str, Tensor | None]] = self.__dict__.setdefault("_padded_fields", {})
+        if count not in kept:
+            masks = ("train_mask", "val_mask", "test_mask")
+            kept[count] = {name: _pad(getattr(self, name), count, False) for name in masks}
+            kept[count]["y"] = _pad(self.y, count, -1)
+        return kept[count]
+
+    def joined(self, targets: Tensor) -> tuple[Adjacency, EdgeMap]:
+        """Return the edges alone after `inject`; `targets` [M, e] are on the device and trusted."""
+        adjacency, ours = attach(self.adjacency, targets, self.has_loops)
+        return adjacency, EdgeMap(self._positions, ours, self.num_edges, adjacency.num_edges)
+
+    @cached_property
+    def _positions(self) -> Tensor:
+        return torch.arange(self.num_edges, device=self.device)
+
+    def _neighbours(self) -> Tensor:
+        """[N] incoming edges per node, self-loops not counted."""
+        return self.adjacency.degree - 1 if self.has_loops else self.adjacency.degree
+
+    def inject_edges(self, edge_index: Tensor) -> tuple[Graph, EdgeMap]:
+        """Add edges between existing nodes; those that are there already are left alone."""
+        edges = checks.edge_index(edge_index.to(self.device), self.num_nodes)
+        fresh = torch.unique(edge_keys(edges[0], edges[1]))
+        known, _ = match_edges(fresh, self.keys)
+        keep = torch.ones(fresh.numel(), dtype=torch.bool, device=self.device)
+        keep[known] = False
+        fresh = fresh[keep]
+        adjacency, edge_map = self._merge(torch.stack(key_ends(fresh)), self.num_nodes)
+        return self.replace(adjacency=adjacency, **self._carried(edge_map)), edge_map
+
+    def add_self_loops(self) -> tuple[Graph, EdgeMap]:
+        """Give every node a self-loop (nodes that have one keep it)."""
+        nodes = torch.arange(self.num_nodes, device=self.device)
+        graph, edge_map = self.inject_edges(torch.stack([nodes, nodes]))
+        graph.__dict__["has_loops"] = True
+        return graph, edge_map
+
+    def remove(self, positions: Tensor) -> tuple[Graph, EdgeMap]:
+        """Remove the edges at `positions` [R] (or a boolean mask [E]); nodes stay."""
+        keep = torch.ones(self.num_edges, dtype=torch.bool, device=self.device)
+        keep[checks.positions(positions, self.num_edges)] = False
+        before = keep.nonzero().flatten()
+        source, destination = self.adjacency.source[before], self.adjacency.destination[before]
+        adjacency = Adjacency.from_sorted(source, destination, self.num_nodes)
+        after = torch.arange(before.numel(), device=self.device)
+        edge_map = EdgeMap(before, after, self.num_edges, before.numel())
+        return dataclasses.replace(self, adjacency=adjacency, **self._carried(edge_map)), edge_map
+
+    def _carried(self, edge_map: EdgeMap) -> dict[str, Any]:
+        """The fields per edge after an edit: new edges are no explanation and have weight 1."""
+        truth, weight = self.edge_truth, self.edge_weight
+        if truth is not None:
+            truth = truth.new_zeros(edge_map.num_after).index_copy(0, edge_map.after, truth[edge_map.before])
+        if weight is not None:
+            kept = weight[edge_map.before]
+            weight = weight.new_ones(edge_map.num_after).index_copy(0, edge_map.after, kept)
+        return {"edge_truth": truth, "edge_weight": weight}
+
+    def _merge(self, edges: Tensor, num_nodes: int) -> tuple[Adjacency, EdgeMap]:
+        """Merge new, distinct edges into the sorted ones without sorting the old again."""
+        adjacency, ours = self.adjacency.merge(edges, num_nodes)
+        before = torch.arange(self.num_edges, device=self.device)
+        return adjacency, EdgeMap(before, ours, self.num_edges, adjacency.num_edges)
+
+
+def _pad(values: Tensor | None, count: int, fill: float) -> Tensor | None:
+    if values is None:
+        return None
+    return torch.cat([values, values.new_full((count,), fill)])

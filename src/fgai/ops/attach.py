@@ -1,0 +1,40 @@
+"""New nodes joined to a sorted graph, on the fastest kernel at hand."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fgai.ops.backend import has_triton
+from fgai.sparse import Adjacency
+
+
+def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacency, Tensor]:
+    """Add new nodes, each joined to some old ones by edges in both directions.
+
+    On a GPU nothing waits for the device and every shape follows from those of the arguments, so that
+    a CUDA graph can hold it.
+
+    Args:
+        adjacency: the old edges.
+        targets: [M, e] on the same device, old nodes that differ within a row.
+        loops: also give every new node an edge to itself.
+
+    Returns:
+        The new adjacency, and [E] the new positions of the old edges.
+    """
+    if targets.is_cuda and has_triton():
+        from fgai.ops.gpu.attach import attach as attach_on_gpu
+
+        return attach_on_gpu(adjacency, targets, loops)
+    if adjacency.device.type == "cpu":
+        from fgai.ops.cpu.attach import attach as attach_on_cpu
+
+        return attach_on_cpu(adjacency, targets, loops)
+    m, e = targets.shape
+    new = torch.arange(adjacency.num_nodes, adjacency.num_nodes + m, device=adjacency.device)
+    spread, ends = new[:, None].expand(m, e).flatten(), targets.flatten()
+    edges = torch.stack([torch.cat([spread, ends]), torch.cat([ends, spread])])
+    if loops:
+        edges = torch.cat([edges, new.expand(2, m)], dim=1)
+    return adjacency.merge(edges, adjacency.num_nodes + m)

@@ -1,0 +1,233 @@
+"""Recomputing only what a perturbation reaches: the same numbers as a full forward pass, from fewer edges.
+
+A new node changes the rows of its neighbours in the first layer, theirs in the second, and so on. Everything
+else is computed once. Where the change reaches (almost) everything, a full pass is cheaper and is taken.
+
+Training cannot use this: there the weights move, and with them every row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fgai.attention import AttentionMap, LayerAttention
+from fgai.attention.record import find_layers
+from fgai.errors import InputError
+from fgai.graph import Graph, GraphChange
+from fgai.graph.nystrom import extend_encoding
+from fgai.models import as_graph
+from fgai.models.layerwise import Layerwise, layerwise_of
+from fgai.recompute.edit import Edit
+from fgai.recompute.patch import Ends, Patch
+from fgai.sparse import Features
+
+WORTHWHILE = 0.6
+"""Share of the work above which a full pass is taken: small graphs cost something to put together."""
+
+
+class Touched(NamedTuple):
+    """What a perturbation changes.
+
+    Attributes:
+        nodes: [T] whose logits were computed again.
+        logits: [T, C].
+        attention: per layer [E', H] on the edges of its patch; empty unless asked for.
+    """
+
+    nodes: Tensor
+    logits: Tensor
+    attention: list[Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What to compute again after one edit, layer by layer.
+
+    Attributes:
+        edit: the edit.
+        start: [S] nodes whose input differs.
+        patches: one per layer.
+        constants: per patch, sides and values of its clean nodes, and the scores of its stand-ins.
+        states: per patch, states of the fresh rows before the layer, where the model reads them.
+        keep: [T] which of the last layer's touched rows have logits wanted.
+        nodes: [T] their nodes.
+        share: of the work of a full pass, counted in edges and rows times their widths.
+        whole: whether attention can be read.
+    """
+
+    edit: Edit
+    start: Tensor
+    patches: list[Patch]
+    constants: list[tuple[Ends, Tensor]]
+    states: list[Tensor | None]
+    keep: Tensor
+    nodes: Tensor
+    share: float
+    whole: bool
+
+
+class Recompute:
+    """A model and a graph with everything the clean forward pass gave, ready to be perturbed.
+
+    The results equal a full forward pass on the perturbed graph, gradients to the changed features included,
+    up to the order of summation.
+
+    Args:
+        model: fgai's GAT, GATv2 or GT for nodes, in eval mode, not tapped.
+        data: a `Graph` or PyG `Data`.
+
+    Raises:
+        InputError: if the model is another one; `Recompute.fits` says so beforehand.
+
+    Example:
+        >>> import fgai, torch
+        >>> graph = fgai.Graph.from_edges(torch.tensor([[0, 1, 2], [1, 2, 3]]), 4, torch.eye(4),
+        ...     undirected=True, y=torch.tensor([0, 1, 0, 1]))
+        >>> again = Recompute(fgai.GAT.for_data(graph).eval(), graph)
+        >>> moved = GraphChange(rows=torch.tensor([0]), delta=torch.ones(1, 4))
+        >>> again.logits(moved).nodes.tolist()
+        [0, 1, 2]
+    """
+
+    def __init__(self, model: nn.Module, data: Any) -> None:
+        stages = layerwise_of(model)
+        graph = as_graph(data)
+        if stages is None or not self.fits(model, graph):
+            raise InputError(
+                f"{type(model).__name__} cannot be computed in part here: it must be one of fgai's attention"
+                " models for nodes, in eval mode and without taps, on a graph with plain features"
+            )
+        self.stages: Layerwise = stages
+        self.graph: Graph = model.prepare(graph).to(next(model.parameters()).device)  # type: ignore[operator]
+        self._pass(list(find_layers(model)))
+
+    @staticmethod
+    def fits(model: nn.Module, graph: Graph) -> bool:
+        """Whether this model on this graph can be computed in part."""
+        features = graph.features
+        plain = features is not None and features.appended is None and features.rows is None
+        return plain and graph.edge_weight is None and layerwise_of(model) is not None
+
+    @torch.no_grad()
+    def _pass(self, names: list[str]) -> None:
+        """Run the clean forward pass and keep what each layer was given."""
+        graph, stages = self.graph, self.stages
+        assert graph.features is not None
+        state = stages.enter(graph.features, graph.positional)
+        self._ends: list[Ends] = []
+        self._states: list[Tensor | None] = []
+        layers = []
+        for name, (layer, update) in zip(names, stages.stages, strict=True):
+            ends = layer.ends(state)
+            out, attention = layer.fused(*ends, graph.adjacency, written=True)
+            before = state if stages.keeps_state and isinstance(state, Tensor) else None
+            state = update(before, layer.join(out))
+            self._ends.append(ends)
+            self._states.append(before)
+            layers.append(LayerAttention.on(graph.adjacency, attention, name))
+        assert isinstance(state, Tensor)
+        self.clean_logits: Tensor = stages.leave(state)
+        self.clean_attention = AttentionMap(tuple(layers))
+
+    @torch.no_grad()
+    def plan(
+        self, edit: Edit, wanted: Tensor | None = None, *, whole: bool = False, limit: float = WORTHWHILE
+    ) -> Plan | None:
+        """Find what has to be computed again after `edit`, or None where a full pass is cheaper.
+
+        Args:
+            edit: what changes in the graph.
+            wanted: [T] the nodes whose logits are asked for; all by default.
+            whole: also give the whole attention of every touched row.
+            limit: share of the work of a full pass that is still worthwhile.
+        """
+        clean, total = self.graph.adjacency, self.graph.num_nodes + edit.new
+        everywhere = torch.ones(total, dtype=torch.bool, device=clean.device)
+        rows = everywhere
+        if wanted is not None and not whole:
+            rows = torch.zeros_like(everywhere).index_fill(0, wanted, True)
+        start = changed = edit.start(self.graph.num_nodes)
+        patches, spent, full = [], 0.0, 0.0
+        for index, (layer, _) in enumerate(self.stages.stages):
+            last = index == len(self.stages.stages) - 1
+            fresh = edit.reached(clean, changed)
+            if last:
+                fresh = fresh[rows[fresh]]
+            patch = Patch.build(clean, edit, changed, fresh, rows if last else everywhere, whole=whole)
+            width = layer.heads * layer.channels
+            spent += width * (patch.adjacency.num_edges + patch.adjacency.num_nodes)
+            full += width * (clean.num_edges + edit.added.shape[1] + total)
+            changed = torch.cat([changed, fresh])
+            patches.append(patch)
+        if spent > limit * full:
+            return None
+        keep = rows[changed].nonzero().flatten()
+        fixed = [
+            patch.constants(layer, clean, ends)
+            for patch, (layer, _), ends in zip(patches, self.stages.stages, self._ends, strict=True)
+        ]
+        states = [
+            None if before is None else before[patch.constant[: patch.touched - patch.changed]]
+            for patch, before in zip(patches, self._states, strict=True)
+        ]
+        share = spent / max(1.0, full)
+        return Plan(edit, start, patches, fixed, states, keep, changed[keep], share, whole)
+
+    def forward(self, plan: Plan, features: Features, positional: Tensor | None = None) -> Touched:
+        """Compute the touched rows again; gradients reach the changed and the new features.
+
+        Args:
+            plan: of the edit that was made.
+            features: of the perturbed graph: those of the clean one with rows appended or deltas.
+            positional: [S, P] encodings of `plan.start`, where the model reads them.
+        """
+        parts = []
+        if features.delta is not None:
+            parts.append(features.select(plan.edit.rows) + features.delta)
+        if features.appended is not None:
+            parts.append(features.appended)
+        rows = torch.cat(parts) if parts else features.select(plan.start)
+        state = self.stages.enter(Features.dense(rows), positional)
+        seen = []
+        steps = zip(plan.patches, plan.constants, plan.states, self.stages.stages, strict=True)
+        for index, (patch, (fixed, score), before, (layer, update)) in enumerate(steps):
+            out, attention = patch.forward(layer, layer.ends(state), fixed, score, written=plan.whole)
+            joined = torch.cat([state, before]) if isinstance(state, Tensor) and before is not None else None
+            if index == len(plan.patches) - 1:
+                out = out[plan.keep]
+                joined = None if joined is None else joined[plan.keep]
+            state = update(joined, layer.join(out))
+            seen.append(attention)
+        assert isinstance(state, Tensor)
+        return Touched(plan.nodes, self.stages.leave(state), seen if plan.whole else [])
+
+    def logits(self, change: GraphChange, wanted: Tensor | None = None) -> Touched:
+        """Return the logits `change` can move; all others are those of `clean_logits`.
+
+        The perturbed graph is never put together, so the cost depends on the reach of the change alone.
+
+        Args:
+            change: e.g. one new node, or another feature vector of one node.
+            wanted: [T] the nodes of interest; all by default.
+        """
+        plan = self.plan(Edit.of(change, self.graph), wanted, limit=float("inf"))
+        features = change.features_on(self.graph)
+        assert plan is not None and features is not None
+        return self.forward(plan, features, self.encodings(plan, change))
+
+    def encodings(self, plan: Plan, change: GraphChange) -> Tensor | None:
+        """Return the positional encodings of the rows a change begins at, new nodes included."""
+        graph = self.graph
+        if graph.positional is None or graph.positional_values is None:
+            return None
+        found = graph.positional[plan.edit.rows]
+        if plan.edit.new and change.endpoints is not None:
+            degree = graph.adjacency.degree - int(graph.has_loops)
+            ends = change.endpoints.to(graph.device)
+            new = extend_encoding(graph.positional, graph.positional_values, degree, ends)[0]
+            found = torch.cat([found, new])
+        return found

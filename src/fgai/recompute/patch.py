@@ -1,0 +1,170 @@
+"""`Patch`: the part of one attention layer that a perturbation makes it compute again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fgai.models.layer import AttentionLayer
+from fgai.ops import aggregate, edge_softmax
+from fgai.ops.segments import row_max, row_sum
+from fgai.recompute.edit import Edit, incoming, outgoing
+from fgai.sparse import Adjacency
+
+Ends = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Patch:
+    """A small graph on which the layer gives the touched rows exactly as on the whole perturbed graph.
+
+    Its nodes are, in this order: the changed ones, whose input differs from the clean one; the fresh rows,
+    whose input is clean but which a change reaches; other sources, clean; and stand-ins. All but the changed
+    ones are constants of the attack.
+
+    A fresh row keeps its own side of the score, so the edges from clean sources keep their scores. They are
+    one constant neighbour, the stand-in: with s_e their scores and v_e their values,
+
+        score  log Σ_e exp(s_e),      value  Σ_e exp(s_e) v_e / Σ_e exp(s_e),
+
+    and softmax over {edges from changed nodes, stand-in} mixes what softmax over all edges would.
+
+    Attributes:
+        changed: number of changed nodes.
+        touched: number of changed and fresh nodes: the rows that are computed again.
+        constant: [n] clean nodes: fresh rows, then other sources.
+        adjacency: the small graph.
+        positions: [E'] place of each of its edges in the clean graph; -1 for new edges and stand-ins.
+        standins: [V] fresh rows (0 for the first) that have a stand-in.
+        spots: [V] the stand-ins' edges in `adjacency`.
+        rest: [R] places in the clean graph of the edges the stand-ins stand for, row after row.
+        counts: [V] how many each stands for.
+    """
+
+    changed: int
+    touched: int
+    constant: Tensor
+    adjacency: Adjacency
+    positions: Tensor
+    standins: Tensor
+    spots: Tensor
+    rest: Tensor
+    counts: Tensor
+
+    @classmethod
+    def build(
+        cls, clean: Adjacency, edit: Edit, changed: Tensor, fresh: Tensor, rows: Tensor, *, whole: bool
+    ) -> Patch:
+        """Collect the edges to compute again.
+
+        Args:
+            clean: edges before the edit.
+            edit: what was done to them.
+            changed: [S] nodes whose input differs.
+            fresh: [P] sorted, the other rows to compute.
+            rows: bool [N + new], the rows whose output is wanted.
+            whole: take all edges of every row, so that its whole attention can be read; no stand-ins.
+        """
+        total, s, device = clean.num_nodes + edit.new, changed.numel(), changed.device
+        place = torch.full((total,), -1, dtype=torch.long, device=device)
+        place[changed] = torch.arange(s, device=device)
+        place[fresh] = s + torch.arange(fresh.numel(), device=device)
+        full = changed[rows[changed]]
+        if whole:
+            full = torch.cat([full, fresh])
+        taken = incoming(clean, full)[0]
+        if not whole:
+            spread = outgoing(clean, changed)[0]
+            taken = torch.cat([taken, spread[place[clean.destination[spread]] >= s]])
+        taken = _without(taken, edit.removed)
+        added = edit.added[:, rows[edit.added[1]] & (place[edit.added[1]] >= 0)]
+        source = torch.cat([clean.source[taken], added[0]])
+        destination = torch.cat([clean.destination[taken], added[1]])
+        other = torch.zeros(total, dtype=torch.bool, device=device)
+        other[source] = True
+        other &= place < 0
+        constant = torch.cat([fresh, other.nonzero().flatten()])
+        place[constant] = s + torch.arange(constant.numel(), device=device)
+
+        rest, owner = incoming(clean, fresh[:0] if whole else fresh)
+        from_clean = place[clean.source[rest]]
+        kept = (from_clean < 0) | (from_clean >= s)
+        if edit.removed.numel():
+            kept &= ~torch.isin(rest, edit.removed)
+        rest, owner = rest[kept], owner[kept]
+        standins, counts = torch.unique_consecutive(owner, return_counts=True)
+        nodes = s + constant.numel()
+        stands = nodes + torch.arange(standins.numel(), device=device)
+        ends = torch.stack(
+            [torch.cat([place[source], stands]), torch.cat([place[destination], s + standins])]
+        )
+        adjacency, order = Adjacency.build(ends, nodes + standins.numel())
+        back = torch.empty_like(order)
+        back[order] = torch.arange(order.numel(), device=device)
+        none = taken.new_full((added.shape[1] + standins.numel(),), -1)
+        return cls(
+            changed=s,
+            touched=s + fresh.numel(),
+            constant=constant,
+            adjacency=adjacency,
+            positions=torch.cat([taken, none])[order],
+            standins=standins,
+            spots=back[taken.numel() + added.shape[1] :],
+            rest=rest,
+            counts=counts,
+        )
+
+    def constants(self, layer: AttentionLayer, clean: Adjacency, ends: Ends) -> tuple[Ends, Tensor]:
+        """Return both sides and values of all nodes but the changed ones, and the stand-ins' scores [V, H].
+
+        Args:
+            layer: the attention.
+            clean: edges before the edit.
+            ends: what `layer.ends` gave on the clean graph, [N, ...] each.
+        """
+        one, two, values = (t[self.constant] for t in ends)
+        count = self.standins.numel()
+        score, value = values.new_zeros(count, layer.heads), values[:0]
+        if count:
+            score, value = self._stand_in(layer, clean, ends)
+        sides = [torch.cat([t, t.new_zeros(count, *t.shape[1:])]) for t in (one, two)]
+        if count and layer.score == "additive" and layer.slope > 0:
+            # The source's half that gives the stand-in this very score, so that the fused kernel can be used.
+            sides[0][-count:] = torch.where(score > 0, score, score / layer.slope) - two[self.standins]
+        return (sides[0], sides[1], torch.cat([values, value])), score
+
+    def _stand_in(self, layer: AttentionLayer, clean: Adjacency, ends: Ends) -> tuple[Tensor, Tensor]:
+        """Return the scores [V, H] and values [V, H, C] of the stand-ins."""
+        source, fresh = clean.source[self.rest], self.constant[self.standins]
+        nodes, inverse = torch.unique(torch.cat([fresh, source]), return_inverse=True)
+        rows = torch.repeat_interleave(inverse[: fresh.numel()], self.counts)
+        # Both are in the order of the nodes, so the edges stay sorted by destination.
+        rowptr = torch.searchsorted(rows, torch.arange(nodes.numel() + 1, device=rows.device))
+        small = Adjacency(nodes.numel(), inverse[fresh.numel() :], rows, rowptr, rowptr[:0], rows[:0])
+        one, two, values = (t[nodes] for t in ends)
+        scores = layer.score_edges(one, two, small)
+        own = torch.nn.functional.pad(self.counts.cumsum(0), (1, 0))
+        top = row_max(scores, own)
+        spread = torch.repeat_interleave(top, self.counts, dim=0)
+        total = top + row_sum(torch.exp(scores - spread), own).log()
+        mixed = aggregate(edge_softmax(scores, small), values, small)
+        return total, mixed[inverse[: fresh.numel()]]
+
+    def forward(
+        self, layer: AttentionLayer, ends: Ends, constants: Ends, score: Tensor, *, written: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return the mixed values of the touched rows [T, H, C], and the attention [E', H] if written."""
+        one, two, values = (torch.cat([mine, fixed]) for mine, fixed in zip(ends, constants, strict=True))
+        if not self.spots.numel() or (layer.score == "additive" and layer.slope > 0):
+            out, attention = layer.fused(one, two, values, self.adjacency, written=written)
+        else:
+            scores = layer.score_edges(one, two, self.adjacency).index_copy(0, self.spots, score)
+            attention = edge_softmax(scores, self.adjacency)
+            out = aggregate(attention, values, self.adjacency)
+        return out[: self.touched], attention
+
+
+def _without(positions: Tensor, removed: Tensor) -> Tensor:
+    return positions[~torch.isin(positions, removed)] if removed.numel() else positions

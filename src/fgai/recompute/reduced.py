@@ -1,0 +1,136 @@
+"""Objectives as a constant, from the rows a change cannot reach, plus what the touched rows add."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fgai.attention import AttentionMap
+from fgai.objectives import Clean, Explanation, Objective, log_attention, margin, prediction
+from fgai.recompute.edit import incoming
+from fgai.recompute.local import Plan, Recompute, Touched
+
+NODE_MEANS: tuple[Objective, ...] = (prediction, margin)
+"""Objectives that are means over the attacked nodes and read nothing but their logits."""
+
+
+class Reduced(Protocol):
+    """An objective that reads only what a plan computes again."""
+
+    def __call__(self, touched: Touched) -> Tensor:
+        """Return the objective on the whole perturbed graph."""
+
+
+def can_reduce(objective: Objective) -> bool:
+    """Whether the objective can be computed from the touched rows."""
+    return objective in NODE_MEANS or isinstance(objective, Explanation)
+
+
+def reduced(objective: Objective, again: Recompute, clean: Clean, plan: Plan) -> Reduced:
+    """Return `objective` for the perturbations that `plan` serves."""
+    if isinstance(objective, Explanation):
+        return ReducedExplanation(objective, again, clean, plan)
+    return ReducedMean(objective, clean, plan)
+
+
+class ReducedMean:
+    """A mean over the attacked nodes; those out of reach keep their value.
+
+    Args:
+        objective: one of `NODE_MEANS`.
+        clean: what the model said before.
+        plan: computes the attacked nodes in reach.
+    """
+
+    def __init__(self, objective: Objective, clean: Clean, plan: Plan) -> None:
+        self._objective, self._clean = objective, clean
+        rest = torch.zeros(
+            int(clean.logits.shape[0]) + plan.edit.new, dtype=torch.bool, device=clean.logits.device
+        )
+        rest[clean.nodes] = True
+        rest[plan.nodes] = False
+        rows = rest.nonzero().flatten()
+        self._constant = self._sum(clean.logits[rows], rows).detach()
+
+    def __call__(self, touched: Touched) -> Tensor:
+        """See `Reduced`."""
+        total = self._constant + self._sum(touched.logits, touched.nodes)
+        return total / self._clean.nodes.numel()
+
+    def _sum(self, logits: Tensor, nodes: Tensor) -> Tensor:
+        """Return the sum of the objective over some attacked nodes [T] with these logits [T, C]."""
+        if not nodes.numel():
+            return logits.sum()
+        every = torch.arange(len(nodes), device=nodes.device)
+        few = Clean(self._clean.logits[nodes], AttentionMap(()), every)
+        return len(nodes) * self._objective(logits, few.attention, few)
+
+
+class _Layer(NamedTuple):
+    """What the explanation objective reads in one layer.
+
+    Attributes:
+        spots: [K] edges of the patch: the original edges of the touched rows, row after row.
+        there: [K] which of them are still there.
+        members: [K] the clean top-k.
+        rowptr: [R + 1] of those rows.
+        rows: [R], all of them.
+        lost: sum over the rows out of reach.
+        terms: how many terms that has.
+    """
+
+    spots: Tensor
+    there: Tensor
+    members: Tensor
+    rowptr: Tensor
+    rows: Tensor
+    lost: Tensor
+    terms: Tensor
+
+
+class ReducedExplanation:
+    """The explanation objective; rows out of reach keep their attention.
+
+    Args:
+        objective: with its k.
+        again: the model on the clean graph.
+        clean: what the model said before.
+        plan: made with `whole=True`.
+    """
+
+    def __init__(self, objective: Explanation, again: Recompute, clean: Clean, plan: Plan) -> None:
+        self._objective, self._layers = objective, []
+        adjacency, touched = again.graph.adjacency, plan.start
+        found = zip(plan.patches, clean.attention.layers, clean.members(objective.k), strict=True)
+        for patch, before, (members, rows) in found:
+            touched = torch.cat([touched, patch.constant[: patch.touched - patch.changed]])
+            inside = torch.zeros(adjacency.num_nodes, dtype=torch.bool, device=adjacency.device)
+            inside[touched[touched < adjacency.num_nodes]] = True
+            ours, rest = rows[inside[rows]], rows[~inside[rows]]
+            everything = torch.ones_like(members)
+            now = log_attention(before.values)
+            lost, terms = objective.lost(now, everything, members, before.rowptr, rest)
+            edges, owner = incoming(adjacency, ours)
+            order = torch.argsort(patch.positions)
+            sorted_positions = patch.positions[order]
+            spot = torch.searchsorted(sorted_positions, edges).clamp(max=max(0, len(order) - 1))
+            there = sorted_positions[spot] == edges
+            counts = torch.bincount(owner, minlength=len(ours))
+            rowptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+            every = torch.arange(len(ours), device=ours.device)
+            parts = (order[spot], there, members[edges], rowptr, every, lost.detach(), terms)
+            self._layers.append(_Layer(*parts))
+
+    def __call__(self, touched: Touched) -> Tensor:
+        """See `Reduced`."""
+        total = touched.logits.new_zeros(())
+        for layer, values in zip(self._layers, touched.attention, strict=True):
+            lost, terms = layer.lost, layer.terms
+            if len(layer.rows):
+                now = log_attention(values)[layer.spots]
+                more = self._objective.lost(now, layer.there, layer.members, layer.rowptr, layer.rows)
+                lost, terms = lost + more[0], terms + more[1]
+            total = total + lost / terms.clamp(min=1)
+        return total / max(1, len(self._layers))

@@ -1,0 +1,19 @@
+"""Records and tables: JSON documents that say everything about themselves, and how they print."""
+
+from fgai.records.document import Document
+from fgai.records.meter import Meter
+from fgai.records.plain import look_up, pack_array, plain, unpack_array
+from fgai.records.table import MISSING, Cell, Column, Table
+
+__all__ = [
+    "MISSING",
+    "Cell",
+    "Column",
+    "Document",
+    "Meter",
+    "Table",
+    "look_up",
+    "pack_array",
+    "plain",
+    "unpack_array",
+]

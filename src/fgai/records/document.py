@@ -1,0 +1,84 @@
+"""`Document`: what all records share, a schema and files that are whole or not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from fgai.errors import CheckpointError
+from fgai.files import write_atomic
+from fgai.records.plain import plain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """What all records share: a schema, and files that are whole or not there."""
+
+    SCHEMA: ClassVar[int] = 1
+    KIND: ClassVar[str] = "document"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, the schema version first."""
+        fields = {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return {"kind": self.KIND, "schema": self.SCHEMA, **fields}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Inverse of `to_dict`.
+
+        Raises:
+            CheckpointError: another kind of record, a newer schema, or fields missing.
+        """
+        if not isinstance(values, Mapping) or values.get("kind") != cls.KIND:
+            found = values.get("kind") if isinstance(values, Mapping) else type(values).__name__
+            raise CheckpointError(f"expected a record of kind {cls.KIND!r}, got {found!r}")
+        schema = values.get("schema")
+        if not isinstance(schema, int) or schema < 1:
+            raise CheckpointError(f"the record's schema version is damaged: {schema!r}")
+        if schema > cls.SCHEMA:
+            raise CheckpointError(
+                f"the record was written by a newer fgai (schema {schema}; this one reads up to"
+                f" {cls.SCHEMA}); update fgai"
+            )
+        names = {f.name for f in dataclasses.fields(cls)}
+        try:
+            return cls._build({key: value for key, value in values.items() if key in names})
+        except (TypeError, KeyError) as error:
+            raise CheckpointError(f"the record is incomplete: {error}") from error
+
+    @classmethod
+    def _build(cls, fields: dict[str, Any]) -> Self:
+        return cls(**fields)
+
+    def to_json(self) -> str:
+        """Return the record as JSON text."""
+        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+    def save(self, path: Path | str) -> Path:
+        """Write the record as JSON in one step; a crash leaves the old file as it was."""
+        path = Path(path)
+        write_atomic(path, self.to_json())
+        return path
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read a record.
+
+        Raises:
+            CheckpointError: the file is missing, damaged, of another kind or from a newer fgai.
+        """
+        path = Path(path)
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise CheckpointError(f"there is no record at {path}") from None
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} is damaged or not a record ({error})") from error
+        try:
+            return cls.from_dict(values)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from error

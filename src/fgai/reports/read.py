@@ -1,0 +1,154 @@
+"""`read_report`: a document from files, also from those of a newer fgai or with parts missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fgai.certificates import CertificateRecord
+from fgai.errors import CheckpointError, InputError
+from fgai.evaluation import Comparison, EvaluationRecord
+from fgai.records import Document
+from fgai.reports.build import assemble
+from fgai.reports.document import Report
+from fgai.reports.parts import parts_of
+
+KINDS = ("report", "comparison", "evaluation", "certificate")
+# What each kind of document must be for its parts to be used at all.
+_TYPES: dict[str, Any] = {
+    "title": str, "reference": str, "records": list, "certificates": dict, "histories": dict,
+    "distribution": dict | None, "subgraph": dict | None, "explorer": dict | None, "reproduce": list,
+    "notes": list,
+}  # fmt: skip
+
+
+def read_report(
+    files: Path | str | Sequence[Path | str] | Mapping[str, Path | str], *, node: int | None = None
+) -> Report:
+    """Read a report document, or build one from records.
+
+    A document with a newer schema is read as far as it is understood; a record with parts missing gives a
+    report without them. Both are said in the notes, and on the page.
+
+    Args:
+        files: one report document; or any number of comparisons, evaluations and certificates. A certificate
+            belongs to the row it is given as, in a mapping, or to the row its file is named after
+            (`certificate-gat.json`).
+        node: the page opens with.
+
+    Raises:
+        CheckpointError: a file is missing, damaged, or none of these.
+        InputError: no files, or certificates only.
+    """
+    named = _named(files)
+    if not named:
+        raise InputError("`files` must name at least one record, got none")
+    notes: list[str] = []
+    records: list[dict[str, Any]] = []
+    proofs: dict[str, tuple[str | None, dict[str, Any]]] = {}
+    reference = ""
+    for label, path in named:
+        values = _json(path)
+        kind = values["kind"]
+        _tell_schema(values, path, notes)
+        if kind == "report":
+            if len(named) > 1:
+                raise InputError(f"{path} is a whole report; give it alone")
+            return _report(values, path, notes)
+        if kind == "certificate":
+            proofs[str(path)] = (label, values)
+        elif kind == "comparison":
+            reference = reference or str(values.get("reference") or "")
+            entries = values.get("records")
+            for entry in entries if isinstance(entries, list) else []:
+                if isinstance(entry, dict):
+                    _tell_missing(entry, EvaluationRecord, f"A record in {path.name}", notes)
+                    records.append(entry)
+        else:
+            _tell_missing(values, EvaluationRecord, path.name, notes)
+            records.append({**values, "name": label or values.get("name", "model")})
+    if not records:
+        raise InputError("there is no evaluation in these files; give a comparison or an evaluation record")
+    owners = {
+        _owner(label, Path(path), [str(r.get("name")) for r in records], notes): values
+        for path, (label, values) in proofs.items()
+    }
+    names = [str(record.get("name", "model")) for record in records]
+    parts = parts_of(records, owners, notes)
+    return assemble(parts, reference=reference or names[0], histories={}, node=node, notes=notes)
+
+
+def _named(
+    files: Path | str | Sequence[Path | str] | Mapping[str, Path | str],
+) -> list[tuple[str | None, Path]]:
+    if isinstance(files, Mapping):
+        return [(name, Path(path)) for name, path in files.items()]
+    listed = [files] if isinstance(files, Path | str) else files
+    return [(None, Path(path)) for path in listed]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no record at {path}") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged or not a record ({error})") from error
+    kind = values.get("kind") if isinstance(values, dict) else type(values).__name__
+    if kind not in KINDS:
+        raise CheckpointError(f"{path} must hold a {', '.join(KINDS[:-1])} or {KINDS[-1]}, got {kind!r}")
+    assert isinstance(values, dict)
+    return values
+
+
+def _tell_schema(values: Mapping[str, Any], path: Path, notes: list[str]) -> None:
+    kinds: tuple[type[Document], ...] = (Report, Comparison, EvaluationRecord, CertificateRecord)
+    known = next(kind.SCHEMA for kind in kinds if values["kind"] == kind.KIND)
+    schema = values.get("schema")
+    if not isinstance(schema, int):
+        notes.append(f"{path.name} does not say which schema it follows: it is read as schema {known}.")
+    elif schema > known:
+        notes.append(
+            f"{path.name} was written by a newer fgai (schema {schema}; this one knows {known}): what it adds"
+            " is not shown, and what it changed may be missing. Update fgai to see all of it."
+        )
+
+
+def _tell_missing(values: Mapping[str, Any], kind: type[Any], where: str, notes: list[str]) -> None:
+    wanted = [field.name for field in dataclasses.fields(kind)]
+    missing = [name for name in wanted if name not in values and name not in ("warnings", "per_node")]
+    if missing:
+        notes.append(f"{where} lacks {', '.join(missing)}.")
+
+
+def _report(values: Mapping[str, Any], path: Path, notes: list[str]) -> Report:
+    fields: dict[str, Any] = {}
+    for name, kind in _TYPES.items():
+        if name not in values:
+            notes.append(f"{path.name} lacks {name}.")
+        elif isinstance(values[name], kind):
+            fields[name] = values[name]
+        else:
+            notes.append(f"{path.name}: {name} is not what it should be and is left out.")
+    fields["records"] = [record for record in fields.get("records", []) if isinstance(record, dict)]
+    for record in fields["records"]:
+        _tell_missing(record, EvaluationRecord, f"A record in {path.name}", notes)
+    return Report(**{**fields, "notes": [*map(str, fields.get("notes", [])), *notes]})
+
+
+def _owner(label: str | None, path: Path, names: Sequence[str], notes: list[str]) -> str:
+    """The row a certificate belongs to: as given, by the name of its file, or the only one."""
+    wanted = (label or path.stem.removeprefix("certificate-")).lower()
+    for name in names:
+        if name.lower() == wanted:
+            return name
+    if len(names) == 1:
+        return names[0]
+    notes.append(
+        f"{path.name} is not shown: it is unclear which of {', '.join(names)} it certifies. Give it as"
+        " NAME=FILE."
+    )
+    return f"?{path.name}"

@@ -1,0 +1,185 @@
+"""The page's text: every section that needs no drawing, as HTML; whatever comes from data is escaped."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fgai.reports.document import Report
+from fgai.reports.numbers import METRICS, Record, number, of_null, signed
+from fgai.reports.words import attack_words, headline, meaning, missing
+
+ARROWS = {"higher": ("↑", "higher is better"), "lower": ("↓", "lower is better")}
+NULLS = {"uniform": "uniform", "random": "random"}
+
+
+def esc(value: object) -> str:
+    """Text as HTML shows it, never as markup."""
+    return html.escape(str(value), quote=True)
+
+
+def header(report: Report) -> str:
+    """What this is, whether it helped, and what the attack was."""
+    lead = "".join(f"<p>{esc(line)}</p>" for line in meaning(report.records, report.reference))
+    data: Mapping[str, Any] = report.records[0].get("data") or {}
+    sizes = [
+        f"{data[name]:,} {name}"
+        for name in ("nodes", "edges", "features", "classes")
+        if isinstance(data.get(name), int)
+    ]
+    about = f"{data.get('name', 'unnamed graph')}: {', '.join(sizes)}" if sizes else data.get("name", "")
+    return (
+        f'<p class="kicker">{esc(report.title)}</p>'
+        f"<h1>{esc(headline(report))}</h1>"
+        f'<div class="lead">{lead}</div>'
+        f'<p class="facts"><strong>Data.</strong> {esc(about)}</p>'
+        f'<p class="facts"><strong>Attack.</strong> {esc(attack_words(report.records[0]))}</p>'
+    )
+
+
+def missing_box(report: Report) -> str:
+    """What the page cannot show, folded away unless something is odd."""
+    lines = missing(report)
+    if not lines:
+        return ""
+    listed = "".join(f"<li>{esc(line)}</li>" for line in lines)
+    opened = " open" if report.notes else ""
+    return (
+        f'<details class="notice" id="missing"{opened}><summary>What this page cannot show</summary>'
+        f"<ul>{listed}</ul></details>"
+    )
+
+
+def warnings_box(records: Sequence[Record]) -> str:
+    """Reliability warnings, once each, with the models they concern."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        for entry in record.get("warnings") or []:
+            message = str(entry.get("message", "")) if isinstance(entry, Mapping) else str(entry)
+            found.setdefault(message, []).append(str(record.get("name")))
+    if not found:
+        return ""
+    listed = "".join(f"<li>{esc(', '.join(who))}: {esc(what)}</li>" for what, who in found.items())
+    return f'<div class="notice"><p><strong>Read these numbers with care.</strong></p><ul>{listed}</ul></div>'
+
+
+def all_numbers(report: Report) -> str:
+    """Every number as a table: metrics down, models across, attention that says nothing beside them."""
+    base = next((r for r in report.records if r.get("name") == report.reference), report.records[0])
+    nulls = [kind for kind in NULLS if isinstance((base.get("metrics") or {}).get("null"), Mapping)]
+    head = "".join(f'<th scope="col">{esc(name)}</th>' for name in report.names)
+    head += "".join(f'<th scope="col" class="null">{esc(NULLS[kind])}</th>' for kind in nulls)
+    body = ""
+    for group, metrics in METRICS.items():
+        rows = ""
+        for metric in metrics:
+            values = [number(record, metric.path) for record in report.records]
+            if all(value is None for value in values):
+                continue
+            cells = "".join(
+                f'<td class="{"best" if _best(value, values, metric.better) else ""}">'
+                f"{esc(signed(value, metric.form))}</td>"
+                for value in values
+            )
+            cells += "".join(
+                f'<td class="null">{esc(signed(of_null(base, kind, metric), metric.form))}</td>'
+                for kind in nulls
+            )
+            arrow, words = ARROWS[metric.better]
+            rows += (
+                f'<tr><th scope="row">{esc(metric.title)}&nbsp;'
+                f'<span title="{words}" aria-label="{words}">{arrow}</span>'
+                f"<small>{esc(metric.about)}</small></th>{cells}</tr>"
+            )
+        if rows:
+            span = 1 + len(report.records) + len(nulls)
+            body += f'<tr class="group"><th colspan="{span}" scope="colgroup">{esc(group)}</th></tr>{rows}'
+    note = (
+        "<p class='caption'>“uniform” gives every neighbour the same attention, “random” rolls dice: what"
+        " explanations score that say nothing. Bold: best of the models.</p>"
+        if nulls
+        else ""
+    )
+    return (
+        '<div class="scroll" tabindex="0" role="region" aria-label="All numbers"><table>'
+        f'<thead><tr><th scope="col">Measured</th>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>{note}"
+    )
+
+
+def _best(value: float | None, values: Iterable[float | None], better: str) -> bool:
+    known = [v for v in values if v is not None]
+    if value is None or len(known) < 2 or max(known) == min(known):
+        return False
+    return value == (max(known) if better == "higher" else min(known))
+
+
+def configuration(report: Report) -> str:
+    """The exact settings, and how to get the same numbers again."""
+    first = report.records[0]
+    blocks = [
+        _listing("Data", first.get("data")),
+        _listing("Attack", {"name": (first.get("threat") or {}).get("name"), **_budget(first)}),
+        _listing("Evaluation", {**(first.get("config") or {}), "seed": first.get("seed")}),
+        _listing("Versions", {**(first.get("version") or {}), "device": first.get("device")}),
+    ]
+    for record in report.records:
+        model: Mapping[str, Any] = record.get("model") or {}
+        settings = {"class": model.get("class"), **(model.get("config") or {})}
+        settings["parameters"] = model.get("parameters")
+        history = report.histories.get(str(record.get("name"))) or {}
+        for name in ("epochs", "best_epoch", "stopped"):
+            if name in history:
+                settings[f"training {name.replace('_', ' ')}"] = history[name]
+        seconds = history.get("seconds")
+        if isinstance(seconds, int | float):
+            settings["training seconds"] = f"{seconds:.1f}"
+        spent = (record.get("seconds") or {}).get("total")
+        if isinstance(spent, int | float):
+            settings["evaluation seconds"] = f"{spent:.1f}"
+        blocks.append(_listing(f"Model: {record.get('name')}", settings))
+    commands = "\n".join(report.reproduce) or snippet(report)
+    return (
+        f'<h3>Reproduce it</h3><pre tabindex="0"><code>{esc(commands)}</code></pre>'
+        f'<div class="listings">{"".join(blocks)}</div>'
+    )
+
+
+def snippet(report: Report) -> str:
+    """Python that evaluates the same models in the same way."""
+    first = report.records[0]
+    config: Mapping[str, Any] = first.get("config") or {}
+    name = (first.get("data") or {}).get("name", "planted")
+    models = ", ".join(f"{json.dumps(name)}: …" for name in report.names)
+    threat = (first.get("threat") or {}).get("name", "standard")
+    return (
+        "import fgai\nfrom fgai.reports import write_report\n\n"
+        f"data = fgai.load({json.dumps(name)}, seed={first.get('seed', 0)})\n"
+        f"models = {{{models}}}\n"
+        f"found = fgai.compare(models, data, {json.dumps(threat)}, seed={first.get('seed', 0)},"
+        f" k={config.get('k', 5)}, per_node=True)\n"
+        'write_report(found, "report.html", models=models, data=data)'
+    )
+
+
+def _budget(record: Record) -> dict[str, Any]:
+    budget = (record.get("threat") or {}).get("budget")
+    return dict(budget) if isinstance(budget, Mapping) else {}
+
+
+def _listing(title: str, values: Any) -> str:
+    items = values.items() if isinstance(values, Mapping) else ()
+    rows = "".join(
+        f"<div><dt>{esc(str(name).replace('_', ' '))}</dt><dd>{esc(_plain(value))}</dd></div>"
+        for name, value in items
+        if value is not None and not isinstance(value, Mapping)
+    )
+    return f"<section class='listing'><h4>{esc(title)}</h4><dl>{rows}</dl></section>" if rows else ""
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

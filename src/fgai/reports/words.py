@@ -1,0 +1,109 @@
+"""Sentences: whether it helped, what the attack was, what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fgai.reports.balance import changes, verdict
+from fgai.reports.document import Report
+from fgai.reports.numbers import SCORES, Record, number, percent, score, score_of
+
+
+def headline(report: Report) -> str:
+    """In a few words: did it help?"""
+    base, twin = pair(report.records, report.reference)
+    if twin is None:
+        return "How far can its attention be trusted?"
+    return verdict(changes(base, twin, report.certificates), str(base.get("name")), str(twin.get("name")))
+
+
+def meaning(records: Sequence[Record], reference: str) -> list[str]:
+    """What the headline numbers mean, in plain sentences."""
+    base, twin = pair(records, reference)
+    shown = [base] if twin is None else [base, twin]
+    out, parts = [], []
+    for record in shown:
+        before, after = score(record, "clean"), score(record, "attacked")
+        if before is not None and after is not None:
+            verb = "falls" if after < before - 0.005 else "stays" if after <= before + 0.005 else "rises"
+            way = f"at {percent(after)}" if verb == "stays" else f"from {percent(before)} to {percent(after)}"
+            parts.append(f"{record.get('name')} {verb} {way}")
+    if parts:
+        same = "Under the same attack" if len(parts) > 1 else "Under attack"
+        out.append(f"{same}, {' and '.join(parts)} {SCORES[score_of(base)][1]}.")
+    k, told = size_of(base), []
+    for key, when in (("prediction", "aims at predictions"), ("explanation", "aims at explanations")):
+        kept = [(r.get("name"), number(r, f"overlap_touched.{key}.all")) for r in shown]
+        stay = [f"{k * share:.2f} in {name}" for name, share in kept if share is not None]
+        if stay:
+            told.append(f"{' and '.join(stay)} when the attack {when}")
+    if told:
+        out.append(f"Of the {k} neighbours that explain a node there stay {', and '.join(told)}.")
+    return out
+
+
+def pair(records: Sequence[Record], reference: str) -> tuple[Record, Record | None]:
+    """The reference, and the model that is compared with it: the last other one."""
+    base = next((record for record in records if record.get("name") == reference), records[0])
+    others = [record for record in records if record is not base]
+    return base, others[-1] if others else None
+
+
+def size_of(record: Record) -> int:
+    """K, the neighbours in an explanation."""
+    k = (record.get("config") or {}).get("k", 5)
+    return k if isinstance(k, int) else 5
+
+
+def attack_words(record: Record) -> str:
+    """What the attack may do, from its budget."""
+    threat: Mapping[str, Any] = record.get("threat") or {}
+    budget: Mapping[str, Any] = threat.get("budget") or {}
+    who = {"test": "test", "val": "validation"}.get(str(budget.get("targets")), "tested")
+    nodes, edges, steps = (budget.get(name) or 0 for name in ("nodes", "edges", "steps"))
+    did = []
+    if nodes:
+        did.append(f"adds {nodes} fake nodes and joins each to {edges} {who} nodes")
+    elif edges:
+        did.append(f"adds {edges} edges between {who} nodes")
+    if budget.get("radius"):
+        share = percent(budget.get("rows") or 0)
+        did.append(f"moves the features of {share} of the {who} nodes by at most {budget['radius']}")
+    if not did:
+        return "The record does not say what the attack may do."
+    restarts = budget.get("restarts") or 1
+    search = f"in {steps} steps" + (f", {restarts} times over" if restarts > 1 else "")
+    tail = (
+        f" It knows the model and tunes what it adds {search} to do the most harm."
+        if steps
+        else " It does not search: what it adds is random."
+    )
+    return (
+        f"The {threat.get('name', '')} attack {' and '.join(did)}.{tail} Every model gets the same budget"
+        " and the same places to attack."
+    )
+
+
+def missing(report: Report) -> list[str]:
+    """What the page cannot show, and how to get it."""
+    out = list(report.notes)
+    if report.subgraph is None:
+        out.append(
+            "Attention before and after is not in this record. Give the models too:"
+            " fgai report GAT=gat.safetensors FGAI=fgai.safetensors"
+        )
+    if report.distribution is None:
+        out.append("Per-node overlaps are not in this record. Evaluate with --per-node.")
+    if not any(_curves(record) for record in report.records):
+        out.append("F-curves are not in this record. Evaluate with --curves.")
+    if not report.certificates:
+        out.append("Nothing was certified. Add a record made by fgai certify -o.")
+    if not report.histories:
+        out.append("Loss curves are not in this record. Give the models too.")
+    return out
+
+
+def _curves(record: Record) -> bool:
+    metrics = record.get("metrics")
+    return isinstance(metrics, Mapping) and "f_slope" in metrics

@@ -1,0 +1,17 @@
+"""What the kernels read: edges in compressed rows with their identities, and sparse features."""
+
+from fgai.sparse.adjacency import Adjacency
+from fgai.sparse.features import Features, SparseRows
+from fgai.sparse.keys import edge_keys, edge_name, key_ends
+from fgai.sparse.matching import EdgeMap, match_edges
+
+__all__ = [
+    "Adjacency",
+    "EdgeMap",
+    "Features",
+    "SparseRows",
+    "edge_keys",
+    "edge_name",
+    "key_ends",
+    "match_edges",
+]

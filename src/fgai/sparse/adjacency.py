@@ -1,0 +1,185 @@
+"""The edge structure every kernel reads: sorted by destination, with pointers both ways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fgai.sparse.keys import edge_keys, key_ends
+
+
+class Index32(NamedTuple):
+    """The structure in 32-bit integers, half the bytes for the kernels to read."""
+
+    rowptr: Tensor
+    source: Tensor
+    colptr: Tensor
+    csc: Tensor
+    destination: Tensor
+
+
+def pointers(sorted_index: Tensor, num_nodes: int) -> Tensor:
+    """Return `[num_nodes + 1]` offsets such that the entries equal to i are `ptr[i]:ptr[i + 1]`."""
+    steps = torch.arange(num_nodes + 1, device=sorted_index.device)
+    return torch.searchsorted(sorted_index, steps)
+
+
+def _interleave(spots: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Positions after a merge: of `count` old items, and of new items that go before old item `spots`."""
+    arrived = torch.zeros(count + 1, dtype=torch.long, device=spots.device)
+    arrived.index_add_(0, spots, torch.ones_like(spots))
+    ours = torch.arange(count, device=spots.device) + arrived.cumsum(0)[:count]
+    return ours, spots + torch.arange(spots.numel(), device=spots.device)
+
+
+def _place(old: Tensor, new: Tensor, ours: Tensor, theirs: Tensor) -> Tensor:
+    out = old.new_empty(old.numel() + new.numel())
+    out[ours], out[theirs] = old, new
+    return out
+
+
+def _grow(ptr: Tensor, sorted_index: Tensor, num_nodes: int) -> Tensor:
+    """Pointers after adding items with the sorted owners `sorted_index`, some perhaps new."""
+    longer = torch.cat([ptr, ptr[-1:].expand(num_nodes + 1 - ptr.numel())])
+    return longer + pointers(sorted_index, num_nodes)
+
+
+@dataclass(frozen=True, eq=False)
+class Adjacency:
+    """Edges sorted by (destination, source), with the incoming and the outgoing view.
+
+    The incoming edges of node i are positions `rowptr[i]:rowptr[i + 1]`; the outgoing edges of node j
+    are positions `csc[colptr[j]:colptr[j + 1]]`. Parallel edges are allowed here (`Graph` merges them).
+
+    Attributes:
+        num_nodes: N.
+        source: [E] int64, where each edge starts.
+        destination: [E] int64, where each edge ends; not decreasing.
+        rowptr: [N + 1] int64.
+        colptr: [N + 1] int64.
+        csc: [E] int64, edge positions sorted by (source, destination).
+    """
+
+    num_nodes: int
+    source: Tensor
+    destination: Tensor
+    rowptr: Tensor
+    colptr: Tensor
+    csc: Tensor
+
+    @classmethod
+    def build(cls, edge_index: Tensor, num_nodes: int) -> tuple[Adjacency, Tensor]:
+        """Sort `edge_index` [2, E] and return the structure and the order.
+
+        Returns:
+            The adjacency, and `order` [E]: sorted position → position in `edge_index`.
+        """
+        order = torch.argsort(edge_keys(edge_index[0], edge_index[1]), stable=True)
+        source, destination = edge_index[0][order].long(), edge_index[1][order].long()
+        return cls.from_sorted(source, destination, num_nodes), order
+
+    @classmethod
+    def from_sorted(cls, source: Tensor, destination: Tensor, num_nodes: int) -> Adjacency:
+        """Build from edges that are already sorted by (destination, source)."""
+        csc = torch.argsort(source, stable=True)
+        return cls(
+            num_nodes=num_nodes,
+            source=source,
+            destination=destination,
+            rowptr=pointers(destination, num_nodes),
+            colptr=pointers(source[csc], num_nodes),
+            csc=csc,
+        )
+
+    def merge(self, edges: Tensor, num_nodes: int) -> tuple[Adjacency, Tensor]:
+        """Add new edges to the sorted ones in linear time.
+
+        Args:
+            edges: [2, M], none of which is there already.
+            num_nodes: at least the present number.
+
+        Returns:
+            The new adjacency, and [E] the new positions of the old edges.
+        """
+        keys = torch.sort(edge_keys(edges[0], edges[1])).values
+        spots = torch.searchsorted(self.keys, keys)
+        ours, theirs = _interleave(spots, self.num_edges)
+        merged = _place(self.keys, keys, ours, theirs)
+        new_source, new_destination = key_ends(keys)
+        turned, order = torch.sort(edge_keys(new_destination, new_source), stable=True)
+        ours_t, theirs_t = _interleave(torch.searchsorted(self.turned_keys, turned), self.num_edges)
+        source, destination = key_ends(merged)
+        adjacency = Adjacency(
+            num_nodes=num_nodes,
+            source=source,
+            destination=destination,
+            rowptr=_grow(self.rowptr, new_destination, num_nodes),
+            colptr=_grow(self.colptr, key_ends(turned)[1], num_nodes),
+            csc=_place(ours[self.csc], theirs[order], ours_t, theirs_t),
+        )
+        adjacency.__dict__["keys"] = merged
+        return adjacency, ours
+
+    @cached_property
+    def turned_keys(self) -> Tensor:
+        """[E] int64, sorted: `source · 2³² + destination`, the identity of each edge in `csc` order."""
+        return edge_keys(self.destination, self.source)[self.csc]
+
+    @classmethod
+    def of_narrow(cls, num_nodes: int, index: Index32) -> Adjacency:
+        """Build from 32-bit indices; the others are made when somebody asks for them."""
+        made = object.__new__(cls)
+        made.__dict__.update(num_nodes=num_nodes, index32=index)
+        return made
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Tensor:
+            """Called for what is not there yet: widen the 32-bit indices."""
+            if name not in Index32._fields or "index32" not in self.__dict__:
+                raise AttributeError(f"'Adjacency' object has no attribute {name!r}")
+            self.__dict__[name] = getattr(self.__dict__["index32"], name).long()
+            return self.__dict__[name]
+
+    @property
+    def _known(self) -> Tensor:
+        found = self.__dict__.get("source")
+        return found if isinstance(found, Tensor) else self.index32.source
+
+    @property
+    def num_edges(self) -> int:
+        """E."""
+        return int(self._known.shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the indices live."""
+        return self._known.device
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """[E] int64, sorted: the identity of each edge."""
+        return edge_keys(self.source, self.destination)
+
+    @cached_property
+    def degree(self) -> Tensor:
+        """[N] int64, incoming edges per node."""
+        return self.rowptr[1:] - self.rowptr[:-1]
+
+    @cached_property
+    def index32(self) -> Index32:
+        """The same indices as 32-bit integers, for the kernels."""
+        return Index32(
+            *(t.to(torch.int32) for t in (self.rowptr, self.source, self.colptr, self.csc, self.destination))
+        )
+
+    def to(self, device: torch.device | str) -> Adjacency:
+        """Return the structure on `device` (itself when it is there)."""
+        if torch.device(device) == self.device:
+            return self
+        moved = (t.to(device) for t in (self.source, self.destination, self.rowptr, self.colptr, self.csc))
+        return Adjacency(self.num_nodes, *moved)

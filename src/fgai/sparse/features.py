@@ -1,0 +1,248 @@
+"""Node features that stay sparse end to end, with dense rows appended or deltas on some rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fgai.errors import InputError
+from fgai.sparse.adjacency import pointers
+
+
+@dataclass(frozen=True, eq=False)
+class SparseRows:
+    """A matrix in compressed rows, with the compressed columns the backward pass reads.
+
+    Attributes:
+        indptr: [N + 1] int64; row n holds entries `indptr[n]:indptr[n + 1]`.
+        indices: [Z] int64, column of each entry.
+        values: [Z].
+        num_columns: F.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    values: Tensor
+    num_columns: int
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return int(self.indptr.shape[0]) - 1
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """[Z] row of each entry."""
+        counts = self.indptr[1:] - self.indptr[:-1]
+        return torch.repeat_interleave(torch.arange(self.num_rows, device=self.indptr.device), counts)
+
+    @cached_property
+    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(column pointers [F + 1], row of each entry [Z], entry position [Z]), ordered by column; int32."""
+        order = torch.argsort(self.indices, stable=True)
+        ptr = pointers(self.indices[order], self.num_columns)
+        return ptr.to(torch.int32), self.rows[order].to(torch.int32), order.to(torch.int32)
+
+    @cached_property
+    def rows32(self) -> tuple[Tensor, Tensor]:
+        """(row pointers, column of each entry) as 32-bit integers."""
+        return self.indptr.to(torch.int32), self.indices.to(torch.int32)
+
+    @cached_property
+    def kept(self) -> dict[str, object]:
+        """What the kernels derived from the pattern, shared by all matrices of this pattern."""
+        return {}
+
+    def with_values(self, values: Tensor) -> SparseRows:
+        """Return the same pattern with other values; everything derived from the pattern is shared."""
+        other = replace(self, values=values)
+        for name in ("rows", "columns", "rows32", "kept"):
+            other.__dict__[name] = getattr(self, name)
+        return other
+
+    def to_dense(self) -> Tensor:
+        """[N, F]."""
+        out = self.values.new_zeros((self.num_rows, self.num_columns))
+        return out.index_put((self.rows, self.indices), self.values, accumulate=True)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> SparseRows:
+        """Return the rows on `device`, the values in `dtype`."""
+        values = self.values.to(device=device, dtype=dtype or self.values.dtype)
+        if self.indptr.device == torch.device(device):
+            return self if values is self.values else self.with_values(values)
+        return SparseRows(self.indptr.to(device), self.indices.to(device), values, self.num_columns)
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Node features: a dense or sparse base, dense rows appended below, dense deltas added to some rows.
+
+    Injected nodes have dense adversarial features; the rest of the graph keeps its sparse ones.
+
+    Attributes:
+        base: [N, F] dense tensor or `SparseRows`.
+        appended: [M, F] or None, rows N..N+M-1.
+        rows: [R] int64 or None, rows of the base that `delta` [R, F] is added to.
+        delta: see `rows`.
+    """
+
+    base: Tensor | SparseRows
+    appended: Tensor | None = None
+    rows: Tensor | None = None
+    delta: Tensor | None = None
+
+    @classmethod
+    def dense(cls, x: Tensor) -> Features:
+        """Wrap a dense matrix [N, F]; a vector [N] becomes one column."""
+        if x.dim() == 1:
+            x = x[:, None]
+        if x.dim() != 2:
+            raise InputError(f"`features` must have shape [num_nodes, num_features], got {tuple(x.shape)}")
+        return cls(x)
+
+    @classmethod
+    def sparse(cls, indptr: Tensor, indices: Tensor, values: Tensor, num_columns: int) -> Features:
+        """Wrap compressed sparse rows."""
+        return cls(SparseRows(indptr.long(), indices.long(), values, num_columns))
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the base is stored in compressed rows."""
+        return isinstance(self.base, SparseRows)
+
+    @property
+    def num_base_rows(self) -> int:
+        """Rows before the appended ones."""
+        return self.base.num_rows if isinstance(self.base, SparseRows) else int(self.base.shape[0])
+
+    @property
+    def num_rows(self) -> int:
+        """All rows, the appended ones included."""
+        return self.num_base_rows + (0 if self.appended is None else int(self.appended.shape[0]))
+
+    @property
+    def num_columns(self) -> int:
+        """F."""
+        return self.base.num_columns if isinstance(self.base, SparseRows) else int(self.base.shape[1])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, columns)."""
+        return self.num_rows, self.num_columns
+
+    @property
+    def stored(self) -> Tensor:
+        """The stored values of the base (all entries when dense)."""
+        return self.base.values if isinstance(self.base, SparseRows) else self.base
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating-point type of the values."""
+        return self.stored.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the values live."""
+        return self.stored.device
+
+    def range(self) -> tuple[float, float]:
+        """Smallest and largest value of the base, implicit zeros counted."""
+        if self.stored.numel() == 0:
+            return 0.0, 0.0
+        low, high = float(self.stored.min()), float(self.stored.max())
+        if isinstance(self.base, SparseRows) and self.stored.numel() < self.num_base_rows * self.num_columns:
+            low, high = min(low, 0.0), max(high, 0.0)
+        return low, high
+
+    def append(self, rows: Tensor) -> Features:
+        """Return features with dense `rows` [M, F] below; gradients flow to `rows`."""
+        if rows.dim() != 2 or rows.shape[1] != self.num_columns:
+            raise InputError(
+                f"appended features must have shape [M, {self.num_columns}], got {tuple(rows.shape)}"
+            )
+        both = rows if self.appended is None else torch.cat([self.appended, rows])
+        return replace(self, appended=both)
+
+    def perturb(self, rows: Tensor, delta: Tensor) -> Features:
+        """Return features with `delta` [R, F] added to base `rows` [R] (distinct); `delta` gets gradients."""
+        if self.rows is not None:
+            raise InputError("these features already carry a delta; perturb the original ones")
+        return replace(self, rows=rows, delta=delta)
+
+    def to_dense(self) -> Tensor:
+        """[N + M, F], differentiable in `appended` and `delta`."""
+        out = self.base.to_dense() if isinstance(self.base, SparseRows) else self.base
+        if self.rows is not None and self.delta is not None:
+            out = out.index_add(0, self.rows, self.delta)
+        return out if self.appended is None else torch.cat([out, self.appended])
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of each row, [N] each, zeros counted; differentiable in the dense parts."""
+        width = self.num_columns
+        if isinstance(self.base, SparseRows):
+            zeros = self.stored.new_zeros(self.num_base_rows)
+            mean = zeros.index_add(0, self.base.rows, self.stored) / width
+            square = zeros.index_add(0, self.base.rows, self.stored**2) / width
+            variance = (square - mean**2).clamp(min=0)  # rounding may leave it just below
+        else:
+            mean, variance = self.base.mean(1), self.base.var(1, correction=0)
+        if self.rows is not None and self.delta is not None:
+            changed = self.select(self.rows) + self.delta
+            mean = mean.index_copy(0, self.rows, changed.mean(1))
+            variance = variance.index_copy(0, self.rows, changed.var(1, correction=0))
+        if self.appended is not None:
+            mean = torch.cat([mean, self.appended.mean(1)])
+            variance = torch.cat([variance, self.appended.var(1, correction=0)])
+        return mean, variance
+
+    def select(self, rows: Tensor) -> Tensor:
+        """Some rows [R] of the base as a dense matrix [R, F], without their deltas."""
+        if not isinstance(self.base, SparseRows):
+            return self.base[rows]
+        counts = (self.base.indptr[1:] - self.base.indptr[:-1])[rows]
+        owner = torch.repeat_interleave(torch.arange(rows.numel(), device=rows.device), counts)
+        first = torch.cumsum(counts, 0) - counts
+        entry = torch.arange(owner.numel(), device=rows.device) - first[owner] + self.base.indptr[rows][owner]
+        out = self.stored.new_zeros((rows.numel(), self.num_columns))
+        return out.index_put((owner, self.base.indices[entry]), self.stored[entry], accumulate=True)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Features:
+        """Return features whose stored values went through `function`; zeros of sparse rows stay free."""
+        base = self.base
+        mapped = base.with_values(function(base.values)) if isinstance(base, SparseRows) else function(base)
+        appended = None if self.appended is None else function(self.appended)
+        delta = None if self.delta is None else function(self.delta)
+        return Features(mapped, appended, self.rows, delta)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Features:
+        """Return the features on `device`, in `dtype` when given."""
+        base = self.base.to(device, dtype)
+        moved = (None if t is None else t.to(device, dtype) for t in (self.appended, self.delta))
+        appended, delta = moved
+        rows = None if self.rows is None else self.rows.to(device)
+        return Features(base, appended, rows, delta)
+
+
+def as_features(value: Any) -> Features | None:
+    """Wrap a tensor, a scipy sparse matrix or `Features`; None stays None."""
+    if value is None or isinstance(value, Features):
+        return value
+    if isinstance(value, Tensor):
+        return Features.dense(value if value.is_floating_point() else value.float())
+    if hasattr(value, "tocsr"):
+        rows = value.tocsr()
+        rows.sum_duplicates()
+        values = torch.from_numpy(np.asarray(rows.data, dtype=np.float32))
+        indptr, indices = (
+            torch.from_numpy(np.asarray(a, dtype=np.int64)) for a in (rows.indptr, rows.indices)
+        )
+        return Features.sparse(indptr, indices, values, rows.shape[1])
+    if isinstance(value, np.ndarray):
+        return Features.dense(torch.from_numpy(np.asarray(value, dtype=np.float32)))
+    raise InputError(f"`features` must be a tensor, a scipy sparse matrix or `Features`, got {type(value)}")

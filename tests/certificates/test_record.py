@@ -1,0 +1,139 @@
+"""The record: shares, curves and tables from per-node values, and back from JSON bit by bit."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from fgai.certificates import PROMISE, RADII, TABLE_RADII, CertificateRecord, certify
+from fgai.datasets import planted
+from fgai.errors import CheckpointError, InputError
+from fgai.models import GAT
+from support.certify_cases import NORMS
+
+
+@pytest.fixture(scope="module")
+def record() -> CertificateRecord:
+    torch.manual_seed(0)
+    graph = planted(seed=2, num_nodes=130, num_classes=3)
+    model, other = (GAT.for_data(graph, channels=3, heads=2) for _ in range(2))
+    return certify(model, graph, vanilla=other, radius=0.004, k1=4, k2=3, norm="l2", alpha=0.2, beta=0.6)
+
+
+@pytest.mark.parametrize("name", ["certification", "prediction"])
+def test_docstring_examples(name: str) -> None:
+    tested = doctest.testmod(importlib.import_module(f"fgai.certificates.{name}"))
+    assert tested.failed == 0 and tested.attempted > 0
+
+
+def test_json_brings_back_every_bit(record: CertificateRecord, tmp_path: Path) -> None:
+    again = CertificateRecord.load(record.save(tmp_path / "certificate.json"))
+    assert again.to_json() == record.to_json()
+    for mine, theirs in zip(record.layers, again.layers, strict=True):
+        pairs = [(mine.costs, theirs.costs), (mine.degree, theirs.degree), (mine.beta1, theirs.beta1)]
+        pairs.append((mine.prediction.class_radius, theirs.prediction.class_radius))
+        for a, b in pairs:
+            assert a is not None and b is not None and a.dtype == b.dtype and torch.equal(a, b)
+    assert again.promise == PROMISE and again.satisfied_share() == record.satisfied_share()
+    read = json.loads((tmp_path / "certificate.json").read_text())
+    assert read["summary"]["layers"][-1]["topk"]["curve"] == record.layer().curve("topk")
+
+
+def test_records_of_other_kinds_are_refused(record: CertificateRecord) -> None:
+    values = record.to_dict()
+    with pytest.raises(CheckpointError, match="newer"):
+        CertificateRecord.from_dict({**values, "schema": 99})
+    with pytest.raises(CheckpointError, match="kind"):
+        CertificateRecord.from_dict({**values, "kind": "evaluation"})
+    with pytest.raises(CheckpointError, match="incomplete"):
+        CertificateRecord.from_dict({key: value for key, value in values.items() if key != "layers"})
+
+
+def test_summary_equals_loops_over_nodes(record: CertificateRecord) -> None:
+    for index, layer in enumerate(record.layers):
+        summary = record.summary()["layers"][index]
+        nodes = [i for i in range(layer.num_nodes) if int(layer.degree[i]) > 3]
+        assert summary["counted"] == len(nodes)
+        assert summary["trivial_share"] == pytest.approx(1 - len(nodes) / layer.num_nodes)
+        radius = layer.prediction.class_radius
+        assert radius is not None
+        for kind, values in (("topk", layer.costs[:, 0]), ("class", radius)):
+            held = [float(values[i]) > 0.004 for i in nodes]
+            assert summary[kind]["share"] == pytest.approx(sum(held) / len(nodes))
+            assert (
+                summary[kind]["median_radius"]
+                == sorted(float(values[i]) for i in nodes)[(len(nodes) - 1) // 2]
+            )
+            shares = [sum(float(values[i]) > r for i in nodes) / len(nodes) for r in RADII]
+            assert summary[kind]["curve"] == pytest.approx(shares)
+            assert shares == sorted(shares, reverse=True)
+    assert RADII[0] == pytest.approx(0.001) and RADII[-1] == pytest.approx(0.1)
+
+
+def test_a_node_satisfies_the_definition_only_with_all_four(record: CertificateRecord) -> None:
+    layer, last = record.layer(), record.layer().prediction
+    parts: list[Tensor | None] = [layer.beta1, record.alpha1, last.alpha2_probabilities, record.satisfied()]
+    beta1, alpha1, alpha2, satisfied = (part for part in parts if part is not None)
+    beta2 = layer.beta2(record.radius)
+    for i in range(layer.num_nodes):
+        four = beta1[i] >= 0.6 - 1e-9, beta2[i] >= 0.6 - 1e-9, alpha1[i] <= 0.2, alpha2[i] <= 0.2
+        assert bool(satisfied[i]) is all(bool(part) for part in four)
+
+
+def test_without_bounds_or_vanilla_less_is_claimed() -> None:
+    torch.manual_seed(1)
+    graph = planted(seed=2, num_nodes=80, num_classes=3)
+    model = GAT.for_data(graph, channels=3, heads=2)
+    free = certify(model, graph, radius=0.01)
+    assert free.satisfied() is None and free.satisfied_share() is None and free.alpha1 is None
+    half = certify(model, graph, radius=0.01, beta=0.5, divergence="logits", alpha=1.0)
+    assert list(half.properties()) == ["explanation_stability", "prediction_stability"]
+    assert half.alpha2() is half.layer().prediction.alpha2_logits
+    assert "stability half only" in half.to_markdown()
+    everything = certify(model, graph, radius=0.01, k1=None, k2=None, beta=0.5)
+    assert everything.satisfied_share() is None and everything.layer().trivial_share == 1.0
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_radius_zero_and_radii_beyond_every_attention(norm: str) -> None:
+    torch.manual_seed(1)
+    graph = planted(seed=2, num_nodes=80, num_classes=3)
+    model = GAT.for_data(graph, channels=3, heads=2)
+    still = certify(model, graph, radius=0.0, k2=3, norm=norm)
+    for layer in still.layers:
+        assert layer.share("class", 0.0) == 1.0 and layer.share("topk", 0.0) == 1.0
+        for change in (layer.prediction.alpha2_logits, layer.prediction.alpha2_probabilities):
+            assert change is not None and float(change.abs().max()) == 0.0
+    far = certify(model, graph, radius=5.0, k2=3, norm=norm)
+    for layer in far.layers:
+        floor = 1 - (layer.degree - 3).clamp(0, 3).double() / 3
+        torch.testing.assert_close(layer.beta2(5.0), floor)
+        chances = layer.prediction.alpha2_probabilities
+        assert chances is not None and far.trivial_probabilities is not None
+        assert bool((chances <= far.trivial_probabilities + 1e-12).all())
+
+
+def test_every_output_carries_the_promise(record: CertificateRecord) -> None:
+    assert PROMISE in record.to_markdown() and PROMISE in record.to_json()
+    out = io.StringIO()
+    record.show(Console(file=out, width=300))
+    shown = out.getvalue()
+    assert PROMISE in shown and "trivial" in shown and "exact" in shown and "bound" in shown
+    for radius in TABLE_RADII:
+        assert f"R = {radius:g}" in shown
+
+
+def test_layers_are_named_by_number(record: CertificateRecord) -> None:
+    assert record.layer(0).name == "convs.0" and record.layer(-1) is record.layers[-1]
+    with pytest.raises(InputError, match="2 layers"):
+        record.layer(2)
+    assert math.isfinite(record.layer(0).sharpness)

@@ -1,0 +1,280 @@
+"""The command line: every command through a real subprocess, and many small cases in this process.
+
+A subprocess spends seconds on imports, so only what needs one gets one: clean streams, exit codes,
+interrupts, terminals.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fgai.evaluation import Comparison, EvaluationRecord
+from fgai.training import load, read_header
+from support.cli_cases import answer, environment, fgai, here, refused
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a trained model and its faithful twin."""
+    folder = tmp_path_factory.mktemp("cli")
+    made = answer("train", "--epochs", 3, "-o", "gat.safetensors", cwd=folder)
+    assert made["output"] == "gat.safetensors" and made["epochs"] == 3 and 0 < made["f1"]["test"] <= 1
+    twin = answer("faithful", "gat.safetensors", "--epochs", 1, "-o", "twin.safetensors", cwd=folder)
+    assert twin["method"] == "fgai" and twin["vanilla"] == "gat.safetensors"
+    return folder
+
+
+class TestModels:
+    def test_files_know_their_data(self, workshop: Path) -> None:
+        header = read_header(workshop / "gat.safetensors")
+        assert header["about"]["dataset"] == "planted" and len(header["data_fingerprint"]) == 32
+        assert type(load(workshop / "twin.safetensors")).__name__ == "GAT"
+        assert not list(workshop.glob("*.partial"))
+
+    def test_words_for_people(self, tmp_path: Path) -> None:
+        words = ("train", "-m", "GATv2", "--epochs", 1, "--set", "channels=2", "--set", "heads=2", "-s", 3)
+        done = here(*words, cwd=tmp_path)
+        assert done.exit_code == 0, done.stderr
+        assert done.stdout.startswith("F1: train ") and "vanilla-gatv2-planted.safetensors" in done.stdout
+        assert done.stderr.startswith("training GATv2 (vanilla) on Graph('planted'")
+        header = read_header(tmp_path / "vanilla-gatv2-planted.safetensors")
+        assert header["config"]["channels"] == 2 and header["about"]["split_seed"] == 3
+
+    def test_same_seed_same_file(self, workshop: Path, tmp_path: Path) -> None:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as the subprocess had; sums are rounded otherwise on more
+        done = here("train", "--epochs", 3, "-o", "again.safetensors", "--quiet", "--json", cwd=tmp_path)
+        torch.set_num_threads(threads)
+        assert done.exit_code == 0 and done.stderr == ""
+        first, second = load(workshop / "gat.safetensors"), load(tmp_path / "again.safetensors")
+        for name, value in first.state_dict().items():
+            assert value.equal(second.state_dict()[name]), name
+
+
+class TestJudging:
+    def test_attack(self, workshop: Path) -> None:
+        found = answer("attack", "gat.safetensors", "--threat", "random", "-o", "attack.json", cwd=workshop)
+        assert found["f1"].keys() == {"clean", "attacked"} and found["ledger"]["forwards"] >= 1
+        assert json.loads((workshop / "attack.json").read_text()) == found
+
+    def test_evaluate(self, workshop: Path) -> None:
+        words = (
+            "evaluate",
+            "twin.safetensors",
+            "--vanilla",
+            "gat.safetensors",
+            "-t",
+            "random",
+            "--no-curves",
+        )
+        found = answer(*words, "--no-nulls", "-o", "record.json", cwd=workshop)
+        record = EvaluationRecord.from_dict(found)
+        assert record.value("similarity.overlap.all") > 0.3
+        assert EvaluationRecord.load(workshop / "record.json").metrics == record.metrics
+
+    def test_compare(self, workshop: Path) -> None:
+        words = (
+            "compare",
+            "GAT=gat.safetensors",
+            "twin.safetensors",
+            "-t",
+            "random",
+            "--no-curves",
+            "--no-nulls",
+        )
+        found = Comparison.from_dict(answer(*words, cwd=workshop))
+        assert [record.name for record in found] == ["GAT", "twin"] and found.reference == "GAT"
+        done = here(*words, "--format", "markdown", cwd=workshop)
+        assert done.stdout.count("| GAT |") == 2 and "|---|" in done.stdout
+
+    def test_certify(self, workshop: Path) -> None:
+        found = answer("certify", "gat.safetensors", "--radius", 0.02, "-o", "proof.json", cwd=workshop)
+        assert found["kind"] == "certificate" and found["radius"] == 0.02
+        assert (workshop / "proof.json").stat().st_size > 1000
+
+    def test_explain(self, workshop: Path) -> None:
+        words = ("explain", "gat.safetensors", "--node", 24, "--threat", "random")
+        found = answer(*words, "-o", "node.png", cwd=workshop)
+        assert sum(entry["attention"] for entry in found["neighbours"]) == pytest.approx(1.0, abs=1e-4)
+        assert 0 <= found["attacked"]["overlap"] <= 1 and len(found["certified"]["layers"]) == 2
+        assert (workshop / "node.png").read_bytes().startswith(b"\x89PNG")
+        shown = here(*words, cwd=workshop).stdout
+        assert shown.startswith("node 24 of planted: class") and "of the top 5 stay" in shown
+
+    def test_models_of_different_splits_are_not_compared(self, workshop: Path) -> None:
+        assert here("train", "--epochs", 1, "--seed", 1, "-o", "other", cwd=workshop).exit_code == 0
+        said = refused("compare", "gat.safetensors", "other.safetensors", cwd=workshop)
+        assert "different data or splits" in said
+        assert "two models are called" in refused(
+            "compare", "gat.safetensors", "gat.safetensors", cwd=workshop
+        )
+
+
+class TestAround:
+    def test_data(self, tmp_path: Path) -> None:
+        listed = answer("data", "list", cwd=tmp_path)["datasets"]
+        assert listed[0]["name"] == "planted" and listed[0]["where"] == "built in" and len(listed) == 14
+        assert json.loads(here("data", "info", "cora", "--json", cwd=tmp_path).stdout)["num_nodes"] == 2708
+        assert "Cora" in here("data", "info", "cora", cwd=tmp_path).stdout
+
+    def test_doctor(self, tmp_path: Path) -> None:
+        found = answer("doctor", cwd=tmp_path)
+        assert found["good"] and all(check["good"] for check in found["checks"].values())
+        assert found["packages"]["torch"]
+
+    def test_demo(self, tmp_path: Path) -> None:
+        found = answer("demo", "--epochs", 2, "-o", "out", cwd=tmp_path)
+        kinds = {row["measure"]: row["change"] for row in found["table"]}
+        assert len(kinds) == 9 and set(kinds.values()) <= {"better", "as before", "worse"}
+        assert "right under attack" in kinds and "measures got better" in found["meaning"]
+        for path in [*found["pictures"], *found["models"].values(), found["comparison"]]:
+            assert (tmp_path / path).stat().st_size > 1000
+        assert not list((tmp_path / "out").glob("*.partial"))
+
+    def test_version_and_bare_call(self, tmp_path: Path) -> None:
+        assert here("--version", cwd=tmp_path).stdout.startswith("fgai 0.")
+        assert "Start with: fgai demo" in here(cwd=tmp_path).output
+
+
+class TestRefused:
+    CASES = (
+        (("train", "--dataset", "corra"), "did you mean 'cora'?"),
+        (("train", "--model", "GIN"), "`--model` must be one of GAT"),
+        (("train", "--method", "magic"), "`--method` must be one of"),
+        (("train", "--set", "drpout=1"), "did you mean 'dropout'?"),
+        (("train", "--set", "dropout"), "NAME=VALUE"),
+        (("train", "--epochs", "0"), "--epochs"),
+        (("train", "--lr", "-1"), "`lr` must be above 0"),
+        (("train", "--wings"), "No such option"),
+        (("train", "--root", "nowhere", "-d", "cora"), "which is not a folder"),
+        (("data", "info", "corra"), "did you mean 'cora'?"),
+        (("fly",), "No such command"),
+        (("evaluate",), "Missing argument"),
+        (("evaluate", "missing.safetensors"), "no checkpoint at missing.safetensors"),
+        (("faithful", "."), "damaged or not a safetensors file"),
+        (("explain", "missing.safetensors", "--node", "x"), "--node"),
+    )
+
+    @pytest.mark.parametrize(
+        ("words", "message"), CASES, ids=lambda v: " ".join(v) if isinstance(v, tuple) else ""
+    )
+    def test_bad_arguments(self, words: tuple[str, ...], message: str, tmp_path: Path) -> None:
+        said = " ".join(refused(*words, cwd=tmp_path).replace("│", " ").split())
+        assert message in said
+        assert list(tmp_path.iterdir()) == []
+
+    def test_bad_choices_with_a_good_model(self, workshop: Path) -> None:
+        for words, message in (
+            (("evaluate", "gat.safetensors", "--threat", "stron"), "did you mean 'strong'?"),
+            (("attack", "gat.safetensors", "--objective", "mood"), "`--objective` must be one of"),
+            (("certify", "gat.safetensors", "--radius", "-1"), "`radius` must be at least 0"),
+            (("certify", "gat.safetensors", "--norm", "l3"), "`norm` must be one of"),
+            (("explain", "gat.safetensors", "--node", "2000", "-t", "none"), "0..1999, got 2000"),
+            (("explain", "gat.safetensors", "--node", "1", "--layer", "first"), "`layer` must be one of"),
+        ):
+            assert message in refused(*words, cwd=workshop)
+
+    def test_damaged_and_foreign_models(self, workshop: Path) -> None:
+        whole = (workshop / "gat.safetensors").read_bytes()
+        (workshop / "cut.safetensors").write_bytes(whole[:-100])
+        (workshop / "text.safetensors").write_text("a letter to the editor")
+        assert "truncated" in refused("certify", "cut.safetensors", cwd=workshop)
+        assert "not a safetensors file" in refused("attack", "text.safetensors", cwd=workshop)
+
+    def test_unwritable_output_is_noticed_before_the_work(self, workshop: Path) -> None:
+        (workshop / "file").write_text("")
+        for words in (
+            ("train", "--epochs", 100000, "-o", "file/model.safetensors"),
+            ("demo", "--epochs", 100000, "-o", "file/demo"),
+            ("evaluate", "gat.safetensors", "-o", "file/record.json"),
+            ("faithful", "gat.safetensors", "--epochs", 100000, "-o", "file/twin.safetensors"),
+        ):
+            assert "cannot write" in refused(*words, cwd=workshop)
+        (workshop / "folder").mkdir()
+        assert "it is a folder" in refused("certify", "gat.safetensors", "-o", "folder", cwd=workshop)
+
+    def test_errors_as_json(self, tmp_path: Path) -> None:
+        done = fgai("train", "--dataset", "corra", "--json", cwd=tmp_path)
+        error = json.loads(done.stdout)["error"]
+        assert done.returncode == error["exit_code"] == 2
+        assert done.stderr == f"error: {error['message']}\n"
+        assert error["type"] == "DataError" and "corra" in error["message"]
+
+    def test_failures_hide_the_traceback_unless_asked(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        words = ("train", "--epochs", 1, "--set", "slope=steep")
+        monkeypatch.setattr("fgai.cli.train.parsed_settings", lambda *_, **__: {"slope": "steep"})
+        done = here(*words, cwd=tmp_path)
+        assert done.exit_code == 1 and "Traceback" not in done.stderr and "Please report it" in done.stderr
+        monkeypatch.setenv("FGAI_DEBUG", "1")
+        assert "Traceback" in here(*words, cwd=tmp_path).stderr
+
+    def test_missing_file_and_unknown_option_from_outside(self, tmp_path: Path) -> None:
+        done = fgai("evaluate", "missing.safetensors", cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "") and "no checkpoint" in done.stderr
+
+
+class TestTerminal:
+    def start(self, *words: object, cwd: Path, **streams: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "fgai", *map(str, words)],
+            cwd=cwd,
+            env=environment(TERM="xterm"),
+            stdin=subprocess.DEVNULL,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
+        )
+
+    def test_interrupted_training_goes_on(self, workshop: Path, tmp_path: Path) -> None:
+        words = ("train", "--epochs", 30, "-o", "model.safetensors")
+        state = tmp_path / "model.safetensors.partial" / "training.safetensors"
+        slow = ("train", "--epochs", 100000, "-o", "model.safetensors")
+        running = self.start(*slow, cwd=tmp_path)
+        deadline = time.monotonic() + 120
+        while not state.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=60)
+        assert running.returncode == 130, errors
+        assert b"run the same command again to go on" in errors and b"Traceback" not in errors
+        assert state.exists() and not (tmp_path / "model.safetensors").exists()
+        refusal = here(*words, cwd=tmp_path)
+        assert refusal.exit_code == 2 and "another training" in refusal.stderr
+
+    def test_progress_only_on_a_terminal(self, tmp_path: Path) -> None:
+        ours, theirs = pty.openpty()
+        running = self.start("train", "--epochs", 2, cwd=tmp_path, stderr=theirs)
+        os.close(theirs)
+        seen = b""
+        while True:
+            ready, _, _ = select.select([ours], [], [], 120)
+            try:
+                part = os.read(ours, 4096) if ready else b""
+            except OSError:  # the other side is closed
+                break
+            if not part:
+                break
+            seen += part
+        assert running.wait(60) == 0
+        assert b"vanilla" in seen and b"2/2" in seen
+        assert b"\x1b" not in (running.stdout.read() if running.stdout else b"")
+
+    def test_a_reader_that_leaves_early(self, tmp_path: Path) -> None:
+        reader, writer = os.pipe()
+        os.close(reader)
+        running = self.start("data", "list", cwd=tmp_path, stdout=writer)
+        os.close(writer)
+        _, errors = running.communicate(timeout=60)
+        assert b"Traceback" not in errors

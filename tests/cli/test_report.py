@@ -1,0 +1,102 @@
+"""`fgai report` through real subprocesses: from models, from records, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fgai import datasets
+from fgai.cli import app
+from fgai.cli.files import write_model
+from fgai.reports import Report
+from fgai.training import make_faithful, train, untrained
+from support.cli_cases import answer, fgai, refused
+from support.report_cases import certificates, comparison, whole_report
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models of the built-in graph, and records of a tiny one."""
+    place = tmp_path_factory.mktemp("report")
+    graph = datasets.load("planted", seed=0)
+    model = train(untrained("GAT", graph, channels=2, heads=2), graph, epochs=2, progress=False)
+    twin = make_faithful(model, graph, epochs=1, nodes=2, edges=3, progress=False)
+    about: dict[str, Any] = {"dataset": "planted", "split_seed": 0, "seed": 0, "settings": {"epochs": 2}}
+    write_model(model, place / "gat.safetensors", graph, {**about, "method": "vanilla"})
+    write_model(
+        twin, place / "twin.safetensors", graph, {**about, "method": "fgai", "settings": {"nodes": 2}}
+    )
+    comparison().save(place / "both.json")
+    certificates()["GAT"].save(place / "certificate-gat.json")
+    whole_report().save(place / "whole.json")
+    (place / "classes.txt").write_text("a\nb\nc\nd\n<e>\n")
+    return place
+
+
+class TestReport:
+    def test_from_models(self, folder: Path) -> None:
+        words = ("report", "GAT=gat.safetensors", "FGAI=twin.safetensors", "-t", "random", "--node", 24)
+        found = answer(*words, "--class-names", "classes.txt", "-o", "page", cwd=folder)
+        assert found["output"] == "page.html" and found["models"] == ["GAT", "FGAI"]
+        assert found["missing"] == [] and found["nodes"] == 2000 and found["bytes"] < 10_000_000
+        made = Report.load(folder / found["document"])
+        assert made.subgraph is not None and made.subgraph["centre"] == 24
+        assert made.explorer is not None and made.explorer["classes"][4] == "<e>"
+        assert made.reproduce == [
+            "fgai train --dataset planted --model GAT --method vanilla --seed 0 --epochs 2"
+            " --output gat.safetensors",
+            "fgai faithful gat.safetensors --seed 0 --set nodes=2 --output twin.safetensors",
+            "fgai report GAT=gat.safetensors FGAI=twin.safetensors --threat random --k 5 --seed 0",
+        ]
+
+    def test_from_records(self, folder: Path) -> None:
+        done = fgai("report", "both.json", "certificate-gat.json", cwd=folder)
+        assert done.returncode == 0, done.stderr
+        assert "written to report.html" in done.stdout and "not shown: Loss curves" in done.stdout
+        assert set(Report.load(folder / "report.json").certificates) == {"GAT"}
+
+    def test_the_document_given_is_not_overwritten(self, folder: Path) -> None:
+        values = json.loads((folder / "whole.json").read_text())
+        (folder / "newer.json").write_text(json.dumps({**values, "schema": 4, "more": 1}))
+        before = (folder / "newer.json").read_bytes()
+        found = answer("report", "newer.json", "-o", "newer.html", cwd=folder)
+        assert (folder / "newer.json").read_bytes() == before and found["document"] == "newer.json"
+        assert "schema 4" in found["missing"][0] and "schema 4" in (folder / "newer.html").read_text()
+
+    def test_help_has_an_example(self, folder: Path) -> None:
+        done = fgai("report", "--help", cwd=folder)
+        assert done.returncode == 0 and "fgai report GAT=gat" in done.stdout and "--json" in done.stdout
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (("missing.safetensors",), "no checkpoint"),
+            (("both.json", "gat.safetensors"), "models or records, not both"),
+            (("certificate-gat.json",), "no evaluation in these files"),
+            (("both.json", "--class-names", "classes.txt"), "names go on the page together with models"),
+            (("both.json", "a=both.json", "a=whole.json"), "two files are called"),
+            (("gat.safetensors", "--node", "2000"), "0..1999, got 2000"),
+            (("gat.safetensors", "--node-names", "nowhere.txt"), "nowhere.txt must be a readable text file"),
+            (("gat.safetensors", "--threat", "weird"), "--threat"),
+        ],
+    )
+    def test_refusals(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+    ) -> None:
+        monkeypatch.chdir(folder)
+        found = CliRunner().invoke(app, ["report", *words])
+        assert found.exit_code == 2 and said in " ".join(found.stderr.split())
+
+    def test_refusals_of_the_real_command(self, folder: Path) -> None:
+        assert "there is no record at missing.json" in refused("report", "missing.json", cwd=folder)
+        assert "cannot write" in refused("report", "both.json", "-o", "both.json/page.html", cwd=folder)
+        assert "Missing argument" in refused("report", cwd=folder)
+
+    def test_damaged_record_as_json(self, folder: Path) -> None:
+        (folder / "broken.json").write_text("{")
+        done = fgai("report", "broken.json", "--json", cwd=folder)
+        assert done.returncode == 2 and json.loads(done.stdout)["error"]["type"] == "CheckpointError"

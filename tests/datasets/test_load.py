@@ -1,0 +1,262 @@
+"""Readers against PyG's, loading from folders, downloads, splits and fingerprints."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch_geometric.datasets import Amazon, Coauthor, Planetoid, TUDataset
+from torch_geometric.io import read_planetoid_data
+
+from fgai import datasets
+from fgai.datasets import download as downloading
+from fgai.datasets import paths, registry
+from fgai.datasets.splits import random_split, stratified_split
+from fgai.errors import DataError, InputError
+from fgai.graph import Graph
+from fgai.sparse import Features, edge_keys
+from support.dataset_cases import edge_set, photo
+
+
+@pytest.fixture(autouse=True)
+def private_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees the user's folders or the network."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("no network in tests")
+
+    monkeypatch.setattr(downloading, "_fetch_pyg", offline)
+    monkeypatch.setattr(downloading, "_fetch_url", offline)
+
+
+# Names and descriptions
+
+
+def test_every_dataset_describes_itself() -> None:
+    assert datasets.names()[0] == "planted" and len(set(datasets.names())) == 14
+    for name in datasets.names():
+        about = datasets.info(name)
+        assert about.name == name and about.description and about.citation and about.licence and about.source
+        assert (
+            about.num_nodes > 1 and about.num_edges > 1 and about.num_features > 1 and about.num_classes > 1
+        )
+        assert about.files or name == "planted"
+        assert set(about.splits) <= {"random", "public", "folds"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("amazon-foto", "amazon-photo"),
+        ("Cora", "cora"),
+        ("ogbn_arxiv", "ogbn-arxiv"),
+        ("coauthor_cs", "coauthor-cs"),
+    ],
+)
+def test_unknown_names_suggest_the_nearest(wrong: str, right: str) -> None:
+    with pytest.raises(DataError, match=f"did you mean '{right}'"):
+        datasets.load(wrong)
+
+
+def test_unknown_split_and_bad_seed() -> None:
+    with pytest.raises(DataError, match="no split 'public'; use 'random'"):
+        datasets.load("planted", split="public")
+    with pytest.raises(InputError, match="seed"):
+        datasets.load("planted", seed=-1)
+
+
+# Folders and downloads
+
+
+def test_the_data_folder_is_only_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = photo(tmp_path / "root", monkeypatch)
+    before = {file: file.stat().st_mtime_ns for file in root.rglob("*")}
+    datasets.load("amazon-photo", root)
+    assert {file: file.stat().st_mtime_ns for file in root.rglob("*")} == before
+    assert not (tmp_path / "cache").exists()
+
+
+def test_where_files_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photo(tmp_path / "named", monkeypatch)
+    with pytest.raises(DataError, match=r"could not be downloaded.*no network.*put amazon/Photo/raw/"):
+        datasets.load("amazon-photo")
+    monkeypatch.setenv("FGAI_DATA", str(tmp_path / "named"))
+    by_environment = datasets.load("amazon-photo")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="could not be downloaded"):
+        datasets.load("amazon-photo", tmp_path / "empty")
+    shutil.copytree(tmp_path / "named", paths.data_cache(), dirs_exist_ok=True)
+    by_cache = datasets.load("amazon-photo", tmp_path / "empty")
+    assert datasets.fingerprint(by_environment) == datasets.fingerprint(by_cache)
+    monkeypatch.setenv("FGAI_DATA", str(tmp_path / "absent"))
+    with pytest.raises(DataError, match=r"\$FGAI_DATA names .*absent"):
+        datasets.load("amazon-photo")
+    with pytest.raises(DataError, match=r"`root` names .*missing"):
+        datasets.load("amazon-photo", tmp_path / "missing")
+    assert datasets.load("planted").num_nodes == 2000
+
+
+def test_what_cannot_be_downloaded_says_which_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"not for download; put ground_truth/ba_community\.npz"):
+        datasets.load("ba-community", tmp_path)
+    with pytest.raises(DataError, match=r"ogbn_arxiv/ogbn_arxiv_nofeat\.npz"):
+        datasets.load("arxiv-tape", tmp_path)
+
+
+REAL_FETCH = downloading._fetch_pyg
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("amazon-cs", Amazon),
+        ("coauthor-physics", Coauthor),
+        ("citeseer", Planetoid),
+        ("pubmed", Planetoid),
+        ("mutag", TUDataset),
+    ],
+)
+def test_pyg_downloads_into_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: type
+) -> None:
+    monkeypatch.setattr(downloading, "_fetch_pyg", REAL_FETCH)
+    about, origin = datasets.info(name), registry.source(name)
+
+    def fake(self: object) -> None:
+        for file in about.files[0]:
+            Path(self.raw_dir, Path(file).name).write_text("raw")  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(kind, "download", fake)
+    downloading.download(about, origin)
+    made = {
+        str(file.relative_to(paths.data_cache())) for file in paths.data_cache().rglob("*") if file.is_file()
+    }
+    assert made == set(about.files[0])
+    if kind is not TUDataset:  # its raw files are named by its zip
+        names = object.__new__(kind)
+        names.name, names.split = (origin.pyg or ("", ""))[1], "public"
+        assert {Path(file).name for file in about.files[0]} >= set(np.atleast_1d(names.raw_file_names))
+
+
+def test_a_broken_download_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downloading, "_fetch_pyg", REAL_FETCH)
+
+    def broken(self: object) -> None:
+        half(self)
+        raise OSError("connection reset")
+
+    def half(self: object) -> None:
+        Path(self.raw_dir, "ind.cora.x").write_text("raw")  # type: ignore[attr-defined]
+
+    for fetch, message in ((broken, "connection reset"), (half, r"the download has no ind\.cora\.tx")):
+        monkeypatch.setattr(Planetoid, "download", fetch)
+        with pytest.raises(DataError, match=message):
+            downloading.download(datasets.info("cora"), registry.source("cora"))
+        assert list(paths.data_cache().iterdir()) == []
+
+
+# Splits
+
+
+@given(labels=st.lists(st.integers(-1, 4), min_size=1, max_size=60), seed=st.integers(0, 50))
+def test_random_split_covers_the_labelled_nodes_once(labels: list[int], seed: int) -> None:
+    y = torch.tensor(labels)
+    for split in (random_split(y, seed), stratified_split(y, seed)):
+        total = torch.stack(split).long().sum(dim=0)
+        assert torch.equal(total, (y >= 0).long())
+    again = random_split(y, seed)
+    assert all(torch.equal(a, b) for a, b in zip(random_split(y, seed), again, strict=True))
+
+
+def test_splits_have_their_shares_and_follow_the_seed() -> None:
+    y = torch.arange(300) % 3
+    split = random_split(y, 0)
+    assert [int(mask.sum()) for mask in split] == [30, 30, 240]
+    assert not torch.equal(split.train, random_split(y, 1).train)
+    drawn = random_split(y, 0, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(split.train, drawn.train)
+    for mask, share in zip(stratified_split(y, 2), (80, 10, 10), strict=True):
+        assert torch.bincount(y[mask]).tolist() == [share] * 3
+    with pytest.raises(InputError, match="leave some for test"):
+        random_split(y, train=0.6, val=0.4)
+
+
+# Fingerprints
+
+
+def small(features: object = None, **fields: object) -> Graph:
+    edges = torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
+    x = torch.tensor([[0.0, 1.5], [2.0, 0.0], [0.0, 0.0], [0.25, -1.0]]) if features is None else features
+    return Graph.from_edges(edges, 4, x, y=torch.tensor([0, 1, 1, 0]), **fields)  # type: ignore[arg-type]
+
+
+def test_fingerprint_is_fixed() -> None:
+    assert datasets.fingerprint(small()) == "d9c4ec6f29198b6b1173628f4e3301c8"
+
+
+def test_fingerprint_depends_on_content_not_on_form() -> None:
+    base = small()
+    assert base.features is not None
+    dense = base.features.to_dense()
+    rows = sp.csr_matrix(dense.numpy())
+    shuffled = Features.sparse(
+        torch.tensor([0, 2, 3, 3, 5]),
+        torch.tensor([1, 0, 0, 1, 0]),  # not in order, with a stored zero
+        torch.tensor([1.5, 0.0, 2.0, -1.0, 0.25]),
+        2,
+    )
+    mask = torch.tensor([True, False, False, False])
+    same = [small(rows), small(shuffled), small(dense.double()), small(train_mask=mask), small(name="other")]
+    assert {datasets.fingerprint(graph) for graph in same} == {datasets.fingerprint(base)}
+    changed = dense.clone()
+    changed[1, 1] = 1e-3
+    other = [
+        small(changed),
+        base.replace(y=torch.tensor([0, 1, 1, 1])),
+        base.replace(y=None),
+        base.remove(torch.tensor([1]))[0],
+        base.inject(torch.tensor([[0, 2]]))[0],
+        base.replace(features=None),
+        base.replace(features=base.features.perturb(torch.tensor([2]), torch.tensor([[0.5, 0.0]]))),
+    ]
+    assert len({datasets.fingerprint(graph) for graph in [base, *other]}) == len(other) + 1
+
+
+# The real files
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", [n for n in datasets.names() if n not in ("planted", "ogbn-arxiv")])
+def test_real_datasets_load(data_root: Path, name: str) -> None:
+    graph = datasets.load(name, data_root)  # sizes are checked while loading
+    source, destination = graph.edge_index
+    assert not bool((source == destination).any())
+    assert torch.equal(torch.sort(edge_keys(destination, source)).values, graph.keys)
+    isolated = {"amazon-photo": 115, "amazon-cs": 281, "citeseer": 48}
+    if name in isolated:
+        assert int((graph.adjacency.degree == 0).sum()) == isolated[name]
+
+
+@pytest.mark.data
+def test_real_cora_equals_pyg(data_root: Path) -> None:
+    graph = datasets.load("cora", data_root, split="public")
+    reference = read_planetoid_data(str(data_root / "planetoid/Cora/raw"), "cora")
+    assert edge_set(graph.edge_index) == edge_set(reference.edge_index)
+    assert torch.equal(graph.y, reference.y) and torch.equal(graph.test_mask, reference.test_mask)
+    assert graph.features is not None
+    torch.testing.assert_close(graph.features.to_dense(), reference.x)
+
+
+@pytest.mark.data
+def test_real_tape_guesses_classify_three_quarters(data_root: Path) -> None:
+    graph = datasets.load("arxiv-tape", data_root)
+    assert graph.features is not None
+    right = graph.features.to_dense().argmax(dim=1) == graph.y
+    assert 0.72 < float(right[graph.test_mask].float().mean()) < 0.76

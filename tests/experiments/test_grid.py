@@ -1,0 +1,353 @@
+"""Grids, cells, records and the runner: nothing lost, nothing twice, nothing overwritten."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments import Cell, Status, Store, cells, read_grid, read_record, run_cell, run_grid, shard, status
+from experiments import run as runner
+from fgai.errors import CheckpointError, FgaiError, InputError
+from fgai.records import plain
+from support import bench_cases as cases
+
+DATA = Path(__file__).parent / "data"
+
+GRID = """
+[[cells]]
+method = ["vanilla", "ln"]
+seed = [0, 1, 2]
+settings = { epochs = 2 }
+threats = []
+"""
+
+
+def grid_file(folder: Path, text: str = GRID) -> Path:
+    path = folder / "grid.toml"
+    path.write_text(text)
+    return path
+
+
+def named(cell: Cell) -> str:
+    return f"{cell.model} {cell.row} {cell.dataset} seed {cell.seed}"
+
+
+def lasting(value: Any) -> Any:
+    """A record without times and memory."""
+    moving = ("seconds", "epoch_seconds", "peak_memory", "base_memory", "about")
+    if isinstance(value, dict):
+        return {name: lasting(part) for name, part in value.items() if name not in moving}
+    return [lasting(part) for part in value] if isinstance(value, list) else value
+
+
+class TestCells:
+    def test_every_field_enters_the_key(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        base = Cell()
+        changes: list[dict[str, Any]] = [
+            {"kind": "search"}, {"model": "GT"}, {"dataset": "cora"}, {"method": "fgai"}, {"seed": 1},
+            {"threats": ("strong",)}, {"settings": {"lr": 0.1}}, {"label": "x"},
+        ]  # fmt: skip
+        keys = {Cell(**change).key for change in changes} | {base.key}
+        assert len(keys) == len(changes) + 1
+        assert Cell().key == base.key and Cell.from_dict(json.loads(json.dumps(base.to_dict()))) == base
+        monkeypatch.setattr(cells, "PROTOCOL", 2)
+        assert Cell().key not in keys
+
+    def test_lists_are_dimensions(self, tmp_path: Path) -> None:
+        text = """
+        [[cells]]
+        method = ["vanilla", "at"]
+        model = ["GAT", "GATv2", "GT"]
+        settings = [{ lr = 0.1 }, { lr = 0.2 }]
+        threats = ["standard", "strong"]
+        [[cells]]
+        method = "at"
+        settings = { lr = 0.2 }
+        threats = ["standard", "strong"]
+        """
+        found = read_grid(grid_file(tmp_path, text))
+        assert len(found) == 12  # the second table repeats a cell of the first
+        assert {cell.threats for cell in found} == {("standard", "strong")}
+        assert {cell.settings["lr"] for cell in found} == {0.1, 0.2}
+
+    def test_shipped_grids(self) -> None:
+        node = read_grid("node")
+        assert len(node) == 3 * 5 * 4 * 5
+        shared = {cell.key for cell in node} & {cell.key for cell in read_grid("ablation")}
+        assert len(shared) == 2 * 3 * 5  # vanilla and FGAI on Photo are run once for both
+        for name in ("ablation", "search", "cost", "certify"):
+            found = read_grid(name)
+            assert len({cell.path for cell in found}) == len(found)
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("[[cells]]\nmodell = 'GAT'\n", "unknown field"),
+            ("[[cells]]\nkind = 'guess'\n", "`kind` must be one of"),
+            ("[cell]\n", "is not a grid"),
+            ("cells = [", "is not a grid"),
+        ],
+    )
+    def test_bad_grids(self, tmp_path: Path, text: str, message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            read_grid(grid_file(tmp_path, text))
+
+    def test_unknown_grid_lists_the_known(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="node"):
+            read_grid("nodes")
+        with pytest.raises(InputError, match="there is no grid"):
+            read_grid(tmp_path / "none.toml")
+
+
+class TestShards:
+    @given(count=st.integers(0, 23), parts=st.integers(1, 9))
+    def test_parts_cover_a_grid_once(self, count: int, parts: int) -> None:
+        every = [Cell(seed=seed) for seed in range(count)]
+        split = [shard(every, f"{part}/{parts}") for part in range(1, parts + 1)]
+        assert sorted(cell.seed for part in split for cell in part) == list(range(count))
+        assert max(map(len, split)) - min(map(len, split)) <= 1
+
+    @pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/2/3", ""])
+    def test_bad_parts(self, text: str) -> None:
+        with pytest.raises(InputError, match="shard"):
+            shard([], text)
+
+
+class TestStore:
+    CELL = cases.tiny()
+
+    def written(self, folder: Path) -> tuple[Store, Path]:
+        store = Store(folder)
+        return store, store.write(self.CELL, cases.body_of(self.CELL))
+
+    def test_round_trip(self, tmp_path: Path) -> None:
+        store, path = self.written(tmp_path)
+        record = store.read(self.CELL)
+        assert record is not None and record["cell"] == self.CELL.to_dict() and path.is_relative_to(tmp_path)
+        assert [r["key"] for r in store.records()] == [self.CELL.key]
+        assert store.read(cases.tiny(seed=1)) is None
+        assert list(Store(tmp_path / "none").records()) == []
+
+    def test_failed_and_outdated_records_stay_out_of_tables(self, tmp_path: Path) -> None:
+        store, path = self.written(tmp_path)
+        other = cases.tiny(seed=1)
+        store.write(other, {**cases.body_of(other), "status": "failed", "error": "x"})
+        record = {**json.loads(path.read_text()), "protocol": 0}
+        path.write_text(json.dumps(record))
+        assert list(store.records()) == []
+
+    @pytest.mark.parametrize(
+        ("damage", "message"),
+        [
+            (lambda text: text[: len(text) // 2], "not a whole record"),
+            (lambda text: "", "not a whole record"),
+            (lambda text: "[]", "not a whole record"),
+            (lambda text: text.replace('"schema": 1', '"schema": 7'), "schema 7.*update fgai"),
+            (lambda text: text.replace('"schema": 1', '"schema": 0'), "schema 0"),
+            (lambda text: text.replace('"status": "done"', '"state": "done"'), "no status"),
+            (lambda text: text.replace('"epochs": 2', '"epochs": 3'), "another cell under this name"),
+        ],
+    )
+    def test_damage_is_named_and_nothing_overwritten(self, tmp_path: Path, damage: Any, message: str) -> None:
+        store, path = self.written(tmp_path)
+        text = damage(path.read_text())
+        path.write_text(text)
+        with pytest.raises(CheckpointError, match=message) as caught:
+            store.read(self.CELL)
+        assert str(path) in str(caught.value)
+        for again in (lambda: run_cell(self.CELL, store), lambda: run_grid([self.CELL], store)):
+            with pytest.raises(CheckpointError, match=message):
+                again()
+        assert path.read_text() == text
+
+    def test_full_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store, path = self.written(tmp_path)
+        before = path.read_bytes()
+
+        def full(_: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(FgaiError, match=r"No space left on device; nothing was changed"):
+            store.write(self.CELL, cases.body_of(self.CELL))
+        with pytest.raises(FgaiError, match="No space left"):
+            run_grid([cases.tiny(seed=1)], store)
+        assert path.read_bytes() == before and [p for p in path.parent.iterdir() if p != path] == []
+
+    def test_folder_that_cannot_be_written(self, tmp_path: Path) -> None:
+        blocked = tmp_path / "results"
+        blocked.write_text("a file, no folder")
+        with pytest.raises(FgaiError, match="cannot write"):
+            run_grid([self.CELL], Store(blocked))
+        assert blocked.read_text() == "a file, no folder"
+
+    def test_sweep_takes_old_halves_only(self, tmp_path: Path) -> None:
+        store, path = self.written(tmp_path)
+        old, new = (path.with_name(f".{path.name}.{word}") for word in ("old", "new"))
+        for half in (old, new):
+            half.write_text("{")
+        os.utime(old, (time.time() - 3600, time.time() - 3600))
+        assert store.sweep() == 1
+        assert not old.exists() and new.exists() and path.exists()
+
+
+class TestRun:
+    def test_a_failed_cell_stops_nothing_and_is_tried_again(self, tmp_path: Path) -> None:
+        store, seen = Store(tmp_path), []
+        every = [
+            cases.tiny(dataset="nowhere"),
+            cases.tiny(settings={"epochs": 2, "heads": "many"}),
+            cases.tiny(settings={"bogus": 1}),
+            cases.tiny(),
+        ]
+        for _ in range(2):
+            found = run_grid(every, store, on_cell=lambda cell, state, _: seen.append((cell, state)))
+            assert found == status(every, store) == Status(done=1, failed=3, open=0)
+        assert [state for _, state in seen].count("failed") == 6
+        assert [cell for cell, state in seen if state == "done"] == [every[-1]]  # done once, then skipped
+        record = store.read(every[0])
+        assert record is not None and "nowhere" in record["error"] and "Traceback" in record["trace"]
+
+    def test_resumed_equals_uninterrupted(self, tmp_path: Path) -> None:
+        every = read_grid(grid_file(tmp_path))
+        calm, torn = Store(tmp_path / "calm"), Store(tmp_path / "torn")
+        assert run_grid(every, calm).done == 6
+
+        def stop(cell: Cell, state: str, seconds: float) -> None:
+            raise KeyboardInterrupt
+
+        for left in (5, 4):
+            with pytest.raises(KeyboardInterrupt):
+                run_grid(every, torn, on_cell=stop)
+            assert status(every, torn).open == left
+        assert run_grid(every, torn).done == 6
+        for cell in every:
+            assert lasting(torn.read(cell)) == lasting(calm.read(cell))
+
+    def test_changed_settings_are_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store, every = Store(tmp_path), [cases.tiny(), cases.tiny(seed=1)]
+        run_grid(every[:1], store)
+        before = store.path(every[0]).read_bytes()
+        monkeypatch.setattr(runner, "settings_for", lambda *_: {"weight_decay": 0.5})
+        with pytest.raises(CheckpointError, match=r"another 'lr'|another 'weight_decay'"):
+            run_grid(every, store)
+        assert store.path(every[0]).read_bytes() == before
+        assert store.read(every[1]) is None  # refused before any work
+        assert run_grid(every, store, redo=True).done == 2
+        record = store.read(every[0])
+        assert record is not None and record["training"]["settings"]["weight_decay"] == 0.5
+
+    def test_search_cells_never_see_test_nodes(self, tmp_path: Path) -> None:
+        record = run_cell(cases.tiny(kind="search"), Store(tmp_path))
+        scores = record["validation"]
+        assert scores["criterion"] == pytest.approx((scores["clean"] + scores["attacked"]) / 2)
+        assert "evaluations" not in record
+
+    def test_cost_and_certificate_cells(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        assert run_cell(cases.tiny(kind="cost"), store)["training"]["epochs"] == 2
+        made = run_cell(cases.tiny(kind="certify"), store)
+        assert made["status"] == "done", made.get("trace")
+        layers = made["certificate"]["layers"]
+        assert len(layers) == 2 and len(layers[0]["topk"]["curve"]) == len(made["certificate"]["radii"])
+
+    @pytest.mark.parametrize("method", ["vanilla", "ln"])
+    def test_certificates_take_the_models_of_evaluations(
+        self, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store, cache = Store(tmp_path / "r"), tmp_path / "cache"
+        assert run_cell(cases.tiny(method=method), store, cache=cache)["status"] == "done"
+        models = sorted(cache.iterdir())
+        assert len(models) == 1
+        with monkeypatch.context() as patched:
+            patched.setattr(runner, "train_method", lambda *_, **__: pytest.fail("trained again"))
+            made = run_cell(cases.tiny(method=method, kind="certify"), store, cache=cache)
+        assert made["status"] == "done", made.get("trace")
+        assert sorted(cache.iterdir()) == models
+        apart = run_cell(cases.tiny(method=method, kind="certify"), Store(tmp_path / "apart"))
+        assert made["certificate"] == apart["certificate"]
+        # A model of other settings, or of other code, is another model.
+        settings = {"epochs": 3}
+        run_cell(cases.tiny(method=method, kind="certify", settings=settings), store, cache=cache)
+        monkeypatch.setattr(runner, "training_code", lambda: "other")
+        run_cell(cases.tiny(method=method, kind="certify", seed=1), store, cache=cache)
+        assert len(list(cache.iterdir())) == 3
+
+    def test_two_shards_in_one_folder(self, tmp_path: Path) -> None:
+        """Another process and this one at the same time; each cell is run by one of them."""
+        path, folder = grid_file(tmp_path), tmp_path / "r"
+        words = ["-m", "fgai", "bench", "run", str(path), "--results", str(folder), "--shard", "2/2"]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+        every, store, done = read_grid(path), Store(folder), []
+        with subprocess.Popen(
+            [sys.executable, *words], env=env, text=True, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+        ) as other:
+            mine = shard(every, "1/2")
+            assert run_grid(mine, store, on_cell=lambda cell, *_: done.append(named(cell))).done == 3
+            lines = other.communicate(timeout=300)[1].splitlines()
+        assert other.returncode == 0, lines
+        done += [line.split(" ", 1)[1].split(" done")[0] for line in lines if " done (" in line]
+        assert sorted(done) == sorted(map(named, every))
+        assert status(every, store) == Status(done=6, failed=0, open=0)
+        files = [file for file in folder.rglob("*") if file.is_file()]
+        assert sorted(files) == sorted(store.path(cell) for cell in every)
+
+    @pytest.mark.slow
+    def test_jobs_share_the_cells_and_end_in_time(self, tmp_path: Path) -> None:
+        every, store, done = read_grid(grid_file(tmp_path)), Store(tmp_path / "r"), []
+        late = run_grid(every, store, jobs=2, limit=0.0)
+        assert late.open + late.done == len(every)
+        found = run_grid(every, store, jobs=2, on_cell=lambda cell, *_: done.append(named(cell)))
+        assert found == Status(done=6, failed=0, open=0)
+        assert len(done) == len(set(done)) == late.open
+        store.path(every[0]).write_text("{")
+        with pytest.raises(CheckpointError, match="not a whole record"):
+            run_grid(every, store, jobs=2)
+
+
+class TestStoredRecord:
+    """One record in the repository, made on a CPU, is what this code makes."""
+
+    ABSOLUTE, RELATIVE = 5e-3, 2e-2  # eight test nodes; other processors and libraries round otherwise
+
+    def test_recomputed(self, tmp_path: Path) -> None:
+        (cell,) = read_grid(DATA / "planted.toml")
+        stored = Store(DATA).read(cell)
+        assert stored is not None
+        made = run_cell(cell, Store(tmp_path))
+        assert made["status"] == "done", made.get("trace")
+        for part in ("data", "cell", "key"):
+            assert made[part] == stored[part]
+        assert made["training"]["settings"] == stored["training"]["settings"]
+        ours, theirs = (r["evaluations"]["random"]["metrics"] for r in (made, stored))
+        assert self.compare("", plain(ours), theirs) > 100
+
+    def compare(self, path: str, ours: Any, theirs: Any) -> int:
+        assert type(ours) is type(theirs), path
+        if isinstance(theirs, dict):
+            assert ours.keys() == theirs.keys(), path
+            return sum(self.compare(f"{path}.{name}", ours[name], theirs[name]) for name in theirs)
+        if isinstance(theirs, list):
+            assert len(ours) == len(theirs), path
+            pairs = enumerate(zip(ours, theirs, strict=True))
+            return sum(self.compare(f"{path}.{i}", a, b) for i, (a, b) in pairs)
+        if isinstance(theirs, float):
+            assert ours == pytest.approx(theirs, abs=self.ABSOLUTE, rel=self.RELATIVE), path
+        else:
+            assert ours == theirs, path
+        return 1
+
+    def test_it_is_whole(self) -> None:
+        (path,) = (DATA / "evaluate").rglob("*.json")
+        record = read_record(path)
+        assert record["status"] == "done" and record["about"]["device"] != ""

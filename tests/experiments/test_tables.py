@@ -1,0 +1,399 @@
+"""Tables, bars, choices and documents from synthetic records, against numbers worked out by hand or scipy."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from typer.testing import CliRunner
+
+from experiments import Cell, Store, bars, read_grid
+from experiments.choose import least_regret, presets, trials
+from experiments.document import fill, update
+from experiments.paper import Published, published, source
+from experiments.results import Results
+from experiments.statistics import Estimate, estimate, paired
+from experiments.tables import TABLES, render
+from fgai.certificates import PROMISE
+from fgai.cli import app
+from fgai.errors import CheckpointError, DataError, InputError
+from fgai.records import Table
+from fgai.training import preset
+from support import bench_cases as cases
+
+NUMBERS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=7)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Every grid, run; shared, so no test may write to it."""
+    return cases.everything(Store(tmp_path_factory.mktemp("results")))
+
+
+def changed(path: str, value: float, threat: str = "standard") -> Results:
+    """All methods for GAT on Photo; one number of FGAI replaced for all seeds."""
+    records = []
+    for cell in read_grid("node"):
+        if (cell.model, cell.dataset) == ("GAT", "amazon-photo"):
+            body = cases.body_of(cell)
+            if cell.method == "fgai":
+                *parents, name = path.split(".")
+                level = body if parents[0] == "training" else body["evaluations"][threat]["metrics"]
+                for parent in parents:
+                    level = level[parent]
+                level[name] = value
+            records.append({"key": cell.key, "cell": cell.to_dict(), **body})
+    return Results(records)
+
+
+def judged(results: Results, name: str) -> bars.Bar:
+    found = [bar for bar in bars.judge(results, results) if bar.name == name]
+    return next(bar for bar in found if (bar.model, bar.dataset) == ("GAT", "amazon-photo"))
+
+
+class TestStatistics:
+    @given(NUMBERS)
+    def test_estimate_is_numpys(self, values: list[float]) -> None:
+        found = estimate(values)
+        assert found is not None and found.seeds == len(values)
+        assert found.mean == pytest.approx(np.mean(values), abs=1e-9)
+        assert found.std == pytest.approx(np.std(values, ddof=1), abs=1e-9)
+
+    @given(st.lists(st.tuples(st.floats(-50, 50), st.floats(-50, 50)), min_size=2, max_size=7))
+    def test_interval_is_students(self, pairs: list[tuple[float, float]]) -> None:
+        ours, theirs = ({seed: pair[i] for seed, pair in enumerate(pairs)} for i in (0, 1))
+        found = paired({**ours, 99: 1e6}, {**theirs, 77: -1e6})  # seeds only one of them has do not count
+        differences = [a - b for a, b in pairs]
+        assert found is not None and found.seeds == len(pairs)
+        if np.ptp(differences) < 1e-9:
+            assert found.low == pytest.approx(found.high, abs=1e-6)
+            return
+        low, high = stats.ttest_rel(*zip(*pairs, strict=True)).confidence_interval(0.95)
+        assert (found.low, found.high) == (pytest.approx(low, abs=1e-6), pytest.approx(high, abs=1e-6))
+        assert found.excludes_zero == (low > 0 or high < 0)
+
+    def test_too_few(self) -> None:
+        assert estimate([]) is None and estimate([3.0]) == Estimate(3.0, 0.0, 1)
+        assert paired({0: 1.0}, {0: 2.0}) is None and paired({0: 1.0, 1: 2.0}, {2: 1.0, 3: 2.0}) is None
+
+
+class TestPaper:
+    def test_numbers_spot_checked_by_hand(self) -> None:
+        assert published("stability", "GAT", "amazon-cs", "vanilla", "g_tvd") == Published(24.4, 15.8)
+        assert published("f1", "GT", "coauthor-cs", "fgai", "clean") == Published(0.916, 0.0)
+        assert published("f_slope", "GAT", "amazon-photo", "vanilla", "attacked.minus") == Published(
+            1.0594, None
+        )
+        assert published("ablation", "GAT", "amazon-photo", "fgai[SP]", "f1") == Published(0.8616, None)
+        assert published("cost", "GAT", "amazon-photo", "fgai", "mib") == Published(1300, None)
+        assert "Graph Neural Networks" in source()["title"]
+
+    def test_other_features_are_another_dataset(self) -> None:
+        assert published("f1", "GAT", "ogbn-arxiv", "fgai", "clean") is not None
+        assert published("f1", "GAT", "arxiv-tape", "fgai", "clean") is None
+
+
+class TestTables:
+    def rows(self, store: Store, name: str, **wanted: str) -> list[dict[str, str]]:
+        read = csv.DictReader(io.StringIO(render(name, store, "csv")))
+        return [row for row in read if all(row[key] == value for key, value in wanted.items())]
+
+    def test_numbers_by_hand(self, whole: Store) -> None:
+        """FGAI scores .90 … .94 under attack, vanilla .40 … .44, on the same seeds: the difference is .5."""
+        (row,) = self.rows(whole, "f1", model="GAT", dataset="amazon-photo", method="FGAI", metric="standard")
+        assert float(row["mean"]) == pytest.approx(0.92) and int(row["seeds"]) == 5
+        assert float(row["std"]) == pytest.approx(0.0158113883)
+        assert float(row["difference"]) == float(row["low"]) == pytest.approx(0.5)
+        assert row["best"] == "1" and float(row["paper_mean"]) == 0.8637
+        (strong,) = self.rows(whole, "f1", model="GT", dataset="amazon-cs", method="AT", threat="strong")
+        assert float(strong["mean"]) == pytest.approx(0.52) and strong["best"] == "0"
+
+    def test_ratio_is_of_the_means(self, whole: Store) -> None:
+        (row,) = self.rows(
+            whole, "stability", model="GAT", dataset="amazon-photo", method="AT", metric="g-TVD rel"
+        )
+        moved = [[(1 - base - 0.01 * seed) ** 4 for seed in range(5)] for base in (0.4, 0.7)]
+        assert float(row["ratio_to_vanilla"]) == pytest.approx(np.mean(moved[0]) / np.mean(moved[1]))
+        low, high = stats.ttest_rel(moved[1], moved[0]).confidence_interval(0.95)
+        assert (float(row["low"]), float(row["high"])) == (pytest.approx(low), pytest.approx(high))
+
+    def test_markdown(self, whole: Store) -> None:
+        text = render("f1", whole)
+        line = next(x for x in text.splitlines() if x.startswith("| amazon-photo | FGAI |"))
+        assert "| **0.920 ± 0.016**<br>[+0.500, +0.500] | 0.8637 ± 0.01 |" in line
+        assert "All 300 cells are there" in text and text.count("\n*GAT") == 2
+        assert "uniform (null)" in render("similarity", whole) and "random (null)" in render("f-slope", whole)
+        assert "FGAI[PE]" not in text and "FGAI[PE]" in render("ablation", whole)
+
+    def test_missing_cells_are_dashes_and_counted(self, tmp_path: Path) -> None:
+        some = [c for c in read_grid("node") if c.model == "GAT" and c.dataset == "amazon-cs" and c.seed < 2]
+        text = render("f1", cases.fill(Store(tmp_path), some))
+        assert "290 of 300 cells are missing (–)" in text
+        assert "**0.905 ± 0.007** (n=2)" in text.replace("0.007 (n=2)**", "0.007** (n=2)")
+        assert "| coauthor-cs | FGAI | – | 0.8985 ± 0 | – | 0.8905 ± 0 | – |" in text
+        for name in TABLES:
+            assert "–" in render(name, Store(tmp_path / "nothing")) or name == "search"
+
+    @pytest.mark.parametrize("name", TABLES)
+    def test_every_form_of_every_table(self, whole: Store, name: str) -> None:
+        latex, markdown = render(name, whole, "latex"), render(name, whole, "markdown")
+        assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") >= 1
+        body = [line for line in latex.splitlines() if not line.startswith("%")]
+        assert not any(sign in line for line in body for sign in "±×↑↓–")
+        widths = {line.count("|") - line.count("\\|") for line in markdown.splitlines() if line[:1] == "|"}
+        assert widths and list(csv.reader(io.StringIO(render(name, whole, "csv"))))
+
+    def test_certificates(self, whole: Store) -> None:
+        """Every radius, nodes with few neighbours apart, and the sentence of what is promised."""
+        top, classes, margins = TABLES["certificates"](whole)
+        assert isinstance(top, Table) and isinstance(classes, Table) and isinstance(margins, Table)
+        titles = [column.title for column in top.columns]
+        assert titles[4:9] == ["R = 0.001", "R = 0.003", "R = 0.01", "R = 0.03", "R = 0.1"]
+        assert titles[9:] == ["median radius", "trivial", "sharpness"]
+        rows = {tuple(row[:4]): row[4:] for row in top.rows}
+        expected = ["60.0 ± 0.0", "50.0 ± 0.0", "40.0 ± 0.0", "20.0 ± 0.0", "10.0 ± 0.0"]
+        expected += ["0.002 ± 0", "25.0 ± 0.0", "0.125 ± 0.000"]
+        assert list(rows["GATv2", "coauthor-cs", "2", "FGAI"]) == expected
+        assert [row[3] for row in top.rows[:3]] == ["vanilla", "AT", "FGAI"]
+        assert classes.rows[0][-1] == "unknown" and classes.rows[0][4] is None
+        weights = [row[3] for row in margins.rows if row[:3] == ["GAT", "amazon-photo", "2"]]
+        assert weights == ["0", "0.1", "1", "10"] and margins.rows[0][-1] == "0.900 ± 0.000"
+        for form in ("markdown", "latex"):
+            assert render("certificates", whole, form).count("with its values fixed") == 2
+
+    def test_a_row_means_one_thing(self, tmp_path: Path) -> None:
+        store = cases.fill(Store(tmp_path), [cases.tiny(), cases.tiny(seed=1, settings={"epochs": 3})])
+        with pytest.raises(CheckpointError, match="different settings"):
+            Results.read(store)
+        labelled = [cases.tiny(), cases.tiny(seed=1, settings={"epochs": 3}, label="longer")]
+        assert len(Results.read(cases.fill(Store(tmp_path / "x"), labelled)).records) == 1
+
+    def test_threats_of_a_row_are_laid_together(self, tmp_path: Path) -> None:
+        every = [Cell(threats=("standard",)), Cell(threats=("strong",))]
+        results = Results.read(cases.fill(Store(tmp_path), every))
+        assert results.values("GAT", "planted", "vanilla", "f1.attacked", "strong") == {0: pytest.approx(0.2)}
+        assert results.values("GAT", "planted", "vanilla", "f1.attacked") == {0: pytest.approx(0.4)}
+
+    def test_unknown_words(self, whole: Store) -> None:
+        with pytest.raises(InputError, match="did you mean 'stability'"):
+            render("stabilty", whole)
+        with pytest.raises(InputError, match="format"):
+            render("f1", whole, "html")
+
+
+class TestGeneralPreset:
+    """Settings for graphs nobody searched."""
+
+    def test_the_smallest_worst_loss_wins(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        scores = {"amazon-photo": (0.9, 0.85, 0.7), "amazon-cs": (0.6, 0.75, 0.8)}  # losses: .2, .05, .2
+        for dataset, found in scores.items():
+            for rate, score in zip((0.1, 0.2, 0.3), found, strict=True):
+                cell = Cell(kind="search", method="fgai", dataset=dataset, settings={"lr": rate}, threats=())
+                body = cases.body_of(cell)
+                store.write(cell, {**body, "validation": {"clean": 1.0, "attacked": 0.0, "criterion": score}})
+        assert least_regret(store, "fgai", ("GAT",)) == {"lr": 0.2}
+        with pytest.raises(InputError, match="no trials of 'at'"):
+            least_regret(store, "at", ("GAT",))
+
+    @pytest.mark.parametrize(("name", "models"), [("none", ("GAT", "GATv2")), ("GT", ("GT",))])
+    def test_the_presets_are_what_the_recorded_search_says(self, name: str, models: tuple[str, ...]) -> None:
+        chosen = least_regret(Store(Path(__file__).parents[2] / "results"), "fgai", models)
+        assert chosen.items() <= preset("fgai", name, "no graph that was searched").items()
+
+
+class TestBars:
+    def test_counts(self, whole: Store) -> None:
+        found = bars.check(whole)
+        assert len(found) == 3 * 4 * 24 + 1
+        missed = {(bar.dataset, bar.name) for bar in found if bar.met is False}
+        # the synthetic .92 is below what the paper reports on Physics, and above it elsewhere
+        assert missed == {("coauthor-physics", f"{word} F1 vs paper") for word in ("clean", "attacked")}
+        open_bars = {(bar.name, bar.dataset) for bar in found if bar.met is None}
+        costs = {(n, d) for n in ("seconds per epoch", "peak memory") for d in ("amazon-cs", "coauthor-cs")}
+        assert {bar for bar in open_bars if bar[0] != "GT on the arXiv graph"} == costs
+        assert "270 met, 6 missed, 13 open, of 289." in bars.table(found).to_markdown()
+        assert len(bars.table(found, every=False).rows) == 19
+        assert "3/4 (missed: coauthor-physics)" in bars.summary(found).to_markdown()
+
+    @pytest.mark.parametrize(
+        ("name", "path", "good", "bad", "more"),
+        [
+            ("clean F1", "f1.clean", 0.9100001, 0.909, {}),
+            ("clean F1 vs paper", "f1.clean", 0.8665, 0.866, {}),
+            ("attacked F1", "f1.attacked", 0.9000001, 0.899, {}),
+            ("attacked F1 vs paper", "f1.attacked", 0.8637, 0.863, {}),
+            ("strong F1", "f1.attacked", 0.53, 0.52, {"threat": "strong"}),
+            ("g-TVD rel", "g_tvd.rel", 0.0113, 0.0115, {}),
+            ("g-TVD prob", "g_tvd.probs", 0.0113, 0.0115, {}),
+            ("g-JSD last", "g_jsd.last", 0.000113, 0.000115, {}),
+            ("g-JSD all", "g_jsd.all", 0.00113, 0.00115, {}),
+            ("top 5 as vanilla", "similarity.overlap.all", 0.85, 0.849, {}),
+            ("top 5 as vanilla, sharpest layer", "similarity.overlap.sharpest", 0.9, 0.899, {}),
+            ("top 5 lost", "overlap_touched.prediction.all", 0.856, 0.854, {}),
+            ("top 5 lost, explanation attack", "overlap_touched.explanation.all", 0.806, 0.804, {}),
+            ("sharpness", "sharpness.clean.all", 0.1801, 0.1799, {}),
+            ("sharpness, sharpest layer", "sharpness.clean.sharpest", 0.1801, 0.1799, {}),
+            ("F-gap attacked, graph", "f_slope.graph.attacked.gap", 0.9001, 0.89, {}),
+            ("F-gap attacked, node", "f_slope.node.attacked.gap", 0.9001, 0.89, {}),
+            ("f− attacked, graph", "f_slope.graph.attacked.minus", 0.0, 0.001, {}),
+            ("f− attacked, node", "f_slope.node.attacked.minus", 0.0, 0.001, {}),
+            ("F-gap above null rows", "f_slope.node.attacked.gap", 0.101, 0.099, {}),
+            ("attacked F1 gain", "f1.attacked", 0.45, 0.43, {}),
+            ("g-TVD rel gain", "g_tvd.rel", 0.09, 0.11, {}),
+            ("seconds per epoch", "training.epoch_seconds", 0.0072, 0.0073, {}),
+            ("peak memory", "training.peak_memory", 319_000_000, 321_000_000, {}),
+        ],
+    )
+    def test_each_bar(self, name: str, path: str, good: float, bad: float, more: dict[str, Any]) -> None:
+        assert judged(changed(path, good, **more), name).met is True
+        found = judged(changed(path, bad, **more), name)
+        assert found.met is False and found.seeds == 5 and found.found != "–"
+
+    def test_nothing_there_is_open(self, tmp_path: Path) -> None:
+        found = bars.check(Store(tmp_path))
+        assert {bar.met for bar in found} == {None} and {bar.seeds for bar in found} == {0}
+        few = [cell for cell in read_grid("node") if cell.seed < 3 and cell.model == "GAT"]
+        store = cases.fill(Store(tmp_path / "few"), few)
+        results = Results.read(store)
+        assert judged(results, "clean F1").seeds == 3 and judged(results, "attacked F1 gain").met is None
+        assert "fewer than 5 seeds" in bars.table(bars.check(store)).to_markdown()
+
+
+class TestChoose:
+    def test_best_on_validation(self, whole: Store) -> None:
+        found = trials(whole)
+        assert len(found) == 4 * 3 * 4 and all(len(held) == 8 for held in found.values())
+        best = found["ln", "GT", "amazon-cs"][0]
+        assert best.settings["lr"] == 0.003  # the synthetic score grows with lr
+        assert best.settings["dropout"] == 0.3  # among equals the first by text
+
+    def test_presets_keep_what_was_not_searched(self, whole: Store) -> None:
+        made = tomllib.loads(presets(whole))
+        assert made["vanilla"]["GAT"]["amazon-photo"]["lr"] == 0.01 and made["vanilla"]["epochs"] == 200
+        assert made["at"]["GT"]["lr"] == 0.001
+
+    def test_tasks_by_the_mean_over_folds(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        scores = {  # (method, lr): (clean, attacked) of each fold
+            ("fgai", 0.1): [(0.8, 0.2), (0.8, 0.4)],
+            ("fgai", 0.2): [(0.7, 0.9), (0.7, 0.0)],  # best on one fold, not on both
+            ("fgai", 0.3): [(0.9, 0.9)],  # best of all, but on one fold alone
+            ("vanilla", 0.1): [(0.8, 0.1), (0.9, 0.1)],
+            ("vanilla", 0.2): [(0.7, 0.6), (0.8, 0.6)],  # vanilla is chosen by its clean score
+        }
+        for (method, lr), folds in scores.items():
+            for seed, (clean, attacked) in enumerate(folds):
+                cell = Cell(
+                    kind="search",
+                    task="graph",
+                    method=method,
+                    dataset="mutag",
+                    seed=seed,
+                    settings={"lr": lr},
+                )
+                part = {"clean": clean, "attacked": attacked, "criterion": (clean + attacked) / 2}
+                store.write(cell, {**cases.body_of(cell), "validation": part})
+        found = trials(store, "graph")
+        assert [trial.settings["lr"] for trial in found["fgai", "GAT", "mutag"]] == [0.2, 0.1, 0.3]
+        best = found["fgai", "GAT", "mutag"][0]
+        assert (best.seeds, best.clean, best.attacked) == (2, 0.7, 0.45)
+        assert best.criterion == pytest.approx((0.8 + 0.35) / 2)
+        before = tomllib.loads(files("fgai.training").joinpath("presets.toml").read_text(encoding="utf-8"))
+        made = tomllib.loads(presets(store))
+        assert made["graph"]["fgai"]["GAT"]["mutag"] == {"lr": 0.2}
+        assert made["graph"]["vanilla"]["GAT"]["mutag"] == {"lr": 0.1}
+        for method, model in (("fgai", "GAT"), ("vanilla", "GAT")):
+            del made["graph"][method][model]["mutag"]
+            before["graph"][method].setdefault(model, {}).pop("mutag", None)
+            for tables in (made, before):  # an empty table says nothing
+                if not tables["graph"][method][model]:
+                    del tables["graph"][method][model]
+        assert made == before
+        assert trials(store) == trials(store, "link") == {}
+
+    def test_sections_of_a_task_stand_together(self, tmp_path: Path) -> None:
+        cells = [Cell(kind="search", task="link", method="fgai", dataset="cora", settings={"steps": 3})]
+        text = presets(cases.fill(Store(tmp_path), cells))
+        assert text.index("[link.fgai]") < text.index("[link.fgai.GAT.cora]") < text.index("[graph.vanilla]")
+        assert text.count("[link.fgai.GAT.cora]") == 1
+
+    def test_without_a_search(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="no search records"):
+            presets(Store(tmp_path))
+
+
+class TestDocument:
+    TEXT = (
+        "# Title\n\nprose | stays\n\n<!-- table: f1 -->\noutdated\n<!-- end -->\n\nmore\n\n"
+        "<!-- table: bars -->\n<!-- end -->\n"
+    )
+
+    def test_only_tables_change(self, whole: Store, tmp_path: Path) -> None:
+        path = tmp_path / "doc.md"
+        path.write_text(self.TEXT)
+        assert update(path, whole) and not update(path, whole)
+        text = path.read_text()
+        assert text.startswith("# Title\n\nprose | stays\n\n<!-- table: f1 -->") and "\n\nmore\n\n" in text
+        assert "outdated" not in text and "Micro-F1" in text and "3/4 (missed" in text
+
+    def test_bad_marks(self, whole: Store, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="2 tables begin and 1 end"):
+            fill("<!-- table: f1 -->\n<!-- table: bars -->\n<!-- end -->\n", whole)
+        with pytest.raises(InputError, match="did you mean 'search'"):
+            fill("<!-- table: serch -->\n<!-- end -->\n", whole)
+        with pytest.raises(DataError, match="cannot read"):
+            update(tmp_path / "none.md", whole)
+        assert fill("no marks\n", whole) == "no marks\n"
+
+    def test_the_results_page_can_be_filled(self, whole: Store) -> None:
+        page = Path(__file__).parents[2] / "docs" / "results.md"
+        assert (
+            fill(page.read_text(), whole).count("<!-- end -->") == page.read_text().count("<!-- end -->") > 5
+        )
+
+
+class TestCommands:
+    def ask(self, *words: object, code: int = 0) -> str:
+        done = CliRunner().invoke(app, ["bench", *map(str, words)])
+        assert done.exit_code == code, (done.stdout, done.stderr)
+        return done.stdout if code == 0 else done.stderr
+
+    def test_table_bars_choose_status(self, whole: Store, tmp_path: Path) -> None:
+        place = ("--results", whole.root)
+        assert self.ask("table", "f1", *place, "--format", "markdown") == render("f1", whole).rstrip() + "\n"
+        rows = json.loads(self.ask("table", "f1", *place, "--json"))["rows"]
+        assert len(rows) == 3 * 4 * 5 * 3
+        assert PROMISE in json.loads(self.ask("table", "certificates", *place, "--json"))["notes"]
+        assert "Micro-F1" in self.ask("table", "f1", *place)
+        self.ask("table", "cost", *place, "-o", tmp_path / "cost.tex", "-f", "latex")
+        assert "tabular" in (tmp_path / "cost.tex").read_text()
+        assert len(json.loads(self.ask("bars", *place, "--json"))["bars"]) == 289
+        assert "missed" in self.ask("bars", *place, "--missed")
+        self.ask("choose", *place, "-o", tmp_path / "presets.toml")
+        assert tomllib.loads((tmp_path / "presets.toml").read_text()) == tomllib.loads(presets(whole))
+        answer = json.loads(self.ask("status", "node", *place, "--json"))
+        assert (answer["done"], answer["failed"], answer["open"]) == (300, 0, 0)
+
+    def test_refusals(self, whole: Store, tmp_path: Path) -> None:
+        assert "did you mean" in self.ask("table", "f-slop", "--results", whole.root, code=2)
+        assert "there is no grid" in self.ask("run", "nodes", "--results", tmp_path, code=2)
+        assert "`shard`" in self.ask("run", "node", "--shard", "6/5", "--results", tmp_path, code=2)
+        assert "no search records" in self.ask("choose", "--results", tmp_path, code=2)
+
+    def test_run_reports_failures(self, tmp_path: Path) -> None:
+        grid = tmp_path / "grid.toml"
+        grid.write_text('[[cells]]\ndataset = "nowhere"\nseed = [0, 1]\n')
+        said = self.ask("run", grid, "--results", tmp_path / "r", code=1)
+        assert "2/2 GAT vanilla nowhere seed 1 failed" in said and "0:00:00 left" in said
+        assert "there is no dataset" in self.ask("status", grid, "--results", tmp_path / "r")

@@ -1,0 +1,140 @@
+"""`explain_node`: what the record says is what the model and the attack say, and it prints and reads back."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import io
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from fgai.attacks import Budget, PGDInjection, Threat
+from fgai.certificates import certify
+from fgai.errors import CheckpointError, FgaiWarning, InputError
+from fgai.explanations import NodeExplanation, explain_node
+from fgai.explanations.node import name_of
+from fgai.figures import look
+from fgai.models import GAT
+from fgai.training import train, untrained
+from support.graph_cases import small_data
+
+GRAPH = small_data()
+THREAT = Threat("few", PGDInjection, Budget(nodes=3, edges=4, steps=2, step_size=0.5), "for a tiny graph")
+
+
+@pytest.fixture(scope="module")
+def model() -> GAT:
+    return train(untrained("GAT", GRAPH, channels=2, heads=3), GRAPH, epochs=8, progress=False)
+
+
+@pytest.fixture(scope="module")
+def attacked_node(model: GAT) -> int:
+    ends = THREAT.attack(THREAT.budget).run(model, GRAPH).change.endpoints
+    assert ends is not None
+    return int(ends[0, 0])
+
+
+@pytest.mark.parametrize("name", ["node", "pyg"])
+def test_examples(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(f"fgai.explanations.{name}")).failed == 0
+
+
+def text_of(found: NodeExplanation, width: int = 120) -> str:
+    out = io.StringIO()
+    found.show(Console(file=out, width=width))
+    return out.getvalue()
+
+
+class TestRecord:
+    def test_neighbours_and_attack_are_those_of_the_model(self, model: GAT, attacked_node: int) -> None:
+        found = explain_node(model, GRAPH, attacked_node, k=3, threat=THREAT, certificate=False)
+        clean = look(model, GRAPH).node(attacked_node)
+        assert [entry["node"] for entry in found.neighbours] == list(clean.neighbours)
+        assert [entry["attention"] for entry in found.neighbours] == pytest.approx(clean.weights)
+        result = THREAT.attack(THREAT.budget).run(model, GRAPH)
+        after = look(model, result.graph, original=40).node(attacked_node)
+        later = dict(zip(after.neighbours, after.weights, strict=True))
+        assert found.attacked is not None
+        for entry in found.neighbours:
+            assert entry["attacked"] == pytest.approx(later[entry["node"]])
+        original = sorted((n for n in later if n < 40), key=lambda n: (-later[n], n))[:3]
+        assert found.attacked["kept"] == sorted(set(clean.neighbours[:3]) & set(original))
+        assert found.attacked["overlap"] == pytest.approx(len(found.attacked["kept"]) / 3)
+        new = [weight for n, weight in later.items() if n >= 40]
+        assert found.attacked["new_neighbours"] == len(new) >= 1
+        assert found.attacked["new_attention"] == pytest.approx(sum(new))
+        assert found.attacked["predicted"] == after.predicted and found.attacked["threat"] == "few"
+
+    def test_an_attack_can_be_given(self, model: GAT, attacked_node: int) -> None:
+        result = THREAT.attack(THREAT.budget).run(model, GRAPH)
+        one = explain_node(model, GRAPH, attacked_node, threat=THREAT, certificate=False)
+        other = explain_node(
+            model, GRAPH, attacked_node, threat=None, attack=result, certificate=False
+        ).attacked
+        assert one.attacked is not None and other is not None
+        assert {**other, "threat": "few"} == one.attacked
+
+    def test_certificates_are_those_of_certify(self, model: GAT) -> None:
+        found = explain_node(model, GRAPH, 3, k=2, threat=None)
+        wanted = certify(model, GRAPH, radius=0.0, k1=2, k2=2)
+        assert found.attacked is None and found.certified is not None
+        for mine, layer in zip(found.certified["layers"], wanted.layers, strict=True):
+            assert mine["topk_radius"] == pytest.approx(float(layer.topk_radius[3]))
+            assert layer.prediction.class_radius is not None
+            assert mine["class_radius"] == pytest.approx(float(layer.prediction.class_radius[3]))
+
+    def test_isolated_node(self, model: GAT) -> None:
+        found = explain_node(model, GRAPH, 39, threat=None)
+        assert [entry["itself"] for entry in found.neighbours] == [True]
+        assert found.certified is not None and found.certified["layers"][0]["topk_radius"] is None
+        assert "no other neighbour to swap in" in text_of(found)
+        transformer = untrained("GT", GRAPH, width=16, heads=(2, 1)).eval()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FgaiWarning)
+            bare = explain_node(transformer, GRAPH, 39, threat=THREAT)
+        assert bare.neighbours == [] and bare.attacked is not None and bare.attacked["overlap"] is None
+        assert "attends to nothing" in text_of(bare)
+
+    def test_names_and_saving(self, model: GAT, attacked_node: int, tmp_path: Path) -> None:
+        names = {n: f"[bold]n{n}" for n in range(40)}
+        found = explain_node(model, GRAPH, attacked_node, threat=THREAT, names=names)
+        shown = text_of(found)
+        assert shown.startswith(f"node [bold]n{attacked_node} of small: class")
+        assert "of the top 5 stay" in shown or "of the top" in shown
+        assert "injected neighbour" in shown and "ball" in shown
+        again = NodeExplanation.load(found.save(tmp_path / "node.json"))
+        assert again == found
+        (tmp_path / "node.json").write_text('{"kind": "evaluation"}')
+        with pytest.raises(CheckpointError, match="explanation"):
+            NodeExplanation.load(tmp_path / "node.json")
+
+    def test_truth_is_shown(self, model: GAT) -> None:
+        graph = GRAPH.replace(edge_truth=GRAPH.adjacency.source % 2 == 0)
+        found = explain_node(model, graph, 3, threat=None, certificate=False)
+        for entry in found.neighbours:
+            assert entry["informative"] == (entry["node"] % 2 == 0 and not entry["itself"])
+        assert "explains" in text_of(found)
+
+    def test_model_is_left_as_it_was(self, model: GAT) -> None:
+        model.train()
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        explain_node(model, GRAPH, 3, threat=THREAT)
+        assert model.training and all(layer.tap is None for layer in model.convs)
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+        model.eval()
+
+    def test_bad_input(self, model: GAT) -> None:
+        with pytest.raises(InputError, match=r"0..39, got 40"):
+            explain_node(model, GRAPH, 40)
+        with pytest.raises(InputError, match="`k`"):
+            explain_node(model, GRAPH, 3, k=0)
+        with pytest.raises(InputError, match="`threat` must be one of"):
+            explain_node(model, GRAPH, 3, threat="weird")
+        with pytest.raises(InputError, match="must name every node"):
+            name_of(7, ["a", "b"])
+        assert name_of(1, ["a", "b"]) == "b" and name_of(7, {1: "b"}) == "7"

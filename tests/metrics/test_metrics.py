@@ -1,0 +1,457 @@
+"""Every metric against an independent implementation; declared ranges, invariances, nulls and edge cases."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import itertools
+import math
+
+import numpy as np
+import pytest
+import sklearn.metrics as sk
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+import fgai.metrics as fm
+from fgai.errors import InputError
+from support.csr_rows import attention, pointer, rows, split
+
+DEGREES = [7, 0, 2, 9, 1, 6, 4]
+MODULES = [
+    "spec",
+    "prediction",
+    "stability",
+    "nulls",
+    "nodes",
+    "ranking",
+    "sharpness",
+    "removal",
+    "fidelity",
+    "truth",
+]
+
+
+def logits(nodes: int, classes: int, seed: int) -> Tensor:
+    return 2 * torch.randn(nodes, classes, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def some_truth(size: int, seed: int) -> Tensor:
+    return torch.rand(size, generator=torch.Generator().manual_seed(seed)) < 0.4
+
+
+def shuffled(rowptr: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A relabelling of nodes with edges shuffled within rows: edge permutation, new pointers, node order."""
+    rng = np.random.default_rng(seed)
+    starts = rowptr.tolist()
+    order = rng.permutation(len(rowptr) - 1)
+    pieces = [rng.permutation(np.arange(starts[i], starts[i + 1])) for i in order]
+    edges = torch.from_numpy(np.concatenate(pieces).astype(np.int64))
+    return edges, pointer([len(p) for p in pieces]), torch.from_numpy(order)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(f"fgai.metrics.{name}")).failed == 0
+
+
+# Prediction ------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 5)), min_size=1, max_size=40))
+def test_f1_and_accuracy_equal_sklearn(pairs: list[tuple[int, int]]) -> None:
+    guess, truth = (torch.tensor(x) for x in zip(*pairs, strict=True))
+    known = truth >= 0
+    if not known.any():
+        assert math.isnan(fm.accuracy(guess, truth))
+        assert math.isnan(fm.f1(guess, truth, "macro"))
+        return
+    y, z = truth[known].numpy(), guess[known].numpy()
+    assert fm.accuracy(guess, truth) == pytest.approx(sk.accuracy_score(y, z))
+    for average in ("micro", "macro"):
+        assert fm.f1(guess, truth, average) == pytest.approx(
+            sk.f1_score(y, z, average=average, zero_division=0)
+        )
+
+
+@given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=1, max_size=40))
+def test_auc_and_average_precision_equal_sklearn(pairs: list[tuple[int, bool]]) -> None:
+    score, truth = torch.tensor([p[0] / 3 for p in pairs]), torch.tensor([p[1] for p in pairs])
+    if truth.any() and not truth.all():
+        assert fm.roc_auc(score, truth) == pytest.approx(sk.roc_auc_score(truth, score), abs=1e-12)
+    else:
+        assert math.isnan(fm.roc_auc(score, truth))
+    if truth.any():
+        assert fm.average_precision(score, truth) == pytest.approx(sk.average_precision_score(truth, score))
+    else:
+        assert math.isnan(fm.average_precision(score, truth))
+
+
+def test_scaled_logits_leave_f1_and_the_relative_change() -> None:
+    y, z = logits(30, 4, 0), logits(30, 4, 1)
+    target = torch.arange(30) % 4
+    assert fm.f1(0.01 * y, target) == fm.f1(y, target)
+    assert fm.g_tvd_rel(0.01 * y, 0.01 * z) == pytest.approx(fm.g_tvd_rel(y, z))
+    assert fm.g_tvd(0.01 * y, 0.01 * z) == pytest.approx(0.01 * fm.g_tvd(y, z))
+    assert fm.g_tvd_prob(0.01 * y, 0.01 * z) < fm.g_tvd_prob(y, z)
+
+
+# Stability -------------------------------------------------------------------------------------------
+
+
+def test_stability_equals_loops() -> None:
+    y, z = logits(11, 3, 2).numpy(), logits(11, 3, 3).numpy()
+    assert fm.g_tvd(torch.tensor(y), torch.tensor(z)) == pytest.approx(np.abs(y - z).sum() / 22)
+    p, q = (np.exp(x) / np.exp(x).sum(1, keepdims=True) for x in (y, z))
+    assert fm.g_tvd_prob(torch.tensor(y), torch.tensor(z)) == pytest.approx(np.abs(p - q).sum() / 22)
+    spread = np.abs(y - y.mean(1, keepdims=True)).sum()
+    assert fm.g_tvd_rel(torch.tensor(y), torch.tensor(z)) == pytest.approx(np.abs(y - z).sum() / spread)
+    w, _ = attention(DEGREES, 0)
+    v, _ = attention(DEGREES, 1)
+    m = (w + v) / 2
+    divergence = stats.entropy(w / w.sum(), m / m.sum()) + stats.entropy(v / v.sum(), m / m.sum())
+    assert fm.g_jsd(w, v) == pytest.approx(float(w.sum()) * divergence / (2 * len(w)))
+
+
+def test_unchanged_attention_is_perfectly_stable() -> None:
+    w, rowptr = attention(DEGREES, 4)
+    w = w.float()
+    edges, moved, _ = shuffled(rowptr, 0)
+    for a, ptr in ((w, rowptr), (w[edges], moved)):
+        assert fm.g_jsd(a, a.clone()) == 0.0
+        assert fm.overlap(a, a.clone(), ptr) == 1.0
+        assert fm.overlap_graph(a, a.clone(), ptr, k=6) == 1.0
+        assert fm.rank_correlation(a, a.clone(), ptr) == pytest.approx(1.0)
+    y = logits(5, 3, 0)
+    assert fm.g_tvd(y, y) == fm.g_tvd_prob(y, y) == fm.g_tvd_rel(y, y) == 0.0
+
+
+# Ranking ---------------------------------------------------------------------------------------------
+
+
+@given(rows(columns=2), st.integers(1, 5))
+def test_overlap_counts_only_nodes_with_more_than_k_neighbours(case: tuple[Tensor, ...], k: int) -> None:
+    a, b, rowptr = case
+    expected, chance = [], []
+    for x, y in zip(split(a, rowptr), split(b, rowptr), strict=True):
+        if len(x) > k:
+            top = [set(np.argsort(-r.numpy(), kind="stable")[:k].tolist()) for r in (x, y)]
+            expected.append(len(top[0] & top[1]) / k)
+            chance.append(k / len(x))
+    got = fm.overlap(a, b, rowptr, k)
+    if not expected:
+        assert math.isnan(got)
+        assert math.isnan(fm.overlap_chance(rowptr, k))
+        return
+    assert got == pytest.approx(np.mean(expected))
+    assert fm.overlap_chance(rowptr, k) == pytest.approx(np.mean(chance))
+    per_node = fm.overlap_per_node(a, b, rowptr, k)
+    assert per_node[~per_node.isnan()].tolist() == pytest.approx(expected)
+
+
+def test_overlap_on_touched_nodes() -> None:
+    w, rowptr = attention(DEGREES, 1)
+    v, _ = attention(DEGREES, 2)
+    per_node = fm.overlap_per_node(w, v, rowptr, 3)
+    touched = torch.tensor([True, True, False, False, True, True, False])
+    assert fm.overlap(w, v, rowptr, 3, nodes=touched) == pytest.approx(float((per_node[0] + per_node[5]) / 2))
+    assert fm.overlap(w, v, rowptr, 3, nodes=touched.nonzero().flatten()) == pytest.approx(
+        fm.overlap(w, v, rowptr, 3, nodes=touched)
+    )
+    assert fm.overlap_chance(rowptr, 3, nodes=touched) == pytest.approx((3 / 7 + 3 / 6) / 2)
+    assert math.isnan(fm.overlap(w, v, rowptr, 3, nodes=torch.zeros(7, dtype=torch.bool)))
+
+
+def test_random_rankings_reach_the_chance_level() -> None:
+    rowptr = pointer([8, 12, 20, 6] * 60)
+    size = int(rowptr[-1])
+    a, b = fm.random_ranking(size, 0), fm.random_ranking(size, 1)
+    assert fm.overlap(a, b, rowptr) == pytest.approx(fm.overlap_chance(rowptr), abs=0.04)
+    assert fm.overlap_graph(a, b, rowptr, k=size // 4) == pytest.approx(0.25, abs=0.04)
+    assert fm.rank_correlation(a, b, rowptr) == pytest.approx(0, abs=0.06)
+
+
+def test_overlap_over_the_graph_equals_sets() -> None:
+    w, rowptr = attention(DEGREES, 5)
+    v, _ = attention(DEGREES, 6)
+    for k in (1, 8, 13):
+        top = [set(np.argsort(-x.numpy(), kind="stable")[:k].tolist()) for x in (w, v)]
+        assert fm.overlap_graph(w, v, rowptr, k) == pytest.approx(len(top[0] & top[1]) / k)
+    assert fm.overlap_graph(w, v, rowptr) == 1.0
+
+
+@given(rows(columns=2), st.sampled_from(["spearman", "kendall"]))
+def test_rank_correlation_equals_scipy(case: tuple[Tensor, ...], method: str) -> None:
+    a, b, rowptr = case
+    got = fm.rank_correlation_per_node(a, b, rowptr, method)
+    reference = stats.spearmanr if method == "spearman" else stats.kendalltau
+    for i, (x, y) in enumerate(zip(split(a, rowptr), split(b, rowptr), strict=True)):
+        constant = [len(set(r.tolist())) == 1 for r in (x, y)]
+        if len(x) < 2:
+            assert math.isnan(got[i])
+        elif any(constant):
+            assert got[i] == (1.0 if all(constant) else 0.0)
+        else:
+            assert got[i].item() == pytest.approx(reference(x.numpy(), y.numpy()).statistic, abs=1e-12)
+
+
+def test_sharpness_equals_scipy_and_has_its_ends() -> None:
+    w, rowptr = attention(DEGREES, 7)
+    expected = [
+        stats.entropy(r, np.full(len(r), 1 / len(r))) / np.log(len(r)) for r in split(w, rowptr) if len(r) > 1
+    ]
+    assert fm.sharpness(w, rowptr) == pytest.approx(np.mean(expected))
+    per_node = fm.sharpness_per_node(w, rowptr)
+    assert per_node.isnan().tolist() == [d < 2 for d in DEGREES]
+    assert fm.sharpness(fm.uniform_attention(rowptr, len(w)), rowptr) == pytest.approx(0, abs=1e-6)
+    one_hot = torch.cat([torch.eye(d)[0] if d else torch.zeros(0) for d in DEGREES])
+    assert fm.sharpness(one_hot, rowptr) == 1.0
+    assert fm.sharpness(3 * w, rowptr) == pytest.approx(np.mean(expected))
+    assert fm.sharpness(torch.zeros_like(w), rowptr) == 0.0
+    assert math.isnan(fm.sharpness(torch.ones(2), pointer([1, 0, 1])))
+
+
+# Removal and fidelity --------------------------------------------------------------------------------
+
+
+@given(rows(), st.sampled_from([0.0, 0.1, 0.3, 0.5, 1.0]), st.booleans(), st.sampled_from(["node", "graph"]))
+def test_removed_edges_equal_a_loop(
+    case: tuple[Tensor, Tensor], fraction: float, largest: bool, scope: str
+) -> None:
+    values, rowptr = case
+    keep = torch.arange(len(values)) % 3 == 1
+    got = fm.edges_to_remove(values, rowptr, fraction, largest=largest, scope=scope, keep=keep)
+    expected = []
+    bounds = (
+        zip(rowptr[:-1].tolist(), rowptr[1:].tolist(), strict=True) if scope == "node" else [(0, len(values))]
+    )
+    for start, stop in bounds:
+        free = [e for e in range(start, stop) if not keep[e]]
+        free.sort(key=lambda e: (-values[e] if largest else values[e], e))
+        expected += free[: math.floor(fraction * len(free) + 0.5 + 1e-9)]
+    assert got.tolist() == sorted(expected)
+
+
+def test_removals_are_nested_and_uniform_attention_loses_the_same_edges_either_way() -> None:
+    w, rowptr = attention(DEGREES, 8)
+    for scope in ("node", "graph"):
+        sets = [
+            set(fm.edges_to_remove(w, rowptr, r, largest=True, scope=scope).tolist()) for r in fm.FRACTIONS
+        ]
+        assert all(a <= b for a, b in itertools.pairwise(sets))
+        assert not sets[0]
+    flat = fm.uniform_attention(rowptr, len(w))
+    top, bottom = (fm.edges_to_remove(flat, rowptr, 0.5, largest=side) for side in (True, False))
+    assert torch.equal(top, bottom)
+
+
+def test_slopes_equal_numpy() -> None:
+    shares = [1.0, 0.93, 0.95, 0.8, 0.61, 0.6]
+    expected = np.polyfit(fm.FRACTIONS, shares, 1)[0]
+    assert fm.f_slope_plus(shares) == pytest.approx(expected)
+    assert fm.f_slope_minus(shares) == pytest.approx(expected)
+    assert fm.f_slope_plus([1, 1, 1, 0, 0, 0]) == pytest.approx(fm.METRICS["f_slope_plus"].low)
+    assert fm.slope([1.0, 2.0, 4.0], [3.0, 1.0, 2.0]) == pytest.approx(np.polyfit([1, 2, 4], [3, 1, 2], 1)[0])
+
+
+def test_still_right_counts_only_the_nodes_right_before() -> None:
+    target = torch.tensor([0, 1, 2, 0, 1])
+    right = torch.tensor([True, True, False, True, False])
+    after = torch.eye(3)[torch.tensor([0, 2, 2, 0, 1])]
+    assert fm.still_right(after, target, right) == pytest.approx(2 / 3)
+    assert math.isnan(fm.still_right(after, target, torch.zeros(5, dtype=torch.bool)))
+
+
+@pytest.mark.parametrize("kind", ["model", "phenomenon"])
+def test_fidelity_equals_pyg(kind: str) -> None:
+    from torch_geometric.explain import DummyExplainer, Explainer
+    from torch_geometric.explain.metric import characterization_score, fidelity
+    from torch_geometric.nn import GCNConv
+
+    torch.manual_seed(1)
+    layer = GCNConv(5, 3, add_self_loops=False)
+    x = torch.randn(50, 5)
+    edge_index = torch.randint(0, 50, (2, 140))
+    target = torch.randint(0, 3, (50,))
+    explainer = Explainer(
+        layer,
+        algorithm=DummyExplainer(),
+        explanation_type=kind,
+        edge_mask_type="object",
+        model_config={"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"},
+    )
+    explanation = explainer(x, edge_index, target=target if kind == "phenomenon" else None)
+    # A hard mask with a third of the edges: both fidelities are then far from 0, and they differ.
+    mask = explanation.edge_mask = (explanation.edge_mask > 0.67).float()
+    with torch.no_grad():
+        whole = layer(x, edge_index)
+    only = explainer.get_masked_prediction(x, edge_index, None, mask)
+    without = explainer.get_masked_prediction(x, edge_index, None, 1 - mask)
+    y = target if kind == "phenomenon" else None
+    plus, minus = fm.fidelity_plus(whole, without, y), fm.fidelity_minus(whole, only, y)
+    assert plus > 0
+    assert minus > 0
+    assert plus != minus
+    assert (plus, minus) == pytest.approx(fidelity(explainer, explanation))
+    score = characterization_score(torch.tensor(0.7), torch.tensor(0.2), 0.25, 0.75)
+    assert fm.characterization(0.7, 0.2, 0.25) == pytest.approx(float(score))
+    assert fm.characterization(0.0, 0.3) == fm.characterization(0.4, 1.0) == 0.0
+
+
+# Ground truth ----------------------------------------------------------------------------------------
+
+
+def test_truth_auc_equals_sklearn() -> None:
+    w, rowptr = attention(DEGREES, 9)
+    w = (w * 20).round() / 20  # ties
+    truth = some_truth(len(w), 0)
+    assert fm.truth_auc(w, truth, rowptr) == pytest.approx(sk.roc_auc_score(truth, w))
+    per_node = {
+        i: sk.roc_auc_score(t, r)
+        for i, (r, t) in enumerate(zip(split(w, rowptr), split(truth, rowptr), strict=True))
+        if t.any() and not t.all()
+    }
+    assert fm.truth_auc(w, truth, rowptr, "node") == pytest.approx(np.mean(list(per_node.values())))
+    first = next(iter(per_node))
+    nodes = torch.tensor([first])
+    assert fm.truth_auc(w, truth, rowptr, "node", nodes=nodes) == pytest.approx(per_node[first])
+    assert fm.truth_auc(w, truth, rowptr, "graph", nodes=nodes) == pytest.approx(per_node[first])
+    flat = fm.uniform_attention(rowptr, len(w))
+    assert fm.truth_auc(flat, truth, rowptr, "node") == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, None])
+def test_truth_precision_equals_a_loop(k: int | None) -> None:
+    w, rowptr = attention(DEGREES, 10)
+    truth = some_truth(len(w), 1)
+    expected, chance = [], []
+    for r, t in zip(split(w, rowptr), split(truth, rowptr), strict=True):
+        if t.any() and not t.all():
+            size = min(k or len(t), int(t.sum()))
+            expected.append(float(t[r.argsort(descending=True)[:size]].double().mean()))
+            chance.append(float(t.double().mean()))
+    assert fm.truth_precision(w, truth, rowptr, k) == pytest.approx(np.mean(expected))
+    assert fm.truth_chance(truth, rowptr) == pytest.approx(np.mean(chance))
+    assert fm.truth_precision(truth.double(), truth, rowptr, k) == 1.0
+
+
+# All of them -----------------------------------------------------------------------------------------
+
+CALLS = {
+    "accuracy": lambda c: fm.accuracy(c["y"], c["target"]),
+    "f1": lambda c: fm.f1(c["y"], c["target"], "macro"),
+    "roc_auc": lambda c: fm.roc_auc(c["w"], c["truth"]),
+    "average_precision": lambda c: fm.average_precision(c["w"], c["truth"]),
+    "g_tvd": lambda c: fm.g_tvd(c["y"], c["z"]),
+    "g_tvd_prob": lambda c: fm.g_tvd_prob(c["y"], c["z"]),
+    "g_tvd_rel": lambda c: fm.g_tvd_rel(c["y"], c["z"]),
+    "g_jsd": lambda c: fm.g_jsd(c["w"], c["v"]),
+    "overlap": lambda c: fm.overlap(c["w"], c["v"], c["rowptr"], 3),
+    "overlap_graph": lambda c: fm.overlap_graph(c["w"], c["v"], c["rowptr"], 10),
+    "rank_correlation": lambda c: fm.rank_correlation(c["w"], c["v"], c["rowptr"], "kendall"),
+    "sharpness": lambda c: fm.sharpness(c["w"], c["rowptr"]),
+    "f_slope_plus": lambda c: fm.f_slope_plus([float(x) for x in c["shares"]]),
+    "f_slope_minus": lambda c: fm.f_slope_minus([float(x) for x in c["shares"]]),
+    "f_slope_gap": lambda c: fm.f_slope_gap(float(c["shares"][0]), float(c["shares"][1])),
+    "fidelity_plus": lambda c: fm.fidelity_plus(c["y"], c["z"], c["target"]),
+    "fidelity_minus": lambda c: fm.fidelity_minus(c["y"], c["z"]),
+    "characterization": lambda c: fm.characterization(float(c["shares"][2]), float(c["shares"][3])),
+    "truth_auc": lambda c: fm.truth_auc(c["w"], c["truth"], c["rowptr"], "node"),
+    "truth_precision": lambda c: fm.truth_precision(c["w"], c["truth"], c["rowptr"], 2),
+}
+
+
+def sample(seed: int) -> dict[str, Tensor]:
+    w, rowptr = attention(DEGREES, seed)
+    return {
+        "w": w,
+        "v": attention(DEGREES, seed + 1)[0],
+        "rowptr": rowptr,
+        "truth": some_truth(len(w), 2),
+        "y": logits(7, 3, seed),
+        "z": logits(7, 3, seed + 1),
+        "target": torch.tensor([0, 1, 2, 0, 1, -1, 2]),
+        "shares": torch.rand(6, generator=torch.Generator().manual_seed(seed)),
+    }
+
+
+def test_every_metric_is_declared_and_called_here() -> None:
+    assert set(fm.METRICS) == set(CALLS)
+    for name, spec in fm.METRICS.items():
+        assert spec.name == name
+        assert spec.low < spec.high
+        assert spec.description
+        assert spec.function is getattr(fm, name)
+    assert fm.METRICS["overlap"].label() == "overlap (k=5)"
+    assert fm.METRICS["g_jsd"].label() == "g_jsd"
+    assert fm.METRICS["g_jsd"].better(0.1, 0.2)
+    assert fm.METRICS["f1"].better(0.2, 0.1)
+    assert not fm.METRICS["f1"].better(float("nan"), 0.1)
+    with pytest.raises(InputError, match="`parameter` must be one of"):
+        fm.METRICS["overlap"].label(scope="node")
+
+
+@pytest.mark.parametrize("name", CALLS)
+@settings(max_examples=12)
+@given(seed=st.integers(0, 2**16))
+def test_every_metric_stays_in_its_range_and_ignores_labels(name: str, seed: int) -> None:
+    case = sample(seed)
+    value = CALLS[name](case)
+    spec = fm.METRICS[name]
+    assert isinstance(value, float)
+    assert spec.low - 1e-12 <= value <= spec.high + 1e-12
+    edges, rowptr, order = shuffled(case["rowptr"], seed)
+    moved = {key: x[edges] for key, x in case.items() if key in ("w", "v", "truth")}
+    moved |= {key: x[order] for key, x in case.items() if key in ("y", "z", "target")}
+    assert CALLS[name]({**case, **moved, "rowptr": rowptr}) == pytest.approx(value, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "name", ["g_tvd_prob", "g_tvd_rel", "g_jsd", "overlap", "rank_correlation", "sharpness"]
+)
+def test_extreme_values_stay_finite(name: str) -> None:
+    case = sample(3)
+    case["y"], case["z"] = 1e300 * case["y"], -1e300 * case["z"]
+    case["w"], case["v"] = (attention(DEGREES, seed, sharp=500.0)[0] for seed in (1, 2))
+    assert (case["w"] == 0).any()
+    assert math.isfinite(CALLS[name](case))
+
+
+def test_nulls_are_what_they_say() -> None:
+    rowptr = pointer(DEGREES)
+    flat = fm.uniform_attention(rowptr, 29, torch.float64)
+    assert flat.tolist() == [1 / d for d in DEGREES for _ in range(d)]
+    scores = fm.random_ranking(29, seed=5)
+    assert torch.equal(scores, fm.random_ranking(29, seed=5))
+    assert not torch.equal(scores, fm.random_ranking(29, seed=6))
+    assert scores.dtype == torch.float32
+    assert ((scores >= 0) & (scores < 1)).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda w, p: fm.overlap(w, w[:-1], p), "match the edges"),
+        (lambda w, p: fm.overlap(w, w, p, 0), "`k` must be at least 1"),
+        (lambda w, p: fm.rank_correlation(w, w / 0, p), "`w_other` must be finite"),
+        (lambda w, p: fm.rank_correlation(w, w, p, "pearson"), "`method` must be one of"),
+        (lambda w, p: fm.edges_to_remove(w, p, 1.5, largest=True), "`fraction` must be between"),
+        (lambda w, p: fm.edges_to_remove(w / 0, p, 0.5, largest=True), "`values` must be finite"),
+        (lambda w, p: fm.slope([1.0, 1.0], [0.0, 2.0]), "`x` must vary"),
+        (lambda w, p: fm.f_slope_plus([1.0, 0.5]), "as long"),
+        (lambda w, p: fm.f1(w, torch.ones(5).long()), "`prediction` must be logits"),
+        (lambda w, p: fm.accuracy(torch.ones(3, 2), torch.ones(5).long()), "same nodes"),
+        (lambda w, p: fm.f1(w.long(), w.long(), "weighted"), "`average` must be one of"),
+        (lambda w, p: fm.roc_auc(w / 0, w > 1), "`score` must be finite"),
+        (lambda w, p: fm.roc_auc(w, w[:-1] > 1), r"\[M\] alike"),
+        (lambda w, p: fm.truth_auc(w, w, p), "`truth` boolean"),
+        (lambda w, p: fm.fidelity_plus(w.long(), w[:-1].long()), "same nodes"),
+        (lambda w, p: fm.characterization(0.5, 0.5, 1.0), "`1 - weight` must be above 0"),
+    ],
+)
+def test_bad_input_is_named(call: object, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        call(torch.arange(5.0), pointer([2, 3]))  # type: ignore[operator]

@@ -1,0 +1,314 @@
+"""The Triton kernels against the reference: on a GPU where there is one, and in Triton's interpreter.
+
+The interpreter has to be chosen before Triton is imported, so it runs in a process of its own: this file as a
+script, on tiny graphs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fgai.ops import reference
+from fgai.sparse import Adjacency, Features, SparseRows
+from support.ops_cases import (
+    FUSED,
+    INPUTS,
+    SEED,
+    TOLERANCE,
+    assert_same,
+    call,
+    inputs,
+    results_and_gradients,
+    skewed,
+)
+
+SIZES = [(1, 1), (1, 13), (8, 8), (3, 5), (16, 3), (1, 256), (4, 33)]
+gpu_only = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def compare(name: str, adjacency: Adjacency, size: tuple[int, int], dtype: torch.dtype, p: float) -> None:
+    """One operation and its gradients on the device of `adjacency`, against the reference there."""
+    from fgai.ops import gpu
+
+    made = [t.detach().to(adjacency.device).requires_grad_() for t in inputs(name, adjacency, *size, dtype)]
+    ours = results_and_gradients(lambda given: call(gpu, name, given, adjacency, p), made)
+    exact = [t.detach().double().requires_grad_() for t in made]  # float32 sums lose as much as is compared
+    theirs = results_and_gradients(lambda given: call(reference, name, given, adjacency, p), exact)
+    assert_same(ours, [t.to(dtype) for t in theirs], TOLERANCE[dtype])
+
+
+def compare_averaged(name: str, adjacency: Adjacency, size: tuple[int, int], dtype: torch.dtype) -> None:
+    """The mean of the attention over heads, and its gradients, against the reference's."""
+    from fgai.ops import gpu
+
+    made = [t.detach().to(adjacency.device).requires_grad_() for t in inputs(name, adjacency, *size, dtype)]
+    options = (0.3, SEED) if name == "attend_dot" else (0.2, 0.3, SEED)
+
+    def theirs(given: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        out, attention = getattr(reference, name)(*given, adjacency, *options)
+        return out, attention.mean(1, keepdim=True)
+
+    ours = results_and_gradients(lambda g: getattr(gpu, name)(*g, adjacency, *options, True, True), made)
+    exact = [t.detach().double().requires_grad_() for t in made]
+    assert_same(ours, [t.to(dtype) for t in results_and_gradients(theirs, exact)], TOLERANCE[dtype])
+
+
+def compare_projection(device: str, dtype: torch.dtype, width: int) -> None:
+    """The sparse projection and both gradients, gathered and dense."""
+    from fgai.ops import gpu
+    from fgai.ops.gpu import project
+
+    generator = torch.Generator().manual_seed(4)
+    dense = torch.randn(19, 11, generator=generator, dtype=torch.float64)
+    dense[torch.rand(19, 11, generator=generator) > 0.3] = 0
+    csr = dense.to_sparse_csr()
+    parts = csr.crow_indices(), csr.col_indices(), csr.values().to(dtype)
+    base = Features.sparse(*parts, num_columns=11).to(device).base
+    assert isinstance(base, SparseRows)
+    values = base.values.detach().requires_grad_()
+    weight = (
+        torch.randn(11, width, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_()
+    )
+    rows = base.with_values(values)
+    theirs = results_and_gradients(lambda _: (reference.project_sparse(rows, weight),), [values, weight])
+    usual = project.DENSE
+    for share in (0.1, 2.0):
+        project.DENSE = share
+        rows.kept.pop("full", None)
+        ours = results_and_gradients(lambda _: (gpu.project_sparse(rows, weight),), [values, weight])
+        assert_same(ours, theirs, TOLERANCE[dtype])
+    project.DENSE = usual
+
+
+def simple(nodes: int, edges: int, loops: bool, hub: int = 0) -> Adjacency:
+    """A graph without parallel edges; `hub` edges more into node 2."""
+    generator = torch.Generator().manual_seed(11)
+    index = torch.randint(nodes, (2, edges), generator=generator)
+    into = torch.stack([torch.arange(hub), torch.full((hub,), 2)])
+    own = torch.arange(nodes if loops else 0).expand(2, -1)
+    return Adjacency.build(torch.unique(torch.cat([index, into, own], 1), dim=1), nodes)[0]
+
+
+def compare_attached(device: str, loops: bool, hub: int = 0) -> None:
+    """New nodes on the device against the CPU's merge: structure, pieces, and attention over them."""
+    from fgai.ops import attach as attach_anywhere
+    from fgai.ops import gpu
+    from fgai.ops.gpu.attach import attach
+    from fgai.ops.gpu.plan import incoming, outgoing
+
+    nodes = max(23, hub)
+    cpu = simple(nodes, 7 * nodes, loops, hub)
+    rows = [torch.randperm(nodes, generator=torch.Generator().manual_seed(s))[:5] for s in range(3)]
+    wanted, moved = attach_anywhere(cpu, torch.stack(rows), loops)
+    found, ours = attach(cpu.to(device), torch.stack(rows).to(device), loops)
+    assert torch.equal(ours.cpu(), moved)
+    for name in ("source", "destination", "rowptr", "colptr", "csc"):
+        assert torch.equal(getattr(found, name).cpu(), getattr(wanted, name)), name
+    for one, two in zip(found.index32, wanted.index32, strict=True):
+        assert one.dtype == two.dtype and torch.equal(one.cpu(), two)
+    for view in (incoming, outgoing):
+        work, plain = view(found), view(wanted.to(device))
+        assert torch.equal(work.node, plain.node) and torch.equal(work.edge, plain.edge)
+        pairs = zip(work.first.tolist(), work.last.tolist(), strict=True)
+        assert sorted(e for low, high in pairs for e in range(low, high)) == list(range(wanted.num_edges))
+    given = [
+        t.detach().to(device).requires_grad_() for t in inputs("attend_dot", wanted, 2, 3, torch.float64)
+    ]
+    one, two = (
+        results_and_gradients(lambda made, of=kernels, on=on: call(of, "attend_dot", made, on), given)
+        for kernels, on in ((gpu, found), (reference, wanted.to(device)))
+    )
+    assert_same(one, two, TOLERANCE[torch.float64])
+
+
+def compare_shift(device: str) -> None:
+    """How far predictions moved, plain and logarithmic, from rounding to large, against the definition."""
+    from fgai.ops import gpu
+
+    generator = torch.Generator().manual_seed(8)
+    one = torch.randn(301, 7, generator=generator, dtype=torch.float64)
+    size = 10.0 ** torch.linspace(-9, 3, 301)[:, None]
+    two = one + size * torch.randn(301, 7, generator=generator)
+    made = [t.to(device, torch.float32).requires_grad_() for t in (one, two)]
+    exact = [t.detach().double().requires_grad_() for t in made]
+    for log in (False, True):
+        ours = results_and_gradients(lambda g, log=log: (gpu.mean_shift(*g, 0.7, log, 0.2),), made)
+        distance = (exact[0] - exact[1]).abs().sum(1) / 1.4
+        wanted = (torch.log1p(distance) if log else distance).mean() / 0.2
+        theirs = results_and_gradients(lambda _, value=wanted: (value,), exact)
+        assert_same(ours, [t.float() for t in theirs], 1e-5)
+        alone, both = (
+            torch.autograd.grad(gpu.mean_shift(first, made[1], 0.7, log), made[1])[0]
+            for first in (made[0].detach(), made[0])
+        )
+        assert torch.equal(alone, both)
+
+
+def with_more(rowptr: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows with 0, 1, 2, 0, ... large values behind their own: where they begin, which are old, and all."""
+    degree = rowptr.diff()
+    more = torch.arange(len(degree)) % 3
+    grown = torch.nn.functional.pad((degree + more).cumsum(0), (1, 0))
+    place = torch.arange(int(grown[-1])) - grown[:-1].repeat_interleave(degree + more)
+    kept = place < degree.repeat_interleave(degree + more)
+    longer = values.new_full((int(grown[-1]),), 9.0)
+    longer[kept] = values
+    return grown.int(), kept, longer
+
+
+def compare_top(device: str, long: int) -> None:
+    """Leaders, masks, distance and margin of rows from empty to `long`, with ties, against the CPU."""
+    from fgai.topk import gpu, leaders, swap_margin, topk_l1, topk_mask
+
+    degree = torch.tensor([0, 1, 3, 4, 5, long, 0, 9, 2])
+    rowptr = torch.nn.functional.pad(degree.cumsum(0), (1, 0))
+    generator = torch.Generator().manual_seed(3)
+    for dtype in (torch.float32, torch.float64):
+        one, two = (torch.rand(int(rowptr[-1]), generator=generator).to(dtype) for _ in range(2))
+        two = torch.where(torch.rand(one.shape, generator=generator) < 0.4, (one * 3).round() / 3, two)
+        rows, w, v = rowptr.to(device), one.to(device).requires_grad_(), two.to(device).requires_grad_()
+        w_cpu, v_cpu = one.requires_grad_(), two.requires_grad_()
+        for k in (1, 2, 5, 10):
+            assert torch.equal(gpu.pick_leaders(v.detach(), rows, k).cpu(), leaders(two.detach(), rowptr, k))
+            assert torch.equal(gpu.pick_mask(v.detach(), rows, k).cpu(), topk_mask(two.detach(), rowptr, k))
+        for k in (None, 1, 3, 5):
+            theirs = topk_l1(w_cpu, v_cpu, rowptr, k)
+            wanted = [theirs.detach(), *torch.autograd.grad(3 * theirs, [w_cpu, v_cpu])]
+            for known in (None, gpu.find_cut(w.detach(), rows, k)) if k else (None,):
+                ours = gpu.distance(w, v, rows, k, known, factor=0.5)
+                found = [2 * ours, *torch.autograd.grad(6 * ours, [w, v])]
+                assert_same([t.detach().cpu() for t in found], wanted, 1e-5)
+            grown, kept, longer = with_more(rowptr, two.detach())
+            moving = longer.to(device).requires_grad_()
+            ours = gpu.distance(w.detach(), moving, rows, k, grown=grown.to(device))
+            (slope,) = torch.autograd.grad(3 * ours, moving)
+            assert_same([ours.detach().cpu(), slope.cpu()[kept]], [wanted[0], wanted[2]], 1e-5)
+            assert not slope.cpu()[~kept].any()
+        for k, radius in ((1, 0.3), (2, 0.01), (5, 3.0)):
+            ours, theirs = gpu.margin(w, rows, k, radius), swap_margin(w_cpu, rowptr, k, radius)
+            gradients = torch.autograd.grad(3 * ours, [w]), torch.autograd.grad(3 * theirs, [w_cpu])
+            assert_same([ours.cpu(), gradients[0][0].cpu()], [theirs.detach(), *gradients[1]], 1e-5)
+        # A diverged training brings values that are no numbers: the margin is none, and nothing else is hurt.
+        lost = w.detach().clone()
+        lost[int(rowptr[5]) : int(rowptr[6])] = float("nan")
+        assert gpu.margin(lost.requires_grad_(), rows, 2, 0.3).isnan()
+
+
+def interpret() -> None:
+    """Every operation once on tiny graphs, with rows in several pieces; fails by raising."""
+    from fgai.ops.gpu import plan
+
+    plan.PIECE = 16
+    adjacency = skewed(hub_degree=24)
+    empty = Adjacency.build(torch.zeros(2, 0, dtype=torch.long), 3)[0]
+    for name in INPUTS:
+        fused = name in FUSED
+        compare(name, adjacency, (3, 5), torch.float64, 0.4 if fused else 0.0)
+        if fused:
+            compare(name, empty, (2, 3), torch.float64, 0.0)
+    compare("attend_additive", adjacency, (8, 8), torch.float32, 0.0)
+    for name in FUSED:
+        compare_averaged(name, adjacency, (3, 5), torch.float64)
+    compare_projection("cpu", torch.float64, 5)
+    compare_attached("cpu", loops=True)
+    compare_attached("cpu", loops=False)
+    from fgai.topk import gpu as top
+
+    top.SHORT, top.LONG = 4, 8
+    compare_top("cpu", 17)
+    compare_shift("cpu")
+    from fgai.ops import gpu
+
+    ones = torch.ones(2100, dtype=torch.float64)
+    assert torch.equal(gpu.dropout(ones, 0.3, SEED), reference.dropout(ones, 0.3, SEED))
+
+
+def test_kernels_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", __file__],
+        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+class TestOnTheDevice:
+    """All sizes, and what only a device can show."""
+
+    pytestmark = gpu_only
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("size", SIZES)
+    @pytest.mark.parametrize("name", INPUTS)
+    def test_kernels_equal_the_reference(self, name: str, size: tuple[int, int], dtype: torch.dtype) -> None:
+        adjacency = skewed(hub_degree=3000).to("cuda")
+        compare(name, adjacency, size, dtype, 0.0)
+        if name in FUSED:
+            compare(name, adjacency, size, dtype, 0.4)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("name", FUSED)
+    def test_averaged_attention(self, name: str, dtype: torch.dtype) -> None:
+        compare_averaged(name, skewed(hub_degree=3000).to("cuda"), (8, 8), dtype)
+
+    @pytest.mark.parametrize("loops", [True, False])
+    @pytest.mark.parametrize("hub", [0, 900])
+    def test_new_nodes_equal_the_merge(self, loops: bool, hub: int) -> None:
+        compare_attached("cuda", loops, hub)
+
+    def test_shift_of_predictions(self) -> None:
+        compare_shift("cuda")
+
+    @pytest.mark.parametrize("long", [17, 64, 65, 3000])
+    def test_top_of_rows(self, long: int) -> None:
+        compare_top("cuda", long)
+
+    @pytest.mark.parametrize("width", [1, 5, 64, 100])
+    def test_projection(self, width: int) -> None:
+        compare_projection("cuda", torch.float32, width)
+        compare_projection("cuda", torch.float64, width)
+
+    @pytest.mark.parametrize("name", INPUTS)
+    def test_identical_run_to_run(self, name: str) -> None:
+        from fgai.ops import gpu
+
+        adjacency = skewed(hub_degree=3000).to("cuda")
+        made = [t.detach().cuda().requires_grad_() for t in inputs(name, adjacency, 8, 8, torch.float32)]
+        runs = [
+            results_and_gradients(lambda given: call(gpu, name, given, adjacency, 0.3), made)
+            for _ in range(3)
+        ]
+        for other in runs[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
+
+    @pytest.mark.parametrize("name", FUSED)
+    def test_attention_is_written_only_when_asked_for(self, name: str) -> None:
+        from fgai.ops import gpu
+
+        adjacency = skewed().to("cuda")
+        made = [t.detach().cuda().requires_grad_() for t in inputs(name, adjacency, 2, 8, torch.float32)]
+        options = (0.0, 0) if name == "attend_dot" else (0.2, 0.0, 0)
+        out, attention = getattr(gpu, name)(*made, adjacency, *options, False)
+        full, _ = getattr(gpu, name)(*made, adjacency, *options)
+        assert attention.numel() == 0 and torch.equal(out, full)
+        ours, theirs = (torch.autograd.grad(o.square().sum(), made) for o in (out, full))
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+if __name__ == "__main__":
+    interpret()

@@ -1,0 +1,271 @@
+"""The report in a real browser: it opens from disk, stays silent, and does what a reader asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fgai.reports import make_report, read_report, render, write_report
+from support.report_cases import EVIL, GRAPH, comparison, whole_report
+
+pytestmark = pytest.mark.browser
+Visit = Callable[..., Any]
+
+OVERFLOWING = """() => {
+  const allowed = (node) => node.closest(".scroll, pre, nav, .plot, .skip, #js-plotly-tester");
+  return [...document.querySelectorAll("body *")].filter((node) => {
+    const box = node.getBoundingClientRect();
+    return box.width > 0 && (box.right > window.innerWidth + 1 || box.left < -1) && !allowed(node);
+  }).map((node) => `${node.tagName}#${node.id}: ${(node.textContent || "").slice(0, 40)}`);
+}"""
+WIDE = """() => [...document.querySelectorAll(".plot")]
+  .filter((plot) => plot.scrollWidth > plot.clientWidth + 1).map((plot) => plot.id)"""
+PLACE = """([id, node]) => {
+  const plot = document.getElementById(id);
+  plot.scrollIntoView({ block: "center", behavior: "instant" });
+  const trace = plot.data.find((each) => each.customdata && each.customdata.includes(node));
+  const at = trace.customdata.indexOf(node);
+  const { xaxis, yaxis } = plot._fullLayout;
+  const box = plot.getBoundingClientRect();
+  const [x, y] = [xaxis._offset + xaxis.d2p(trace.x[at]), yaxis._offset + yaxis.d2p(trace.y[at])];
+  return [box.left + x, box.top + y];
+}"""
+
+
+@pytest.fixture(scope="module")
+def report_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(whole_report(), tmp_path_factory.mktemp("page") / "report.html")
+
+
+@pytest.fixture(scope="module")
+def desk(visit: Visit, report_page: Path) -> Any:
+    """One open page that several tests use in turn; each leaves it silent."""
+    return visit(report_page)
+
+
+def neighbour_of_evil() -> int:
+    """A node that has the one with the malicious name among its neighbours."""
+    row = GRAPH.adjacency.source[GRAPH.adjacency.rowptr[7] : GRAPH.adjacency.rowptr[8]]
+    return int(row[0])
+
+
+@pytest.mark.parametrize("width", [375, 1440])
+@pytest.mark.parametrize("dark", [False, True])
+def test_opens_silently_and_nothing_overflows(
+    visit: Visit, report_page: Path, width: int, dark: bool
+) -> None:
+    opened = visit(report_page, width=width, dark=dark)
+    page = opened.page
+    assert page.evaluate("document.documentElement.dataset.theme") == ("dark" if dark else "light")
+    for plot in page.locator(".plot").all():
+        assert plot.locator("svg.main-svg").count() > 0
+    assert page.locator(".plot").count() >= 16
+    assert "could not be drawn" not in opened.text("body")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(OVERFLOWING) == []
+    for selector in (".main-svg", ".ranks", "table"):
+        assert page.locator(selector).first.is_visible()
+    opened.check()
+
+
+def test_next_and_previous_update_every_view(desk: Any) -> None:
+    page = desk.page
+    views = ("#node-title", ".ranks ol", "#picked")
+    first = [desk.text(view) for view in views]
+    stars = page.locator("#star-0-before").inner_html()
+    page.click("#next")
+    second = [desk.text(view) for view in views]
+    assert all(a != b for a, b in zip(first, second, strict=True))
+    assert page.locator("#star-0-before").inner_html() != stars
+    assert desk.text("#status") == f"Showing {second[0]}."
+    page.click("#previous")
+    assert [desk.text(view) for view in views] == first
+    desk.check()
+
+
+def test_lists_say_what_the_document_says(desk: Any) -> None:
+    explorer = whole_report().explorer
+    assert explorer is not None
+    desk.page.fill("#search", str(explorer["nodes"]["id"][0]))
+    desk.page.keyboard.press("Enter")
+    model, names = explorer["models"][0], explorer["nodes"]["name"]
+    ids, weights = explorer["nodes"]["neighbours"][0], model["before"][0]
+    order = sorted(range(len(ids)), key=lambda n: (-(weights[n] or 0), ids[n]))[: explorer["k"]]
+    wanted = [
+        "itself" if ids[n] == explorer["nodes"]["id"][0] else names[explorer["nodes"]["id"].index(ids[n])]
+        for n in order
+    ]
+    shown = desk.page.locator(".side").first.locator(".ranks ol").first.locator("li > :first-child")
+    assert shown.all_inner_texts() == wanted
+    before, after = ({ids[n] for n in some} for some in (order, _after(explorer, model)))
+    assert f"{len(before & after)} of {len(order)} stay" in desk.text(".side dl")
+    desk.check()
+
+
+def _after(explorer: dict[str, Any], model: dict[str, Any]) -> list[int]:
+    ids, weights = explorer["nodes"]["neighbours"][0], model["after"][0]
+    known = [n for n in range(len(ids)) if model["before"][0][n] is not None]
+    return sorted(known, key=lambda n: (-weights[n], ids[n]))[: explorer["k"]]
+
+
+def test_clicking_a_node_in_the_drawing_picks_it(desk: Any) -> None:
+    drawn = whole_report().subgraph
+    assert drawn is not None
+    node = drawn["nodes"][3]
+    desk.page.mouse.click(*desk.page.evaluate(PLACE, ["network-1-before", node]))
+    desk.page.wait_for_function("node => location.hash === '#node=' + node", arg=node)
+    assert desk.text("#node-title") == f"paper {node}" or node in (7, 8)
+    desk.check()
+
+
+def test_zoom_is_linked(desk: Any) -> None:
+    width = "id => { const r = document.getElementById(id)._fullLayout.xaxis.range; return r[1] - r[0]; }"
+    before = desk.page.evaluate(width, "network-0-before")
+    desk.page.click("#zoom-in")
+    ranges = [
+        desk.page.evaluate(width, f"network-{i}-{when}") for i in (0, 1) for when in ("before", "after")
+    ]
+    assert all(value == pytest.approx(0.7 * before) for value in ranges)
+    desk.page.click("#zoom-reset")
+    assert desk.page.evaluate(width, "network-1-after") == pytest.approx(before)
+    desk.check()
+
+
+def test_search_by_number_and_by_name_with_the_keyboard(desk: Any) -> None:
+    page = desk.page
+    page.focus("#search")
+    page.keyboard.type("23")
+    assert page.locator("#found li").count() >= 1
+    page.keyboard.press("Enter")
+    assert desk.text("#node-title") == "paper 23" and page.locator("#found").is_hidden()
+    page.keyboard.type("paper 1")
+    options = page.locator("#found li")
+    assert options.count() > 3
+    page.keyboard.press("ArrowDown")
+    assert options.nth(1).get_attribute("aria-selected") == "true"
+    wanted = options.nth(1).inner_text().split(" node")[0]
+    page.keyboard.press("Enter")
+    assert desk.text("#node-title") == wanted
+    page.keyboard.type("no such node")
+    assert "No such node on this page" in desk.text("#found")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    assert desk.text("#node-title") == wanted and page.locator("#found").is_hidden()
+    desk.check()
+
+
+def test_a_node_named_script_stays_text(desk: Any) -> None:
+    page, scripts = desk.page, desk.page.locator("script").count()
+    title = page.title()
+    page.fill("#search", "<script>")
+    assert EVIL in page.locator("#found li").first.inner_text()
+    page.keyboard.press("Enter")
+    assert desk.text("#node-title") == EVIL
+    assert "<i>first</i>" in desk.text("#node") or "second" in desk.text("#node")
+    page.fill("#search", str(neighbour_of_evil()))
+    page.keyboard.press("Enter")
+    labels = "id => [...document.querySelectorAll(`#${id} text`)].map((text) => text.textContent)"
+    assert any(text.startswith("<script>") for text in page.evaluate(labels, "values-0"))
+    x, y = page.evaluate(PLACE, ["star-0-before", 7])
+    page.mouse.move(x, y)
+    page.wait_for_selector("#star-0-before .hovertext")
+    assert EVIL in "".join(page.evaluate(labels, "star-0-before"))
+    assert page.locator("script").count() == scripts and page.title() == title
+    assert page.locator("#node b, #node script").count() == 0
+    desk.check()
+
+
+def test_keyboard_alone_reaches_everything(desk: Any) -> None:
+    page = desk.page
+    reached = []
+    page.focus(".skip")
+    assert page.locator(".skip").bounding_box()["x"] >= 0
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.id || document.activeElement.className"))
+        if page.evaluate("!!document.activeElement.closest('.ranks')"):
+            break
+    for name in ("theme", "zoom-in", "zoom-reset", "group", "previous", "next", "search"):
+        assert name in reached, reached
+    wanted = page.evaluate("document.activeElement.title")
+    page.keyboard.press("Enter")
+    assert desk.text("#node-title") in wanted
+    page.focus("#group")
+    assert page.locator("#group option").count() >= 3
+    page.select_option("#group", index=1)
+    assert "fake node" in desk.text(".who")
+    desk.check()
+
+
+def test_theme_button_and_memory(visit: Visit, report_page: Path) -> None:
+    opened = visit(report_page)
+    colour = "getComputedStyle(document.body).backgroundColor"
+    light = opened.page.evaluate(colour)
+    opened.page.click("#theme")
+    assert opened.page.evaluate(colour) != light and opened.text("#theme") == "Light"
+    lines = "document.querySelector('#curve-clean .xtick text').style.fill"
+    assert opened.page.evaluate(lines) == "rgb(233, 230, 223)"
+    opened.page.reload()
+    opened.page.wait_for_selector("html[data-ready=true]")
+    assert opened.page.evaluate("document.documentElement.dataset.theme") == "dark"
+    opened.check()
+
+
+def test_paper(visit: Visit, report_page: Path) -> None:
+    opened = visit(report_page, dark=True)
+    page = opened.page
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+    assert page.evaluate(WIDE) == []
+    assert page.locator("#picker").is_hidden() and page.locator("nav").is_hidden()
+    page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert len(page.pdf()) > 10_000
+
+
+def test_turning_the_phone(visit: Visit, report_page: Path) -> None:
+    opened = visit(report_page, width=812, height=375)
+    opened.page.set_viewport_size({"width": 375, "height": 812})
+    opened.page.wait_for_timeout(400)
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 375
+    assert opened.page.evaluate(OVERFLOWING) == []
+    assert opened.page.evaluate(WIDE) == []
+
+
+@pytest.mark.parametrize("kind", ["records", "newer", "odd"])
+def test_pages_with_parts_missing_open_and_say_so(visit: Visit, tmp_path: Path, kind: str) -> None:
+    report = make_report(comparison())
+    if kind != "records":
+        values = json.loads(whole_report().to_json())
+        values["schema"] = 9
+        if kind == "odd":
+            values |= {"subgraph": {"nodes": 5}, "distribution": {"attacks": 4}, "certificates": {"GAT": {}}}
+        (tmp_path / "new.json").write_text(json.dumps(values))
+        report = read_report(tmp_path / "new.json")
+    path = tmp_path / "page.html"
+    path.write_text(render(report), encoding="utf-8")
+    opened = visit(path, width=375)
+    opened.check()
+    assert "What this page cannot show" in opened.text("body")
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 375
+    if kind == "records":
+        assert "Not in this record" in opened.text("#network")
+        assert opened.text("#node-title").startswith("node ")
+        opened.page.fill("#search", "12")
+        opened.page.keyboard.press("Enter")
+        assert opened.text("#node-title") == "node 12"
+    else:
+        assert "newer fgai (schema 9" in opened.text("#missing")
+
+
+def test_data_can_be_saved(desk: Any, tmp_path: Path) -> None:
+    with desk.page.expect_download() as saved:
+        desk.page.click("#download")
+    saved.value.save_as(tmp_path / "saved.json")
+    assert read_report(tmp_path / "saved.json") == whole_report()
+    desk.check()

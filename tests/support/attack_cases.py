@@ -1,0 +1,158 @@
+"""What the attack suites share: models × recipes × attacks × objectives on a graph of 30 nodes."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GATConv
+
+from fgai.attacks import (
+    DICE,
+    PRBCD,
+    TDGIA,
+    AdaptiveInjection,
+    Attack,
+    Budget,
+    FeaturePGD,
+    FGSMInjection,
+    PGDInjection,
+    PreservingInjection,
+    RandomEdges,
+    RandomInjection,
+)
+from fgai.errors import ReliabilityWarning
+from fgai.graph import Graph
+from fgai.models import GAT, GCN, GT, GATv2
+from fgai.training import DEFENCES, Adversarial, Regularised, make_faithful, prepared, train
+from support.graph_cases import small_data
+
+K = 2
+
+INJECTION = Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=4, step_size=0.25, restarts=2)
+BUDGETS: dict[type[Attack], Budget] = {
+    RandomInjection: INJECTION,
+    FGSMInjection: INJECTION,
+    PGDInjection: INJECTION,
+    RandomEdges: Budget(edges=7),
+    FeaturePGD: Budget(rows=0.3, radius=0.2, steps=4, step_size=0.06, restarts=2),
+    PreservingInjection: INJECTION,
+    TDGIA: Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=7, step_size=0.3, restarts=2),
+    DICE: Budget(edges=7),
+    AdaptiveInjection: Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=3, step_size=0.3, restarts=4),
+    PRBCD: Budget(edges=7, steps=4, step_size=100.0, restarts=2),
+}
+ATTENTION = ("gat", "gatv2", "gt", "pyg")
+"""Models whose weights read nothing but the two ends of an edge; GCN's also read degrees."""
+MODELS = (*ATTENTION, "gcn")
+RECIPES = ("vanilla", "layer-norm", "adversarial", "faithful", *DEFENCES)
+OBJECTIVES = ("prediction", "margin", "explanation", "preserving")
+UNSEARCHED = (RandomInjection, RandomEdges, DICE)
+START_FROM_NOISE = (PGDInjection, FGSMInjection, PreservingInjection, TDGIA, AdaptiveInjection)
+"""Injections whose first candidate is what `RandomInjection` draws."""
+
+
+class PygModel(nn.Module):
+    """A user's own model: plain PyG layers, self-loops added by the layers, dropout while training."""
+
+    def __init__(self, width: int, classes: int, norm: bool = False) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width) if norm else nn.Identity()
+        self.first = GATConv(width, 4, heads=3, dropout=0.3)
+        self.second = GATConv(12, classes, heads=1)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(torch.nn.functional.elu(self.first(self.norm(x), edge_index)), edge_index)
+
+
+@cache
+def tiny_graph() -> Graph:
+    """30 nodes, 3 classes, 6 features; 8 training, 7 validation and 15 test nodes."""
+    graph = small_data(seed=1, nodes=30)
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(2))
+    masks = {
+        name: torch.zeros(30, dtype=torch.bool).index_fill(0, order[a:b], True)
+        for name, a, b in (("train_mask", 0, 8), ("val_mask", 8, 15), ("test_mask", 15, 30))
+    }
+    return graph.replace(**masks)
+
+
+def untrained(model: str, norm: bool = False) -> nn.Module:
+    """A small model with seeded weights."""
+    graph = tiny_graph()
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        if model == "pyg":
+            return PygModel(graph.num_features, graph.num_classes, norm)
+        layer = {"norm": "layer"} if norm else {}
+        if model == "gt":
+            return GT.for_data(graph, width=12, heads=(3, 1), encodings=4, **layer)
+        if model == "gcn":
+            return GCN.for_data(graph, channels=7, **layer)
+        return {"gat": GAT, "gatv2": GATv2}[model].for_data(graph, channels=4, heads=3, **layer)
+
+
+def defended(model: str, recipe: str) -> nn.Module:
+    """A small model behind a defence; a user's own model has none, GCN stands in."""
+    behind = untrained("gcn" if model == "pyg" else model)
+    own = {"gnnguard": {"threshold": 0.2}}.get(recipe, {"rank": 5})
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        arguments = {k: v for k, v in behind.config.items() if k not in ("in_channels", "out_channels")}
+        return DEFENCES[recipe].for_data(tiny_graph(), base=type(behind).__name__, **arguments, **own)
+
+
+@cache
+def trained(model: str, recipe: str) -> nn.Module:
+    """A model after a few epochs of a recipe; shared by tests, so none may change it."""
+    graph = tiny_graph()
+    if recipe in ("vanilla", "layer-norm"):
+        fresh = untrained(model, norm=recipe == "layer-norm")
+        return train(fresh, graph, epochs=15, lr=0.05, progress=False)
+    if recipe in DEFENCES:
+        fresh = defended(model, recipe)
+        terms = Regularised(prepared(fresh, graph))
+        return train(fresh, graph, recipe=terms, epochs=15, lr=0.05, progress=False)
+    vanilla = trained(model, "vanilla")
+    if recipe == "faithful":
+        return make_faithful(vanilla, graph, nodes=3, edges=4, epochs=2, progress=False)
+    budget = Budget(nodes=3, edges=4, step_size=0.1, targets="fit")
+    against = Adversarial(prepared(vanilla, graph), budget)
+    return train(vanilla, graph, recipe=against, epochs=2, progress=False)
+
+
+def attack(kind: type[Attack], objective: Any = "prediction", **changes: Any) -> Attack:
+    """An attack with its tiny budget."""
+    fields = {**BUDGETS[kind].to_dict(), **changes}
+    return kind(Budget(**fields), objective, k=K)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Tiny attacks may fail; here that is no news."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ReliabilityWarning)
+        yield
+
+
+def pairwise(*options: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Few combinations in which every two values of different options meet (greedy)."""
+    rows = list(itertools.product(*options))
+    places = list(itertools.combinations(range(len(options)), 2))
+
+    def pairs(row: tuple[Any, ...]) -> set[tuple[int, int, Any, Any]]:
+        return {(a, b, row[a], row[b]) for a, b in places}
+
+    missing = set().union(*(pairs(row) for row in rows))
+    chosen = []
+    while missing:
+        best = max(rows, key=lambda row: len(pairs(row) & missing))
+        chosen.append(best)
+        missing -= pairs(best)
+    return chosen

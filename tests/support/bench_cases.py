@@ -1,0 +1,123 @@
+"""What the bench suites share: synthetic records whose numbers are known, and cells that take no time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from unittest.mock import patch
+
+from experiments import Cell, Store, read_grid
+from experiments.run import settings_of
+
+GOOD = {"vanilla": 0.4, "ln": 0.6, "at": 0.7, "fgai": 0.9, "fgai-paper": 0.8}
+"""Attacked F1 of seed 0; every further seed adds 0.01."""
+
+
+def tiny(**changes: Any) -> Cell:
+    """A cell that trains two epochs and attacks nothing."""
+    values: dict[str, Any] = {"settings": {"epochs": 2}, "threats": (), **changes}
+    return Cell(**values)
+
+
+def layered(value: float) -> dict[str, Any]:
+    return {"layers": [value, value], "last": value, "all": value, "sharpest": value}
+
+
+def slopes(plus: float, minus: float) -> dict[str, Any]:
+    curves = {"curve_plus": [1.0, 0.9, 0.8, 0.7, 0.6, 0.5], "curve_minus": [1.0, 1.0, 1.0, 0.9, 0.9, 0.9]}
+    return {"plus": plus, "minus": minus, "gap": minus - plus, **curves}
+
+
+def metrics_of(cell: Cell, attacked: float) -> dict[str, Any]:
+    """Everything the tables read, made from one number."""
+    moved, both = 1.0 - attacked, ("clean", "attacked")
+    f_slope = {
+        scope: {when: slopes(-1.0 - 0.1 * (when == "clean"), -0.1) for when in both}
+        for scope in ("graph", "node")
+    }
+    flat = {scope: {when: slopes(-0.5, -0.4) for when in both} for scope in ("graph", "node")}
+    overlaps = {"prediction": layered(0.5 + attacked / 2), "explanation": layered(0.4 + attacked / 2)}
+    null = {
+        "overlap_touched": layered(1.0),
+        "sharpness": layered(0.0),
+        "similarity": {"overlap": layered(0.5)},
+        "f_slope": flat,
+    }
+    return {
+        "f1": {"clean": 0.92, "attacked": attacked, "attacked_explanation": attacked},
+        "g_tvd": {"logits": 50 * moved, "probs": moved**4, "rel": moved**4},
+        "g_jsd": layered(moved**4 / 100),
+        "overlap_touched": {**overlaps, "chance": layered(0.3)},
+        "sharpness": {"clean": layered(0.2), "attacked": layered(0.2)},
+        "similarity": {"overlap": layered(1.0 if cell.method == "vanilla" else 0.95)},
+        "f_slope": f_slope,
+        "null": {"uniform": null, "random": null},
+    }
+
+
+def body_of(cell: Cell) -> dict[str, Any]:
+    """A record as `run_cell` would write it, without training anything."""
+    attacked = GOOD.get(cell.method, 0.5) + 0.01 * cell.seed
+    slow = {"vanilla": 1.0, "fgai": 1.5}.get(cell.method, 2.0)
+    training = {
+        "seconds": 10.0 * slow,
+        "epoch_seconds": 0.004 * slow,
+        "epochs": 3,
+        "best_epoch": 2,
+        "peak_memory": int(200e6 + 100e6 * (0.9 + 0.1 * slow)),
+        "base_memory": int(200e6),
+        "last": {"total": 0.5},
+        "curve": [{"epoch": 0, "total": 2.0, "closeness": 1.0}, {"epoch": 2, "total": 1.0, "closeness": 0.5}],
+        **settings_of(cell),
+    }
+    about = {"fgai": "0.1.0", "torch": "2", "python": "3", "device": "cpu"}
+    body: dict[str, Any] = {
+        "status": "done", "seconds": 12.0, "warnings": [], "training": training, "about": about
+    }  # fmt: skip
+    if cell.kind == "search":
+        clean, hit = 0.9, 0.5 + float(cell.settings.get("lr", 0.0))
+        body["validation"] = {"clean": clean, "attacked": hit, "criterion": (clean + hit) / 2}
+    if cell.kind == "certify":
+        share = 0.1 + 0.3 * (cell.method == "fgai")
+        layer = {
+            "name": "layers.0",
+            "trivial_share": 0.25,
+            "sharpness": 0.125,
+            "topk": {
+                "share": share, "median_radius": 0.002, "mean_beta2": 0.7, "curve": [share] * 17,
+                "table": [share + 0.2, share + 0.1, share, share / 2, share / 4],
+            },
+            "class": {
+                "share": None, "median_radius": None, "status": "unknown", "curve": [None] * 17,
+                "table": [None] * 5,
+            },
+        }  # fmt: skip
+        body["certificate"] = {"radius": 0.01, "norm": "l1", "k2": 5, "layers": [layer, layer]}
+        body["scores"] = {"f1": 0.9}
+    if cell.kind == "evaluate":
+        body["evaluations"] = {
+            threat: {
+                "kind": "evaluation", "schema": 1, "name": cell.row, "model": {}, "version": {},
+                "data": {"name": cell.dataset}, "threat": {"name": threat}, "config": {"k": 5},
+                "seed": cell.seed, "device": "cpu", "seconds": {"total": 1.0}, "peak_memory": {"bytes": 1},
+                "ledgers": {}, "warnings": [],
+                "metrics": metrics_of(cell, attacked - 0.2 * (threat == "strong")),
+            }
+            for threat in cell.threats
+        }  # fmt: skip
+    return body
+
+
+def fill(store: Store, cells: Iterable[Cell]) -> Store:
+    """Write a synthetic record for every cell."""
+    with patch("os.fsync"):  # hundreds of records that need not outlive the test
+        for cell in cells:
+            store.write(cell, body_of(cell))
+    return store
+
+
+def everything(store: Store) -> Store:
+    """Every grid that comes with fgai, run."""
+    for name in ("node", "ablation", "cost", "defences", "certify", "search"):
+        fill(store, read_grid(name))
+    return store

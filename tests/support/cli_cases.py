@@ -1,0 +1,54 @@
+"""Commands through a real subprocess, or in this process where that is enough."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+from fgai.cli import app
+
+
+def environment(**more: str) -> dict[str, str]:
+    keep = {k: v for k, v in os.environ.items() if k not in ("FGAI_DATA", "FGAI_DEBUG", "COLUMNS")}
+    return {**keep, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", **more}
+
+
+def fgai(*words: object, cwd: Path, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fgai", *map(str, words)],
+        cwd=cwd,
+        env=environment(**more.pop("env", {})),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=240,
+        check=False,
+    )
+
+
+def answer(*words: object, cwd: Path) -> dict[str, Any]:
+    """Run with --json and parse standard output, which must hold nothing else."""
+    done = fgai(*words, "--json", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def here(*words: object, cwd: Path) -> Result:
+    """Run a command in this process, in a folder."""
+    with contextlib.chdir(cwd):
+        return CliRunner().invoke(app, list(map(str, words)))
+
+
+def refused(*words: object, cwd: Path, code: int = 2) -> str:
+    done = here(*words, cwd=cwd)
+    assert done.exit_code == code, (done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    return done.stderr

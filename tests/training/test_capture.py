@@ -1,0 +1,217 @@
+"""Captured training steps against the same steps kernel by kernel, and what a CPU can show of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fgai.attacks import Budget, replay
+from fgai.attacks.injection import PGDInjection
+from fgai.attention import logits_and_attention, observe
+from fgai.errors import FgaiWarning
+from fgai.graph import Graph
+from fgai.models import GAT, GT, GATv2
+from fgai.training import Adversarial, FaithfulConfig, TrainConfig, Vanilla, fit, prepared
+from fgai.training import loop as loop_module
+from fgai.training.adversary import InjectionAdversary
+from fgai.training.capture import RING, can_replay, summed
+from fgai.training.faithful import Faithful
+from support.graph_cases import small_data
+from support.task_cases import batch_of_graphs
+
+BUDGET = Budget(nodes=3, edges=4, box=(-1.0, 1.0), step_size=0.1, targets="fit")
+KINDS = ("vanilla", "adversarial", "fgai", "fgai in turns")
+
+
+def recipe_for(kind: str, model: nn.Module, graph: Graph) -> Any:
+    if kind == "vanilla":
+        return Vanilla(graph)
+    if kind == "adversarial":
+        return Adversarial(graph, BUDGET)
+    config = FaithfulConfig(nodes=3, edges=4, steps=2, turns=kind.endswith("turns"))
+    torch.manual_seed(5)
+    vanilla = type(model)(**model.config).to(graph.device).eval()
+    return Faithful(vanilla, graph, config.replace(epochs=40))
+
+
+def model_for(cls: type[nn.Module], graph: Graph) -> nn.Module:
+    torch.manual_seed(1)
+    return cls.for_data(graph, attention_dropout=0.3)  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.parametrize("cls", [GAT, GATv2, GT])
+def test_observed_attention_has_the_recorded_gradients(cls: type[nn.Module]) -> None:
+    graph = small_data()
+    model = model_for(cls, graph).eval()
+    graph = prepared(model, graph)
+    found = []
+    for look in (observe, logits_and_attention):
+        logits, attention = look(model, graph)
+        loss = logits.square().sum() + sum((w.values.mean(1) ** 3).sum() for w in attention)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        found.append([logits, *(w.heads() for w in attention), *gradients])
+        assert [w.name for w in attention] and all(w.adjacency is graph.adjacency for w in attention)
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert all(getattr(module, "watch", None) is None for module in model.modules())
+
+
+def test_observing_ends_also_after_an_error() -> None:
+    graph = small_data()
+    model = model_for(GAT, graph)
+    with pytest.raises(Exception, match="features"):
+        observe(model, prepared(model, graph).replace(features=None))
+    assert all(getattr(module, "watch", None) is None for module in model.modules())
+
+
+def test_features_climb_in_place_along_the_sign() -> None:
+    graph = small_data()
+    adversary = InjectionAdversary(graph, BUDGET)
+    adversary.start(torch.Generator().manual_seed(0))
+    where, before = adversary.features.data_ptr(), adversary.features.detach().clone()
+    attacked, _ = adversary.attacked(torch.Generator().manual_seed(1))
+    assert attacked.features is not None and attacked.features.appended is not None
+    push = torch.linspace(-1, 1, before.numel()).reshape(before.shape)
+    (attacked.features.appended * push).sum().backward()
+    adversary.climb()
+    assert adversary.features.data_ptr() == where
+    torch.testing.assert_close(adversary.features.detach(), (before + 0.1 * push.sign()).clamp(-1.0, 1.0))
+    adversary.climb()  # nothing collected since
+    torch.testing.assert_close(adversary.features.detach(), (before + 0.1 * push.sign()).clamp(-1.0, 1.0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("many", [False, True], ids=["one graph", "small graphs"])
+def test_drawn_and_replayed_are_the_parts(many: bool, kind: str) -> None:
+    graph = batch_of_graphs() if many else small_data()
+    found = []
+    for drawn_first in (True, False):
+        model = model_for(GAT, graph)
+        ready = prepared(model, graph)
+        recipe = recipe_for(kind, model, ready)
+        recipe.start(model, 3)
+        seen = []
+        for epoch in range(3):
+            torch.manual_seed(epoch)
+            model.train()
+            draws = recipe.draw(epoch)
+            parts = recipe.replayed(model, draws) if drawn_first else recipe.parts(model, epoch)
+            for part in parts:
+                part["total"].backward()
+                seen += [float(value.detach()) for value in part.values()]
+        found.append(seen)
+    assert found[0] == found[1] and found[0]
+
+
+def test_only_recipes_that_say_what_they_draw_are_captured() -> None:
+    class Longer(Vanilla):
+        """Overrides a step and does not say so."""
+
+    graph = small_data()
+    model = model_for(GAT, graph)
+    graph = prepared(model, graph)
+    assert not can_replay(Vanilla(graph), model)  # on the CPU nothing is captured
+    assert "draw" in vars(Vanilla) and "draw" not in vars(Longer)
+    assert "draw" in vars(Adversarial) and "draw" in vars(Faithful)
+
+
+def test_terms_of_several_parts_add_up() -> None:
+    assert summed(["a", "total", "b", "total"], [1.0, 2.0, 3.0, 4.0]) == {"a": 1.0, "b": 3.0, "total": 6.0}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestOnTheDevice:
+    """Captured equals kernel by kernel, for every recipe and model."""
+
+    def run(
+        self,
+        kind: str,
+        cls: type[nn.Module],
+        monkeypatch: pytest.MonkeyPatch,
+        captured: bool,
+        graph: Graph | None = None,
+    ) -> Any:
+        graph = small_data(nodes=90) if graph is None else graph
+        model = model_for(cls, graph).to("cuda")
+        graph = prepared(model, graph)
+        config = TrainConfig(epochs=RING + 8, validate_every=7, patience=99, decay=0.5, clip=1.0)
+        with monkeypatch.context() as patch:
+            if not captured:
+                patch.setattr(loop_module, "can_replay", lambda *_: False)
+            history = fit(model, recipe_for(kind, model, graph), config, seed=2, progress=False)
+        return history, model
+
+    @pytest.mark.parametrize("cls", [GAT, GATv2, GT])
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("many", [False, True], ids=["one graph", "small graphs"])
+    def test_same_losses_scores_and_weights(
+        self, many: bool, kind: str, cls: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        graph = batch_of_graphs() if many else None
+        ours, first = self.run(kind, cls, monkeypatch, True, graph)
+        theirs, second = self.run(kind, cls, monkeypatch, False, graph)
+        assert len(ours.terms) == len(theirs.terms) == RING + 8
+        for one, two in zip(ours.terms, theirs.terms, strict=True):
+            assert one == pytest.approx(two, rel=1e-5, abs=1e-7)
+        assert [e for e, _ in ours.scores] == [e for e, _ in theirs.scores]
+        assert [s for _, s in ours.scores] == pytest.approx([s for _, s in theirs.scores], rel=1e-5)
+        for one, two in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+
+    @pytest.mark.parametrize("goal", ["prediction", "margin", "explanation"])
+    def test_a_strong_attack_is_the_same_replayed(self, goal: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        graph = small_data(nodes=90)
+        model = model_for(GAT, graph).to("cuda").eval()
+        budget = Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=25, step_size=0.05, restarts=2)
+        attack = PGDInjection(budget, goal)
+        found = []
+        for worth in (20, 1000):
+            monkeypatch.setattr(replay, "WORTH", worth)
+            found.append(attack.run(model, graph, seed=1))
+        ours, theirs = found
+        assert ours.value == pytest.approx(theirs.value, rel=1e-5)
+        assert ours.ledger.curve == pytest.approx(theirs.ledger.curve, rel=1e-4, abs=1e-6)
+        assert (ours.ledger.steps, ours.ledger.forwards) == (theirs.ledger.steps, theirs.ledger.forwards)
+        assert ours.ledger.gradient == pytest.approx(theirs.ledger.gradient, rel=1e-4)
+
+    def test_draws_differ_from_epoch_to_epoch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        history, _ = self.run("vanilla", GAT, monkeypatch, captured=True)
+        totals = [terms["total"] for terms in history.terms]
+        assert len(set(totals)) > RING
+
+    def test_a_step_that_waits_for_the_device_runs_kernel_by_kernel(self) -> None:
+        class Waiting(Vanilla):
+            """Reads a number in the middle of the step."""
+
+            def draw(self, epoch: int) -> Any:
+                return super().draw(epoch)
+
+            def replayed(self, model: nn.Module, drawn: Any) -> Any:
+                for part in self.parts(model, 0):
+                    assert float(part["total"].detach()) >= 0
+                    yield part
+
+        graph = small_data()
+        model = model_for(GAT, graph).to("cuda")
+        with pytest.warns(FgaiWarning, match="kernel by kernel"):
+            history = fit(
+                model, Waiting(prepared(model, graph)), TrainConfig(epochs=6), seed=0, progress=False
+            )
+        assert len(history.terms) == 6
+
+    def test_global_random_numbers_are_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        torch.manual_seed(4)
+        torch.rand(3, device="cuda")
+        state = torch.cuda.get_rng_state()
+        model_seed = torch.random.get_rng_state()
+        graph = small_data()
+        model = GAT(graph.num_features, 3).to("cuda")
+        torch.cuda.set_rng_state(state)
+        torch.random.set_rng_state(model_seed)
+        fit(model, Vanilla(prepared(model, graph)), TrainConfig(epochs=5), seed=0, progress=False)
+        after: Tensor = torch.cuda.get_rng_state()
+        assert torch.equal(after, state) and torch.equal(torch.random.get_rng_state(), model_seed)

@@ -1,0 +1,123 @@
+"""Defences through the common loop: by seed, resumed, saved, from the command line, evaluated."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from fgai.attacks import Budget, PGDInjection, Threat
+from fgai.cli import app
+from fgai.errors import ReliabilityWarning
+from fgai.evaluation import evaluate
+from fgai.models import ProGNN
+from fgai.training import (
+    DEFENCES,
+    Regularised,
+    TrainConfig,
+    fit,
+    load,
+    prepared,
+    preset,
+    save,
+    settings_for,
+    train_method,
+)
+from support.graph_cases import small_data
+
+GRAPH = small_data()
+SHORT: dict[str, Any] = {"epochs": 4, "channels": 3}
+
+
+def trained(method: str, model: str = "GCN", seed: int = 0, **changes: Any) -> nn.Module:
+    return train_method(method, model, GRAPH, seed=seed, progress=False, settings={**SHORT, **changes})
+
+
+def assert_same_weights(first: nn.Module, second: nn.Module) -> None:
+    a, b = first.state_dict(), second.state_dict()
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+@pytest.mark.parametrize("method", DEFENCES)
+class TestMethod:
+    def test_same_seed_same_weights_and_saved_is_equal(self, method: str, tmp_path: Path) -> None:
+        one, two, other = (trained(method, seed=seed) for seed in (3, 3, 4))
+        assert_same_weights(one, two)
+        assert not torch.equal(one(GRAPH), other(GRAPH))
+        back = load(save(one, tmp_path / "model"))
+        assert type(back) is DEFENCES[method] and back.config == json.loads(json.dumps(one.config))
+        assert torch.equal(back(GRAPH), one(GRAPH))
+
+    def test_learns(self, method: str) -> None:
+        model = trained(method, epochs=40, lr=0.05, channels=8, dropout=0.0)
+        assert GRAPH.y is not None and GRAPH.test_mask is not None
+        right = (model(GRAPH).argmax(1) == GRAPH.y)[GRAPH.test_mask].float().mean()
+        assert right > 0.6
+        terms = model.history.terms
+        assert terms[-1]["cross_entropy"] < terms[0]["cross_entropy"]
+
+    def test_every_metric_is_measured(self, method: str) -> None:
+        model = trained(method, "GAT", heads=2)
+        threat = Threat("few", PGDInjection, Budget(nodes=2, edges=3, steps=2, step_size=0.3), "a test")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ReliabilityWarning)
+            record = evaluate(model, GRAPH, threat, k=2)
+        for name in ("f1.clean", "f1.attacked", "g_tvd.rel", "g_jsd.last", "overlap.explanation.all"):
+            assert math.isfinite(float(record.value(name)))
+
+    def test_command_line(self, method: str, tmp_path: Path) -> None:
+        out = tmp_path / "model.safetensors"
+        own = {"gnnguard": "threshold=0.2"}.get(method, "rank=7")
+        arguments = ["train", "--method", method, "--epochs", "2", "--set", own, "--quiet", "-o", str(out)]
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.output
+        name, value = own.split("=")
+        assert load(out).config[name] == float(value)
+
+    def test_takes_the_vanilla_models_preset(self, method: str) -> None:
+        chosen = settings_for(method, "GAT", "coauthor-cs")
+        assert preset("vanilla", "GAT", "coauthor-cs").items() <= chosen.items()
+
+
+@pytest.mark.parametrize("after", [0, 2, 3])
+def test_killed_training_resumes_to_the_same_weights(after: int, tmp_path: Path) -> None:
+    config = TrainConfig(epochs=5, validate_every=2, lr=0.02)
+
+    def made() -> tuple[ProGNN, Regularised]:
+        torch.manual_seed(0)
+        model = ProGNN.for_data(GRAPH, base="GCN", channels=3, rank=4)
+        return model, Regularised(prepared(model, GRAPH))
+
+    whole, recipe = made()
+    fit(whole, recipe, config, seed=2, progress=False)
+
+    class KilledError(Exception):
+        pass
+
+    def kill(epoch: int, terms: dict[str, float]) -> None:
+        if epoch == after:
+            raise KilledError
+
+    options: dict[str, Any] = {"seed": 2, "progress": False, "checkpoint": tmp_path, "checkpoint_every": 2}
+    model, recipe = made()
+    with pytest.raises(KilledError):
+        fit(model, recipe, config, on_epoch=kill, **options)
+    model, recipe = made()
+    fit(model, recipe, config, **options)
+    assert_same_weights(model, whole)
+
+
+def test_structure_learning_moves_the_corrections() -> None:
+    model = trained("pro-gnn", epochs=10, rank=4)
+    assert isinstance(model, ProGNN)
+    assert float(model.correction.detach().abs().max()) > 0
+    assert set(model.history.terms[0]) >= {"cross_entropy", "fidelity", "sparsity", "smoothness", "low_rank"}

@@ -1,0 +1,193 @@
+"""The four losses against slow references, and the traps of the paper's attention space."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fgai.attacks.attention_space import ascend_attention, probability_shift, worst_logit_shift
+from fgai.attacks.balls import norms
+from fgai.errors import InputError
+from fgai.ops import aggregate, edge_softmax
+from fgai.sparse import Adjacency
+from fgai.training.terms import (
+    Weights,
+    attention_distance,
+    contrast,
+    literal_explanation_stability,
+    margin_loss,
+    prediction_distance,
+    spread,
+)
+
+
+def small(
+    seed: int, nodes: int = 7, edges: int = 23, classes: int = 3
+) -> tuple[Adjacency, torch.Tensor, torch.Tensor]:
+    """A random graph with attention [E] and values [N, C], in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    index = torch.unique(torch.randint(nodes, (2, edges), generator=generator), dim=1)
+    adjacency, _ = Adjacency.build(index, nodes)
+    scores = torch.randn(adjacency.num_edges, 1, generator=generator, dtype=torch.float64)
+    values = torch.randn(nodes, classes, generator=generator, dtype=torch.float64)
+    return adjacency, edge_softmax(scores, adjacency)[:, 0], values
+
+
+def test_prediction_distance_equals_loops() -> None:
+    generator = torch.Generator().manual_seed(1)
+    y, z = (torch.randn(6, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    plain = np.mean(
+        [
+            0.5 * sum(abs(a - b) for a, b in zip(r, s, strict=True))
+            for r, s in zip(y.tolist(), z.tolist(), strict=True)
+        ]
+    )
+    assert float(prediction_distance(y, z, "logits")) == pytest.approx(plain, rel=1e-12)
+    assert float(prediction_distance(y, z, "relative", 4.0)) == pytest.approx(plain / 4, rel=1e-12)
+    p, q = torch.softmax(y, 1).numpy(), torch.softmax(z, 1).numpy()
+    expected = 0.5 * np.abs(p - q).sum(1).mean()
+    assert float(prediction_distance(y, z, "probabilities")) == pytest.approx(expected, rel=1e-12)
+    expected = (p * np.log(p / q)).sum(1).mean()
+    assert float(prediction_distance(y, z, "kl")) == pytest.approx(expected, rel=1e-12)
+    assert float(prediction_distance(y, z, "log", 4.0)) == pytest.approx(
+        torch.log1p((y - z).abs().sum(1) / 8).mean().item(), rel=1e-12
+    )
+    with pytest.raises(InputError, match="divergence"):
+        prediction_distance(y, z, "logit")
+
+
+def test_contrast_equals_a_loop() -> None:
+    adjacency, w, _ = small(3)
+    apart = 0.0
+    for a, b in zip(adjacency.rowptr[:-1].tolist(), adjacency.rowptr[1:].tolist(), strict=True):
+        apart += sum(abs(v - 1 / (b - a)) for v in w[a:b].tolist()) / 2
+    assert contrast(w, adjacency.rowptr) == pytest.approx(apart / adjacency.num_nodes, rel=1e-10)
+
+
+def test_spread_makes_distances_scale_free() -> None:
+    generator = torch.Generator().manual_seed(2)
+    y, z = (torch.randn(6, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    one = prediction_distance(y, z, "relative", spread(y))
+    small_one = prediction_distance(0.01 * y, 0.01 * z, "relative", spread(0.01 * y))
+    assert float(one) == pytest.approx(float(small_one), rel=1e-10)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 4))
+def test_margin_equals_a_loop(seed: int, k: int) -> None:
+    adjacency, w, _ = small(seed)
+    radius, expected, count = 0.2, 0.0, 0
+    for i in range(adjacency.num_nodes):
+        row = sorted(w[adjacency.rowptr[i] : adjacency.rowptr[i + 1]].tolist(), reverse=True)
+        cost = 0.0
+        for m in range(1, min(k, len(row) - k) + 1):
+            cost += row[k - m] - row[k + m - 1]
+            expected += max(0.0, radius - cost / m) / radius
+            count += 1
+    got = float(margin_loss([w], [adjacency.rowptr], k, radius))
+    assert got == pytest.approx(expected / max(1, count), abs=1e-12)
+
+
+def test_literal_terms_give_the_attention_no_gradient_and_the_margin_does() -> None:
+    adjacency, w, values = small(3)
+    rho = 0.01 * torch.randn(w.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    moving = w.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(
+        literal_explanation_stability(rho, moving, adjacency.rowptr, 2), moving, allow_unused=True
+    )
+    assert gradient is None or float(gradient.abs().max()) < 1e-12
+
+    def logits(attention: torch.Tensor) -> torch.Tensor:
+        return aggregate(attention[:, None], values[:, None, :], adjacency).squeeze(1)
+
+    moving = w.clone().requires_grad_()
+    literal = prediction_distance(logits(moving), logits(moving + rho), "logits")
+    (gradient,) = torch.autograd.grad(literal, moving)
+    assert float(gradient.abs().max()) < 1e-12
+    moving = w.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(margin_loss([moving], [adjacency.rowptr], 2, 0.5), moving)
+    assert float(gradient.abs().max()) > 1e-3
+
+
+def test_literal_explanation_maximum_is_the_same_for_every_attention() -> None:
+    """Over the l1 ball the worst L is R/2 whatever w is: all of it on one top-k edge of both."""
+    radius = 1e-4
+    for seed in (5, 6):
+        adjacency, w, _ = small(seed)
+        rows = [i for i in range(adjacency.num_nodes) if adjacency.rowptr[i + 1] - adjacency.rowptr[i] > 2]
+        for i in rows:
+            row = w[adjacency.rowptr[i] : adjacency.rowptr[i + 1]]
+            ptr = torch.tensor([0, row.numel()])
+            worst = max(
+                float(
+                    literal_explanation_stability(
+                        sign * radius * torch.eye(row.numel(), dtype=torch.float64)[j], row, ptr, 2
+                    )
+                )
+                for j, sign in itertools.product(range(row.numel()), (1, -1))
+            )
+            assert worst == pytest.approx(radius / 2, rel=1e-6)
+
+
+@given(st.integers(0, 10_000))
+def test_closed_form_is_the_maximum_over_the_ball(seed: int) -> None:
+    adjacency, w, values = small(seed)
+    radius = 0.1
+    best, edge = worst_logit_shift(values, adjacency, radius)
+
+    def shift(delta: torch.Tensor) -> torch.Tensor:
+        return aggregate(delta[:, None], values[:, None, :], adjacency).squeeze(1).abs().sum(1) / 2
+
+    at_vertex = torch.zeros_like(w)
+    at_vertex[edge[edge >= 0]] = radius
+    torch.testing.assert_close(shift(at_vertex), best, rtol=1e-10, atol=1e-12)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(3):
+        delta = ascend_attention(
+            lambda a: shift(a - w).sum(), w, adjacency.rowptr, radius=radius, steps=8, generator=generator
+        )
+        assert bool((norms(delta, adjacency.rowptr) <= radius * (1 + 1e-6)).all())
+        assert bool((shift(delta) <= best + 1e-9).all())
+
+
+def test_probability_shift_equals_numpy() -> None:
+    adjacency, w, values = small(8)
+    delta = 0.05 * torch.randn(w.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    dense = np.zeros((adjacency.num_nodes, adjacency.num_nodes))
+    moved = dense.copy()
+    dense[adjacency.destination, adjacency.source] = w
+    moved[adjacency.destination, adjacency.source] = w + delta
+
+    def probabilities(matrix: np.ndarray) -> np.ndarray:
+        y = matrix @ values.numpy() + 0.5
+        e = np.exp(y - y.max(1, keepdims=True))
+        return e / e.sum(1, keepdims=True)
+
+    expected = 0.5 * np.abs(probabilities(dense) - probabilities(moved)).sum(1).mean()
+    assert float(probability_shift(w, values, 0.5, adjacency, delta)) == pytest.approx(expected, rel=1e-10)
+
+
+def test_losses_pass_gradcheck() -> None:
+    adjacency, w, values = small(10)
+    other = small(11)[1][: w.numel()]
+    other = torch.cat([other, w[other.numel() :]]).clone()
+    moving = w.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda a: margin_loss([a], [adjacency.rowptr], 2, 0.37), (moving,))
+    assert torch.autograd.gradcheck(
+        lambda a: attention_distance([other], [a], [adjacency.rowptr], None, "node"), (moving,)
+    )
+    logits = values.clone().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda y: prediction_distance(y, values.flip(0), "probabilities"), (logits,)
+    )
+
+
+def test_weights_refuse_nothing_to_train() -> None:
+    with pytest.raises(InputError, match="all weights are zero"):
+        Weights(closeness=0, similarity=0, prediction_stability=0, explanation_stability=0, margin=0)
+    with pytest.raises(InputError, match="similarity"):
+        Weights(similarity=-1.0)
