@@ -18,7 +18,8 @@ from common import show
 from torch import nn
 
 import fgai
-from fgai.attacks import THREATS, Preserving, Threat
+from fgai import objectives
+from fgai.attacks import THREATS, Threat
 from fgai.evaluation import EvaluationRecord, breaking_point, evaluate
 from fgai.graph import Graph
 from fgai.training import load, train_method
@@ -48,11 +49,7 @@ def row(label: str, record: EvaluationRecord, attack: str) -> list[str]:
 def preserving(keep: float, steps: int) -> Threat:
     """Return the threat `preserving` with another share of classes to keep, or other steps."""
     base = THREATS["preserving"]
-
-    def attack(budget: Any, objective: Any, *, k: int = 5) -> Any:
-        return base.attack(budget, Preserving(k, keep), k=k)
-
-    return replace(base, attack=attack, budget=replace(base.budget, steps=steps))  # type: ignore[arg-type]
+    return replace(base, objective=objectives.preserving(keep=keep), budget=replace(base.budget, steps=steps))
 
 
 def main() -> None:

@@ -40,8 +40,68 @@ class Clean:
         return self._members[k]
 
 
-Objective = Callable[[Tensor, AttentionMap, Clean], Tensor]
+Value = Callable[[Tensor, AttentionMap, Clean], Tensor]
 """(logits, attention, clean) → a scalar the attacker maximises."""
+
+READS = ("logits", "mean", "heads")
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """What an attacker maximises, and what has to be known of the model to compute it.
+
+    Attributes:
+        name: for messages and records.
+        value: (logits, attention, clean) → a scalar.
+        reads: `logits` alone, the `mean` of the attention over heads, or the attention of all `heads`.
+        node_mean: whether the value is the mean over the attacked rows of a function of that row's logits.
+        constrained: whether a value below zero means that a demand was not met.
+
+    Raises:
+        InputError: for another word in `reads`, or a mean over rows that reads attention.
+
+    Example:
+        >>> spread = Objective("spread", lambda logits, attention, clean: logits.std(), reads="logits")
+        >>> spread.name, spread.explanation is None
+        ('spread', True)
+    """
+
+    name: str
+    value: Value
+    reads: str = "heads"
+    node_mean: bool = False
+    constrained: bool = False
+
+    def __post_init__(self) -> None:
+        one_of(self.reads, "reads", READS)
+        if self.node_mean and self.reads != "logits":
+            raise InputError(f"{self.name!r} is a mean over rows of their logits, so it must read `logits`")
+
+    def __call__(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+        """Return the value."""
+        return self.value(logits, attention, clean)
+
+    @property
+    def explanation(self) -> Explanation | None:
+        """The value as a sum over rows of attention, where it is one; so it can be computed row by row."""
+        return self.value if isinstance(self.value, Explanation) else None
+
+    @classmethod
+    def of(cls, given: str | Objective | Value, k: int = 5) -> Objective:
+        """Return an objective by name, as it is, or from a function that may read everything.
+
+        Args:
+            given: a name from `OBJECTIVES`, an `Objective`, or a function like `value`.
+            k: size of the explanation, for named objectives that need one.
+
+        Raises:
+            InputError: an unknown name.
+        """
+        if isinstance(given, Objective):
+            return given
+        if isinstance(given, str):
+            return OBJECTIVES[one_of(given, "objective", tuple(OBJECTIVES))](k)
+        return cls(getattr(given, "__name__", "custom"), given)
 
 
 def prediction(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
@@ -65,8 +125,8 @@ def _gap(scores: Tensor, own: Tensor) -> Tensor:
     return other.amax(1) - scores.gather(1, own[:, None]).squeeze(1)
 
 
-def explanation(k: int = 5) -> Objective:
-    """Return the top-k margin objective: push outsiders above members of the clean top-k.
+class Explanation:
+    """The top-k margin: push outsiders above members of the clean top-k.
 
     At a node with more than k clean neighbours, on the original edges that are still there, let
     o_1 >= o_2 >= ... be the largest log-attentions outside the clean top-k and m_1 <= m_2 <= ... the smallest
@@ -81,17 +141,6 @@ def explanation(k: int = 5) -> Objective:
     Args:
         k: size of the explanation.
     """
-    return Explanation(k)
-
-
-class Explanation:
-    """See `explanation`.
-
-    Args:
-        k: size of the explanation.
-    """
-
-    __name__ = "explanation"
 
     def __init__(self, k: int) -> None:
         self.k = k
@@ -144,7 +193,7 @@ class Preserving:
 
     With K the share of attacked nodes that keep their predicted class, the value is
 
-        explanation(k)   if K >= keep,        K - keep < 0   otherwise,
+        Explanation(k)   if K >= keep,        K - keep < 0   otherwise,
 
     so that every change that keeps the classes beats every change that does not, and the best of those wins.
     A jump has no gradient; climbed in its place is `explanation - hinge` while classes hold and `-hinge`
@@ -163,14 +212,11 @@ class Preserving:
         InputError: if `keep` is not a share.
     """
 
-    constrained = True
-    __name__ = "preserving"
-
     def __init__(self, k: int = 5, keep: float = 0.995, slack: float = 0.5) -> None:
         if not 0 < keep <= 1:
             raise InputError(f"`keep` is a share of the attacked nodes, above 0 and at most 1, got {keep}")
         self.k, self.keep, self.slack = k, keep, slack
-        self._explanation = explanation(k)
+        self._explanation = Explanation(k)
 
     def __call__(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
         """Return the value, with the gradient of the function climbed in its place."""
@@ -185,12 +231,24 @@ class Preserving:
         return guide + (value - guide.detach())
 
 
-OBJECTIVES = ("prediction", "margin", "explanation", "preserving")
+PREDICTION = Objective("prediction", prediction, "logits", node_mean=True)
+MARGIN = Objective("margin", margin, "logits", node_mean=True)
 
 
-def objective_named(name: str, k: int = 5) -> Objective:
-    """Return an objective by name: `prediction`, `margin`, `explanation` or `preserving`."""
-    one_of(name, "objective", OBJECTIVES)
-    if name in ("explanation", "preserving"):
-        return explanation(k) if name == "explanation" else Preserving(k)
-    return prediction if name == "prediction" else margin
+def explanation(k: int = 5) -> Objective:
+    """Return the objective of `Explanation`: another top-k."""
+    return Objective("explanation", Explanation(k), "mean")
+
+
+def preserving(k: int = 5, keep: float = 0.995, slack: float = 0.5) -> Objective:
+    """Return the objective of `Preserving`: another top-k, the same class."""
+    return Objective("preserving", Preserving(k, keep, slack), "mean", constrained=True)
+
+
+OBJECTIVES: dict[str, Callable[[int], Objective]] = {
+    "prediction": lambda k: PREDICTION,
+    "margin": lambda k: MARGIN,
+    "explanation": explanation,
+    "preserving": preserving,
+}
+"""By name: the size of the explanation → the objective."""

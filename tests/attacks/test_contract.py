@@ -24,17 +24,15 @@ from fgai.attacks import (
     FeaturePGD,
     FGSMInjection,
     PGDInjection,
-    PreservingInjection,
     RandomEdges,
     RandomInjection,
     check,
     explanation,
-    margin,
-    prediction,
 )
 from fgai.attention import AttentionMap, LayerAttention, evaluating, logits_and_attention
 from fgai.errors import ReliabilityWarning
 from fgai.graph import Graph, GraphChange
+from fgai.objectives import margin, prediction
 from support import attack_cases as cases
 
 COMBINATIONS = (list(cases.BUDGETS), cases.MODELS, cases.RECIPES, cases.OBJECTIVES)
@@ -124,13 +122,13 @@ def run_contract(kind: type[Attack], name: str, recipe: str, objective: str) -> 
     assert result.value == pytest.approx(judged(attack, model, graph, result.graph), rel=1e-5, abs=1e-6)
     assert result.value >= result.noise
     assert result.value >= max(result.ledger.curve) - 1e-6
-    if kind in cases.START_FROM_NOISE and not attack.own_objective:
+    if kind in cases.START_FROM_NOISE:
         assert result.noise >= noise.value - 1e-6  # summed in another order where few rows are in reach
     steps = 0 if kind in cases.UNSEARCHED else 1 if kind is FGSMInjection else attack.budget.steps
     assert result.ledger.steps == steps * attack.budget.restarts
     relaxed = result.ledger.steps if kind is PRBCD else 0
     assert result.ledger.forwards == len(result.ledger.curve) + relaxed
-    assert (result.ledger.feasible is None) == (attack.objective_name != "preserving")
+    assert (result.ledger.feasible is None) == (attack.objective.name != "preserving")
     kept = result.edge_map
     assert torch.equal(graph.keys[kept.before], result.graph.keys[kept.after])
     gone = 0 if result.change.removed is None else 2 * result.change.removed.shape[1]
@@ -171,9 +169,7 @@ def test_a_raising_attack_leaves_the_model_as_it_was(kind: type[Attack], fails_a
     assert_same(before, snapshot(model))
 
 
-@pytest.mark.parametrize(
-    "kind", [PGDInjection, FGSMInjection, RandomInjection, PreservingInjection], ids=label
-)
+@pytest.mark.parametrize("kind", [PGDInjection, FGSMInjection, RandomInjection], ids=label)
 def test_every_model_and_objective_gets_the_same_endpoints(kind: type[Attack]) -> None:
     graph, seen = cases.tiny_graph(), []
     with cases.quiet():
@@ -214,7 +210,6 @@ def test_more_restarts_are_never_weaker() -> None:
         (FGSMInjection, {"nodes": 0}),
         (RandomEdges, {"edges": 0}),
         (FeaturePGD, {"radius": 0.0}),
-        (PreservingInjection, {"nodes": 0}),
         (TDGIA, {"nodes": 0}),
         (AdaptiveInjection, {"nodes": 0}),
         (DICE, {"edges": 0}),

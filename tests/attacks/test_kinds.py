@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,12 +21,11 @@ from fgai.attacks import (
     Budget,
     Clean,
     PGDInjection,
-    Preserving,
-    PreservingInjection,
     check,
     draw_endpoints,
     explanation,
     make_attack,
+    preserving,
 )
 from fgai.attacks.dice import known_labels, same_label_pairs
 from fgai.attacks.prbcd import Flips, pyg_attack, random_pairs
@@ -331,7 +331,7 @@ class TestPreserving:
         _, _, clean = clean_view("gat")
         draws = torch.Generator().manual_seed(seed)
         logits = clean.logits + torch.randn(clean.logits.shape, generator=draws)
-        found = Preserving(2, keep)(logits, clean.attention, clean)
+        found = preserving(2, keep)(logits, clean.attention, clean)
         same = (logits.argmax(1) == clean.logits.argmax(1))[clean.nodes].float().mean()
         expected = explanation(2)(logits, clean.attention, clean) if same >= keep else same - keep
         assert float(found) == pytest.approx(float(expected), abs=1e-6)
@@ -342,19 +342,19 @@ class TestPreserving:
         wrong = clean.logits.clone()
         wrong[clean.nodes, own[clean.nodes]] -= 20
         wrong.requires_grad_()
-        (gradient,) = torch.autograd.grad(Preserving(2)(wrong, clean.attention, clean), wrong)
+        (gradient,) = torch.autograd.grad(preserving(2)(wrong, clean.attention, clean), wrong)
         assert bool((gradient[clean.nodes, own[clean.nodes]] > 0).all())
 
     @pytest.mark.parametrize("keep", [0.0, 1.1, float("nan")])
     def test_a_share_is_a_share(self, keep: float) -> None:
         with pytest.raises(InputError, match="keep"):
-            Preserving(keep=keep)
+            preserving(keep=keep)
 
     def test_classes_are_kept_where_that_is_possible(self) -> None:
         model, graph, clean = clean_view("gat")
         with cases.quiet():
             loose = cases.attack(PGDInjection, "explanation", steps=12, restarts=1).run(model, graph)
-            tight = cases.attack(PreservingInjection, "prediction", steps=12, restarts=1).run(model, graph)
+            tight = cases.attack(PGDInjection, "preserving", steps=12, restarts=1).run(model, graph)
         with evaluating(model), torch.no_grad():
             after = model(tight.graph)[clean.nodes].argmax(1)
         assert tight.value >= 0 and 0 < tight.ledger.feasible <= 1  # type: ignore[operator]
@@ -362,9 +362,11 @@ class TestPreserving:
         assert tight.start < tight.value <= loose.value + 1e-6
 
     def test_a_share_of_ones_own_is_taken(self) -> None:
-        attack = PreservingInjection(cases.INJECTION, Preserving(3, keep=0.6))
-        assert isinstance(attack.objective, Preserving) and attack.objective.keep == 0.6
-        assert isinstance(make_attack("preserving", "margin").objective, Preserving)
+        mine = preserving(3, keep=0.6)
+        assert PGDInjection(cases.INJECTION, mine).objective is mine
+        threat = replace(THREATS["preserving"], objective=mine)
+        assert make_attack(threat, "margin").objective is mine
+        assert make_attack("preserving", "margin").objective.name == "preserving"
 
 
 @pytest.mark.parametrize("name", ["preserving", "tdgia", "dice", "flips"])

@@ -14,10 +14,10 @@ from fgai.attacks import (
     Budget,
     Clean,
     FeaturePGD,
+    Objective,
     PGDInjection,
     RandomEdges,
     draw_endpoints,
-    objective_named,
 )
 from fgai.attention import logits_and_attention, record
 from fgai.errors import InputError
@@ -250,7 +250,7 @@ def test_objectives_when_edges_come_and_go(objective: str, shape: str) -> None:
     model = network(shape, graph)
     again = Recompute(model, graph)
     clean = Clean(again.clean_logits, again.clean_attention, torch.arange(0, 200, 3))
-    wanted = objective_named(objective, 2)
+    wanted = Objective.of(objective, 2)
     inner = (graph.adjacency.source < graph.adjacency.destination).nonzero().flatten()[[2, 9]]
     change = GraphChange(edges=torch.tensor([[3], [9]]), removed=graph.edge_index[:, inner])
     attacked = change.apply(again.graph)[0]

@@ -23,7 +23,6 @@ from fgai.attacks import (
     FeaturePGD,
     FGSMInjection,
     PGDInjection,
-    PreservingInjection,
     RandomEdges,
     RandomInjection,
 )
@@ -42,7 +41,6 @@ BUDGETS: dict[type[Attack], Budget] = {
     PGDInjection: INJECTION,
     RandomEdges: Budget(edges=7),
     FeaturePGD: Budget(rows=0.3, radius=0.2, steps=4, step_size=0.06, restarts=2),
-    PreservingInjection: INJECTION,
     TDGIA: Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=7, step_size=0.3, restarts=2),
     DICE: Budget(edges=7),
     AdaptiveInjection: Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=3, step_size=0.3, restarts=4),
@@ -54,7 +52,7 @@ MODELS = (*ATTENTION, "gcn")
 RECIPES = ("vanilla", "layer-norm", "adversarial", "faithful", *DEFENCES)
 OBJECTIVES = ("prediction", "margin", "explanation", "preserving")
 UNSEARCHED = (RandomInjection, RandomEdges, DICE)
-START_FROM_NOISE = (PGDInjection, FGSMInjection, PreservingInjection, TDGIA, AdaptiveInjection)
+START_FROM_NOISE = (PGDInjection, FGSMInjection, TDGIA, AdaptiveInjection)
 """Injections whose first candidate is what `RandomInjection` draws."""
 
 

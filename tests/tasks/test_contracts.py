@@ -19,7 +19,6 @@ from fgai.attacks import (
     Budget,
     FGSMInjection,
     PGDInjection,
-    PreservingInjection,
     RandomEdges,
     RandomInjection,
     Threat,
@@ -47,7 +46,7 @@ BUDGETS: dict[type[Attack], Budget] = {
     **attack_cases.BUDGETS,
     RandomEdges: Budget(edges=2),
 }
-for kind in (RandomInjection, FGSMInjection, PGDInjection, PreservingInjection, AdaptiveInjection):
+for kind in (RandomInjection, FGSMInjection, PGDInjection, AdaptiveInjection):
     BUDGETS[kind] = replace(attack_cases.BUDGETS[kind], nodes=2, edges=3)
 TINY = Threat("tiny", PGDInjection, BUDGETS[PGDInjection], "2 nodes × 3 edges")
 

@@ -7,22 +7,16 @@ from fgai.attacks.dice import DICE
 from fgai.attacks.existing import FeaturePGD, RandomEdges
 from fgai.attacks.injection import FGSMInjection, PGDInjection, RandomInjection, draw_endpoints, draw_features
 from fgai.attacks.prbcd import PRBCD
-from fgai.attacks.preserving import PreservingInjection
 from fgai.attacks.tdgia import TDGIA
-from fgai.attacks.threats import THREATS, Threat, make_attack
-from fgai.objectives import (
-    Clean,
-    Objective,
-    Preserving,
-    explanation,
-    margin,
-    objective_named,
-    prediction,
-)
+from fgai.attacks.threats import THREATS, Threat, make_attack, threat_of
+from fgai.objectives import MARGIN, OBJECTIVES, PREDICTION, Clean, Objective, explanation, preserving
 
 __all__ = [
     "DICE",
+    "MARGIN",
+    "OBJECTIVES",
     "PRBCD",
+    "PREDICTION",
     "TDGIA",
     "THREATS",
     "AdaptiveInjection",
@@ -36,8 +30,6 @@ __all__ = [
     "Ledger",
     "Objective",
     "PGDInjection",
-    "Preserving",
-    "PreservingInjection",
     "RandomEdges",
     "RandomInjection",
     "Threat",
@@ -46,7 +38,6 @@ __all__ = [
     "draw_features",
     "explanation",
     "make_attack",
-    "margin",
-    "objective_named",
-    "prediction",
+    "preserving",
+    "threat_of",
 ]

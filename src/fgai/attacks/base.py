@@ -19,7 +19,7 @@ from fgai.attention import evaluating, logits_and_attention
 from fgai.errors import BudgetError, InputError, ReliabilityWarning
 from fgai.graph import Graph, GraphChange
 from fgai.models import as_graph
-from fgai.objectives import Clean, Objective, objective_named
+from fgai.objectives import Clean, Objective, Value
 from fgai.recompute.local import Recompute
 from fgai.recompute.partial import PartialObjective
 from fgai.sparse import EdgeMap
@@ -56,22 +56,18 @@ class Attack(ABC):
 
     Args:
         budget: what it may spend.
-        objective: a name (`prediction`, `margin`, `explanation`, `preserving`) or a callable.
-        k: size of the explanation, for the explanation objective.
-
-    Attributes:
-        own_objective: whether the attack has one of its own and replaces what is asked for.
+        objective: what it maximises: a name from `OBJECTIVES`, an `Objective`, or a function of (logits,
+            attention, clean).
+        k: size of the explanation, for objectives named by a word.
     """
 
     name = "attack"
-    own_objective = False
 
-    def __init__(self, budget: Budget, objective: str | Objective = "prediction", *, k: int = 5) -> None:
+    def __init__(
+        self, budget: Budget, objective: str | Objective | Value = "prediction", *, k: int = 5
+    ) -> None:
         self.budget = budget
-        self.objective_name = (
-            objective if isinstance(objective, str) else getattr(objective, "__name__", "custom")
-        )
-        self.objective = objective_named(objective, k) if isinstance(objective, str) else objective
+        self.objective = Objective.of(objective, k)
 
     @abstractmethod
     def candidates(
@@ -138,7 +134,7 @@ class Attack(ABC):
             )
         ledger.seconds = perf_counter() - began
         ledger.curve = judge.curve()
-        if getattr(self.objective, "constrained", False):
+        if self.objective.constrained:
             ledger.feasible = sum(value >= 0 for value in ledger.curve) / max(1, len(ledger.curve))
         result = AttackResult(attacked, edge_map, best, best_value, start, noise, ledger)
         _warn_if_weak(self, result)
@@ -149,7 +145,7 @@ def _warn_if_weak(attack: Attack, result: AttackResult) -> None:
     """Say so when a search found nothing: its result is then no evidence of robustness."""
     if not result.ledger.steps:
         return
-    label = f"{attack.name} ({attack.objective_name})"
+    label = f"{attack.name} ({attack.objective.name})"
     if result.ledger.gradient == 0.0:
         code, text = "zero-gradient", f"every gradient {label} saw was exactly zero: it searched blindly"
     elif result.value <= result.start:

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from fgai.attacks.weights import weighted_forward
 from fgai.attention import AttentionMap, call_model, logits_and_attention, observe
 from fgai.graph import Graph, GraphChange
-from fgai.objectives import Clean, Objective
+from fgai.objectives import READS, Clean, Objective
 from fgai.recompute.partial import PartialObjective
-from fgai.recompute.reduced import NODE_MEANS
 
 
 @dataclass
@@ -91,7 +90,8 @@ class Judge:
         """Return the objective, and a smoother function to climb in its place (itself without `guide`)."""
         value = self._counted(None if guide or not self._partial else self._partial.on(attacked))
         if value is None:
-            seen = self._forward(attacked, read=guide is not None or self._objective not in NODE_MEANS)
+            wanted = {self._objective.reads} if guide is None else {self._objective.reads, guide.reads}
+            seen = self._forward(attacked, max(wanted, key=READS.index))
             value = self._objective(*seen, self.clean)
         self._trace.append(value.detach())
         return value, value if guide is None else guide(*seen, self.clean)
@@ -110,7 +110,7 @@ class Judge:
             value = self._objective(
                 *self._forward(
                     attacked.replace(features=change.features_on(self._graph)),
-                    read=self._objective not in NODE_MEANS,
+                    self._objective.reads,
                 ),
                 self.clean,
             )
@@ -156,13 +156,11 @@ class Judge:
         self._ledger.partial += 1
         return found[0]
 
-    def _forward(self, attacked: Graph, *, read: bool = True) -> tuple[Tensor, AttentionMap]:
+    def _forward(self, attacked: Graph, reads: str) -> tuple[Tensor, AttentionMap]:
         self._count(1.0)
-        if not read:
+        if reads == "logits":
             return call_model(self._model, attacked), AttentionMap(())
-        # Objectives of fgai average the heads; others may want them one by one.
-        ours = getattr(self._objective, "__module__", "").startswith("fgai.")
-        return (observe if ours else logits_and_attention)(self._model, attacked)
+        return (observe if reads == "mean" else logits_and_attention)(self._model, attacked)
 
     def _count(self, share: float) -> None:
         self._ledger.forwards += 1

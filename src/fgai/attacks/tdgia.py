@@ -82,10 +82,10 @@ class TDGIA(Attack):
             if index < len(sizes) - 1:
                 attacked = change.apply(graph)[0]
                 with torch.no_grad():
-                    logits = judge.guided(attacked, lambda now, *_: now)[1]
+                    logits = judge.guided(attacked, LOGITS)[1]
 
     def _guide(self) -> Objective | None:
-        return smooth_prediction if self.objective_name == "prediction" else None
+        return SMOOTH_PREDICTION if self.objective.name == "prediction" else None
 
 
 def smooth_prediction(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
@@ -93,6 +93,11 @@ def smooth_prediction(logits: Tensor, attention: AttentionMap, clean: Clean) -> 
     label = clean.logits[clean.nodes].argmax(1)
     loss = cross_entropy(logits[clean.nodes], label, reduction="none")
     return -(SMOOTH - loss).clamp(min=0).square().mean()
+
+
+SMOOTH_PREDICTION = Objective("smooth prediction", smooth_prediction, "logits", node_mean=True)
+LOGITS = Objective("logits", lambda now, *_: now, "logits")
+"""No objective at all: the logits themselves, for the next batch's endpoints."""
 
 
 def batch_sizes(count: int, size: int) -> list[int]:

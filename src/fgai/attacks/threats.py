@@ -11,10 +11,9 @@ from fgai.attacks.dice import DICE
 from fgai.attacks.existing import FeaturePGD, RandomEdges
 from fgai.attacks.injection import PGDInjection, RandomInjection
 from fgai.attacks.prbcd import PRBCD
-from fgai.attacks.preserving import PreservingInjection
 from fgai.attacks.tdgia import TDGIA
 from fgai.checks import one_of
-from fgai.objectives import Objective
+from fgai.objectives import Objective, Value
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,7 @@ class Threat:
         budget: on one graph, for nodes and links.
         about: one line.
         per_graph: the budget for each graph of a batch of small ones; `budget` where None.
+        objective: what the attacker is after, if that is part of the threat; None leaves it to the caller.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Threat:
     budget: Budget
     about: str
     per_graph: Budget | None = None
+    objective: str | Objective | None = None
 
     def budget_for(self, task: str) -> Budget:
         """Return the budget of a task: `node`, `link` or `graph`."""
@@ -86,10 +87,11 @@ THREATS: dict[str, Threat] = {
         ),
         Threat(
             "preserving",
-            PreservingInjection,
+            PGDInjection,
             Budget(nodes=20, edges=20, box=(-1.0, 1.0), steps=50, step_size=0.1),
             "20 nodes × 20 edges that change explanations and keep the predicted classes",
             Budget(nodes=1, edges=3, box=(-1.0, 1.0), steps=50, step_size=0.1),
+            objective="preserving",
         ),
         Threat(
             "tdgia",
@@ -110,7 +112,7 @@ THREATS: dict[str, Threat] = {
 
 def make_attack(
     threat: str | Threat,
-    objective: str | Objective = "prediction",
+    objective: str | Objective | Value = "prediction",
     *,
     targets: str = "test",
     k: int = 5,
@@ -120,7 +122,7 @@ def make_attack(
 
     Args:
         threat: a name from `THREATS`, or a `Threat` of your own.
-        objective: what the attacker maximises.
+        objective: what the attacker maximises, unless the threat says so itself.
         targets: what is attacked: `test`, `val` or `fit`.
         k: size of the explanation, for the explanation objective.
         task: `node`, `link` or `graph`; small graphs get a small budget each.
@@ -128,6 +130,15 @@ def make_attack(
     Raises:
         InputError: for an unknown name.
     """
-    if isinstance(threat, str):
-        threat = THREATS[one_of(threat, "threat", tuple(THREATS))]
-    return threat.attack(replace(threat.budget_for(task), targets=targets), objective, k=k)
+    threat = threat_of(threat)
+    chosen = objective if threat.objective is None else threat.objective
+    return threat.attack(replace(threat.budget_for(task), targets=targets), chosen, k=k)
+
+
+def threat_of(threat: str | Threat) -> Threat:
+    """Return a threat by its name, or as it is.
+
+    Raises:
+        InputError: for an unknown name.
+    """
+    return threat if isinstance(threat, Threat) else THREATS[one_of(threat, "threat", tuple(THREATS))]

@@ -66,7 +66,7 @@ def attack(
     - `fgai attack gat.safetensors --threat standard --breaking-point 0.5`
     """
     out = Output(json, quiet)
-    one_of(objective, "--objective", OBJECTIVES)
+    one_of(objective, "--objective", tuple(OBJECTIVES))
     opened = open_model(model, dataset, root)
     task = task_of(opened.graph)
     chosen = make_attack(threat, objective, targets=targets, k=k, task=task.name)
@@ -86,7 +86,7 @@ def attack(
         "model": str(model),
         "dataset": opened.graph.name,
         "threat": threat,
-        "objective": chosen.objective_name,
+        "objective": chosen.objective.name,
         "targets": targets,
         "seed": seed,
         "budget": chosen.budget.to_dict(),
@@ -105,7 +105,7 @@ def attack(
     def show(console: Console) -> None:
         lines: list[list[Any]] = [
             [
-                f"{chosen.objective_name} objective",
+                f"{chosen.objective.name} objective",
                 *(values["value"][name] for name in ("clean", "noise", "attacked")),
             ]
         ]

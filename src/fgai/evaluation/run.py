@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai import metrics
-from fgai.attacks import AttackResult, Threat, make_attack
+from fgai.attacks import AttackResult, Threat, make_attack, threat_of
 from fgai.attention import AttentionMap
 from fgai.errors import FgaiWarning, InputError
 from fgai.evaluation import measures as ms
@@ -85,7 +85,7 @@ class Run:
         meter.lap("prediction attack")
         if explanation_attack:
             # A threat that does not search, or has its own objective: both attacks are the same one.
-            same = attack.budget.steps == 0 or attack.own_objective
+            same = attack.budget.steps == 0 or threat_of(threat).objective is not None
             attacked["explanation"] = attacked["prediction"] if same else self._attack(threat, "explanation")
             meter.lap("explanation attack")
         views = {"clean": self.clean, "attacked": attacked["prediction"].view}

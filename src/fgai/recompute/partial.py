@@ -9,7 +9,7 @@ from fgai.graph import Graph, GraphChange
 from fgai.objectives import Clean, Objective
 from fgai.recompute.edit import Edit
 from fgai.recompute.local import Plan, Recompute
-from fgai.recompute.reduced import NODE_MEANS, Reduced, can_reduce, reduced
+from fgai.recompute.reduced import Reduced, can_reduce, reduced
 from fgai.sparse import Features
 
 STRIKES = 3
@@ -71,7 +71,7 @@ class PartialObjective:
         self._strikes = self._strikes + 1 if self._uses < 2 else 0
         self._uses, self._encodings = 0, None
         self._reduced = None
-        whole = self._objective not in NODE_MEANS
+        whole = self._objective.reads != "logits"
         self._plan = self._again.plan(edit, None if whole else self._clean.nodes, whole=whole)
         if self._plan is not None:
             with torch.no_grad():

@@ -8,12 +8,9 @@ import torch
 from torch import Tensor
 
 from fgai.attention import AttentionMap
-from fgai.objectives import Clean, Explanation, Objective, log_attention, margin, prediction
+from fgai.objectives import Clean, Explanation, Objective, log_attention
 from fgai.recompute.edit import incoming
 from fgai.recompute.local import Plan, Recompute, Touched
-
-NODE_MEANS: tuple[Objective, ...] = (prediction, margin)
-"""Objectives that are means over the attacked nodes and read nothing but their logits."""
 
 
 class Reduced(Protocol):
@@ -25,13 +22,13 @@ class Reduced(Protocol):
 
 def can_reduce(objective: Objective) -> bool:
     """Whether the objective can be computed from the touched rows."""
-    return objective in NODE_MEANS or isinstance(objective, Explanation)
+    return objective.node_mean or objective.explanation is not None
 
 
 def reduced(objective: Objective, again: Recompute, clean: Clean, plan: Plan) -> Reduced:
     """Return `objective` for the perturbations that `plan` serves."""
-    if isinstance(objective, Explanation):
-        return ReducedExplanation(objective, again, clean, plan)
+    if objective.explanation is not None:
+        return ReducedExplanation(objective.explanation, again, clean, plan)
     return ReducedMean(objective, clean, plan)
 
 
@@ -39,7 +36,7 @@ class ReducedMean:
     """A mean over the attacked nodes; those out of reach keep their value.
 
     Args:
-        objective: one of `NODE_MEANS`.
+        objective: a mean over the attacked rows (`node_mean`).
         clean: what the model said before.
         plan: computes the attacked nodes in reach.
     """
