@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -156,10 +156,40 @@ class Explanation:
                 total = total + lost / terms.clamp(min=1)
         return total / max(1, len(attention.layers))
 
+    def shares(
+        self, attention: AttentionMap, clean: Clean, touched: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the objective, and the share of the top-k that touched nodes lost, mean over layers.
+
+        Args:
+            attention: on the perturbed graph.
+            clean: what the model said before.
+            touched: per layer bool [N], the nodes within reach of the perturbation.
+        """
+        total = clean.logits.new_zeros(())
+        gone = clean.logits.new_zeros(())
+        for before, after, (members, rows), near in zip(
+            clean.attention.layers, attention.layers, clean.members(self.k), touched, strict=True
+        ):
+            if rows.numel():
+                margins, real = self.margins(*_carried(before, after), members, before.rowptr, rows)
+                total = total + (torch.sigmoid(margins) * real).sum() / real.sum().clamp(min=1)
+                lost = ((margins.detach() > 0) & real).sum(1) * near[rows]
+                gone = gone + lost.sum() / (self.k * near[rows].sum().clamp(min=1))
+        count = max(1, len(attention.layers))
+        return total / count, gone / count
+
     def lost(
         self, now: Tensor, there: Tensor, members: Tensor, rowptr: Tensor, rows: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the sum of sigmoid(o_s - m_s) over `rows` [R] and all s, and the number of its terms.
+        """Return the sum of sigmoid(o_s - m_s) over `rows` [R] and all s, and the number of its terms."""
+        margins, real = self.margins(now, there, members, rowptr, rows)
+        return (torch.sigmoid(margins) * real).sum(), real.sum()
+
+    def margins(
+        self, now: Tensor, there: Tensor, members: Tensor, rowptr: Tensor, rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return o_s - m_s [R, k] of `rows` [R], and which there are; s members left where it is positive.
 
         Args:
             now: [E] log-attention on the original edges.
@@ -173,7 +203,7 @@ class Explanation:
         inside = leaders((-fixed).masked_fill(~(members & there), float("-inf")), rowptr, self.k)[rows]
         pairs = outside.clamp(min=0)
         real = (outside >= 0) & ~members[pairs] & there[pairs] & members[inside] & there[inside]
-        return (torch.sigmoid(now[pairs] - now[inside]) * real).sum(), real.sum()
+        return now[pairs] - now[inside], real
 
 
 def _carried(before: LayerAttention, after: LayerAttention) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,8 @@ from fgai import metrics
 from fgai.attacks import RandomInjection, Threat
 from fgai.attention import AttentionMap, LayerAttention, call_model, evaluating
 from fgai.errors import FgaiWarning
-from fgai.evaluation import EvaluationRecord, evaluate, touched_rows
+from fgai.attention import touched_rows
+from fgai.evaluation import EvaluationRecord, evaluate
 from fgai.evaluation.curves import combined, fidelity, removal_curves
 from fgai.evaluation.measures import layered, observe, paired
 from fgai.graph import Graph

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fgai import metrics
 from fgai.attention import AttentionMap, LayerAttention, call_model, evaluating
-from fgai.evaluation import touched_rows
+from fgai.attention import touched_rows
 from fgai.evaluation.curves import combined, predict_without, removal_curves
 from fgai.evaluation.measures import observe, paired
 from fgai.graph import Graph

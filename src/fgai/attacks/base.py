@@ -79,14 +79,39 @@ class Attack(ABC):
         `judge.clean` holds what the model said before.
         """
 
+    def damage(self, judge: Judge, change: GraphChange, value: float) -> float:
+        """Return what the strongest change is chosen by: the objective's value, unless an attack overrides it.
+
+        Args:
+            judge: of this attack.
+            change: checked against the budget.
+            value: of the objective after it, judged afresh.
+        """
+        return value
+
+    @property
+    def allowed_steps(self) -> int:
+        """Gradient steps that all restarts may take together."""
+        return self.budget.steps * self.budget.restarts
+
     @final
-    def run(self, model: nn.Module, data: Any, *, seed: int = 0, partial: bool = True) -> AttackResult:
+    def run(
+        self,
+        model: nn.Module,
+        data: Any,
+        *,
+        seed: int = 0,
+        partial: bool = True,
+        parent: nn.Module | None = None,
+    ) -> AttackResult:
         """Attack `model` on `data` and return the strongest change found; the model is left as it was.
 
         Args:
             model: attacked through its own gradients, in eval mode.
             data: a `Graph` or PyG `Data`.
             seed: of endpoints and starts; endpoints depend on nothing else, so every model gets the same.
+            parent: the model the attacked one was made from; attacks that choose endpoints, or try what broke the
+                parent, read it. None: the model itself.
             partial: compute only the rows in reach of a change where that pays; same values, fewer edges.
 
         Raises:
@@ -98,7 +123,7 @@ class Attack(ABC):
         graph = _prepare(model, task.view(given, self.budget.targets))
         nodes = self.budget.target_nodes(graph)
         ledger, began = Ledger(), perf_counter()
-        best, best_value, noise = GraphChange(), -math.inf, -math.inf
+        best, best_value, worst, noise = GraphChange(), -math.inf, -math.inf, -math.inf
         with evaluating(model, freeze=True):
             again = None
             if partial and self.budget.steps and Recompute.fits(model, graph):
@@ -114,7 +139,7 @@ class Attack(ABC):
                     f"the model's output on {graph.name!r} is not finite; there is nothing to attack"
                 )
             shortcut = None if again is None else PartialObjective(again, self.objective, clean)
-            judge = Judge(model, graph, self.objective, clean, ledger, shortcut)
+            judge = Judge(model, graph, self.objective, clean, ledger, shortcut, again, parent)
             for restart in range(self.budget.restarts):
                 generator = torch.Generator().manual_seed(seed * 7_919 + restart)
                 for index, change in enumerate(self.candidates(graph, nodes, generator, judge, ledger)):
@@ -123,15 +148,14 @@ class Attack(ABC):
                     with torch.no_grad():
                         value = float(judge.change(frozen))
                     noise = max(noise, value) if index == 0 else noise
-                    if value > best_value:
-                        best, best_value = frozen, value
+                    damage = self.damage(judge, frozen, value)
+                    if damage > worst or (damage == worst and value > best_value):
+                        best, best_value, worst = frozen, value, damage
             attacked, edge_map = best.apply(graph)
         if best_value == -math.inf:
             raise InputError(f"the model's output was not finite under any change {self.name} tried")
-        if ledger.steps > self.budget.steps * self.budget.restarts:
-            raise BudgetError(
-                f"{self.name} took {ledger.steps} steps, allowed {self.budget.steps} per restart"
-            )
+        if ledger.steps > self.allowed_steps:
+            raise BudgetError(f"{self.name} took {ledger.steps} steps, allowed {self.allowed_steps} in all")
         ledger.seconds = perf_counter() - began
         ledger.curve = judge.curve()
         if self.objective.constrained:

@@ -14,7 +14,7 @@ from fgai.attacks.weights import weighted_forward
 from fgai.attention import AttentionMap, call_model, logits_and_attention, observe
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import READS, Clean, Objective
-from fgai.recompute.partial import PartialObjective
+from fgai.recompute import PartialObjective, Recompute
 
 
 @dataclass
@@ -30,6 +30,7 @@ class Ledger:
         feasible: share of those that kept what the objective demands; None where it demands nothing.
         partial: forward passes that computed only the rows in reach of the change.
         share: mean over the forward passes of the work done, as a share of a full pass.
+        members: of an ensemble, what each member found where, and what that took; empty for other attacks.
     """
 
     steps: int = 0
@@ -40,6 +41,7 @@ class Ledger:
     feasible: float | None = None
     partial: int = 0
     share: float = 1.0
+    members: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for records."""
@@ -65,6 +67,8 @@ class Judge:
         clean: what the model said before the attack.
         ledger: where forward passes are counted.
         partial: computes the objective from the rows a change reaches, where that pays; None never does.
+        again: the model on the clean graph, ready for partial passes; None where it cannot.
+        parent: the model the attacked one was made from, or None.
     """
 
     def __init__(
@@ -75,8 +79,11 @@ class Judge:
         clean: Clean,
         ledger: Ledger,
         partial: PartialObjective | None = None,
+        again: Recompute | None = None,
+        parent: nn.Module | None = None,
     ) -> None:
-        self.clean = clean
+        self.clean, self.model, self.graph = clean, model, graph
+        self.again, self.parent = again, parent
         self._model, self._objective, self._ledger, self._partial = model, objective, ledger, partial
         self._graph, self._last = graph, (GraphChange(), graph)
         self._work = 0.0
@@ -116,6 +123,11 @@ class Judge:
             )
         self._trace.append(value.detach())
         return value
+
+    def look(self, change: GraphChange) -> tuple[Tensor, AttentionMap, Graph]:
+        """Return logits, attention averaged over heads, and the perturbed graph: one full pass, no objective."""
+        attacked = change.apply(self._graph)[0]
+        return *self._forward(attacked, "mean"), attacked
 
     def relaxed(self, attacked: Graph) -> Tensor:
         """Return the objective on a graph with weights on its edges: no candidate, so not in the curve."""

@@ -4,6 +4,7 @@ from fgai.attention.forward import call_model, logits_and_attention, observe
 from fgai.attention.layer import LayerAttention
 from fgai.attention.map import AttentionMap
 from fgai.attention.perturb import Perturb, Perturbation
+from fgai.attention.reach import touched_rows
 from fgai.attention.record import find_layers, record
 from fgai.attention.registry import Adapter, Tap, register_adapter
 from fgai.attention.state import evaluating, frozen_state
@@ -25,4 +26,5 @@ __all__ = [
     "observe",
     "record",
     "register_adapter",
+    "touched_rows",
 ]

@@ -3,7 +3,6 @@
 from fgai.evaluation.breaking import BreakingPoint, breaking_point
 from fgai.evaluation.compare import Comparison, compare
 from fgai.evaluation.protocol import evaluate
-from fgai.evaluation.reach import touched_rows
 from fgai.evaluation.record import EvaluationRecord
 
 __all__ = [
@@ -13,5 +12,4 @@ __all__ = [
     "breaking_point",
     "compare",
     "evaluate",
-    "touched_rows",
 ]

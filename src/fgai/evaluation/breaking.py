@@ -10,10 +10,10 @@ from rich.console import Console
 from torch import nn
 
 from fgai.attacks import THREATS, Threat
+from fgai.attention.reach import touched_rows
 from fgai.checks import at_least, one_of
 from fgai.errors import InputError
 from fgai.evaluation import measures as ms
-from fgai.evaluation.reach import touched_rows
 from fgai.models import as_graph
 from fgai.records import Column, Table
 from fgai.tasks import task_of

@@ -8,6 +8,7 @@ from torch import nn
 
 from fgai import metrics
 from fgai.attention import AttentionMap, LayerAttention
+from fgai.attention.reach import touched_rows
 from fgai.evaluation.curves import SCOPES, all_curves, ranking
 from fgai.evaluation.measures import (
     Observation,
@@ -16,7 +17,6 @@ from fgai.evaluation.measures import (
     layered,
     paired,
 )
-from fgai.evaluation.reach import touched_rows
 from fgai.graph import Graph
 
 NULLS = ("uniform", "random")

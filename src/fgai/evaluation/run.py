@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fgai import metrics
 from fgai.attacks import AttackResult, Threat, make_attack, threat_of
 from fgai.attention import AttentionMap
+from fgai.attention.reach import touched_rows
 from fgai.errors import FgaiWarning, InputError
 from fgai.evaluation import measures as ms
 from fgai.evaluation import reliability
@@ -19,7 +20,6 @@ from fgai.evaluation.curves import all_curves, fidelity
 from fgai.evaluation.items import item_chance, item_overlaps
 from fgai.evaluation.nulls import null_rows
 from fgai.evaluation.per_node import node_arrays
-from fgai.evaluation.reach import touched_rows
 from fgai.evaluation.same_class import same_class
 from fgai.graph import Graph
 from fgai.records import Meter, plain

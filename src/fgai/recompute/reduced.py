@@ -122,12 +122,20 @@ class ReducedExplanation:
 
     def __call__(self, touched: Touched) -> Tensor:
         """See `Reduced`."""
-        total = touched.logits.new_zeros(())
+        return self.shares(touched)[0]
+
+    def shares(self, touched: Touched) -> tuple[Tensor, Tensor]:
+        """Return the objective, and the share of the top-k that the touched rows lost, mean over layers."""
+        total, gone = touched.logits.new_zeros(()), touched.logits.new_zeros(())
         for layer, values in zip(self._layers, touched.attention, strict=True):
             lost, terms = layer.lost, layer.terms
             if len(layer.rows):
                 now = log_attention(values)[layer.spots]
-                more = self._objective.lost(now, layer.there, layer.members, layer.rowptr, layer.rows)
-                lost, terms = lost + more[0], terms + more[1]
+                margins, real = self._objective.margins(
+                    now, layer.there, layer.members, layer.rowptr, layer.rows
+                )
+                lost, terms = lost + (torch.sigmoid(margins) * real).sum(), terms + real.sum()
+                gone = gone + ((margins.detach() > 0) & real).sum() / (self._objective.k * len(layer.rows))
             total = total + lost / terms.clamp(min=1)
-        return total / max(1, len(self._layers))
+        count = max(1, len(self._layers))
+        return total / count, gone / count

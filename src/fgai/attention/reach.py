@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fgai.attention import AttentionMap, LayerAttention
+from fgai.attention.layer import LayerAttention
+from fgai.attention.map import AttentionMap
 from fgai.sparse import match_edges
 
 

@@ -1,0 +1,114 @@
+"""One climb: a point that moves uphill, the worst features it passed, and what that cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fgai.attacks.search.aims import Aim
+from fgai.attacks.search.optimisers import Optimiser
+from fgai.attacks.search.site import Site
+from fgai.attacks.search.spaces import Box, Space
+from fgai.ops.replay import Replay
+
+WORTH = 20
+"""Steps from which a capture, which costs about as much as five steps, pays."""
+WARM_UP = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The worst point of a climb.
+
+    Attributes:
+        features: [M, F].
+        damage: what was reported there.
+        loss: what was climbed, there.
+        gradient: largest entry of any gradient, in size.
+        steps: taken.
+    """
+
+    features: Tensor
+    damage: float
+    loss: float
+    gradient: float
+    steps: int
+
+
+class Climb:
+    """Maximises an aim at a site; the worst point seen counts, by damage, then by loss.
+
+    More steps never find less: every point of a shorter climb is one of the longer.
+
+    Args:
+        site: where the new nodes are.
+        aim: what is climbed and judged.
+        start: [M, F] features to begin with; they count as seen.
+        space: what moves.
+        optimiser: how.
+        box: of the features.
+    """
+
+    def __init__(
+        self, site: Site, aim: Aim, start: Tensor, space: Space, optimiser: Optimiser, box: Box
+    ) -> None:
+        self.site, self.aim, self.space, self.optimiser, self.box = site, aim, space, optimiser, box
+        self.point = space.start(start, box).clone()
+        self.best = start.clone()
+        self.damage, self.loss = start.new_full((), -1.0), start.new_full((), float("-inf"))
+        self.steepest = start.new_zeros(())
+
+    def run(self, steps: int) -> Found:
+        """Take the steps; on a GPU they are captured once and replayed."""
+        left = steps
+        if self.point.is_cuda and steps >= WORTH:
+            left = steps - self._replay(steps)
+        for _ in range(left):
+            self._step()
+        with torch.no_grad():
+            self._note(self.space.features(self.point, self.box), *self._judge(self.point))
+        damage, loss, steepest = torch.stack([self.damage, self.loss, self.steepest]).tolist()
+        return Found(self.best, damage, loss, steepest, steps)
+
+    def _judge(self, point: Tensor) -> tuple[Tensor, Tensor]:
+        loss, damage = self.aim(self.site.view(self.space.features(point, self.box)))
+        return loss, damage.to(self.damage.dtype)
+
+    def _note(self, features: Tensor, loss: Tensor, damage: Tensor) -> None:
+        """Keep the point if it is worse for the model; chosen on the device, so that nothing waits."""
+        loss = loss.detach().nan_to_num(nan=float("-inf"))
+        better = (damage > self.damage) | ((damage == self.damage) & (loss > self.loss))
+        self.best.copy_(torch.where(better, features, self.best))
+        self.damage.copy_(torch.where(better, damage, self.damage))
+        self.loss.copy_(torch.where(better, loss, self.loss))
+
+    def _step(self) -> None:
+        moving = self.point.detach().requires_grad_()
+        features = self.space.features(moving, self.box)
+        loss, damage = self.aim(self.site.view(features))
+        gradient = torch.zeros_like(self.point)
+        if loss.requires_grad:
+            (gradient,) = torch.autograd.grad(loss, moving, materialize_grads=True)
+            gradient = gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        with torch.no_grad():
+            self._note(features.detach(), loss, damage.to(self.damage.dtype))
+            if gradient.numel():
+                self.steepest.copy_(torch.maximum(self.steepest, gradient.abs().max()))
+            self.point.copy_(self.space.project(self.point + self.optimiser.move(gradient), self.box))
+
+    def _replay(self, steps: int) -> int:
+        """Take all steps through a captured one and return how many were taken: fewer if it cannot be."""
+        for _ in range(WARM_UP):
+            self._step()
+        passes = self.site.passes
+        try:
+            replay = Replay(self._step, self.point.device)
+        except RuntimeError:
+            self.site.passes = passes
+            return WARM_UP
+        for _ in range(steps - WARM_UP):
+            replay()
+        self.site.passes = passes + steps - WARM_UP
+        return steps

@@ -1,0 +1,54 @@
+"""Parametrisations: the points a search moves, and the features they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Box = tuple[float, float]
+NEARLY = 0.999
+"""How close to the wall of the box a start may lie, in units of half the box: tanh never gets there."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """A parametrisation of features in a box.
+
+    Attributes:
+        name: for records.
+        start: (features, box) → point.
+        features: (point, box) → features inside the box, differentiable.
+        project: (point, box) → the nearest point that is allowed.
+    """
+
+    name: str
+    start: Callable[[Tensor, Box], Tensor]
+    features: Callable[[Tensor, Box], Tensor]
+    project: Callable[[Tensor, Box], Tensor]
+
+
+def _unit(features: Tensor, box: Box) -> Tensor:
+    """Features as numbers in [-1, 1]."""
+    return (features - (box[0] + box[1]) / 2) / ((box[1] - box[0]) / 2)
+
+
+BOX = Space(
+    "box",
+    start=lambda features, box: features.clamp(*box),
+    features=lambda point, box: point,
+    project=lambda point, box: point.clamp(*box),
+)
+"""The features themselves, cut off at the box."""
+
+TANH = Space(
+    "tanh",
+    start=lambda features, box: torch.atanh(_unit(features, box).clamp(-NEARLY, NEARLY)),
+    features=lambda point, box: (box[0] + box[1]) / 2 + (box[1] - box[0]) / 2 * torch.tanh(point),
+    project=lambda point, box: point,
+)
+"""Unbounded points behind a hyperbolic tangent: steps shrink smoothly towards the walls."""
+
+SPACES = {space.name: space for space in (BOX, TANH)}

@@ -1,0 +1,94 @@
+"""Where a search begins: features [M, F] of the new nodes inside the box."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fgai.graph import Graph
+
+Box = tuple[float, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """What a start may read.
+
+    Attributes:
+        graph: prepared, clean, with features.
+        endpoints: [M, e].
+        labels: [N] classes the attacked model predicts on the clean graph, or None.
+        box: of the features.
+        donated: [M, F] the best features found on the parent model, or None.
+    """
+
+    graph: Graph
+    endpoints: Tensor
+    labels: Tensor | None
+    box: Box
+    donated: Tensor | None = None
+
+    def full(self, value: float) -> Tensor:
+        """Features that are all `value`."""
+        assert self.graph.features is not None
+        shape = (self.endpoints.shape[0], self.graph.num_features)
+        return torch.full(shape, value, dtype=self.graph.features.dtype, device=self.graph.device)
+
+    def drawn(self, scale: float, generator: torch.Generator) -> Tensor:
+        """Tanh of normal noise of some scale, stretched to the box."""
+        middle, half = sum(self.box) / 2, (self.box[1] - self.box[0]) / 2
+        empty = self.full(middle)
+        noise = torch.randn(empty.shape, generator=generator).to(empty)
+        return middle + half * torch.tanh(scale * noise)
+
+
+Start = Callable[[Place, torch.Generator], Tensor]
+
+
+def middle(place: Place, generator: torch.Generator) -> Tensor:
+    """The middle of the box, from which every corner is as near."""
+    return place.full(sum(place.box) / 2)
+
+
+def scaled(scale: float) -> Start:
+    """Return the start of random features of some scale, 1 being the size of the box."""
+    return lambda place, generator: place.drawn(scale, generator)
+
+
+def corner(place: Place, generator: torch.Generator) -> Tensor:
+    """A random corner of the box for every new node."""
+    low, high = place.box
+    empty = place.full(0.0)
+    return torch.where(torch.rand(empty.shape, generator=generator).to(empty) < 0.5, low, high)
+
+
+def others(place: Place, generator: torch.Generator) -> Tensor:
+    """Features of real nodes whose class is not the one most of the endpoints have."""
+    graph, count = place.graph, place.endpoints.shape[0]
+    assert graph.features is not None
+    drawn = torch.randint(graph.num_nodes, (count, 32), generator=generator).to(graph.device)
+    pick = drawn[:, 0]
+    if place.labels is not None:
+        mode = place.labels[place.endpoints].mode(1).values
+        differs = place.labels[drawn] != mode[:, None]
+        pick = drawn.gather(1, differs.float().argmax(1, keepdim=True)).squeeze(1)
+    return graph.features.select(pick).clamp(*place.box)
+
+
+def donated(place: Place, generator: torch.Generator) -> Tensor:
+    """The best features found on the parent model; noise where there is none."""
+    return place.drawn(1.0, generator) if place.donated is None else place.donated.clamp(*place.box)
+
+
+STARTS: dict[str, Start] = {
+    "middle": middle,
+    "small": scaled(0.05),
+    "medium": scaled(0.3),
+    "large": scaled(1.0),
+    "corner": corner,
+    "others": others,
+    "donated": donated,
+}
