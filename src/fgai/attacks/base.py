@@ -80,7 +80,7 @@ class Attack(ABC):
         """
 
     def damage(self, judge: Judge, change: GraphChange, value: float) -> float:
-        """Return what the strongest change is chosen by: the objective's value, unless an attack overrides it.
+        """Return what the strongest change is chosen by: the objective's value, if not overridden.
 
         Args:
             judge: of this attack.
@@ -110,8 +110,8 @@ class Attack(ABC):
             model: attacked through its own gradients, in eval mode.
             data: a `Graph` or PyG `Data`.
             seed: of endpoints and starts; endpoints depend on nothing else, so every model gets the same.
-            parent: the model the attacked one was made from; attacks that choose endpoints, or try what broke the
-                parent, read it. None: the model itself.
+            parent: the model the attacked one was made from; attacks that choose endpoints, or try what broke
+                the parent, read it. None: the model itself.
             partial: compute only the rows in reach of a change where that pays; same values, fewer edges.
 
         Raises:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,34 +16,46 @@ from fgai.attacks.budget import Budget
 from fgai.attacks.endpoints import RULES, Sites
 from fgai.attacks.injection import draw_features
 from fgai.attacks.search.aims import Aim, ExplanationAim, PredictionAim
+from fgai.attacks.search.blackbox import POPULATION, evolve
 from fgai.attacks.search.climb import Climb, Found
-from fgai.attacks.search.members import DONOR, MEMBERS, Member
+from fgai.attacks.search.members import (
+    DONOR,
+    EXPLANATION_MEMBERS,
+    PREDICTION_MEMBERS,
+    Member,
+    batches,
+)
 from fgai.attacks.search.optimisers import OPTIMISERS
 from fgai.attacks.search.site import Site
 from fgai.attacks.search.spaces import SPACES
 from fgai.attacks.search.starts import STARTS, Place
 from fgai.attention import call_model, evaluating, observe, touched_rows
 from fgai.checks import one_of
-from fgai.errors import InputError
+from fgai.errors import InputError, ReliabilityWarning
 from fgai.graph import Graph, GraphChange
 from fgai.metrics import SCORES, task_scores
 from fgai.objectives import Clean, Objective, Value
 from fgai.recompute import Recompute
 from fgai.tasks import task_of
 
+MASKED = 0.01
+"""How much more damage a search without gradients may do before gradients are called masked."""
+EVOLUTION = "evolution"
+
 
 class EnsembleInjection(Attack):
     """New nodes, searched for by all members at all sets of endpoints.
 
     Chosen is not the change with the largest objective but the one that does most damage to what is reported:
-    the task's first score against the true labels (against the clean predictions where there are none), or for
-    an explanation objective the share of the top-k that the touched nodes lost.
+    the task's first score against the true labels (the clean predictions where there are none), or for an
+    explanation objective the share of the top-k that the touched nodes lost. The ledger's `members` tells what
+    each found where.
 
     Args:
         budget: what it may change; `steps`, where not 0, is the most any member takes.
         objective: as for every attack.
         k: size of the explanation.
-        members: the searches.
+        members: the searches; None takes those of the objective.
         rules: names from `RULES`: where new nodes are joined.
     """
 
@@ -53,10 +67,13 @@ class EnsembleInjection(Attack):
         objective: str | Objective | Value = "prediction",
         *,
         k: int = 5,
-        members: Sequence[Member] = MEMBERS,
+        members: Sequence[Member] | None = None,
         rules: Sequence[str] = tuple(RULES),
     ) -> None:
         super().__init__(budget, objective, k=k)
+        self.explains = self.objective.explanation is not None
+        if members is None:
+            members = EXPLANATION_MEMBERS if self.explains else PREDICTION_MEMBERS
         self.members = tuple(
             member if not budget.steps else replace(member, steps=min(member.steps, budget.steps))
             for member in members
@@ -76,94 +93,123 @@ class EnsembleInjection(Attack):
         """Yield random noise, then the worst point of every member at every set of endpoints."""
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to attack")
-        box = self.budget.feature_box(graph)
-        first = True
-        for rule, endpoints in self._endpoints(graph, nodes, generator, judge).items():
-            if first:
+        box, labels = self.budget.feature_box(graph), self._labels(judge)
+        rows = judge.clean.logits.shape[0]
+        predicted = judge.clean.logits.argmax(1) if rows == graph.num_nodes else None
+        for index, (rule, endpoints) in enumerate(self._endpoints(graph, nodes, generator, judge).items()):
+            if index == 0:
                 noise = draw_features(graph, endpoints.shape[0], box, generator)
                 yield GraphChange(endpoints=endpoints, features=noise)
-                first = False
-            place = Place(graph, endpoints, self._predicted(judge), box)
-            reads = self.objective.explanation is not None
-            site = Site(judge.model, graph, endpoints, judge.clean, judge.again, reads=reads)
+            place = Place(graph, endpoints, predicted, box)
+            site = Site(judge.model, graph, endpoints, judge.clean, judge.again, reads=self.explains)
             if judge.parent is not None and any(member.start == "donated" for member in self.members):
-                place = replace(place, donated=self._donated(judge, place, generator))
-            for member in self.members:
+                place = replace(place, donated=self._donated(judge, place, labels, generator))
+            found: list[tuple[str, Found]] = []
+            for batch in batches(self.members):
                 began = perf_counter()
-                found = self._climb(member, place, site, self._labels(judge, graph), generator)
-                ledger.steps += found.steps
-                ledger.gradient = max(ledger.gradient, found.gradient)
-                ledger.members.append(
-                    {
-                        "member": member.name,
-                        "endpoints": rule,
-                        "damage": found.damage,
-                        "loss": found.loss,
-                        "gradient": found.gradient,
-                        "steps": found.steps,
-                        "seconds": perf_counter() - began,
-                    }
-                )
-                yield GraphChange(endpoints=endpoints, features=found.features)
+                if found:
+                    place = replace(place, incumbent=max((one for _, one in found), key=_badness).features)
+                made = self._climb(batch, place, site, labels, generator)
+                seconds = (perf_counter() - began) / len(batch)
+                for member, one in zip(batch, made, strict=True):
+                    found.append((member.name, one))
+                    ledger.steps += one.steps
+                    ledger.gradient = max(ledger.gradient, one.gradient)
+                    ledger.members.append(_row(member.name, rule, one, seconds))
+            if index == 0:
+                began = perf_counter()
+                free = evolve(site, self._aim([DONOR] * POPULATION, site, labels), place, generator)
+                ledger.members.append(_row(EVOLUTION, rule, free, perf_counter() - began))
+                _warn_if_masked(free, [one for _, one in found], judge)
+                found.append((EVOLUTION, free))
+            judge.spent(site.passes, site.share)
+            for _, one in found:
+                yield GraphChange(endpoints=endpoints, features=one.features)
 
     def damage(self, judge: Judge, change: GraphChange, value: float) -> float:
         """Return what is reported after the change: one minus the score, or the share of the top-k lost."""
-        logits, attention, attacked = judge.look(change)
+        logits, attention = judge.look(change)
         if self.objective.explanation is not None:
             touched = touched_rows(judge.clean.attention, attention)
             return float(self.objective.explanation.shares(attention, judge.clean, touched)[1])
-        task, rows = task_of(attacked), judge.clean.nodes
-        labels = self._labels(judge, attacked)[rows]
-        return 1 - task_scores(task.name, logits[rows], labels)[SCORES[task.name][0]]
+        task, rows = task_of(judge.graph).name, judge.clean.nodes
+        return 1 - task_scores(task, logits[rows], self._labels(judge)[rows])[SCORES[task][0]]
 
     def _endpoints(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge
     ) -> dict[str, Tensor]:
-        """Endpoints by rule; on links and small graphs only those drawn at random, the first of all draws."""
+        """Endpoints by rule, those of the seed first; on links and small graphs there are no others."""
         logits = judge.clean.logits
         plain = graph.batch is None and graph.links is None
-        if plain and judge.parent is not None and judge.parent is not judge.model:
-            with torch.no_grad():
+        if plain and judge.parent is not None:
+            with torch.no_grad(), evaluating(judge.parent):
                 logits = call_model(judge.parent, graph)
         rows = judge.clean.nodes if plain else nodes
         sites = Sites(graph, nodes, rows, logits if plain else None, (self.budget.nodes, self.budget.edges))
         rules = self.rules if plain else ("random",)
         return {rule: RULES[rule](sites, generator) for rule in rules}
 
-    def _predicted(self, judge: Judge) -> Tensor | None:
-        return judge.clean.logits.argmax(1) if judge.clean.logits.shape[0] == judge.graph.num_nodes else None
-
-    def _labels(self, judge: Judge, graph: Graph) -> Tensor:
+    def _labels(self, judge: Judge) -> Tensor:
         """The class each row should have: the true one, or else the clean prediction."""
         predicted = judge.clean.logits.argmax(1)
-        truth = task_of(graph).labels(graph)
-        if truth is None:
-            return predicted
-        truth = truth[: predicted.shape[0]]
-        return torch.where(truth >= 0, truth, predicted)
+        truth = task_of(judge.graph).labels(judge.graph)
+        return predicted if truth is None else torch.where(truth >= 0, truth, predicted)
+
+    def _aim(self, batch: Sequence[Member], site: Site, labels: Tensor) -> Aim:
+        if self.objective.explanation is not None:
+            return ExplanationAim(site, self.objective.explanation, len(batch))
+        return PredictionAim(site, [member.loss for member in batch], labels)
 
     def _climb(
-        self, member: Member, place: Place, site: Site, labels: Tensor, generator: torch.Generator
-    ) -> Found:
-        start = STARTS[member.start](place, generator)
-        space, box = SPACES[member.space], place.box
+        self, batch: Sequence[Member], place: Place, site: Site, labels: Tensor, generator: torch.Generator
+    ) -> list[Found]:
+        """Let members that share space, optimiser and steps climb side by side."""
+        start = torch.stack([STARTS[member.start](place, generator) for member in batch])
+        space, box = SPACES[batch[0].space], place.box
         unit = (box[1] - box[0]) / 2 if space.name == "box" else 1.0
-        optimiser = OPTIMISERS[member.optimiser](start, member.rate * unit)
-        aim: Aim = PredictionAim(site, member.loss, labels)
-        if self.objective.explanation is not None:
-            aim = ExplanationAim(site, self.objective.explanation)
-        return Climb(site, aim, start, space, optimiser, box).run(member.steps)
+        rates = start.new_tensor([member.rate * unit for member in batch])[:, None, None]
+        optimiser = OPTIMISERS[batch[0].optimiser](start, rates)
+        aim = self._aim(batch, site, labels)
+        return Climb(site, aim, start, space, optimiser, box).run(batch[0].steps)
 
-    def _donated(self, judge: Judge, place: Place, generator: torch.Generator) -> Tensor:
+    def _donated(self, judge: Judge, place: Place, labels: Tensor, generator: torch.Generator) -> Tensor:
         """The worst features for the parent model at the same endpoints."""
         parent = judge.parent
         assert parent is not None
+        steps = max((member.steps for member in self.members if member.start == "donated"), default=0)
         with evaluating(parent, freeze=True):
             with torch.no_grad():
                 logits, attention = observe(parent, judge.graph)
             clean = Clean(logits.detach(), attention.detach(), judge.clean.nodes)
             again = Recompute(parent, judge.graph) if Recompute.fits(parent, judge.graph) else None
-            reads = self.objective.explanation is not None
-            site = Site(parent, judge.graph, place.endpoints, clean, again, reads=reads)
-            found = self._climb(DONOR, place, site, self._labels(judge, judge.graph), generator)
+            site = Site(parent, judge.graph, place.endpoints, clean, again, reads=self.explains)
+            (found,) = self._climb([replace(DONOR, steps=steps)], place, site, labels, generator)
         return found.features
+
+
+def _badness(found: Found) -> tuple[float, float]:
+    return found.damage, found.loss
+
+
+def _row(member: str, rule: str, found: Found, seconds: float) -> dict[str, Any]:
+    """What the ledger tells of one member."""
+    return {
+        "member": member,
+        "endpoints": rule,
+        "damage": found.damage,
+        "loss": found.loss,
+        "gradient": found.gradient,
+        "steps": found.steps,
+        "seconds": seconds,
+    }
+
+
+def _warn_if_masked(free: Found, climbed: Sequence[Found], judge: Judge) -> None:
+    """Say so when a search without gradients does more damage than all climbs: they were misled."""
+    most = max(one.damage for one in climbed)
+    if free.damage > most + MASKED:
+        text = (
+            f"a search without gradients did more damage ({free.damage:.3f}) than every climb ({most:.3f}):"
+            " the model masks its gradients, so its robustness is not shown"
+        )
+        warnings.warn(ReliabilityWarning("masked-gradients", text), stacklevel=5)

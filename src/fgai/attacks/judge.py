@@ -124,10 +124,16 @@ class Judge:
         self._trace.append(value.detach())
         return value
 
-    def look(self, change: GraphChange) -> tuple[Tensor, AttentionMap, Graph]:
-        """Return logits, attention averaged over heads, and the perturbed graph: one full pass, no objective."""
-        attacked = change.apply(self._graph)[0]
-        return *self._forward(attacked, "mean"), attacked
+    def look(self, change: GraphChange) -> tuple[Tensor, AttentionMap]:
+        """Return logits and attention averaged over heads after a change: one full pass, no objective."""
+        return self._forward(change.apply(self._graph)[0], "mean")
+
+    def spent(self, passes: int, share: float) -> None:
+        """Note forward passes that a search made by itself, each a share of a full one."""
+        self._ledger.forwards += passes
+        self._ledger.partial += passes if share < 1 else 0
+        self._work += passes * share
+        self._ledger.share = self._work / max(1, self._ledger.forwards)
 
     def relaxed(self, attacked: Graph) -> Tensor:
         """Return the objective on a graph with weights on its edges: no candidate, so not in the curve."""

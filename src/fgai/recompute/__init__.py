@@ -3,5 +3,6 @@
 from fgai.recompute.edit import Edit
 from fgai.recompute.local import Plan, Recompute, Touched
 from fgai.recompute.partial import PartialObjective
+from fgai.recompute.repeat import Repeated, repeat_plan
 
-__all__ = ["Edit", "PartialObjective", "Plan", "Recompute", "Touched"]
+__all__ = ["Edit", "PartialObjective", "Plan", "Recompute", "Repeated", "Touched", "repeat_plan"]

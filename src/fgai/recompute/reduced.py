@@ -11,6 +11,7 @@ from fgai.attention import AttentionMap
 from fgai.objectives import Clean, Explanation, Objective, log_attention
 from fgai.recompute.edit import incoming
 from fgai.recompute.local import Plan, Recompute, Touched
+from fgai.recompute.repeat import Repeated
 
 
 class Reduced(Protocol):
@@ -86,6 +87,21 @@ class _Layer(NamedTuple):
     lost: Tensor
     terms: Tensor
 
+    def repeated(self, places: Tensor) -> _Layer:
+        """The same for copies of the patch whose edges stand at `places` [copies, E']."""
+        times, edges, rows = places.shape[0], len(self.spots), len(self.rows)
+        starts = torch.arange(times, device=places.device)[:, None] * edges + self.rowptr[None, :-1]
+        last = starts.new_tensor([times * edges])
+        return _Layer(
+            places[:, self.spots].flatten(),
+            self.there.repeat(times),
+            self.members.repeat(times),
+            torch.cat([starts.flatten(), last]),
+            torch.arange(times * rows, device=places.device),
+            self.lost,
+            self.terms,
+        )
+
 
 class ReducedExplanation:
     """The explanation objective; rows out of reach keep their attention.
@@ -98,7 +114,7 @@ class ReducedExplanation:
     """
 
     def __init__(self, objective: Explanation, again: Recompute, clean: Clean, plan: Plan) -> None:
-        self._objective, self._layers = objective, []
+        self._objective, self._copies, self._layers = objective, 1, []
         adjacency, touched = again.graph.adjacency, plan.start
         found = zip(plan.patches, clean.attention.layers, clean.members(objective.k), strict=True)
         for patch, before, (members, rows) in found:
@@ -122,20 +138,33 @@ class ReducedExplanation:
 
     def __call__(self, touched: Touched) -> Tensor:
         """See `Reduced`."""
-        return self.shares(touched)[0]
+        return self.shares(touched)[0].squeeze(0)
 
     def shares(self, touched: Touched) -> tuple[Tensor, Tensor]:
-        """Return the objective, and the share of the top-k that the touched rows lost, mean over layers."""
-        total, gone = touched.logits.new_zeros(()), touched.logits.new_zeros(())
+        """Return the objective, and the share of the top-k the touched rows lost, mean over layers; [copies]."""
+        total, gone = (touched.logits.new_zeros(self._copies) for _ in range(2))
         for layer, values in zip(self._layers, touched.attention, strict=True):
-            lost, terms = layer.lost, layer.terms
+            lost, terms = layer.lost.expand(self._copies), layer.terms.expand(self._copies)
             if len(layer.rows):
                 now = log_attention(values)[layer.spots]
-                margins, real = self._objective.margins(
-                    now, layer.there, layer.members, layer.rowptr, layer.rows
+                margins, real = (
+                    part.view(self._copies, -1)
+                    for part in self._objective.margins(
+                        now, layer.there, layer.members, layer.rowptr, layer.rows
+                    )
                 )
-                lost, terms = lost + (torch.sigmoid(margins) * real).sum(), terms + real.sum()
-                gone = gone + ((margins.detach() > 0) & real).sum() / (self._objective.k * len(layer.rows))
+                lost, terms = lost + (torch.sigmoid(margins) * real).sum(1), terms + real.sum(1)
+                each = len(layer.rows) // self._copies
+                gone = gone + ((margins.detach() > 0) & real).sum(1) / (self._objective.k * each)
             total = total + lost / terms.clamp(min=1)
         count = max(1, len(self._layers))
         return total / count, gone / count
+
+    def repeated(self, repeated: Repeated) -> ReducedExplanation:
+        """Return the same for several copies of the plan side by side."""
+        copy = object.__new__(ReducedExplanation)
+        copy._objective, copy._copies = self._objective, repeated.times
+        copy._layers = [
+            layer.repeated(places) for layer, places in zip(self._layers, repeated.places, strict=True)
+        ]
+        return copy

@@ -1,18 +1,18 @@
 """What a search climbs, and what it is judged by on the way.
 
-The loss is smooth; the damage is the number the evaluation reports: the share of attacked rows that are wrong,
-or the share of the top-k that the touched nodes lost. Both come out of the same forward pass, so the search
-keeps its worst point by what counts.
+The loss is smooth; the damage is the number the evaluation reports: the share of attacked rows that are
+wrong, or the share of the top-k that the touched nodes lost. Both come out of the same forward pass, so the
+search keeps its worst point by what counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import one_hot
 
 from fgai.attacks.search.site import Site, View
 from fgai.attention import touched_rows
@@ -20,26 +20,27 @@ from fgai.objectives import Clean, Explanation
 from fgai.recompute.reduced import ReducedExplanation
 
 RowLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(logits [R, C], class to leave [R], scale of the logits) → loss per row [R]; we maximise its mean."""
+"""(logits [B, R, C], class to leave [R], scale of the logits) → loss per row [B, R]; we maximise its mean."""
 
 
 class Aim(Protocol):
-    """Climbed and judged at one site."""
+    """Climbed and judged at one site, for several sets of features at once."""
 
     def __call__(self, view: View) -> tuple[Tensor, Tensor]:
-        """Return the loss, with gradients, and the damage, without."""
+        """Return the losses [B], with gradients, and the damages [B], without."""
 
 
 def gap(logits: Tensor, label: Tensor) -> Tensor:
-    """Best other logit minus that of `label`, [R]: positive where the row is wrong."""
-    own = one_hot(label, logits.shape[1]).bool()
-    other = logits.masked_fill(own, float("-inf")).amax(1)
-    return other - logits.gather(1, label[:, None]).squeeze(1)
+    """Best other logit minus that of `label`, [B, R]: positive where the row is wrong."""
+    own = one_hot(label, logits.shape[-1]).bool()
+    other = logits.masked_fill(own, float("-inf")).amax(-1)
+    return other - logits.masked_fill(~own, 0.0).sum(-1)
 
 
 def entropy_loss(logits: Tensor, label: Tensor, scale: Tensor) -> Tensor:
     """Cross-entropy: unbounded, so it ends up with few rows that are very wrong."""
-    return cross_entropy(logits, label, reduction="none")
+    own = one_hot(label, logits.shape[-1]).bool()
+    return logits.logsumexp(-1) - logits.masked_fill(~own, 0.0).sum(-1)
 
 
 def margin_loss(logits: Tensor, label: Tensor, scale: Tensor) -> Tensor:
@@ -60,14 +61,17 @@ class PredictionAim:
 
     Args:
         site: where.
-        loss: a name from `ROW_LOSSES`.
+        losses: a name from `ROW_LOSSES` for every set of features.
         labels: the class each row of the logits should have: the true one, or else the clean prediction.
     """
 
-    def __init__(self, site: Site, loss: str, labels: Tensor) -> None:
+    def __init__(self, site: Site, losses: Sequence[str], labels: Tensor) -> None:
         clean = site.clean
-        self.loss, self.label, self.count = ROW_LOSSES[loss], labels[site.rows], clean.nodes.numel()
-        self.scale = clean_margin(clean)
+        self.label, self.count, self.scale = labels[site.rows], clean.nodes.numel(), clean_margin(clean)
+        self.losses = [
+            (ROW_LOSSES[name], torch.tensor([one == name for one in losses], device=labels.device))
+            for name in dict.fromkeys(losses)
+        ]
         reached = torch.zeros(clean.logits.shape[0], dtype=torch.bool, device=clean.logits.device)
         reached[site.rows] = True
         rest = clean.nodes[~reached[clean.nodes]]
@@ -75,8 +79,11 @@ class PredictionAim:
 
     def __call__(self, view: View) -> tuple[Tensor, Tensor]:
         """See `Aim`."""
-        loss = self.loss(view.logits, self.label, self.scale).sum() / self.count
-        wrong = (view.logits.detach().argmax(1) != self.label).sum() + self.fixed
+        loss = view.logits.new_zeros(view.logits.shape[0])
+        for function, chosen in self.losses:
+            found = function(view.logits, self.label, self.scale).sum(1) / self.count
+            loss = torch.where(chosen, found, loss)
+        wrong = (view.logits.detach().argmax(-1) != self.label).sum(1) + self.fixed
         return loss, wrong / self.count
 
 
@@ -92,14 +99,16 @@ class ExplanationAim:
     Args:
         site: where; it must read attention.
         explanation: the objective with its k.
+        count: sets of features at once.
     """
 
-    def __init__(self, site: Site, explanation: Explanation) -> None:
+    def __init__(self, site: Site, explanation: Explanation, count: int) -> None:
         self.explanation, self.site, self.reduced = explanation, site, None
         self.touched: list[Tensor] | None = None
         if site.again is not None and site.plan is not None:
             with torch.no_grad():
-                self.reduced = ReducedExplanation(explanation, site.again, site.clean, site.plan)
+                single = ReducedExplanation(explanation, site.again, site.clean, site.plan)
+                self.reduced = single.repeated(site.copies(count))
 
     def __call__(self, view: View) -> tuple[Tensor, Tensor]:
         """See `Aim`."""
@@ -107,24 +116,6 @@ class ExplanationAim:
             return self.reduced.shares(view.touched)
         assert view.attention is not None
         if self.touched is None:
-            self.touched = touched_rows(self.site.clean.attention, view.attention)
-        return self.explanation.shares(view.attention, self.site.clean, self.touched)
-
-
-class JointAim:
-    """Wrong predictions and another top-k at once, in equal parts; judged by one of them.
-
-    Args:
-        prediction: the first.
-        explanation: the second.
-        judged: `prediction` or `explanation`.
-    """
-
-    def __init__(self, prediction: PredictionAim, explanation: ExplanationAim, judged: str) -> None:
-        self.prediction, self.explanation, self.judged = prediction, explanation, judged
-
-    def __call__(self, view: View) -> tuple[Tensor, Tensor]:
-        """See `Aim`."""
-        first, wrong = self.prediction(view)
-        second, lost = self.explanation(view)
-        return first + second, wrong if self.judged == "prediction" else lost
+            self.touched = touched_rows(self.site.clean.attention, view.attention[0])
+        found = [self.explanation.shares(one, self.site.clean, self.touched) for one in view.attention]
+        return torch.stack([loss for loss, _ in found]), torch.stack([lost for _, lost in found])

@@ -1,4 +1,4 @@
-"""One climb: a point that moves uphill, the worst features it passed, and what that cost."""
+"""Climbs side by side: points that move uphill, and the worst features each passed."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ class Found:
 
 
 class Climb:
-    """Maximises an aim at a site; the worst point seen counts, by damage, then by loss.
+    """Maximises an aim at a site from several starts at once; of each the worst point seen counts.
 
-    More steps never find less: every point of a shorter climb is one of the longer.
+    Worst is by damage, then by loss. More steps never find less: every point of a shorter climb is one of the
+    longer. Climbs do not know of each other.
 
     Args:
         site: where the new nodes are.
         aim: what is climbed and judged.
-        start: [M, F] features to begin with; they count as seen.
+        start: [B, M, F] features to begin with; they count as seen.
         space: what moves.
         optimiser: how.
         box: of the features.
@@ -55,12 +56,11 @@ class Climb:
         self, site: Site, aim: Aim, start: Tensor, space: Space, optimiser: Optimiser, box: Box
     ) -> None:
         self.site, self.aim, self.space, self.optimiser, self.box = site, aim, space, optimiser, box
-        self.point = space.start(start, box).clone()
-        self.best = start.clone()
-        self.damage, self.loss = start.new_full((), -1.0), start.new_full((), float("-inf"))
-        self.steepest = start.new_zeros(())
+        self.point, self.best, count = space.start(start, box).clone(), start.clone(), start.shape[0]
+        self.damage, self.loss = start.new_full((count,), -1.0), start.new_full((count,), float("-inf"))
+        self.steepest = start.new_zeros(count)
 
-    def run(self, steps: int) -> Found:
+    def run(self, steps: int) -> list[Found]:
         """Take the steps; on a GPU they are captured once and replayed."""
         left = steps
         if self.point.is_cuda and steps >= WORTH:
@@ -68,19 +68,16 @@ class Climb:
         for _ in range(left):
             self._step()
         with torch.no_grad():
-            self._note(self.space.features(self.point, self.box), *self._judge(self.point))
-        damage, loss, steepest = torch.stack([self.damage, self.loss, self.steepest]).tolist()
-        return Found(self.best, damage, loss, steepest, steps)
-
-    def _judge(self, point: Tensor) -> tuple[Tensor, Tensor]:
-        loss, damage = self.aim(self.site.view(self.space.features(point, self.box)))
-        return loss, damage.to(self.damage.dtype)
+            features = self.space.features(self.point, self.box)
+            self._note(features, *self.aim(self.site.view(features)))
+        numbers = torch.stack([self.damage, self.loss, self.steepest], dim=1).tolist()
+        return [Found(rows, *row, steps) for rows, row in zip(self.best, numbers, strict=True)]
 
     def _note(self, features: Tensor, loss: Tensor, damage: Tensor) -> None:
-        """Keep the point if it is worse for the model; chosen on the device, so that nothing waits."""
-        loss = loss.detach().nan_to_num(nan=float("-inf"))
+        """Keep points that are worse for the model; chosen on the device, so that nothing waits."""
+        loss, damage = loss.detach().nan_to_num(nan=float("-inf")), damage.to(self.damage.dtype)
         better = (damage > self.damage) | ((damage == self.damage) & (loss > self.loss))
-        self.best.copy_(torch.where(better, features, self.best))
+        self.best.copy_(torch.where(better[:, None, None], features, self.best))
         self.damage.copy_(torch.where(better, damage, self.damage))
         self.loss.copy_(torch.where(better, loss, self.loss))
 
@@ -90,19 +87,19 @@ class Climb:
         loss, damage = self.aim(self.site.view(features))
         gradient = torch.zeros_like(self.point)
         if loss.requires_grad:
-            (gradient,) = torch.autograd.grad(loss, moving, materialize_grads=True)
+            (gradient,) = torch.autograd.grad(loss.sum(), moving, materialize_grads=True)
             gradient = gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         with torch.no_grad():
-            self._note(features.detach(), loss, damage.to(self.damage.dtype))
+            self._note(features.detach(), loss, damage)
             if gradient.numel():
-                self.steepest.copy_(torch.maximum(self.steepest, gradient.abs().max()))
+                self.steepest.copy_(torch.maximum(self.steepest, gradient.abs().amax((1, 2))))
             self.point.copy_(self.space.project(self.point + self.optimiser.move(gradient), self.box))
 
     def _replay(self, steps: int) -> int:
         """Take all steps through a captured one and return how many were taken: fewer if it cannot be."""
         for _ in range(WARM_UP):
             self._step()
-        passes = self.site.passes
+        passes, each = self.site.passes, self.point.shape[0]
         try:
             replay = Replay(self._step, self.point.device)
         except RuntimeError:
@@ -110,5 +107,5 @@ class Climb:
             return WARM_UP
         for _ in range(steps - WARM_UP):
             replay()
-        self.site.passes = passes + steps - WARM_UP
+        self.site.passes = passes + (steps - WARM_UP) * each
         return steps

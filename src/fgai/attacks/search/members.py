@@ -21,7 +21,7 @@ class Member:
         space: a name from `SPACES`.
         optimiser: a name from `OPTIMISERS`.
         rate: its step size or learning rate, in units of half the box.
-        loss: a name from `ROW_LOSSES`, for predictions.
+        loss: a name from `ROW_LOSSES`; explanations have one of their own.
         steps: gradient steps.
     """
 
@@ -41,24 +41,42 @@ class Member:
         at_least(self.steps, "steps", 0)
 
 
-MEMBERS: tuple[Member, ...] = (
-    Member(
-        name="sign large", start="middle", space="box", optimiser="sign", rate=0.1, loss="entropy", steps=50
-    ),
-    Member(name="sign small", start="middle", space="box", optimiser="sign", rate=0.02, steps=200),
-    Member(name="adam small entropy", start="small", loss="entropy"),
-    Member(name="adam small margin", start="small"),
+PREDICTION_MEMBERS: tuple[Member, ...] = (
+    Member(name="sign", start="middle", space="box", optimiser="sign", rate=0.01),
+    Member(name="momentum", start="small", space="box", optimiser="momentum", rate=0.05),
+    Member(name="adam small margin", start="small", rate=0.03),
     Member(name="adam small reach", start="small", loss="reach"),
-    Member(name="adam medium entropy", start="medium", loss="entropy"),
-    Member(name="adam medium margin", start="medium"),
-    Member(name="adam large margin", start="large"),
-    Member(name="adam large reach", start="large", loss="reach"),
+    Member(name="adam corner margin", start="corner"),
     Member(name="adam others margin", start="others"),
-    Member(
-        name="momentum small margin", start="small", space="box", optimiser="momentum", rate=0.05, steps=100
-    ),
-    Member(name="transfer", start="donated", steps=100),
+    Member(name="adam others reach", start="others", loss="reach"),
+    Member(name="transfer", start="donated", loss="reach"),
+    Member(name="polish", start="incumbent", loss="reach", rate=0.03),
 )
 
-DONOR = Member(name="donor", start="small")
+EXPLANATION_MEMBERS: tuple[Member, ...] = (
+    Member(name="sign", start="middle", space="box", optimiser="sign", rate=0.02, steps=200),
+    Member(name="sign large", start="middle", space="box", optimiser="sign", steps=100),
+    Member(name="momentum", start="small", space="box", optimiser="momentum", rate=0.05, steps=200),
+    Member(name="adam small", start="small", rate=0.3, steps=200),
+    Member(name="adam large", start="large", steps=200),
+    Member(name="adam others", start="others", rate=0.3, steps=200),
+    Member(name="transfer", start="donated", steps=200),
+    Member(name="polish", start="incumbent", rate=0.03, steps=200),
+)
+
+DONOR = Member(name="donor", start="small", rate=0.03)
 """How the parent model is attacked for the features it donates."""
+
+
+def batches(members: tuple[Member, ...]) -> list[list[Member]]:
+    """Members that can climb side by side, in the order of the first of each batch; those that polish last.
+
+    Example:
+        >>> [[member.name for member in batch] for batch in batches(PREDICTION_MEMBERS)][0]
+        ['sign']
+    """
+    found: dict[tuple[bool, str, str, int], list[Member]] = {}
+    for member in members:
+        key = (member.start == "incumbent", member.space, member.optimiser, member.steps)
+        found.setdefault(key, []).append(member)
+    return [found[key] for key in sorted(found, key=lambda key: key[0])]

@@ -14,21 +14,21 @@ FIRST, SECOND, TINY = 0.9, 0.999, 1e-8
 
 
 class Optimiser(Protocol):
-    """Moves a point uphill."""
+    """Moves points uphill, each by itself."""
 
     def move(self, gradient: Tensor) -> Tensor:
-        """Return the step [M, F] to add to the point."""
+        """Return the steps [B, M, F] to add to the points."""
 
 
 class Sign:
     """Steps of one size in every coordinate, in the direction of the gradient's sign.
 
     Args:
-        like: the point.
-        rate: the size.
+        like: the points [B, M, F].
+        rate: [B, 1, 1] the size.
     """
 
-    def __init__(self, like: Tensor, rate: float) -> None:
+    def __init__(self, like: Tensor, rate: Tensor) -> None:
         self.rate = rate
 
     def move(self, gradient: Tensor) -> Tensor:
@@ -40,11 +40,11 @@ class Adam:
     """Adam, uphill.
 
     Args:
-        like: the point.
-        rate: the learning rate.
+        like: the points [B, M, F].
+        rate: [B, 1, 1] the learning rate.
     """
 
-    def __init__(self, like: Tensor, rate: float) -> None:
+    def __init__(self, like: Tensor, rate: Tensor) -> None:
         self.rate = rate
         self.first, self.second = torch.zeros_like(like), torch.zeros_like(like)
         self.turn = like.new_zeros(())
@@ -63,16 +63,16 @@ class Momentum:
     """Signed steps along a running mean of gradients, each divided by its own l1 norm (MI-FGSM).
 
     Args:
-        like: the point.
-        rate: the size.
+        like: the points [B, M, F].
+        rate: [B, 1, 1] the size.
     """
 
-    def __init__(self, like: Tensor, rate: float) -> None:
+    def __init__(self, like: Tensor, rate: Tensor) -> None:
         self.rate, self.mean = rate, torch.zeros_like(like)
 
     def move(self, gradient: Tensor) -> Tensor:
         """Return the step and remember the direction."""
-        self.mean.mul_(FIRST).add_(gradient / gradient.abs().mean().clamp(min=1e-30))
+        self.mean.mul_(FIRST).add_(gradient / gradient.abs().mean((-2, -1), keepdim=True).clamp(min=1e-30))
         return self.rate * self.mean.sign()
 
 

@@ -10,29 +10,28 @@ from torch import Tensor, nn
 from fgai.attention import AttentionMap, call_model, observe
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import Clean
-from fgai.recompute import Edit, Recompute, Touched
+from fgai.recompute import Edit, Recompute, Repeated, Touched, repeat_plan
 
 
 class View(NamedTuple):
-    """What the model says with some features.
+    """What the model says of several sets of features.
 
     Attributes:
-        rows: [R] rows of the logits under attack that can have changed.
-        logits: [R, C] there.
-        attention: of all layers, heads averaged, where the whole graph was computed and attention is read.
-        touched: what was computed again, where only the rows in reach were.
+        logits: [B, R, C] of the attacked rows that can have changed (`Site.rows`).
+        attention: of the whole graph for each set, heads averaged; None where not read or not whole.
+        touched: what was computed again for all sets together, where only the rows in reach were.
     """
 
-    rows: Tensor
     logits: Tensor
-    attention: AttentionMap | None
+    attention: list[AttentionMap] | None
     touched: Touched | None
 
 
 class Site:
     """New nodes joined at fixed endpoints; only their features move.
 
-    What depends on the edges alone is done once. Where few rows are in reach only those are computed.
+    What depends on the edges alone is done once. Where few rows are in reach only those are computed, for
+    several sets of features in one pass.
 
     Args:
         model: attacked (or a stand-in for its gradients), in eval mode.
@@ -41,6 +40,10 @@ class Site:
         clean: what the model said before.
         again: the model on the clean graph, ready for partial passes, or None.
         reads: whether attention is read.
+
+    Attributes:
+        rows: [R] rows of the logits under attack that can change.
+        passes: forward passes so far, one for each set of features.
     """
 
     def __init__(
@@ -68,22 +71,39 @@ class Site:
             self.template = change.apply(graph)[0]
             self.rows = clean.nodes
         self.passes = 0
+        self._copies: dict[int, Repeated] = {}
 
     @property
     def share(self) -> float:
         """Work of one pass as a share of a full one."""
         return 1.0 if self.plan is None else self.plan.share
 
+    def copies(self, count: int) -> Repeated:
+        """The plan for `count` sets of features at once, made once."""
+        assert self.plan is not None
+        if count not in self._copies:
+            self._copies[count] = repeat_plan(self.plan, count)
+        return self._copies[count]
+
     def view(self, features: Tensor) -> View:
-        """Run the model with these features [M, F] of the new nodes; gradients reach them."""
+        """Run the model with each of these features [B, M, F] of the new nodes; gradients reach them."""
         assert self.graph.features is not None
-        self.passes += 1
-        appended = self.graph.features.append(features)
+        count = features.shape[0]
+        self.passes += count
         if self.again is not None and self.plan is not None:
-            touched = self.again.forward(self.plan, appended, self.encodings)
-            return View(self.rows, touched.logits.index_select(0, self.kept), None, touched)
-        attacked = self.template.replace(features=appended)
+            appended = self.graph.features.append(features.flatten(0, 1))
+            encodings = None if self.encodings is None else self.encodings.repeat(count, 1)
+            touched = self.again.forward(self.copies(count).plan, appended, encodings)
+            logits = touched.logits.view(count, -1, touched.logits.shape[1])
+            return View(logits.index_select(1, self.kept), None, touched)
+        seen = [self._whole(rows) for rows in features]
+        maps = [attention for _, attention in seen if attention is not None]
+        return View(torch.stack([logits for logits, _ in seen]), maps or None, None)
+
+    def _whole(self, features: Tensor) -> tuple[Tensor, AttentionMap | None]:
+        assert self.graph.features is not None
+        attacked = self.template.replace(features=self.graph.features.append(features))
         if not self.reads:
-            return View(self.rows, call_model(self.model, attacked).index_select(0, self.rows), None, None)
+            return call_model(self.model, attacked).index_select(0, self.rows), None
         logits, attention = observe(self.model, attacked)
-        return View(self.rows, logits.index_select(0, self.rows), attention, None)
+        return logits.index_select(0, self.rows), attention

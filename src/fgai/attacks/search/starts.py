@@ -22,7 +22,8 @@ class Place:
         endpoints: [M, e].
         labels: [N] classes the attacked model predicts on the clean graph, or None.
         box: of the features.
-        donated: [M, F] the best features found on the parent model, or None.
+        donated: [M, F] the worst features found for the parent model, or None.
+        incumbent: [M, F] the worst features found so far for the attacked one, or None.
     """
 
     graph: Graph
@@ -30,6 +31,7 @@ class Place:
     labels: Tensor | None
     box: Box
     donated: Tensor | None = None
+    incumbent: Tensor | None = None
 
     def full(self, value: float) -> Tensor:
         """Features that are all `value`."""
@@ -79,8 +81,13 @@ def others(place: Place, generator: torch.Generator) -> Tensor:
 
 
 def donated(place: Place, generator: torch.Generator) -> Tensor:
-    """The best features found on the parent model; noise where there is none."""
+    """The worst features found for the parent model; noise where there is none."""
     return place.drawn(1.0, generator) if place.donated is None else place.donated.clamp(*place.box)
+
+
+def incumbent(place: Place, generator: torch.Generator) -> Tensor:
+    """The worst features found so far; noise where there are none."""
+    return place.drawn(0.3, generator) if place.incumbent is None else place.incumbent.clamp(*place.box)
 
 
 STARTS: dict[str, Start] = {
@@ -91,4 +98,5 @@ STARTS: dict[str, Start] = {
     "corner": corner,
     "others": others,
     "donated": donated,
+    "incumbent": incumbent,
 }

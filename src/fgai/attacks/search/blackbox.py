@@ -1,0 +1,68 @@
+"""Searches without gradients: if one of them finds more than the climbs, gradients are masked.
+
+Every new node is a mixture of prototypes: the mean features of each predicted class, their negatives and noise.
+An evolution strategy moves the mixtures; features are the mixtures pushed to the box. Nothing is differentiated,
+so rounding, saturation and clipping inside the model do not stop it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fgai.attacks.search.aims import Aim
+from fgai.attacks.search.climb import Found
+from fgai.attacks.search.site import Site
+from fgai.attacks.search.starts import Place
+
+POPULATION, GENERATIONS = 16, 12
+SPREAD, RATE = 0.7, 0.5
+GAIN = 6.0
+"""How hard mixtures are pushed towards corners of the box."""
+
+
+def prototypes(place: Place, generator: torch.Generator, noise: int = 8) -> Tensor:
+    """Directions [P, F] of unit scale: mean features of the classes, centred, and random signs."""
+    graph = place.graph
+    assert graph.features is not None
+    empty = place.full(0.0)
+    drawn = torch.randint(0, 2, (noise, empty.shape[1]), generator=generator).to(empty) * 2 - 1
+    if place.labels is None:
+        return drawn
+    count = int(place.labels.max()) + 1
+    rows = torch.randperm(graph.num_nodes, generator=generator)[:2000].to(graph.device)
+    known, label = graph.features.select(rows), place.labels[rows]
+    mean = known.new_zeros(count, known.shape[1]).index_add(0, label, known)
+    mean = mean / torch.bincount(label, minlength=count).clamp(min=1)[:, None] - known.mean(0)
+    return torch.cat([mean / mean.abs().amax(1, keepdim=True).clamp(min=1e-9), drawn])
+
+
+@torch.no_grad()
+def evolve(site: Site, aim: Aim, place: Place, generator: torch.Generator) -> Found:
+    """Return the worst features an evolution strategy over mixtures of prototypes finds.
+
+    Args:
+        site: where the new nodes are.
+        aim: judges `POPULATION` sets of features at once.
+        place: what may be read.
+        generator: on the CPU.
+    """
+    basis = prototypes(place, generator)
+    middle, half = sum(place.box) / 2, (place.box[1] - place.box[0]) / 2
+    mean = torch.zeros(place.endpoints.shape[0], basis.shape[0])
+    best, top = place.full(middle), (-1.0, float("-inf"))
+    for _ in range(GENERATIONS):
+        noise = torch.randn(POPULATION, *mean.shape, generator=generator)
+        noise[POPULATION // 2 :] = -noise[: POPULATION // 2]
+        mixed = (mean + SPREAD * noise).to(basis)
+        features = middle + half * torch.tanh(GAIN * mixed @ basis)
+        loss, damage = aim(site.view(features))
+        scores = list(zip(damage.tolist(), loss.tolist(), strict=True))
+        winner = max(range(POPULATION), key=lambda i: scores[i])
+        if scores[winner] > top:
+            best, top = features[winner].clone(), scores[winner]
+        order = sorted(range(POPULATION), key=lambda i: scores[i])
+        rank = torch.empty(POPULATION)
+        rank[order] = torch.linspace(-1.0, 1.0, POPULATION)
+        mean += RATE * (rank[:, None, None] * noise).mean(0) * 4
+    return Found(best, top[0], top[1], 0.0, 0)
