@@ -30,7 +30,7 @@ class Task(ABC):
             classes (`fgai.metrics.METRICS`, or one of `fgai.metrics.scores`); the first is the headline.
         selected_by: the score that chooses the epoch to keep; None for accuracy.
         steady: every epoch sees the same graph, so its training steps can be captured.
-        row_per_node: row i of the logits belongs to node i.
+        row_per_node: row i of the logits is the vector a model gives node i, unchanged.
         row_per_graph: a row belongs to a small graph, whose nodes a model pools, with a budget of its own.
         needs_links: rows are the pairs in `graph.links`, which features and edges alone do not tell.
         linear_read_out: `product` or `mean`, where the logits are products of two ends' vectors or means over
