@@ -43,8 +43,8 @@ class Layerwise(NamedTuple):
 def layerwise_of(model: nn.Module) -> Layerwise | None:
     """Return `model.layerwise()` if it describes what the model now does, else None.
 
-    Not in training mode, for tasks whose rows are not nodes, while attention is tapped or guarded or hooks are
-    set, or when a subclass changed the forward pass without changing `layerwise`.
+    Not in training mode, for tasks whose rows are not nodes, while attention is tapped or guarded or hooks
+    are set, or when a subclass changed the forward pass without changing `layerwise`.
     """
     make = getattr(model, "layerwise", None)
     if make is None or not getattr(model, "is_fgai_model", False) or model.training:
