@@ -24,7 +24,7 @@ from fgai.attention import call_model, evaluating, observe, touched_rows
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
-from fgai.metrics import SCORES, task_scores
+from fgai.metrics import task_scores
 from fgai.objectives import Clean, Objective, Value
 from fgai.recompute import Recompute
 from fgai.tasks import task_of
@@ -114,7 +114,7 @@ class EnsembleInjection(Attack):
             return float(self.objective.explanation.shares(attention, judge.clean, touched)[1])
         task, rows = task_of(attacked), judge.clean.nodes
         labels = self._labels(judge, attacked)[rows]
-        return 1 - task_scores(task.name, logits[rows], labels)[SCORES[task.name][0]]
+        return 1 - task_scores(task.name, logits[rows], labels)[task.headline]
 
     def _endpoints(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge
