@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from fgai import tasks
 from fgai.checks import one_of
 from fgai.errors import InputError
 
@@ -92,7 +93,7 @@ class Cell:
     @property
     def predicts(self) -> str:
         """The task as presets and loaders know it: `node`, `link` or `graph`."""
-        return self.task if self.task in ("link", "graph") else "node"
+        return self.task if self.task in tasks.TASKS else "node"
 
 
 def read_grid(source: Path | str) -> list[Cell]:

@@ -13,9 +13,10 @@ from experiments.cells import Cell
 from experiments.results import DATASETS, MODELS, ROWS
 from experiments.store import Store
 from fgai.errors import InputError
+from fgai.tasks import TASKS
 from fgai.training import METHODS
 
-TASKS = ("", "link", "graph")
+TABLES = tuple(dict.fromkeys(task.presets for task in TASKS.values()))
 """Searched one by one: nodes, links, graphs; their presets are `[...]`, `[link....]` and `[graph....]`."""
 
 
@@ -113,7 +114,7 @@ def presets(store: Store) -> str:
     """
     made = {
         ".".join(filter(None, (task, *case))): held[0].settings
-        for task in TASKS
+        for task in TABLES
         for case, held in trials(store, task).items()
         if case[0] in METHODS
     }

@@ -27,9 +27,9 @@ from fgai.errors import CheckpointError
 from fgai.evaluation import evaluate
 from fgai.evaluation.protocol import describe
 from fgai.graph import Graph
-from fgai.metrics import SCORES, task_scores
+from fgai.metrics import task_scores
 from fgai.records import plain
-from fgai.tasks import task_of
+from fgai.tasks import TASKS, task_of
 from fgai.training import (
     ALONE,
     DEFENCES,
@@ -209,7 +209,7 @@ def change_of(record: dict[str, Any], cell: Cell) -> str | None:
 def _vanilla(cell: Cell, graph: Graph, device: str, cache: Path | None) -> tuple[nn.Module, bool]:
     """Return the trained vanilla parent, from the cache when it is there, and whether it was trained now."""
     chosen = preset("vanilla", cell.model, cell.dataset, cell.predicts)
-    task = cell.task if cell.predicts != "node" else ""
+    task = cell.task if cell.task in TASKS else ""
     tag = Cell(model=cell.model, dataset=cell.dataset, seed=cell.seed, settings=chosen, task=task).key
     path = (
         None if cache is None else Path(cache) / f"{cell.dataset}-{cell.model}-s{cell.seed}-{tag}.safetensors"
@@ -267,7 +267,7 @@ def _validate(model: nn.Module, graph: Graph, cell: Cell) -> dict[str, float]:
     task = task_of(graph)
     seen = prepared(model, task.view(graph, "val"))
     result = make_attack("standard", targets="val", task=task.name).run(model, seen, seed=cell.seed)
-    name = SCORES[task.name][0]
+    name = task.headline
     clean = _scores(model, seen, task.name, "val_mask")[name]
     attacked = _scores(model, seen, task.name, "val_mask", result.graph)[name]
     return {"clean": clean, "attacked": attacked, "criterion": (clean + attacked) / 2}

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 import fgai
 from fgai import metrics
 from fgai.attacks import RandomInjection, Threat
-from fgai.attention import AttentionMap, LayerAttention, call_model, evaluating
+from fgai.attention import AttentionMap, LayerAttention, call_model, evaluating, touched_rows
 from fgai.errors import FgaiWarning
-from fgai.attention import touched_rows
 from fgai.evaluation import EvaluationRecord, evaluate
 from fgai.evaluation.curves import combined, fidelity, removal_curves
 from fgai.evaluation.measures import layered, observe, paired

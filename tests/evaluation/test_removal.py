@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fgai import metrics
-from fgai.attention import AttentionMap, LayerAttention, call_model, evaluating
-from fgai.attention import touched_rows
+from fgai.attention import AttentionMap, LayerAttention, call_model, evaluating, touched_rows
 from fgai.evaluation.curves import combined, predict_without, removal_curves
 from fgai.evaluation.measures import observe, paired
 from fgai.graph import Graph

@@ -31,10 +31,10 @@ from fgai.errors import InputError
 from fgai.evaluation import EvaluationRecord, compare, evaluate
 from fgai.evaluation.items import item_overlaps
 from fgai.evaluation.measures import observe, paired
-from fgai.metrics import METRICS, SCORES
+from fgai.metrics import METRICS
 from fgai.reports.build import make_report
 from fgai.reports.page import render
-from fgai.tasks import task_of
+from fgai.tasks import TASKS, task_of
 from fgai.training import TrainConfig, fit, make_faithful, prepared, train, train_method
 from fgai.training.recipes import Vanilla
 from support import attack_cases
@@ -192,7 +192,7 @@ def whole(task: str) -> EvaluationRecord:
 @pytest.mark.parametrize("task", cases.TASKS)
 def test_every_metric_stays_in_its_range(task: str) -> None:
     record = whole(task)
-    for name in SCORES[task]:
+    for name in TASKS[task].scores:
         values = record.value(name)
         assert set(values) == {"clean", "attacked", "attacked_explanation"}
         assert all(0 <= value <= 1 for value in values.values())

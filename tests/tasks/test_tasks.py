@@ -43,11 +43,12 @@ def pairs_of(links: Links, part: str, label: int) -> set[tuple[int, int]]:
 @pytest.mark.parametrize(
     "name",
     [
-        "links",
-        "tasks.choose",
+        "graph.links",
+        "tasks.registry",
         "tasks.readout",
         "datasets.links",
         "datasets.batches",
+        "datasets.registry",
         "datasets.splits",
         "datasets.structure",
         "metrics.scores",

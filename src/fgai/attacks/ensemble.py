@@ -33,7 +33,7 @@ from fgai.attention import call_model, evaluating, observe, touched_rows
 from fgai.checks import one_of
 from fgai.errors import InputError, ReliabilityWarning
 from fgai.graph import Graph, GraphChange
-from fgai.metrics import SCORES, task_scores
+from fgai.metrics import task_scores
 from fgai.objectives import Clean, Objective, Value
 from fgai.recompute import Recompute
 from fgai.tasks import task_of
@@ -48,8 +48,8 @@ class EnsembleInjection(Attack):
 
     Chosen is not the change with the largest objective but the one that does most damage to what is reported:
     the task's first score against the true labels (the clean predictions where there are none), or for an
-    explanation objective the share of the top-k that the touched nodes lost. The ledger's `members` tells what
-    each found where.
+    explanation objective the share of the top-k that the touched nodes lost. The ledger's `members` tells
+    what each found where.
 
     Args:
         budget: what it may change; `steps`, where not 0, is the most any member takes.
@@ -132,8 +132,8 @@ class EnsembleInjection(Attack):
         if self.objective.explanation is not None:
             touched = touched_rows(judge.clean.attention, attention)
             return float(self.objective.explanation.shares(attention, judge.clean, touched)[1])
-        task, rows = task_of(judge.graph).name, judge.clean.nodes
-        return 1 - task_scores(task, logits[rows], self._labels(judge)[rows])[SCORES[task][0]]
+        task, rows = task_of(judge.graph), judge.clean.nodes
+        return 1 - task_scores(task.name, logits[rows], self._labels(judge)[rows])[task.headline]
 
     def _endpoints(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge

@@ -14,6 +14,7 @@ from fgai.attacks.prbcd import PRBCD
 from fgai.attacks.tdgia import TDGIA
 from fgai.checks import one_of
 from fgai.objectives import Objective, Value
+from fgai.tasks import get_task
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Threat:
     objective: str | Objective | None = None
 
     def budget_for(self, task: str) -> Budget:
-        """Return the budget of a task: `node`, `link` or `graph`."""
-        return self.per_graph if task == "graph" and self.per_graph is not None else self.budget
+        """Return the budget of a task, given by its name."""
+        return self.per_graph if get_task(task).row_per_graph and self.per_graph is not None else self.budget
 
 
 THREATS: dict[str, Threat] = {
@@ -125,7 +126,7 @@ def make_attack(
         objective: what the attacker maximises, unless the threat says so itself.
         targets: what is attacked: `test`, `val` or `fit`.
         k: size of the explanation, for the explanation objective.
-        task: `node`, `link` or `graph`; small graphs get a small budget each.
+        task: its name, e.g. `node`, `link` or `graph`; small graphs get a small budget each.
 
     Raises:
         InputError: for an unknown name.

@@ -167,10 +167,10 @@ def _predictions(model: nn.Module, seen: Observation, radius: float, norm: str) 
 
 
 def _last(model: nn.Module, seen: Observation, radius: float, norm: str) -> Prediction:
-    task = task_of(seen.graph).name
-    if getattr(model, "task", task) != task:
-        return Prediction(reason=f"the model is made for task {model.task!r}, the data for {task!r}")
-    if task != "node":
+    task = task_of(seen.graph)
+    if getattr(model, "task", task.name) != task.name:
+        return Prediction(reason=f"the model is made for task {model.task!r}, the data for {task.name!r}")
+    if not task.row_per_node:
         return item_prediction(model, seen, radius, norm)
     rowptr = seen.attention.last.rowptr.cpu()
     relu = find_relu(model, seen)

@@ -33,6 +33,7 @@ from fgai.certificates.prediction import BOUND, Prediction, gaps, probability_ch
 from fgai.models import GAT, AttentionLayer, GATv2
 from fgai.ops import aggregate
 from fgai.sparse import Adjacency
+from fgai.tasks import get_task
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +72,7 @@ def find_stages(model: nn.Module, seen: Observation) -> list[Stage] | str:
             "perturbing a hidden layer changes the scores and the values of every later layer; only GAT and"
             " GATv2 are followed that far"
         )
-    if model.task != "node" or not seen.runs:
+    if not get_task(str(model.task)).row_per_node or not seen.runs:
         return "only node-level read-outs are followed"
     stages = []
     for run, recorded in zip(seen.runs, seen.attention, strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -12,7 +14,7 @@ from fgai.certificates.observe import Observation
 from fgai.certificates.prediction import BOUND, EXACT, Prediction, gaps, probability_change, radius_of
 from fgai.models import AttentionLayer
 from fgai.ops.segments import row_index
-from fgai.tasks import link_logits, pool, task_of
+from fgai.tasks import pool, task_of
 
 
 def item_prediction(model: nn.Module, seen: Observation, radius: float, norm: str) -> Prediction:
@@ -31,11 +33,31 @@ def item_prediction(model: nn.Module, seen: Observation, radius: float, norm: st
     if isinstance(found, str):
         return Prediction(reason=found)
     read_out, states = found
-    rowptr = seen.attention.last.rowptr.cpu()
-    if task_of(seen.graph).name == "link":
-        return link_prediction(read_out, rowptr, states, _pairs(seen), seen.logits, radius, norm)
+    certified = READ_OUTS[task_of(seen.graph).linear_read_out]
+    return certified(seen, read_out, states, radius, norm)
+
+
+def _products(
+    seen: Observation, read_out: LinearReadOut, states: Tensor, radius: float, norm: str
+) -> Prediction:
+    assert seen.graph.links is not None
+    rowptr, pairs = seen.attention.last.rowptr.cpu(), seen.graph.links.pairs.cpu()
+    return link_prediction(read_out, rowptr, states, pairs, seen.logits, radius, norm)
+
+
+def _means(
+    seen: Observation, read_out: LinearReadOut, states: Tensor, radius: float, norm: str
+) -> Prediction:
     assert seen.graph.batch is not None
-    return graph_prediction(read_out, rowptr, seen.graph.batch.cpu(), seen.logits, radius, norm)
+    rowptr, batch = seen.attention.last.rowptr.cpu(), seen.graph.batch.cpu()
+    return graph_prediction(read_out, rowptr, batch, seen.logits, radius, norm)
+
+
+READ_OUTS: dict[str, Callable[[Observation, LinearReadOut, Tensor, float, str], Prediction]] = {
+    "product": _products,
+    "mean": _means,
+}
+"""What certifies the rows of a task, by its `linear_read_out`."""
 
 
 def link_prediction(
@@ -125,21 +147,16 @@ def _last_layer(seen: Observation) -> tuple[LinearReadOut, Tensor] | str:
     layer, graph, output = run.layer, seen.graph, run.output
     if layer.heads > 1 and layer.concat:
         return "the last attention layer concatenates its heads"
-    if graph.links is not None:
-        plain = link_logits(output, graph.links.pairs)
-    else:
-        plain = pool(output, graph.batch, graph.num_graphs, "mean")
+    task = task_of(graph)
+    if task.linear_read_out not in READ_OUTS:
+        return f"how {task.rows_are} follow from the last attention layer is not known"
+    plain = task.read_out(output, graph)
     if plain.shape != seen.logits.shape or not torch.equal(plain, seen.logits):
         return "something other than a dot product or a mean follows the last attention layer"
     with torch.no_grad(), evaluating(layer):
         values = layer.attend(*run.inputs)[1].detach().cpu().double() / layer.heads
     read_out = LinearReadOut(values, seen.attention.last.source.cpu())
     return read_out, output.detach().cpu().double()
-
-
-def _pairs(seen: Observation) -> Tensor:
-    assert seen.graph.links is not None
-    return seen.graph.links.pairs.cpu()
 
 
 def _towards(read_out: LinearReadOut, rowptr: Tensor, states: Tensor, pairs: Tensor, norm: str) -> Tensor:

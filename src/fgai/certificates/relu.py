@@ -27,6 +27,7 @@ from fgai.certificates.kernels import channel_norms, class_norms
 from fgai.certificates.observe import Observation
 from fgai.certificates.prediction import BOUND, SMALLEST, Prediction, gaps, probability_change, radius_of
 from fgai.models import GT, AttentionLayer
+from fgai.tasks import get_task
 
 # Edges per block: the working set stays around 100 MB.
 _BLOCK = 1 << 15
@@ -74,7 +75,7 @@ class _Rates:
 
 def find_relu(model: nn.Module, seen: Observation) -> ReluReadOut | str:
     """Return the read-out of a graph transformer's last attention layer, or why there is none."""
-    if type(model) is not GT or model.task != "node" or not seen.runs:
+    if type(model) is not GT or not get_task(model.task).row_per_node or not seen.runs:
         return "only the node-level graph transformer's way from attention to logits is known"
     block = model.blocks[-1]
     norms = block.norm_attention, block.norm_feed

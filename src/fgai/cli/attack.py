@@ -94,7 +94,7 @@ def attack(
         "predictions_changed": float((before.argmax(1) != after.argmax(1)).double().mean()),
         "ledger": result.ledger.to_dict(),
     }
-    measure = metrics.SCORES[task.name][0]
+    measure = task.headline
     if labels is not None:
         values[measure] = {
             name: metrics.task_scores(task.name, logits, labels[rows])[measure]

@@ -59,8 +59,7 @@ def open_model(path: Path, dataset: str | None = None, root: Path | None = None)
     if not name:
         raise InputError(f"{path} does not say which dataset it belongs to; add --dataset")
     model = load(path)
-    task = "link" if about.get("task") == "link" else None
-    graph = datasets.load(name, root, int(about.get("split_seed", 0)), task=task)
+    graph = datasets.load(name, root, int(about.get("split_seed", 0)), task=about.get("task"))
     known = header.get("data_fingerprint")
     if known and name == about.get("dataset") and fingerprint(graph) != known:
         raise CheckpointError(
@@ -153,11 +152,10 @@ def scores(model: nn.Module, graph: Graph) -> dict[str, float]:
     for part in ("train", "val", "test"):
         seen = prepared(model, task.view(graph, part))
         rows, labels = task.rows(seen, part), task.labels(seen)
-        split = task.name == "link" or getattr(seen, f"{part}_mask") is not None
-        if labels is None or not split or not rows.numel():
+        if labels is None or not task.has_part(seen, part) or not rows.numel():
             continue
         logits = logits_again(model, seen)[rows]
-        value = metrics.task_scores(task.name, logits, labels[rows])[metrics.SCORES[task.name][0]]
+        value = metrics.task_scores(task.name, logits, labels[rows])[task.headline]
         if value == value:  # training pairs that are no links are drawn every epoch: no AUC without them
             found[part] = value
     return found

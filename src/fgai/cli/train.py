@@ -8,12 +8,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fgai import datasets, metrics
+from fgai import datasets
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.files import checked_output, parsed_settings, resumable, scores, write_model
 from fgai.cli.output import Output, command
-from fgai.tasks import task_of
+from fgai.tasks import get_task, task_of
 from fgai.training import METHODS, MODELS, train_method
 
 NAMES = {"f1": "F1", "roc_auc": "ROC-AUC"}
@@ -60,7 +60,7 @@ def train(
     settings |= {name: value for name, value in (("epochs", epochs), ("lr", lr)) if value is not None}
     graph = datasets.load(dataset, root, seed, task=task)
     kind = task_of(graph).name
-    mark = "-link" if kind == "link" else ""
+    mark = "" if kind == datasets.info(dataset).task else f"-{kind}"
     path = checked_output(output or Path(f"{method}-{model}-{dataset}{mark}.safetensors".lower()))
     out.say(f"training {model} ({method}) on {graph!r}")
     with resumable(out, path) as folder:
@@ -78,7 +78,7 @@ def report(
 ) -> None:
     """Print what a training came to."""
     history = model.history
-    measure = metrics.SCORES[about.get("task", "node")][0]
+    measure = get_task(about.get("task", "node")).headline
     values = {
         "command": name,
         "output": str(path),

@@ -5,12 +5,22 @@ from fgai.datasets.fingerprint import fingerprint
 from fgai.datasets.links import link_split
 from fgai.datasets.loader import load
 from fgai.datasets.planted import planted
-from fgai.datasets.registry import DatasetInfo, info, names
+from fgai.datasets.registry import (
+    DatasetInfo,
+    Source,
+    info,
+    names,
+    register_dataset,
+    register_task_split,
+    unregister_dataset,
+    unregister_task_split,
+)
 from fgai.datasets.splits import Split, fold_split, random_split, stratified_split
 from fgai.datasets.structure import with_degrees
 
 __all__ = [
     "DatasetInfo",
+    "Source",
     "Split",
     "batched",
     "fingerprint",
@@ -21,6 +31,10 @@ __all__ = [
     "names",
     "planted",
     "random_split",
+    "register_dataset",
+    "register_task_split",
     "stratified_split",
+    "unregister_dataset",
+    "unregister_task_split",
     "with_degrees",
 ]

@@ -10,10 +10,8 @@ from torch import Tensor
 
 from fgai.datasets import paths
 from fgai.datasets.download import download
-from fgai.datasets.links import link_split
-from fgai.datasets.planted import planted
 from fgai.datasets.readers import Raw
-from fgai.datasets.registry import PLANTED, DatasetInfo, info, source
+from fgai.datasets.registry import PLANTED, TASK_SPLITS, DatasetInfo, info, source
 from fgai.datasets.splits import Split, fold_split, index_split, random_split, stratified_split
 from fgai.errors import DataError, InputError
 from fgai.graph import Graph
@@ -42,7 +40,8 @@ def load(
         split: `random` (10/10/80 % of the labelled nodes), `public` (published with the data) or, for small
             graphs, `folds` (the seed is the number of one of ten folds); None for the dataset's default, the
             first of `info(name).splits`.
-        task: `link` hides links to be predicted (see `link_split`); None for the dataset's own task.
+        task: `link` hides links to be predicted (see `link_split`), others are split as
+            `register_task_split` was told; None for the dataset's own task.
 
     Raises:
         DataError: unknown name or split; files missing, truncated or foreign.
@@ -59,16 +58,25 @@ def load(
     if chosen not in about.splits:
         raise DataError(f"{name!r} has no split {split!r}; use {' or '.join(map(repr, about.splits))}")
     wanted = about.task if task is None else task
-    if wanted != about.task and (wanted, about.task) != ("link", "node"):
-        offered = "node or link" if about.task == "node" else about.task
+    others = {name: way.split for name, way in TASK_SPLITS.items() if way.of == about.task}
+    if wanted not in (about.task, *others):
+        offered = " or ".join((about.task, *others))
         raise InputError(f"{name!r} is for {offered} tasks, got `task={task!r}`")
-    if name == PLANTED:
-        graph = planted()
-        assert graph.y is not None
-        graph = _with_split(graph, random_split(graph.y, seed))
-    else:
+    make = source(name).make
+    if make is None:
         graph = _assemble(_read(about, root), about, seed, chosen)
-    return link_split(graph, seed) if wanted == "link" else graph
+    else:
+        graph = _made(make(), about, seed, chosen)
+    return graph if wanted == about.task else others[wanted](graph, seed)
+
+
+def _made(graph: Graph, about: DatasetInfo, seed: int, split: str) -> Graph:
+    """A graph made in Python under the dataset's name, with a split where it brings none."""
+    graph = graph.replace(name=about.name)
+    _check_sizes(graph, about)
+    if split == "public" or graph.links is not None:
+        return graph
+    return _drawn(graph, seed, split)
 
 
 def _read(about: DatasetInfo, root: str | os.PathLike[str] | None) -> Raw:
@@ -117,11 +125,17 @@ def _assemble(raw: Raw, about: DatasetInfo, seed: int, split: str) -> Graph:
         assert raw.split is not None
         parts = {key: torch.from_numpy(np.asarray(index, dtype=np.int64)) for key, index in raw.split.items()}
         return _with_split(graph, index_split(parts["train"], parts["val"], parts["test"], raw.num_nodes))
-    if batch is not None and graph_y is not None:
-        drawn = fold_split(graph_y, seed) if split == "folds" else stratified_split(graph_y, seed)
-        return _with_split(graph, Split(*(mask[batch] for mask in drawn)))
-    assert y is not None
-    return _with_split(graph, random_split(y, seed))
+    return _drawn(graph, seed, split)
+
+
+def _drawn(graph: Graph, seed: int, split: str) -> Graph:
+    """The graph with a random split of its nodes, or of its small graphs."""
+    if graph.batch is not None and graph.graph_y is not None:
+        parts = fold_split(graph.graph_y, seed) if split == "folds" else stratified_split(graph.graph_y, seed)
+        return _with_split(graph, Split(*(mask[graph.batch] for mask in parts)))
+    if graph.y is None:
+        raise DataError(f"{graph.name!r} has no labels to draw a split of; give it masks and split 'public'")
+    return _with_split(graph, random_split(graph.y, seed))
 
 
 def _check_sizes(graph: Graph, about: DatasetInfo) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import NamedTuple
 
+from fgai.checks import one_of
+from fgai.datasets.links import link_split
 from fgai.datasets.ogb import ARCHIVE, MEMBERS, read_ogbn_arxiv
+from fgai.datasets.planted import planted
 from fgai.datasets.readers import (
     Reader,
     read_ground_truth,
@@ -14,7 +19,9 @@ from fgai.datasets.readers import (
     read_tape,
     read_tu,
 )
-from fgai.errors import DataError
+from fgai.errors import DataError, InputError
+from fgai.graph import Graph
+from fgai.tasks import TASKS
 
 PLANTED = "planted"
 
@@ -42,7 +49,7 @@ class DatasetInfo:
         num_features: F.
         num_classes: classes of the nodes, or of the graphs where those carry the labels.
         num_graphs: 1, or the number of graphs in a graph classification set.
-        task: `node` or `graph`.
+        task: what it is made for, e.g. `node` or `graph`; see `fgai.tasks`.
         splits: the words `split` may be; the first is the default.
         files: what must be in the data folder; each inner tuple alone is enough.
     """
@@ -64,14 +71,17 @@ class DatasetInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """How a dataset is read, and how PyG downloads it.
+    """How a dataset is made or read, and how PyG downloads it.
 
     Attributes:
-        reader: turns the files into a `Raw` record; None for the built-in generator.
+        make: returns the graph of a dataset without files. Split `public` keeps the masks it brings along,
+            others draw new ones.
+        reader: turns the files into a `Raw` record.
         pyg: (dataset class of PyG, name it takes), or None.
         url: a single file to download, or None.
     """
 
+    make: Callable[[], Graph] | None = None
     reader: Reader | None = None
     pyg: tuple[str, str] | None = None
     url: str | None = None
@@ -81,8 +91,80 @@ _INFO: dict[str, DatasetInfo] = {}
 _SOURCES: dict[str, Source] = {}
 
 
-def _add(source: Source, info: DatasetInfo) -> None:
+class TaskSplit(NamedTuple):
+    """How datasets of one task serve another: `split(graph, seed)` hides what is to be predicted."""
+
+    of: str
+    split: Callable[[Graph, int], Graph]
+
+
+TASK_SPLITS: dict[str, TaskSplit] = {"link": TaskSplit("node", link_split)}
+"""Tasks that datasets made for others serve as well."""
+
+
+def register_dataset(info: DatasetInfo, source: Source) -> None:
+    """Add a dataset: `fgai.load`, `fgai data` and `--dataset` then know its name.
+
+    Args:
+        info: what it is; its sizes are checked when it is loaded.
+        source: `Source(make=...)` for a graph made in Python, `Source(reader=...)` for one read from
+            `info.files`.
+
+    Raises:
+        InputError: the name is taken, the task is unknown, or the graph can neither be made nor read.
+
+    Example:
+        >>> mine = DatasetInfo(
+        ...     name="planted-again", description="The same", source="me", citation="none", licence="MIT",
+        ...     num_nodes=2000, num_edges=15914, num_features=308, num_classes=5,
+        ... )
+        >>> register_dataset(mine, Source(make=planted))
+        >>> "planted-again" in names()
+        True
+        >>> unregister_dataset("planted-again")
+    """
+    if info.name in _INFO:
+        raise InputError(f"there is a dataset {info.name!r} already; choose another name")
+    one_of(info.task, "task", tuple(TASKS))
+    if (source.make is None) == (source.reader is None):
+        raise InputError(f"the source of {info.name!r} needs `make` or `reader`, one of the two")
     _INFO[info.name], _SOURCES[info.name] = info, source
+
+
+def unregister_dataset(name: str) -> None:
+    """Take a dataset out again.
+
+    Raises:
+        DataError: there is none of that name.
+    """
+    del _INFO[info(name).name], _SOURCES[name]
+
+
+def register_task_split(task: str, split: Callable[[Graph, int], Graph], *, of: str) -> None:
+    """Let datasets made for one task serve another, as node datasets serve link prediction.
+
+    Args:
+        task: the name of the task they serve, too.
+        split: from a graph and a seed to a graph of that task.
+        of: the name of the task the datasets are made for.
+
+    Raises:
+        InputError: a task is unknown, or `task` has such a split already.
+    """
+    one_of(task, "task", tuple(TASKS))
+    one_of(of, "of", tuple(TASKS))
+    if task in TASK_SPLITS:
+        raise InputError(f"datasets are split for the task {task!r} already")
+    TASK_SPLITS[task] = TaskSplit(of, split)
+
+
+def unregister_task_split(task: str) -> None:
+    """Take a split for a task out again.
+
+    Raises:
+        InputError: there is none.
+    """
+    del TASK_SPLITS[one_of(task, "task", tuple(TASK_SPLITS))]
 
 
 def _amazon(name: str, folder: str, file: str, n: int, e: int, f: int, c: int) -> None:
@@ -99,7 +181,7 @@ def _amazon(name: str, folder: str, file: str, n: int, e: int, f: int, c: int) -
         num_classes=c,
         files=((f"amazon/{folder}/raw/{file}",),),
     )
-    _add(Source(reader=read_npz, pyg=("Amazon", folder)), info)
+    register_dataset(info, Source(reader=read_npz, pyg=("Amazon", folder)))
 
 
 def _coauthor(name: str, folder: str, file: str, n: int, e: int, f: int, c: int) -> None:
@@ -116,7 +198,7 @@ def _coauthor(name: str, folder: str, file: str, n: int, e: int, f: int, c: int)
         num_classes=c,
         files=((f"coauthor/{folder}/raw/{file}",),),
     )
-    _add(Source(reader=read_npz, pyg=("Coauthor", folder)), info)
+    register_dataset(info, Source(reader=read_npz, pyg=("Coauthor", folder)))
 
 
 def _planetoid(folder: str, n: int, e: int, f: int, c: int, remark: str = "") -> None:
@@ -136,7 +218,7 @@ def _planetoid(folder: str, n: int, e: int, f: int, c: int, remark: str = "") ->
         splits=("random", "public"),
         files=(tuple(f"planetoid/{folder}/raw/ind.{name}.{part}" for part in parts),),
     )
-    _add(Source(reader=read_planetoid, pyg=("Planetoid", folder)), info)
+    register_dataset(info, Source(reader=read_planetoid, pyg=("Planetoid", folder)))
 
 
 def _tu(folder: str, n: int, e: int, f: int, graphs: int, attributes: bool, words: str) -> None:
@@ -158,7 +240,7 @@ def _tu(folder: str, n: int, e: int, f: int, graphs: int, attributes: bool, word
         splits=("folds", "random"),
         files=(tuple(f"tu/{folder}/raw/{folder}_{part}.txt" for part in parts),),
     )
-    _add(Source(reader=read_tu, pyg=("TUDataset", folder)), info)
+    register_dataset(info, Source(reader=read_tu, pyg=("TUDataset", folder)))
 
 
 def _ground_truth(name: str, n: int, e: int, c: int, words: str) -> None:
@@ -176,7 +258,7 @@ def _ground_truth(name: str, n: int, e: int, c: int, words: str) -> None:
         splits=("public", "random"),
         files=((f"ground_truth/{name.replace('-', '_')}.npz",),),
     )
-    _add(Source(reader=read_ground_truth), info)
+    register_dataset(info, Source(reader=read_ground_truth))
 
 
 def _arxiv() -> None:
@@ -194,7 +276,7 @@ def _arxiv() -> None:
         num_edges=2315598,
         num_classes=40,
     )
-    _add(Source(reader=read_ogbn_arxiv, url=ogbn.source), ogbn)
+    register_dataset(ogbn, Source(reader=read_ogbn_arxiv, url=ogbn.source))
     tape = DatasetInfo(
         name="arxiv-tape",
         description="The graph, labels and split of ogbn-arxiv; features are five ranked guesses of the class"
@@ -210,11 +292,10 @@ def _arxiv() -> None:
         num_edges=2315598,
         num_classes=40,
     )
-    _add(Source(reader=read_tape), tape)
+    register_dataset(tape, Source(reader=read_tape))
 
 
-_add(
-    Source(),
+register_dataset(
     DatasetInfo(
         name=PLANTED,
         description="Built in: a citation-like graph whose informative edges (`edge_truth`) are known. The"
@@ -227,6 +308,7 @@ _add(
         num_features=308,
         num_classes=5,
     ),
+    Source(make=planted),
 )
 _amazon("amazon-photo", "Photo", "amazon_electronics_photo.npz", 7650, 238162, 745, 8)
 _amazon("amazon-cs", "Computers", "amazon_electronics_computers.npz", 13752, 491722, 767, 10)

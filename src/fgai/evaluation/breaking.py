@@ -113,7 +113,7 @@ def breaking_point(
     one_of(targets, "targets", ("test", "val"))
     chosen = THREATS[one_of(threat, "threat", tuple(THREATS))] if isinstance(threat, str) else threat
     original = as_graph(data).to(next(model.parameters()).device)
-    if not chosen.budget.nodes or task_of(original).name != "node":
+    if not chosen.budget.nodes or not task_of(original).row_per_node:
         raise InputError(f"a breaking point needs a threat that injects nodes, {chosen.name!r} does not")
     graph = prepared(model, original)
     clean, seconds = ms.observe(model, graph), [0.0]

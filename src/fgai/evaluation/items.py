@@ -36,45 +36,35 @@ def item_overlaps(
         By kind, values per layer; NaN where nothing counts.
     """
     task = task_of(graph)
-    if task.name == "link":
-        assert graph.links is not None
-        ends, truth = graph.links.pairs[:, rows], graph.links.y[rows]
-        found = per_node[:, ends].nanmean(1)
-        return {
-            name: layered([metrics.mean_over(values[truth == kind]) for values in found], sharpest)
-            for name, kind in (("links", 1), ("pairs", 0))
-        }
-    if task.name == "graph":
-        by_layer = [graph_overlap(pair, graph, k)[rows] for pair in pairs]
-        return {"graphs": layered([metrics.mean_over(values) for values in by_layer], sharpest)}
-    return {}
+    ranges = [task.ranked_together(graph, pair.rowptr) for pair in pairs]
+    if any(starts is not None for starts in ranges):
+        found = [range_overlap(pair, starts, k) for pair, starts in zip(pairs, ranges, strict=True)]
+        per_node = torch.stack(found)
+    return _by_kind(task.explained(per_node, graph, rows), sharpest)
 
 
-def graph_overlap(pair: Pair, graph: Graph, k: int) -> Tensor:
-    """[G] overlap of the top-k edges of every small graph; NaN for those with at most k edges."""
-    assert graph.batch is not None
+def range_overlap(pair: Pair, starts: Tensor | None, k: int) -> Tensor:
+    """[R] overlap of the top-k edges of every range that begins at `starts`; NaN for at most k edges."""
     degree = pair.rowptr.diff()
     weight = torch.repeat_interleave(degree, degree).to(pair.before.dtype)
-    return metrics.overlap_per_node(pair.before * weight, pair.after * weight, graph_rows(pair, graph), k)
-
-
-def graph_rows(pair: Pair, graph: Graph) -> Tensor:
-    """[G+1] where the edges of each small graph begin, the nodes of a batch standing graph by graph."""
-    assert graph.batch is not None
-    first = torch.searchsorted(graph.batch, torch.arange(graph.num_graphs + 1, device=graph.batch.device))
-    return pair.rowptr[first]
+    rowptr = pair.rowptr if starts is None else starts
+    return metrics.overlap_per_node(pair.before * weight, pair.after * weight, rowptr, k)
 
 
 def item_chance(pairs: Sequence[Pair], graph: Graph, rows: Tensor, k: int, sharpest: int) -> dict[str, Any]:
     """What a random ranking scores in `item_overlaps`."""
     task = task_of(graph)
-    if task.name == "node":
-        return {}
     values = []
     for pair in pairs:
-        rowptr = pair.rowptr if task.name == "link" else graph_rows(pair, graph)
-        degree = rowptr.diff().double()
+        starts = task.ranked_together(graph, pair.rowptr)
+        degree = (pair.rowptr if starts is None else starts).diff().double()
         values.append(torch.where(degree > k, k / degree, float("nan")))
-    if task.name == "graph":
-        return {"graphs": layered([metrics.mean_over(v[rows]) for v in values], sharpest)}
-    return item_overlaps(pairs, torch.stack(values), graph, rows, k, sharpest)
+    return _by_kind(task.explained(torch.stack(values), graph, rows), sharpest)
+
+
+def _by_kind(explained: dict[str, Tensor], sharpest: int) -> dict[str, Any]:
+    """Means over what counts, per layer, of every kind of explanation."""
+    return {
+        name: layered([metrics.mean_over(values) for values in by_layer], sharpest)
+        for name, by_layer in explained.items()
+    }

@@ -7,6 +7,7 @@ from typing import Any
 
 from fgai.evaluation.record import EvaluationRecord
 from fgai.records import Cell, Column, Table, look_up
+from fgai.tasks import TASKS
 
 # (heading, path, format, better)
 _PREDICTION = (
@@ -39,7 +40,6 @@ _EXPLANATION = (
     ("truth AUC", "truth.auc.all", ".3f", "higher"),
     ("attacked truth AUC", "truth_prediction.auc.all", ".3f", "higher"),
 )
-_WHAT = {"node": "nodes", "link": "links", "graph": "graphs"}
 # Where a null row keeps what a model's record keeps elsewhere.
 _NULL_PATHS = {
     "overlap.prediction.all": "overlap.all",
@@ -52,7 +52,8 @@ _NULL_PATHS = {
 def notes_of(records: Sequence[EvaluationRecord]) -> tuple[str, ...]:
     """What a table must say below itself: data, threat, parameters and warnings."""
     first = records[0]
-    what = _WHAT[first.config.get("task", "node")]
+    task = TASKS.get(first.config.get("task", "node"))
+    what = "rows" if task is None else task.rows_are
     about = (
         f"{first.data['name']}, threat {first.threat['name']}, {first.config['targets']} {what},"
         f" seed {first.seed}, k={first.config['k']}; `all` layers unless said otherwise;"

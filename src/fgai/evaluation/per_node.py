@@ -53,7 +53,7 @@ def node_arrays(
         predicted["label"] = (labels, np.int16)
         predicted["correct_clean"] = (before.argmax(1) == labels, np.bool_)
         predicted["correct_attacked"] = (after.argmax(1) == labels, np.bool_)
-    prefix = "" if task.name == "node" else "item_"
+    prefix = "" if task.row_per_node else "item_"
     values: dict[str, tuple[Tensor, type]] = {
         "degree": (graph.adjacency.degree, np.int32),
         **{f"{prefix}{name}": value for name, value in predicted.items()},

@@ -52,7 +52,7 @@ def evaluate(
     Args:
         model: fgai's, or any PyG model the recorder supports, for the task of the data.
         data: a `Graph` or PyG `Data` with labels; without `test_mask` all nodes are tested. Links and batches
-            of small graphs are measured by their own scores (`fgai.metrics.SCORES`).
+            of small graphs are measured by their own scores (`fgai.tasks.Task.scores`).
         threat: a name from `fgai.attacks.THREATS` or a `Threat` of your own.
         vanilla: the model to be similar to (its parent), or None.
         seed: of the attacks and of the random null row.

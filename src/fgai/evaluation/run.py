@@ -95,7 +95,7 @@ class Run:
         if parent is not None:
             similar = ms.agreement(ms.paired(parent, self.clean.attention), self.k, self.sharpest)
             out["similarity"] = similar.metrics
-        if self.task.name == "node":
+        if self.task.row_per_node:
             out["same_class"] = self._same_class(attacked)
         else:
             out["explanations"] = self._explanations(attacked, parent, similar)
@@ -205,7 +205,7 @@ class Run:
 
     def _scores(self, attacked: dict[str, _Attacked]) -> dict[str, dict[str, float]]:
         """The task's scores by name, each clean and under every attack."""
-        names = metrics.SCORES[self.task.name]
+        names = tuple(self.task.scores)
         if self.labels is None:
             return {name: {} for name in names}
         truth = self.labels[self.rows]

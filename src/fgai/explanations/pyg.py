@@ -16,6 +16,7 @@ from fgai.checks import one_of
 from fgai.errors import AttentionError, InputError
 from fgai.graph import Graph
 from fgai.sparse import edge_keys
+from fgai.tasks import get_task
 
 REDUCERS = ("mean", "max", "last")
 
@@ -144,7 +145,7 @@ class AsPyG(MessagePassing):  # type: ignore[misc]
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        if not getattr(model, "is_fgai_model", False) or getattr(model, "task", "") == "link":
+        if not getattr(model, "is_fgai_model", False) or get_task(str(model.task)).needs_links:
             raise InputError(
                 "`model` must be one of fgai's models for nodes or graphs; PyG's own can be used as they are"
             )

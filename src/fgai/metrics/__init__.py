@@ -26,7 +26,7 @@ from fgai.metrics.removal import (
     slope,
     still_right,
 )
-from fgai.metrics.scores import SCORES, task_scores
+from fgai.metrics.scores import task_scores
 from fgai.metrics.sharpness import sharpness, sharpness_per_node
 from fgai.metrics.spec import METRICS, MetricSpec, metric
 from fgai.metrics.stability import g_jsd, g_tvd, g_tvd_prob, g_tvd_rel
@@ -35,7 +35,6 @@ from fgai.metrics.truth import truth_auc, truth_chance, truth_precision
 __all__ = [
     "FRACTIONS",
     "METRICS",
-    "SCORES",
     "MetricSpec",
     "accuracy",
     "average_precision",

@@ -1,18 +1,15 @@
-"""The scores of each task, from logits and labels: one place where it is decided what a task is judged by."""
+"""The scores of a task, from logits and labels: the functions behind the names that tasks declare."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from torch import Tensor
 
 from fgai.checks import one_of
-from fgai.metrics.prediction import accuracy, average_precision, f1, roc_auc
-
-SCORES: dict[str, tuple[str, ...]] = {
-    "node": ("f1",),
-    "link": ("roc_auc", "average_precision"),
-    "graph": ("accuracy", "roc_auc"),
-}
-"""Names of the scores by task; the first is the headline."""
+from fgai.metrics.prediction import average_precision, roc_auc
+from fgai.metrics.spec import METRICS
+from fgai.tasks import get_task
 
 
 def task_scores(task: str, logits: Tensor, target: Tensor) -> dict[str, float]:
@@ -23,7 +20,7 @@ def task_scores(task: str, logits: Tensor, target: Tensor) -> dict[str, float]:
         graph  accuracy, and ROC-AUC (two classes: of the second; more: mean of one against the rest)
 
     Args:
-        task: `node`, `link` or `graph`.
+        task: its name, e.g. `node`, `link` or `graph`; see `fgai.tasks.Task.scores`.
         logits: [T, C].
         target: [T] classes; -1 is left out.
 
@@ -36,15 +33,19 @@ def task_scores(task: str, logits: Tensor, target: Tensor) -> dict[str, float]:
         >>> task_scores("link", logits, torch.tensor([1, 0, 0]))["roc_auc"]
         0.5
     """
-    one_of(task, "task", tuple(SCORES))
-    if task == "node":
-        return {"f1": f1(logits, target)}
     known = target >= 0
     logits, target = logits[known], target[known]
-    if task == "link":
-        score = logits[:, 1] - logits[:, 0]
-        return {"roc_auc": roc_auc(score, target), "average_precision": average_precision(score, target)}
-    return {"accuracy": accuracy(logits, target), "roc_auc": class_auc(logits, target)}
+    return {name: _function(score)(logits, target) for name, score in get_task(task).scores.items()}
+
+
+def link_auc(logits: Tensor, target: Tensor) -> float:
+    """ROC-AUC of the second class's logit minus the first's."""
+    return roc_auc(logits[:, 1] - logits[:, 0], target)
+
+
+def link_precision(logits: Tensor, target: Tensor) -> float:
+    """Average precision of the second class's logit minus the first's."""
+    return average_precision(logits[:, 1] - logits[:, 0], target)
 
 
 def class_auc(logits: Tensor, target: Tensor) -> float:
@@ -55,3 +56,17 @@ def class_auc(logits: Tensor, target: Tensor) -> float:
     values = [roc_auc(chance[:, c], target == c) for c in range(logits.shape[1])]
     defined = [value for value in values if value == value]
     return sum(defined) / len(defined) if defined else float("nan")
+
+
+LOGIT_SCORES: dict[str, Callable[[Tensor, Tensor], float]] = {
+    "class_auc": class_auc,
+    "link_auc": link_auc,
+    "link_precision": link_precision,
+}
+"""Metrics of ranked values, read from logits."""
+
+
+def _function(score: str) -> Callable[[Tensor, Tensor], float]:
+    """A metric of logits [T, C] and known classes [T] by the name a task gives it."""
+    known = {**{name: spec.function for name, spec in METRICS.items()}, **LOGIT_SCORES}
+    return known[one_of(score, "score", tuple(known))]

@@ -14,8 +14,8 @@ from fgai.graph import Graph
 from fgai.models.layerwise import Layerwise
 from fgai.ops import dropout
 from fgai.sparse import Features
-from fgai.tasks import POOLINGS, TASKS, link_logits, pool, task_of
-from fgai.tasks.readout import DECODERS, link_scores
+from fgai.tasks import POOLINGS, get_task, task_of
+from fgai.tasks.readout import DECODERS
 
 LARGE = 100_000
 """Nodes from which the paper's arXiv architecture (three layers, width 128) is picked."""
@@ -44,7 +44,7 @@ class AttentionModel(nn.Module):
 
     def __init__(self, *, task: str = "node", pooling: str = "mean", decoder: str = "dot") -> None:
         super().__init__()
-        self.task = one_of(task, "task", tuple(TASKS))
+        self.task = get_task(task).name
         self.pooling = one_of(pooling, "pooling", POOLINGS)
         self.guard = None
         self.decoder = one_of(decoder, "decoder", DECODERS)
@@ -60,7 +60,7 @@ class AttentionModel(nn.Module):
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no node features; add some, e.g. node degrees")
         task = overrides.get("task", task_of(graph).name)
-        if graph.num_classes < 2 and task != "link" and "out_channels" not in overrides:
+        if get_task(task).out_channels(graph) < 2 and "out_channels" not in overrides:
             raise InputError(f"{graph.name!r} has no labels; give `out_channels` or a graph with `y`")
         sizes = cls._sizes(graph, task)
         return cls(**{**sizes, **overrides})
@@ -122,13 +122,9 @@ class AttentionModel(nn.Module):
 
     def read_out(self, nodes: Tensor, graph: Graph, links: Tensor | None = None) -> Tensor:
         """Turn node embeddings into the task's logits."""
-        if self.task == "link":
-            if links is not None:
-                return link_scores(nodes, links, self.decoder)
-            return nodes if graph.links is None else link_logits(nodes, graph.links.pairs, self.decoder)
-        if self.task == "graph":
-            return pool(nodes, graph.batch, graph.num_graphs, self.pooling)
-        return nodes
+        return get_task(self.task).read_out(
+            nodes, graph, pooling=self.pooling, decoder=self.decoder, links=links
+        )
 
     def with_attention(self, graph: Graph) -> tuple[Tensor, AttentionMap]:
         """Return the logits and the attention of every layer, before dropout."""

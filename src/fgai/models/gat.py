@@ -15,6 +15,7 @@ from fgai.models.base import LARGE, AttentionModel
 from fgai.models.layer import AttentionLayer
 from fgai.models.layerwise import Layerwise, Stage
 from fgai.sparse import Features
+from fgai.tasks import get_task
 
 
 class GAT(AttentionModel):
@@ -61,7 +62,7 @@ class GAT(AttentionModel):
         super().__init__(task=task, pooling=pooling, decoder=decoder)
         one_of(norm, "norm", ("none", "layer"))
         at_least(layers, "layers", 1)
-        if one_of(head, "head", ("none", "mlp")) == "mlp" and task != "graph":
+        if one_of(head, "head", ("none", "mlp")) == "mlp" and not get_task(task).row_per_graph:
             raise InputError(f"`head='mlp'` classifies pooled graphs, got a {task!r} task")
         self.config = {
             "in_channels": in_channels,
@@ -98,7 +99,7 @@ class GAT(AttentionModel):
         large = graph.num_nodes >= LARGE
         return {
             "in_channels": graph.num_features,
-            "out_channels": 64 if task == "link" else graph.num_classes,
+            "out_channels": get_task(task).out_channels(graph),
             "channels": 16 if large else 8,
             "heads": 8,
             "layers": 3 if large else 2,

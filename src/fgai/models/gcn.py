@@ -17,6 +17,7 @@ from fgai.models.layer import InputNorm, Projection, Tap
 from fgai.ops import aggregate, node_scores, score_additive, weighted_softmax
 from fgai.ops.segments import row_sum
 from fgai.sparse import Adjacency, Features
+from fgai.tasks import get_task
 
 _PLAIN: WeakKeyDictionary[Adjacency, tuple[Tensor, Tensor]] = WeakKeyDictionary()
 
@@ -177,7 +178,7 @@ class GCN(AttentionModel):
         large = graph.num_nodes >= LARGE
         return {
             "in_channels": graph.num_features,
-            "out_channels": 64 if task == "link" else graph.num_classes,
+            "out_channels": get_task(task).out_channels(graph),
             "channels": 128 if large else 64,
             "layers": 3 if large else 2,
             "task": task,

@@ -17,6 +17,7 @@ from fgai.models.layerwise import Layerwise, Stage
 from fgai.models.positional import with_encoding
 from fgai.ops import dropout
 from fgai.sparse import Features
+from fgai.tasks import get_task
 
 
 class TransformerBlock(nn.Module):
@@ -126,7 +127,7 @@ class GT(AttentionModel):
 
     @classmethod
     def _sizes(cls, graph: Graph, task: str) -> dict[str, Any]:
-        out = 64 if task == "link" else graph.num_classes
+        out = get_task(task).out_channels(graph)
         return {"in_channels": graph.num_features, "out_channels": out, "task": task}
 
     def prepare(self, graph: Graph) -> Graph:
@@ -141,7 +142,7 @@ class GT(AttentionModel):
         x = self.enter(features, graph.positional)
         for block in self.blocks:
             x = block(x, graph, self.edge_weight(x, graph))
-        if self.task == "graph":
+        if get_task(self.task).row_per_graph:
             return x
         return self.head(x)  # type: ignore[no-any-return]
 
@@ -160,4 +161,4 @@ class GT(AttentionModel):
     def read_out(self, nodes: Tensor, graph: Graph, links: Tensor | None = None) -> Tensor:
         """Turn node states into the task's logits; graphs are pooled before the head."""
         out = super().read_out(nodes, graph, links)
-        return torch.as_tensor(self.head(out)) if self.task == "graph" else out
+        return torch.as_tensor(self.head(out)) if get_task(self.task).row_per_graph else out

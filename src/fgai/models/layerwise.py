@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fgai.models.layer import AttentionLayer
 from fgai.sparse import Features
+from fgai.tasks import get_task
 
 
 class Stage(NamedTuple):
@@ -42,15 +43,15 @@ class Layerwise(NamedTuple):
 def layerwise_of(model: nn.Module) -> Layerwise | None:
     """Return `model.layerwise()` if it describes what the model now does, else None.
 
-    Not in training mode, for other tasks than nodes, while attention is tapped or guarded or hooks are
-    set, or when a subclass changed the forward pass without changing `layerwise`.
+    Not in training mode, for tasks whose rows are not nodes, while attention is tapped or guarded or hooks
+    are set, or when a subclass changed the forward pass without changing `layerwise`.
     """
     make = getattr(model, "layerwise", None)
     if make is None or not getattr(model, "is_fgai_model", False) or model.training:
         return None
     owners = {name: _owner(model, name) for name in ("embed", "forward", "read_out", "layerwise")}
     ours = all(owner.__module__.startswith("fgai.models.") for owner in owners.values())
-    if not ours or owners["embed"] is not owners["layerwise"] or getattr(model, "task", "") != "node":
+    if not ours or owners["embed"] is not owners["layerwise"] or not get_task(str(model.task)).row_per_node:
         return None
     if getattr(model, "guard", None) is not None:
         return None

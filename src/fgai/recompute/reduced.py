@@ -141,7 +141,7 @@ class ReducedExplanation:
         return self.shares(touched)[0].squeeze(0)
 
     def shares(self, touched: Touched) -> tuple[Tensor, Tensor]:
-        """Return the objective, and the share of the top-k the touched rows lost, mean over layers; [copies]."""
+        """Return the objective and the share of the top-k the touched rows lost, both [copies]."""
         total, gone = (touched.logits.new_zeros(self._copies) for _ in range(2))
         for layer, values in zip(self._layers, touched.attention, strict=True):
             lost, terms = layer.lost.expand(self._copies), layer.terms.expand(self._copies)

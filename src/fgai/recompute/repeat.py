@@ -1,6 +1,6 @@
 """A plan for several sets of features at once: its small graphs side by side, computed in one pass.
 
-Copies share nothing but the constants, so row t of copy b is what the single plan gives for the features of copy b.
+Copies share nothing but the constants, so row t of copy b is what the single plan gives for its features.
 On a GPU the passes of a small graph cost their launches, and those are the same for one copy and for eight.
 """
 

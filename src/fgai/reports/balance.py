@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fgai.records import Column, Table
-from fgai.reports.numbers import SCORES, Record, number, percent, score_of, signed
+from fgai.reports.numbers import Record, heading_of, number, percent, score_of, signed
 
 SLIGHT = 0.02
 """Shares and slopes that differ by no more count as the same."""
@@ -103,7 +103,7 @@ def changes(
         out.append(
             Change(
                 key=measure.key,
-                name=measure.name.replace("F1", SCORES[score_of(base)][0]),
+                name=measure.name.replace("F1", heading_of(base)),
                 title=measure.title.format(k=k),
                 before=before,
                 after=after,

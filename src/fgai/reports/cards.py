@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fgai.reports.balance import changes, kind_of
 from fgai.reports.document import Report
-from fgai.reports.numbers import number, percent, score, score_of, signed
+from fgai.reports.numbers import number, percent, score, signed, tested
 from fgai.reports.sections import esc
 from fgai.reports.words import pair, size_of
 
@@ -28,13 +28,6 @@ class Card(NamedTuple):
     title: str
     about: str
     bars: list[Bar]
-
-
-TESTED = {
-    "f1": "Tested nodes classified right",
-    "accuracy": "Tested graphs classified right",
-    "roc_auc": "ROC-AUC on the tested links",
-}
 
 
 def cards(report: Report) -> str:
@@ -58,10 +51,11 @@ def _predictions(report: Report) -> Card:
     for record, name in zip(report.records, report.names, strict=True):
         before, after = score(record, "clean"), score(record, "attacked")
         bars.append(Bar(name, after, f"{percent(before)} → {percent(after)}", before))
+    said = tested(report.records[0])
     return Card(
         "attacked",
         "Predictions that survive",
-        f"{TESTED[score_of(report.records[0])]}: before the attack (tick) and after it (bar).",
+        f"{said[0].upper()}{said[1:]}: before the attack (tick) and after it (bar).",
         bars,
     )
 

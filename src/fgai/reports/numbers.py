@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fgai.records import look_up
+from fgai.tasks import TASKS, Task
 
 Record = Mapping[str, Any]
 
@@ -135,18 +136,40 @@ def number(record: Record, path: str) -> float | None:
     return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
 
 
-SCORES = {
-    "f1": ("F1", "of the tested nodes classified right"),
-    "accuracy": ("accuracy", "of the tested graphs classified right"),
-    "roc_auc": ("ROC-AUC", "ROC-AUC on the tested links"),
-}
-"""The headline score of each task, by its name in records: heading and words behind a percentage."""
+SCORES = {"f1": "F1", "accuracy": "accuracy", "roc_auc": "ROC-AUC"}
+"""Headings of scores by their names in records."""
+SHARES = ("f1", "accuracy")
+"""Scores that are shares of what is classified right."""
+
+
+def task_in(record: Record) -> Task:
+    """The task of a record; that of nodes where it does not say, or says one that is not registered."""
+    return TASKS.get((record.get("config") or {}).get("task", ""), TASKS["node"])
 
 
 def score_of(record: Record) -> str:
-    """The name of a record's headline score; `f1` where there is none."""
+    """The name of a record's headline score: the task's own, or what there is; `f1` where there is none."""
     metrics = record.get("metrics") or {}
-    return next((name for name in SCORES if name in metrics), "f1")
+    return next((name for name in (task_in(record).headline, *SCORES) if name in metrics), "f1")
+
+
+def heading_of(record: Record) -> str:
+    """The headline score as a heading."""
+    name = score_of(record)
+    return SCORES.get(name, name)
+
+
+def tested(record: Record) -> str:
+    """What the headline score says of what was tested, in words: `tested nodes classified right`."""
+    rows = task_in(record).rows_are
+    if score_of(record) in SHARES:
+        return f"tested {rows} classified right"
+    return f"{heading_of(record)} on the tested {rows}"
+
+
+def of_tested(record: Record) -> str:
+    """The same behind a percentage: `of the tested nodes classified right`."""
+    return f"of the {tested(record)}" if score_of(record) in SHARES else tested(record)
 
 
 def score(record: Record, when: str) -> float | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fgai.reports.balance import changes, verdict
 from fgai.reports.document import Report
-from fgai.reports.numbers import SCORES, Record, number, percent, score, score_of
+from fgai.reports.numbers import Record, number, of_tested, percent, score
 
 
 def headline(report: Report) -> str:
@@ -31,7 +31,7 @@ def meaning(records: Sequence[Record], reference: str) -> list[str]:
             parts.append(f"{record.get('name')} {verb} {way}")
     if parts:
         same = "Under the same attack" if len(parts) > 1 else "Under attack"
-        out.append(f"{same}, {' and '.join(parts)} {SCORES[score_of(base)][1]}.")
+        out.append(f"{same}, {' and '.join(parts)} {of_tested(base)}.")
     k, told = size_of(base), []
     for key, when in (("prediction", "aims at predictions"), ("explanation", "aims at explanations")):
         kept = [(r.get("name"), number(r, f"overlap_touched.{key}.all")) for r in shown]

@@ -2,10 +2,10 @@
 
 from fgai.tasks.base import PARTS, Task
 from fgai.tasks.batch import GraphTask, take_graphs
-from fgai.tasks.choose import TASKS, task_of
 from fgai.tasks.link import LinkTask, negative_pairs
 from fgai.tasks.node import NodeTask
 from fgai.tasks.readout import POOLINGS, link_logits, pool
+from fgai.tasks.registry import TASKS, get_task, register_task, task_of, unregister_task
 
 __all__ = [
     "PARTS",
@@ -15,9 +15,12 @@ __all__ = [
     "LinkTask",
     "NodeTask",
     "Task",
+    "get_task",
     "link_logits",
     "negative_pairs",
     "pool",
+    "register_task",
     "take_graphs",
     "task_of",
+    "unregister_task",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -19,17 +20,47 @@ class Task(ABC):
 
     A model gives one row of logits for everything there is to classify: for each node, each pair of nodes in
     `graph.links`, or each small graph of a batch. Training, attacks, metrics and certificates speak of those
-    rows; only the answers below depend on the task.
+    rows; only the answers below depend on the task. A task of your own says them in a subclass, and is made
+    known by `register_task`.
 
     Attributes:
-        name: `node`, `link` or `graph`.
+        name: `node`, `link`, `graph` or another.
         rows_are: what a row of the logits stands for, in words.
+        scores: what predictions are scored by: the name in records, and that of a metric of logits and
+            classes (`fgai.metrics.METRICS`, or one of `fgai.metrics.scores`); the first is the headline.
+        selected_by: the score that chooses the epoch to keep; None for accuracy.
         steady: every epoch sees the same graph, so its training steps can be captured.
+        row_per_node: row i of the logits is the vector a model gives node i, unchanged.
+        row_per_graph: a row belongs to a small graph, whose nodes a model pools, with a budget of its own.
+        needs_links: rows are the pairs in `graph.links`, which features and edges alone do not tell.
+        linear_read_out: `product` or `mean`, where the logits are products of two ends' vectors or means over
+            nodes, so that certificates can follow them; empty otherwise.
+        checks_stability: faithful training attacks the validation rows before and after, and compares.
+        presets: the table of `presets.toml` with its settings; empty for the one at the top.
+        split_function: what makes a split, for error messages.
     """
 
     name: ClassVar[str]
     rows_are: ClassVar[str]
+    scores: ClassVar[Mapping[str, str]]
+    selected_by: ClassVar[str | None] = None
     steady: ClassVar[bool] = True
+    row_per_node: ClassVar[bool] = False
+    row_per_graph: ClassVar[bool] = False
+    needs_links: ClassVar[bool] = False
+    linear_read_out: ClassVar[str] = ""
+    checks_stability: ClassVar[bool] = False
+    presets: ClassVar[str] = ""
+    split_function: ClassVar[str] = "fgai.datasets.random_split"
+
+    @property
+    def headline(self) -> str:
+        """The name of the first score."""
+        return next(iter(self.scores))
+
+    @abstractmethod
+    def fits(self, graph: Graph) -> bool:
+        """Whether this is what a graph is for."""
 
     def view(self, graph: Graph, targets: str) -> Graph:
         """Return the graph a model reads when `targets` are predicted; itself where it already is that."""
@@ -62,6 +93,51 @@ class Task(ABC):
     @abstractmethod
     def row_of(self, graph: Graph) -> Tensor:
         """[N] the row that tells most about each node, -1 where there is none."""
+
+    def has_part(self, graph: Graph, targets: str) -> bool:
+        """Whether the graph says which rows a part of the split holds."""
+        return node_mask(graph, targets) is not None
+
+    def out_channels(self, graph: Graph) -> int:
+        """Numbers a model gives for each node: its classes; below 2, too few to tell anything apart."""
+        return graph.num_classes
+
+    def read_out(
+        self,
+        nodes: Tensor,
+        graph: Graph,
+        *,
+        pooling: str = "mean",
+        decoder: str = "dot",
+        links: Tensor | None = None,
+    ) -> Tensor:
+        """Turn a vector per node into the logits; those of nodes are the vectors themselves.
+
+        Args:
+            nodes: [N, D].
+            graph: they are of.
+            pooling: see `pool`, for graphs.
+            decoder: see `link_scores`, for links.
+            links: [2, L] pairs to score instead of the graph's own, for links.
+        """
+        return nodes
+
+    def ranked_together(self, graph: Graph, rowptr: Tensor) -> Tensor | None:
+        """[R+1] where the edges ranked together begin; None where every node ranks its own."""
+        return None
+
+    def explained(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
+        """From values of neighbourhoods to those of explanations of `rows`, by kind.
+
+        Args:
+            values: [L, N] per layer and node, or per range of edges where `ranked_together` names some.
+            graph: the original one.
+            rows: [T] of the logits.
+
+        Returns:
+            [L, ·] by kind; nothing where the explanation of a row is that of its node.
+        """
+        return {}
 
     def measured(self, graph: Graph, targets: str) -> Tensor:
         """The rows whose change under attack is measured: those of `targets`."""

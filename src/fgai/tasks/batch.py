@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -11,6 +12,7 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.sparse import Adjacency, Features, SparseRows
 from fgai.tasks.base import Task, node_mask
+from fgai.tasks.readout import pool
 
 
 class GraphTask(Task):
@@ -22,6 +24,15 @@ class GraphTask(Task):
 
     name: ClassVar[str] = "graph"
     rows_are: ClassVar[str] = "graphs"
+    scores: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy", "roc_auc": "class_auc"}
+    row_per_graph: ClassVar[bool] = True
+    linear_read_out: ClassVar[str] = "mean"
+    presets: ClassVar[str] = "graph"
+    split_function: ClassVar[str] = "fgai.datasets.fold_split"
+
+    def fits(self, graph: Graph) -> bool:
+        """A batch, without links to predict."""
+        return graph.batch is not None and graph.links is None
 
     def view(self, graph: Graph, targets: str) -> Graph:
         """The small graphs of a part alone."""
@@ -60,6 +71,28 @@ class GraphTask(Task):
     def row_of(self, graph: Graph) -> Tensor:
         """The node's graph."""
         return batch_of(graph)
+
+    def read_out(
+        self,
+        nodes: Tensor,
+        graph: Graph,
+        *,
+        pooling: str = "mean",
+        decoder: str = "dot",
+        links: Tensor | None = None,
+    ) -> Tensor:
+        """Mean or maximum over the nodes of each graph, [G, D]."""
+        return pool(nodes, graph.batch, graph.num_graphs, pooling)
+
+    def ranked_together(self, graph: Graph, rowptr: Tensor) -> Tensor | None:
+        """[G+1] where the edges of each small graph begin, the nodes of a batch standing graph by graph."""
+        batch = batch_of(graph)
+        first = torch.searchsorted(batch, torch.arange(graph.num_graphs + 1, device=batch.device))
+        return rowptr[first]
+
+    def explained(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
+        """`graphs`: the values of the graphs asked for."""
+        return {"graphs": values[:, rows]}
 
 
 def batch_of(graph: Graph) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -12,6 +13,10 @@ from fgai.graph import Graph
 from fgai.graph.links import Links
 from fgai.sparse import edge_keys, key_ends, match_edges
 from fgai.tasks.base import Task
+from fgai.tasks.readout import link_logits, link_scores
+
+EMBEDDING = 64
+"""Width of the embeddings of a model for links."""
 
 
 class LinkTask(Task):
@@ -24,7 +29,17 @@ class LinkTask(Task):
 
     name: ClassVar[str] = "link"
     rows_are: ClassVar[str] = "links"
+    scores: ClassVar[Mapping[str, str]] = {"roc_auc": "link_auc", "average_precision": "link_precision"}
+    selected_by: ClassVar[str | None] = "roc_auc"
     steady: ClassVar[bool] = False
+    needs_links: ClassVar[bool] = True
+    linear_read_out: ClassVar[str] = "product"
+    presets: ClassVar[str] = "link"
+    split_function: ClassVar[str] = "fgai.datasets.link_split"
+
+    def fits(self, graph: Graph) -> bool:
+        """A graph with links to predict."""
+        return graph.links is not None
 
     def view(self, graph: Graph, targets: str) -> Graph:
         """The graph without validation links, unless test links are predicted."""
@@ -77,6 +92,34 @@ class LinkTask(Task):
         for end in links.pairs[:, order]:
             place = place.scatter_reduce(0, end, spots, "amin")
         return torch.where(place < len(links), order[place.clamp(max=len(links) - 1)], -1)
+
+    def has_part(self, graph: Graph, targets: str) -> bool:
+        """Always: every link knows its part."""
+        return True
+
+    def out_channels(self, graph: Graph) -> int:
+        """Width of the embeddings, whatever the classes."""
+        return EMBEDDING
+
+    def read_out(
+        self,
+        nodes: Tensor,
+        graph: Graph,
+        *,
+        pooling: str = "mean",
+        decoder: str = "dot",
+        links: Tensor | None = None,
+    ) -> Tensor:
+        """[L, 2] for the graph's pairs; scores [L] of `links`; the embeddings of a graph without links."""
+        if links is not None:
+            return link_scores(nodes, links, decoder)
+        return nodes if graph.links is None else link_logits(nodes, graph.links.pairs, decoder)
+
+    def explained(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
+        """`links` and other `pairs`: the mean of the two ends, those without a value left out."""
+        links = links_of(graph)
+        found, truth = values[:, links.pairs[:, rows]].nanmean(1), links.y[rows]
+        return {"links": found[:, truth == 1], "pairs": found[:, truth == 0]}
 
 
 def links_of(graph: Graph) -> Links:

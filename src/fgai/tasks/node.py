@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -16,6 +17,13 @@ class NodeTask(Task):
 
     name: ClassVar[str] = "node"
     rows_are: ClassVar[str] = "nodes"
+    scores: ClassVar[Mapping[str, str]] = {"f1": "f1"}
+    row_per_node: ClassVar[bool] = True
+    checks_stability: ClassVar[bool] = True
+
+    def fits(self, graph: Graph) -> bool:
+        """One graph, without links to predict."""
+        return graph.links is None and graph.batch is None
 
     def count(self, graph: Graph) -> int:
         """N."""

@@ -37,7 +37,7 @@ def moved(model: nn.Module, graph: Graph, seed: int) -> float | None:
         task than node classification, no validation nodes or too few of them.
     """
     task = task_of(graph)
-    if task.name != "node" or graph.val_mask is None or graph.features is None:
+    if not task.checks_stability or graph.val_mask is None or graph.features is None:
         return None
     rows = task.rows(graph, "val")
     try:

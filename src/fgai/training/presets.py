@@ -7,6 +7,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from fgai.tasks import get_task
+
 
 @cache
 def _table() -> dict[str, Any]:
@@ -24,14 +26,15 @@ def preset(method: str, model: str, dataset: str, task: str = "node") -> dict[st
         method: `vanilla`, `ln`, `at` or `fgai`.
         model: class name, e.g. `GAT`.
         dataset: e.g. `amazon-photo`.
-        task: `node`, `link` or `graph`.
+        task: its name, e.g. `node`, `link` or `graph`.
 
     Example:
         >>> preset("vanilla", "GAT", "a graph nobody tuned")["epochs"]
         200
     """
     found: dict[str, Any] = {}
-    level: Any = _table() if task == "node" else _table().get(task, {})
+    own = get_task(task).presets
+    level: Any = _table().get(own, {}) if own else _table()
     for name in (method, model, dataset):
         level = level.get(name) if isinstance(level, dict) else None
         if level is None:

@@ -16,8 +16,6 @@ from fgai.tasks import task_of
 from fgai.training.capture import Drawn
 from fgai.training.loop import epoch_seed
 
-SPLITS = {"node": "random_split", "link": "link_split", "graph": "fold_split"}
-
 
 class Vanilla:
     """Cross-entropy on the training nodes, links or graphs; validation score: the task's own.
@@ -76,10 +74,10 @@ class Vanilla:
             return self.grade(logits) - 1e-3 * torch.tanh(loss)
 
     def grade(self, logits: Tensor) -> Tensor:
-        """Return accuracy on the validation rows; ROC-AUC for links."""
+        """Return the score on the validation rows that chooses the epoch: accuracy, or the task's own."""
         logits = logits[self.val_nodes]
-        if self.task.name == "link":
-            return logits.new_tensor(task_scores("link", logits, self.val_y)["roc_auc"])
+        if self.task.selected_by is not None:
+            return logits.new_tensor(task_scores(self.task.name, logits, self.val_y)[self.task.selected_by])
         return (logits.argmax(1) == self.val_y).float().mean()
 
     def state(self) -> dict[str, Tensor]:
@@ -100,10 +98,10 @@ def labelled(graph: Graph, mask: str) -> tuple[Tensor, Tensor]:
     truth = task.labels(graph)
     if truth is None:
         raise InputError(f"{graph.name!r} has no labels `y` to train on")
-    split = task.name == "link" or getattr(graph, mask) is not None
-    rows = task.rows(graph, mask.removesuffix("_mask")) if split else None
+    part = mask.removesuffix("_mask")
+    rows = task.rows(graph, part) if task.has_part(graph, part) else None
     if rows is None or not rows.numel():
-        remedy = f"make a split with `fgai.datasets.{SPLITS[task.name]}`"
+        remedy = f"make a split with `{task.split_function}`"
         raise InputError(f"{graph.name!r} has no {task.rows_are} in `{mask}`; {remedy}")
     labels = truth[rows]
     if int(labels.min()) < 0:

@@ -1,7 +1,7 @@
 """Searches without gradients: if one of them finds more than the climbs, gradients are masked.
 
-Every new node is a mixture of prototypes: the mean features of each predicted class, their negatives and noise.
-An evolution strategy moves the mixtures; features are the mixtures pushed to the box. Nothing is differentiated,
+Every new node is a mixture of prototypes: the mean features of each predicted class and random signs. An
+evolution strategy moves the mixtures; features are the mixtures pushed to the box. Nothing is differentiated,
 so rounding, saturation and clipping inside the model do not stop it.
 """
 

@@ -71,7 +71,10 @@ class Climb:
             features = self.space.features(self.point, self.box)
             self._note(features, *self.aim(self.site.view(features)))
         numbers = torch.stack([self.damage, self.loss, self.steepest], dim=1).tolist()
-        return [Found(rows, *row, steps) for rows, row in zip(self.best, numbers, strict=True)]
+        return [
+            Found(rows, damage, loss, gradient, steps)
+            for rows, (damage, loss, gradient) in zip(self.best, numbers, strict=True)
+        ]
 
     def _note(self, features: Tensor, loss: Tensor, damage: Tensor) -> None:
         """Keep points that are worse for the model; chosen on the device, so that nothing waits."""

@@ -1,0 +1,76 @@
+"""The tasks by name, and from a graph to its task: the data says what is to be predicted."""
+
+from __future__ import annotations
+
+from fgai.checks import one_of
+from fgai.errors import InputError
+from fgai.graph import Graph
+from fgai.tasks.base import Task
+from fgai.tasks.batch import GraphTask
+from fgai.tasks.link import LinkTask
+from fgai.tasks.node import NodeTask
+
+TASKS: dict[str, Task] = {}
+"""Every task the library knows, by name."""
+
+
+def register_task(task: Task) -> Task:
+    """Add a task: models, datasets, training, evaluation and the command line then know its name.
+
+    Of several tasks that fit a graph, the one registered last is taken.
+
+    Args:
+        task: of your own, with at least one score.
+
+    Returns:
+        The same task.
+
+    Raises:
+        InputError: the name is taken, or there is nothing to score it by.
+    """
+    if task.name in TASKS:
+        raise InputError(f"there is a task {task.name!r} already; choose another name")
+    if not task.scores:
+        raise InputError(f"the task {task.name!r} needs `scores`: at least one name and its function")
+    TASKS[task.name] = task
+    return task
+
+
+def unregister_task(name: str) -> None:
+    """Take a task out again.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    del TASKS[get_task(name).name]
+
+
+def get_task(name: str) -> Task:
+    """Return a task by its name.
+
+    Raises:
+        InputError: there is none of that name; says which there are.
+    """
+    return TASKS[one_of(name, "task", tuple(TASKS))]
+
+
+def task_of(graph: Graph) -> Task:
+    """Return the task a graph is for: links if it carries some, graphs if it is a batch, nodes otherwise.
+
+    Raises:
+        InputError: no registered task fits.
+
+    Example:
+        >>> import torch
+        >>> pair = Graph.from_edges(torch.tensor([[0, 1], [1, 0]]), 2)
+        >>> task_of(pair).name, task_of(pair.replace(batch=torch.tensor([0, 1]))).name
+        ('node', 'graph')
+    """
+    for task in reversed(TASKS.values()):
+        if task.fits(graph):
+            return task
+    raise InputError(f"{graph.name!r} fits none of the tasks {', '.join(TASKS)}")
+
+
+for _task in (NodeTask(), LinkTask(), GraphTask()):
+    register_task(_task)
