@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from fgai.errors import InputError
+from fgai.evaluation.layout import explanation_table, long_table
 from fgai.records import Document, Table, unpack_array
 
 
@@ -92,8 +93,6 @@ class EvaluationRecord(Document):
 
     def tables(self) -> list[Table]:
         """Return every metric as one table, and the explanation metrics beside their null rows."""
-        from fgai.evaluation.layout import explanation_table, long_table
-
         return [long_table(self), explanation_table([self], self)]
 
     def show(self, console: Console | None = None) -> None:
