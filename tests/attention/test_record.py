@@ -16,7 +16,6 @@ from fgai.attention import (
     call_model,
     evaluating,
     find_layers,
-    frozen_state,
     logits_and_attention,
     record,
 )
@@ -415,7 +414,7 @@ def test_evaluating_restores_every_flag(root, fails):
     model.training = root
     flags = [m.training for m in model.modules()]
     grads = [p.requires_grad for p in model.parameters()]
-    with pytest.raises(RuntimeError) if fails else nullcontext(), frozen_state(model) as same:
+    with pytest.raises(RuntimeError) if fails else nullcontext(), evaluating(model, freeze=True) as same:
         assert same is model
         assert not any(m.training for m in model.modules())
         assert not any(p.requires_grad for p in model.parameters())

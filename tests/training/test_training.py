@@ -179,10 +179,23 @@ class TestLoop:
         assert [epoch for epoch, _ in history.scores] == [2, 5, 7]
 
     def test_clipping_bounds_the_step(self) -> None:
-        losses = [1.0, 1e6, 1.0]
-        plain, _, _ = self.run(Scripted([0.1, 0.2, 0.3], losses), epochs=3)
-        clipped, _, _ = self.run(Scripted([0.1, 0.2, 0.3], losses), epochs=3, clip=1.0)
-        assert not torch.equal(plain.state_dict()["weight"], clipped.state_dict()["weight"])
+        model, sizes = nn.Linear(2, 3), []
+        nn.init.zeros_(model.weight)
+
+        def remember(*_: object) -> None:
+            sizes.append(float(torch.cat([p.grad.flatten() for p in model.parameters()]).norm()))
+
+        # The gradient of every one of the 9 parameters is the factor, so its norm is three times as large.
+        recipe = Scripted([0.1, 0.2, 0.3], [0.1, 1e6, 1.0])
+        config = TrainConfig(epochs=3, weight_decay=0.0, clip=1.0)
+        fit(model, recipe, config, progress=False, on_epoch=remember)
+        assert sizes == pytest.approx([0.3, 1.0, 1.0], rel=1e-5)
+        expected = torch.zeros(3, 2, requires_grad=True)
+        adam = torch.optim.Adam([expected], lr=config.lr)
+        for factor in (0.1, 1 / 3, 1 / 3):
+            expected.grad = torch.full_like(expected, factor)
+            adam.step()
+        torch.testing.assert_close(model.weight, expected)
 
     def test_divergence_names_the_term_and_keeps_the_best_weights(self) -> None:
         model, seen = nn.Linear(2, 3), []
