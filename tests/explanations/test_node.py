@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import io
 import warnings
 from pathlib import Path
@@ -36,11 +34,6 @@ def attacked_node(model: GAT) -> int:
     ends = THREAT.attack(THREAT.budget).run(model, GRAPH).change.endpoints
     assert ends is not None
     return int(ends[0, 0])
-
-
-@pytest.mark.parametrize("name", ["node", "pyg"])
-def test_examples(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(f"fgai.explanations.{name}")).failed == 0
 
 
 def text_of(found: NodeExplanation, width: int = 120) -> str:

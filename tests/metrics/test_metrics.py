@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import itertools
 import math
 
@@ -21,18 +19,6 @@ from fgai.errors import InputError
 from support.csr_rows import attention, pointer, rows, split
 
 DEGREES = [7, 0, 2, 9, 1, 6, 4]
-MODULES = [
-    "spec",
-    "prediction",
-    "stability",
-    "nulls",
-    "nodes",
-    "ranking",
-    "sharpness",
-    "removal",
-    "fidelity",
-    "truth",
-]
 
 
 def logits(nodes: int, classes: int, seed: int) -> Tensor:
@@ -51,11 +37,6 @@ def shuffled(rowptr: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     pieces = [rng.permutation(np.arange(starts[i], starts[i + 1])) for i in order]
     edges = torch.from_numpy(np.concatenate(pieces).astype(np.int64))
     return edges, pointer([len(p) for p in pieces]), torch.from_numpy(order)
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_docstring_examples(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(f"fgai.metrics.{name}")).failed == 0
 
 
 # Prediction ------------------------------------------------------------------------------------------
