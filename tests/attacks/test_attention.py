@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -109,7 +111,7 @@ def test_seed_radius_and_the_model_itself() -> None:
         ({"divergence": "kl"}, "`divergence` must be one of"),
     ],
 )
-def test_bad_input_is_named(changes: dict[str, float | str], words: str) -> None:
+def test_bad_input_is_named(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         attack_attention(cases.untrained("node"), cases.data("node"), **changes)
 

@@ -166,9 +166,9 @@ def sparse(graph: Graph) -> Graph:
     assert graph.features is not None
     dense = graph.features.to_dense()
     matrix = scipy.sparse.csr_matrix(torch.where(dense > 0, dense, 0.0).numpy())
-    rows = (torch.from_numpy(a.astype("int64")) for a in (matrix.indptr, matrix.indices))
+    rowptr, index = (torch.from_numpy(a.astype("int64")) for a in (matrix.indptr, matrix.indices))
     values = torch.from_numpy(matrix.data)
-    return graph.replace(features=Features.sparse(*rows, values, matrix.shape[1]))
+    return graph.replace(features=Features.sparse(rowptr, index, values, matrix.shape[1]))
 
 
 def dense_attention(layer: AttentionLayer, x: Tensor, graph: Graph) -> Tensor:
