@@ -1,4 +1,4 @@
-"""`Document`: what all records share, a schema and files that are whole or not there; or tables as well."""
+"""`Document`: what all records share, a schema and whole files; `TabledDocument`: those that print."""
 
 from __future__ import annotations
 
