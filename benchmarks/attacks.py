@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import fgai
 from fgai.attacks import Attack, AttackResult, draw_endpoints, make_attack
-from fgai.graph import Graph
+from fgai.graph import Graph, GraphChange
 from fgai.recompute.edit import Edit
 from fgai.recompute.local import Recompute
 
@@ -99,7 +99,7 @@ def single(args: argparse.Namespace, graph: Graph, layers: int) -> list[str]:
     for _ in range(20):
         ends = torch.randint(graph.num_nodes, (1, 1), generator=generator).to(args.device)
         rows = torch.rand(1, graph.num_features, generator=generator).to(args.device)
-        changes.append(fgai.attacks.Perturbation(endpoints=ends, features=rows))
+        changes.append(GraphChange(endpoints=ends, features=rows))
     times: tuple[list[float], list[float]] = ([], [])
     with torch.no_grad():
         for change in changes:

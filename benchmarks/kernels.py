@@ -28,6 +28,7 @@ import fgai
 from fgai import ops
 from fgai.errors import DataError
 from fgai.models.layer import AttentionLayer
+from fgai.sparse import Adjacency
 
 GRAPHS = {
     "photo": ("amazon-photo", 7_650, 238_162),
@@ -65,7 +66,7 @@ def layer_of(way: str, score: str, heads: int, channels: int) -> nn.Module:
     return TransformerConv(INPUT_WIDTH, channels, heads, root_weight=False)
 
 
-def fused(score: str, heads: int, channels: int, adjacency: ops.Adjacency) -> Callable[[], object]:
+def fused(score: str, heads: int, channels: int, adjacency: Adjacency) -> Callable[[], object]:
     """Return a call of the fused kernel alone; on the GPU the attention is not written, as in training."""
     nodes, device = adjacency.num_nodes, adjacency.device
     wide = [torch.randn(nodes, heads, channels, device=device) for _ in range(3)]
@@ -97,7 +98,7 @@ def measure(args: argparse.Namespace, graph: str, size: str, way: str) -> dict[s
     heads, channels = (int(n) for n in size.split("x"))
     edge_index, nodes, real = edges_of(graph)
     cuda = args.device.startswith("cuda")
-    adjacency = ops.Adjacency.build(edge_index, nodes)[0].to(args.device)
+    adjacency = Adjacency.build(edge_index, nodes)[0].to(args.device)
     layer = layer_of(way, args.score, heads, channels).to(args.device)
     x = torch.randn(nodes, INPUT_WIDTH, device=args.device, requires_grad=True)
     edges = adjacency if way == "fgai" else torch.stack([adjacency.source, adjacency.destination])

@@ -31,4 +31,4 @@ def main(dataset: str = "cora", epochs: int = 100) -> Comparison:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:]).show()
+    main(*sys.argv[1:2]).show()

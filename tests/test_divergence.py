@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 
 import numpy as np
@@ -24,10 +23,6 @@ DEGREES = [4, 0, 7, 1, 3]
 def predictions(nodes: int, classes: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return 3 * torch.randn(nodes, classes, generator=generator, dtype=torch.float64)
-
-
-def test_docstring_examples() -> None:
-    assert doctest.testmod(dv).failed == 0
 
 
 def test_total_variation_equals_a_loop() -> None:

@@ -24,8 +24,7 @@ from fgai.models import GAT, GCN, GT, GATv2
 from fgai.training import load as load_model
 from fgai.training import make_faithful, train
 from fgai.training import save as save_model
-
-__version__ = "0.1.0"
+from fgai.version import __version__
 
 __all__ = [
     "GAT",

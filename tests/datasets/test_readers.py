@@ -56,7 +56,8 @@ def test_planetoid_equals_pyg(tmp_path: Path, name: str) -> None:
     np.testing.assert_allclose(words, reference.x.numpy(), rtol=1e-6)
     known = raw.y >= 0
     np.testing.assert_array_equal(raw.y[known], reference.y.numpy()[known])
-    masks = index_split(*(torch.from_numpy(raw.split[key]) for key in ("train", "val", "test")), nodes)
+    fit, val, test = (torch.from_numpy(raw.split[key]) for key in ("train", "val", "test"))
+    masks = index_split(fit, val, test, nodes)
     for mask, key in zip(masks, ("train_mask", "val_mask", "test_mask"), strict=True):
         assert torch.equal(mask, reference[key])
     edges = raw.edges[:, raw.edges[0] != raw.edges[1]]

@@ -110,7 +110,7 @@ def test_same_class_without_reach_is_undefined() -> None:
 
 def test_evaluate_runs_an_attack_with_its_own_objective_once() -> None:
     model, graph = cases.trained("gat", "vanilla"), cases.tiny_graph()
-    threat = Threat("kept", cases.PGDInjection, cases.INJECTION, "for tests", objective="preserving")
+    threat = Threat("kept", PGDInjection, cases.INJECTION, "for tests", objective="preserving")
     with cases.quiet():
         record = evaluate(model, graph, threat, k=2, curves=False, nulls=False)
     assert record.ledgers["prediction"] == record.ledgers["explanation"]

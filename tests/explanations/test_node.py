@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import io
 import warnings
 from pathlib import Path
@@ -18,7 +16,7 @@ from fgai.errors import CheckpointError, FgaiWarning, InputError
 from fgai.explanations import NodeExplanation, explain_node
 from fgai.explanations.node import name_of
 from fgai.figures import look
-from fgai.models import GAT
+from fgai.models import AttentionModel
 from fgai.training import train, untrained
 from support.graph_cases import small_data
 
@@ -27,20 +25,15 @@ THREAT = Threat("few", PGDInjection, Budget(nodes=3, edges=4, steps=2, step_size
 
 
 @pytest.fixture(scope="module")
-def model() -> GAT:
+def model() -> AttentionModel:
     return train(untrained("GAT", GRAPH, channels=2, heads=3), GRAPH, epochs=8, progress=False)
 
 
 @pytest.fixture(scope="module")
-def attacked_node(model: GAT) -> int:
+def attacked_node(model: AttentionModel) -> int:
     ends = THREAT.attack(THREAT.budget).run(model, GRAPH).change.endpoints
     assert ends is not None
     return int(ends[0, 0])
-
-
-@pytest.mark.parametrize("name", ["node", "pyg"])
-def test_examples(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(f"fgai.explanations.{name}")).failed == 0
 
 
 def text_of(found: NodeExplanation, width: int = 120) -> str:
@@ -50,7 +43,9 @@ def text_of(found: NodeExplanation, width: int = 120) -> str:
 
 
 class TestRecord:
-    def test_neighbours_and_attack_are_those_of_the_model(self, model: GAT, attacked_node: int) -> None:
+    def test_neighbours_and_attack_are_those_of_the_model(
+        self, model: AttentionModel, attacked_node: int
+    ) -> None:
         found = explain_node(model, GRAPH, attacked_node, k=3, threat=THREAT, certificate=False)
         clean = look(model, GRAPH).node(attacked_node)
         assert [entry["node"] for entry in found.neighbours] == list(clean.neighbours)
@@ -69,7 +64,7 @@ class TestRecord:
         assert found.attacked["new_attention"] == pytest.approx(sum(new))
         assert found.attacked["predicted"] == after.predicted and found.attacked["threat"] == "few"
 
-    def test_an_attack_can_be_given(self, model: GAT, attacked_node: int) -> None:
+    def test_an_attack_can_be_given(self, model: AttentionModel, attacked_node: int) -> None:
         result = THREAT.attack(THREAT.budget).run(model, GRAPH)
         one = explain_node(model, GRAPH, attacked_node, threat=THREAT, certificate=False)
         other = explain_node(
@@ -78,7 +73,7 @@ class TestRecord:
         assert one.attacked is not None and other is not None
         assert {**other, "threat": "few"} == one.attacked
 
-    def test_certificates_are_those_of_certify(self, model: GAT) -> None:
+    def test_certificates_are_those_of_certify(self, model: AttentionModel) -> None:
         found = explain_node(model, GRAPH, 3, k=2, threat=None)
         wanted = certify(model, GRAPH, radius=0.0, k1=2, k2=2)
         assert found.attacked is None and found.certified is not None
@@ -87,7 +82,7 @@ class TestRecord:
             assert layer.prediction.class_radius is not None
             assert mine["class_radius"] == pytest.approx(float(layer.prediction.class_radius[3]))
 
-    def test_isolated_node(self, model: GAT) -> None:
+    def test_isolated_node(self, model: AttentionModel) -> None:
         found = explain_node(model, GRAPH, 39, threat=None)
         assert [entry["itself"] for entry in found.neighbours] == [True]
         assert found.certified is not None and found.certified["layers"][0]["topk_radius"] is None
@@ -99,7 +94,7 @@ class TestRecord:
         assert bare.neighbours == [] and bare.attacked is not None and bare.attacked["overlap"] is None
         assert "attends to nothing" in text_of(bare)
 
-    def test_names_and_saving(self, model: GAT, attacked_node: int, tmp_path: Path) -> None:
+    def test_names_and_saving(self, model: AttentionModel, attacked_node: int, tmp_path: Path) -> None:
         names = {n: f"[bold]n{n}" for n in range(40)}
         found = explain_node(model, GRAPH, attacked_node, threat=THREAT, names=names)
         shown = text_of(found)
@@ -112,14 +107,14 @@ class TestRecord:
         with pytest.raises(CheckpointError, match="explanation"):
             NodeExplanation.load(tmp_path / "node.json")
 
-    def test_truth_is_shown(self, model: GAT) -> None:
+    def test_truth_is_shown(self, model: AttentionModel) -> None:
         graph = GRAPH.replace(edge_truth=GRAPH.adjacency.source % 2 == 0)
         found = explain_node(model, graph, 3, threat=None, certificate=False)
         for entry in found.neighbours:
             assert entry["informative"] == (entry["node"] % 2 == 0 and not entry["itself"])
         assert "explains" in text_of(found)
 
-    def test_model_is_left_as_it_was(self, model: GAT) -> None:
+    def test_model_is_left_as_it_was(self, model: AttentionModel) -> None:
         model.train()
         before = {name: value.clone() for name, value in model.state_dict().items()}
         explain_node(model, GRAPH, 3, threat=THREAT)
@@ -128,7 +123,7 @@ class TestRecord:
             torch.testing.assert_close(value, before[name], rtol=0, atol=0)
         model.eval()
 
-    def test_bad_input(self, model: GAT) -> None:
+    def test_bad_input(self, model: AttentionModel) -> None:
         with pytest.raises(InputError, match=r"0..39, got 40"):
             explain_node(model, GRAPH, 40)
         with pytest.raises(InputError, match="`k`"):

@@ -16,7 +16,7 @@ from fgai.errors import AttentionError, FgaiWarning, InputError
 from fgai.explanations import AsPyG, FaithfulAttention
 from fgai.explanations.pyg import looked_up
 from fgai.graph import Graph
-from fgai.models import GAT, GT
+from fgai.models import GAT, GT, AttentionModel
 from fgai.training import train, untrained
 from support.graph_cases import small_data
 
@@ -152,12 +152,12 @@ class TestDoor:
 
 
 @pytest.fixture(scope="module")
-def model() -> GAT:
+def model() -> AttentionModel:
     return train(untrained("GAT", GRAPH, channels=2, heads=3), GRAPH, epochs=8, progress=False)
 
 
 class TestFgaiModels:
-    def test_same_logits_and_attention(self, model: GAT) -> None:
+    def test_same_logits_and_attention(self, model: AttentionModel) -> None:
         wrapped = AsPyG(model)
         torch.testing.assert_close(wrapped(DATA.x, DATA.edge_index), model(GRAPH))
         order = torch.randperm(DATA.edge_index.shape[1], generator=torch.Generator().manual_seed(2))
@@ -167,7 +167,7 @@ class TestFgaiModels:
         torch.testing.assert_close(found.edge_mask, wanted[order])
         assert found.validate()
 
-    def test_masks_act_as_removal(self, model: GAT) -> None:
+    def test_masks_act_as_removal(self, model: AttentionModel) -> None:
         """A hard mask leaves the messages of the kept edges, unscaled, as in PyG's layers."""
         wrapped, edges = AsPyG(model), DATA.edge_index
         explain = explainer(wrapped)
@@ -190,7 +190,7 @@ class TestFgaiModels:
         torch.testing.assert_close(masked, wanted)
         assert wrapped._edge_mask is None and not torch.allclose(masked, model(GRAPH))
 
-    def test_fidelity_and_other_explainers(self, model: GAT) -> None:
+    def test_fidelity_and_other_explainers(self, model: AttentionModel) -> None:
         nodes = GRAPH.test_mask.nonzero().flatten() if GRAPH.test_mask is not None else None
         explain = explainer(AsPyG(model), threshold_config=("topk_hard", 30))
         found = explain(DATA.x, DATA.edge_index, index=nodes)
@@ -216,7 +216,7 @@ class TestFgaiModels:
         assert isinstance(transformer, GT)
         assert explainer(AsPyG(transformer))(DATA.x, DATA.edge_index, index=2).validate()
 
-    def test_odd_edges(self, model: GAT) -> None:
+    def test_odd_edges(self, model: AttentionModel) -> None:
         wrapped = AsPyG(model)
         none = torch.zeros(2, 0, dtype=torch.long)
         found = explainer(wrapped)(DATA.x, none)

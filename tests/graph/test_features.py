@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fgai.errors import InputError
-from fgai.ops import project, reference, use_backend
+from fgai.ops import dropout, project, reference, use_backend
 from fgai.sparse import Features, SparseRows
 
 N, F, D = 11, 7, 5
@@ -81,13 +81,13 @@ class TestBoth:
     def test_dropout_keeps_zeros_and_scales_the_rest(self, wrap: type) -> None:
         x = matrix(density=0.9)
         torch.manual_seed(0)
-        out = wrap(x).append(torch.ones(2, F, dtype=torch.float64)).dropout(0.5).to_dense()
+        out = dropout(wrap(x).append(torch.ones(2, F, dtype=torch.float64)), 0.5).to_dense()
         assert (out[:N][x == 0] == 0).all()
         stayed = out[:N] != 0
         torch.testing.assert_close(out[:N][stayed], 2 * x[stayed])
         assert 0 < int(stayed.sum()) < int((x != 0).sum())
         assert set(out[N:].unique().tolist()) <= {0.0, 2.0}
-        assert wrap(x).dropout(0.0).to_dense().equal(x)
+        assert dropout(wrap(x), 0.0).to_dense().equal(x)
 
     def test_types_and_devices_change_together(self, wrap: type) -> None:
         features = wrap(matrix()).append(randn(2, F)).perturb(torch.tensor([0]), randn(1, F))
@@ -146,8 +146,8 @@ class TestSparseRows:
     def test_wide_projection_and_gradient(self, rows: int, columns: int, width: int, threads: int) -> None:
         generator = np.random.default_rng(width)
         csr = sp.random_array((rows, columns), density=0.3, rng=generator, format="csr")
-        parts = (torch.from_numpy(a).long() for a in (csr.indptr, csr.indices))
-        sparse = SparseRows(*parts, torch.from_numpy(csr.data), columns)
+        rowptr, index = (torch.from_numpy(a).long() for a in (csr.indptr, csr.indices))
+        sparse = SparseRows(rowptr, index, torch.from_numpy(csr.data), columns)
         weight = torch.from_numpy(generator.normal(size=(columns, width))).requires_grad_()
         pull = generator.normal(size=(rows, width))
         before = torch.get_num_threads()
@@ -170,7 +170,7 @@ class TestSparseRows:
 
     def test_patterns_are_derived_once_for_all_values(self) -> None:
         features = as_sparse(matrix())
-        base, dropped = features.base, features.dropout(0.5).base
+        base, dropped = features.base, dropout(features, 0.5).base
         assert isinstance(base, SparseRows) and isinstance(dropped, SparseRows)
         assert dropped.columns is base.columns and dropped.kept is base.kept
 

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from fgai import GAT, GT, GATv2, Graph
 from fgai.attention import call_model
 from fgai.errors import InputError
+from fgai.models import AttentionModel
 from fgai.ops import edge_softmax, weighted_softmax
 from fgai.sparse import Adjacency
 from support.ops_cases import adjacencies, skewed
 
-MODELS = {"GAT": GAT, "GATv2": GATv2, "GT": GT}
+MODELS: dict[str, type[AttentionModel]] = {"GAT": GAT, "GATv2": GATv2, "GT": GT}
 
 
 def plain(scores: Tensor, weight: Tensor, adjacency: Adjacency) -> Tensor:

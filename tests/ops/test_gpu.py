@@ -145,7 +145,7 @@ def compare_shift(device: str) -> None:
     made = [t.to(device, torch.float32).requires_grad_() for t in (one, two)]
     exact = [t.detach().double().requires_grad_() for t in made]
     for log in (False, True):
-        ours = results_and_gradients(lambda g, log=log: (gpu.mean_shift(*g, 0.7, log, 0.2),), made)
+        ours = results_and_gradients(lambda g, log=log: (gpu.mean_shift(g[0], g[1], 0.7, log, 0.2),), made)
         distance = (exact[0] - exact[1]).abs().sum(1) / 1.4
         wanted = (torch.log1p(distance) if log else distance).mean() / 0.2
         theirs = results_and_gradients(lambda _, value=wanted: (value,), exact)

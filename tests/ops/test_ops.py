@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fgai import ops
+from fgai.errors import InputError
 from fgai.ops import cpu, reference
+from fgai.ops.backend import Kernels
 from fgai.ops.cpu.plan import BLOCK_WORK, blocks
 from fgai.sparse import Adjacency
 from support.ops_cases import (
@@ -237,13 +239,25 @@ class TestUse:
         )
         torch.testing.assert_close(moved, out[order])
 
-    @pytest.mark.parametrize("name", ["reference", "numba", "auto"])
-    def test_backends_agree(self, name: str) -> None:
+    @pytest.mark.parametrize(("name", "kernels"), [("reference", reference), ("numba", cpu), ("auto", cpu)])
+    def test_backends_agree(self, name: str, kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
         adjacency = skewed(hub_degree=20)
         attention, values = inputs("aggregate", adjacency, 2, 3, torch.float64)
+        expected = reference.aggregate(attention, values, adjacency)
+        ran: list[Kernels] = []
+        for home in (reference, cpu):
+            monkeypatch.setattr(home, "aggregate", _noting(home.aggregate, home, ran))
         with ops.use_backend(name):
             found = ops.aggregate(attention, values, adjacency)
-        torch.testing.assert_close(found, reference.aggregate(attention, values, adjacency))
+        assert ran == [kernels]
+        torch.testing.assert_close(found, expected)
+
+    @pytest.mark.parametrize(("name", "device"), [("triton", "cpu"), ("triton", "meta"), ("numba", "meta")])
+    def test_a_backend_refuses_tensors_of_another_device(self, name: str, device: str) -> None:
+        adjacency = skewed(hub_degree=5)
+        scores = torch.zeros(adjacency.num_edges, 2, device=device)
+        with ops.use_backend(name), pytest.raises(InputError, match=f"{name!r} runs on .* one on {device}"):
+            ops.edge_softmax(scores, adjacency)
 
     def test_half_precision_uses_the_reference(self) -> None:
         adjacency = skewed(hub_degree=5)
@@ -253,3 +267,13 @@ class TestUse:
     def test_an_unknown_backend_is_refused(self) -> None:
         with pytest.raises(ValueError, match="numba"), ops.use_backend("fast"):
             pass
+
+
+def _noting(function: Callable[..., Tensor], home: Kernels, ran: list[Kernels]) -> Callable[..., Tensor]:
+    """The same function, which also notes whose it is."""
+
+    def noting(*args: object) -> Tensor:
+        ran.append(home)
+        return function(*args)
+
+    return noting

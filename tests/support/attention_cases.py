@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import elu, leaky_relu
 from torch_geometric.nn import GATConv, GATv2Conv, SuperGATConv, TransformerConv
 
+from fgai.attention import AttentionMap, LayerAttention
+
 KINDS = ("gat", "gatv2", "transformer", "supergat-mx", "supergat-sd")
 WITH_WEIGHTS = KINDS[:3]
 """Layers that can return their attention themselves."""
@@ -151,3 +153,20 @@ def assert_unchanged(before: dict[str, Any], model: nn.Module) -> None:
             continue
         same = value is after[key] or (not isinstance(value, Tensor) and value == after[key])
         assert same, (key, value, after[key])
+
+
+def assert_equals_weights(layer, weights, edges=None):
+    """One recorded layer equals what `return_attention_weights` gave, edge by edge, bit by bit."""
+    given_edges, values = weights
+    expected_edges, expected = sort_edges(given_edges if edges is None else edges, values)
+    assert torch.equal(torch.stack([layer.source, layer.destination]), expected_edges)
+    assert torch.equal(layer.values, expected)
+
+
+def make_map(edges=EDGES, heads=(3, 1), num_nodes=NODES, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    layers = []
+    for index, count in enumerate(heads):
+        values = torch.rand(edges.shape[1], count, generator=generator, dtype=torch.float64)
+        layers.append(LayerAttention.from_edges(values, edges[0], edges[1], num_nodes, f"layer{index}"))
+    return AttentionMap(tuple(layers))

@@ -7,6 +7,7 @@ import gzip
 import pickle
 import zipfile
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +83,7 @@ def write_tu(folder: Path, name: str, seed: int = 0) -> None:
     lines.append(lines[0])
     labels = [int(v) for v in draw.integers(2, 5, start[-1])]
     labels[0], labels[1] = 2, 4
-    content = {
+    content: dict[str, Sequence[object]] = {
         "A": lines,
         "graph_indicator": [g + 1 for g, size in enumerate(sizes) for _ in range(size)],
         "graph_labels": [-1, 1] * 5,

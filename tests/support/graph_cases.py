@@ -11,6 +11,7 @@ from torch import Tensor
 from fgai.graph import Graph
 
 Edge = tuple[int, int]
+Sample = tuple[int, list[Edge]]
 MAX_NODES = 9
 
 

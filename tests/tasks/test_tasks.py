@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
-
 import numpy as np
 import pytest
 import torch
@@ -38,26 +35,6 @@ def pairs_of(links: Links, part: str, label: int) -> set[tuple[int, int]]:
     rows = links.rows(part)
     rows = rows[links.y[rows] == label]
     return {(min(a, b), max(a, b)) for a, b in links.pairs[:, rows].t().tolist()}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "graph.links",
-        "tasks.registry",
-        "tasks.readout",
-        "datasets.links",
-        "datasets.batches",
-        "datasets.registry",
-        "datasets.splits",
-        "datasets.structure",
-        "metrics.scores",
-    ],
-)
-def test_docstring_examples(name: str) -> None:
-    module = importlib.import_module(f"fgai.{name}")
-    found = doctest.testmod(module)
-    assert found.attempted and not found.failed
 
 
 class TestLinkSplit:

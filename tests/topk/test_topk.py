@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import itertools
 
 import numpy as np
@@ -39,11 +37,6 @@ def slow_mask(values: Tensor, rowptr: Tensor, k: int) -> Tensor:
         for e in slow_order(row)[:k]:
             mask[start + e] = True
     return mask
-
-
-@pytest.mark.parametrize("name", ["segments", "topk.sets", "topk.swaps", "topk.surrogate"])
-def test_docstring_examples(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(f"fgai.{name}")).failed == 0
 
 
 @given(rows(), st.sampled_from([torch.float32, torch.float64]))

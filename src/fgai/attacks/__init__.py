@@ -1,6 +1,7 @@
 """Attacks on graphs: one budget, checked in one place; no attack judges its own success."""
 
 from fgai.attacks.adaptive import AdaptiveInjection
+from fgai.attacks.attention import AttentionShift, attack_attention
 from fgai.attacks.base import Attack, AttackResult, Judge, Ledger
 from fgai.attacks.budget import Budget, check
 from fgai.attacks.dice import DICE
@@ -22,6 +23,7 @@ __all__ = [
     "AdaptiveInjection",
     "Attack",
     "AttackResult",
+    "AttentionShift",
     "Budget",
     "Clean",
     "FGSMInjection",
@@ -33,6 +35,7 @@ __all__ = [
     "RandomEdges",
     "RandomInjection",
     "Threat",
+    "attack_attention",
     "check",
     "draw_endpoints",
     "draw_features",

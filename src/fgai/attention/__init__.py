@@ -6,8 +6,9 @@ from fgai.attention.map import AttentionMap
 from fgai.attention.perturb import Perturb, Perturbation
 from fgai.attention.reach import touched_rows
 from fgai.attention.record import find_layers, record
-from fgai.attention.registry import Adapter, Tap, register_adapter
-from fgai.attention.state import evaluating, frozen_state
+from fgai.attention.registry import register_adapter
+from fgai.attention.state import evaluating
+from fgai.attention.tap import Adapter, Tap
 from fgai.attention.tape import Tape
 
 __all__ = [
@@ -21,7 +22,6 @@ __all__ = [
     "call_model",
     "evaluating",
     "find_layers",
-    "frozen_state",
     "logits_and_attention",
     "observe",
     "record",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +24,8 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import GATConv, GATv2Conv, SuperGATConv, TransformerConv
 from torch_geometric.utils import softmax
 
+from fgai.attention.tap import Adapter, Tap
 from fgai.errors import AttentionError
-
-if TYPE_CHECKING:
-    from fgai.attention.registry import Adapter, Tap
 
 _ABSENT = object()
 

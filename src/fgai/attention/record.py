@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attention.perturb import PerturbLike
-from fgai.attention.registry import Tap, adapter_for, known_layers
+from fgai.attention.registry import adapter_for, known_layers
+from fgai.attention.tap import Tap
 from fgai.attention.tape import Tape
 from fgai.errors import AttentionError
 from fgai.sparse import Adjacency

@@ -3,44 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor, nn
 
+from fgai.attention.tap import Adapter, Tap
 from fgai.errors import InputError
 from fgai.sparse import Adjacency
-
-
-class Tap(Protocol):
-    """What an adapter calls, once per run of its layer, on the attention before dropout."""
-
-    def __call__(
-        self,
-        attention: Tensor,
-        source: Tensor,
-        destination: Tensor,
-        num_nodes: int,
-        *,
-        adjacency: Adjacency | None = None,
-    ) -> Tensor:
-        """Record `attention` and return the attention the layer must go on with.
-
-        Args:
-            attention: [E, H], after the softmax and before dropout; not detached.
-            source: [E] int64, the node each message comes from.
-            destination: [E] int64, the node it goes to. Any order, parallel edges allowed.
-            num_nodes: N, the same for sources and destinations.
-            adjacency: pass it where the edges are those of an `Adjacency`, in its order; saves sorting.
-
-        Returns:
-            [E, H] in the order given.
-        """
-
-
-Adapter = Callable[[Any, Tap], AbstractContextManager[None]]
-"""(layer, tap) → context manager; inside it the layer calls `tap`, after it the layer is as before."""
 
 _REGISTRY: dict[type[nn.Module], Adapter] = {}
 _PYG_LAYERS = ("GATConv", "GATv2Conv", "TransformerConv", "SuperGATConv")

@@ -51,10 +51,3 @@ def evaluating(model: ModelT, *, freeze: bool = False) -> Iterator[ModelT]:
             module.training = flag
         for parameter, grad in grads:
             parameter.requires_grad_(grad)
-
-
-@contextmanager
-def frozen_state(model: ModelT) -> Iterator[ModelT]:
-    """Evaluation mode without parameter gradients, restored at the end: `evaluating(model, freeze=True)`."""
-    with evaluating(model, freeze=True):
-        yield model

@@ -6,10 +6,8 @@ import warnings
 from time import perf_counter
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-import fgai
 from fgai.attention import LayerAttention
 from fgai.certificates.hidden import find_stages, hidden_predictions
 from fgai.certificates.items import item_prediction
@@ -28,6 +26,7 @@ from fgai.models import as_graph
 from fgai.tasks import task_of
 from fgai.topk import NORMS, check_k, overlap, swap_costs, topk_mask
 from fgai.training.train import prepared
+from fgai.version import versions
 
 HIDDEN_RADII = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
 """The radii tried for the class radius of hidden layers, where each costs a pass over the graph."""
@@ -125,7 +124,7 @@ def certify(
         trivial_probabilities=trivial_change(seen.logits) if classes else None,
         pairs=None if graph.links is None else graph.links.pairs.cpu(),
         batch=None if graph.batch is None else graph.batch.cpu(),
-        version={"fgai": getattr(fgai, "__version__", ""), "torch": torch.__version__},
+        version=versions(),
         seconds={"forward": ran - began, "certificates": done - ran, "total": done - began},
     )
 

@@ -3,18 +3,44 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
+from fgai.certificates.layer import LayerCertificate
 from fgai.certificates.prediction import UNKNOWN
 from fgai.records import Cell, Column, Table
-
-if TYPE_CHECKING:
-    from fgai.certificates.record import CertificateRecord
 
 TABLE_RADII = (0.001, 0.003, 0.01, 0.03, 0.1)
 
 
-def overview(record: CertificateRecord) -> Table:
+class _Certified(Protocol):
+    """What a table reads of a `CertificateRecord`; the fields are described there."""
+
+    @property
+    def model(self) -> dict[str, Any]: ...
+    @property
+    def data(self) -> dict[str, Any]: ...
+    @property
+    def norm(self) -> str: ...
+    @property
+    def radius(self) -> float: ...
+    @property
+    def k1(self) -> int | None: ...
+    @property
+    def k2(self) -> int | None: ...
+    @property
+    def alpha(self) -> float | None: ...
+    @property
+    def beta(self) -> float | None: ...
+    @property
+    def compared(self) -> bool: ...
+    @property
+    def layers(self) -> tuple[LayerCertificate, ...]: ...
+    @property
+    def promise(self) -> str: ...
+    def summary(self) -> dict[str, Any]: ...
+
+
+def overview(record: _Certified) -> Table:
     """One column per layer, one row per property; medians are over nodes with more than k2 neighbours."""
     summary = record.summary()["layers"]
     at = f"at R = {record.radius:g}"
@@ -48,7 +74,7 @@ def overview(record: CertificateRecord) -> Table:
     return Table(_title(record), columns, rows, _notes(record))
 
 
-def share_table(record: CertificateRecord, radii: tuple[float, ...] = TABLE_RADII) -> Table:
+def share_table(record: _Certified, radii: tuple[float, ...] = TABLE_RADII) -> Table:
     """Certified shares of the nodes with more than k2 neighbours, against the radius."""
     rows: list[list[Cell]] = []
     for layer in record.layers:
@@ -60,18 +86,18 @@ def share_table(record: CertificateRecord, radii: tuple[float, ...] = TABLE_RADI
     return Table(f"Nodes certified, {record.norm} ball", columns, rows, (record.promise,))
 
 
-def _title(record: CertificateRecord) -> str:
+def _title(record: _Certified) -> str:
     return f"Certificates of {record.model['class']} on {record.data['name']}, {record.norm} ball"
 
 
-def _definition(record: CertificateRecord) -> str:
+def _definition(record: _Certified) -> str:
     alpha = "·" if record.alpha is None else f"{record.alpha:g}"
     beta = "·" if record.beta is None else f"{record.beta:g}"
     half = "" if record.compared else ", stability half only"
     return f"(TV, {record.radius:g}, {alpha}, {beta}, {record.k1}, {record.k2})-FGAI{half}"
 
 
-def _notes(record: CertificateRecord) -> list[str]:
+def _notes(record: _Certified) -> list[str]:
     notes = [record.promise]
     for layer in record.layers:
         prediction = layer.prediction

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-import fgai
 from fgai.cli import (
     attack,
     bench,
@@ -21,6 +20,7 @@ from fgai.cli import (
     report,
     train,
 )
+from fgai.version import __version__
 
 app = typer.Typer(
     name="fgai",
@@ -51,7 +51,7 @@ app.command("doctor", rich_help_panel="Around")(doctor.doctor)
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"fgai {fgai.__version__}")
+        typer.echo(f"fgai {__version__}")
         raise typer.Exit
 
 

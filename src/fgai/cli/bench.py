@@ -9,14 +9,12 @@ from pathlib import Path
 
 import typer
 
-import fgai
-
 MARK = Path("experiments") / "grids" / "node.toml"
 
 
 def checkout() -> Path | None:
     """Return the checkout whose experiments are meant: around the package, else around the working folder."""
-    here, there = Path(fgai.__file__).resolve(), Path.cwd().resolve()
+    here, there = Path(__file__).resolve(), Path.cwd().resolve()
     for folder in (*here.parents, there, *there.parents):
         if (folder / MARK).is_file():
             return folder

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from rich.console import Console
 from torch import nn
 
 from fgai.attacks import Threat
@@ -14,11 +13,11 @@ from fgai.errors import InputError
 from fgai.evaluation.layout import explanation_table, prediction_table
 from fgai.evaluation.protocol import evaluate
 from fgai.evaluation.record import EvaluationRecord
-from fgai.records import Document, Table
+from fgai.records import Table, TabledDocument
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison(Document):
+class Comparison(TabledDocument):
     """Records of several models under one threat, on the same endpoints.
 
     Attributes:
@@ -57,19 +56,6 @@ class Comparison(Document):
         """Return the two tables: prediction and stability, explanation."""
         base = self[self.reference]
         return [prediction_table(self.records, base), explanation_table(self.records, base)]
-
-    def show(self, console: Console | None = None) -> None:
-        """Print in a terminal."""
-        for table in self.tables():
-            table.show(console)
-
-    def to_markdown(self) -> str:
-        """Return both tables as Markdown."""
-        return "\n\n".join(f"**{table.title}**\n\n{table.to_markdown()}" for table in self.tables())
-
-    def to_latex(self) -> str:
-        """Return both tables as LaTeX."""
-        return "\n\n".join(table.to_latex() for table in self.tables())
 
     def to_csv(self) -> str:
         """Return one CSV, a row per model and metric; full precision."""

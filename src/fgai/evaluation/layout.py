@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from fgai.evaluation.record import EvaluationRecord
 from fgai.records import Cell, Column, Table, look_up
 from fgai.tasks import TASKS
 
@@ -49,7 +48,30 @@ _NULL_PATHS = {
 }
 
 
-def notes_of(records: Sequence[EvaluationRecord]) -> tuple[str, ...]:
+class _Evaluated(Protocol):
+    """What a table reads of an `EvaluationRecord`; the fields are described there."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def data(self) -> dict[str, Any]: ...
+    @property
+    def threat(self) -> dict[str, Any]: ...
+    @property
+    def config(self) -> dict[str, Any]: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def seconds(self) -> dict[str, float]: ...
+    @property
+    def peak_memory(self) -> dict[str, Any]: ...
+    @property
+    def metrics(self) -> dict[str, Any]: ...
+    @property
+    def warnings(self) -> list[dict[str, str]]: ...
+
+
+def notes_of(records: Sequence[_Evaluated]) -> tuple[str, ...]:
     """What a table must say below itself: data, threat, parameters and warnings."""
     first = records[0]
     task = TASKS.get(first.config.get("task", "node"))
@@ -63,7 +85,7 @@ def notes_of(records: Sequence[EvaluationRecord]) -> tuple[str, ...]:
     return (about, *warned)
 
 
-def prediction_table(records: Sequence[EvaluationRecord], reference: EvaluationRecord | None = None) -> Table:
+def prediction_table(records: Sequence[_Evaluated], reference: _Evaluated | None = None) -> Table:
     """Scores and stability of each model, cost beside them; ratios to `reference` in brackets."""
     shown = [entry for entry in _PREDICTION if any(_holds(record, entry[1]) for record in records)]
     columns = [Column("model")]
@@ -80,13 +102,13 @@ def prediction_table(records: Sequence[EvaluationRecord], reference: EvaluationR
     return Table("Prediction and stability", columns, rows, notes_of(records))
 
 
-def _holds(record: EvaluationRecord, path: str) -> bool:
+def _holds(record: _Evaluated, path: str) -> bool:
     """Whether a column belongs in the table: every score of the record's task, and all the rest."""
     return path.split(".")[0] in record.metrics
 
 
 def _with_ratio(
-    value: float | None, reference: EvaluationRecord | None, record: EvaluationRecord, path: str, form: str
+    value: float | None, reference: _Evaluated | None, record: _Evaluated, path: str, form: str
 ) -> Cell:
     base = None if reference is None or reference is record else look_up(reference.metrics, path)
     if not value or base is None:
@@ -94,7 +116,7 @@ def _with_ratio(
     return f"{value:{form}} ({base / value:.1f}×)"
 
 
-def explanation_table(records: Sequence[EvaluationRecord], nulls: EvaluationRecord | None = None) -> Table:
+def explanation_table(records: Sequence[_Evaluated], nulls: _Evaluated | None = None) -> Table:
     """Explanation metrics of each model, and of attention that says nothing on the model `nulls` is of."""
     paths = [path for _, path, _, _ in _EXPLANATION]
     rows: list[list[Cell]] = [
@@ -112,7 +134,7 @@ def explanation_table(records: Sequence[EvaluationRecord], nulls: EvaluationReco
     return Table("Explanation", kept, [[row[0], *(row[i] for i in shown)] for row in rows])
 
 
-def long_table(record: EvaluationRecord) -> Table:
+def long_table(record: _Evaluated) -> Table:
     """Every metric of one record but its null rows: its value, or last, all and sharpest layer."""
     columns = [Column("metric"), *(Column(name, ".4g") for name in ("value", "last", "all", "sharpest"))]
     rows: list[list[Cell]] = []

@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-import fgai
 from fgai.attacks import Threat
 from fgai.checks import one_of
 from fgai.datasets import fingerprint
@@ -23,6 +22,7 @@ from fgai.records import Meter, plain
 from fgai.tasks import task_of
 from fgai.topk import check_k
 from fgai.training import prepared
+from fgai.version import versions
 
 TARGETS = ("test", "val")
 _FINGERPRINTS: WeakKeyDictionary[Graph, str] = WeakKeyDictionary()
@@ -110,7 +110,7 @@ def evaluate(
             "vanilla": vanilla is not None,
         },
         seed=seed,
-        version={"fgai": fgai.__version__, "torch": torch.__version__},
+        version=versions(),
         device=torch.cuda.get_device_name(graph.device) if graph.device.type == "cuda" else str(graph.device),
         seconds=meter.seconds(),
         peak_memory=meter.peak_memory(),

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from numpy.typing import NDArray
-from rich.console import Console
 
 from fgai.errors import InputError
-from fgai.records import Document, Table, unpack_array
+from fgai.evaluation.layout import explanation_table, long_table
+from fgai.records import Table, TabledDocument, unpack_array
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationRecord(Document):
+class EvaluationRecord(TabledDocument):
     """One model on one dataset under one threat.
 
     Numbers that are not defined (an overlap where no node has enough neighbours) are None.
@@ -92,22 +92,7 @@ class EvaluationRecord(Document):
 
     def tables(self) -> list[Table]:
         """Return every metric as one table, and the explanation metrics beside their null rows."""
-        from fgai.evaluation.layout import explanation_table, long_table
-
         return [long_table(self), explanation_table([self], self)]
-
-    def show(self, console: Console | None = None) -> None:
-        """Print in a terminal."""
-        for table in self.tables():
-            table.show(console)
-
-    def to_markdown(self) -> str:
-        """Return the tables as Markdown."""
-        return "\n\n".join(f"**{table.title}**\n\n{table.to_markdown()}" for table in self.tables())
-
-    def to_latex(self) -> str:
-        """Return the tables as LaTeX."""
-        return "\n\n".join(table.to_latex() for table in self.tables())
 
     def to_csv(self) -> str:
         """Return every number as CSV: dotted metric and value, layers and curves by position."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,13 +105,15 @@ def use_backend(name: str) -> Iterator[None]:
 def _triton() -> Kernels:
     """Return the Triton kernels, or the reference with one note when Triton cannot be imported."""
     try:
-        return cast(Kernels, importlib.import_module("fgai.ops.gpu"))
+        from fgai.ops import gpu
     except ImportError as error:
         note = f"Triton is not available ({error}); the GPU runs plain PyTorch operations, which are slower"
         warnings.warn(note, FgaiWarning, stacklevel=4)
         return reference
+    return cast(Kernels, gpu)
 
 
+@cache
 def has_triton() -> bool:
     """Whether Triton can be imported."""
     return find_spec("triton") is not None

@@ -1,6 +1,6 @@
 """Records and tables: JSON documents that say everything about themselves, and how they print."""
 
-from fgai.records.document import Document
+from fgai.records.document import Document, TabledDocument, read_json
 from fgai.records.meter import Meter
 from fgai.records.plain import look_up, pack_array, plain, unpack_array
 from fgai.records.table import MISSING, Cell, Column, Table
@@ -12,8 +12,10 @@ __all__ = [
     "Document",
     "Meter",
     "Table",
+    "TabledDocument",
     "look_up",
     "pack_array",
     "plain",
+    "read_json",
     "unpack_array",
 ]

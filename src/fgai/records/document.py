@@ -1,17 +1,21 @@
-"""`Document`: what all records share, a schema and files that are whole or not there."""
+"""`Document`: what all records share, a schema and whole files; `TabledDocument`: those that print."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from rich.console import Console
+
 from fgai.errors import CheckpointError
 from fgai.files import write_atomic
 from fgai.records.plain import plain
+from fgai.records.table import Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +75,44 @@ class Document:
         Raises:
             CheckpointError: the file is missing, damaged, of another kind or from a newer fgai.
         """
-        path = Path(path)
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise CheckpointError(f"there is no record at {path}") from None
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} is damaged or not a record ({error})") from error
+        values = read_json(Path(path))
         try:
             return cls.from_dict(values)
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class TabledDocument(Document, ABC):
+    """A document that prints as tables."""
+
+    @abstractmethod
+    def tables(self) -> list[Table]:
+        """Return the tables, in the order they are shown."""
+
+    def show(self, console: Console | None = None) -> None:
+        """Print in a terminal."""
+        for table in self.tables():
+            table.show(console)
+
+    def to_markdown(self) -> str:
+        """Return the tables as Markdown."""
+        return "\n\n".join(f"**{table.title}**\n\n{table.to_markdown()}" for table in self.tables())
+
+    def to_latex(self) -> str:
+        """Return the tables as LaTeX."""
+        return "\n\n".join(table.to_latex() for table in self.tables())
+
+
+def read_json(path: Path) -> Any:
+    """Return what a file of JSON holds.
+
+    Raises:
+        CheckpointError: the file is missing or damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no record at {path}") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged or not a record ({error})") from error

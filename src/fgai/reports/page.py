@@ -49,9 +49,11 @@ def write_report(
     Example:
         >>> import fgai
         >>> from fgai.reports import write_report
-        >>> data = fgai.load("planted")  # doctest: +SKIP
-        >>> found = fgai.compare(models, data, per_node=True)  # doctest: +SKIP
-        >>> write_report(found, "report.html", models=models, data=data)  # doctest: +SKIP
+        >>> data = fgai.load("planted")
+        >>> model = fgai.train(fgai.GAT.for_data(data), data, epochs=3, progress=False)
+        >>> found = fgai.evaluate(model, data, "random", name="GAT", per_node=True, curves=False)
+        >>> write_report(found, "report.html", models={"GAT": model}, data=data).name
+        'report.html'
     """
     library = _plotly()
     if isinstance(report, Report):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from fgai.certificates import CertificateRecord
 from fgai.errors import CheckpointError, InputError
 from fgai.evaluation import Comparison, EvaluationRecord
-from fgai.records import Document
+from fgai.records import Document, read_json
 from fgai.reports.build import assemble
 from fgai.reports.document import Report
 from fgai.reports.parts import parts_of
@@ -91,12 +90,7 @@ def _named(
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"there is no record at {path}") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged or not a record ({error})") from error
+    values = read_json(path)
     kind = values.get("kind") if isinstance(values, dict) else type(values).__name__
     if kind not in KINDS:
         raise CheckpointError(f"{path} must hold a {', '.join(KINDS[:-1])} or {KINDS[-1]}, got {kind!r}")

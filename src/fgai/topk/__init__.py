@@ -6,9 +6,9 @@ all edges. Ties are broken by edge order, on every device alike. `k=None` stands
 any k above the degree.
 """
 
+from fgai.topk.cut import Cut
 from fgai.topk.sets import (
     SCOPES,
-    Cut,
     check_k,
     frozen_topk,
     leaders,

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.topk.sets import Cut
+from fgai.topk.cut import Cut
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 

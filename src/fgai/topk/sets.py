@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.util import find_spec
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from numba import njit
@@ -13,7 +9,9 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.errors import InputError
+from fgai.ops.backend import has_triton
 from fgai.ops.segments import check_rows, row_order, row_ranks, row_sum, sortable
+from fgai.topk.cut import Cut
 
 SCOPES = ("node", "graph")
 
@@ -21,27 +19,9 @@ SCOPES = ("node", "graph")
 FEW = 64
 
 
-class Cut(NamedTuple):
-    """Where the top-k of every row ends.
-
-    Attributes:
-        level: [N] the smallest value in the set; −inf where the whole row is in it.
-        spot: [N] int32, the position of the last edge in the set among those of that value; the largest
-            number there is where the whole row is in it.
-    """
-
-    level: Tensor
-    spot: Tensor
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
-
-
 def on_gpu(values: Tensor) -> bool:
     """Whether Triton's row kernels can take `values`."""
-    return values.is_cuda and values.dim() == 1 and _has_triton()
+    return values.is_cuda and values.dim() == 1 and has_triton()
 
 
 def check_k(k: int | None, name: str = "k") -> None:

@@ -8,7 +8,8 @@ from torch import Tensor
 from fgai import checks
 from fgai.errors import InputError
 from fgai.ops.segments import check_rows
-from fgai.topk.sets import FEW, Cut, check_k, on_gpu, topk_mask
+from fgai.topk.cut import Cut
+from fgai.topk.sets import FEW, check_k, on_gpu, topk_mask
 
 FORMS = ("tv", "paper")
 

@@ -142,11 +142,3 @@ def margin_loss(values: Sequence[Tensor], rowptrs: Sequence[Tensor], k: int, rad
     """
     terms = [swap_margin(w, ptr, k, radius) for w, ptr in zip(values, rowptrs, strict=True)]
     return weighted_sum(terms, [1.0] * len(terms))
-
-
-def literal_explanation_stability(rho: Tensor, w: Tensor, rowptr: Tensor, k: int) -> Tensor:
-    """Return `L(w, w + rho)` with `rho` given: the paper's term in attention space, kept to show its flaw.
-
-    It depends on `w` through index sets only, so its gradient in `w` is zero wherever it exists.
-    """
-    return topk_l1(w, w + rho, rowptr, k)

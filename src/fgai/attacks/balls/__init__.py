@@ -1,4 +1,4 @@
-"""Norm balls around the attention of every node: size, projection, random points, steepest steps, vertices.
+"""Norm balls around the attention of every node: size, projection, random points, steepest steps.
 
 A perturbation `delta` is [E], or [E, H] with every head in a ball of its own; the ball of node i holds the
 entries `rowptr[i]:rowptr[i+1]` and has radius R (one number, or one per node, [N]). Norms: "l1", "l2" and
@@ -6,17 +6,7 @@ entries `rowptr[i]:rowptr[i+1]` and has radius R (one number, or one per node, [
 Nothing here is differentiated: adversaries use it between gradients.
 """
 
-from fgai.attacks.balls.points import best_vertex, extreme_points, random_point, steepest
+from fgai.attacks.balls.points import random_point, steepest
 from fgai.attacks.balls.projection import Radius, norms, project
-from fgai.topk import NORMS
 
-__all__ = [
-    "NORMS",
-    "Radius",
-    "best_vertex",
-    "extreme_points",
-    "norms",
-    "project",
-    "random_point",
-    "steepest",
-]
+__all__ = ["Radius", "norms", "project", "random_point", "steepest"]

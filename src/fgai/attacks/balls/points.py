@@ -1,15 +1,12 @@
-"""Points of a ball: random, steepest, extreme."""
+"""Points of a ball: random ones, and the steepest step."""
 
 from __future__ import annotations
-
-import itertools
 
 import torch
 from torch import Tensor
 
 from fgai import checks
 from fgai.attacks.balls.projection import Radius, norms, per_row, project
-from fgai.errors import InputError
 from fgai.ops.segments import check_rows, row_index, row_max, row_sum
 from fgai.topk import NORMS
 
@@ -112,70 +109,6 @@ def steepest(gradient: Tensor, rowptr: Tensor, step_size: Radius, norm: str = "l
         return gradient * (size / length).index_select(0, row)
     chosen = _first_largest(gradient.abs(), rowptr, row)
     return torch.where(chosen, gradient.sign() * size.index_select(0, row), 0.0)
-
-
-@torch.no_grad()
-def best_vertex(gain: Tensor, rowptr: Tensor, radius: Radius) -> Tensor:
-    """The best vertex of every l1 ball, given what each vertex gains.
-
-    The l1 ball of node i has the vertices ±R e_j. A convex function takes its maximum over the ball at one of
-    them, so for a convex objective this is the exact maximiser, not a step towards it.
-
-    Args:
-        gain: [E, 2]; the objective of the node when +R (column 0) or -R (column 1) is added to that edge.
-        rowptr: [N+1].
-        radius: R >= 0, a number or [N].
-
-    Returns:
-        [E], one non-zero entry a row; ties take the first edge, and + before -.
-
-    Example:
-        >>> best_vertex(torch.tensor([[1.0, 0.0], [0.5, 2.0]]), torch.tensor([0, 2]), 0.1).tolist()
-        [0.0, -0.10000000149011612]
-    """
-    check_rows(gain, rowptr, "gain")
-    if gain.dim() != 2 or gain.shape[1] != 2:
-        raise InputError(f"`gain` must have shape [num_edges, 2] for +R and -R, got {tuple(gain.shape)}")
-    best, sign = gain.max(1)
-    row = row_index(rowptr, gain.shape[0])
-    limit = per_row(radius, best, rowptr).index_select(0, row)
-    return torch.where(_first_largest(best, rowptr, row), limit * (1 - 2 * sign), 0.0)
-
-
-def extreme_points(
-    degree: int, radius: float, norm: str = "l1", dtype: torch.dtype = torch.float64
-) -> Tensor:
-    """All vertices of one ball in `degree` dimensions.
-
-    Args:
-        degree: d >= 0.
-        radius: R >= 0.
-        norm: "l1" (2d vertices ±R e_j) or "linf" (2^d corners, d <= 16). The l2 ball has no finite set.
-        dtype: of the result.
-
-    Returns:
-        [V, d].
-
-    Raises:
-        InputError: for "l2", and for "linf" above 16 dimensions.
-
-    Example:
-        >>> extreme_points(2, 1.0, "l1").tolist()
-        [[1.0, 0.0], [-1.0, -0.0], [0.0, 1.0], [-0.0, -1.0]]
-    """
-    checks.one_of(norm, "norm", NORMS)
-    checks.at_least(radius, "radius", 0)
-    if norm == "l2":
-        raise InputError(
-            '`norm` must be "l1" or "linf" here, got "l2", whose ball has infinitely many extreme points'
-        )
-    if norm == "l1":
-        unit = torch.eye(degree, dtype=dtype)
-        return radius * torch.stack([unit, -unit], dim=1).reshape(2 * degree, degree)
-    if degree > 16:
-        raise InputError(f"`degree` must be at most 16 for the 2^d corners of a linf ball, got {degree}")
-    corners = list(itertools.product((1.0, -1.0), repeat=degree))
-    return radius * torch.tensor(corners, dtype=dtype).reshape(2**degree, degree)
 
 
 def _first_largest(values: Tensor, rowptr: Tensor, row: Tensor) -> Tensor:

@@ -1,0 +1,158 @@
+"""`attack_attention`: how far attention within a ball around the model's own can move its predictions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fgai.attacks import balls
+from fgai.attacks.base import _prepare
+from fgai.attention import LayerAttention, evaluating, logits_and_attention
+from fgai.checks import at_least, finite, one_of
+from fgai.divergence import tvd
+from fgai.graph import Graph
+from fgai.models import as_graph
+from fgai.topk import NORMS
+
+DIVERGENCES = ("probabilities", "logits")
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionShift:
+    """The strongest perturbations found of one layer's attention, everything else held fixed.
+
+    Attributes:
+        name: of the layer.
+        delta: [E, H], the perturbation with the largest mean shift; `fgai.attention.record` can add it to
+            the layer again.
+        logits: [N] (a row per node, link or small graph), the largest total variation of logits at any
+            perturbation tried.
+        probabilities: [N], the same on probabilities; at most 1.
+    """
+
+    name: str
+    delta: LayerAttention
+    logits: Tensor
+    probabilities: Tensor
+
+
+def attack_attention(
+    model: nn.Module,
+    data: Any,
+    *,
+    radius: float = 0.05,
+    norm: str = "l1",
+    divergence: str = "probabilities",
+    steps: int = 20,
+    seed: int = 0,
+) -> tuple[AttentionShift, ...]:
+    """Search each layer's attention ball for the perturbation that moves the predictions most.
+
+        max D(y(w), y(w + δ))   over   ‖δ_i^h‖ ≤ R   for every node i and head h
+
+    by projected gradient ascent: D is the total variation, averaged over nodes; w is one layer's attention
+    before dropout, and w + δ takes its place without being normalised again. This is the adversary of the
+    paper's Algorithm 1, which takes the output layer; here every layer is attacked, one at a time. It is a
+    lower bound on the worst case. `fgai.certify` has the upper one, exact where a layer's `class_status` is.
+
+    Args:
+        model: fgai's or any PyG attention model; run in evaluation mode and left as it was.
+        data: a `Graph` or PyG `Data`.
+        radius: R ≥ 0 of every node's ball; 0 moves nothing.
+        norm: "l1", "l2" or "linf".
+        divergence: climb the change of "probabilities" or of "logits"; both are reported.
+        steps: of the ascent, each 2.5 R / steps long, from a random point; 0 tries that point alone.
+        seed: of the random point.
+
+    Returns:
+        One `AttentionShift` per layer, in the order the layers ran; the last is the output layer's.
+
+    Raises:
+        InputError: an argument out of range, or logits that are not finite.
+        AttentionError: the model has no attention that can be recorded.
+
+    Example:
+        >>> import fgai
+        >>> from fgai.attacks import attack_attention
+        >>> data = fgai.load("planted")
+        >>> model = fgai.train(fgai.GAT.for_data(data), data, epochs=3, progress=False)
+        >>> shift = attack_attention(model, data, radius=0.01)[-1]
+        >>> certificate = fgai.certify(model, data, radius=0.01).layer().prediction
+        >>> bool((shift.logits <= certificate.alpha2_logits + 1e-6).all())
+        True
+    """
+    at_least(radius, "radius", 0)
+    at_least(steps, "steps", 0)
+    one_of(norm, "norm", NORMS)
+    one_of(divergence, "divergence", DIVERGENCES)
+    graph = _prepare(model, as_graph(data))
+    with evaluating(model, freeze=True):
+        with torch.no_grad():
+            logits, attention = logits_and_attention(model, graph)
+        finite(logits, "the model's logits")
+        return tuple(
+            _Ascent(model, graph, logits, layer, index, divergence).run(radius, norm, steps, seed)
+            for index, layer in enumerate(attention.detach())
+        )
+
+
+class _Ascent:
+    """Projected gradient ascent on the attention of one layer.
+
+    Args:
+        model: frozen, in evaluation mode.
+        graph: prepared for the model.
+        clean: [N, C], the logits without a perturbation.
+        layer: the attention that is perturbed.
+        index: of the layer.
+        climb: which change is maximised, of `DIVERGENCES`.
+    """
+
+    def __init__(
+        self, model: nn.Module, graph: Graph, clean: Tensor, layer: LayerAttention, index: int, climb: str
+    ) -> None:
+        self.model, self.graph, self.clean, self.climb = model, graph, clean, climb
+        self.layer, self.index = layer, index
+        self.largest = dict.fromkeys(DIVERGENCES, clean.new_zeros(clean.shape[0]))
+
+    def run(self, radius: float, norm: str, steps: int, seed: int) -> AttentionShift:
+        """Climb from a random point; the best point seen is kept, the start included."""
+        rowptr = self.layer.rowptr
+        delta = self._start(radius, norm, seed)
+        best, best_value = delta, -1.0
+        for step in range(steps + 1):
+            moving = delta.requires_grad_(step < steps)
+            value = self._shift(moving)
+            if float(value.detach()) > best_value:
+                best, best_value = delta, float(value.detach())
+            if step < steps:
+                (gradient,) = torch.autograd.grad(value, moving)
+                stride = 2.5 * radius / steps
+                climbed = delta.detach() + balls.steepest(gradient, rowptr, stride, norm)
+                delta = balls.project(climbed, rowptr, radius, norm)
+        kept = self.layer.with_values(best.detach())
+        return AttentionShift(self.layer.name, kept, self.largest["logits"], self.largest["probabilities"])
+
+    def _start(self, radius: float, norm: str, seed: int) -> Tensor:
+        """A random point of every head's balls, [E, H]."""
+        generator = torch.Generator().manual_seed(seed)
+        values, rowptr = self.layer.values, self.layer.rowptr
+        heads = [
+            balls.random_point(rowptr, len(values), radius, norm, generator=generator, dtype=values.dtype)
+            for _ in range(values.shape[1])
+        ]
+        return torch.stack(heads, dim=1)
+
+    def _shift(self, delta: Tensor) -> Tensor:
+        """The mean change at one point; what every row reached is noted."""
+        logits, _ = logits_and_attention(self.model, self.graph, perturb={self.index: delta})
+        found = {
+            "logits": tvd(self.clean, logits, "logits"),
+            "probabilities": tvd(self.clean, logits, "probs"),
+        }
+        for name, change in found.items():
+            self.largest[name] = torch.maximum(self.largest[name], change.detach())
+        return found[self.climb].mean()

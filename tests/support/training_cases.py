@@ -1,0 +1,38 @@
+"""A small graph, models that are always the same, and how two are compared."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fgai.training import untrained
+from support.graph_cases import small_data
+
+GRAPH = small_data()
+SHORT: dict[str, Any] = {"epochs": 4, "progress": False}
+
+
+def fresh(name: str = "GAT", seed: int = 0, **changes: Any) -> nn.Module:
+    sizes = {"GT": {"width": 16, "heads": (4, 1)}, "GCN": {"channels": 6}}.get(
+        name, {"channels": 2, "heads": 3}
+    )
+    return untrained(name, GRAPH, seed=seed, **{**sizes, **changes})
+
+
+def assert_same_weights(first: nn.Module, second: nn.Module) -> None:
+    a, b = first.state_dict(), second.state_dict()
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+def header_of(path: Path) -> dict[str, str]:
+    """What a file of tensors says about itself."""
+    raw = path.read_bytes()
+    (size,) = struct.unpack("<Q", raw[:8])
+    return json.loads(raw[8 : 8 + size])["__metadata__"]

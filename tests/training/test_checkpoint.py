@@ -1,0 +1,97 @@
+"""Saved models come back the same; damaged files are named."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save as pack_tensors
+from torch import nn
+
+from fgai.errors import CheckpointError, FgaiError
+from fgai.models import GAT, GCN, GT, GATv2
+from fgai.training import load, read_header, save, train
+from support.training_cases import GRAPH, SHORT, assert_same_weights, fresh, header_of
+
+
+class TestCheckpoint:
+    @pytest.mark.parametrize("name", ["GAT", "GATv2", "GT", "GCN"])
+    def test_saved_and_read_back_is_equal(self, name: str, tmp_path: Path) -> None:
+        model = train(fresh(name), GRAPH, **SHORT)
+        path = save(model, tmp_path / "deep" / "model", data_fingerprint="abc", about={"dataset": "small"})
+        assert path.suffix == ".safetensors"
+        back = load(path)
+        assert type(back) is type(model) and not back.training
+        assert_same_weights(back, model)
+        assert torch.equal(back(GRAPH), model(GRAPH))
+        assert back.history.terms == model.history.terms
+        header = read_header(path)
+        assert header["data_fingerprint"] == "abc" and header["about"] == {"dataset": "small"}
+        assert header["config"] == json.loads(json.dumps(model.config))
+
+    def test_numbered_names_keep_their_dots(self, tmp_path: Path) -> None:
+        assert save(fresh(), tmp_path / "gat.v1").name == "gat.v1.safetensors"
+
+    def test_another_architecture_is_refused(self, tmp_path: Path) -> None:
+        path = save(fresh("GATv2"), tmp_path / "model")
+        with pytest.raises(CheckpointError, match=r"holds a GATv2, expected GAT$"):
+            load(path, expect="GAT")
+
+    def test_foreign_model_is_not_saved(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match="got Linear"):
+            save(nn.Linear(2, 3), tmp_path / "model")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_missing_damaged_and_foreign_files(self, tmp_path: Path) -> None:
+        path = save(fresh(), tmp_path / "model")
+        whole = path.read_bytes()
+        (size,) = struct.unpack("<Q", whole[:8])
+
+        def edited(change: dict[str, Any]) -> bytes:
+            header = json.loads(header_of(path)["fgai"])
+            tensors = {k: v.contiguous() for k, v in fresh().state_dict().items()}
+            return pack_tensors(tensors, {"fgai": json.dumps({**header, **change})})
+
+        cases = {
+            "no checkpoint at": None,
+            "truncated": whole[:-30],
+            "damaged or not a safetensors": whole[: size // 2],
+            "not a safetensors file": b"\x80\x04 a pickle, perhaps",
+            "saved by another program": pack_tensors({"weight": torch.ones(2, 3)}),
+            "newer fgai": edited({"schema": 99}),
+            "expected GAT or GATv2 or GT": edited({"class": "GIN"}),
+            "does not fit its own architecture": edited({"config": {"in_channels": 6, "out_channels": 4}}),
+            "own architecture": edited({"config": {"wings": 2}}),
+            "does not say what it holds": edited({"schema": None}),
+        }
+        for number, (message, content) in enumerate(cases.items()):
+            file = tmp_path / f"case-{number}.safetensors"
+            if content is not None:
+                file.write_bytes(content)
+            with pytest.raises(CheckpointError, match=message):
+                load(file)
+        with pytest.raises(CheckpointError):
+            load(tmp_path)
+
+    def test_a_failed_write_leaves_the_old_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = save(fresh(), tmp_path / "model")
+        old = path.read_bytes()
+
+        def full(descriptor: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(FgaiError, match="No space left on device; nothing was changed"):
+            save(fresh(seed=5), path)
+        assert path.read_bytes() == old
+        assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+    def test_class_names_cover_the_models(self) -> None:
+        assert {type(fresh(n)) for n in ("GAT", "GATv2", "GT", "GCN")} == {GAT, GATv2, GT, GCN}
