@@ -5,19 +5,23 @@ from fgai.attacks.attention import AttentionShift, attack_attention
 from fgai.attacks.base import Attack, AttackResult, Judge, Ledger
 from fgai.attacks.budget import Budget, check
 from fgai.attacks.dice import DICE
+from fgai.attacks.ensemble import EnsembleInjection
 from fgai.attacks.existing import FeaturePGD, RandomEdges
 from fgai.attacks.injection import FGSMInjection, PGDInjection, RandomInjection, draw_endpoints, draw_features
 from fgai.attacks.prbcd import PRBCD
+from fgai.attacks.search import EXPLANATION_MEMBERS, PREDICTION_MEMBERS, Member
 from fgai.attacks.tdgia import TDGIA
 from fgai.attacks.threats import THREATS, Threat, make_attack, threat_of
 from fgai.objectives import MARGIN, OBJECTIVES, PREDICTION, Clean, Objective, explanation, preserving
 
 __all__ = [
     "DICE",
+    "EXPLANATION_MEMBERS",
     "MARGIN",
     "OBJECTIVES",
     "PRBCD",
     "PREDICTION",
+    "PREDICTION_MEMBERS",
     "TDGIA",
     "THREATS",
     "AdaptiveInjection",
@@ -26,10 +30,12 @@ __all__ = [
     "AttentionShift",
     "Budget",
     "Clean",
+    "EnsembleInjection",
     "FGSMInjection",
     "FeaturePGD",
     "Judge",
     "Ledger",
+    "Member",
     "Objective",
     "PGDInjection",
     "RandomEdges",

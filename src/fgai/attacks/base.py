@@ -90,6 +90,11 @@ class Attack(ABC):
         return value
 
     @property
+    def searches(self) -> bool:
+        """Whether it follows gradients, so that the objective makes a difference."""
+        return self.budget.steps > 0
+
+    @property
     def allowed_steps(self) -> int:
         """Gradient steps that all restarts may take together."""
         return self.budget.steps * self.budget.restarts
@@ -126,7 +131,7 @@ class Attack(ABC):
         best, best_value, worst, noise = GraphChange(), -math.inf, -math.inf, -math.inf
         with evaluating(model, freeze=True):
             again = None
-            if partial and self.budget.steps and Recompute.fits(model, graph):
+            if partial and self.searches and Recompute.fits(model, graph):
                 again = Recompute(model, graph)
                 logits, attention = again.clean_logits, again.clean_attention
             else:
@@ -149,6 +154,7 @@ class Attack(ABC):
                         value = float(judge.change(frozen))
                     noise = max(noise, value) if index == 0 else noise
                     damage = self.damage(judge, frozen, value)
+                    ledger.damages.append(damage)
                     if damage > worst or (damage == worst and value > best_value):
                         best, best_value, worst = frozen, value, damage
             attacked, edge_map = best.apply(graph)

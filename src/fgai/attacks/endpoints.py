@@ -100,15 +100,6 @@ def _cover(
     return chosen
 
 
-def margin_endpoints(sites: Sites, generator: torch.Generator) -> Tensor:
-    """The targets the parent model is least sure of, by the margin between its two best classes."""
-    if sites.logits is None:
-        return random_endpoints(sites, generator)
-    best = sites.logits[sites.nodes].log_softmax(1).topk(2, dim=1).values
-    order = (best[:, 0] - best[:, 1]).argsort(stable=True)
-    return _dealt(sites.nodes[order[: sites.shape[0] * sites.shape[1]]].cpu(), sites, generator)
-
-
 def defect_endpoints(sites: Sites, generator: torch.Generator) -> Tensor:
     """TDGIA's rule: few neighbours, and a sure parent: see `fgai.attacks.tdgia.defect_scores`."""
     if sites.logits is None:
@@ -137,6 +128,5 @@ def _dealt(chosen: Tensor, sites: Sites, generator: torch.Generator) -> Tensor:
 RULES: dict[str, Rule] = {
     "random": random_endpoints,
     "cover": cover_endpoints,
-    "margin": margin_endpoints,
     "defects": defect_endpoints,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -83,6 +84,11 @@ class EnsembleInjection(Attack):
             raise InputError("an ensemble needs at least one member and one rule for endpoints")
 
     @property
+    def searches(self) -> bool:
+        """It does, with steps of its members' own."""
+        return True
+
+    @property
     def allowed_steps(self) -> int:
         """Steps of all members at all sets of endpoints."""
         return sum(member.steps for member in self.members) * len(self.rules) * self.budget.restarts
@@ -103,13 +109,13 @@ class EnsembleInjection(Attack):
             place = Place(graph, endpoints, predicted, box)
             site = Site(judge.model, graph, endpoints, judge.clean, judge.again, reads=self.explains)
             if judge.parent is not None and any(member.start == "donated" for member in self.members):
-                place = replace(place, donated=self._donated(judge, place, labels, generator))
+                place = replace(place, donated=self._donated(judge, rule, place, labels, generator))
             found: list[tuple[str, Found]] = []
             for batch in batches(self.members):
                 began = perf_counter()
                 if found:
                     place = replace(place, incumbent=max((one for _, one in found), key=_badness).features)
-                made = self._climb(batch, place, site, labels, generator)
+                made = self._climb(batch, place, site, labels, _streams(generator, rule, batch))
                 seconds = (perf_counter() - began) / len(batch)
                 for member, one in zip(batch, made, strict=True):
                     found.append((member.name, one))
@@ -118,7 +124,8 @@ class EnsembleInjection(Attack):
                     ledger.members.append(_row(member.name, rule, one, seconds))
             if index == 0:
                 began = perf_counter()
-                free = evolve(site, self._aim([DONOR] * POPULATION, site, labels), place, generator)
+                stream = _streams(generator, rule, [replace(DONOR, name=EVOLUTION)])[0]
+                free = evolve(site, self._aim([DONOR] * POPULATION, site, labels), place, stream)
                 ledger.members.append(_row(EVOLUTION, rule, free, perf_counter() - began))
                 _warn_if_masked(free, [one for _, one in found], judge)
                 found.append((EVOLUTION, free))
@@ -161,10 +168,16 @@ class EnsembleInjection(Attack):
         return PredictionAim(site, [member.loss for member in batch], labels)
 
     def _climb(
-        self, batch: Sequence[Member], place: Place, site: Site, labels: Tensor, generator: torch.Generator
+        self,
+        batch: Sequence[Member],
+        place: Place,
+        site: Site,
+        labels: Tensor,
+        streams: Sequence[torch.Generator],
     ) -> list[Found]:
         """Let members that share space, optimiser and steps climb side by side."""
-        start = torch.stack([STARTS[member.start](place, generator) for member in batch])
+        drawn = zip(batch, streams, strict=True)
+        start = torch.stack([STARTS[member.start](place, stream) for member, stream in drawn])
         space, box = SPACES[batch[0].space], place.box
         unit = (box[1] - box[0]) / 2 if space.name == "box" else 1.0
         rates = start.new_tensor([member.rate * unit for member in batch])[:, None, None]
@@ -172,7 +185,9 @@ class EnsembleInjection(Attack):
         aim = self._aim(batch, site, labels)
         return Climb(site, aim, start, space, optimiser, box).run(batch[0].steps)
 
-    def _donated(self, judge: Judge, place: Place, labels: Tensor, generator: torch.Generator) -> Tensor:
+    def _donated(
+        self, judge: Judge, rule: str, place: Place, labels: Tensor, generator: torch.Generator
+    ) -> Tensor:
         """The worst features for the parent model at the same endpoints."""
         parent = judge.parent
         assert parent is not None
@@ -183,8 +198,16 @@ class EnsembleInjection(Attack):
             clean = Clean(logits.detach(), attention.detach(), judge.clean.nodes)
             again = Recompute(parent, judge.graph) if Recompute.fits(parent, judge.graph) else None
             site = Site(parent, judge.graph, place.endpoints, clean, again, reads=self.explains)
-            (found,) = self._climb([replace(DONOR, steps=steps)], place, site, labels, generator)
+            donor = [replace(DONOR, steps=steps)]
+            (found,) = self._climb(donor, place, site, labels, _streams(generator, rule, donor))
         return found.features
+
+
+def _streams(generator: torch.Generator, rule: str, members: Sequence[Member]) -> list[torch.Generator]:
+    """A stream of random numbers for each member at each rule: what one draws depends on no other."""
+    seed = generator.initial_seed()
+    words = [f"{seed} {rule} {member.name}".encode() for member in members]
+    return [torch.Generator().manual_seed(zlib.crc32(word)) for word in words]
 
 
 def _badness(found: Found) -> tuple[float, float]:

@@ -31,6 +31,7 @@ class Ledger:
         partial: forward passes that computed only the rows in reach of the change.
         share: mean over the forward passes of the work done, as a share of a full pass.
         members: of an ensemble, what each member found where, and what that took; empty for other attacks.
+        damages: what each proposed change was chosen by, random noise first; judged afresh by a full pass.
     """
 
     steps: int = 0
@@ -42,6 +43,7 @@ class Ledger:
     partial: int = 0
     share: float = 1.0
     members: list[dict[str, Any]] = field(default_factory=list)
+    damages: list[float] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for records."""

@@ -8,6 +8,7 @@ from fgai.attacks.adaptive import AdaptiveInjection
 from fgai.attacks.base import Attack
 from fgai.attacks.budget import Budget
 from fgai.attacks.dice import DICE
+from fgai.attacks.ensemble import EnsembleInjection
 from fgai.attacks.existing import FeaturePGD, RandomEdges
 from fgai.attacks.injection import PGDInjection, RandomInjection
 from fgai.attacks.prbcd import PRBCD
@@ -46,17 +47,31 @@ THREATS: dict[str, Threat] = {
     threat.name: threat
     for threat in (
         Threat(
+            "ensemble",
+            EnsembleInjection,
+            Budget(nodes=20, edges=20, box=(-1.0, 1.0)),
+            "20 nodes × 20 edges, every search we have, random and chosen endpoints: for every claim",
+            Budget(nodes=1, edges=3, box=(-1.0, 1.0)),
+        ),
+        Threat(
+            "ensemble-strong",
+            EnsembleInjection,
+            Budget(nodes=60, edges=40, box=(-1.0, 1.0)),
+            "60 nodes × 40 edges, every search we have: beside every claim",
+            Budget(nodes=3, edges=4, box=(-1.0, 1.0)),
+        ),
+        Threat(
             "standard",
             PGDInjection,
             Budget(nodes=20, edges=20, box=(-1.0, 1.0), steps=10, step_size=0.1),
-            "20 nodes × 20 edges, adversarial features: all the paper's tables",
+            "20 nodes × 20 edges, ten signed steps: the paper's own column",
             Budget(nodes=1, edges=3, box=(-1.0, 1.0), steps=10, step_size=0.1),
         ),
         Threat(
             "strong",
             PGDInjection,
             Budget(nodes=60, edges=40, box=(-1.0, 1.0), steps=50, step_size=0.05, restarts=3),
-            "60 nodes × 40 edges, 3 × 50 steps: the honesty check beside every table",
+            "60 nodes × 40 edges, 3 × 50 signed steps: history",
             Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=50, step_size=0.05, restarts=3),
         ),
         Threat(

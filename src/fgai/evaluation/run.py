@@ -85,7 +85,7 @@ class Run:
         meter.lap("prediction attack")
         if explanation_attack:
             # A threat that does not search, or has its own objective: both attacks are the same one.
-            same = attack.budget.steps == 0 or threat_of(threat).objective is not None
+            same = not attack.searches or threat_of(threat).objective is not None
             attacked["explanation"] = attacked["prediction"] if same else self._attack(threat, "explanation")
             meter.lap("explanation attack")
         views = {"clean": self.clean, "attacked": attacked["prediction"].view}
