@@ -3,9 +3,10 @@
 from fgai.records.document import Document, TabledDocument, read_json
 from fgai.records.meter import Meter
 from fgai.records.plain import look_up, pack_array, plain, unpack_array
-from fgai.records.table import MISSING, Cell, Column, Table
+from fgai.records.table import ARROWS, MISSING, Cell, Column, Table
 
 __all__ = [
+    "ARROWS",
     "MISSING",
     "Cell",
     "Column",
