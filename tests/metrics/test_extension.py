@@ -1,4 +1,4 @@
-"""A metric declared outside the package: evaluate, tables, report and command line show it, and no file knows."""
+"""A metric declared outside the package: evaluate, tables, report and command line show it unasked."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def declared(registry: dict[str, spec.MetricSpec]) -> None:
         return {name: strongest(found.last.values) for name, found in views.attention.items()}
 
     @metric(
-        direction="higher", low=0, high=1, title="strongest edge", paths=("peak.edge",), section="explanation",
-        measure=of_views,
+        direction="higher", low=0, high=1, title="strongest edge", paths=("peak.edge",),
+        section="explanation", measure=of_views,
     )  # fmt: skip
     def strongest(values: Tensor) -> float:
         """The largest attention of the output layer."""
