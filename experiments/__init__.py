@@ -1,15 +1,17 @@
 """Grids of experiments as records, and tables and figures from records only."""
 
-from experiments.cells import PROTOCOL, Cell, read_grid
+from experiments.cells import PROTOCOL, Cell, grid_names, read_grid
 from experiments.grid import Status, run_grid, shard, status
 from experiments.run import run_cell
-from experiments.store import Store, read_record
+from experiments.store import Packed, Store, read_record
 
 __all__ = [
     "PROTOCOL",
     "Cell",
+    "Packed",
     "Status",
     "Store",
+    "grid_names",
     "read_grid",
     "read_record",
     "run_cell",

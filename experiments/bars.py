@@ -10,6 +10,7 @@ from experiments.paper import published
 from experiments.results import DATASETS, MODELS, Results
 from experiments.store import Store
 from experiments.training_tables import memory_above
+from fgai.metrics import quantity
 from fgai.records import Column, Table
 
 SEEDS = 5
@@ -232,7 +233,8 @@ def _slopes(case: Case) -> Iterator[Bar]:
 
 
 def _intervals(case: Case) -> Iterator[Bar]:
-    for name, path, sign in (("attacked F1 gain", "f1.attacked", 1), ("g-TVD rel gain", "g_tvd.rel", -1)):
+    for name, path in (("attacked F1 gain", "f1.attacked"), ("g-TVD rel gain", "g_tvd.rel")):
+        sign = quantity(path).sign
         found = case.results.interval(case.model, case.dataset, "fgai", path)
         ends = (None, None) if found is None or found.seeds < SEEDS else (found.low, found.high)
         yield case.bar(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from experiments.paper import published
 from experiments.results import ROWS, Results
-from experiments.sheet import Entry, Metric, Row, Sheet
+from experiments.sheet import Entry, Estimated, Row, Sheet
+from fgai.metrics import null_path
 
 NAMES = {
     "vanilla": "vanilla",
@@ -20,15 +22,6 @@ NAMES = {
 }
 NULLS = {"uniform": "uniform (null)", "random": "random (null)"}
 
-# Where a null row keeps what a model's record keeps elsewhere.
-_NULL_PATHS = {
-    "overlap.prediction": "overlap",
-    "overlap_touched.prediction": "overlap_touched",
-    "overlap_touched.explanation": "overlap_touched",
-    "rank_correlation.prediction": "rank_correlation",
-    "sharpness.clean": "sharpness",
-}
-
 
 def name_of(row: str) -> str:
     """How a row is called in tables."""
@@ -36,39 +29,37 @@ def name_of(row: str) -> str:
 
 
 def entry(
-    results: Results, model: str, dataset: str, row: str, metric: Metric, base: str = "vanilla"
+    results: Results, model: str, dataset: str, row: str, column: Estimated, base: str = "vanilla"
 ) -> Entry:
     """Return one cell of a sheet."""
     wanted = len(results.seeds(model, dataset, row))
     known = None
-    if metric.paper is not None:
-        known = published(metric.paper[0], model, dataset, row, metric.paper[1])
-    found = results.estimate(model, dataset, row, metric.path, metric.threat)
+    if column.paper is not None:
+        known = published(column.paper[0], model, dataset, row, column.paper[1])
+    found = results.estimate(model, dataset, row, column.shown.path, column.threat)
     if row == base:
-        return Entry(estimate=found if metric.own else None, published=known, wanted=wanted)
+        return Entry(estimate=found if column.own else None, published=known, wanted=wanted)
     ratio = apart = None
-    if metric.own:
-        apart = results.interval(model, dataset, row, metric.path, metric.threat, base)
-    reference = results.estimate(model, dataset, base, metric.path, metric.threat)
-    if metric.ratio and found is not None and reference is not None and found.mean:
+    if column.own:
+        apart = results.interval(model, dataset, row, column.shown.path, column.threat, base)
+    reference = results.estimate(model, dataset, base, column.shown.path, column.threat)
+    if column.ratio and found is not None and reference is not None and found.mean:
         ratio = reference.mean / found.mean
     return Entry(
         estimate=found,
         interval=apart,
         ratio=ratio,
         published=known,
-        published_ratio=_published_ratio(model, dataset, row, metric, base),
+        published_ratio=_published_ratio(model, dataset, row, column, base),
         wanted=wanted,
     )
 
 
-def null_entry(results: Results, model: str, dataset: str, kind: str, metric: Metric) -> Entry:
+def null_entry(results: Results, model: str, dataset: str, kind: str, column: Estimated) -> Entry:
     """Return a cell of a null row, as measured on FGAI's model, or on vanilla where there is none."""
-    path = f"null.{kind}.{metric.path}"
-    for long, short in _NULL_PATHS.items():
-        path = path.replace(f".{long}.", f".{short}.")
+    path = f"null.{kind}.{null_path(column.shown.path)}"
     for row in ("fgai", "vanilla"):
-        found = results.estimate(model, dataset, row, path, metric.threat)
+        found = results.estimate(model, dataset, row, path, column.threat)
         if found is not None:
             return Entry(estimate=found, wanted=len(results.seeds(model, dataset, row)))
     return Entry()
@@ -77,7 +68,7 @@ def null_entry(results: Results, model: str, dataset: str, kind: str, metric: Me
 def sheet(
     results: Results,
     title: str,
-    metrics: Sequence[Metric],
+    columns: Sequence[Estimated],
     notes: Sequence[str] = (),
     *,
     order: tuple[str, ...] = ROWS,
@@ -89,7 +80,7 @@ def sheet(
     Args:
         results: of the records.
         title: of the sheet.
-        metrics: of the columns.
+        columns: one per metric.
         notes: below it; missing cells and warnings are added.
         order: of the rows; others follow.
         nulls: add the null rows.
@@ -100,30 +91,25 @@ def sheet(
         rows: list[Row] = []
         for dataset in results.datasets(model):
             names = results.rows(model, dataset, order)
-            group = [[entry(results, model, dataset, row, metric) for metric in metrics] for row in names]
-            marked = [
-                mark_best(column, m) for column, m in zip(zip(*group, strict=True), metrics, strict=True)
-            ]
+            group = [[entry(results, model, dataset, row, column) for column in columns] for row in names]
+            marked = [mark_best(c, held) for c, held in zip(columns, zip(*group, strict=True), strict=True)]
             lines = [tuple(line) for line in zip(*marked, strict=True)]
             rows += [Row((dataset, name_of(row)), line) for row, line in zip(names, lines, strict=True)]
             for kind, label in NULLS.items() if nulls else ():
-                cells = tuple(null_entry(results, model, dataset, kind, metric) for metric in metrics)
+                cells = tuple(null_entry(results, model, dataset, kind, column) for column in columns)
                 if any(cell.estimate is not None for cell in cells):
                     rows.append(Row((dataset, label), cells))
         sections[model] = rows
-    return Sheet(title, ("dataset", "method"), metrics, sections, [*notes, *about(results)])
+    return Sheet(title, ("dataset", "method"), columns, sections, [*notes, *about(results)])
 
 
-def mark_best(column: Sequence[Entry], metric: Metric) -> list[Entry]:
+def mark_best(column: Estimated, cells: Sequence[Entry]) -> list[Entry]:
     """Mark the best of a group; all of them where they are equal, none where there is one only."""
-    held = [cell.estimate.mean for cell in column if cell.estimate is not None]
-    if not metric.better or len(held) < 2:
-        return list(column)
-    best = max(held) if metric.better == "higher" else min(held)
-    return [
-        Entry(**{**vars(cell), "best": cell.estimate is not None and cell.estimate.mean == best})
-        for cell in column
-    ]
+    held = [cell.estimate.mean for cell in cells if cell.estimate is not None]
+    if not column.shown.direction or len(held) < 2:
+        return list(cells)
+    best = column.shown.best(held)
+    return [replace(cell, best=cell.estimate is not None and cell.estimate.mean == best) for cell in cells]
 
 
 def about(results: Results) -> list[str]:
@@ -142,8 +128,8 @@ def about(results: Results) -> list[str]:
     return lines
 
 
-def _published_ratio(model: str, dataset: str, row: str, metric: Metric, base: str) -> float | None:
-    if not metric.ratio or metric.paper is None:
+def _published_ratio(model: str, dataset: str, row: str, column: Estimated, base: str) -> float | None:
+    if not column.ratio or column.paper is None:
         return None
-    ours, theirs = (published(metric.paper[0], model, dataset, r, metric.paper[1]) for r in (row, base))
+    ours, theirs = (published(column.paper[0], model, dataset, r, column.paper[1]) for r in (row, base))
     return None if ours is None or theirs is None or not ours.mean else theirs.mean / ours.mean

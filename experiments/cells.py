@@ -96,6 +96,12 @@ class Cell:
         return self.task if self.task in tasks.TASKS else "node"
 
 
+def grid_names() -> list[str]:
+    """The grids that come with fgai."""
+    listed = files("experiments").joinpath("grids").iterdir()
+    return sorted(entry.name.removesuffix(".toml") for entry in listed if entry.name.endswith(".toml"))
+
+
 def read_grid(source: Path | str) -> list[Cell]:
     """Read a grid: a path, or the name of one that comes with fgai (`node`, `ablation`, ...).
 
@@ -112,9 +118,8 @@ def read_grid(source: Path | str) -> list[Cell]:
         else:
             text = files("experiments").joinpath("grids", f"{source}.toml").read_text(encoding="utf-8")
     except OSError as error:
-        known = sorted(p.name.removesuffix(".toml") for p in files("experiments").joinpath("grids").iterdir())
         raise InputError(
-            f"there is no grid {source!r}; give a TOML file or one of {', '.join(known)}"
+            f"there is no grid {source!r}; give a TOML file or one of {', '.join(grid_names())}"
         ) from error
     try:
         tables = tomllib.loads(text)["cells"]

@@ -11,6 +11,7 @@ from experiments.sheet import Sheet
 from experiments.statistics import estimate
 from experiments.store import Store
 from fgai.certificates import PROMISE, TABLE_RADII
+from fgai.metrics import quantity
 from fgai.records import Cell, Column, Table
 
 WHAT = {"topk": "Top 5 cannot change", "class": "Class cannot change"}
@@ -25,12 +26,8 @@ def certificates(store: Store) -> list[Sheet | Table]:
 def _table(results: Results, kind: str, title: str) -> Table:
     """One row per model, graph, layer and method; methods stand together, to be compared."""
     columns = [Column(name) for name in ("model", "dataset", "layer", "method")]
-    columns += [Column(f"R = {radius:g}", better="higher") for radius in TABLE_RADII]
-    columns += [
-        Column("median radius", better="higher"),
-        Column("trivial"),
-        Column("sharpness", better="higher"),
-    ]
+    columns += [*_shares(), quantity("certificate.median_radius").column, Column("trivial")]
+    columns.append(quantity("certificate.sharpness").column)
     columns += [Column("how")] if kind == "class" else []
     rows: list[Sequence[Cell]] = []
     for model in results.models():
@@ -61,8 +58,8 @@ def _margins(store: Store) -> Table:
             weight = settings_in(record)["margin"]
             held.setdefault((cell["model"], cell["dataset"]), {}).setdefault(weight, []).append(record)
     columns = [Column(name) for name in ("model", "dataset", "layer", "margin")]
-    columns += [Column(f"R = {radius:g}", better="higher") for radius in TABLE_RADII]
-    columns += [Column(name, better="higher") for name in ("median radius", "sharpness", "F1")]
+    columns += [*_shares(), quantity("certificate.median_radius").column]
+    columns += [quantity("certificate.sharpness").column, quantity("f1.clean", "F1").column]
     rows: list[Sequence[Cell]] = []
     for (model, dataset), weights in sorted(held.items()):
         if len(weights) < 2:
@@ -80,6 +77,11 @@ def _margins(store: Store) -> Table:
         " than five neighbours whose top 5 no perturbation in the l1 ball can change, mean ± std over seeds.",
     )
     return Table("Training towards certificates", columns, rows, notes)
+
+
+def _shares() -> list[Column]:
+    """A column per radius."""
+    return [quantity("certificate.share", f"R = {radius:g}").column for radius in TABLE_RADII]
 
 
 def _row(layers: list[dict[str, Any]], kind: str) -> list[Cell]:

@@ -13,11 +13,17 @@ from experiments.cells import Cell
 from experiments.results import DATASETS, MODELS, ROWS
 from experiments.store import Store
 from fgai.errors import InputError
+from fgai.metrics import METRICS, Quantity
 from fgai.tasks import TASKS
 from fgai.training import METHODS
 
 TABLES = tuple(dict.fromkeys(task.presets for task in TASKS.values()))
 """Searched one by one: nodes, links, graphs; their presets are `[...]`, `[link....]` and `[graph....]`."""
+
+CRITERION = Quantity(
+    path="validation.criterion", title="criterion", form=".4f", direction=METRICS["f1"].direction
+)
+"""What trials are compared by: a mean of scores."""
 
 
 class Trial(NamedTuple):

@@ -8,16 +8,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from experiments import Cell, Store, read_grid, run_grid
+from experiments import Cell, Store, grid_names, read_grid, run_grid
 from experiments import command_records as records
 from experiments import shard as shard_of
 from experiments import status as status_of
-from experiments.command_records import Cache, Data, Device, Here, Results
+from experiments.command_records import Cache, Data, Device, Here, Results, either
 from experiments.progress import GridProgress
 from experiments.run import change_of
-from fgai.cli import options
-from fgai.cli.files import checked_folder
-from fgai.cli.output import FAILURE, Output, command
+from fgai.cli import FAILURE, Output, checked_folder, command, options
 from fgai.records import Column, Table
 
 app = typer.Typer(
@@ -28,9 +26,7 @@ app = typer.Typer(
 
 Grid = Annotated[
     str,
-    typer.Argument(
-        metavar="GRID", help="A TOML file, or node, link, graphs, truth, ablation, search, cost or certify."
-    ),
+    typer.Argument(metavar="GRID", help=f"A TOML file, or {either(grid_names())}."),
 ]
 
 
@@ -155,4 +151,5 @@ app.command("table", epilog="Example: fgai bench table f1 --format markdown")(re
 app.command("figure", epilog="Example: fgai bench figure f-curves --dataset amazon-photo")(records.figure)
 app.command("bars", epilog="Example: fgai bench bars --missed")(records.bars)
 app.command("choose", epilog="Example: fgai bench choose --output presets.toml")(records.choose)
+app.command("pack", epilog="Example: fgai bench pack")(records.pack)
 app.command("fill", epilog="Example: fgai bench fill docs/results.md README.md")(records.fill)

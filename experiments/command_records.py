@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,12 +14,20 @@ import typer
 from rich.console import Console
 
 from experiments import Store
+from experiments.cells import KINDS
+from experiments.tables import FORMATS, TABLES, render
+from experiments.tables import table as parts_of
 from fgai.checks import one_of
-from fgai.cli import options
-from fgai.cli.files import checked_folder, checked_output
-from fgai.cli.output import Output, command
+from fgai.cli import Output, checked_folder, checked_output, command, options
 from fgai.errors import DataError
 from fgai.files import write_atomic
+
+
+def either(names: Iterable[str]) -> str:
+    """Names as a help text lists them: a, b or c."""
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
+
 
 Results = Annotated[Path, typer.Option("--results", "-r", help="Folder of the records.")]
 Data = Annotated[
@@ -27,19 +36,13 @@ Data = Annotated[
 ]
 Cache = Annotated[Path | None, typer.Option("--cache", help="Folder for trained models that cells share.")]
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
-Format = Annotated[str, typer.Option("--format", "-f", help="table, markdown, latex or csv.")]
+Format = Annotated[str, typer.Option("--format", "-f", help=f"{either(FORMATS)}.")]
 Here = Path("results")
 
 
 @command
 def table(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="headline, stability, f1, f-slope, similarity, ablation, cost, defences, certificates or"
-            " search."
-        ),
-    ],
+    name: Annotated[str, typer.Argument(help=f"{either(TABLES)}.")],
     *,
     results: Results = Here,
     format_: Format = "table",
@@ -48,9 +51,6 @@ def table(
     quiet: options.Quiet = False,
 ) -> None:
     """Print a table, made from records alone, the paper's numbers beside ours."""
-    from experiments.tables import FORMATS, render
-    from experiments.tables import table as parts_of
-
     one_of(format_, "--format", FORMATS)
     out, store = Output(json, quiet), opened_store(results)
     if output is not None:
@@ -83,8 +83,6 @@ def opened_store(results: Path) -> Store:
 
 
 def _text(name: str, store: Store, form: str) -> str:
-    from experiments.tables import render
-
     return render(name, store, "markdown" if form == "table" else form).rstrip("\n") + "\n"
 
 
@@ -143,7 +141,6 @@ def bars(
 ) -> None:
     """Check what must come out: every bar on every model and dataset, met or missed, with the numbers."""
     from experiments import bars as checks
-    from experiments.tables import FORMATS
 
     one_of(format_, "--format", FORMATS)
     found = checks.check(opened_store(results))
@@ -180,6 +177,29 @@ def choose(
         out.say(f"written to {output}")
     values: dict[str, Any] = {"command": "bench choose", "presets": tomllib.loads(text)}
     out.result(values, lambda console: None if output else typer.echo(text, nl=False))
+
+
+@command
+def pack(
+    *,
+    results: Results = Here,
+    kind: Annotated[str, typer.Option("--kind", help=f"Of the records to pack: {either(KINDS)}.")] = "search",
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Put the records of a finished search into one compressed file, and write all others compactly.
+
+    No value changes. New records are again files of their own; packing again adds them. Not while a grid is
+    running in the same folder.
+    """
+    one_of(kind, "--kind", KINDS)
+    done = opened_store(results).pack(kind)
+
+    def show(console: Console) -> None:
+        sizes = f"{done.before / 2**20:.1f} MiB before, {done.after / 2**20:.1f} MiB now"
+        console.print(f"{done.packed} records packed, {done.rewritten} rewritten: {sizes}")
+
+    Output(json, quiet).result({"command": "bench pack", "kind": kind, **dataclasses.asdict(done)}, show)
 
 
 @command

@@ -10,6 +10,7 @@ from experiments.results import ROWS, Results
 from experiments.sheet import Sheet
 from experiments.store import Store
 from experiments.training_tables import device_of, memory_above
+from fgai.metrics import quantity
 from fgai.records import Cell, Column, Table
 
 DEFENCE_ROWS = (*ROWS, "gnnguard", "gnn-svd", "pro-gnn")
@@ -29,14 +30,15 @@ def defences(store: Store) -> list[Sheet | Table]:
     )
     results = Results(records, cells)
     columns = [Column(name) for name in ("model", "dataset", "method")]
-    columns += [Column(f"F1 {name}", ".3f", "higher") for name in ("clean", *THREATS)]
+    columns += [quantity("f1.clean").column]
+    columns += [quantity("f1.attacked", f"F1 {name}").column for name in THREATS]
     columns += [
-        Column("top 5 kept, standard", ".3f", "higher"),
-        Column("sharpness", ".3f", "higher"),
-        Column("ms per epoch", ".1f", "lower"),
-        Column("training s", ".1f", "lower"),
+        quantity("overlap_touched.prediction.all", "top 5 kept, standard").column,
+        quantity("sharpness.clean.all").column,
+        quantity("training.epoch_seconds", "ms per epoch", ".1f").column,
+        quantity("training.seconds").column,
         Column("attacks s", ".1f"),
-        Column("peak MiB", ".0f", "lower"),
+        quantity("training.peak_memory", "peak MiB", ".0f").column,
         Column("device"),
     ]
     rows: list[Sequence[Cell]] = [

@@ -17,8 +17,7 @@ from fgai.certificates import CertificateRecord, certify
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.evaluation import EvaluationRecord
-from fgai.training import History
-from fgai.training.terms import TERMS
+from fgai.training import TERMS, History
 
 ROWS = ("vanilla", "ln", "at", "fgai")
 RADIUS = 0.01

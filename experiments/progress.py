@@ -10,7 +10,7 @@ from types import TracebackType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments import Cell
-from fgai.cli.output import Output
+from fgai.cli import Output
 
 
 class GridProgress:

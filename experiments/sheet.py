@@ -6,47 +6,42 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Console
 
 from experiments.paper import Published
 from experiments.statistics import Estimate, Interval
+from fgai.metrics import Quantity, quantity
 from fgai.records import MISSING, Column, Table
 
-_ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 _LATEX = {"↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$", "×": r"$\times$", "–": "--", "−": "$-$"}
 _LATEX |= {"&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_", "÷": r"$\div$", "✓": r"$\checkmark$"}
 _LATEX |= {"→": r"$\rightarrow$", "≥": r"$\geq$", "≤": r"$\leq$", "…": r"\dots{}"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metric:
+class Estimated:
     """One column of estimates.
 
     Attributes:
-        title: heading.
-        path: in the record, see `Results.values`.
-        form: format of the numbers.
-        better: `higher`, `lower` or nothing (then no best one is marked).
+        shown: the number of each record, its heading, format and direction.
         threat: which evaluation.
         paper: table and metric of the published numbers, which get a column of their own.
         ratio: also show how many times smaller than vanilla's it is (ratio of the means).
         own: leave vanilla's value out, where it compares a model with itself.
     """
 
-    title: str
-    path: str
-    form: str = ".3f"
-    better: str = ""
+    shown: Quantity
     threat: str = "standard"
     paper: tuple[str, str] | None = None
     ratio: bool = False
     own: bool = True
 
-    @property
-    def heading(self) -> str:
-        """The title with its arrow."""
-        return self.title + _ARROWS[self.better]
+
+def estimated(path: str, title: str | None = None, form: str | None = None, **options: Any) -> Estimated:
+    """Return a column of the number at a path; see `fgai.metrics.quantity` and `Estimated`."""
+    return Estimated(shown=quantity(path, title, form), **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,14 +106,14 @@ class Sheet:
     Attributes:
         title: printed above.
         heads: headings of the labels.
-        metrics: of the columns.
+        columns: one per metric.
         sections: rows by the name of their section (a model).
         notes: printed below.
     """
 
     title: str
     heads: tuple[str, ...]
-    metrics: Sequence[Metric]
+    columns: Sequence[Estimated]
     sections: dict[str, list[Row]]
     notes: Sequence[str] = field(default_factory=tuple)
 
@@ -159,12 +154,12 @@ class Sheet:
         )
         for name, rows in self.sections.items():
             for row in rows:
-                for metric, entry in zip(self.metrics, row.entries, strict=True):
+                for column, entry in zip(self.columns, row.entries, strict=True):
                     mean, std, count = entry.estimate or ("", "", 0)
                     apart = ("", "", "") if entry.interval is None else entry.interval[:3]
                     known = ("", "") if entry.published is None else entry.published
                     ratio = "" if entry.ratio is None else entry.ratio
-                    names = (self.title, name, *row.labels, metric.title, metric.threat)
+                    names = (self.title, name, *row.labels, column.shown.title, column.threat)
                     values = (count, mean, std, ratio, *apart, int(entry.best), *known)
                     writer.writerow([*names, *("" if value is None else value for value in values)])
         return out.getvalue()
@@ -181,16 +176,17 @@ class Sheet:
 
     def _headings(self) -> list[str]:
         found = list(self.heads)
-        for metric in self.metrics:
-            found += [metric.heading, "paper"] if metric.paper is not None else [metric.heading]
+        for column in self.columns:
+            heading = column.shown.column.heading
+            found += [heading, "paper"] if column.paper is not None else [heading]
         return found
 
     def _cells(self, row: Row, new_line: str, bold: str) -> list[str]:
         found = list(row.labels)
-        for metric, entry in zip(self.metrics, row.entries, strict=True):
-            first, *rest = entry.lines(metric.form)
+        for column, entry in zip(self.columns, row.entries, strict=True):
+            first, *rest = entry.lines(column.shown.form)
             found.append(new_line.join([bold.format(first) if entry.best else first, *rest]))
-            if metric.paper is not None:
+            if column.paper is not None:
                 found.append(entry.paper())
         return found
 

@@ -1,10 +1,13 @@
-"""The results folder: one JSON record per cell, whole or not there."""
+"""The results folder: one JSON record per cell, whole or not there; old searches packed into one file."""
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from time import time
 from typing import Any
@@ -12,14 +15,37 @@ from typing import Any
 from experiments.cells import PROTOCOL, Cell
 from fgai.errors import CheckpointError
 from fgai.files import write_atomic
+from fgai.records import to_text
 
 SCHEMA = 1
 FIELDS = ("protocol", "key", "cell", "status", "seconds")
 STALE_SECONDS = 600.0
+PACK = ".jsonl.gz"
+"""Ending of a file that holds many records, one to a line, in the order of their paths."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What packing did.
+
+    Attributes:
+        packed: records that were put into the pack.
+        rewritten: records that were written anew, smaller.
+        before: bytes of all records before.
+        after: and now.
+    """
+
+    packed: int
+    rewritten: int
+    before: int
+    after: int
 
 
 class Store:
     """Records under one folder.
+
+    New records are files of their own. `pack` puts those of a search into one compressed file, from where
+    they are read like the others; a file wins over a packed record of the same cell.
 
     Args:
         root: the folder; made when the first record is written.
@@ -27,9 +53,10 @@ class Store:
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
+        self._packs: dict[Path, dict[Path, dict[str, Any]]] = {}
 
     def path(self, cell: Cell) -> Path:
-        """Where the record of a cell lies."""
+        """Where the record of a cell lies, or would lie."""
         return self.root / cell.path
 
     def read(self, cell: Cell) -> dict[str, Any] | None:
@@ -39,10 +66,8 @@ class Store:
             CheckpointError: if the file is damaged, from a newer fgai, or of another cell under this name.
         """
         path = self.path(cell)
-        if not path.exists():
-            return None
-        record = read_record(path)
-        if record["key"] != cell.key or record["cell"] != cell.to_dict():
+        record = read_record(path) if path.exists() else self._packed(cell.folder).get(path)
+        if record is not None and (record["key"] != cell.key or record["cell"] != cell.to_dict()):
             raise CheckpointError(
                 f"{path} holds another cell under this name; move it away, nothing was overwritten"
             )
@@ -51,14 +76,14 @@ class Store:
     def write(self, cell: Cell, record: dict[str, Any]) -> Path:
         """Write a record in one step."""
         path = self.path(cell)
-        text = {"schema": SCHEMA, "protocol": PROTOCOL, "key": cell.key, "cell": cell.to_dict(), **record}
-        write_atomic(path, json.dumps(text, indent=1, sort_keys=True, allow_nan=False) + "\n")
+        values = {"schema": SCHEMA, "protocol": PROTOCOL, "key": cell.key, "cell": cell.to_dict(), **record}
+        write_atomic(path, to_text(values, sort_keys=True) + "\n")
         return path
 
     def sweep(self) -> int:
         """Delete what killed processes left half written, ten minutes old or more; return how many."""
         gone = 0
-        for path in self.root.rglob(".*.json.*"):
+        for path in (*self.root.rglob(".*.json.*"), *self.root.glob(f".*{PACK}.*")):
             with suppress(OSError):  # another process may be sweeping too
                 if time() - path.stat().st_mtime > STALE_SECONDS:
                     path.unlink()
@@ -67,10 +92,66 @@ class Store:
 
     def records(self, kind: str = "evaluate") -> Iterator[dict[str, Any]]:
         """Yield every good record of a kind, in a fixed order; failed cells are left out."""
-        for path in sorted((self.root / kind).rglob("*.json")):
-            record = read_record(path)
+        files = dict.fromkeys((self.root / kind).rglob("*.json"))
+        packed = {path: r for path, r in self._packed(kind).items() if path.is_relative_to(self.root / kind)}
+        for path in sorted({**packed, **files}):
+            record = read_record(path) if path in files else packed[path]
             if record["status"] == "done" and record["protocol"] == PROTOCOL:
                 yield record
+
+    def pack(self, kind: str = "search") -> Packed:
+        """Put every good record of a kind, whatever its task, into one file, and write the others compactly.
+
+        Nothing but white space changes in a record. Equal records give equal bytes. A kill leaves every
+        record in a file, in the pack, or in both.
+
+        Args:
+            kind: of the cells to pack; its folders are `kind` and `kind-task`.
+
+        Raises:
+            CheckpointError: a record is damaged; nothing was changed.
+        """
+        pack = self.root / f"{kind}{PACK}"
+        files = {path: read_record(path) for path in sorted(self.root.rglob("*.json"))}
+        before = sum(path.stat().st_size for path in (*files, *([pack] if pack.exists() else [])))
+        chosen = {
+            path: record
+            for path, record in files.items()
+            if path.relative_to(self.root).parts[0].partition("-")[0] == kind and record["status"] == "done"
+        }
+        if chosen:
+            held = sorted({**self._packed(kind), **chosen}.items())
+            lines = [json.dumps(record, sort_keys=True, allow_nan=False) + "\n" for _, record in held]
+            write_atomic(pack, gzip.compress("".join(lines).encode(), 9, mtime=0))
+            self._packs.clear()
+            for path in chosen:
+                path.unlink()
+                with suppress(OSError):  # not empty yet
+                    path.parent.rmdir()
+                    path.parent.parent.rmdir()
+        rewritten = 0
+        for path in files.keys() - chosen.keys():
+            text = to_text(files[path], sort_keys=True) + "\n"
+            if text != path.read_text(encoding="utf-8"):
+                write_atomic(path, text)
+                rewritten += 1
+        kept = (*(files.keys() - chosen.keys()), *([pack] if pack.exists() else []))
+        return Packed(len(chosen), rewritten, before, sum(path.stat().st_size for path in kept))
+
+    def _packed(self, folder: str) -> dict[Path, dict[str, Any]]:
+        """The packed records of a folder's kind, by the paths their files would have."""
+        pack = self.root / f"{folder.partition('-')[0]}{PACK}"
+        if pack not in self._packs:
+            self._packs[pack] = self._unpack(pack) if pack.exists() else {}
+        return self._packs[pack]
+
+    def _unpack(self, pack: Path) -> dict[Path, dict[str, Any]]:
+        try:
+            lines = gzip.decompress(pack.read_bytes()).decode().splitlines()
+        except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{pack} is damaged ({error}); restore it") from error
+        records = [parsed(line, f"{pack}, line {number}") for number, line in enumerate(lines, 1)]
+        return {self.path(Cell.from_dict(record["cell"])): record for record in records}
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -80,17 +161,32 @@ def read_record(path: Path) -> dict[str, Any]:
         CheckpointError: if it is truncated, foreign, or from a newer fgai.
     """
     try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        schema = int(record["schema"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path} is not a whole record ({error}); delete it to run the cell again"
         ) from error
+    return parsed(text, str(path))
+
+
+def parsed(text: str, where: str) -> dict[str, Any]:
+    """Return a record from its text; `where` it stands goes into messages.
+
+    Raises:
+        CheckpointError: see `read_record`.
+    """
+    try:
+        record: dict[str, Any] = json.loads(text)
+        schema = int(record["schema"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{where} is not a whole record ({error}); delete it to run the cell again"
+        ) from error
     if schema != SCHEMA:
         remedy = "update fgai" if schema > SCHEMA else "delete it to run the cell again"
-        raise CheckpointError(f"{path} has schema {schema}, this fgai reads {SCHEMA}; {remedy}")
+        raise CheckpointError(f"{where} has schema {schema}, this fgai reads {SCHEMA}; {remedy}")
     if missing := [name for name in FIELDS if name not in record]:
         raise CheckpointError(
-            f"{path} is not a whole record (no {missing[0]}); delete it to run the cell again"
+            f"{where} is not a whole record (no {missing[0]}); delete it to run the cell again"
         )
     return record

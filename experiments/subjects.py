@@ -9,13 +9,10 @@ from torch import nn
 
 from experiments.build import name_of
 from experiments.cells import Cell
+from experiments.trained import model_path, trained
+from fgai import Graph, load
 from fgai.attacks import make_attack
-from fgai.datasets import load
-from fgai.figures import Case, NodeView
-from fgai.figures.cases import before_after
-from fgai.graph import Graph
-from fgai.training import load as load_model
-from fgai.training import preset, save, train_method
+from fgai.figures import Case, NodeView, before_after
 
 K = 5
 DEGREES = (K + 1, 15)
@@ -51,25 +48,9 @@ class Source:
     def trained(self, method: str, graph: Graph, vanilla: nn.Module | None = None) -> nn.Module:
         """Return a trained model, from the cache when it is there."""
         changes = {} if self.epochs is None else {"epochs": self.epochs}
-        chosen = {**preset(method, self.model, self.dataset), **changes}
-        cell = Cell(model=self.model, dataset=self.dataset, method=method, seed=self.seed, settings=chosen)
-        name = f"{self.dataset}-{self.model}-s{self.seed}-{cell.key}.safetensors"
-        path = None if self.cache is None else self.cache / name
-        if path is not None and path.exists():
-            return load_model(path).to(self.device)
-        model = train_method(
-            method,
-            self.model,
-            graph,
-            seed=self.seed,
-            vanilla=vanilla,
-            device=self.device,
-            progress=False,
-            settings=changes,
-        )
-        if path is not None:
-            save(model, path)
-        return model
+        cell = Cell(model=self.model, dataset=self.dataset, method=method, seed=self.seed, settings=changes)
+        path = model_path(self.cache, cell, parent_settings=changes)
+        return trained(cell, graph, vanilla, self.device, path)[0]
 
     def pair(self, graph: Graph) -> dict[str, nn.Module]:
         """Return the vanilla model and its faithful twin by the names of their rows."""

@@ -11,7 +11,7 @@ from experiments.certificate_tables import certificates
 from experiments.defence_tables import defences
 from experiments.paper import published
 from experiments.results import Results
-from experiments.sheet import Metric, Sheet
+from experiments.sheet import Sheet, estimated
 from experiments.store import Store
 from fgai.checks import one_of
 from fgai.records import Cell, Column, Table
@@ -23,19 +23,13 @@ def stability(store: Store) -> list[Sheet | Table]:
     """How far attention (g-JSD) and predictions (g-TVD) move under the `standard` attack."""
     results = Results.read(store, grid="node")
     attention = [
-        Metric(
-            title="g-JSD last", path="g_jsd.last", form=".2e", better="lower", ratio=True,
-            paper=("stability", "g_jsd"),
-        ),
-        Metric(title="g-JSD all", path="g_jsd.all", form=".2e", better="lower", ratio=True),
+        estimated("g_jsd.last", ratio=True, paper=("stability", "g_jsd")),
+        estimated("g_jsd.all", ratio=True),
     ]  # fmt: skip
     prediction = [
-        Metric(title="g-TVD rel", path="g_tvd.rel", form=".2e", better="lower", ratio=True),
-        Metric(title="g-TVD prob", path="g_tvd.probs", form=".2e", better="lower", ratio=True),
-        Metric(
-            title="g-TVD logits", path="g_tvd.logits", form=".2f", better="lower", ratio=True,
-            paper=("stability", "g_tvd"),
-        ),
+        estimated("g_tvd.rel", ratio=True),
+        estimated("g_tvd.probs", "g-TVD prob", ratio=True),
+        estimated("g_tvd.logits", ratio=True, paper=("stability", "g_tvd")),
     ]  # fmt: skip
     factor = "n× is how many times smaller than vanilla's the mean is."
     notes = (
@@ -52,9 +46,9 @@ def stability(store: Store) -> list[Sheet | Table]:
 def f1(store: Store) -> list[Sheet | Table]:
     """Micro-F1 of the test nodes: clean, under `standard`, under `strong`."""
     metrics = [
-        Metric(title="clean", path="f1.clean", better="higher", paper=("f1", "clean")),
-        Metric(title="standard", path="f1.attacked", better="higher", paper=("f1", "attacked")),
-        Metric(title="strong", path="f1.attacked", threat="strong", better="higher"),
+        estimated("f1.clean", "clean", paper=("f1", "clean")),
+        estimated("f1.attacked", "standard", paper=("f1", "attacked")),
+        estimated("f1.attacked", "strong", threat="strong"),
     ]
     return [sheet(Results.read(store, grid="node"), "Micro-F1 of the test nodes", metrics)]
 
@@ -64,17 +58,14 @@ def f_slope(store: Store) -> list[Sheet | Table]:
     results = Results.read(store, grid="node")
     graph, node = [], []
     for when in ("clean", "attacked"):
-        for sign, mark, better in (("minus", "f−", "higher"), ("plus", "f+", "lower")):
+        for sign, mark in (("minus", "f−"), ("plus", "f+")):
             graph.append(
-                Metric(
-                    title=f"{when} {mark}",
-                    path=f"f_slope.graph.{when}.{sign}",
-                    better=better,
-                    paper=("f_slope", f"{when}.{sign}"),
+                estimated(
+                    f"f_slope.graph.{when}.{sign}", f"{when} {mark}", paper=("f_slope", f"{when}.{sign}")
                 )
             )
-            node.append(Metric(title=f"{when} {mark}", path=f"f_slope.node.{when}.{sign}", better=better))
-        node.append(Metric(title=f"{when} gap", path=f"f_slope.node.{when}.gap", better="higher"))
+            node.append(estimated(f"f_slope.node.{when}.{sign}", f"{when} {mark}"))
+        node.append(estimated(f"f_slope.node.{when}.gap", f"{when} gap"))
     paper = "Edges of the whole graph by the output layer's attention, loops rankable: the paper's setting."
     ours = "Edges of each neighbourhood by the mean over layers, loops kept. gap = f− − f+."
     nulls = "Null rows: FGAI's predictions, edges removed by 1/degree or at random."
@@ -87,14 +78,12 @@ def f_slope(store: Store) -> list[Sheet | Table]:
 def similarity(store: Store) -> list[Sheet | Table]:
     """Whether the attention still says what vanilla's said, says anything, and stays put."""
     metrics = [
-        Metric(title="as vanilla", path="similarity.overlap.all", better="higher", own=False),
-        Metric(
-            title="as vanilla, sharpest layer", path="similarity.overlap.sharpest", better="higher", own=False
-        ),
-        Metric(title="kept under attack", path="overlap_touched.prediction.all", better="higher"),
-        Metric(title="kept, explanation attack", path="overlap_touched.explanation.all", better="higher"),
-        Metric(title="sharpness", path="sharpness.clean.all", better="higher"),
-        Metric(title="sharpness, sharpest layer", path="sharpness.clean.sharpest", better="higher"),
+        estimated("similarity.overlap.all", "as vanilla", own=False),
+        estimated("similarity.overlap.sharpest", "as vanilla, sharpest layer", own=False),
+        estimated("overlap_touched.prediction.all", "kept under attack"),
+        estimated("overlap_touched.explanation.all", "kept, explanation attack"),
+        estimated("sharpness.clean.all"),
+        estimated("sharpness.clean.sharpest", "sharpness, sharpest layer"),
     ]
     notes = (
         "“as vanilla”: overlap of each node's top 5 with the vanilla model's on the clean graph. “kept”:"

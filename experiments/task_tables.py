@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from experiments.build import sheet
 from experiments.results import Results
-from experiments.sheet import Metric, Sheet
+from experiments.sheet import Sheet, estimated
 from experiments.store import Store
 from fgai.records import Table
 
 STABLE = [
-    Metric(title="g-TVD rel", path="g_tvd.rel", form=".2e", better="lower", ratio=True),
-    Metric(title="g-TVD prob", path="g_tvd.probs", form=".2e", better="lower", ratio=True),
-    Metric(title="g-JSD all", path="g_jsd.all", form=".2e", better="lower", ratio=True),
+    estimated("g_tvd.rel", ratio=True),
+    estimated("g_tvd.probs", "g-TVD prob", ratio=True),
+    estimated("g_jsd.all", ratio=True),
 ]
 
 
@@ -19,34 +19,24 @@ def link(store: Store) -> list[Sheet | Table]:
     """ROC-AUC of test links, clean and attacked, how far scores and attention move, and what is explained."""
     results = Results.read(store, "link", grid="link")
     scores = [
-        Metric(title="AUC clean", path="roc_auc.clean", better="higher", paper=("link", "roc_auc")),
-        Metric(
-            title="AUC standard", path="roc_auc.attacked", better="higher", paper=("link", "roc_auc_attacked")
-        ),
-        Metric(title="AUC strong", path="roc_auc.attacked", threat="strong", better="higher"),
-        Metric(title="AP clean", path="average_precision.clean", better="higher"),
-        Metric(title="AP standard", path="average_precision.attacked", better="higher"),
+        estimated("roc_auc.clean", paper=("link", "roc_auc")),
+        estimated("roc_auc.attacked", "AUC standard", paper=("link", "roc_auc_attacked")),
+        estimated("roc_auc.attacked", "AUC strong", threat="strong"),
+        estimated("average_precision.clean"),
+        estimated("average_precision.attacked", "AP standard"),
     ]
     stability = [
-        Metric(
-            title="g-TVD logits", path="g_tvd.logits", form=".2e", better="lower", ratio=True,
-            paper=("link", "g_tvd"),
-        ),
+        estimated("g_tvd.logits", form=".2e", ratio=True, paper=("link", "g_tvd")),
         *STABLE,
-        Metric(
-            title="g-JSD last", path="g_jsd.last", form=".2e", better="lower", ratio=True,
-            paper=("link", "g_jsd"),
-        ),
+        estimated("g_jsd.last", ratio=True, paper=("link", "g_jsd")),
     ]  # fmt: skip
     explained = [
-        Metric(title="links", path="explanations.prediction.links.all", better="higher"),
-        Metric(title="other pairs", path="explanations.prediction.pairs.all", better="higher"),
-        Metric(title="links, expl. attack", path="explanations.explanation.links.all", better="higher"),
-        Metric(title="other pairs, expl. attack", path="explanations.explanation.pairs.all", better="higher"),
-        Metric(
-            title="links as vanilla", path="explanations.similarity.links.all", better="higher", own=False
-        ),
-        Metric(title="sharpness", path="sharpness.clean.all", better="higher"),
+        estimated("explanations.prediction.links.all"),
+        estimated("explanations.prediction.pairs.all"),
+        estimated("explanations.explanation.links.all", "links, expl. attack"),
+        estimated("explanations.explanation.pairs.all", "other pairs, expl. attack"),
+        estimated("explanations.similarity.links.all", "links as vanilla", own=False),
+        estimated("sharpness.clean.all"),
     ]
     split = (
         "85 / 5 / 10 % of the links; messages pass along training links, at test time also validation ones."
@@ -71,18 +61,18 @@ def graphs(store: Store) -> list[Sheet | Table]:
     """Ten-fold accuracy and ROC-AUC of small graphs, clean and attacked, and how far everything moves."""
     results = Results.read(store, "graph", grid="graphs")
     scores = [
-        Metric(title="accuracy clean", path="accuracy.clean", better="higher"),
-        Metric(title="accuracy standard", path="accuracy.attacked", better="higher"),
-        Metric(title="accuracy strong", path="accuracy.attacked", threat="strong", better="higher"),
-        Metric(title="AUC clean", path="roc_auc.clean", better="higher"),
-        Metric(title="AUC standard", path="roc_auc.attacked", better="higher"),
+        estimated("accuracy.clean"),
+        estimated("accuracy.attacked", "accuracy standard"),
+        estimated("accuracy.attacked", "accuracy strong", threat="strong"),
+        estimated("roc_auc.clean"),
+        estimated("roc_auc.attacked", "AUC standard"),
     ]
     stability = [
         *STABLE,
-        Metric(title="graphs", path="explanations.prediction.graphs.all", better="higher"),
-        Metric(title="graphs, expl. attack", path="explanations.explanation.graphs.all", better="higher"),
-        Metric(title="as vanilla", path="similarity.overlap.all", better="higher", own=False),
-        Metric(title="sharpness", path="sharpness.clean.all", better="higher"),
+        estimated("explanations.prediction.graphs.all"),
+        estimated("explanations.explanation.graphs.all", "graphs, expl. attack"),
+        estimated("similarity.overlap.all", "as vanilla", own=False),
+        estimated("sharpness.clean.all"),
     ]
     folds = (
         "Ten folds with equal shares of the classes: one for test, one for validation, eight for training."
@@ -102,22 +92,13 @@ def truth(store: Store) -> list[Sheet | Table]:
     """Attention as a score for the true edges, before and after both attacks."""
     results = Results.read(store, "truth", grid="truth")
     views = (("clean", "truth"), ("attacked", "truth_prediction"), ("expl. attack", "truth_explanation"))
-    ranked = [
-        Metric(title=f"AUC {name}", path=f"{part}.auc_node.all", better="higher") for name, part in views
-    ]
-    ranked += [
-        Metric(title=f"precision {name}", path=f"{part}.precision.all", better="higher")
-        for name, part in views
-    ]
-    layers = [
-        Metric(title=f"AUC {name}", path=f"{part}.auc_node.sharpest", better="higher") for name, part in views
-    ]
-    layers += [
-        Metric(title=f"AUC graph {name}", path=f"{part}.auc.all", better="higher") for name, part in views
-    ]
+    ranked = [estimated(f"{part}.auc_node.all", f"AUC {name}") for name, part in views]
+    ranked += [estimated(f"{part}.precision.all", f"precision {name}") for name, part in views]
+    layers = [estimated(f"{part}.auc_node.sharpest", f"AUC {name}") for name, part in views]
+    layers += [estimated(f"{part}.auc.all", f"AUC graph {name}") for name, part in views]
     scores = [
-        Metric(title="F1 clean", path="f1.clean", better="higher"),
-        Metric(title="F1 attacked", path="f1.attacked", better="higher"),
+        estimated("f1.clean"),
+        estimated("f1.attacked"),
         *STABLE,
     ]
     within = (

@@ -7,12 +7,13 @@ from typing import Any
 
 from experiments.build import about, name_of, sheet
 from experiments.cells import read_grid
-from experiments.choose import trials
+from experiments.choose import CRITERION, trials
 from experiments.paper import Published, published
 from experiments.results import ROWS, Results
-from experiments.sheet import Metric, Sheet
+from experiments.sheet import Sheet, estimated
 from experiments.statistics import Estimate, estimate
 from experiments.store import Store
+from fgai.metrics import quantity
 from fgai.records import Cell, Column, Table
 
 ABLATION_ROWS = (
@@ -31,17 +32,13 @@ def ablation(store: Store) -> list[Sheet | Table]:
         (r for r in store.records() if (r["cell"]["model"], r["cell"]["dataset"], _row(r)) in wanted), cells
     )
     metrics = [
-        Metric(title="F1 clean", path="f1.clean", better="higher", paper=("ablation", "f1")),
-        Metric(title="F1 attacked", path="f1.attacked", better="higher", paper=("ablation", "f1_attacked")),
-        Metric(
-            title="g-JSD last", path="g_jsd.last", form=".2e", better="lower", paper=("ablation", "g_jsd")
-        ),
-        Metric(
-            title="g-TVD logits", path="g_tvd.logits", form=".2f", better="lower", paper=("ablation", "g_tvd")
-        ),
-        Metric(title="g-TVD rel", path="g_tvd.rel", form=".2e", better="lower"),
-        Metric(title="as vanilla", path="similarity.overlap.all", better="higher", own=False),
-        Metric(title="kept under attack", path="overlap_touched.prediction.all", better="higher"),
+        estimated("f1.clean", paper=("ablation", "f1")),
+        estimated("f1.attacked", paper=("ablation", "f1_attacked")),
+        estimated("g_jsd.last", paper=("ablation", "g_jsd")),
+        estimated("g_tvd.logits", paper=("ablation", "g_tvd")),
+        estimated("g_tvd.rel"),
+        estimated("similarity.overlap.all", "as vanilla", own=False),
+        estimated("overlap_touched.prediction.all", "kept under attack"),
     ]
     notes = (
         "In brackets the terms that are on: S similarity, P prediction stability, E explanation stability"
@@ -60,11 +57,11 @@ def cost(store: Store) -> list[Sheet | Table]:
         note = "From the trainings of the evaluation grid, which may have shared a device."
     columns = [Column(name) for name in ("model", "dataset", "method")]
     columns += [
-        Column("ms per epoch", ".2f", "lower"),
-        Column("time ÷ vanilla", ".2f", "lower"),
+        quantity("training.epoch_seconds", "ms per epoch", ".2f").column,
+        quantity("training.epoch_seconds", "time ÷ vanilla", ".2f").column,
         Column("training s", ".1f"),
-        Column("peak MiB", ".0f", "lower"),
-        Column("memory ÷ vanilla", ".2f", "lower"),
+        quantity("training.peak_memory", "peak MiB", ".0f").column,
+        quantity("training.peak_memory", "memory ÷ vanilla", ".2f").column,
         Column("paper s", ".0f"),
         Column("paper time ÷", ".1f"),
         Column("paper MiB", ".0f"),
@@ -139,7 +136,7 @@ def search(store: Store) -> list[Sheet | Table]:
     columns = [Column(name) for name in ("method", "model", "dataset")]
     columns += [
         Column("trials", ".0f"),
-        Column("criterion", ".4f", "higher"),
+        CRITERION.column,
         Column("clean", ".4f"),
         Column("attacked", ".4f"),
         Column("worst trial", ".4f"),

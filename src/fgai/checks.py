@@ -10,6 +10,15 @@ from torch import Tensor
 
 from fgai.errors import InputError
 
+__all__ = [
+    "above",
+    "at_least",
+    "edge_index",
+    "finite",
+    "one_of",
+    "positions",
+]
+
 
 def one_of(value: str, name: str, options: Sequence[str]) -> str:
     """Return `value` if it is one of `options`, else raise and suggest the nearest."""

@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+__all__ = [
+    "AttentionError",
+    "BudgetError",
+    "CheckpointError",
+    "DataError",
+    "DivergenceError",
+    "FgaiError",
+    "FgaiWarning",
+    "InputError",
+    "MissingExtraError",
+    "ReliabilityWarning",
+]
+
 
 class FgaiError(Exception):
     """Base of every error raised on purpose; the message says what was wrong and what to do."""

@@ -11,6 +11,11 @@ from torch import Tensor
 
 from fgai.errors import FgaiError
 
+__all__ = [
+    "pack",
+    "write_atomic",
+]
+
 
 def write_atomic(path: Path, content: bytes | str) -> None:
     """Write `content` to `path` in one step: a crash or a full disk leaves the old file as it was.

@@ -11,8 +11,9 @@ import pytest
 from experiments import Store, read_grid
 from experiments.memory import PeakMemory
 from experiments.results import Results
-from experiments.run import run_cell, settings_of
+from experiments.run import run_cell
 from experiments.tables import render
+from experiments.trained import settings_of
 from fgai.training import DEFENCES
 from support import bench_cases as cases
 

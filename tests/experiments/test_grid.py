@@ -15,8 +15,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import Cell, Status, Store, cells, read_grid, read_record, run_cell, run_grid, shard, status
-from experiments import run as runner
+from experiments import (
+    Cell,
+    Status,
+    Store,
+    cells,
+    read_grid,
+    read_record,
+    run_cell,
+    run_grid,
+    shard,
+    status,
+    trained,
+)
 from fgai.errors import CheckpointError, FgaiError, InputError
 from fgai.records import plain
 from support import bench_cases as cases
@@ -238,7 +249,7 @@ class TestRun:
         store, every = Store(tmp_path), [cases.tiny(), cases.tiny(seed=1)]
         run_grid(every[:1], store)
         before = store.path(every[0]).read_bytes()
-        monkeypatch.setattr(runner, "settings_for", lambda *_: {"weight_decay": 0.5})
+        monkeypatch.setattr(trained, "settings_for", lambda *_: {"weight_decay": 0.5})
         with pytest.raises(CheckpointError, match=r"another 'lr'|another 'weight_decay'"):
             run_grid(every, store)
         assert store.path(every[0]).read_bytes() == before
@@ -270,7 +281,7 @@ class TestRun:
         models = sorted(cache.iterdir())
         assert len(models) == 1
         with monkeypatch.context() as patched:
-            patched.setattr(runner, "train_method", lambda *_, **__: pytest.fail("trained again"))
+            patched.setattr(trained, "train_method", lambda *_, **__: pytest.fail("trained again"))
             made = run_cell(cases.tiny(method=method, kind="certify"), store, cache=cache)
         assert made["status"] == "done", made.get("trace")
         assert sorted(cache.iterdir()) == models
@@ -279,7 +290,7 @@ class TestRun:
         # A model of other settings, or of other code, is another model.
         settings = {"epochs": 3}
         run_cell(cases.tiny(method=method, kind="certify", settings=settings), store, cache=cache)
-        monkeypatch.setattr(runner, "training_code", lambda: "other")
+        monkeypatch.setattr(trained, "training_code", lambda: "other")
         run_cell(cases.tiny(method=method, kind="certify", seed=1), store, cache=cache)
         assert len(list(cache.iterdir())) == 3
 

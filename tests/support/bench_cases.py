@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from experiments import Cell, Store, read_grid
-from experiments.run import settings_of
+from experiments.trained import settings_of
 
 GOOD = {"vanilla": 0.4, "ln": 0.6, "at": 0.7, "fgai": 0.9, "fgai-paper": 0.8}
 """Attacked F1 of seed 0; every further seed adds 0.01."""

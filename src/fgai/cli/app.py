@@ -44,7 +44,8 @@ experiments = bench.load()
 if experiments is not None:
     app.add_typer(experiments, name="bench", rich_help_panel="Judge models")
 else:
-    app.command("bench", rich_help_panel="Judge models")(bench.missing)
+    anything = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command("bench", rich_help_panel="Judge models", context_settings=anything)(bench.missing)
 app.add_typer(data.app, name="data", rich_help_panel="Around")
 app.command("doctor", rich_help_panel="Around")(doctor.doctor)
 

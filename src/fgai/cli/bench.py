@@ -9,6 +9,8 @@ from pathlib import Path
 
 import typer
 
+from fgai.cli.output import BAD_INPUT
+
 MARK = Path("experiments") / "grids" / "node.toml"
 
 
@@ -26,13 +28,16 @@ def load() -> typer.Typer | None:
     root = checkout()
     if root is None:
         return None
-    if find_spec("experiments") is None:
+    found = find_spec("experiments")
+    if found is None or found.origin is None or not Path(found.origin).resolve().is_relative_to(root):
         sys.path.insert(0, str(root))
     app: typer.Typer = import_module("experiments.command").app
     return app
 
 
 def missing() -> None:
-    """Say where the experiments are."""
-    typer.echo("fgai bench needs a checkout of fgai: run it inside one (it holds experiments/)", err=True)
-    raise typer.Exit(2)
+    """Reproduce: run grids of experiments, make tables and figures from records. Needs a checkout of fgai."""
+    typer.echo(
+        "error: `fgai bench` needs a checkout of fgai: run it inside one, where experiments/ is", err=True
+    )
+    raise typer.Exit(BAD_INPUT)

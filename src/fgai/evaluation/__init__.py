@@ -2,7 +2,7 @@
 
 from fgai.evaluation.breaking import BreakingPoint, breaking_point
 from fgai.evaluation.compare import Comparison, compare
-from fgai.evaluation.protocol import evaluate
+from fgai.evaluation.protocol import describe, evaluate
 from fgai.evaluation.record import EvaluationRecord
 
 __all__ = [
@@ -11,5 +11,6 @@ __all__ = [
     "EvaluationRecord",
     "breaking_point",
     "compare",
+    "describe",
     "evaluate",
 ]

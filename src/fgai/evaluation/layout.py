@@ -5,47 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from fgai.metrics import Quantity, measured, null_path, quantity
 from fgai.records import Cell, Column, Table, look_up
 from fgai.tasks import TASKS
 
-# (heading, path, format, better)
+# What the tables show, in this order; headings, formats and directions are declared with the metrics.
 _PREDICTION = (
-    ("F1 clean", "f1.clean", ".3f", "higher"),
-    ("F1 attacked", "f1.attacked", ".3f", "higher"),
-    ("accuracy clean", "accuracy.clean", ".3f", "higher"),
-    ("accuracy attacked", "accuracy.attacked", ".3f", "higher"),
-    ("AUC clean", "roc_auc.clean", ".3f", "higher"),
-    ("AUC attacked", "roc_auc.attacked", ".3f", "higher"),
-    ("AP clean", "average_precision.clean", ".3f", "higher"),
-    ("AP attacked", "average_precision.attacked", ".3f", "higher"),
-    ("g-TVD rel", "g_tvd.rel", ".2e", "lower"),
-    ("g-TVD probs", "g_tvd.probs", ".2e", "lower"),
-    ("g-JSD last", "g_jsd.last", ".2e", "lower"),
-    ("g-JSD all", "g_jsd.all", ".2e", "lower"),
-)
+    "f1.clean", "f1.attacked", "accuracy.clean", "accuracy.attacked", "roc_auc.clean", "roc_auc.attacked",
+    "average_precision.clean", "average_precision.attacked",
+    "g_tvd.rel", "g_tvd.probs", "g_jsd.last", "g_jsd.all",
+)  # fmt: skip
 _EXPLANATION = (
-    ("overlap", "overlap.prediction.all", ".3f", "higher"),
-    ("touched", "overlap_touched.prediction.all", ".3f", "higher"),
-    ("touched, expl.", "overlap_touched.explanation.all", ".3f", "higher"),
-    ("links", "explanations.prediction.links.all", ".3f", "higher"),
-    ("other pairs", "explanations.prediction.pairs.all", ".3f", "higher"),
-    ("graphs", "explanations.prediction.graphs.all", ".3f", "higher"),
-    ("similarity", "similarity.overlap.all", ".3f", "higher"),
-    ("sharpness", "sharpness.clean.all", ".3f", "higher"),
-    ("F-gap clean", "f_slope.node.clean.gap", ".3f", "higher"),
-    ("F-gap attacked", "f_slope.node.attacked.gap", ".3f", "higher"),
-    ("paper's clean", "f_slope.graph.clean.gap", ".3f", "higher"),
-    ("paper's attacked", "f_slope.graph.attacked.gap", ".3f", "higher"),
-    ("truth AUC", "truth.auc.all", ".3f", "higher"),
-    ("attacked truth AUC", "truth_prediction.auc.all", ".3f", "higher"),
-)
-# Where a null row keeps what a model's record keeps elsewhere.
-_NULL_PATHS = {
-    "overlap.prediction.all": "overlap.all",
-    "overlap_touched.prediction.all": "overlap_touched.all",
-    "overlap_touched.explanation.all": "overlap_touched.all",
-    "sharpness.clean.all": "sharpness.all",
-}
+    "overlap.prediction.all", "overlap_touched.prediction.all", "overlap_touched.explanation.all",
+    "explanations.prediction.links.all", "explanations.prediction.pairs.all",
+    "explanations.prediction.graphs.all",
+    "similarity.overlap.all", "sharpness.clean.all",
+    "f_slope.node.clean.gap", "f_slope.node.attacked.gap",
+    "f_slope.graph.clean.gap", "f_slope.graph.attacked.gap",
+    "truth.auc.all", "truth_prediction.auc.all",
+)  # fmt: skip
 
 
 class _Evaluated(Protocol):
@@ -87,16 +65,16 @@ def notes_of(records: Sequence[_Evaluated]) -> tuple[str, ...]:
 
 def prediction_table(records: Sequence[_Evaluated], reference: _Evaluated | None = None) -> Table:
     """Scores and stability of each model, cost beside them; ratios to `reference` in brackets."""
-    shown = [entry for entry in _PREDICTION if any(_holds(record, entry[1]) for record in records)]
-    columns = [Column("model")]
-    columns += [Column(title, form, better) for title, _, form, better in shown]
+    shown = [quantity(path) for path in _PREDICTION if any(_holds(record, path) for record in records)]
+    shown += measured("prediction", [record.metrics for record in records])
+    columns = [Column("model"), *(entry.column for entry in shown)]
     columns += [Column("seconds", ".1f"), Column("peak MB", ".0f")]
     rows: list[list[Cell]] = []
     for record in records:
         row: list[Cell] = [record.name]
-        for _, path, form, better in shown:
-            value = look_up(record.metrics, path)
-            row.append(_with_ratio(value, reference, record, path, form) if better == "lower" else value)
+        for entry in shown:
+            value = look_up(record.metrics, entry.path)
+            row.append(_with_ratio(value, reference, record, entry) if entry.sign < 0 else value)
         row += [record.seconds["total"], (record.peak_memory["bytes"] or 0) / 2**20 or None]
         rows.append(row)
     return Table("Prediction and stability", columns, rows, notes_of(records))
@@ -108,29 +86,30 @@ def _holds(record: _Evaluated, path: str) -> bool:
 
 
 def _with_ratio(
-    value: float | None, reference: _Evaluated | None, record: _Evaluated, path: str, form: str
+    value: float | None, reference: _Evaluated | None, record: _Evaluated, shown: Quantity
 ) -> Cell:
-    base = None if reference is None or reference is record else look_up(reference.metrics, path)
+    base = None if reference is None or reference is record else look_up(reference.metrics, shown.path)
     if not value or base is None:
         return value
-    return f"{value:{form}} ({base / value:.1f}×)"
+    return f"{value:{shown.form}} ({base / value:.1f}×)"
 
 
 def explanation_table(records: Sequence[_Evaluated], nulls: _Evaluated | None = None) -> Table:
     """Explanation metrics of each model, and of attention that says nothing on the model `nulls` is of."""
-    paths = [path for _, path, _, _ in _EXPLANATION]
+    possible = [quantity(path) for path in _EXPLANATION]
+    possible += measured("explanation", [record.metrics for record in records])
+    paths = [entry.path for entry in possible]
     rows: list[list[Cell]] = [
         [record.name, *(look_up(record.metrics, path) for path in paths)] for record in records
     ]
     if nulls is not None:
         for kind, values in nulls.metrics.get("null", {}).items():
             name = "uniform (null)" if kind == "uniform" else "random (null)"
-            rows.append([name, *(look_up(values, _NULL_PATHS.get(path, path)) for path in paths)])
+            rows.append([name, *(look_up(values, null_path(path)) for path in paths)])
         by_chance = [path.replace("prediction", "chance").replace("explanation", "chance") for path in paths]
         rows.append(["chance", *(look_up(nulls.metrics, p) if "chance" in p else None for p in by_chance)])
-    shown = [i for i in range(1, len(_EXPLANATION) + 1) if any(row[i] is not None for row in rows)]
-    columns = [Column(title, form, better) for title, _, form, better in _EXPLANATION]
-    kept = [Column("model"), *(columns[i - 1] for i in shown)]
+    shown = [i for i in range(1, len(possible) + 1) if any(row[i] is not None for row in rows)]
+    kept = [Column("model"), *(possible[i - 1].column for i in shown)]
     return Table("Explanation", kept, [[row[0], *(row[i] for i in shown)] for row in rows])
 
 

@@ -56,7 +56,7 @@ class EvaluationRecord(TabledDocument):
     per_node: dict[str, Any] = field(default_factory=dict)
 
     def value(self, path: str) -> Any:
-        """Return one metric by its dotted name, e.g. `overlap.prediction.touched.all`.
+        """Return one metric by its dotted name, e.g. `overlap_touched.prediction.all`.
 
         Raises:
             InputError: there is no such metric; lists what there is at that level.

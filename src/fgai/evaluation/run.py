@@ -118,6 +118,12 @@ class Run:
                 self.model, views, self.original, vanilla=parent, changed=changed, right=right, **options
             )
             meter.lap("null rows")
+        others = {spec.paths[0]: spec.measure for spec in metrics.METRICS.values() if spec.measure}
+        if others:
+            shown = self._views(attacked)
+            for path, measured in others.items():
+                place_value(out, path, measured(shown))
+            meter.lap("other metrics")
         arrays: dict[str, Any] = {}
         if per_node:
             overlaps = {name: a.agreement.per_node for name, a in attacked.items()}
@@ -130,6 +136,25 @@ class Run:
             "per_node": arrays,
             "budget": plain(attack.budget.to_dict()),
         }
+
+    def _views(self, attacked: dict[str, _Attacked]) -> metrics.Views:
+        """What metrics with a `measure` of their own read."""
+        views = self._by_view(attacked)
+        return metrics.Views(
+            graph=self.original,
+            logits={name: view.logits for name, view in views.items()},
+            attention={name: view.attention for name, view in views.items()},
+            target=self.labels,
+            rows=self.rows,
+            k=self.k,
+        )
+
+    def _by_view(self, attacked: dict[str, _Attacked]) -> dict[str, ms.Observation]:
+        """The views of the model by name: `clean`, `attacked`, `attacked_explanation`."""
+        views = {"clean": self.clean}
+        for name, a in attacked.items():
+            views["attacked" if name == "prediction" else f"attacked_{name}"] = a.view
+        return views
 
     def _parent(self, vanilla: nn.Module | None) -> AttentionMap | None:
         """Attention of the vanilla model on the clean graph, if there is one with as many layers."""
@@ -209,9 +234,7 @@ class Run:
         if self.labels is None:
             return {name: {} for name in names}
         truth = self.labels[self.rows]
-        views = {"clean": self.clean}
-        for name, a in attacked.items():
-            views["attacked" if name == "prediction" else f"attacked_{name}"] = a.view
+        views = self._by_view(attacked)
         found = {n: metrics.task_scores(self.task.name, v.logits[self.rows], truth) for n, v in views.items()}
         scores = {name: {view: values[name] for view, values in found.items()} for name in names}
         reliability.check_score(scores[names[0]]["clean"], truth, names[0])
@@ -226,6 +249,21 @@ class Run:
         right = torch.zeros_like(self.labels, dtype=torch.bool)
         right[self.rows] = self.clean.logits[self.rows].argmax(1) == self.labels[self.rows]
         return right
+
+
+def place_value(values: dict[str, Any], path: str, value: Any) -> None:
+    """Put a value into nested ones, at its dotted path.
+
+    Example:
+        >>> values = {"f1": {"clean": 0.9}}
+        >>> place_value(values, "calibration.clean", 0.1)
+        >>> values
+        {'f1': {'clean': 0.9}, 'calibration': {'clean': 0.1}}
+    """
+    *parents, last = path.split(".")
+    for name in parents:
+        values = values.setdefault(name, {})
+    values[last] = value
 
 
 def _check_shape(logits: Tensor, rows: int, graph: Graph) -> None:

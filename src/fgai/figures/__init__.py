@@ -1,6 +1,6 @@
 """Every figure as a function that takes models or records and returns a matplotlib figure."""
 
-from fgai.figures.cases import Case, NodeView, look
+from fgai.figures.cases import Case, NodeView, before_after, look
 from fgai.figures.curves import certified_curves, f_curves, loss_curves
 from fgai.figures.node import node_attention, node_before_after
 from fgai.figures.properties import four_properties
@@ -11,6 +11,7 @@ from fgai.figures.subgraph import subgraph_attention
 __all__ = [
     "Case",
     "NodeView",
+    "before_after",
     "certified_curves",
     "f_curves",
     "four_properties",

@@ -1,5 +1,8 @@
 """Metrics of prediction, stability and explanation: pure functions, each with a declared direction and range.
 
+What tables and reports show of a metric is declared with it (`metric`) and found by its path in a record
+(`quantity`). A metric declared with `measure`, in this package or outside, is measured by `fgai.evaluate`.
+
 Attention arguments are one value per edge, [E], heads averaged, on matched edges in one order, with `rowptr`
 [N+1]; all return a Python float. `METRICS` holds the declarations by name. Functions ending in `_per_node`
 give the values behind a mean, with NaN at nodes that do not count.
@@ -8,7 +11,9 @@ give the values behind a mean, with NaN at nodes that do not count.
 from fgai.metrics.fidelity import characterization, fidelity_minus, fidelity_plus
 from fgai.metrics.nodes import mean_over
 from fgai.metrics.nulls import random_ranking, uniform_attention
+from fgai.metrics.paths import measured, null_path, quantity
 from fgai.metrics.prediction import accuracy, average_precision, f1, roc_auc
+from fgai.metrics.quantity import Quantity
 from fgai.metrics.ranking import (
     overlap,
     overlap_chance,
@@ -28,14 +33,18 @@ from fgai.metrics.removal import (
 )
 from fgai.metrics.scores import task_scores
 from fgai.metrics.sharpness import sharpness, sharpness_per_node
-from fgai.metrics.spec import METRICS, MetricSpec, metric
+from fgai.metrics.spec import METRICS, SECTIONS, MetricSpec, metric
 from fgai.metrics.stability import g_jsd, g_tvd, g_tvd_prob, g_tvd_rel
 from fgai.metrics.truth import truth_auc, truth_chance, truth_precision
+from fgai.metrics.views import Views
 
 __all__ = [
     "FRACTIONS",
     "METRICS",
+    "SECTIONS",
     "MetricSpec",
+    "Quantity",
+    "Views",
     "accuracy",
     "average_precision",
     "characterization",
@@ -51,11 +60,14 @@ __all__ = [
     "g_tvd_prob",
     "g_tvd_rel",
     "mean_over",
+    "measured",
     "metric",
+    "null_path",
     "overlap",
     "overlap_chance",
     "overlap_graph",
     "overlap_per_node",
+    "quantity",
     "random_ranking",
     "rank_correlation",
     "rank_correlation_per_node",

@@ -24,7 +24,7 @@ def classes_of(prediction: Tensor) -> Tensor:
     return prediction.long()
 
 
-@metric(direction="higher", low=0, high=1)
+@metric(direction="higher", low=0, high=1, paths=("accuracy.*",))
 def accuracy(prediction: Tensor, target: Tensor) -> float:
     """Share of nodes whose predicted class is the true one.
 
@@ -43,7 +43,7 @@ def accuracy(prediction: Tensor, target: Tensor) -> float:
     return float((guess == truth).double().mean())
 
 
-@metric(direction="higher", low=0, high=1, parameters=("average",))
+@metric(direction="higher", low=0, high=1, parameters=("average",), title="F1", paths=("f1.*",))
 def f1(prediction: Tensor, target: Tensor, average: str = "micro") -> float:
     """F1 score of a classification with one class a node.
 
@@ -74,7 +74,7 @@ def f1(prediction: Tensor, target: Tensor, average: str = "micro") -> float:
     return float(scores.mean())
 
 
-@metric(direction="higher", low=0, high=1)
+@metric(direction="higher", low=0, high=1, title="AUC", paths=("roc_auc.*",))
 def roc_auc(score: Tensor, target: Tensor) -> float:
     """Area under the ROC curve: the chance that a positive outranks a negative.
 
@@ -97,7 +97,7 @@ def roc_auc(score: Tensor, target: Tensor) -> float:
     return auc_from_ranks(rank[positive].sum(), positive.sum(), (~positive).sum()).item()
 
 
-@metric(direction="higher", low=0, high=1)
+@metric(direction="higher", low=0, high=1, title="AP", paths=("average_precision.*",))
 def average_precision(score: Tensor, target: Tensor) -> float:
     """Average precision: the precision at every threshold, weighted by the recall gained there.
 

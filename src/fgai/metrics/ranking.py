@@ -37,7 +37,32 @@ def overlap_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5) -> 
     return torch.where(rowptr.diff() > k, shared, float("nan"))
 
 
-@metric(direction="higher", low=0, high=1, parameters=("k",))
+@metric(
+    direction="higher",
+    low=0,
+    high=1,
+    parameters=("k",),
+    paths=(
+        "overlap.prediction",
+        "overlap.explanation",
+        "overlap_touched.prediction",
+        "overlap_touched.explanation",
+        "similarity.overlap",
+        "same_class.*.overlap",
+        "explanations.prediction",
+        "explanations.explanation",
+        "explanations.similarity",
+    ),
+    headings={
+        "overlap.prediction.all": "overlap",
+        "overlap_touched.prediction.all": "touched",
+        "overlap_touched.explanation.all": "touched, expl.",
+        "explanations.prediction.links.all": "links",
+        "explanations.prediction.pairs.all": "other pairs",
+        "explanations.prediction.graphs.all": "graphs",
+        "similarity.overlap.all": "similarity",
+    },
+)
 def overlap(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None) -> float:
     """Mean top-k overlap over nodes with more than k neighbours.
 
@@ -75,7 +100,13 @@ def overlap_chance(rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None) -
     return mean_over(torch.where(degree > k, k / degree, float("nan")), nodes)
 
 
-@metric(direction="higher", low=0, high=1, parameters=("k",))
+@metric(
+    direction="higher",
+    low=0,
+    high=1,
+    parameters=("k",),
+    paths=("overlap_graph.prediction", "overlap_graph.explanation", "similarity.overlap_graph"),
+)
 def overlap_graph(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 100_000) -> float:
     """Overlap of the top-k edges of the whole graph, `|T_k ∩ T'_k| / min(k, |E|)`.
 
@@ -116,7 +147,13 @@ def rank_correlation_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, method
     return torch.where(rowptr.diff() >= 2, rho, float("nan"))
 
 
-@metric(direction="higher", low=-1, high=1, parameters=("method",))
+@metric(
+    direction="higher",
+    low=-1,
+    high=1,
+    parameters=("method",),
+    paths=("rank_correlation.prediction", "rank_correlation.explanation", "similarity.rank_correlation"),
+)
 def rank_correlation(
     w: Tensor, w_other: Tensor, rowptr: Tensor, method: str = "spearman", *, nodes: Tensor | None = None
 ) -> float:

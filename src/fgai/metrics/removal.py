@@ -111,7 +111,14 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     return float((a * (b - b.mean())).sum() / a.square().sum())
 
 
-@metric(direction="lower", low=-_STEEPEST, high=_STEEPEST, parameters=("fractions",))
+@metric(
+    direction="lower",
+    low=-_STEEPEST,
+    high=_STEEPEST,
+    parameters=("fractions",),
+    title="f+",
+    paths=("f_slope.*.*.plus",),
+)
 def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS) -> float:
     """Slope of the share still right against the fraction of edges removed from the top of the ranking.
 
@@ -129,7 +136,14 @@ def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS
     return slope(fractions, shares)
 
 
-@metric(direction="higher", low=-_STEEPEST, high=_STEEPEST, parameters=("fractions",))
+@metric(
+    direction="higher",
+    low=-_STEEPEST,
+    high=_STEEPEST,
+    parameters=("fractions",),
+    title="f−",
+    paths=("f_slope.*.*.minus",),
+)
 def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS) -> float:
     """Slope of the share still right against the fraction of edges removed from the bottom of the ranking.
 
@@ -148,7 +162,14 @@ def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTION
     return slope(fractions, shares)
 
 
-@metric(direction="higher", low=-2 * _STEEPEST, high=2 * _STEEPEST)
+@metric(
+    direction="higher",
+    low=-2 * _STEEPEST,
+    high=2 * _STEEPEST,
+    title="F-gap",
+    paths=("f_slope.node.*.gap", "f_slope.graph.*.gap"),
+    headings={"f_slope.graph.clean.gap": "paper's clean", "f_slope.graph.attacked.gap": "paper's attacked"},
+)
 def f_slope_gap(minus: float, plus: float) -> float:
     """How much faster predictions fail from the top than from the bottom: `f_slope_minus - f_slope_plus`.
 

@@ -13,7 +13,14 @@ from fgai import divergence
 from fgai.metrics.spec import metric
 
 
-@metric(direction="lower", low=0, high=math.inf)
+@metric(
+    direction="lower",
+    low=0,
+    high=math.inf,
+    title="g-TVD logits",
+    form=".2f",
+    paths=("g_tvd.logits", "g_tvd_explanation.logits"),
+)
 def g_tvd(y: Tensor, y_other: Tensor) -> float:
     """Total variation of the logits, per node: `1/(2|N|) sum |y - y'|`.
 
@@ -34,7 +41,14 @@ def g_tvd(y: Tensor, y_other: Tensor) -> float:
     return divergence.graph_tvd(y.detach().double(), y_other.detach().double()).item()
 
 
-@metric(direction="lower", low=0, high=1)
+@metric(
+    direction="lower",
+    low=0,
+    high=1,
+    title="g-TVD probs",
+    form=".2e",
+    paths=("g_tvd.probs", "g_tvd_explanation.probs"),
+)
 def g_tvd_prob(y: Tensor, y_other: Tensor) -> float:
     """Total variation of the class probabilities, per node: `1/(2|N|) sum |softmax(y) - softmax(y')|`.
 
@@ -53,7 +67,14 @@ def g_tvd_prob(y: Tensor, y_other: Tensor) -> float:
     return divergence.graph_tvd(y.detach().double(), y_other.detach().double(), "probs").item()
 
 
-@metric(direction="lower", low=0, high=math.inf)
+@metric(
+    direction="lower",
+    low=0,
+    high=math.inf,
+    title="g-TVD rel",
+    form=".2e",
+    paths=("g_tvd.rel", "g_tvd_explanation.rel"),
+)
 def g_tvd_rel(y: Tensor, y_other: Tensor) -> float:
     """Change of the logits relative to their spread: `sum |y - y'| / sum |y - mean_c y|`.
 
@@ -73,7 +94,14 @@ def g_tvd_rel(y: Tensor, y_other: Tensor) -> float:
     return divergence.graph_tvd_rel(y.detach().double(), y_other.detach().double()).item()
 
 
-@metric(direction="lower", low=0, high=math.log(2) / 2)
+@metric(
+    direction="lower",
+    low=0,
+    high=math.log(2) / 2,
+    title="g-JSD",
+    form=".2e",
+    paths=("g_jsd", "g_jsd_explanation", "similarity.g_jsd"),
+)
 def g_jsd(w: Tensor, w_other: Tensor) -> float:
     """Jensen-Shannon divergence of attention per edge: `1/(2|E|) (KL(w‖m) + KL(w'‖m))`.
 

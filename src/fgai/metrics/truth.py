@@ -15,7 +15,22 @@ from fgai.ops.segments import row_index, row_sum
 from fgai.topk import SCOPES, check_k, ranks_in_rows
 
 
-@metric(direction="higher", low=0, high=1, parameters=("scope",))
+@metric(
+    direction="higher",
+    low=0,
+    high=1,
+    parameters=("scope",),
+    title="truth AUC",
+    paths=(
+        "truth.auc",
+        "truth.auc_node",
+        "truth_prediction.auc",
+        "truth_prediction.auc_node",
+        "truth_explanation.auc",
+        "truth_explanation.auc_node",
+    ),
+    headings={"truth.auc.all": "truth AUC", "truth_prediction.auc.all": "attacked truth AUC"},
+)
 def truth_auc(
     w: Tensor, truth: Tensor, rowptr: Tensor, scope: str = "graph", *, nodes: Tensor | None = None
 ) -> float:
@@ -47,7 +62,14 @@ def truth_auc(
     return mean_over(auc_from_ranks(row_sum(rank * truth, rowptr), positives, negatives), nodes)
 
 
-@metric(direction="higher", low=0, high=1, parameters=("k",))
+@metric(
+    direction="higher",
+    low=0,
+    high=1,
+    parameters=("k",),
+    title="truth precision",
+    paths=("truth.precision", "truth_prediction.precision", "truth_explanation.precision"),
+)
 def truth_precision(
     w: Tensor, truth: Tensor, rowptr: Tensor, k: int | None = 5, *, nodes: Tensor | None = None
 ) -> float:

@@ -2,10 +2,11 @@
 
 from fgai.records.document import Document, TabledDocument, read_json
 from fgai.records.meter import Meter
-from fgai.records.plain import look_up, pack_array, plain, unpack_array
-from fgai.records.table import MISSING, Cell, Column, Table
+from fgai.records.plain import look_up, pack_array, plain, to_text, unpack_array
+from fgai.records.table import ARROWS, MISSING, Cell, Column, Table
 
 __all__ = [
+    "ARROWS",
     "MISSING",
     "Cell",
     "Column",
@@ -17,5 +18,6 @@ __all__ = [
     "pack_array",
     "plain",
     "read_json",
+    "to_text",
     "unpack_array",
 ]

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fgai.errors import CheckpointError
 from fgai.files import write_atomic
-from fgai.records.plain import plain
+from fgai.records.plain import plain, to_text
 from fgai.records.table import Table
 
 
@@ -59,8 +59,8 @@ class Document:
         return cls(**fields)
 
     def to_json(self) -> str:
-        """Return the record as JSON text."""
-        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        """Return the record as JSON text; see `fgai.records.to_text`."""
+        return to_text(self.to_dict()) + "\n"
 
     def save(self, path: Path | str) -> Path:
         """Write the record as JSON in one step; a crash leaves the old file as it was."""

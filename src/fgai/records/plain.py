@@ -1,8 +1,9 @@
-"""Plain values and packed arrays: what a JSON record can hold."""
+"""Plain values and packed arrays: what a JSON record can hold, and how it is written."""
 
 from __future__ import annotations
 
 import base64
+import json
 import math
 import zlib
 from collections.abc import Mapping
@@ -12,6 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fgai.errors import InputError
+
+WIDTH = 200
+"""Longest text, in characters, of a mapping or a list of lists that stands on one line of a record."""
 
 
 def plain(value: Any) -> Any:
@@ -25,6 +29,43 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, str | bool | int):
         return value
     raise InputError(f"records hold plain values, got {type(value).__name__}")
+
+
+def to_text(values: Any, *, sort_keys: bool = False) -> str:
+    """Return plain values as JSON that is small and still compares line by line.
+
+    A list of scalars stands on one line, however long, and so does whatever fits into `WIDTH` characters;
+    all else has one key or one item to a line.
+
+    Example:
+        >>> print(to_text({"name": "x" * 90, "curve": [1.0, 0.5], "about": {"k": "y" * 80}}))
+        {
+         "name": "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
+         "curve": [1.0, 0.5],
+         "about": {"k": "yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy"}
+        }
+    """
+    return _text(values, 0, sort_keys)
+
+
+def _text(value: Any, depth: int, sort_keys: bool) -> str:
+    line = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=sort_keys)
+    nested = isinstance(value, Mapping) or (
+        isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value)
+    )
+    if not nested or len(line) <= WIDTH:
+        return line
+    inner = " " * (depth + 1)
+    if isinstance(value, Mapping):
+        items = sorted(value.items()) if sort_keys else list(value.items())
+        rows = [
+            f"{json.dumps(key, ensure_ascii=False)}: {_text(v, depth + 1, sort_keys)}" for key, v in items
+        ]
+    else:
+        rows = [_text(item, depth + 1, sort_keys) for item in value]
+    opened, closed = ("{", "}") if isinstance(value, Mapping) else ("[", "]")
+    body = ",\n".join(f"{inner}{row}" for row in rows)
+    return f"{opened}\n{body}\n{' ' * depth}{closed}"
 
 
 def pack_array(array: NDArray[Any]) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from rich.table import Table as RichTable
 Cell = str | float | int | None
 
 MISSING = "–"
-_ARROWS = {"higher": "↑", "lower": "↓", "": ""}
+ARROWS = {"higher": "↑", "lower": "↓", "": ""}
+"""Which direction is better, as headings show it."""
 _LATEX = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -52,7 +53,7 @@ class Column:
     @property
     def heading(self) -> str:
         """The title with its arrow."""
-        return f"{self.title} {_ARROWS[self.better]}".strip()
+        return f"{self.title} {ARROWS[self.better]}".strip()
 
     def text(self, cell: Cell) -> str:
         """Return a cell as it is printed; undefined values as a dash."""

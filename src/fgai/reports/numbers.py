@@ -2,132 +2,138 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fgai.metrics import Quantity, measured, null_path, quantity
 from fgai.records import look_up
 from fgai.tasks import TASKS, Task
 
 Record = Mapping[str, Any]
 
 
-class Metric(NamedTuple):
-    """One row of the table of all numbers."""
+class Number(NamedTuple):
+    """One row of the table of all numbers, in plain words; format and direction are the metric's."""
 
-    title: str
     path: str
-    form: str
-    better: str
+    title: str
     about: str
-    null: str = ""
+
+    @property
+    def quantity(self) -> Quantity:
+        """What is declared of it."""
+        return quantity(self.path, self.title)
 
 
-SHARE, SMALL, PLAIN = ".3f", ".2e", ".3f"
-METRICS: dict[str, tuple[Metric, ...]] = {
+NUMBERS: dict[str, tuple[Number, ...]] = {
     "Predictions": (
-        Metric("F1, clean graph", "f1.clean", SHARE, "higher", "Share of the tested nodes classified right."),
-        Metric("F1, prediction attacked", "f1.attacked", SHARE, "higher", "The same on the attacked graph."),
-        Metric(
-            "F1, explanation attacked", "f1.attacked_explanation", SHARE, "higher",
+        Number("f1.clean", "F1, clean graph", "Share of the tested nodes classified right."),
+        Number("f1.attacked", "F1, prediction attacked", "The same on the attacked graph."),
+        Number(
+            "f1.attacked_explanation",
+            "F1, explanation attacked",
             "The same when the attack aims at the explanation instead.",
         ),
-        Metric(
-            "ROC-AUC, clean graph", "roc_auc.clean", SHARE, "higher",
-            "Chance that a positive outranks a negative.",
+        Number("roc_auc.clean", "ROC-AUC, clean graph", "Chance that a positive outranks a negative."),
+        Number("roc_auc.attacked", "ROC-AUC, attacked", "The same on the attacked graph."),
+        Number("average_precision.clean", "Average precision, clean graph", "Precision over all thresholds."),
+        Number(
+            "average_precision.attacked", "Average precision, attacked", "The same on the attacked graph."
         ),
-        Metric("ROC-AUC, attacked", "roc_auc.attacked", SHARE, "higher", "The same on the attacked graph."),
-        Metric(
-            "Average precision, clean graph", "average_precision.clean", SHARE, "higher",
-            "Precision over all thresholds.",
-        ),
-        Metric(
-            "Average precision, attacked", "average_precision.attacked", SHARE, "higher",
-            "The same on the attacked graph.",
-        ),
-        Metric(
-            "Accuracy, clean graphs", "accuracy.clean", SHARE, "higher",
-            "Share of the tested graphs classified right.",
-        ),
-        Metric("Accuracy, attacked", "accuracy.attacked", SHARE, "higher", "The same under attack."),
-        Metric(
-            "Change of logits, relative (g-TVD)", "g_tvd.rel", SMALL, "lower",
+        Number("accuracy.clean", "Accuracy, clean graphs", "Share of the tested graphs classified right."),
+        Number("accuracy.attacked", "Accuracy, attacked", "The same under attack."),
+        Number(
+            "g_tvd.rel",
+            "Change of logits, relative (g-TVD)",
             "How far the outputs move under attack, as a share of their own spread.",
         ),
-        Metric(
-            "Change of probabilities (g-TVD)", "g_tvd.probs", SMALL, "lower",
+        Number(
+            "g_tvd.probs",
+            "Change of probabilities (g-TVD)",
             "Probability that changes hands between classes, averaged over nodes.",
         ),
     ),
     "Explanations": (
-        Metric(
-            "Top-k kept, prediction attacked", "overlap_touched.prediction.all", SHARE, "higher",
+        Number(
+            "overlap_touched.prediction.all",
+            "Top-k kept, prediction attacked",
             "Share of a node's strongest neighbours that stay, over the nodes in reach of the attack.",
-            "overlap_touched.all",
         ),
-        Metric(
-            "Top-k kept, explanation attacked", "overlap_touched.explanation.all", SHARE, "higher",
-            "The same when the attack aims at the explanation.", "overlap_touched.all",
+        Number(
+            "overlap_touched.explanation.all",
+            "Top-k kept, explanation attacked",
+            "The same when the attack aims at the explanation.",
         ),
-        Metric(
-            "Explanations of links kept", "explanations.prediction.links.all", SHARE, "higher",
+        Number(
+            "explanations.prediction.links.all",
+            "Explanations of links kept",
             "Share of the strongest neighbours of both ends that stay, prediction attacked.",
         ),
-        Metric(
-            "… of pairs that are no links", "explanations.prediction.pairs.all", SHARE, "higher",
-            "The same for other pairs.",
+        Number(
+            "explanations.prediction.pairs.all", "… of pairs that are no links", "The same for other pairs."
         ),
-        Metric(
-            "Explanations of graphs kept", "explanations.prediction.graphs.all", SHARE, "higher",
+        Number(
+            "explanations.prediction.graphs.all",
+            "Explanations of graphs kept",
             "Share of a graph's strongest edges that stay, prediction attacked.",
         ),
-        Metric(
-            "Change of attention, all layers (g-JSD)", "g_jsd.all", SMALL, "lower",
-            "How far attention moves under attack, per edge.", "g_jsd.all",
+        Number(
+            "g_jsd.all",
+            "Change of attention, all layers (g-JSD)",
+            "How far attention moves under attack, per edge.",
         ),
-        Metric(
-            "Change of attention, last layer (g-JSD)", "g_jsd.last", SMALL, "lower",
-            "The same for the output layer, as in the paper's tables.", "g_jsd.last",
+        Number(
+            "g_jsd.last",
+            "Change of attention, last layer (g-JSD)",
+            "The same for the output layer, as in the paper's tables.",
         ),
-        Metric(
-            "Same top-k as the reference", "similarity.overlap.all", SHARE, "higher",
-            "Share of the strongest neighbours the model has in common with the reference, clean graph.",
+        Number(
             "similarity.overlap.all",
+            "Same top-k as the reference",
+            "Share of the strongest neighbours the model has in common with the reference, clean graph.",
         ),
-        Metric(
-            "Sharpness, clean", "sharpness.clean.all", SHARE, "higher",
+        Number(
+            "sharpness.clean.all",
+            "Sharpness, clean",
             "0: every neighbour gets the same attention, which explains nothing. 1: one gets it all.",
-            "sharpness.all",
         ),
-        Metric("Sharpness, attacked", "sharpness.attacked.all", SHARE, "higher", "The same under attack."),
+        Number("sharpness.attacked.all", "Sharpness, attacked", "The same under attack."),
     ),
     "Does attention decide?": (
-        Metric(
-            "F-slope gap, clean", "f_slope.node.clean.gap", PLAIN, "higher",
-            "How much more removing the strongest edges hurts than removing the weakest.",
+        Number(
             "f_slope.node.clean.gap",
+            "F-slope gap, clean",
+            "How much more removing the strongest edges hurts than removing the weakest.",
         ),
-        Metric(
-            "F-slope gap, attacked", "f_slope.node.attacked.gap", PLAIN, "higher",
-            "The same on the attacked graph.", "f_slope.node.attacked.gap",
+        Number("f_slope.node.attacked.gap", "F-slope gap, attacked", "The same on the attacked graph."),
+        Number(
+            "f_slope.graph.clean.gap",
+            "F-slope gap over the whole graph, clean",
+            "The paper's way: all edges ranked together by the last layer.",
         ),
-        Metric(
-            "F-slope gap over the whole graph, clean", "f_slope.graph.clean.gap", PLAIN, "higher",
-            "The paper's way: all edges ranked together by the last layer.", "f_slope.graph.clean.gap",
-        ),
-        Metric(
-            "… attacked", "f_slope.graph.attacked.gap", PLAIN, "higher", "The same on the attacked graph.",
-            "f_slope.graph.attacked.gap",
-        ),
-        Metric(
-            "Characterization of the top-k", "fidelity.clean.characterization", SHARE, "higher",
+        Number("f_slope.graph.attacked.gap", "… attacked", "The same on the attacked graph."),
+        Number(
+            "fidelity.clean.characterization",
+            "Characterization of the top-k",
             "Fidelity: are the strongest neighbours needed, and are they enough?",
         ),
-        Metric(
-            "Agreement with the true explanation (AUC)", "truth.auc.all", SHARE, "higher",
-            "Where it is known which edges inform: 1 finds all of them, 0.5 is chance.", "truth.auc.all",
+        Number(
+            "truth.auc.all",
+            "Agreement with the true explanation (AUC)",
+            "Where it is known which edges inform: 1 finds all of them, 0.5 is chance.",
         ),
     ),
-}  # fmt: skip
+}
+_GROUPS = {"prediction": "Predictions", "explanation": "Explanations"}
+
+
+def numbers_of(records: Sequence[Record]) -> dict[str, list[Number]]:
+    """The rows of the table by group: those named above, and what other metrics measured."""
+    found = {group: list(rows) for group, rows in NUMBERS.items()}
+    for section, group in _GROUPS.items():
+        for entry in measured(section, [record.get("metrics") or {} for record in records]):
+            found[group].append(Number(entry.path, entry.title, entry.about))
+    return found
 
 
 def number(record: Record, path: str) -> float | None:
@@ -177,9 +183,9 @@ def score(record: Record, when: str) -> float | None:
     return number(record, f"{score_of(record)}.{when}")
 
 
-def of_null(record: Record, kind: str, metric: Metric) -> float | None:
-    """The same metric for attention that says nothing."""
-    return number(record, f"null.{kind}.{metric.null}") if metric.null else None
+def of_null(record: Record, kind: str, path: str) -> float | None:
+    """The same number for attention that says nothing."""
+    return number(record, f"null.{kind}.{null_path(path)}")
 
 
 def percent(value: float | None, digits: int = 0) -> str:

@@ -7,11 +7,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fgai.metrics import Quantity
+from fgai.records import ARROWS
 from fgai.reports.document import Report
-from fgai.reports.numbers import METRICS, Record, number, of_null, signed
+from fgai.reports.numbers import Record, number, numbers_of, of_null, signed
 from fgai.reports.words import attack_words, headline, meaning, missing
 
-ARROWS = {"higher": ("↑", "higher is better"), "lower": ("↓", "lower is better")}
 NULLS = {"uniform": "uniform", "random": "random"}
 
 
@@ -72,26 +73,27 @@ def all_numbers(report: Report) -> str:
     head = "".join(f'<th scope="col">{esc(name)}</th>' for name in report.names)
     head += "".join(f'<th scope="col" class="null">{esc(NULLS[kind])}</th>' for kind in nulls)
     body = ""
-    for group, metrics in METRICS.items():
+    for group, listed in numbers_of(report.records).items():
         rows = ""
-        for metric in metrics:
-            values = [number(record, metric.path) for record in report.records]
+        for row in listed:
+            values = [number(record, row.path) for record in report.records]
             if all(value is None for value in values):
                 continue
+            shown = row.quantity
             cells = "".join(
-                f'<td class="{"best" if _best(value, values, metric.better) else ""}">'
-                f"{esc(signed(value, metric.form))}</td>"
+                f'<td class="{"best" if _best(value, values, shown) else ""}">'
+                f"{esc(signed(value, shown.form))}</td>"
                 for value in values
             )
             cells += "".join(
-                f'<td class="null">{esc(signed(of_null(base, kind, metric), metric.form))}</td>'
+                f'<td class="null">{esc(signed(of_null(base, kind, row.path), shown.form))}</td>'
                 for kind in nulls
             )
-            arrow, words = ARROWS[metric.better]
+            words = f"{shown.direction} is better"
             rows += (
-                f'<tr><th scope="row">{esc(metric.title)}&nbsp;'
-                f'<span title="{words}" aria-label="{words}">{arrow}</span>'
-                f"<small>{esc(metric.about)}</small></th>{cells}</tr>"
+                f'<tr><th scope="row">{esc(row.title)}&nbsp;'
+                f'<span title="{words}" aria-label="{words}">{ARROWS[shown.direction]}</span>'
+                f"<small>{esc(row.about)}</small></th>{cells}</tr>"
             )
         if rows:
             span = 1 + len(report.records) + len(nulls)
@@ -109,11 +111,11 @@ def all_numbers(report: Report) -> str:
     )
 
 
-def _best(value: float | None, values: Iterable[float | None], better: str) -> bool:
+def _best(value: float | None, values: Iterable[float | None], shown: Quantity) -> bool:
     known = [v for v in values if v is not None]
     if value is None or len(known) < 2 or max(known) == min(known):
         return False
-    return value == (max(known) if better == "higher" else min(known))
+    return value == shown.best(known)
 
 
 def configuration(report: Report) -> str:

@@ -9,6 +9,7 @@ from fgai.training.methods import ALONE, DEFENCES, METHODS, MODELS, settings_for
 from fgai.training.presets import preset
 from fgai.training.recipes import Vanilla, labelled
 from fgai.training.settings import FaithfulConfig
+from fgai.training.terms import TERMS
 from fgai.training.train import history_of, prepared, train
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "DEFENCES",
     "METHODS",
     "MODELS",
+    "TERMS",
     "Adversarial",
     "Faithful",
     "FaithfulConfig",

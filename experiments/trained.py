@@ -1,0 +1,133 @@
+"""Models of cells: trained, or from a cache whose names hold everything that makes a model what it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+import fgai
+from experiments.cells import Cell
+from fgai import Graph
+from fgai.records import plain
+from fgai.training import (
+    ALONE,
+    DEFENCES,
+    FaithfulConfig,
+    TrainConfig,
+    load,
+    preset,
+    save,
+    settings_for,
+    train_method,
+)
+
+ABOVE = ("certificates", "cli", "evaluation", "explanations", "figures", "reports")
+"""The packages that no training imports; all others make a model what it is."""
+
+
+def settings_of(cell: Cell) -> dict[str, Any]:
+    """Everything a training depends on beside the code: own settings, the parent's, and the defaults."""
+    alone = cell.method in ALONE
+    defaults = [dataclasses.asdict(TrainConfig())]
+    if cell.method in DEFENCES:
+        defaults.append(DEFENCES[cell.method].defaults())
+    elif not alone:
+        faithful = dataclasses.asdict(FaithfulConfig())
+        nested = {name: faithful.pop(name) for name in ("weights", "train")}
+        defaults = [*defaults, faithful, *nested.values()]
+    where = (cell.model, cell.dataset, cell.predicts)
+    chosen = {**settings_for(cell.method, *where), **cell.settings}
+    rest = {name: value for part in defaults for name, value in part.items() if name not in chosen}
+    parent = {} if alone else preset("vanilla", *where)
+    values = {"settings": chosen, "parent": parent, "defaults": rest}
+    return {name: plain(part) for name, part in values.items()}
+
+
+def training_sources(root: Path) -> list[Path]:
+    """Every file of the package that can change a trained model, in a fixed order."""
+    return sorted(path for path in root.rglob("*.py") if path.relative_to(root).parts[0] not in ABOVE)
+
+
+@functools.cache
+def training_code(root: Path | None = None) -> str:
+    """A short hash of the code that trains: a model of other code is not taken for this one's.
+
+    Args:
+        root: folder of the package; where it was imported from by default.
+    """
+    root, digest = Path(fgai.__file__).parent if root is None else root, hashlib.sha256()
+    for file in training_sources(root):
+        digest.update(f"{file.relative_to(root).as_posix()}\0".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def model_path(cache: Path | None, cell: Cell, **more: Any) -> Path | None:
+    """Where the model of a cell is kept: named by its settings and by the code; None without a cache.
+
+    Args:
+        cache: folder of trained models.
+        cell: whose kind, threats and label do not matter.
+        **more: whatever else its training depends on.
+    """
+    if cache is None:
+        return None
+    settings = {**settings_of(cell), **more, "code": training_code()}
+    tag = dataclasses.replace(cell, kind="evaluate", threats=(), label="", settings=settings).key
+    return Path(cache) / f"{cell.dataset}-{cell.model}-{cell.method}-s{cell.seed}-{tag}.safetensors"
+
+
+def trained(
+    cell: Cell, graph: Graph, vanilla: nn.Module | None, device: str, path: Path | None, *, anew: bool = False
+) -> tuple[nn.Module, bool]:
+    """Return the model of a cell, and whether it was trained now.
+
+    Args:
+        cell: its method, model, seed and settings.
+        graph: to train on.
+        vanilla: its parent, if it has one.
+        device: where to train.
+        path: of the model in the cache, or None.
+        anew: train even if it is there, for the training's own sake.
+    """
+    if path is not None and path.exists() and not anew:
+        return load(path).to(device), False
+    model = train_method(
+        cell.method,
+        cell.model,
+        graph,
+        seed=cell.seed,
+        vanilla=vanilla,
+        device=device,
+        progress=False,
+        settings=cell.settings,
+    )
+    if path is not None:
+        save(model, path)
+    return model, True
+
+
+def vanilla_of(cell: Cell, graph: Graph, device: str, cache: Path | None) -> tuple[nn.Module, bool]:
+    """Return the vanilla parent that cells of one model, dataset and seed share, and whether it is new."""
+    parent = dataclasses.replace(cell, method="vanilla", settings={}, label="")
+    return trained(parent, graph, None, device, model_path(cache, parent))
+
+
+def model_of(
+    cell: Cell, graph: Graph, vanilla: nn.Module | None, device: str, cache: Path | None
+) -> tuple[nn.Module, bool]:
+    """Return the model a cell measures, and whether it was trained now.
+
+    Evaluations train, because their records hold the training's cost, and leave the model in the cache;
+    certificates take it from there. Searches and costs train, and keep nothing.
+    """
+    keeps = cell.kind in ("evaluate", "certify")
+    if cell.method == "vanilla" and keeps and not cell.settings:
+        return vanilla_of(cell, graph, device, cache)
+    path = model_path(cache, cell) if keeps else None
+    return trained(cell, graph, vanilla, device, path, anew=cell.kind == "evaluate")

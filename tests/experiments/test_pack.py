@@ -1,0 +1,170 @@
+"""Records on disk: compact, packed where a search is over, and those of before read as ever."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from experiments import Cell, Store, run_grid, status
+from experiments.choose import trials
+from experiments.tables import render
+from fgai.cli import app
+from fgai.errors import CheckpointError
+from fgai.evaluation import EvaluationRecord
+from fgai.records import to_text
+from support import bench_cases as cases
+from support.evaluate_cases import whole_record
+
+SEARCH = [
+    Cell(kind="search", dataset=dataset, method="fgai", task=task, settings={"lr": rate})
+    for dataset in ("cora", "amazon-photo")
+    for task in ("", "link")
+    for rate in (0.3, 0.1, 0.2)
+]
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=40
+)
+
+
+def as_before(store: Store, cell: Cell, **changes: Any) -> Path:
+    """A record as it was written before: every number on a line of its own."""
+    path = store.write(cell, {**cases.body_of(cell), **changes})
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=1, sort_keys=True) + "\n")
+    return path
+
+
+def seconds(store: Store, cell: Cell) -> float | None:
+    record = store.read(cell)
+    return None if record is None else record["seconds"]
+
+
+class TestText:
+    @given(VALUES, st.booleans())
+    def test_json_that_says_the_same(self, values: Any, sort_keys: bool) -> None:
+        text = to_text(values, sort_keys=sort_keys)
+        assert json.dumps(json.loads(text)) == json.dumps(values, sort_keys=sort_keys)
+
+    def test_arrays_stand_on_one_line(self) -> None:
+        curve = [step / 7 for step in range(300)]
+        lines = to_text({"curve": curve, "name": "GAT", "layers": [{"values": curve}, {"b": 2}]}).splitlines()
+        assert f' "curve": {json.dumps(curve)},' in lines
+        assert ' "name": "GAT",' in lines and '  {"b": 2}' in lines
+
+    def test_nothing_that_is_no_number(self) -> None:
+        with pytest.raises(ValueError, match="JSON compliant"):
+            to_text({"x": [float("nan")]})
+
+    def test_documents_are_read_as_they_were_written_before(self, tmp_path: Path) -> None:
+        whole = whole_record()
+        old, new = tmp_path / "old.json", whole.save(tmp_path / "new.json")
+        old.write_text(json.dumps(whole.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        assert EvaluationRecord.load(old) == EvaluationRecord.load(new) == whole
+        assert new.stat().st_size < 0.85 * old.stat().st_size
+        assert len(new.read_text().splitlines()) < len(old.read_text().splitlines()) / 4
+
+
+class TestPack:
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        cases.fill(Store(tmp_path), [Cell(), *SEARCH])
+        return Store(tmp_path)
+
+    def test_records_before_the_change_are_read(self, tmp_path: Path) -> None:
+        store, cell = Store(tmp_path), SEARCH[0]
+        path = as_before(store, cell)
+        assert "\n   " in path.read_text()
+        assert store.read(cell) == json.loads(path.read_text()) == next(iter(store.records("search")))
+
+    def test_nothing_changes_but_the_place(self, store: Store) -> None:
+        old = as_before(store, Cell(seed=1))
+        before = {cell.key: store.read(cell) for cell in [Cell(), Cell(seed=1), *SEARCH]}
+        tables = [render("search", store), trials(store, "link")]
+        order = [r["key"] for kind in ("search", "search-link") for r in store.records(kind)]
+        size = sum(path.stat().st_size for path in store.root.rglob("*.json"))
+        done = store.pack()
+        assert (done.packed, done.rewritten, done.before) == (len(SEARCH), 1, size)
+        assert sorted(path.name for path in store.root.iterdir()) == ["evaluate", "search.jsonl.gz"]
+        files = [path for path in store.root.rglob("*") if path.is_file()]
+        assert len(files) == 3 and done.after == sum(path.stat().st_size for path in files) < size
+        assert old.read_text() == to_text(before[Cell(seed=1).key], sort_keys=True) + "\n"
+        for again in (store, Store(store.root)):
+            for cell in [Cell(), Cell(seed=1), *SEARCH]:
+                assert json.dumps(again.read(cell)) == json.dumps(before[cell.key])
+            assert [r["key"] for k in ("search", "search-link") for r in again.records(k)] == order
+            assert [render("search", again), trials(again, "link")] == tables
+            assert status(SEARCH, again).done == len(SEARCH)
+
+    def test_equal_records_give_equal_bytes(self, store: Store, tmp_path: Path) -> None:
+        other = Store(tmp_path / "other")
+        cases.fill(other, SEARCH[::-1])
+        store.pack(), other.pack()
+        packs = [(s.root / "search.jsonl.gz").read_bytes() for s in (store, other)]
+        assert packs[0] == packs[1] and packs[0][4:8] == bytes(4)  # no time in the header
+        assert (store.pack().packed, store.pack().rewritten) == (0, 0)
+        assert (store.root / "search.jsonl.gz").read_bytes() == packs[0]
+
+    def test_new_records_are_files_and_are_added(self, store: Store) -> None:
+        store.pack()
+        more, again = Cell(kind="search", method="fgai", settings={"lr": 0.4}), SEARCH[0]
+        cases.fill(store, [more])
+        store.write(again, {**cases.body_of(again), "seconds": 99.0})  # run again: the file wins
+        assert store.path(more).is_file() and seconds(store, again) == 99.0
+        assert len(list(store.records("search"))) == 7
+        assert Store(store.root).pack().packed == 2
+        held = Store(store.root)
+        assert seconds(held, again) == 99.0 and held.read(more) is not None
+        assert len(list(held.records("search"))) == 7 and not store.path(more).exists()
+
+    def test_failed_cells_stay_files_and_are_tried_again(self, store: Store) -> None:
+        failed = cases.tiny(kind="search")
+        store.write(failed, {"status": "failed", "error": "x", "seconds": 1.0})
+        store.pack()
+        assert store.path(failed).is_file() and status([failed], store).failed == 1
+        assert run_grid([failed], store).done == 1
+
+    def test_packed_cells_are_not_run_again(self, store: Store) -> None:
+        store.pack()
+        seen: list[Cell] = []
+        assert run_grid(SEARCH, store, on_cell=lambda cell, *_: seen.append(cell)).done == len(SEARCH)
+        assert seen == []
+
+    @pytest.mark.parametrize(
+        ("damage", "message"),
+        [
+            (lambda raw: raw[:-20], "is damaged"),
+            (lambda raw: b"text", "is damaged"),
+            (lambda raw: gzip.compress(gzip.decompress(raw)[:-20]), "line 12 is not a whole record"),
+            (lambda raw: gzip.compress(b"[]\n"), "line 1 is not a whole record"),
+        ],
+    )
+    def test_damage_is_named(self, store: Store, damage: Any, message: str) -> None:
+        store.pack()
+        pack = store.root / "search.jsonl.gz"
+        pack.write_bytes(damage(pack.read_bytes()))
+        for work in (lambda s: s.read(SEARCH[0]), lambda s: list(s.records("search"))):
+            with pytest.raises(CheckpointError, match=message) as caught:
+                work(Store(store.root))
+            assert str(pack) in str(caught.value)
+        assert Store(store.root).read(Cell()) is not None  # other kinds are none the worse
+
+    def test_a_damaged_record_stops_it_before_anything_changes(self, store: Store) -> None:
+        store.path(Cell()).write_text("{")
+        with pytest.raises(CheckpointError, match="not a whole record"):
+            store.pack()
+        assert not (store.root / "search.jsonl.gz").exists() and store.path(SEARCH[0]).exists()
+
+    def test_the_command(self, store: Store) -> None:
+        done = CliRunner().invoke(app, ["bench", "pack", "-r", str(store.root), "--json"])
+        assert done.exit_code == 0 and json.loads(done.stdout)["packed"] == len(SEARCH)
+        shown = CliRunner().invoke(app, ["bench", "pack", "-r", str(store.root)])
+        assert "0 records packed, 0 rewritten" in shown.stdout

@@ -1,0 +1,72 @@
+"""Cached models: none outlives the code or the settings that made it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import grimp
+import pytest
+
+import fgai
+from experiments import Cell, Store, run_cell, trained
+from experiments.subjects import Source
+from experiments.trained import model_path, training_code, training_sources
+from support import bench_cases as cases
+
+PACKAGE = Path(fgai.__file__).parent
+
+
+def test_everything_a_training_imports_is_in_the_fingerprint() -> None:
+    graph = grimp.build_graph("fgai")
+    for module in graph.find_modules_that_directly_import("fgai"):  # for the version: names, not code
+        graph.remove_import(importer=module, imported="fgai")
+    needed = graph.find_upstream_modules("fgai.training", as_package=True)
+    held = {path.relative_to(PACKAGE).with_suffix("").parts for path in training_sources(PACKAGE)}
+    parts = {tuple(name.split(".")[1:]) for name in needed}
+    missing = {p for p in parts if p not in held and (*p, "__init__") not in held}
+    assert len(needed) > 50 and missing == set()
+
+
+@pytest.mark.parametrize(
+    "changed", ["ops/functional.py", "topk/sets.py", "attention/tape.py", "attacks/judge.py", "objectives.py"]
+)
+def test_other_code_is_another_fingerprint(tmp_path: Path, changed: str) -> None:
+    copy = tmp_path / "fgai"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    same = training_code(copy)
+    assert same == training_code(PACKAGE)
+    (copy / changed).write_text((copy / changed).read_text() + "\n# changed\n")
+    (copy / "reports" / "page.py").write_text("")  # what trains nothing does not count
+    training_code.cache_clear()
+    assert training_code(copy) != same
+
+
+def test_a_parent_of_other_code_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, cell = tmp_path / "cache", cases.tiny(settings={}, kind="certify")
+    monkeypatch.setattr(trained, "preset", lambda *_: {"epochs": 2})
+    monkeypatch.setattr(trained, "settings_for", lambda *_: {"epochs": 2})
+    assert run_cell(cell, Store(tmp_path / "a"), cache=cache)["status"] == "done"
+    monkeypatch.setattr(trained, "training_code", lambda: "other")
+    assert run_cell(cell, Store(tmp_path / "b"), cache=cache)["status"] == "done"
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_names_hold_what_matters(tmp_path: Path) -> None:
+    cell = Cell(method="fgai")
+    same = [Cell(method="fgai", kind="certify"), Cell(method="fgai", label="x", threats=("strong",))]
+    other = [Cell(), Cell(method="fgai", seed=1), Cell(method="fgai", settings={"lr": 0.1})]
+    assert {model_path(tmp_path, c) for c in same} == {model_path(tmp_path, cell)}
+    assert len({model_path(tmp_path, c) for c in (cell, *other)}) == 4
+    assert model_path(tmp_path, cell, parent_settings={"epochs": 2}) != model_path(tmp_path, cell)
+    assert model_path(None, cell) is None
+
+
+def test_figures_take_models_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source(cache=tmp_path, epochs=2)
+    graph = source.graph()
+    first = source.trained("vanilla", graph)
+    monkeypatch.setattr(trained, "train_method", lambda *_, **__: pytest.fail("trained again"))
+    again = source.trained("vanilla", graph)
+    for ours, theirs in zip(first.parameters(), again.parameters(), strict=True):
+        assert ours.equal(theirs)
