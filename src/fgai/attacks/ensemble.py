@@ -15,7 +15,7 @@ from torch import Tensor
 from fgai.attacks.base import Attack, Judge, Ledger
 from fgai.attacks.budget import Budget
 from fgai.attacks.endpoints import RULES, Sites
-from fgai.attacks.injection import draw_features
+from fgai.attacks.injection import PGDInjection, draw_features
 from fgai.attacks.search.aims import Aim, ExplanationAim, PredictionAim
 from fgai.attacks.search.blackbox import POPULATION, evolve
 from fgai.attacks.search.climb import Climb, Found
@@ -42,6 +42,7 @@ from fgai.tasks import task_of
 MASKED = 0.01
 """How much more damage a search without gradients may do before gradients are called masked."""
 EVOLUTION = "evolution"
+BASELINE = "plain sign"
 
 
 class EnsembleInjection(Attack):
@@ -58,6 +59,8 @@ class EnsembleInjection(Attack):
         k: size of the explanation.
         members: the searches; None takes those of the objective.
         rules: names from `RULES`: where new nodes are joined.
+        baseline: steps, step size and restarts of `PGDInjection`, which is tried as it is, so that the
+            ensemble is never weaker; None leaves it out.
     """
 
     name = "ensemble-injection"
@@ -70,8 +73,14 @@ class EnsembleInjection(Attack):
         k: int = 5,
         members: Sequence[Member] | None = None,
         rules: Sequence[str] = tuple(RULES),
+        baseline: tuple[int, float, int] | None = (10, 0.1, 1),
     ) -> None:
         super().__init__(budget, objective, k=k)
+        self.baseline: PGDInjection | None = None
+        if baseline is not None:
+            steps, size, restarts = baseline
+            plain = replace(budget, steps=steps, step_size=size, restarts=restarts)
+            self.baseline = PGDInjection(plain, objective, k=k)
         self.explains = self.objective.explanation is not None
         if members is None:
             members = EXPLANATION_MEMBERS if self.explains else PREDICTION_MEMBERS
@@ -91,7 +100,8 @@ class EnsembleInjection(Attack):
     @property
     def allowed_steps(self) -> int:
         """Steps of all members at all sets of endpoints."""
-        return sum(member.steps for member in self.members) * len(self.rules) * self.budget.restarts
+        climbed = sum(member.steps for member in self.members) * len(self.rules) * self.budget.restarts
+        return climbed + (0 if self.baseline is None else self.baseline.allowed_steps)
 
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
@@ -106,6 +116,7 @@ class EnsembleInjection(Attack):
             if index == 0:
                 noise = draw_features(graph, endpoints.shape[0], box, generator)
                 yield GraphChange(endpoints=endpoints, features=noise)
+                yield from self._plain(graph, nodes, generator, judge, ledger)
             place = Place(graph, endpoints, predicted, box)
             site = Site(judge.model, graph, endpoints, judge.clean, judge.again, reads=self.explains)
             if judge.parent is not None and any(member.start == "donated" for member in self.members):
@@ -132,6 +143,25 @@ class EnsembleInjection(Attack):
             judge.spent(site.passes, site.share)
             for _, one in found:
                 yield GraphChange(endpoints=endpoints, features=one.features)
+
+    def _plain(
+        self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
+    ) -> Iterator[GraphChange]:
+        """Yield what the baseline finds, restart by restart with the draws it has by itself."""
+        if self.baseline is None:
+            return
+        own = Ledger()
+        for restart in range(self.baseline.budget.restarts):
+            began, stream = perf_counter(), torch.Generator().manual_seed(generator.initial_seed() + restart)
+            *_, change = self.baseline.candidates(graph, nodes, stream, judge, own)
+            with torch.no_grad():
+                damage = self.damage(judge, change.detach(), 0.0)
+            assert change.features is not None
+            steps = self.baseline.budget.steps
+            found = Found(change.features, damage, 0.0, own.gradient, steps)
+            ledger.members.append(_row(BASELINE, "random", found, perf_counter() - began))
+            yield change
+        ledger.steps, ledger.gradient = ledger.steps + own.steps, max(ledger.gradient, own.gradient)
 
     def damage(self, judge: Judge, change: GraphChange, value: float) -> float:
         """Return what is reported after the change: one minus the score, or the share of the top-k lost."""
