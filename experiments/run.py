@@ -20,7 +20,7 @@ from experiments.cells import Cell
 from experiments.memory import PeakMemory
 from experiments.store import Store
 from fgai.attacks import make_attack
-from fgai.attention import call_model, evaluating
+from fgai.attention import call_model, evaluating, prepared
 from fgai.certificates import certify
 from fgai.datasets import load, with_degrees
 from fgai.errors import CheckpointError
@@ -28,16 +28,15 @@ from fgai.evaluation import evaluate
 from fgai.evaluation.protocol import describe
 from fgai.graph import Graph
 from fgai.metrics import task_scores
+from fgai.models import DEFENCES
 from fgai.records import plain
 from fgai.tasks import TASKS, task_of
 from fgai.training import (
     ALONE,
-    DEFENCES,
     FaithfulConfig,
     TrainConfig,
     history_of,
     labelled,
-    prepared,
     preset,
     save,
     settings_for,

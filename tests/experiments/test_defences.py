@@ -13,7 +13,7 @@ from experiments.memory import PeakMemory
 from experiments.results import Results
 from experiments.run import run_cell, settings_of
 from experiments.tables import render
-from fgai.training import DEFENCES
+from fgai.models import DEFENCES
 from support import bench_cases as cases
 
 

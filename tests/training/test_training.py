@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv
 
 from fgai.attacks import Budget
+from fgai.attention import prepared
 from fgai.errors import CheckpointError, DivergenceError, FgaiError, InputError
 from fgai.models import GAT, GCN, GT, GATv2
 from fgai.training import (
@@ -31,7 +32,6 @@ from fgai.training import (
     fit,
     load,
     make_faithful,
-    prepared,
     read_header,
     save,
     train,

@@ -11,6 +11,7 @@ from torch import nn
 
 import fgai
 from fgai.attacks import Threat
+from fgai.attention import prepared
 from fgai.checks import one_of
 from fgai.datasets import fingerprint
 from fgai.errors import InputError
@@ -22,7 +23,6 @@ from fgai.models import as_graph
 from fgai.records import Meter, plain
 from fgai.tasks import task_of
 from fgai.topk import check_k
-from fgai.training import prepared
 
 TARGETS = ("test", "val")
 _FINGERPRINTS: WeakKeyDictionary[Graph, str] = WeakKeyDictionary()

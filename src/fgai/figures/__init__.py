@@ -1,6 +1,6 @@
 """Every figure as a function that takes models or records and returns a matplotlib figure."""
 
-from fgai.figures.cases import Case, NodeView, look
+from fgai.figures.cases import Case, GraphView, NodeView
 from fgai.figures.curves import certified_curves, f_curves, loss_curves
 from fgai.figures.node import node_attention, node_before_after
 from fgai.figures.properties import four_properties
@@ -10,11 +10,11 @@ from fgai.figures.subgraph import subgraph_attention
 
 __all__ = [
     "Case",
+    "GraphView",
     "NodeView",
     "certified_curves",
     "f_curves",
     "four_properties",
-    "look",
     "loss_curves",
     "node_attention",
     "node_before_after",
