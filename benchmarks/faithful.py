@@ -20,7 +20,8 @@ import torch
 from common import PeakMemory, show
 
 import fgai
-from fgai.training import FaithfulConfig, TrainConfig, Vanilla, fit, prepared, preset, untrained
+from fgai.attention import prepared
+from fgai.training import FaithfulConfig, TrainConfig, Vanilla, fit, preset, untrained
 from fgai.training.faithful import Faithful
 
 WAYS = ("vanilla", "fgai")

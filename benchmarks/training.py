@@ -22,8 +22,9 @@ from torch.nn.functional import cross_entropy, dropout, elu
 from torch_geometric.nn import GATConv
 
 import fgai
+from fgai.attention import prepared
 from fgai.models.layer import Projection
-from fgai.training import TrainConfig, Vanilla, fit, prepared
+from fgai.training import TrainConfig, Vanilla, fit
 
 WAYS = ("fgai", "pyg-dense", "pyg-sparse")
 

@@ -26,8 +26,9 @@ from torch_geometric.nn import GATConv, GATv2Conv
 
 import fgai
 from fgai.attacks import draw_endpoints
+from fgai.attention import prepared
 from fgai.graph import Graph
-from fgai.training import FaithfulConfig, TrainConfig, fit, prepared, preset, untrained
+from fgai.training import FaithfulConfig, TrainConfig, fit, preset, untrained
 from fgai.training.faithful import Faithful
 
 WAYS = ("usual", "fgai")

@@ -19,13 +19,13 @@ from experiments.store import Store
 from experiments.trained import model_of, settings_of, vanilla_of
 from fgai import CheckpointError, FgaiWarning, Graph, certify, evaluate, load
 from fgai.attacks import make_attack
-from fgai.attention import call_model, evaluating
+from fgai.attention import call_model, evaluating, prepared
 from fgai.datasets import with_degrees
 from fgai.evaluation import describe
 from fgai.metrics import task_scores
 from fgai.records import plain
 from fgai.tasks import task_of
-from fgai.training import ALONE, history_of, labelled, prepared
+from fgai.training import ALONE, history_of, labelled
 
 EXPLAINED = {"link": 5, "graph": 2, "truth": 5}
 """Neighbours in an explanation; atoms of a molecule have too few for five."""

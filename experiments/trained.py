@@ -13,10 +13,10 @@ from torch import nn
 import fgai
 from experiments.cells import Cell
 from fgai import Graph
+from fgai.models import DEFENCES
 from fgai.records import plain
 from fgai.training import (
     ALONE,
-    DEFENCES,
     FaithfulConfig,
     TrainConfig,
     load,

@@ -29,11 +29,12 @@ from fgai.attacks import (
     check,
     explanation,
 )
-from fgai.attention import AttentionMap, LayerAttention, evaluating, logits_and_attention
+from fgai.attention import AttentionMap, LayerAttention, evaluating
 from fgai.errors import ReliabilityWarning
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import margin, prediction
 from support import attack_cases as cases
+from support.forward import seen_by
 
 COMBINATIONS = (list(cases.BUDGETS), cases.MODELS, cases.RECIPES, cases.OBJECTIVES)
 
@@ -92,8 +93,8 @@ def assert_within(change: GraphChange, attacked: Graph, budget: Budget, graph: G
 def judged(attack: Attack, model: nn.Module, graph: Graph, attacked: Graph) -> float:
     """The objective, computed apart from the attack."""
     with evaluating(model), torch.no_grad():
-        clean = Clean(*logits_and_attention(model, graph), attack.budget.target_nodes(graph))
-        return float(attack.objective(*logits_and_attention(model, attacked), clean))
+        clean = Clean(*seen_by(model, graph), attack.budget.target_nodes(graph))
+        return float(attack.objective(*seen_by(model, attacked), clean))
 
 
 def run_contract(kind: type[Attack], name: str, recipe: str, objective: str) -> None:

@@ -31,11 +31,12 @@ from fgai.attacks.dice import known_labels, same_label_pairs
 from fgai.attacks.prbcd import Flips, pyg_attack, random_pairs
 from fgai.attacks.tdgia import batch_sizes, defect_scores, defective_endpoints, smooth_prediction
 from fgai.attacks.weights import weighted_forward
-from fgai.attention import AttentionMap, evaluating, logits_and_attention
+from fgai.attention import AttentionMap, evaluating
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange
 from fgai.sparse import Features, edge_keys
 from support import attack_cases as cases
+from support.forward import seen_by
 from support.graph_cases import small_data
 
 
@@ -47,7 +48,7 @@ def prepared(name: str) -> tuple[Any, Graph]:
 def clean_view(name: str, targets: str = "test") -> tuple[Any, Graph, Clean]:
     model, graph = prepared(name)
     with evaluating(model), torch.no_grad():
-        view = logits_and_attention(model, graph)
+        view = seen_by(model, graph)
     return model, graph, Clean(*view, Budget(targets=targets).target_nodes(graph))
 
 
@@ -97,7 +98,7 @@ class TestRemoval:
         model, graph, clean = clean_view("gat")
         attacked = self.change()[1].apply(graph)[0]
         with evaluating(model), torch.no_grad():
-            logits, attention = logits_and_attention(model, attacked)
+            logits, attention = seen_by(model, attacked)
         found = float(explanation(k)(logits, attention, clean))
         assert found == pytest.approx(looped_explanation(clean.attention, attention, k), rel=1e-4)
 
@@ -222,7 +223,7 @@ class TestWeights:
         local = torch.stack([local & 0xFFFFFFFF, local >> 32])
         weight = torch.isin(edge_keys(*flips.nodes[local]), exact.keys).float()
         with evaluating(model), torch.no_grad():
-            expected, attention = logits_and_attention(model, exact)
+            expected, attention = seen_by(model, exact)
             logits, seen = weighted_forward(model, flips.weighted(local, weight))
         torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-4)
         for ours, theirs in zip(seen, attention, strict=True):
@@ -293,7 +294,7 @@ class TestPRBCD:
         with evaluating(model), torch.no_grad():
             for pair in torch.combinations(torch.arange(clean.nodes.numel())):
                 attacked = flips.perturbation(pair[:, None]).apply(graph)[0]
-                values.append(float(attack.objective(*logits_and_attention(model, attacked), clean)))
+                values.append(float(attack.objective(*seen_by(model, attacked), clean)))
         values.sort()
         assert result.value <= values[-1] + 1e-5
         assert result.value >= values[-3] - 1e-5  # among the best 3 of 105

@@ -12,7 +12,6 @@ from fgai.attention import (
     call_model,
     evaluating,
     find_layers,
-    logits_and_attention,
     record,
 )
 from fgai.errors import AttentionError, InputError
@@ -27,6 +26,7 @@ from support.attention_cases import (
     make_model,
     snapshot,
 )
+from support.forward import seen_by
 
 X = make_features()
 UNIQUE = torch.unique(EDGES, dim=1)
@@ -53,15 +53,15 @@ def test_own_models_record_and_perturb(kind):
     graph = model.prepare(make_graph())
     before = snapshot(model)
     plain = model(graph)
-    logits, attention = logits_and_attention(model, graph)
+    logits, attention = seen_by(model, graph)
     assert torch.equal(logits, plain)
     assert [w.num_heads for w in attention] == [2, 1]
     attention.check_sums()
     assert all(w.adjacency is graph.adjacency for w in attention)
     assert attention.last.keys is graph.keys
     zeros = [torch.zeros(graph.num_edges), torch.zeros(graph.num_edges, 1)]
-    assert torch.equal(logits_and_attention(model, graph, zeros)[0], plain)
-    moved, perturbed = logits_and_attention(model, graph, {1: torch.full((graph.num_edges,), 0.5)})
+    assert torch.equal(seen_by(model, graph, zeros)[0], plain)
+    moved, perturbed = seen_by(model, graph, {1: torch.full((graph.num_edges,), 0.5)})
     torch.testing.assert_close(perturbed.last.values, attention.last.values + 0.5)
     assert not torch.allclose(moved, plain)
     assert_unchanged(before, model)
@@ -74,7 +74,7 @@ def test_own_models_in_training_record_before_dropout(kind):
     torch.manual_seed(0)
     plain = model(graph)
     torch.manual_seed(0)
-    logits, attention = logits_and_attention(model, graph)
+    logits, attention = seen_by(model, graph)
     assert torch.equal(logits, plain)
     attention.check_sums()
     grads = torch.autograd.grad((attention[0].values ** 2).sum(), list(model.parameters()), allow_unused=True)
@@ -103,7 +103,7 @@ def test_own_layer_compiled_by_the_user():
     graph = model.prepare(make_graph())
     plain = model(graph)
     model.convs[1] = torch.compile(model.convs[1], backend="eager")
-    logits, attention = logits_and_attention(model, graph)
+    logits, attention = seen_by(model, graph)
     assert torch.equal(logits, plain)
     assert [w.name for w in attention] == ["convs.0", "convs.1"]
     assert list(find_layers(model)) == ["convs.0", "convs.1"]
@@ -116,11 +116,11 @@ def test_call_model_gives_user_models_features_and_edges():
     graph = make_graph()
     model = make_model("gat").float()
     torch.testing.assert_close(call_model(model, graph), model(X.float(), graph.edge_index))
-    logits, attention = logits_and_attention(model, graph)
+    logits, attention = seen_by(model, graph)
     assert torch.equal(logits, call_model(model, graph))
     looped, _ = graph.add_self_loops()
     assert torch.equal(attention.last.keys, looped.keys)
-    again, same = logits_and_attention(model, looped)  # PyG replaces loops that are there already
+    again, same = seen_by(model, looped)  # PyG replaces loops that are there already
     same.require_same_edges(attention)
     torch.testing.assert_close(again, logits)
 
@@ -131,8 +131,8 @@ def test_gradient_reaches_injected_features_and_attention_is_aligned(kind):
     model = make_own("gat").eval() if kind == "own" else make_model("gat").float()
     rows = torch.zeros(2, FEATURES, requires_grad=True)
     attacked, _ = graph.inject(torch.tensor([[0, 2], [1, 5]]), rows)
-    _, clean = logits_and_attention(model, graph)
-    logits, attention = logits_and_attention(model, attacked)
+    _, clean = seen_by(model, graph)
+    logits, attention = seen_by(model, attacked)
     before, after = clean.align(attention, keys=graph.keys)
     assert before.last.num_edges == graph.num_edges
     (logits[:NODES].sum() + (before[0].values - after[0].values).abs().sum()).backward()
@@ -150,7 +150,7 @@ def test_call_model_refuses_what_it_cannot_call():
     with pytest.raises(InputError, match="no node features"):
         call_model(make_model("gat"), make_graph().replace(features=None))
     with pytest.raises(AttentionError, match=r"looked at: Linear"):
-        logits_and_attention(nn.Linear(2, 3), make_graph())
+        seen_by(nn.Linear(2, 3), make_graph())
 
 
 # Leaving a model as it was

@@ -17,7 +17,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, SuperGATConv, Transf
 
 import fgai
 from fgai.attacks.balls import steepest
-from fgai.attention import call_model, record
+from fgai.attention import call_model, prepared, record
 from fgai.certificates import certify
 from fgai.datasets import planted
 from fgai.errors import AttentionError, InputError, ReliabilityWarning
@@ -25,7 +25,6 @@ from fgai.graph import Graph
 from fgai.models import GAT, GT, GATv2
 from fgai.sparse import Features
 from fgai.topk import overlap, topk_mask
-from fgai.training.train import prepared
 from support.certify_cases import NORMS, OBJECTIVES, Objective, breaks, climb, swap
 
 K = 3

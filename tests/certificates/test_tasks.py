@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from fgai.attacks import balls
-from fgai.attention import logits_and_attention
+from fgai.attention import prepared
 from fgai.certificates import certify
 from fgai.certificates.record import CertificateRecord
 from fgai.errors import ReliabilityWarning
 from fgai.models import AttentionModel
-from fgai.training import prepared
 from support import task_cases as cases
+from support.forward import seen_by
 
 NORMS = ("l1", "l2", "linf")
 
@@ -25,7 +25,7 @@ def moved_logits(model: AttentionModel, graph: object, delta: Tensor) -> Tensor:
         return attention + delta[:, None].to(attention) if index == 1 else attention
 
     with torch.no_grad():
-        return logits_and_attention(model, graph, put)[0].double()  # type: ignore[arg-type]
+        return seen_by(model, graph, put)[0].double()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -20,13 +20,21 @@ from torch import Tensor, nn
 import fgai
 from fgai import metrics
 from fgai.attacks import RandomInjection, Threat
-from fgai.attention import AttentionMap, LayerAttention, call_model, evaluating, touched_rows
+from fgai.attention import (
+    AttentionMap,
+    GraphModel,
+    LayerAttention,
+    call_model,
+    evaluating,
+    observe,
+    prepared,
+    touched_rows,
+)
 from fgai.errors import FgaiWarning
 from fgai.evaluation import EvaluationRecord, evaluate
 from fgai.evaluation.curves import combined, fidelity, removal_curves
-from fgai.evaluation.measures import layered, observe, paired
+from fgai.evaluation.measures import layered, paired
 from fgai.graph import Graph
-from fgai.training import prepared
 from support import attack_cases as cases
 from support.evaluate_cases import KINDS, THREAT, record_of, tiny_threat, whole_record
 
@@ -147,10 +155,8 @@ def test_validation_targets_leave_test_nodes_alone() -> None:
 # What must not change the numbers.
 
 
-class Scaled(nn.Module):
+class Scaled(GraphModel):
     """A model with its logits multiplied."""
-
-    is_fgai_model = True
 
     def __init__(self, model: Any, factor: float) -> None:
         super().__init__()
@@ -198,7 +204,10 @@ def test_relabelling_changes_nothing(model: str) -> None:
     found = []
     for shown, ends in ((graph, extra), (other, where[extra])):
         ready = prepared(network, shown)
-        before, after = observe(network, ready), observe(network, ready.inject(ends, new)[0])
+        before, after = (
+            observe(network, ready).averaged(),
+            observe(network, ready.inject(ends, new)[0]).averaged(),
+        )
         pairs = paired(before.attention, after.attention)
         touched = touched_rows(before.attention, after.attention)
         assert shown.y is not None
@@ -217,7 +226,7 @@ def test_relabelling_changes_nothing(model: str) -> None:
 def test_attention_that_did_not_move_scores_exactly_zero_and_one() -> None:
     """The misalignment trap: injected edges re-sort the arrays, the attention on old edges stays."""
     graph = prepared(cases.trained("gat", "vanilla"), cases.tiny_graph())
-    before = observe(cases.trained("gat", "vanilla"), graph).attention
+    before = observe(cases.trained("gat", "vanilla"), graph).averaged().attention
     attacked, edge_map = graph.inject(torch.tensor([[3, 8, 12, 5], [20, 4, 8, 1]]), torch.ones(2, 6))
     layers = []
     for layer in before:
@@ -283,7 +292,7 @@ def test_ground_truth_is_measured_where_there_is_one() -> None:
     network = cases.trained("gat", "vanilla")
     record = record_of(network, graph=graph.replace(edge_truth=truth), nulls=True)
     ready = prepared(network, graph)
-    attention = observe(network, ready).attention
+    attention = observe(network, ready).averaged().attention
     for index, layer in enumerate(attention):
         weights = dict(zip(layer.keys.tolist(), layer.values[:, 0].tolist(), strict=True))
         told = {int(d) for d in destination[truth]}

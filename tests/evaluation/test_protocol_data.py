@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fgai.attacks import make_attack
-from fgai.attention import call_model, evaluating
+from fgai.attention import call_model, evaluating, prepared
 from fgai.datasets import load
 from fgai.evaluation import evaluate
 from fgai.graph import Graph
 from fgai.models import GAT
-from fgai.training import prepared, train
+from fgai.training import train
 
 pytestmark = pytest.mark.data
 

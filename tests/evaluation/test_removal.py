@@ -11,11 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fgai import metrics
-from fgai.attention import AttentionMap, LayerAttention, call_model, evaluating, touched_rows
+from fgai.attention import (
+    AttentionMap,
+    LayerAttention,
+    call_model,
+    evaluating,
+    observe,
+    prepared,
+    touched_rows,
+)
 from fgai.evaluation.curves import combined, predict_without, removal_curves
-from fgai.evaluation.measures import observe, paired
+from fgai.evaluation.measures import paired
 from fgai.graph import Graph
-from fgai.training import prepared
 from support import attack_cases as cases
 from support.evaluate_cases import KINDS, tiny_threat
 from support.graph_cases import build, edge_sets
@@ -69,7 +76,10 @@ def test_attention_out_of_reach_did_not_move(model: str, kind: str) -> None:
     graph = prepared(network, cases.tiny_graph())
     with cases.quiet():
         result = cases.attack(threat.attack).run(network, graph)
-    before, after = observe(network, graph).attention, observe(network, result.graph).attention
+    before, after = (
+        observe(network, graph).averaged().attention,
+        observe(network, result.graph).averaged().attention,
+    )
     touched = touched_rows(before, after, result.change.rows)
     for rows, pair in zip(touched, paired(before, after), strict=True):
         moved = (pair.before - pair.after).abs() > 1e-6
@@ -85,7 +95,7 @@ def test_attention_out_of_reach_did_not_move(model: str, kind: str) -> None:
 def test_masking_attention_is_removing_edges(model: str) -> None:
     network = cases.trained(model, "vanilla")
     graph = prepared(network, cases.tiny_graph())
-    view = observe(network, graph)
+    view = observe(network, graph).averaged()
     gone = torch.arange(0, graph.num_edges, 3)
     left = graph.remove(gone)[0]
     with evaluating(network), torch.no_grad():
@@ -97,7 +107,7 @@ def test_masking_attention_is_removing_edges(model: str) -> None:
 
 def test_masking_attention_is_removing_edges_in_a_users_model() -> None:
     network, graph = cases.trained("pyg", "vanilla"), cases.tiny_graph()
-    view = observe(network, graph)
+    view = observe(network, graph).averaged()
     gone = torch.arange(0, graph.num_edges, 4)
     with evaluating(network), torch.no_grad():
         expected = call_model(network, graph.remove(gone)[0])
@@ -109,7 +119,7 @@ def test_masking_attention_is_removing_edges_in_a_users_model() -> None:
 def test_curves_equal_a_loop_over_graphs(scope: str) -> None:
     network = cases.trained("gat", "vanilla")
     graph = prepared(network, cases.tiny_graph())
-    view = observe(network, graph)
+    view = observe(network, graph).averaged()
     assert graph.y is not None
     right = view.logits.argmax(1) == graph.y
     scored = view.attention.last if scope == "graph" else view.attention.over_layers("mean")

@@ -14,7 +14,7 @@ from experiments.results import Results
 from experiments.run import run_cell
 from experiments.tables import render
 from experiments.trained import settings_of
-from fgai.training import DEFENCES
+from fgai.models import DEFENCES
 from support import bench_cases as cases
 
 

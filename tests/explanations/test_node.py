@@ -15,9 +15,9 @@ from fgai.certificates import certify
 from fgai.errors import CheckpointError, FgaiWarning, InputError
 from fgai.explanations import NodeExplanation, explain_node
 from fgai.explanations.node import name_of
-from fgai.figures import look
 from fgai.models import AttentionModel
 from fgai.training import train, untrained
+from support.forward import view_of
 from support.graph_cases import small_data
 
 GRAPH = small_data()
@@ -47,11 +47,11 @@ class TestRecord:
         self, model: AttentionModel, attacked_node: int
     ) -> None:
         found = explain_node(model, GRAPH, attacked_node, k=3, threat=THREAT, certificate=False)
-        clean = look(model, GRAPH).node(attacked_node)
+        clean = view_of(model, GRAPH).node(attacked_node)
         assert [entry["node"] for entry in found.neighbours] == list(clean.neighbours)
         assert [entry["attention"] for entry in found.neighbours] == pytest.approx(clean.weights)
         result = THREAT.attack(THREAT.budget).run(model, GRAPH)
-        after = look(model, result.graph, original=40).node(attacked_node)
+        after = view_of(model, result.graph, original=40).node(attacked_node)
         later = dict(zip(after.neighbours, after.weights, strict=True))
         assert found.attacked is not None
         for entry in found.neighbours:

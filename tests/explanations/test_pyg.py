@@ -18,6 +18,7 @@ from fgai.explanations.pyg import looked_up
 from fgai.graph import Graph
 from fgai.models import GAT, GT, AttentionModel
 from fgai.training import train, untrained
+from support.forward import seen_by
 from support.graph_cases import small_data
 
 GRAPH = small_data()
@@ -162,7 +163,7 @@ class TestFgaiModels:
         torch.testing.assert_close(wrapped(DATA.x, DATA.edge_index), model(GRAPH))
         order = torch.randperm(DATA.edge_index.shape[1], generator=torch.Generator().manual_seed(2))
         found = explainer(wrapped)(DATA.x, DATA.edge_index[:, order])
-        _, attention = model.with_attention(GRAPH)
+        _, attention = seen_by(model, model.prepare(GRAPH))
         wanted = attention.detach().restrict(GRAPH.keys).over_layers("mean").values[:, 0]
         torch.testing.assert_close(found.edge_mask, wanted[order])
         assert found.validate()

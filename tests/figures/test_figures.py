@@ -17,10 +17,11 @@ from fgai.attacks import Budget, PGDInjection, RandomInjection, Threat
 from fgai.certificates import PROMISE, certify
 from fgai.errors import FgaiError, FgaiWarning, InputError
 from fgai.evaluation import Comparison, compare
-from fgai.figures import Case, look, style
+from fgai.figures import Case, style
 from fgai.figures.layout import around, between, spring
 from fgai.figures.subgraph import surroundings
 from fgai.training import History, train, untrained
+from support.forward import seen_by, view_of
 from support.graph_cases import build, small_data
 
 GRAPH = small_data()
@@ -52,8 +53,8 @@ def words(figure: Figure) -> str:
 class TestViews:
     def test_a_node_is_read_as_the_attention_says(self, cases: list[Case]) -> None:
         model = cases[0].model
-        view = look(model, GRAPH).node(3)
-        _, attention = model.with_attention(GRAPH)
+        view = view_of(model, GRAPH).node(3)
+        _, attention = seen_by(model, model.prepare(GRAPH))
         attention = attention.detach()
         wanted = {}
         first, last = attention[0].rowptr[3:5].tolist()
@@ -68,16 +69,16 @@ class TestViews:
 
     def test_layers(self, cases: list[Case]) -> None:
         model = cases[0].model
-        assert look(model, GRAPH, layer="last").node(3).weights == pytest.approx(
-            look(model, GRAPH, layer=1).node(3).weights
+        assert view_of(model, GRAPH, layer="last").node(3).weights == pytest.approx(
+            view_of(model, GRAPH, layer=1).node(3).weights
         )
         with pytest.raises(InputError, match="`layer` must be one of"):
-            look(model, GRAPH, layer="first")
+            view_of(model, GRAPH, layer="first")
         with pytest.raises(InputError, match=r"0..39, got 40"):
-            look(model, GRAPH).node(40)
+            view_of(model, GRAPH).node(40)
 
     def test_names(self, cases: list[Case]) -> None:
-        attacked = look(cases[0].model, cases[0].attack.graph, original=40)
+        attacked = view_of(cases[0].model, cases[0].attack.graph, original=40)
         assert cases[0].attack.change.endpoints is not None
         node = int(cases[0].attack.change.endpoints[1, 0])
         view = attacked.node(node)
@@ -85,7 +86,7 @@ class TestViews:
 
     def test_truth_is_told(self, cases: list[Case]) -> None:
         truth = GRAPH.adjacency.source % 2 == 0
-        view = look(cases[0].model, GRAPH.replace(edge_truth=truth)).node(3)
+        view = view_of(cases[0].model, GRAPH.replace(edge_truth=truth)).node(3)
         assert view.informative is not None
         for neighbour, good in zip(view.neighbours, view.informative, strict=True):
             assert good == (neighbour % 2 == 0 and neighbour != 3)

@@ -20,6 +20,7 @@ from fgai.models.defences.prognn import dense_bytes
 from fgai.ops import lowrank
 from fgai.ops.lowrank import low_rank, reconstruct
 from fgai.sparse.features import as_features
+from support.forward import seen_by
 from support.graph_cases import small_data
 
 GRAPH = small_data()
@@ -303,7 +304,7 @@ class TestProGNN:
 class TestAll:
     def test_attention_is_shown_and_sums_to_one(self, kind: str, base: str) -> None:
         model = defended(kind, base)
-        logits, attention = model.with_attention(GRAPH)
+        logits, attention = seen_by(model, model.prepare(GRAPH))
         torch.testing.assert_close(logits, model(GRAPH))
         assert len(attention) == 2 and bool(torch.isfinite(logits).all())
         sums = [w.values.new_zeros(w.num_nodes, w.num_heads).index_add(0, w.destination, w.values)

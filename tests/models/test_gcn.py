@@ -15,6 +15,7 @@ from fgai.attention import record
 from fgai.models import GCN, GCNLayer
 from fgai.models.gcn import normalised_weights
 from fgai.training import make_faithful, train
+from support.forward import seen_by
 from support.graph_cases import small_data
 
 
@@ -83,7 +84,7 @@ def test_nodes_without_weight_give_the_bias() -> None:
 def test_shares_sum_to_one_and_can_be_perturbed(gated: bool) -> None:
     torch.manual_seed(0)
     data, model = graph(loops=False), GCN.for_data(graph(), gated=gated, channels=6).eval()
-    logits, attention = model.with_attention(data)
+    logits, attention = seen_by(model, model.prepare(data))
     assert logits.shape == (11, 3) and len(attention) == 2
     attention.check_sums()
     torch.testing.assert_close(logits, model(data))
@@ -119,5 +120,5 @@ def test_a_faithful_twin_is_a_gcn_of_the_same_kind(gated: bool) -> None:
         name for name, value in twin.named_parameters() if not torch.equal(value, vanilla.get_parameter(name))
     ]
     assert any(name.endswith("source_weight") for name in learned) == gated
-    before, after = (model.with_attention(data)[1].last.values for model in (vanilla, twin))
+    before, after = (seen_by(model, model.prepare(data))[1].last.values for model in (vanilla, twin))
     assert torch.equal(before, after) == (not gated)

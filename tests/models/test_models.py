@@ -12,6 +12,7 @@ from fgai.graph import Graph
 from fgai.models import GAT, GT, AttentionLayer, AttentionModel, GATv2
 from fgai.sparse import Adjacency, Features
 from fgai.tasks import pool
+from support.forward import seen_by
 from support.graph_cases import build, edge_tensor, small_data
 
 WIDTH, CHANNELS, NODES = 5, 3, 8
@@ -105,7 +106,7 @@ class TestModels:
     def test_attention_sums_to_one(self, model: type[AttentionModel]) -> None:
         graph = small_data()
         made = model.for_data(graph).eval()
-        logits, attention = made.with_attention(graph)
+        logits, attention = seen_by(made, made.prepare(graph))
         torch.testing.assert_close(logits, made(graph))
         attention.check_sums()
         assert len(attention) == 2

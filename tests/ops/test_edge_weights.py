@@ -13,6 +13,7 @@ from fgai.errors import InputError
 from fgai.models import AttentionModel
 from fgai.ops import edge_softmax, weighted_softmax
 from fgai.sparse import Adjacency
+from support.forward import seen_by
 from support.ops_cases import adjacencies, skewed
 
 MODELS: dict[str, type[AttentionModel]] = {"GAT": GAT, "GATv2": GATv2, "GT": GT}
@@ -110,8 +111,8 @@ class TestModels:
         weight = torch.ones(bare.num_edges).index_fill(0, gone, 0.0)
         without, kept = bare.remove(gone)
         torch.testing.assert_close(model(graph_with(weight)), model(without), atol=1e-5, rtol=1e-5)
-        seen = model.with_attention(graph_with(weight))[1].last.values
-        alone = model.with_attention(without)[1].last.values
+        seen = seen_by(model, model.prepare(graph_with(weight)))[1].last.values
+        alone = seen_by(model, model.prepare(without))[1].last.values
         torch.testing.assert_close(seen[kept.before], alone, atol=1e-5, rtol=1e-5)
 
     def test_gradients_reach_the_weights(self, name: str) -> None:

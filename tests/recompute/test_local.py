@@ -19,7 +19,7 @@ from fgai.attacks import (
     RandomEdges,
     draw_endpoints,
 )
-from fgai.attention import logits_and_attention, record
+from fgai.attention import prepared, record
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.models import GAT, GT, GATv2
@@ -28,6 +28,7 @@ from fgai.recompute.local import Recompute
 from fgai.recompute.partial import PartialObjective
 from fgai.sparse import Features
 from support import attack_cases as cases
+from support.forward import seen_by
 from support.graph_cases import build, edge_sets, small_data
 
 SHAPES: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
@@ -85,7 +86,7 @@ def assert_same(again: Recompute, model: nn.Module, change: GraphChange, moving:
 def test_injected_nodes(shape: str) -> None:
     graph = doubled(small_data(nodes=90))
     model = network(shape, graph)
-    again = Recompute(model, graph)
+    again = Recompute(model, prepared(model, graph))
     ends, rows = draw(again.graph, 2, 3)
     assert_same(again, model, GraphChange(endpoints=ends, features=rows), rows)
 
@@ -94,7 +95,7 @@ def test_injected_nodes(shape: str) -> None:
 def test_changed_features_and_edges(shape: str) -> None:
     graph = doubled(small_data(nodes=70))
     model = network(shape, graph)
-    again = Recompute(model, graph)
+    again = Recompute(model, prepared(model, graph))
     delta = torch.randn(2, graph.num_features, dtype=torch.float64).requires_grad_()
     rows = torch.tensor([11, 4])
     assert_same(again, model, GraphChange(rows=rows, delta=delta), delta)
@@ -120,7 +121,7 @@ def test_any_graph(given_edges: tuple[int, list[tuple[int, int]]], shape: str, s
         encodings = torch.rand(size, generator=generator, dtype=torch.float64)
         graph = graph.replace(positional=encodings, positional_values=encodings / 2 + 0.3)
     model = network(shape, graph)
-    again = Recompute(model, graph)
+    again = Recompute(model, prepared(model, graph))
     ends, rows = draw(again.graph, 2, min(nodes, 1 + seed % 3), seed)
     assert_same(again, model, GraphChange(endpoints=ends, features=rows), rows)
 
@@ -129,10 +130,10 @@ def test_any_graph(given_edges: tuple[int, list[tuple[int, int]]], shape: str, s
 def test_whole_rows_give_the_attention(shape: str) -> None:
     graph = doubled(small_data(nodes=60))
     model = network(shape, graph)
-    again = Recompute(model, graph)
+    again = Recompute(model, prepared(model, graph))
     ends, rows = draw(again.graph, 2, 3)
     attacked, _ = again.graph.inject(ends, rows.detach())
-    logits, attention = logits_and_attention(model, attacked)
+    logits, attention = seen_by(model, attacked)
     plan = again.plan(Edit.between(again.graph, attacked), whole=True, limit=float("inf"))
     assert plan is not None and attacked.features is not None
     encoded = None if attacked.positional is None else attacked.positional[plan.start]
@@ -184,7 +185,7 @@ def test_full_passes_where_parts_do_not_serve() -> None:
     bent = Bent.for_data(graph).eval()
     assert not Recompute.fits(bent, bent.prepare(graph))
     with pytest.raises(InputError, match="Bent"):
-        Recompute(bent, graph)
+        Recompute(bent, bent.prepare(graph))
     with cases.quiet():
         assert attack.run(bent, graph).ledger.partial == 0
         assert attack.run(cases.untrained("pyg"), graph).ledger.partial == 0
@@ -213,7 +214,7 @@ def test_taps_modes_and_weights_are_seen() -> None:
 def test_only_wanted_nodes_are_computed() -> None:
     graph = doubled(small_data(nodes=80))
     model = network("gat-3-normed", graph)
-    again = Recompute(model, graph)
+    again = Recompute(model, prepared(model, graph))
     ends, rows = draw(again.graph, 2, 3)
     change = GraphChange(endpoints=ends, features=rows)
     wanted = torch.arange(0, 80, 3)
@@ -248,13 +249,13 @@ def test_an_edit_reads_the_same_from_change_and_graph() -> None:
 def test_objectives_when_edges_come_and_go(objective: str, shape: str) -> None:
     graph = doubled(small_data(nodes=200, seed=2))
     model = network(shape, graph)
-    again = Recompute(model, graph)
+    again = Recompute(model, prepared(model, graph))
     clean = Clean(again.clean_logits, again.clean_attention, torch.arange(0, 200, 3))
     wanted = Objective.of(objective, 2)
     inner = (graph.adjacency.source < graph.adjacency.destination).nonzero().flatten()[[2, 9]]
     change = GraphChange(edges=torch.tensor([[3], [9]]), removed=graph.edge_index[:, inner])
     attacked = change.apply(again.graph)[0]
-    full = wanted(*logits_and_attention(model, attacked), clean)
+    full = wanted(*seen_by(model, attacked), clean)
     for found in (
         PartialObjective(again, wanted, clean).after(change),
         PartialObjective(again, wanted, clean).on(attacked),

@@ -17,12 +17,12 @@ import torch
 from fgai.attacks import Budget, FeaturePGD, RandomEdges
 from fgai.errors import FgaiError, InputError, MissingExtraError
 from fgai.evaluation import Comparison
-from fgai.figures import look
 from fgai.reports import Report, make_report, page, render, write_report
 from fgai.reports.choose import MOST_NEIGHBOURS, choose
 from fgai.reports.explorer import ANY, neighbourhoods, over_layers
 from fgai.reports.page import embedded, trimmed
 from fgai.reports.views import UNIT, Seen, View
+from support.forward import view_of
 from support.report_cases import (
     EVIL,
     GRAPH,
@@ -80,8 +80,8 @@ class TestDocument:
         explorer = whole.explorer
         assert explorer is not None and sorted(explorer["nodes"]["id"]) == list(range(40))
         for entry in explorer["models"]:
-            clean = look(models()[entry["name"]], GRAPH)
-            attacked = look(models()[entry["name"]], attacks()[entry["name"]].graph, original=40)
+            clean = view_of(models()[entry["name"]], GRAPH)
+            attacked = view_of(models()[entry["name"]], attacks()[entry["name"]].graph, original=40)
             for spot, node in enumerate(explorer["nodes"]["id"]):
                 listed = explorer["nodes"]["neighbours"][spot]
                 for key, view in (("before", clean.node(node)), ("after", attacked.node(node))):
@@ -124,7 +124,7 @@ class TestDocument:
         drawn = whole.subgraph
         assert drawn is not None and whole.explorer is not None
         assert drawn["centre"] == whole.explorer["nodes"]["id"][0] == drawn["nodes"][0]
-        view = look(models()["GAT"], GRAPH)
+        view = view_of(models()["GAT"], GRAPH)
         for (a, b), weight in zip(drawn["edges"], drawn["models"][0]["before"], strict=True):
             one, other = drawn["nodes"][a], drawn["nodes"][b]
             if weight is None:

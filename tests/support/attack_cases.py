@@ -26,10 +26,11 @@ from fgai.attacks import (
     RandomEdges,
     RandomInjection,
 )
+from fgai.attention import prepared
 from fgai.errors import ReliabilityWarning
 from fgai.graph import Graph
-from fgai.models import GAT, GCN, GT, GATv2
-from fgai.training import DEFENCES, Adversarial, Regularised, make_faithful, prepared, train
+from fgai.models import DEFENCES, GAT, GCN, GT, GATv2
+from fgai.training import Adversarial, Regularised, make_faithful, train
 from support.graph_cases import small_data
 
 K = 2

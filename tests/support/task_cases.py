@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, global_mean_pool
 
 from fgai.attacks import Budget
+from fgai.attention import prepared
 from fgai.datasets import fold_split, link_split
 from fgai.graph import Graph
 from fgai.models import GAT, GT, GATv2
 from fgai.tasks import task_of
-from fgai.training import Adversarial, make_faithful, prepared, train
+from fgai.training import Adversarial, make_faithful, train
 from support import attack_cases as cases
 from support.graph_cases import small_data
 

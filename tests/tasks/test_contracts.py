@@ -25,20 +25,21 @@ from fgai.attacks import (
     check,
     make_attack,
 )
-from fgai.attention import evaluating, logits_and_attention
+from fgai.attention import evaluating, observe, prepared
 from fgai.certificates import certify
 from fgai.errors import InputError
 from fgai.evaluation import EvaluationRecord, compare, evaluate
 from fgai.evaluation.items import item_overlaps
-from fgai.evaluation.measures import observe, paired
+from fgai.evaluation.measures import paired
 from fgai.metrics import METRICS
 from fgai.reports.build import make_report
 from fgai.reports.page import render
 from fgai.tasks import TASKS, task_of
-from fgai.training import TrainConfig, fit, make_faithful, prepared, train, train_method
+from fgai.training import TrainConfig, fit, make_faithful, train, train_method
 from fgai.training.recipes import Vanilla
 from support import attack_cases
 from support import task_cases as cases
+from support.forward import seen_by
 
 ONLY_NODES = (DICE, TDGIA)
 ONE_GRAPH = (PRBCD,)
@@ -75,7 +76,7 @@ def test_every_attack_keeps_its_contract(kind: type[Attack], task: str) -> None:
     assert torch.equal(seen.keys[result.edge_map.before], result.graph.keys[result.edge_map.after])
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     with evaluating(model), torch.no_grad():
-        rows = logits_and_attention(model, result.graph)[0].shape[0]
+        rows = seen_by(model, result.graph)[0].shape[0]
     assert rows == task_of(result.graph).count(result.graph)
 
 
@@ -217,7 +218,7 @@ def test_explanations_of_links_and_graphs_equal_a_loop(task: str) -> None:
     with attack_cases.quiet():
         result = PGDInjection(TINY.budget).run(model, graph, seed=2)
     seen = prepared(model, task_of(graph).view(graph, "test"))
-    views = [observe(model, g).attention for g in (seen, result.graph)]
+    views = [observe(model, g).averaged().attention for g in (seen, result.graph)]
     pairs = paired(*views)
     rows = task_of(seen).rows(seen, "test")
     from fgai.metrics import overlap_per_node

@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch_geometric.data import Batch, Data
 
 from fgai.attacks import Budget, check, draw_endpoints, make_attack
-from fgai.attention import call_model, evaluating
+from fgai.attention import call_model, evaluating, prepared
 from fgai.datasets import batched, fold_split, link_split, planted
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange
@@ -21,7 +21,7 @@ from fgai.metrics import task_scores
 from fgai.models import GAT
 from fgai.sparse import edge_keys
 from fgai.tasks import TASKS, link_logits, negative_pairs, take_graphs, task_of
-from fgai.training import FaithfulConfig, labelled, prepared
+from fgai.training import FaithfulConfig, labelled
 from fgai.training.faithful import Faithful
 from support import task_cases as cases
 from support.graph_cases import small_data

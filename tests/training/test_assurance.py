@@ -10,10 +10,11 @@ import torch
 
 import fgai
 from fgai.attacks import make_attack
+from fgai.attention import prepared
 from fgai.errors import InputError, ReliabilityWarning
 from fgai.graph import Graph
 from fgai.models import GAT
-from fgai.training import FaithfulConfig, faithful, history_of, prepared
+from fgai.training import FaithfulConfig, faithful, history_of
 from fgai.training.assurance import HELPED, WORTH, helped, moved
 from support.graph_cases import small_data
 from support.task_cases import data as task_data

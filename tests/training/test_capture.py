@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from fgai.attacks import Budget, replay
 from fgai.attacks.injection import PGDInjection
-from fgai.attention import logits_and_attention, observe
+from fgai.attention import observe, prepared
 from fgai.errors import FgaiWarning
 from fgai.graph import Graph
 from fgai.models import GAT, GT, GATv2
-from fgai.training import Adversarial, FaithfulConfig, TrainConfig, Vanilla, fit, prepared
+from fgai.training import Adversarial, FaithfulConfig, Regularised, TrainConfig, Vanilla, fit
 from fgai.training import loop as loop_module
 from fgai.training.adversary import InjectionAdversary
-from fgai.training.capture import RING, can_replay, summed
+from fgai.training.capture import _REPLAYABLE, RING, can_replay, replayable, summed
 from fgai.training.faithful import Faithful
 from support.graph_cases import small_data
 from support.task_cases import batch_of_graphs
@@ -48,8 +48,9 @@ def test_observed_attention_has_the_recorded_gradients(cls: type[nn.Module]) -> 
     model = model_for(cls, graph).eval()
     graph = prepared(model, graph)
     found = []
-    for look in (observe, logits_and_attention):
-        logits, attention = look(model, graph)
+    for heads in ("mean", "each"):
+        seen = observe(model, graph, heads=heads, grad=True)
+        logits, attention = seen.logits, seen.attention
         loss = logits.square().sum() + sum((w.values.mean(1) ** 3).sum() for w in attention)
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         found.append([logits, *(w.heads() for w in attention), *gradients])
@@ -63,7 +64,7 @@ def test_observing_ends_also_after_an_error() -> None:
     graph = small_data()
     model = model_for(GAT, graph)
     with pytest.raises(Exception, match="features"):
-        observe(model, prepared(model, graph).replace(features=None))
+        observe(model, prepared(model, graph).replace(features=None), heads="mean", grad=True)
     assert all(getattr(module, "watch", None) is None for module in model.modules())
 
 
@@ -106,16 +107,21 @@ def test_drawn_and_replayed_are_the_parts(many: bool, kind: str) -> None:
     assert found[0] == found[1] and found[0]
 
 
-def test_only_recipes_that_say_what_they_draw_are_captured() -> None:
+def test_only_recipes_that_declare_it_are_captured() -> None:
     class Longer(Vanilla):
-        """Overrides a step and does not say so."""
+        """Changes a step, inherits `draw`, and does not say that it can be captured."""
+
+        def parts(self, model: nn.Module, epoch: int) -> Any:
+            for part in super().parts(model, epoch):
+                yield {**part, "total": 2 * part["total"]}
 
     graph = small_data()
     model = model_for(GAT, graph)
     graph = prepared(model, graph)
     assert not can_replay(Vanilla(graph), model)  # on the CPU nothing is captured
-    assert "draw" in vars(Vanilla) and "draw" not in vars(Longer)
-    assert "draw" in vars(Adversarial) and "draw" in vars(Faithful)
+    assert Longer not in _REPLAYABLE and Regularised not in _REPLAYABLE
+    assert {Vanilla, Adversarial, Faithful} <= set(_REPLAYABLE)
+    assert replayable(Longer) is Longer and Longer in _REPLAYABLE
 
 
 def test_terms_of_several_parts_add_up() -> None:
@@ -184,6 +190,7 @@ class TestOnTheDevice:
         assert len(set(totals)) > RING
 
     def test_a_step_that_waits_for_the_device_runs_kernel_by_kernel(self) -> None:
+        @replayable
         class Waiting(Vanilla):
             """Reads a number in the middle of the step."""
 

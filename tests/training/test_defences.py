@@ -14,17 +14,16 @@ from torch import nn
 from typer.testing import CliRunner
 
 from fgai.attacks import Budget, PGDInjection, Threat
+from fgai.attention import prepared
 from fgai.cli import app
 from fgai.errors import ReliabilityWarning
 from fgai.evaluation import evaluate
-from fgai.models import ProGNN
+from fgai.models import DEFENCES, ProGNN
 from fgai.training import (
-    DEFENCES,
     Regularised,
     TrainConfig,
     fit,
     load,
-    prepared,
     preset,
     save,
     settings_for,

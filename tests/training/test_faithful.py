@@ -8,7 +8,7 @@ from torch import nn
 from torch_geometric.nn import GATConv, GCNConv
 
 from fgai.attacks import Budget
-from fgai.attention import call_model, evaluating, observe
+from fgai.attention import call_model, evaluating, observe, prepared
 from fgai.datasets import planted, random_split
 from fgai.errors import AttentionError, CheckpointError, DivergenceError, InputError
 from fgai.graph import Graph
@@ -18,7 +18,6 @@ from fgai.training import (
     FaithfulConfig,
     faithful,
     make_faithful,
-    prepared,
     preset,
     train,
     train_method,
@@ -132,7 +131,7 @@ def test_rows_are_compared_in_place_as_if_matched_edge_by_edge(graph: Graph) -> 
     adversary = InjectionAdversary(ready, Budget(nodes=5, edges=7, box=(-1.0, 1.0), targets="fit"))
     adversary.start(torch.Generator().manual_seed(1))
     attacked, edge_map = adversary.attacked(torch.Generator().manual_seed(2))
-    (_, before), (_, after) = observe(model, ready), observe(model, attacked)
+    before, after = (observe(model, shown, heads="mean").attention for shown in (ready, attacked))
     old, new, grown = faithful._paired(before.layers, after, ready, attacked, edge_map)
     assert grown is not None and all(len(w) == attacked.num_edges for w in new)
     matched = [w.index_select(0, edge_map.after) for w in new]

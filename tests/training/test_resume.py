@@ -16,6 +16,7 @@ from safetensors.torch import save as pack_tensors
 from torch import Tensor, nn
 
 from fgai.attacks import Budget
+from fgai.attention import prepared
 from fgai.errors import CheckpointError
 from fgai.training import (
     Adversarial,
@@ -25,7 +26,6 @@ from fgai.training import (
     Vanilla,
     fit,
     make_faithful,
-    prepared,
     train,
 )
 from fgai.training.interrupt import held_interrupt

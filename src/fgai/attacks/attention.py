@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attacks import balls
-from fgai.attacks.base import _prepare
-from fgai.attention import LayerAttention, evaluating, logits_and_attention
+from fgai.attention import LayerAttention, evaluating, observe, prepared
 from fgai.checks import at_least, finite, one_of
 from fgai.divergence import tvd
 from fgai.graph import Graph
@@ -88,14 +87,13 @@ def attack_attention(
     at_least(steps, "steps", 0)
     one_of(norm, "norm", NORMS)
     one_of(divergence, "divergence", DIVERGENCES)
-    graph = _prepare(model, as_graph(data))
+    graph = prepared(model, as_graph(data))
     with evaluating(model, freeze=True):
-        with torch.no_grad():
-            logits, attention = logits_and_attention(model, graph)
-        finite(logits, "the model's logits")
+        seen = observe(model, graph)
+        finite(seen.logits, "the model's logits")
         return tuple(
-            _Ascent(model, graph, logits, layer, index, divergence).run(radius, norm, steps, seed)
-            for index, layer in enumerate(attention.detach())
+            _Ascent(model, graph, seen.logits, layer, index, divergence).run(radius, norm, steps, seed)
+            for index, layer in enumerate(seen.attention)
         )
 
 
@@ -148,7 +146,7 @@ class _Ascent:
 
     def _shift(self, delta: Tensor) -> Tensor:
         """The mean change at one point; what every row reached is noted."""
-        logits, _ = logits_and_attention(self.model, self.graph, perturb={self.index: delta})
+        logits = observe(self.model, self.graph, grad=True, perturb={self.index: delta}).logits
         found = {
             "logits": tvd(self.clean, logits, "logits"),
             "probabilities": tvd(self.clean, logits, "probs"),

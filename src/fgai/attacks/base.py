@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fgai.attacks.budget import Budget, check
 from fgai.attacks.judge import Judge, Ledger
-from fgai.attention import evaluating, logits_and_attention
+from fgai.attention import evaluating, observe, prepared
 from fgai.errors import BudgetError, InputError, ReliabilityWarning
 from fgai.graph import Graph, GraphChange
 from fgai.models import as_graph
@@ -125,7 +125,7 @@ class Attack(ABC):
         """
         given = as_graph(data)
         task = task_of(given)
-        graph = _prepare(model, task.view(given, self.budget.targets))
+        graph = prepared(model, task.view(given, self.budget.targets))
         nodes = self.budget.target_nodes(graph)
         ledger, began = Ledger(), perf_counter()
         best, best_value, worst, noise = GraphChange(), -math.inf, -math.inf, -math.inf
@@ -135,9 +135,9 @@ class Attack(ABC):
                 again = Recompute(model, graph)
                 logits, attention = again.clean_logits, again.clean_attention
             else:
-                with torch.no_grad():
-                    logits, attention = logits_and_attention(model, graph)
-            clean = Clean(logits, attention.detach(), task.rows(graph, self.budget.targets))
+                seen = observe(model, graph)
+                logits, attention = seen.logits, seen.attention
+            clean = Clean(logits, attention, task.rows(graph, self.budget.targets))
             start = float(self.objective(logits, attention, clean))
             if not math.isfinite(start):
                 raise InputError(
@@ -188,10 +188,3 @@ def _warn_if_weak(attack: Attack, result: AttackResult) -> None:
     else:
         return
     warnings.warn(ReliabilityWarning(code, text), stacklevel=3)
-
-
-def _prepare(model: nn.Module, graph: Graph) -> Graph:
-    device = next(model.parameters()).device
-    if getattr(model, "is_fgai_model", False):
-        graph = model.prepare(graph)  # type: ignore[operator]
-    return graph.to(device)

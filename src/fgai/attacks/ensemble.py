@@ -223,9 +223,8 @@ class EnsembleInjection(Attack):
         assert parent is not None
         steps = max((member.steps for member in self.members if member.start == "donated"), default=0)
         with evaluating(parent, freeze=True):
-            with torch.no_grad():
-                logits, attention = observe(parent, judge.graph)
-            clean = Clean(logits.detach(), attention.detach(), judge.clean.nodes)
+            seen = observe(parent, judge.graph, heads="mean")
+            clean = Clean(seen.logits, seen.attention, judge.clean.nodes)
             again = Recompute(parent, judge.graph) if Recompute.fits(parent, judge.graph) else None
             site = Site(parent, judge.graph, place.endpoints, clean, again, reads=self.explains)
             donor = [replace(DONOR, steps=steps)]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attacks.weights import weighted_forward
-from fgai.attention import AttentionMap, call_model, logits_and_attention, observe
+from fgai.attention import AttentionMap, call_model, observe
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import READS, Clean, Objective
 from fgai.recompute import PartialObjective, Recompute
@@ -180,7 +180,8 @@ class Judge:
         self._count(1.0)
         if reads == "logits":
             return call_model(self._model, attacked), AttentionMap(())
-        return (observe if reads == "mean" else logits_and_attention)(self._model, attacked)
+        seen = observe(self._model, attacked, heads="mean" if reads == "mean" else "each", grad=True)
+        return seen.logits, seen.attention
 
     def _count(self, share: float) -> None:
         self._ledger.forwards += 1

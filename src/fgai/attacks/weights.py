@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fgai.attention import AttentionMap, LayerAttention, logits_and_attention
+from fgai.attention import AttentionMap, LayerAttention, adapter_of, observe
 from fgai.graph import Graph
 from fgai.sparse import edge_keys
 
@@ -33,14 +33,15 @@ def weighted_forward(model: nn.Module, graph: Graph) -> tuple[Tensor, AttentionM
         Logits and attention, not detached.
     """
     weight = graph.edge_weight
-    if weight is None:
-        return logits_and_attention(model, graph)
-    if getattr(model, "is_fgai_model", False):
-        logits, attention = logits_and_attention(model, graph)
+    if weight is None or adapter_of(model).reads_weights:
+        seen = observe(model, graph, grad=True)
     else:
         weigh = Weigh(graph.keys, weight)
-        logits, attention = logits_and_attention(model, graph.replace(edge_weight=None), weigh)
-    return logits, AttentionMap(tuple(_divided(layer, graph.keys, weight) for layer in attention))
+        seen = observe(model, graph.replace(edge_weight=None), grad=True, perturb=weigh)
+    if weight is None:
+        return seen.logits, seen.attention
+    divided = (_divided(layer, graph.keys, weight) for layer in seen.attention)
+    return seen.logits, AttentionMap(tuple(divided))
 
 
 class Weigh:

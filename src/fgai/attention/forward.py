@@ -1,30 +1,77 @@
-"""One way to call fgai's models and a user's PyG models on a `Graph`."""
+"""The one forward pass that observes: logits, attention, and what went into each attention layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeGuard
 
+import torch
 from torch import Tensor, nn
 
+from fgai.attention.adapter import adapter_of
 from fgai.attention.layer import LayerAttention
 from fgai.attention.map import AttentionMap
 from fgai.attention.perturb import PerturbLike
-from fgai.attention.record import find_layers, record
-from fgai.errors import InputError
+from fgai.attention.record import find_layers, record, uncompiled
+from fgai.attention.state import evaluating
+from fgai.attention.tapped import TappedLayer
+from fgai.checks import one_of
+from fgai.errors import AttentionError
 from fgai.graph import Graph
 from fgai.sparse import Adjacency
-from fgai.tasks import link_logits
+
+HEADS = ("each", "mean")
+
+
+@dataclass(frozen=True, eq=False)
+class LayerRun:
+    """One run of one attention layer.
+
+    Attributes:
+        layer: the module.
+        inputs: what it was called with, by position.
+        output: what it returned, if that was one tensor.
+        version: of the output's memory when it was returned; in-place changes raise it.
+    """
+
+    layer: nn.Module
+    inputs: tuple[Any, ...]
+    output: Tensor | None
+    version: int
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What one forward pass showed.
+
+    Attributes:
+        graph: as the model read it.
+        logits: a row per node, link or small graph.
+        attention: of every layer, before dropout: [E, H], or [E, 1] averaged over heads.
+        runs: one per layer of `attention`; empty unless asked for, or if the layers could not be told apart.
+        ends_with_layer: whether the logits are the output of the last of `runs`, untouched.
+    """
+
+    graph: Graph
+    logits: Tensor
+    attention: AttentionMap
+    runs: tuple[LayerRun, ...] = ()
+    ends_with_layer: bool = False
+
+    def averaged(self) -> Observation:
+        """Return the same with the heads averaged, [E, 1] per layer."""
+        return dataclasses.replace(self, attention=self.attention.heads("mean"))
 
 
 def call_model(model: nn.Module, graph: Graph) -> Tensor:
-    """Return the model's logits on a graph.
+    """Return the model's logits on a graph, without looking at its attention.
 
-    fgai's models are called as `model(graph)` and read sparse features as they are. Any other model is
-    called as `model(x, edge_index)` with dense features [N, F]; it adds self-loops itself if it wants them.
-    On a graph with links it must return embeddings [N, D], whose dot products are the scores; on a batch of
-    small graphs it is called as `model(x, edge_index, batch)` and must return a row per small graph.
-    A model that needs more (`edge_attr`, positional encodings) is wrapped in a module that takes these.
-    Gradients flow to injected features and feature deltas of the graph in both cases.
+    Gradients flow to injected features and feature deltas of the graph. How a model is called, its adapter
+    says: fgai's as `model(graph)`, any other as `model(x, edge_index)`, see `PyGAdapter`.
 
     Args:
         model: fgai's or the user's.
@@ -37,88 +84,116 @@ def call_model(model: nn.Module, graph: Graph) -> Tensor:
         InputError: the graph has no features, it has edge weights and the model is not fgai's, or the model
             returned something else than one tensor.
     """
-    if getattr(model, "is_fgai_model", False):
-        return _tensor(model(graph), model)
-    if graph.edge_weight is not None:
-        raise InputError(
-            f"{graph.name!r} has edge weights, which {type(model).__name__} called as model(x, edge_index)"
-            " would not see; use one of fgai's models"
-        )
-    if graph.features is None:
-        raise InputError(
-            f"{graph.name!r} has no node features, which {type(model).__name__} needs; give it some"
-        )
-    inputs = (graph.features.to_dense(), graph.edge_index)
-    if graph.batch is not None:
-        return _tensor(model(*inputs, graph.batch), model)
-    outputs = _tensor(model(*inputs), model)
-    return outputs if graph.links is None else link_logits(outputs, graph.links.pairs)
+    return adapter_of(model).call(graph)
 
 
-def logits_and_attention(
-    model: nn.Module, graph: Graph, perturb: PerturbLike | None = None
-) -> tuple[Tensor, AttentionMap]:
-    """Return logits [N, C] and the attention of every layer, perturbed if asked.
+def observe(
+    model: nn.Module,
+    graph: Graph,
+    *,
+    heads: str = "each",
+    grad: bool = False,
+    inputs: bool = False,
+    perturb: PerturbLike | None = None,
+) -> Observation:
+    """Run the model once and return its logits and attention, and leave it as it was.
 
-    The model runs in the mode it is in; see `evaluating` for evaluation mode. Neither is detached.
+    With `heads="mean"` the attention comes averaged from the fused kernels where they serve: the same numbers
+    up to rounding, several times faster, and all a training step needs. Gradients of logits and attention
+    both reach the parameters and the features, but the attention does not lie on the way to the logits:
+    `torch.autograd.grad(logits, attention)` finds no path. With `heads="each"` it does.
 
     Args:
         model: fgai's or the user's.
-        graph: with features, on the model's device.
+        graph: prepared for the model (see `prepared`).
+        heads: `each`, or `mean` for their average.
+        grad: keep gradients, and run the model in the mode it is in; otherwise it runs in evaluation mode and
+            everything is detached.
+        inputs: also keep what went into and came out of each attention layer.
         perturb: what to change in the attention before dropout, see `record`.
 
     Raises:
-        AttentionError: see `record`.
+        AttentionError: the model has no attention that can be recorded, see `record`.
         InputError: see `call_model`.
+
+    Example:
+        >>> import fgai
+        >>> data = fgai.load("planted")
+        >>> model = fgai.GAT.for_data(data)
+        >>> seen = observe(model, model.prepare(data), heads="mean")
+        >>> seen.logits.shape, seen.attention.last.num_heads, seen.logits.requires_grad
+        (torch.Size([2000, 5]), 1, False)
     """
-    with record(model, perturb=perturb) as tape:
+    one_of(heads, "heads", HEADS)
+    if grad:
+        return _observe(model, graph, heads, inputs, perturb)
+    with evaluating(model), torch.no_grad():
+        seen = _observe(model, graph, heads, inputs, perturb)
+    return dataclasses.replace(seen, logits=seen.logits.detach(), attention=seen.attention.detach())
+
+
+def _observe(
+    model: nn.Module, graph: Graph, heads: str, inputs: bool, perturb: PerturbLike | None
+) -> Observation:
+    if heads == "mean" and perturb is None and not inputs:
+        layers = find_layers(uncompiled(model))
+        if _all_tapped(layers):
+            return _watched(model, layers, graph)
+    runs: list[LayerRun] = []
+    with ExitStack() as stack:
+        if inputs:
+            stack.enter_context(_noted(find_layers(uncompiled(model)).values(), runs))
+        tape = stack.enter_context(record(model, perturb=perturb))
         logits = call_model(model, graph)
-    return logits, tape.attention
+    attention = tape.attention
+    if len(runs) != len(attention):
+        runs = []
+    # The same object, never written to since: no operation can lie between the layer and the output.
+    last = runs[-1] if runs else None
+    same = last is not None and last.output is logits and logits._version == last.version
+    seen = Observation(graph, logits, attention, tuple(runs), same)
+    return seen.averaged() if heads == "mean" else seen
 
 
-def observe(model: nn.Module, graph: Graph) -> tuple[Tensor, AttentionMap]:
-    """Return logits and the attention averaged over heads, from the fused kernels where they serve.
+def _all_tapped(layers: Mapping[str, nn.Module]) -> TypeGuard[Mapping[str, TappedLayer]]:
+    return all(isinstance(layer, TappedLayer) for layer in layers.values())
 
-    The same numbers as `logits_and_attention`, layers with values [E, 1]. Gradients of both reach the
-    parameters and the features, but the attention does not lie on the way to the logits:
-    `torch.autograd.grad(logits, attention)` finds no path. This is all a training step needs, and several
-    times faster. Models other than fgai's, edge weights and taps take the usual way.
 
-    Args:
-        model: fgai's or the user's.
-        graph: with features, on the model's device.
-    """
-    layers = find_layers(model)
-    plain = graph.edge_weight is None and getattr(model, "guard", None) is None
-    if not plain or any(getattr(layer, "tap", "none") is not None for layer in layers.values()):
-        return _averaged(*logits_and_attention(model, graph))
-    if not all(hasattr(layer, "watch") for layer in layers.values()):
-        return _averaged(*logits_and_attention(model, graph))
+def _watched(model: nn.Module, layers: Mapping[str, TappedLayer], graph: Graph) -> Observation:
+    """Let fgai's own layers say their attention, averaged over the heads."""
     seen: list[LayerAttention] = []
+    count: Counter[str] = Counter()
 
     def watch(name: str) -> Callable[[Tensor, Adjacency], None]:
-        return lambda values, adjacency: seen.append(LayerAttention.on(adjacency, values, name))
+        def note(values: Tensor, adjacency: Adjacency) -> None:
+            count[name] += 1
+            label = name if count[name] == 1 else f"{name}:{count[name]}"
+            seen.append(LayerAttention.on(adjacency, values, label))
 
+        return note
+
+    before = [layer.watch for layer in layers.values()]
     try:
         for name, layer in layers.items():
-            layer.watch = watch(name)  # type: ignore[assignment]
+            layer.watch = watch(name)
         logits = call_model(model, graph)
     finally:
-        for layer in layers.values():
-            layer.watch = None  # type: ignore[assignment]
+        for layer, watched in zip(layers.values(), before, strict=True):
+            layer.watch = watched
     if not seen:
-        return _averaged(*logits_and_attention(model, graph))
-    return logits, AttentionMap(tuple(seen))
+        raise AttentionError(f"no attention layer of {type(model).__name__} ran in its forward pass")
+    return Observation(graph, logits, AttentionMap(tuple(seen)))
 
 
-def _averaged(logits: Tensor, attention: AttentionMap) -> tuple[Tensor, AttentionMap]:
-    return logits, AttentionMap(tuple(w.with_values(w.heads()[:, None]) for w in attention))
+@contextmanager
+def _noted(layers: Iterable[nn.Module], runs: list[LayerRun]) -> Iterator[None]:
+    """Note every run of the layers."""
 
+    def after(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        tensor = output if isinstance(output, Tensor) else None
+        runs.append(LayerRun(layer, inputs, tensor, -1 if tensor is None else tensor._version))
 
-def _tensor(output: object, model: nn.Module) -> Tensor:
-    if isinstance(output, Tensor):
-        return output
-    raise InputError(
-        f"{type(model).__name__} must return one tensor of logits, got {type(output).__name__};"
-        " wrap it in a module that returns the logits only"
-    )
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.callback(layer.register_forward_hook(after).remove)
+        yield

@@ -66,7 +66,7 @@ def record(model: nn.Module, *, perturb: PerturbLike | None = None) -> Iterator[
     """
     if torch.compiler.is_compiling():
         raise AttentionError("`record` cannot be compiled; open it outside `torch.compile`")
-    model = getattr(model, "_orig_mod", model)
+    model = uncompiled(model)
     layers = find_layers(model)
     tape = Tape(perturb)
     with ExitStack() as stack:
@@ -83,6 +83,12 @@ def record(model: nn.Module, *, perturb: PerturbLike | None = None) -> Iterator[
         end = model.register_forward_hook(lambda *_: tape.end(), always_call=True)
         stack.callback(end.remove)
         yield tape
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return the module that `torch.compile` wrapped; any other as it is."""
+    inner = model._modules.get("_orig_mod")
+    return model if inner is None else inner
 
 
 def find_layers(model: nn.Module) -> dict[str, nn.Module]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch import Tensor, nn
 
 from fgai.attention.tap import Adapter, Tap
+from fgai.attention.tapped import TappedLayer
 from fgai.errors import InputError
 from fgai.sparse import Adjacency
 
-_REGISTRY: dict[type[nn.Module], Adapter] = {}
 _PYG_LAYERS = ("GATConv", "GATv2Conv", "TransformerConv", "SuperGATConv")
 
 
@@ -64,12 +63,12 @@ def adapter_for(layer: nn.Module) -> Adapter | None:
     for ancestor in type(layer).__mro__:
         if ancestor in adapters:
             return adapters[ancestor]
-    return _own_layer if getattr(layer, "is_attention_layer", False) and hasattr(layer, "tap") else None
+    return None
 
 
 def known_layers() -> list[str]:
     """Return the names of the layer types that have an adapter, for messages."""
-    others = (layer_type.__name__ for layer_type in _REGISTRY)
+    others = (layer_type.__name__ for layer_type in _REGISTRY if layer_type is not TappedLayer)
     return list(dict.fromkeys(["fgai's own layers", *_PYG_LAYERS, *others]))
 
 
@@ -83,7 +82,7 @@ def _all_adapters() -> dict[type[nn.Module], Adapter]:
 
 
 @contextmanager
-def _own_layer(layer: Any, tap: Tap) -> Iterator[None]:
+def _own_layer(layer: TappedLayer, tap: Tap) -> Iterator[None]:
     """Use the `tap` attribute of fgai's own layers; a tap that is already set is called first."""
     previous = layer.tap
 
@@ -98,3 +97,6 @@ def _own_layer(layer: Any, tap: Tap) -> Iterator[None]:
         yield
     finally:
         layer.tap = previous
+
+
+_REGISTRY: dict[type[nn.Module], Adapter] = {TappedLayer: _own_layer}

@@ -8,24 +8,23 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fgai.attention import LayerAttention
+from fgai.attention import LayerAttention, Observation, observe, prepared
 from fgai.certificates.hidden import find_stages, hidden_predictions
 from fgai.certificates.items import item_prediction
 from fgai.certificates.layer import LayerCertificate
 from fgai.certificates.linear import find_linear, linear_prediction
-from fgai.certificates.observe import Observation, observe
 from fgai.certificates.prediction import UNKNOWN, Prediction, trivial_change
 from fgai.certificates.record import DIVERGENCES, CertificateRecord
 from fgai.certificates.relu import find_relu, relu_prediction
 from fgai.certificates.tables import TABLE_RADII
-from fgai.checks import at_least, one_of
+from fgai.checks import at_least, finite, one_of
 from fgai.divergence import tvd
 from fgai.errors import AttentionError, InputError, ReliabilityWarning
+from fgai.graph import Graph
 from fgai.metrics import sharpness
 from fgai.models import as_graph
 from fgai.tasks import task_of
 from fgai.topk import NORMS, check_k, overlap, swap_costs, topk_mask
-from fgai.training.train import prepared
 from fgai.version import versions
 
 HIDDEN_RADII = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
@@ -95,9 +94,10 @@ def certify(
     """
     _check(radius, k1, k2, norm, alpha, beta, divergence)
     began = perf_counter()
-    graph = prepared(model, as_graph(data))
-    seen = observe(model, graph)
-    other = None if vanilla is None else observe(vanilla, prepared(vanilla, as_graph(data)))
+    given = as_graph(data)
+    seen = _observe(model, given)
+    other = None if vanilla is None else _observe(vanilla, given)
+    graph = seen.graph
     ran = perf_counter()
     predictions = _predictions(model, seen, radius, norm)
     twins = _twins(seen, other) if other is not None else [None] * len(seen.attention)
@@ -147,6 +147,15 @@ def _check(
         at_least(alpha, "alpha", 0.0)
     if beta is not None and not 0 <= beta <= 1:
         raise InputError(f"`beta` must be between 0 and 1, it is an overlap; got {beta!r}")
+
+
+def _observe(model: nn.Module, graph: Graph) -> Observation:
+    """Run a model once, and make sure that what it says are numbers."""
+    seen = observe(model, prepared(model, graph), inputs=True)
+    finite(seen.logits, "the model's logits")
+    for layer in seen.attention:
+        finite(layer.values, f"attention of layer {layer.name!r}")
+    return seen
 
 
 def _predictions(model: nn.Module, seen: Observation, radius: float, norm: str) -> list[Prediction]:

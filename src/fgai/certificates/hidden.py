@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
+from fgai.attention import Observation
 from fgai.certificates.kernels import channel_norms, margin_extent, mixed_margins, row_extent, row_largest
-from fgai.certificates.observe import Observation
 from fgai.certificates.prediction import BOUND, Prediction, gaps, probability_change
 from fgai.models import GAT, AttentionLayer, GATv2
 from fgai.ops import aggregate

@@ -7,10 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fgai.attention import evaluating
+from fgai.attention import Observation, evaluating
 from fgai.certificates.kernels import class_norms
 from fgai.certificates.linear import LinearReadOut
-from fgai.certificates.observe import Observation
 from fgai.certificates.prediction import BOUND, EXACT, Prediction, gaps, probability_change, radius_of
 from fgai.models import AttentionLayer
 from fgai.ops.segments import row_index

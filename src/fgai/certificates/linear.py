@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fgai.attention import LayerAttention, call_model, evaluating, record
+from fgai.attention import LayerAttention, Observation, evaluating, observe
 from fgai.certificates.kernels import class_norms
-from fgai.certificates.observe import Observation
 from fgai.certificates.prediction import BOUND, EXACT, Prediction, gaps, probability_change, radius_of
 from fgai.models import AttentionLayer
 
@@ -105,8 +104,8 @@ def _from_gradients(model: nn.Module, seen: Observation) -> LinearReadOut | str:
     def put(index: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
         return leaf if index == depth - 1 else attention
 
-    with torch.enable_grad(), evaluating(model, freeze=True), record(model, perturb=put):
-        logits = call_model(model, seen.graph)
+    with torch.enable_grad(), evaluating(model, freeze=True):
+        logits = observe(model, seen.graph, grad=True, perturb=put).logits
     if not logits.requires_grad:
         return "the logits do not depend on the last layer's attention in a way autograd can follow"
     culprit = _nonlinear(logits)
@@ -164,8 +163,7 @@ def _as_predicted(model: nn.Module, seen: Observation, values: Tensor) -> bool:
     def put(index: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
         return attention + delta if index == depth - 1 else attention
 
-    with torch.no_grad(), evaluating(model), record(model, perturb=put):
-        moved = call_model(model, seen.graph) - seen.logits
+    moved = observe(model, seen.graph, perturb=put).logits - seen.logits
     expected = torch.zeros_like(moved).index_add(
         0, last.destination, torch.einsum("eh,ehc->ec", delta, values)
     )

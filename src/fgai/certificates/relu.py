@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fgai.attention import Observation
 from fgai.certificates.kernels import channel_norms, class_norms
-from fgai.certificates.observe import Observation
 from fgai.certificates.prediction import BOUND, SMALLEST, Prediction, gaps, probability_change, radius_of
 from fgai.models import GT, AttentionLayer
 from fgai.tasks import get_task

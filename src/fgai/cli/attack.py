@@ -9,6 +9,7 @@ from rich.console import Console
 
 from fgai import metrics
 from fgai.attacks import make_attack
+from fgai.attention import prepared
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.files import checked_output, open_model
@@ -20,7 +21,6 @@ from fgai.files import write_atomic
 from fgai.objectives import OBJECTIVES
 from fgai.records import Column, Table, plain
 from fgai.tasks import task_of
-from fgai.training import prepared
 
 
 @command

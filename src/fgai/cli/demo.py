@@ -23,9 +23,10 @@ from fgai.cli.output import Output, command
 from fgai.errors import MissingExtraError
 from fgai.evaluation import Comparison, compare
 from fgai.graph import Graph
+from fgai.models import MODELS
 from fgai.reports.balance import RULE, Change, balance_words, changes, table, verdict
 from fgai.reports.words import attack_words
-from fgai.training import MODELS, History, train_method
+from fgai.training import History, train_method
 
 RADIUS = 0.01
 K = 5

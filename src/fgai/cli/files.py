@@ -15,14 +15,15 @@ from typing import Any
 from torch import nn
 
 from fgai import datasets, metrics
+from fgai.attention import prepared
 from fgai.checks import one_of
 from fgai.cli.output import Output
 from fgai.datasets.fingerprint import fingerprint
 from fgai.errors import CheckpointError, FgaiError, InputError
 from fgai.graph import Graph
+from fgai.models import DEFENCES, MODELS
 from fgai.tasks import task_of
 from fgai.training import FaithfulConfig, TrainConfig, load, read_header, save
-from fgai.training.methods import DEFENCES, MODELS
 from fgai.training.terms import TERMS
 
 
@@ -146,7 +147,6 @@ def parsed_settings(
 def scores(model: nn.Module, graph: Graph) -> dict[str, float]:
     """F1, ROC-AUC or accuracy, as the task has it, on training, validation and test where there is any."""
     from fgai.evaluation.measures import logits_again
-    from fgai.training import prepared
 
     task, found = task_of(graph), {}
     for part in ("train", "val", "test"):

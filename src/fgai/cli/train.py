@@ -13,8 +13,9 @@ from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.files import checked_output, parsed_settings, resumable, scores, write_model
 from fgai.cli.output import Output, command
+from fgai.models import MODELS
 from fgai.tasks import get_task, task_of
-from fgai.training import METHODS, MODELS, train_method
+from fgai.training import METHODS, train_method
 
 NAMES = {"f1": "F1", "roc_auc": "ROC-AUC"}
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from torch import nn
 
 from fgai.attacks import THREATS, Threat
+from fgai.attention import observe, prepared
 from fgai.attention.reach import touched_rows
 from fgai.checks import at_least, one_of
 from fgai.errors import InputError
@@ -18,7 +19,6 @@ from fgai.models import as_graph
 from fgai.records import Column, Table
 from fgai.tasks import task_of
 from fgai.topk import check_k
-from fgai.training import prepared
 
 
 @dataclass(frozen=True)
@@ -112,17 +112,17 @@ def breaking_point(
         raise InputError(f"`threshold` is an overlap, above 0 and at most 1, got {threshold}")
     one_of(targets, "targets", ("test", "val"))
     chosen = THREATS[one_of(threat, "threat", tuple(THREATS))] if isinstance(threat, str) else threat
-    original = as_graph(data).to(next(model.parameters()).device)
-    if not chosen.budget.nodes or not task_of(original).row_per_node:
+    given = as_graph(data)
+    if not chosen.budget.nodes or not task_of(given).row_per_node:
         raise InputError(f"a breaking point needs a threat that injects nodes, {chosen.name!r} does not")
-    graph = prepared(model, original)
-    clean, seconds = ms.observe(model, graph), [0.0]
+    graph = prepared(model, given)
+    clean, seconds = observe(model, graph).averaged(), [0.0]
 
     def measure(nodes: int) -> float:
         budget = replace(chosen.budget, nodes=nodes, targets=targets)
         result = chosen.attack(budget, "explanation", k=k).run(model, graph, seed=seed)
         seconds[0] += result.ledger.seconds
-        view = ms.observe(model, result.graph)
+        view = observe(model, result.graph).averaged()
         touched = touched_rows(clean.attention, view.attention, result.change.rows)
         pairs = ms.paired(clean.attention, view.attention)
         found: float = ms.agreement(pairs, k, 0, touched).metrics["overlap_touched"]["all"]

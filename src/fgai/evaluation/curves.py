@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai import metrics
-from fgai.attention import AttentionMap, LayerAttention, evaluating, logits_and_attention
-from fgai.evaluation.measures import Observation
+from fgai.attention import AttentionMap, LayerAttention, Observation, observe
 from fgai.ops.segments import row_sum
 from fgai.topk import topk_mask
 
@@ -68,8 +67,7 @@ def predict_without(model: nn.Module, observed: Observation, removed: Tensor) ->
         total = row_sum(kept, observed.attention.layers[index].rowptr)
         return kept / torch.where(total > 0, total, 1.0)[destination]
 
-    with evaluating(model), torch.no_grad():
-        return logits_and_attention(model, observed.graph, without)[0].detach()
+    return observe(model, observed.graph, perturb=without).logits
 
 
 def removal_curves(

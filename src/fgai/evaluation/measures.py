@@ -10,25 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fgai import metrics
-from fgai.attention import AttentionMap, call_model, evaluating, logits_and_attention
+from fgai.attention import AttentionMap, call_model, evaluating
 from fgai.graph import Graph
 
 NAN = float("nan")
-
-
-@dataclass(frozen=True, eq=False)
-class Observation:
-    """A model's view of a graph, in eval mode.
-
-    Attributes:
-        graph: prepared for the model.
-        logits: a row per node, link or small graph.
-        attention: heads averaged, [E, 1] per layer.
-    """
-
-    graph: Graph
-    logits: Tensor
-    attention: AttentionMap
 
 
 class Pair(NamedTuple):
@@ -37,13 +22,6 @@ class Pair(NamedTuple):
     before: Tensor
     after: Tensor
     rowptr: Tensor
-
-
-def observe(model: nn.Module, graph: Graph) -> Observation:
-    """Run the model once on a prepared graph and keep logits and attention."""
-    with evaluating(model), torch.no_grad():
-        logits, attention = logits_and_attention(model, graph)
-    return Observation(graph, logits.detach(), attention.detach().heads("mean"))
 
 
 def logits_again(model: nn.Module, graph: Graph) -> Tensor:

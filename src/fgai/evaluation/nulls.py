@@ -7,16 +7,10 @@ from typing import Any
 from torch import nn
 
 from fgai import metrics
-from fgai.attention import AttentionMap, LayerAttention
+from fgai.attention import AttentionMap, LayerAttention, Observation
 from fgai.attention.reach import touched_rows
 from fgai.evaluation.curves import SCOPES, all_curves, ranking
-from fgai.evaluation.measures import (
-    Observation,
-    against_truth,
-    agreement,
-    layered,
-    paired,
-)
+from fgai.evaluation.measures import against_truth, agreement, layered, paired
 from fgai.graph import Graph
 
 NULLS = ("uniform", "random")

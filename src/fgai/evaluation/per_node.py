@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fgai import divergence, metrics
-from fgai.evaluation.measures import Observation, paired
+from fgai.attention import Observation
+from fgai.evaluation.measures import paired
 from fgai.graph import Graph
 from fgai.records import pack_array
 from fgai.tasks import task_of

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fgai.attacks import Threat
+from fgai.attention import prepared
 from fgai.checks import one_of
 from fgai.datasets import fingerprint
 from fgai.errors import InputError
@@ -21,7 +22,6 @@ from fgai.models import as_graph
 from fgai.records import Meter, plain
 from fgai.tasks import task_of
 from fgai.topk import check_k
-from fgai.training import prepared
 from fgai.version import versions
 
 TARGETS = ("test", "val")

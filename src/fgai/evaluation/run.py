@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fgai import metrics
 from fgai.attacks import AttackResult, Threat, make_attack, threat_of
-from fgai.attention import AttentionMap
+from fgai.attention import AttentionMap, Observation, observe, prepared
 from fgai.attention.reach import touched_rows
 from fgai.errors import FgaiWarning, InputError
 from fgai.evaluation import measures as ms
@@ -24,7 +24,6 @@ from fgai.evaluation.same_class import same_class
 from fgai.graph import Graph
 from fgai.records import Meter, plain
 from fgai.tasks import task_of
-from fgai.training import prepared
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +31,7 @@ class _Attacked:
     """One attack, the model's view of its result, and what it reached."""
 
     result: AttackResult
-    view: ms.Observation
+    view: Observation
     agreement: ms.Agreement
     touched: list[Tensor]
 
@@ -73,7 +72,7 @@ class Run:
         self.rows = self.task.rows(self.graph, self.targets)
         self.measured = self.task.measured(self.graph, self.targets)
         reliability.check_split(self.graph)
-        self.clean = ms.observe(self.model, self.graph)
+        self.clean = observe(self.model, self.graph).averaged()
         _check_shape(self.clean.logits, self.task.count(self.graph), self.graph)
         reliability.check_outputs(self.clean.logits, ms.logits_again(self.model, self.graph))
         own = ms.sharpness_by_layer(self.clean.attention)
@@ -149,7 +148,7 @@ class Run:
             k=self.k,
         )
 
-    def _by_view(self, attacked: dict[str, _Attacked]) -> dict[str, ms.Observation]:
+    def _by_view(self, attacked: dict[str, _Attacked]) -> dict[str, Observation]:
         """The views of the model by name: `clean`, `attacked`, `attacked_explanation`."""
         views = {"clean": self.clean}
         for name, a in attacked.items():
@@ -162,7 +161,8 @@ class Run:
             return None
         if vanilla is self.model:
             return self.clean.attention
-        attention = ms.observe(vanilla, prepared(vanilla, self.original)).attention.to(self.graph.device)
+        theirs = observe(vanilla, prepared(vanilla, self.original)).averaged()
+        attention = theirs.attention.to(self.graph.device)
         if len(attention) == len(self.clean.attention):
             return attention
         text = f"`vanilla` has {len(attention)} attention layers, the model {len(self.clean.attention)}"
@@ -195,7 +195,7 @@ class Run:
     def _attack(self, threat: str | Threat, objective: str) -> _Attacked:
         attack = make_attack(threat, objective, targets=self.targets, k=self.k, task=self.task.name)
         result = attack.run(self.model, self.graph, seed=self.seed)
-        view = ms.observe(self.model, result.graph)
+        view = observe(self.model, result.graph).averaged()
         touched = touched_rows(self.clean.attention, view.attention, result.change.rows)
         pairs = ms.paired(self.clean.attention, view.attention)
         return _Attacked(result, view, ms.agreement(pairs, self.k, self.sharpest, touched), touched)
@@ -240,7 +240,7 @@ class Run:
         reliability.check_score(scores[names[0]]["clean"], truth, names[0])
         return scores
 
-    def _classes(self, views: dict[str, ms.Observation]) -> list[Tensor]:
+    def _classes(self, views: dict[str, Observation]) -> list[Tensor]:
         return [view.logits[self.rows].argmax(1) for view in views.values()]
 
     def _right(self) -> Tensor:

@@ -9,11 +9,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from fgai.attacks import AttackResult, Threat, make_attack
+from fgai.attention import observe, prepared
 from fgai.certificates import PROMISE, certify
 from fgai.checks import at_least
 from fgai.errors import InputError
 from fgai.explanations.record import NodeExplanation
-from fgai.figures.cases import NodeView, look
+from fgai.figures.cases import GraphView, NodeView
 from fgai.graph import Graph
 from fgai.models import as_graph
 
@@ -68,16 +69,17 @@ def explain_node(
         (1.0, 2)
     """
     at_least(k, "k", 1)
-    graph = as_graph(data)
+    graph = prepared(model, as_graph(data))
     label = threat if isinstance(threat, str) else getattr(threat, "name", "")
-    clean = look(model, graph, layer=layer).node(node)
+    clean = GraphView.of(observe(model, graph), layer=layer).node(node)
     after = None
     if threat is not None or attack is not None:
         result = attack
         if result is None:
             assert threat is not None
             result = make_attack(threat, "prediction", k=k).run(model, graph, seed=seed)
-        after = look(model, result.graph, layer=layer, original=graph.num_nodes).node(node)
+        seen = observe(model, prepared(model, result.graph))
+        after = GraphView.of(seen, layer=layer, original=graph.num_nodes).node(node)
     return NodeExplanation(
         dataset=graph.name,
         node=node,

@@ -15,6 +15,7 @@ from fgai.attention import AttentionMap, LayerAttention, evaluating, record
 from fgai.checks import one_of
 from fgai.errors import AttentionError, InputError
 from fgai.graph import Graph
+from fgai.models import AttentionModel
 from fgai.sparse import edge_keys
 from fgai.tasks import get_task
 
@@ -145,7 +146,7 @@ class AsPyG(MessagePassing):  # type: ignore[misc]
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        if not getattr(model, "is_fgai_model", False) or get_task(str(model.task)).needs_links:
+        if not isinstance(model, AttentionModel) or get_task(model.task).needs_links:
             raise InputError(
                 "`model` must be one of fgai's models for nodes or graphs; PyG's own can be used as they are"
             )

@@ -1,6 +1,6 @@
 """Every figure as a function that takes models or records and returns a matplotlib figure."""
 
-from fgai.figures.cases import Case, NodeView, before_after, look
+from fgai.figures.cases import Case, GraphView, NodeView, before_after
 from fgai.figures.curves import certified_curves, f_curves, loss_curves
 from fgai.figures.node import node_attention, node_before_after
 from fgai.figures.properties import four_properties
@@ -10,12 +10,12 @@ from fgai.figures.subgraph import subgraph_attention
 
 __all__ = [
     "Case",
+    "GraphView",
     "NodeView",
     "before_after",
     "certified_curves",
     "f_curves",
     "four_properties",
-    "look",
     "loss_curves",
     "node_attention",
     "node_before_after",

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
 
 from fgai.attacks import AttackResult
-from fgai.attention import LayerAttention, evaluating, logits_and_attention
+from fgai.attention import LayerAttention, Observation, observe, prepared
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import as_graph
-from fgai.training import prepared
 
 REDUCERS = ("mean", "last", "max")
 
@@ -83,6 +82,28 @@ class GraphView:
     confidence: list[float]
     num_original: int
 
+    @classmethod
+    def of(cls, seen: Observation, *, layer: str | int = "mean", original: int | None = None) -> Self:
+        """Make the view from what a model showed.
+
+        Args:
+            seen: see `fgai.attention.observe`.
+            layer: `mean`, `last` or `max` over layers, or one layer by number; heads are averaged.
+            original: number of nodes that were not injected; all by default.
+        """
+        if isinstance(layer, str):
+            one_of(layer, "layer", REDUCERS)
+        chosen = seen.attention.heads("mean")
+        reduced = chosen.layer(layer) if isinstance(layer, int) else chosen.over_layers(layer)
+        confidence, predicted = seen.logits.softmax(1).max(1)
+        return cls(
+            graph=seen.graph,
+            attention=reduced.to("cpu"),
+            predicted=predicted.tolist(),
+            confidence=confidence.tolist(),
+            num_original=seen.graph.num_nodes if original is None else original,
+        )
+
     def node(self, node: int) -> NodeView:
         """Return the part of the view that concerns one node.
 
@@ -111,36 +132,12 @@ class GraphView:
         )
 
 
-def look(model: nn.Module, data: Any, *, layer: str | int = "mean", original: int | None = None) -> GraphView:
-    """Run a model once in evaluation mode and keep its attention and predictions.
-
-    Args:
-        model: fgai's or any PyG model the recorder supports.
-        data: a `Graph` or PyG `Data`; an attacked graph is read as it is.
-        layer: `mean`, `last` or `max` over layers, or one layer by number; heads are averaged.
-        original: number of nodes that were not injected; all by default.
-    """
-    if isinstance(layer, str):
-        one_of(layer, "layer", REDUCERS)
-    graph = prepared(model, as_graph(data))
-    with evaluating(model), torch.no_grad():
-        logits, attention = logits_and_attention(model, graph)
-    chosen = attention.heads("mean")
-    reduced = chosen.layer(layer) if isinstance(layer, int) else chosen.over_layers(layer)
-    confidence, predicted = logits.softmax(1).max(1)
-    return GraphView(
-        graph=graph,
-        attention=reduced.detach().to("cpu"),
-        predicted=predicted.tolist(),
-        confidence=confidence.tolist(),
-        num_original=graph.num_nodes if original is None else original,
-    )
-
-
 def before_after(case: Case, data: Any, layer: str | int = "mean") -> tuple[GraphView, GraphView]:
     """Return what the model of a case says of the clean graph and of the attacked one."""
-    clean = look(case.model, data, layer=layer)
-    return clean, look(case.model, case.attack.graph, layer=layer, original=clean.num_original)
+    seen = observe(case.model, prepared(case.model, as_graph(data)))
+    after = observe(case.model, prepared(case.model, case.attack.graph))
+    clean = GraphView.of(seen, layer=layer)
+    return clean, GraphView.of(after, layer=layer, original=clean.num_original)
 
 
 def of_layer(layer: str | int) -> str:

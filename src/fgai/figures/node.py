@@ -11,11 +11,13 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from torch import nn
 
+from fgai.attention import observe, prepared
 from fgai.checks import at_least
 from fgai.errors import InputError
 from fgai.figures import style
-from fgai.figures.cases import Case, NodeView, before_after, look, of_layer
+from fgai.figures.cases import Case, GraphView, NodeView, before_after, of_layer
 from fgai.figures.layout import around
+from fgai.models import as_graph
 
 
 def node_attention(
@@ -37,7 +39,7 @@ def node_attention(
         InputError: no such node, or one without neighbours.
     """
     at_least(most, "most", 1)
-    view = look(model, data, layer=layer).node(node)
+    view = GraphView.of(observe(model, prepared(model, as_graph(data))), layer=layer).node(node)
     if not view.neighbours:
         raise InputError(f"node {node} has no incoming edges, so it attends to nothing; pick another")
     with style.styled():

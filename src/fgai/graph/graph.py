@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -237,13 +238,32 @@ class Graph:
         return other
 
     def to(self, device: torch.device | str) -> Graph:
-        """Return the graph on `device`."""
-        moved: dict[str, Any] = {
-            f.name: value.to(device)
+        """Return the graph on `device`; itself where it is there already."""
+        parts: dict[str, Any] = {
+            f.name: value
             for f in dataclasses.fields(self)
             if isinstance(value := getattr(self, f.name), Tensor | Adjacency | Features | Links)
         }
-        return dataclasses.replace(self, **moved)
+        wanted = torch.device(device)
+        if all(part.device == wanted for part in parts.values()):
+            return self
+        return dataclasses.replace(self, **{name: part.to(device) for name, part in parts.items()})
+
+    def derived(self, name: str, make: Callable[[Graph], Graph]) -> Graph:
+        """Return `make(self)`, made once under this name and kept as long as the graph.
+
+        With edge weights, which may be computed and carry gradients, it is made every time.
+
+        Args:
+            name: of what is made, e.g. `self-loops`.
+            make: gives another graph; must depend on nothing but this one and the name.
+        """
+        if self.edge_weight is not None:
+            return make(self)
+        kept: dict[str, Graph] = self.__dict__.setdefault("_derived", {})
+        if name not in kept:
+            kept[name] = make(self)
+        return kept[name]
 
     def inject(
         self, targets: Tensor, features: Tensor | None = None, *, trusted: bool = False

@@ -66,6 +66,11 @@ class Links:
             torch.cat([self.part, other.part]),
         )
 
+    @property
+    def device(self) -> torch.device:
+        """Where the pairs live."""
+        return self.pairs.device
+
     def to(self, device: torch.device | str) -> Links:
         """Return the pairs on `device`."""
         return replace(self, pairs=self.pairs.to(device), y=self.y.to(device), part=self.part.to(device))

@@ -1,4 +1,4 @@
-"""What all models share: the task read-outs, attention in one call, and sizes picked from data."""
+"""What all models share: the task read-outs, and sizes picked from data."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
-from fgai.attention import AttentionMap, logits_and_attention
+from fgai.attention import GraphModel
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models.layerwise import Layerwise
 from fgai.ops import dropout
 from fgai.sparse import Features
 from fgai.tasks import POOLINGS, get_task, task_of
@@ -24,7 +23,7 @@ Guard = Callable[[Tensor | Features, Graph], Tensor | None]
 """(input of a layer, graph) → weights of the edges in that layer, [E]."""
 
 
-class AttentionModel(nn.Module):
+class AttentionModel(GraphModel):
     """Base of `GAT`, `GATv2` and `GT`: embeds nodes, then reads out for the task.
 
     Tasks: `node` gives logits [N, out]; `link` gives logits [L, 2] for the pairs in `graph.links`, from the
@@ -37,7 +36,9 @@ class AttentionModel(nn.Module):
         guard: chooses the edge weights of each layer, where the graph's own are not to be used as they are.
     """
 
-    is_fgai_model = True
+    forward_parts: ClassVar[frozenset[str]] = frozenset(
+        {"forward", "embed", "convolve", "edge_weight", "read_out"}
+    )
     self_loops: ClassVar[bool] = True
     config: dict[str, Any]
     guard: Guard | None
@@ -72,8 +73,18 @@ class AttentionModel(nn.Module):
     def prepare(self, graph: Graph) -> Graph:
         """Return `graph` as this model reads it: with self-loops where the model wants them."""
         if self.self_loops and not graph.has_loops:
-            return graph.add_self_loops()[0]
+            return graph.derived("self-loops", lambda given: given.add_self_loops()[0])
         return graph
+
+    @property
+    def can_capture(self) -> bool:
+        """Unless edge weights are chosen in between."""
+        return self.guard is None
+
+    @property
+    def is_rowwise(self) -> bool:
+        """Whether nothing but attention joins rows: logits of nodes, and edge weights nobody chooses."""
+        return get_task(self.task).row_per_node and self.guard is None
 
     def edge_weight(self, x: Tensor | Features, graph: Graph) -> Tensor | None:
         """Return the edge weights [E] of the layer that reads `x`, or None for ones."""
@@ -104,10 +115,6 @@ class AttentionModel(nn.Module):
         """Return the node embeddings [N, out] of a prepared graph."""
         raise TypeError("abstract")
 
-    def layerwise(self) -> Layerwise | None:
-        """Return the model as stages that act row by row around each attention; None if it is not so made."""
-        return None
-
     def forward(self, graph: Graph, links: Tensor | None = None) -> Tensor:
         """Return logits: [N, out] for nodes, [L, 2] for the graph's links, [G, out] for graphs.
 
@@ -125,10 +132,6 @@ class AttentionModel(nn.Module):
         return get_task(self.task).read_out(
             nodes, graph, pooling=self.pooling, decoder=self.decoder, links=links
         )
-
-    def with_attention(self, graph: Graph) -> tuple[Tensor, AttentionMap]:
-        """Return the logits and the attention of every layer, before dropout."""
-        return logits_and_attention(self, self.prepare(graph))
 
 
 def as_graph(data: Any) -> Graph:

@@ -8,16 +8,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
+from fgai.attention import Layerwise, Stage
 from fgai.checks import at_least, one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models.base import LARGE, AttentionModel
 from fgai.models.layer import AttentionLayer
-from fgai.models.layerwise import Layerwise, Stage
+from fgai.models.registry import register_model
 from fgai.sparse import Features
 from fgai.tasks import get_task
 
 
+@register_model
 class GAT(AttentionModel):
     """Graph attention network: hidden layers of several heads, an output attention layer of one.
 
@@ -116,8 +118,10 @@ class GAT(AttentionModel):
             return super().read_out(nodes, graph, links)
         return torch.as_tensor(self.head(super().read_out(elu(nodes), graph, links)))
 
-    def layerwise(self) -> Layerwise:
-        """Return the model as stages that act row by row around each attention."""
+    def layerwise(self) -> Layerwise | None:
+        """Return the model as stages that act row by row around each attention; None for other tasks."""
+        if not self.is_rowwise:
+            return None
         *hidden, last = self.convs
         stages = [Stage(conv, _activate) for conv in hidden] + [Stage(last, _keep)]  # type: ignore[arg-type]
         return Layerwise(_features, stages, nn.Identity(), keeps_state=False)
@@ -135,6 +139,7 @@ def _keep(state: Tensor | None, mixed: Tensor) -> Tensor:
     return mixed
 
 
+@register_model
 class GATv2(GAT):
     """GAT with the dynamic score `⟨a, leaky_relu(l_j + r_i)⟩`: each node may rank its neighbours its own way.
 

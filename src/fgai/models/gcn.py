@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
+from fgai.attention import TappedLayer
 from fgai.checks import at_least, one_of
 from fgai.graph import Graph
 from fgai.models.base import LARGE, AttentionModel
-from fgai.models.layer import InputNorm, Projection, Tap
+from fgai.models.layer import InputNorm, Projection
+from fgai.models.registry import register_model
 from fgai.ops import aggregate, node_scores, score_additive, weighted_softmax
 from fgai.ops.segments import row_sum
 from fgai.sparse import Adjacency, Features
@@ -37,7 +39,7 @@ def normalised_weights(adjacency: Adjacency, edge_weight: Tensor | None = None) 
     return weight * scale[adjacency.source] * scale[adjacency.destination]
 
 
-class GCNLayer(nn.Module):
+class GCNLayer(TappedLayer):
     """Graph convolution `Σ_{j→i} n_ji z_j + b` with symmetric normalised weights n and values z.
 
     The weights of a node's incoming edges do not sum to one. As its attention the layer shows their shares,
@@ -55,7 +57,6 @@ class GCNLayer(nn.Module):
         input_norm: normalise the rows of the input first (sparse features stay sparse).
     """
 
-    is_attention_layer = True
     heads = 1
 
     def __init__(
@@ -65,7 +66,6 @@ class GCNLayer(nn.Module):
         at_least(in_channels, "in_channels", 1, "the graph has no features: give it some, e.g. degrees")
         at_least(channels, "channels", 1)
         self.channels, self.gated = channels, gated
-        self.tap: Tap | None = None
         self.input_norm = InputNorm(in_channels) if input_norm else None
         self.value = Projection(in_channels, channels, bias=False)
         self.bias = nn.Parameter(torch.zeros(channels))
@@ -104,6 +104,8 @@ class GCNLayer(nn.Module):
         shares, values, sizes = self.attend(x, adjacency, edge_weight)
         if self.tap is not None:
             shares = self.tap(shares, adjacency)
+        if self.watch is not None:
+            self.watch(shares, adjacency)
         return sizes[:, None] * aggregate(shares, values, adjacency).squeeze(1) + self.bias
 
 
@@ -116,6 +118,7 @@ def _shares(
     return (weights / sizes.clamp(min=1e-12)[adjacency.destination])[:, None], sizes
 
 
+@register_model
 class GCN(AttentionModel):
     """Graph convolutional network on the graph with self-loops; its explanation is the shares of the edges.
 

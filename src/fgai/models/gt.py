@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
+from fgai.attention import Layerwise, Stage
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models.base import AttentionModel, as_features
 from fgai.models.layer import AttentionLayer, Projection
-from fgai.models.layerwise import Layerwise, Stage
 from fgai.models.positional import with_encoding
+from fgai.models.registry import register_model
 from fgai.ops import dropout
 from fgai.sparse import Features
 from fgai.tasks import get_task
@@ -54,6 +55,7 @@ class TransformerBlock(nn.Module):
         return self.norm_feed(x + dropout(fed, self.dropout, self.training))  # type: ignore[no-any-return]
 
 
+@register_model
 class GT(AttentionModel):
     """Graph transformer: linear input plus Laplacian encodings, blocks of attention, an MLP head.
 
@@ -153,8 +155,10 @@ class GT(AttentionModel):
             x = x + self.encoding(positional.to(x.dtype))
         return torch.as_tensor(x)
 
-    def layerwise(self) -> Layerwise:
-        """Return the model as stages that act row by row around each attention."""
+    def layerwise(self) -> Layerwise | None:
+        """Return the model as stages that act row by row around each attention; None for other tasks."""
+        if not self.is_rowwise:
+            return None
         stages = [Stage(block.attention, block.update) for block in self.blocks]  # type: ignore[arg-type]
         return Layerwise(self.enter, stages, self.head, keeps_state=True)
 

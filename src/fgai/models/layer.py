@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fgai.attention import TappedLayer
 from fgai.checks import at_least, one_of
 from fgai.errors import InputError
 from fgai.ops import (
@@ -28,8 +28,6 @@ from fgai.ops import (
 from fgai.sparse import Adjacency, Features
 
 SCORES = ("additive", "dynamic", "dot")
-Tap = Callable[[Tensor, Adjacency], Tensor]
-Watch = Callable[[Tensor, Adjacency], None]
 
 
 class Projection(nn.Module):
@@ -76,16 +74,15 @@ class InputNorm(nn.Module):
         return out if projection.bias is None else out + projection.bias
 
 
-class AttentionLayer(nn.Module):
+class AttentionLayer(TappedLayer):
     """Multi-head attention over the incoming edges of each node.
 
     - `additive` (GAT): `leaky_relu(⟨a_src, z_j⟩ + ⟨a_dst, z_i⟩)`, values z.
     - `dynamic` (GATv2): `⟨a, leaky_relu(l_j + r_i)⟩`, values l.
     - `dot` (transformer): `⟨q_i, k_j⟩ / √C`, values v.
 
-    A node without incoming edges gets the bias alone. `tap` is called with the attention [E, H] after the
-    softmax and before dropout, and returns what is used instead: so attention is recorded and perturbed.
-    `watch` only sees it, averaged over the heads, as the fused kernels return it beside the output.
+    A node without incoming edges gets the bias alone. Untapped and without edge weights the fused kernels
+    run, which give the attention that is watched beside the output.
 
     Args:
         in_channels: width of the input.
@@ -98,8 +95,6 @@ class AttentionLayer(nn.Module):
         bias: add a learned vector to the output.
         input_norm: normalise the rows of the input first (sparse features stay sparse).
     """
-
-    is_attention_layer = True
 
     def __init__(
         self,
@@ -121,8 +116,6 @@ class AttentionLayer(nn.Module):
         self.score = one_of(score, "score", SCORES)
         self.channels, self.heads, self.concat = channels, heads, concat
         self.slope, self.attention_dropout = slope, attention_dropout
-        self.tap: Tap | None = None
-        self.watch: Watch | None = None
         inner = heads * channels
         self.input_norm = InputNorm(in_channels) if input_norm else None
         self.value = Projection(in_channels, inner, bias=score != "additive")
@@ -245,5 +238,7 @@ class AttentionLayer(nn.Module):
         attention, values = self.attend(x, adjacency, edge_weight)
         if self.tap is not None:
             attention = self.tap(attention, adjacency)
+        if self.watch is not None:
+            self.watch(attention if self.heads == 1 else attention.mean(1, keepdim=True), adjacency)
         attention = dropout(attention, self.attention_dropout, self.training)
         return self.combine(attention, values, adjacency)

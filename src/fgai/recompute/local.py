@@ -9,18 +9,15 @@ Training cannot use this: there the weights move, and with them every row.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fgai.attention import AttentionMap, LayerAttention
-from fgai.attention.record import find_layers
+from fgai.attention import AttentionMap, LayerAttention, Layerwise, adapter_of, find_layers
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.graph.nystrom import extend_encoding
-from fgai.models import as_graph
-from fgai.models.layerwise import Layerwise, layerwise_of
 from fgai.recompute.edit import Edit
 from fgai.recompute.patch import Ends, Patch
 from fgai.sparse import Features
@@ -78,39 +75,41 @@ class Recompute:
 
     Args:
         model: fgai's GAT, GATv2 or GT for nodes, in eval mode, not tapped.
-        data: a `Graph` or PyG `Data`.
+        graph: prepared for the model (see `fgai.attention.prepared`).
 
     Raises:
-        InputError: if the model is another one; `Recompute.fits` says so beforehand.
+        InputError: if the model is another one, which `Recompute.fits` says beforehand, or the graph is not
+            prepared for it.
 
     Example:
         >>> import fgai, torch
         >>> graph = fgai.Graph.from_edges(torch.tensor([[0, 1, 2], [1, 2, 3]]), 4, torch.eye(4),
         ...     undirected=True, y=torch.tensor([0, 1, 0, 1]))
-        >>> again = Recompute(fgai.GAT.for_data(graph).eval(), graph)
+        >>> model = fgai.GAT.for_data(graph).eval()
+        >>> again = Recompute(model, model.prepare(graph))
         >>> moved = GraphChange(rows=torch.tensor([0]), delta=torch.ones(1, 4))
         >>> again.logits(moved).nodes.tolist()
         [0, 1, 2]
     """
 
-    def __init__(self, model: nn.Module, data: Any) -> None:
-        stages = layerwise_of(model)
-        graph = as_graph(data)
-        if stages is None or not self.fits(model, graph):
+    def __init__(self, model: nn.Module, graph: Graph) -> None:
+        adapter = adapter_of(model)
+        stages = adapter.layerwise() if _plain(graph) else None
+        if stages is None:
             raise InputError(
                 f"{type(model).__name__} cannot be computed in part here: it must be one of fgai's attention"
                 " models for nodes, in eval mode and without taps, on a graph with plain features"
             )
+        if adapter.prepare(graph) is not graph:
+            raise InputError(f"{graph.name!r} must be prepared for the model; use `fgai.attention.prepared`")
         self.stages: Layerwise = stages
-        self.graph: Graph = model.prepare(graph).to(next(model.parameters()).device)  # type: ignore[operator]
+        self.graph = graph
         self._pass(list(find_layers(model)))
 
     @staticmethod
     def fits(model: nn.Module, graph: Graph) -> bool:
         """Whether this model on this graph can be computed in part."""
-        features = graph.features
-        plain = features is not None and features.appended is None and features.rows is None
-        return plain and graph.edge_weight is None and layerwise_of(model) is not None
+        return _plain(graph) and adapter_of(model).layerwise() is not None
 
     @torch.no_grad()
     def _pass(self, names: list[str]) -> None:
@@ -231,3 +230,10 @@ class Recompute:
             new = extend_encoding(graph.positional, graph.positional_values, degree, ends)[0]
             found = torch.cat([found, new])
         return found
+
+
+def _plain(graph: Graph) -> bool:
+    """Whether a graph has features, none of them changed already, and no edge weights."""
+    features = graph.features
+    plain = features is not None and features.appended is None and features.rows is None
+    return plain and graph.edge_weight is None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fgai.models.layer import AttentionLayer
+from fgai.attention import SplitLayer
 from fgai.ops import aggregate, edge_softmax
 from fgai.ops.segments import row_max, row_sum
 from fgai.recompute.edit import Edit, incoming, outgoing
@@ -116,7 +116,7 @@ class Patch:
             counts=counts,
         )
 
-    def constants(self, layer: AttentionLayer, clean: Adjacency, ends: Ends) -> tuple[Ends, Tensor]:
+    def constants(self, layer: SplitLayer, clean: Adjacency, ends: Ends) -> tuple[Ends, Tensor]:
         """Return both sides and values of all nodes but the changed ones, and the stand-ins' scores [V, H].
 
         Args:
@@ -135,7 +135,7 @@ class Patch:
             sides[0][-count:] = torch.where(score > 0, score, score / layer.slope) - two[self.standins]
         return (sides[0], sides[1], torch.cat([values, value])), score
 
-    def _stand_in(self, layer: AttentionLayer, clean: Adjacency, ends: Ends) -> tuple[Tensor, Tensor]:
+    def _stand_in(self, layer: SplitLayer, clean: Adjacency, ends: Ends) -> tuple[Tensor, Tensor]:
         """Return the scores [V, H] and values [V, H, C] of the stand-ins."""
         source, fresh = clean.source[self.rest], self.constant[self.standins]
         nodes, inverse = torch.unique(torch.cat([fresh, source]), return_inverse=True)
@@ -153,7 +153,7 @@ class Patch:
         return total, mixed[inverse[: fresh.numel()]]
 
     def forward(
-        self, layer: AttentionLayer, ends: Ends, constants: Ends, score: Tensor, *, written: bool
+        self, layer: SplitLayer, ends: Ends, constants: Ends, score: Tensor, *, written: bool
     ) -> tuple[Tensor, Tensor]:
         """Return the mixed values of the touched rows [T, H, C], and the attention [E', H] if written."""
         one, two, values = (torch.cat([mine, fixed]) for mine, fixed in zip(ends, constants, strict=True))

@@ -19,7 +19,7 @@ from fgai.reports.explorer import clipped
 from fgai.reports.nodes import nodes_of_models, nodes_of_records
 from fgai.reports.parts import Part, parts_of
 from fgai.reports.subgraph import subgraph
-from fgai.reports.views import Seen, see
+from fgai.reports.views import Seen
 from fgai.tasks import task_of
 from fgai.training import History
 
@@ -72,7 +72,8 @@ def make_report(
     graph = None
     if data is not None:
         targets = str(given[0].config.get("targets", "test"))
-        graph = task_of(as_graph(data)).view(as_graph(data), targets).to("cpu")
+        whole = as_graph(data)
+        graph = task_of(whole).view(whole, targets).to("cpu")
     notes: list[str] = []
     parts = parts_of([record.to_dict() for record in given], plain_certificates, notes)
     seen: list[Seen] = []
@@ -165,7 +166,7 @@ def _look(
                 task=task_of(graph).name,
             )
             result = attack.run(model, graph, seed=int(part.record.get("seed", 0)))
-        out.append(see(part.name, model, graph, result))
+        out.append(Seen.of(part.name, model, graph, result))
     return out
 
 

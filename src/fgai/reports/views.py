@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -10,11 +11,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fgai.attacks import AttackResult
+from fgai.attention import Observation, observe, prepared
 from fgai.evaluation.curves import combined
-from fgai.evaluation.measures import Observation, observe
 from fgai.graph import Graph
 from fgai.tasks import task_of
-from fgai.training import prepared
 
 UNIT = 1e-6
 """Attention is carried as whole multiples of this."""
@@ -40,6 +40,22 @@ class View:
     weight: Floats
     predicted: Ints
     confidence: Floats
+
+    @classmethod
+    def of(cls, seen: Observation) -> Self:
+        """Make the view from what a model showed."""
+        layer = combined(seen.attention.heads("mean")).to("cpu")
+        confidence, predicted = seen.logits.double().softmax(1).max(1)
+        row = task_of(seen.graph).row_of(seen.graph)
+        predicted = torch.where(row >= 0, predicted[row], 0)
+        confidence = torch.where(row >= 0, confidence[row], 0.0)
+        return cls(
+            rowptr=layer.rowptr.numpy(),
+            source=layer.source.numpy(),
+            weight=layer.values[:, 0].double().numpy(),
+            predicted=predicted.cpu().numpy(),
+            confidence=confidence.cpu().numpy(),
+        )
 
     def row(self, node: int) -> tuple[Ints, Floats]:
         """The neighbours of a node and the attention paid to each."""
@@ -67,34 +83,19 @@ class Seen:
     changed: Ints
     ends: Ints
 
-
-def see(name: str, model: nn.Module, graph: Graph, attack: AttackResult) -> Seen:
-    """Run a model on the clean and on the attacked graph."""
-    ends, rows, edges = attack.change.endpoints, attack.change.rows, attack.change.edges
-    joined = [part.cpu().numpy().ravel() for part in (ends, edges) if part is not None]
-    return Seen(
-        name=name,
-        clean=_view(observe(model, prepared(model, graph))),
-        attacked=_view(observe(model, attack.graph)),
-        new=None if ends is None else ends.cpu().numpy().astype(np.int64),
-        changed=np.zeros(0, np.int64) if rows is None else rows.cpu().numpy().astype(np.int64),
-        ends=np.unique(np.concatenate([np.zeros(0, np.int64), *joined]).astype(np.int64)),
-    )
-
-
-def _view(seen: Observation) -> View:
-    layer = combined(seen.attention).to("cpu")
-    confidence, predicted = seen.logits.double().softmax(1).max(1)
-    row = task_of(seen.graph).row_of(seen.graph)
-    predicted = torch.where(row >= 0, predicted[row], 0)
-    confidence = torch.where(row >= 0, confidence[row], 0.0)
-    return View(
-        rowptr=layer.rowptr.numpy(),
-        source=layer.source.numpy(),
-        weight=layer.values[:, 0].double().numpy(),
-        predicted=predicted.cpu().numpy(),
-        confidence=confidence.cpu().numpy(),
-    )
+    @classmethod
+    def of(cls, name: str, model: nn.Module, graph: Graph, attack: AttackResult) -> Self:
+        """Run a model on the clean and on the attacked graph."""
+        ends, rows, edges = attack.change.endpoints, attack.change.rows, attack.change.edges
+        joined = [part.cpu().numpy().ravel() for part in (ends, edges) if part is not None]
+        return cls(
+            name=name,
+            clean=View.of(observe(model, prepared(model, graph))),
+            attacked=View.of(observe(model, attack.graph)),
+            new=None if ends is None else ends.cpu().numpy().astype(np.int64),
+            changed=np.zeros(0, np.int64) if rows is None else rows.cpu().numpy().astype(np.int64),
+            ends=np.unique(np.concatenate([np.zeros(0, np.int64), *joined]).astype(np.int64)),
+        )
 
 
 def coded(weight: float | None) -> int | None:

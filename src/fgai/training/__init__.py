@@ -5,18 +5,16 @@ from fgai.training.checkpoint import load, read_header, save
 from fgai.training.defended import Regularised
 from fgai.training.faithful import Faithful, make_faithful
 from fgai.training.loop import History, Recipe, TrainConfig, fit, seeded
-from fgai.training.methods import ALONE, DEFENCES, METHODS, MODELS, settings_for, train_method, untrained
+from fgai.training.methods import ALONE, METHODS, settings_for, train_method, untrained
 from fgai.training.presets import preset
 from fgai.training.recipes import Vanilla, labelled
 from fgai.training.settings import FaithfulConfig
 from fgai.training.terms import TERMS
-from fgai.training.train import history_of, prepared, train
+from fgai.training.train import history_of, train
 
 __all__ = [
     "ALONE",
-    "DEFENCES",
     "METHODS",
-    "MODELS",
     "TERMS",
     "Adversarial",
     "Faithful",
@@ -31,7 +29,6 @@ __all__ = [
     "labelled",
     "load",
     "make_faithful",
-    "prepared",
     "preset",
     "read_header",
     "save",

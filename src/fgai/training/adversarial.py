@@ -12,11 +12,12 @@ from fgai.attacks import Budget
 from fgai.attention import call_model, evaluating
 from fgai.graph import Graph
 from fgai.training.adversary import InjectionAdversary
-from fgai.training.capture import Drawn
+from fgai.training.capture import Drawn, replayable
 from fgai.training.loop import PROBE, epoch_seed
 from fgai.training.recipes import Vanilla
 
 
+@replayable
 class Adversarial(Vanilla):
     """Cross-entropy on the clean graph and on one with adversarial nodes, in equal parts.
 

@@ -12,11 +12,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
+from fgai.attention import adapter_of
 from fgai.errors import FgaiWarning
 from fgai.ops.replay import Replay
 
@@ -46,7 +48,7 @@ class Drawn:
 class Replayable(Protocol):
     """A recipe whose steps can be captured: it says apart what an epoch draws and what it computes.
 
-    The class itself must define `draw`; one that inherits it runs kernel by kernel, since it may do more.
+    Its class says so by the decorator `replayable`.
     """
 
     def draw(self, epoch: int) -> Drawn | None:
@@ -59,6 +61,20 @@ class Replayable(Protocol):
         """Return the score as a tensor; must not wait for the device."""
 
 
+R = TypeVar("R", bound=Replayable)
+_REPLAYABLE: WeakSet[type] = WeakSet()
+
+
+def replayable(kind: type[R]) -> type[R]:
+    """Declare that steps of this class can be captured; a decorator.
+
+    Subclasses do not inherit it: they may do more in a step than they draw, so each declares it for itself.
+    Until then it runs kernel by kernel.
+    """
+    _REPLAYABLE.add(kind)
+    return kind
+
+
 class Terms(NamedTuple):
     """The loss terms of one epoch and the time it took."""
 
@@ -68,14 +84,10 @@ class Terms(NamedTuple):
 
 
 def can_replay(recipe: Any, model: nn.Module) -> bool:
-    """Whether the steps can be captured: of fgai's models on a GPU, by recipes that say what they draw."""
+    """Whether the steps can be captured: on a GPU, where both recipe and model say so."""
     first = next(model.parameters(), None)
     return (
-        first is not None
-        and first.is_cuda
-        and "draw" in vars(type(recipe))
-        and bool(getattr(model, "is_fgai_model", False))
-        and getattr(model, "guard", None) is None
+        first is not None and first.is_cuda and type(recipe) in _REPLAYABLE and adapter_of(model).can_capture
     )
 
 

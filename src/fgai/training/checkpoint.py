@@ -9,25 +9,13 @@ from typing import Any
 from safetensors.torch import load as load_tensors
 from torch import nn
 
-from fgai import models
 from fgai.errors import CheckpointError
 from fgai.files import pack, write_atomic
+from fgai.models import DEFENCES, MODELS, AttentionModel
 from fgai.training.loop import History
 from fgai.training.train import set_history
 
 SCHEMA = 1
-CLASSES: dict[str, type[models.AttentionModel]] = {
-    kind.__name__: kind
-    for kind in (
-        models.GAT,
-        models.GATv2,
-        models.GT,
-        models.GCN,
-        models.GNNGuard,
-        models.GNNSVD,
-        models.ProGNN,
-    )
-}
 
 
 def save(
@@ -36,7 +24,8 @@ def save(
     """Write a model to one safetensors file with its architecture inside; atomic.
 
     Args:
-        model: a fgai model. For your own PyG model use `safetensors.torch.save_model`.
+        model: a fgai model, or one of a registered class. For your own PyG model use
+            `safetensors.torch.save_model`.
         path: the file; the suffix `.safetensors` is added when missing.
         data_fingerprint: of the graph it was trained on; shown and checked by the command line.
         about: anything JSON can hold, kept beside the weights.
@@ -45,12 +34,13 @@ def save(
         The path written.
 
     Raises:
-        CheckpointError: if the model is not one of fgai's.
+        CheckpointError: if its class is not registered, see `fgai.models.register_model`.
     """
-    name = type(model).__name__
-    if name not in CLASSES:
+    name, known = type(model).__name__, _classes()
+    if known.get(name) is not type(model):
         raise CheckpointError(
-            f"only {', '.join(CLASSES)} can be saved here, got {name}; use safetensors directly"
+            f"only {', '.join(known)} can be saved here, got {name}; register its class with"
+            " `fgai.models.register_model`, or use safetensors directly"
         )
     path = Path(path)
     if path.suffix != ".safetensors":
@@ -109,14 +99,19 @@ def load(path: Path | str, expect: str | None = None) -> nn.Module:
         CheckpointError: as `read_header`, or if the class or the weights do not fit.
     """
     path, header = Path(path), read_header(path)
-    name = header.get("class")
-    if name not in CLASSES or (expect is not None and name != expect):
-        raise CheckpointError(f"{path} holds a {name}, expected {expect or ' or '.join(CLASSES)}")
+    name, known = header.get("class"), _classes()
+    if name not in known or (expect is not None and name != expect):
+        raise CheckpointError(f"{path} holds a {name}, expected {expect or ' or '.join(known)}")
     try:
-        model: nn.Module = CLASSES[name](**header["config"])
+        model: nn.Module = known[name](**header["config"])
         model.load_state_dict(load_tensors(path.read_bytes()))
     except Exception as error:
         raise CheckpointError(f"{path} is truncated or does not fit its own architecture: {error}") from error
     if header.get("history"):
         set_history(model, History.from_dict(header["history"]))
     return model.eval()
+
+
+def _classes() -> dict[str, type[AttentionModel]]:
+    """What can be saved and loaded: every registered class, by its name."""
+    return {kind.__name__: kind for kind in (*MODELS.values(), *DEFENCES.values())}

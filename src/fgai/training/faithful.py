@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attacks import Budget
-from fgai.attention import AttentionMap, LayerAttention, evaluating, observe
+from fgai.attention import AttentionMap, LayerAttention, evaluating, observe, prepared
 from fgai.checks import at_least
 from fgai.graph import Graph
 from fgai.models import as_graph
@@ -19,7 +19,7 @@ from fgai.tasks import task_of
 from fgai.topk import frozen_topk
 from fgai.training.adversary import InjectionAdversary, reach_shares
 from fgai.training.assurance import TRIAL, helped, moved, warn_unless_helped
-from fgai.training.capture import Drawn
+from fgai.training.capture import Drawn, replayable
 from fgai.training.loop import PROBE, epoch_seed, fit
 from fgai.training.presets import preset
 from fgai.training.resume import run_label
@@ -32,7 +32,7 @@ from fgai.training.terms import (
     spread,
     weighted_sum,
 )
-from fgai.training.train import copied, history_of, prepared, set_history
+from fgai.training.train import copied, history_of, set_history
 
 M = TypeVar("M", bound=nn.Module)
 RETRY = 7_001
@@ -41,6 +41,7 @@ FLATTEST = 0.01
 """Layers with less contrast, relative to the sharpest, are uniform up to rounding and get no more weight."""
 
 
+@replayable
 class Faithful:
     """The recipe: closeness, similarity and stability against frozen vanilla targets.
 
@@ -69,10 +70,9 @@ class Faithful:
         self.seed = seed
         config = self.config
         with evaluating(self.vanilla, freeze=True):
-            with torch.no_grad():
-                logits, attention = observe(self.vanilla, self.graph)
-            chosen = attention.detach().select(config.layers)
-            self.target_logits, self.target_layers = logits.detach(), chosen.layers
+            seen = observe(self.vanilla, self.graph, heads="mean")
+            logits, attention, chosen = seen.logits, seen.attention, seen.attention.select(config.layers)
+            self.target_logits, self.target_layers = logits, chosen.layers
             self.target = [layer.heads() for layer in chosen]
             self.rowptrs = [layer.rowptr for layer in chosen]
             self.leaders = [
@@ -128,11 +128,11 @@ class Faithful:
         _set_mode(model, config.dropout)
         logits, layers = self.target_logits, self.target_layers
         if drawn.kind != "attacked":
-            logits, attention = observe(model, self.graph)
-            layers = attention.select(config.layers).layers
+            seen = observe(model, self.graph, heads="mean", grad=True)
+            logits, layers = seen.logits, seen.attention.select(config.layers).layers
             yield self._with_total(self._clean(logits, layers))
             logits, layers = logits.detach(), tuple(layer.detach() for layer in layers)
-            del attention
+            del seen
         if drawn.kind == "clean":
             return
         *earlier, last = drawn.tensors["endpoints"].unbind()
@@ -150,9 +150,8 @@ class Faithful:
     def measure(self, model: nn.Module) -> Tensor:
         """See `score`; nothing waits for the device."""
         with evaluating(model, freeze=True):
-            with torch.no_grad():
-                logits, attention = observe(model, self.graph)
-            layers = attention.select(self.config.layers).layers
+            seen = observe(model, self.graph, heads="mean")
+            logits, layers = seen.logits, seen.attention.select(self.config.layers).layers
             total = self._total(self._clean(logits, layers))
             if not self.injects:
                 return -total.detach()
@@ -208,8 +207,9 @@ class Faithful:
         if adversary is not None:
             shares, share = self.probe_shares, self.probe_share
         attacked, edge_map = (adversary or self.adversary).joined(endpoints)
-        now, moved = observe(model, attacked)
-        before, after, grown = _paired(layers, moved.select(config.layers), self.graph, attacked, edge_map)
+        seen = observe(model, attacked, heads="mean", grad=True)
+        now, moved = seen.logits, seen.attention.select(config.layers)
+        before, after, grown = _paired(layers, moved, self.graph, attacked, edge_map)
         known = self.leaders if layers is self.target_layers else None
         return {
             "prediction_stability": prediction_distance(

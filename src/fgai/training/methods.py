@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from fgai.attacks import Budget
+from fgai.attention import prepared
 from fgai.checks import one_of
 from fgai.graph import Graph
-from fgai.models import GAT, GCN, GNNSVD, GT, AttentionModel, Defended, GATv2, GNNGuard, ProGNN
+from fgai.models import DEFENCES, MODELS, AttentionModel
 from fgai.tasks import task_of
 from fgai.training.adversarial import Adversarial
 from fgai.training.defended import Regularised
@@ -20,10 +21,8 @@ from fgai.training.faithful import make_faithful
 from fgai.training.loop import TrainConfig, seeded
 from fgai.training.presets import preset
 from fgai.training.settings import FaithfulConfig
-from fgai.training.train import prepared, train
+from fgai.training.train import train
 
-MODELS: dict[str, type[AttentionModel]] = {"GAT": GAT, "GATv2": GATv2, "GT": GT, "GCN": GCN}
-DEFENCES: dict[str, type[Defended]] = {"gnnguard": GNNGuard, "gnn-svd": GNNSVD, "pro-gnn": ProGNN}
 METHODS = ("vanilla", "ln", "at", "fgai", "fgai-paper", *DEFENCES)
 ALONE = ("vanilla", "ln", *DEFENCES)
 """Methods that train from new weights and need no trained vanilla model."""
@@ -63,7 +62,7 @@ def train_method(
     Args:
         method: `vanilla`, `ln`, `at`, `fgai`, `fgai-paper` (last layer, graph scope), `gnnguard`, `gnn-svd`
             or `pro-gnn`.
-        model: `GAT`, `GATv2`, `GT` or `GCN`.
+        model: name of the network, see `fgai.models.MODELS`.
         graph: with labels and masks.
         seed: of the weights, dropout and adversary.
         vanilla: the trained vanilla model for AT and FGAI; trained here when None.

@@ -13,10 +13,11 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.metrics import task_scores
 from fgai.tasks import task_of
-from fgai.training.capture import Drawn
+from fgai.training.capture import Drawn, replayable
 from fgai.training.loop import epoch_seed
 
 
+@replayable
 class Vanilla:
     """Cross-entropy on the training nodes, links or graphs; validation score: the task's own.
 

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from fgai.attention import prepared
 from fgai.errors import InputError
-from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.tasks import task_of
 from fgai.training.loop import History, Recipe, TrainConfig, fit
@@ -71,14 +71,6 @@ def train(
     )
     set_history(trained, history)
     return trained
-
-
-def prepared(model: nn.Module, graph: Graph) -> Graph:
-    """Return `graph` on the model's device, with what the model wants added (self-loops, encodings)."""
-    device = next(model.parameters()).device
-    if getattr(model, "is_fgai_model", False):
-        graph = model.prepare(graph)  # type: ignore[operator]
-    return graph.to(device)
 
 
 def copied(model: M) -> M:

@@ -105,5 +105,5 @@ class Site:
         attacked = self.template.replace(features=self.graph.features.append(features))
         if not self.reads:
             return call_model(self.model, attacked).index_select(0, self.rows), None
-        logits, attention = observe(self.model, attacked)
-        return logits.index_select(0, self.rows), attention
+        seen = observe(self.model, attacked, heads="mean", grad=True)
+        return seen.logits.index_select(0, self.rows), seen.attention

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, ClassVar, Self
+from collections.abc import Callable
+from typing import Any, ClassVar, Self, TypeVar
 
 from torch import Tensor, nn
 
+from fgai.attention import TappedLayer
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models.base import AttentionModel, as_graph
-from fgai.models.gat import GAT, GATv2
-from fgai.models.gcn import GCN
-from fgai.models.gt import GT
+from fgai.models.registry import MODELS, register
 
-BASES: dict[str, Any] = {"GAT": GAT, "GATv2": GATv2, "GT": GT, "GCN": GCN}
+DefendedT = TypeVar("DefendedT", bound="type[Defended]")
 
 
 class Defended(AttentionModel):
@@ -27,7 +27,7 @@ class Defended(AttentionModel):
     Args:
         in_channels: features per node.
         out_channels: classes.
-        base: `GAT`, `GATv2`, `GT` or `GCN`, the model behind.
+        base: name of the model behind, see `fgai.models.MODELS`.
         **arguments: of that model.
     """
 
@@ -35,7 +35,7 @@ class Defended(AttentionModel):
     """Names of the settings of the defence itself."""
 
     def __init__(self, in_channels: int, out_channels: int, *, base: str = "GAT", **arguments: Any) -> None:
-        kind = BASES[one_of(base, "base", tuple(BASES))]
+        kind: Any = MODELS[one_of(base, "base", tuple(MODELS))]
         model: AttentionModel = kind(in_channels, out_channels, **arguments)
         super().__init__(task=model.task, pooling=model.pooling, decoder=model.decoder)
         self.model = model
@@ -47,7 +47,7 @@ class Defended(AttentionModel):
         graph = as_graph(data)
         mine = {name: overrides.pop(name) for name in list(overrides) if name in cls.own}
         base = overrides.pop("base", "GAT")
-        model = BASES[one_of(base, "base", tuple(BASES))].for_data(graph, **overrides)
+        model = MODELS[one_of(base, "base", tuple(MODELS))].for_data(graph, **overrides)
         made = cls(**{**model.config, "base": base, **mine})
         made.see(made.prepare(graph))
         return made
@@ -82,9 +82,23 @@ class Defended(AttentionModel):
         return self.model.read_out(nodes, graph, links)
 
 
+DEFENCES: dict[str, type[Defended]] = {}
+"""Defences by the name of the training method."""
+
+
+def register_defence(method: str) -> Callable[[DefendedT], DefendedT]:
+    """Make a defence known by the name of the method that trains it; a decorator, see `register_model`."""
+
+    def registered(kind: DefendedT) -> DefendedT:
+        register(kind, method, DEFENCES)
+        return kind
+
+    return registered
+
+
 def attention_layers(model: nn.Module) -> int:
     """How many layers with attention a model has."""
-    count = sum(bool(getattr(module, "is_attention_layer", False)) for module in model.modules())
+    count = sum(isinstance(module, TappedLayer) for module in model.modules())
     if not count:
         raise InputError(f"{type(model).__name__} has no attention layer to guard")
     return count

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models.base import as_features
-from fgai.models.defences.base import Defended, attention_layers
+from fgai.models.defences.base import Defended, attention_layers, register_defence
 from fgai.ops import edge_cosine
 from fgai.ops.segments import row_sum
 from fgai.sparse import Adjacency, Features
 
 
+@register_defence("gnnguard")
 class GNNGuard(Defended):
     """A model whose every layer trusts an edge as far as its two ends resemble each other there.
 

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from fgai.checks import at_least
 from fgai.graph import Graph
 from fgai.models.base import as_features
-from fgai.models.defences.base import Defended
+from fgai.models.defences.base import Defended, register_defence
 from fgai.ops import edge_cosine
 from fgai.ops.lowrank import reconstruct
 from fgai.sparse import match_edges
 
 
+@register_defence("pro-gnn")
 class ProGNN(Defended):
     """A model that learns how much of each edge to believe.
 
@@ -51,6 +52,7 @@ class ProGNN(Defended):
     cross-entropy.
     """
 
+    can_capture = False  # the decomposition is computed on the host
     own: ClassVar[tuple[str, ...]] = ("sparsity", "smoothness", "low_rank", "rank")
     keys: Tensor
 

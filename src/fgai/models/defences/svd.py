@@ -9,10 +9,11 @@ from torch import Tensor
 
 from fgai.checks import at_least
 from fgai.graph import Graph
-from fgai.models.defences.base import Defended
+from fgai.models.defences.base import Defended, register_defence
 from fgai.ops.lowrank import reconstruct
 
 
+@register_defence("gnn-svd")
 class GNNSVD(Defended):
     """A model that reads the graph through its best approximation of low rank.
 
@@ -34,6 +35,7 @@ class GNNSVD(Defended):
     dense approximation, pairs without an edge included, which needs N² numbers.
     """
 
+    can_capture = False  # the decomposition is computed on the host
     own: ClassVar[tuple[str, ...]] = ("rank",)
 
     def __init__(

@@ -114,8 +114,12 @@ def with_encoding(graph: Graph, size: int) -> Graph:
     """
     if size == 0 or (graph.positional is not None and graph.positional.shape[1] == size):
         return graph
-    vectors, values = laplacian_encoding(graph.adjacency, size=size)
-    return graph.replace(positional=vectors.to(graph.device), positional_values=values.to(graph.device))
+
+    def encoded(given: Graph) -> Graph:
+        vectors, values = laplacian_encoding(given.adjacency, size=size)
+        return given.replace(positional=vectors.to(given.device), positional_values=values.to(given.device))
+
+    return graph.derived(f"{size} encodings", encoded)
 
 
 def _symmetric(index: Tensor) -> NDArray[np.int64]:

@@ -1,0 +1,183 @@
+"""What can be done with a model: fgai's own, called on a graph, and any PyG model, behind one interface."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor, nn
+
+from fgai.attention.layerwise import Layerwise
+from fgai.attention.record import uncompiled
+from fgai.attention.tapped import TappedLayer
+from fgai.errors import InputError
+from fgai.graph import Graph
+from fgai.tasks import link_logits
+
+
+class GraphModel(nn.Module):
+    """Base of models that are called as `model(graph)` and read features and edge weights from the graph.
+
+    What else such a model can do it says by overriding what stands here.
+
+    Attributes:
+        forward_parts: names of the methods that make up the forward pass. A subclass that changes one of them
+            must define `layerwise` again beside it; otherwise it has no stages.
+    """
+
+    forward_parts: ClassVar[frozenset[str]] = frozenset({"forward"})
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for kind in cls.__mro__:
+            if "layerwise" in vars(kind):
+                return
+            if cls.forward_parts & vars(kind).keys():
+                cls.layerwise = GraphModel.layerwise  # type: ignore[method-assign]
+                return
+
+    def prepare(self, graph: Graph) -> Graph:
+        """Return `graph` as this model reads it; itself where it already is so."""
+        return graph
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether a training step runs without waiting for the device, so that CUDA graphs can hold it."""
+        return False
+
+    def layerwise(self) -> Layerwise | None:
+        """Return the forward pass in evaluation mode as stages; None if it is not so made."""
+        return None
+
+
+class ModelAdapter(Protocol):
+    """What the rest of fgai does with a model; `adapter_of` finds the adapter."""
+
+    @property
+    def reads_weights(self) -> bool:
+        """Whether the model reads the edge weights of a graph."""
+
+    def prepare(self, graph: Graph) -> Graph:
+        """Return `graph` on the model's device with what the model wants added; itself where it is so."""
+
+    def call(self, graph: Graph) -> Tensor:
+        """Return the logits: a row per node [N, C], per link [L, 2] or per small graph [G, C]."""
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether training steps can be captured in CUDA graphs."""
+
+    def layerwise(self) -> Layerwise | None:
+        """Return what the model now does as stages, for partial recomputation; None if it cannot be."""
+
+
+@dataclass(frozen=True)
+class GraphModelAdapter:
+    """Of a `GraphModel`.
+
+    Attributes:
+        model: as given, to be called.
+        bare: the same, not compiled.
+    """
+
+    model: nn.Module
+    bare: GraphModel
+    reads_weights: bool = True
+
+    def prepare(self, graph: Graph) -> Graph:
+        """Return `graph` as the model reads it, on its device."""
+        return self.bare.prepare(graph).to(device_of(self.model))
+
+    def call(self, graph: Graph) -> Tensor:
+        """Return `model(graph)`."""
+        return _tensor(self.model(graph), self.model)
+
+    @property
+    def can_capture(self) -> bool:
+        """As the model says."""
+        return self.bare.can_capture
+
+    def layerwise(self) -> Layerwise | None:
+        """As the model says; None in training mode and while attention is tapped or hooks are set."""
+        if self.bare.training:
+            return None
+        for module in self.bare.modules():
+            if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)):
+                return None
+            if isinstance(module, TappedLayer) and module.tap is not None:
+                return None
+        return self.bare.layerwise()
+
+
+@dataclass(frozen=True)
+class PyGAdapter:
+    """Of any other model, called as `model(x, edge_index)`; it adds self-loops itself if it wants them.
+
+    On a graph with links it must return embeddings [N, D], whose dot products are the scores; on a batch of
+    small graphs it is called as `model(x, edge_index, batch)` and must return a row per small graph. A model
+    that needs more (`edge_attr`, positional encodings) is wrapped in a module that takes these.
+
+    Attributes:
+        model: as given.
+    """
+
+    model: nn.Module
+    reads_weights: bool = False
+    can_capture: bool = False
+
+    def prepare(self, graph: Graph) -> Graph:
+        """Return `graph` on the model's device."""
+        return graph.to(device_of(self.model))
+
+    def call(self, graph: Graph) -> Tensor:
+        """Return the logits; features [N, F] are made dense.
+
+        Raises:
+            InputError: the graph has no features or has edge weights.
+        """
+        if graph.edge_weight is not None:
+            raise InputError(
+                f"{graph.name!r} has edge weights, which {type(self.model).__name__} called as"
+                " model(x, edge_index) would not see; use one of fgai's models"
+            )
+        if graph.features is None:
+            raise InputError(
+                f"{graph.name!r} has no node features, which {type(self.model).__name__} needs; give it some"
+            )
+        inputs = (graph.features.to_dense(), graph.edge_index)
+        if graph.batch is not None:
+            return _tensor(self.model(*inputs, graph.batch), self.model)
+        outputs = _tensor(self.model(*inputs), self.model)
+        return outputs if graph.links is None else link_logits(outputs, graph.links.pairs)
+
+    def layerwise(self) -> Layerwise | None:
+        """None: what lies between the layers is not known."""
+        return None
+
+
+def adapter_of(model: nn.Module) -> ModelAdapter:
+    """Return the adapter of a model: that of `GraphModel` for fgai's own, compiled or not, else PyG's."""
+    bare = uncompiled(model)
+    return GraphModelAdapter(model, bare) if isinstance(bare, GraphModel) else PyGAdapter(model)
+
+
+def prepared(model: nn.Module, graph: Graph) -> Graph:
+    """Return `graph` on the model's device, with what the model wants added (self-loops, encodings).
+
+    A graph that is so already is returned as it is.
+    """
+    return adapter_of(model).prepare(graph)
+
+
+def device_of(model: nn.Module) -> Any:
+    """Return the device of a model's parameters."""
+    return next(model.parameters()).device
+
+
+def _tensor(output: object, model: nn.Module) -> Tensor:
+    if isinstance(output, Tensor):
+        return output
+    raise InputError(
+        f"{type(model).__name__} must return one tensor of logits, got {type(output).__name__};"
+        " wrap it in a module that returns the logits only"
+    )

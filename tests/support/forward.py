@@ -1,0 +1,22 @@
+"""Forward passes as the tests read them: pairs of logits and attention, and views of whole graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from fgai.attention import AttentionMap, observe, prepared
+from fgai.figures import GraphView
+from fgai.graph import Graph
+
+
+def seen_by(model: nn.Module, graph: Graph, perturb: Any = None) -> tuple[Tensor, AttentionMap]:
+    """Logits and the attention of every head, with gradients, in the mode the model is in."""
+    seen = observe(model, graph, grad=True, perturb=perturb)
+    return seen.logits, seen.attention
+
+
+def view_of(model: nn.Module, graph: Graph, **options: Any) -> GraphView:
+    """A model's view of a graph that need not be prepared; `options` are those of `GraphView.of`."""
+    return GraphView.of(observe(model, prepared(model, graph)), **options)
