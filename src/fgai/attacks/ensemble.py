@@ -30,17 +30,20 @@ from fgai.attacks.search.optimisers import OPTIMISERS
 from fgai.attacks.search.site import Site
 from fgai.attacks.search.spaces import SPACES
 from fgai.attacks.search.starts import STARTS, Place
-from fgai.attention import call_model, evaluating, observe, touched_rows
+from fgai.attention import call_model, evaluating, observe, prepared, touched_rows
 from fgai.checks import one_of
 from fgai.errors import InputError, ReliabilityWarning
 from fgai.graph import Graph, GraphChange
 from fgai.metrics import task_scores
 from fgai.objectives import Clean, Objective, Value
+from fgai.ops.segments import row_max
 from fgai.recompute import Recompute
 from fgai.tasks import task_of
 
 MASKED = 0.01
 """How much more damage a search without gradients may do before gradients are called masked."""
+SATURATED = 1e-6
+"""Distance to 1 from which the largest attention of a node counts as all there is."""
 EVOLUTION = "evolution"
 BASELINE = "plain sign"
 
@@ -109,6 +112,7 @@ class EnsembleInjection(Attack):
         """Yield random noise, then the worst point of every member at every set of endpoints."""
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to attack")
+        _warn_if_saturated(judge.clean)
         box, labels = self.budget.feature_box(graph), self._labels(judge)
         rows = judge.clean.logits.shape[0]
         predicted = judge.clean.logits.argmax(1) if rows == graph.num_nodes else None
@@ -138,7 +142,7 @@ class EnsembleInjection(Attack):
                 stream = _streams(generator, rule, [replace(DONOR, name=EVOLUTION)])[0]
                 free = evolve(site, self._aim([DONOR] * POPULATION, site, labels), place, stream)
                 ledger.members.append(_row(EVOLUTION, rule, free, perf_counter() - began))
-                _warn_if_masked(free, [one for _, one in found], judge)
+                _warn_if_masked(free, [one for _, one in found])
                 found.append((EVOLUTION, free))
             judge.spent(site.passes, site.share)
             for _, one in found:
@@ -180,7 +184,7 @@ class EnsembleInjection(Attack):
         plain = graph.batch is None and graph.links is None
         if plain and judge.parent is not None:
             with torch.no_grad(), evaluating(judge.parent):
-                logits = call_model(judge.parent, graph)
+                logits = call_model(judge.parent, prepared(judge.parent, graph))
         rows = judge.clean.nodes if plain else nodes
         sites = Sites(graph, nodes, rows, logits if plain else None, (self.budget.nodes, self.budget.edges))
         rules = self.rules if plain else ("random",)
@@ -222,11 +226,12 @@ class EnsembleInjection(Attack):
         parent = judge.parent
         assert parent is not None
         steps = max((member.steps for member in self.members if member.start == "donated"), default=0)
+        graph = prepared(parent, judge.graph)
         with evaluating(parent, freeze=True):
-            seen = observe(parent, judge.graph, heads="mean")
+            seen = observe(parent, graph, heads="mean")
             clean = Clean(seen.logits, seen.attention, judge.clean.nodes)
-            again = Recompute(parent, judge.graph) if Recompute.fits(parent, judge.graph) else None
-            site = Site(parent, judge.graph, place.endpoints, clean, again, reads=self.explains)
+            again = Recompute(parent, graph) if Recompute.fits(parent, graph) else None
+            site = Site(parent, graph, place.endpoints, clean, again, reads=self.explains)
             donor = [replace(DONOR, steps=steps)]
             (found,) = self._climb(donor, place, site, labels, _streams(generator, rule, donor))
         return found.features
@@ -256,8 +261,12 @@ def _row(member: str, rule: str, found: Found, seconds: float) -> dict[str, Any]
     }
 
 
-def _warn_if_masked(free: Found, climbed: Sequence[Found], judge: Judge) -> None:
-    """Say so when a search without gradients does more damage than all climbs: they were misled."""
+def _warn_if_masked(free: Found, climbed: Sequence[Found]) -> None:
+    """Say so when climbs cannot be believed: blind ones, or less damage than a search without gradients."""
+    blind = sum(one.steps > 0 and one.gradient == 0.0 for one in climbed)
+    if blind:
+        text = f"{blind} of {len(climbed)} climbs saw gradients of exactly zero only: they searched blindly"
+        warnings.warn(ReliabilityWarning("zero-gradient", text), stacklevel=5)
     most = max(one.damage for one in climbed)
     if free.damage > most + MASKED:
         text = (
@@ -265,3 +274,18 @@ def _warn_if_masked(free: Found, climbed: Sequence[Found], judge: Judge) -> None
             " the model masks its gradients, so its robustness is not shown"
         )
         warnings.warn(ReliabilityWarning("masked-gradients", text), stacklevel=5)
+
+
+def _warn_if_saturated(clean: Clean) -> None:
+    """Say so when attention is all or nothing almost everywhere: its gradients vanish."""
+    for layer in clean.attention:
+        several = layer.degree > 1
+        top = row_max(layer.values.mean(1), layer.rowptr)[several]
+        share = float((top > 1 - SATURATED).double().mean()) if top.numel() else 0.0
+        if share > 0.5:
+            text = (
+                f"attention of layer {layer.name!r} gives one neighbour everything at {share:.0%} of the nodes:"
+                " its softmax is saturated, and gradients through it vanish"
+            )
+            warnings.warn(ReliabilityWarning("saturated-attention", text), stacklevel=5)
+            return

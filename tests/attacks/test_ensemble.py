@@ -1,0 +1,323 @@
+"""The ensemble: never weaker than its parts, judged by what is reported; masked gradients are caught."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fgai.attacks import (
+    EXPLANATION_MEMBERS,
+    PREDICTION_MEMBERS,
+    Budget,
+    EnsembleInjection,
+    PGDInjection,
+    make_attack,
+)
+from fgai.attacks.endpoints import RULES, Sites, cover_endpoints
+from fgai.attacks.search.aims import ExplanationAim, PredictionAim, gap
+from fgai.attacks.search.members import Member, batches
+from fgai.attacks.search.optimisers import OPTIMISERS
+from fgai.attacks.search.site import Site
+from fgai.attacks.search.spaces import SPACES
+from fgai.attention import call_model, evaluating, observe, prepared, touched_rows
+from fgai.errors import InputError, ReliabilityWarning
+from fgai.graph import Graph, GraphChange
+from fgai.metrics import f1
+from fgai.models import GAT
+from fgai.objectives import Clean, Explanation
+from fgai.recompute import Recompute
+from support import attack_cases as cases
+
+TINY = Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=6)
+ALONE = tuple(member for member in PREDICTION_MEMBERS if member.start not in ("incumbent", "donated"))
+
+
+def run(model: nn.Module, graph: Graph, attack: Any, **given: Any) -> Any:
+    with cases.quiet():
+        return attack.run(model, graph, **given)
+
+
+def wrong(model: nn.Module, graph: Graph, attacked: Graph) -> float:
+    """One minus the F1 on test nodes, computed apart from the attack."""
+    assert graph.y is not None and graph.test_mask is not None
+    with evaluating(model), torch.no_grad():
+        logits = call_model(model, attacked)[: graph.num_nodes]
+    return 1 - f1(logits[graph.test_mask], graph.y[graph.test_mask])
+
+
+@pytest.mark.parametrize("name", cases.MODELS)
+@pytest.mark.parametrize("recipe", ["vanilla", "faithful"])
+def test_contract(name: str, recipe: str) -> None:
+    graph, model = cases.tiny_graph(), cases.trained(name, recipe)
+    parent = None if recipe == "vanilla" else cases.trained(name, "vanilla")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    result = run(model, graph, EnsembleInjection(TINY), seed=3, parent=parent)
+    assert max(result.ledger.damages) == pytest.approx(wrong(model, graph, result.graph), abs=1e-6)
+    assert result.ledger.damages[0] <= max(result.ledger.damages)
+    again = run(model, graph, EnsembleInjection(TINY), seed=3, parent=parent)
+    assert torch.equal(result.change.features, again.change.features)
+    other = run(model, graph, EnsembleInjection(TINY), seed=4, parent=parent)
+    assert other.ledger.damages != result.ledger.damages
+    rows = result.ledger.members
+    found = {(row["member"], row["endpoints"]) for row in rows}
+    assert {(member.name, rule) for member in PREDICTION_MEMBERS for rule in RULES} <= found
+    assert len(rows) == len(result.ledger.damages) - 1  # all but the noise
+    for row, damage in zip(rows, result.ledger.damages[1:], strict=True):
+        assert row["damage"] == pytest.approx(damage, abs=1e-6), row
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("objective", ["prediction", "explanation"])
+@pytest.mark.parametrize("name", ["gat", "gt", "pyg"])
+def test_never_weaker_than_a_member_or_the_plain_attack(name: str, objective: str) -> None:
+    graph, model = cases.tiny_graph(), cases.trained(name, "vanilla")
+    members = ALONE if objective == "prediction" else EXPLANATION_MEMBERS[:3]
+    whole = EnsembleInjection(TINY, objective, k=cases.K, members=members)
+    most = max(run(model, graph, whole, seed=1).ledger.damages)
+    for member in members:
+        alone = EnsembleInjection(TINY, objective, k=cases.K, members=[member], baseline=None)
+        assert most >= max(run(model, graph, alone, seed=1).ledger.damages) - 1e-9, member.name
+    plain = PGDInjection(replace(TINY, steps=10, step_size=0.1), objective, k=cases.K)
+    change = run(model, graph, plain, seed=1).change
+    judged = EnsembleInjection(TINY, objective, k=cases.K)
+    assert most >= damage_of(judged, model, graph, change) - 1e-9
+
+
+def damage_of(attack: EnsembleInjection, model: nn.Module, graph: Graph, change: GraphChange) -> float:
+    """What an ensemble would report of a change, computed from full passes alone."""
+    ready = prepared(model, graph)
+    attacked = change.apply(ready)[0]
+    if attack.objective.explanation is None:
+        return wrong(model, graph, attacked)
+    before, after = (observe(model, seen, heads="mean") for seen in (ready, attacked))
+    clean = Clean(before.logits, before.attention, torch.arange(graph.num_nodes))
+    touched = touched_rows(before.attention, after.attention)
+    return float(attack.objective.explanation.shares(after.attention, clean, touched)[1])
+
+
+@given(seed=st.integers(0, 50), steps=st.integers(1, 6))
+@settings(max_examples=10)
+def test_never_weaker_than_with_half_the_steps(seed: int, steps: int) -> None:
+    graph, model = cases.tiny_graph(), cases.trained("gat", "vanilla")
+    few, many = (
+        max(
+            run(
+                model, graph, EnsembleInjection(replace(TINY, steps=n), members=ALONE), seed=seed
+            ).ledger.damages
+        )
+        for n in (steps, 2 * steps)
+    )
+    assert many >= few
+
+
+def test_nothing_found_by_brute_force_over_a_grid_is_missed() -> None:
+    """One new node with two features that matter, every point of a fine grid tried."""
+    graph = cases.tiny_graph()
+    assert graph.features is not None
+    narrow = graph.replace(features=type(graph.features).dense(graph.features.to_dense()[:, :2].contiguous()))
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = GAT.for_data(narrow, channels=3, heads=2).eval()
+    budget = Budget(nodes=1, edges=6, box=(-1.0, 1.0), steps=60)
+    attack = EnsembleInjection(budget, rules=("random",))
+    result = run(model, narrow, attack, seed=2)
+    ready = prepared(model, narrow)
+    axis = torch.linspace(-1, 1, 41)
+    best = max(
+        wrong(model, narrow, result.change.__class__(
+            endpoints=result.change.endpoints, features=torch.stack([x, y])[None]
+        ).apply(ready)[0])
+        for x in axis
+        for y in axis
+    )  # fmt: skip
+    assert max(result.ledger.damages) >= 0.98 * best
+
+
+class Quantised(GAT):
+    """Activations rounded to a coarse grid: no gradient passes."""
+
+    def embed(self, graph: Graph) -> Tensor:
+        return torch.round(super().embed(graph) * 4) / 4
+
+
+class Clamped(GAT):
+    """Features beyond a hair's breadth are cut off, without a gradient for whoever stands outside."""
+
+    def embed(self, graph: Graph) -> Tensor:
+        assert graph.features is not None
+        cut = graph.features.map(lambda values: values.clamp(-0.02, 0.02) * 50)
+        return super().embed(graph.replace(features=cut))
+
+
+def masked(kind: str) -> nn.Module:
+    """A trained model whose gradients are hidden on purpose."""
+    trained = cases.trained("gat", "vanilla")
+    if kind == "saturated":
+        model = copy.deepcopy(trained)
+        with torch.no_grad():
+            for conv in model.convs:  # type: ignore[union-attr]
+                conv.source_weight.mul_(1e4)
+                conv.destination_weight.mul_(1e4)
+        return model
+    other = {"quantised": Quantised, "clamped": Clamped}[kind](**trained.config)  # type: ignore[arg-type]
+    other.load_state_dict(trained.state_dict())
+    return other.eval()
+
+
+@pytest.mark.parametrize("kind", ["saturated", "quantised", "clamped"])
+def test_masked_gradients_are_caught(kind: str) -> None:
+    graph, codes = cases.tiny_graph(), set()
+    for seed in range(3):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            EnsembleInjection(TINY).run(masked(kind), graph, seed=seed)
+        codes |= {w.message.code for w in caught if isinstance(w.message, ReliabilityWarning)}
+    assert codes & {"masked-gradients", "zero-gradient", "saturated-attention"}, codes
+
+
+@pytest.mark.parametrize("name", ["gat", "gatv2", "gt"])
+def test_a_clean_model_raises_no_flag(name: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        EnsembleInjection(replace(TINY, steps=20)).run(cases.trained(name, "vanilla"), cases.tiny_graph())
+    flags = {w.message.code for w in caught if isinstance(w.message, ReliabilityWarning)}
+    assert not flags & {"masked-gradients", "zero-gradient", "saturated-attention"}
+
+
+class TestSite:
+    @pytest.mark.parametrize("reads", [False, True])
+    @pytest.mark.parametrize("name", ["gat", "gatv2", "gt"])
+    def test_several_sets_of_features_at_once_equal_one_by_one(self, name: str, reads: bool) -> None:
+        model, graph = (
+            cases.trained(name, "vanilla"),
+            prepared(cases.trained(name, "vanilla"), cases.tiny_graph()),
+        )
+        draws = torch.Generator().manual_seed(3)
+        features = torch.rand(4, 3, graph.num_features, generator=draws) * 2 - 1
+        ends = torch.tensor([[16, 20, 3], [7, 1, 2], [5, 9, 11]])
+        with evaluating(model, freeze=True):
+            seen = observe(model, graph, heads="mean")
+            clean = Clean(seen.logits, seen.attention, torch.arange(0, 30, 2))
+            again = Recompute(model, graph)
+            part, full = (Site(model, graph, ends, clean, a, reads=reads) for a in (again, None))
+            part.plan = again.plan(*_everything(graph, ends, clean, reads), whole=reads, limit=float("inf"))
+            labels = seen.logits.argmax(1)
+            values = []
+            for site in (_with_plan(part, graph), full):
+                aim: Any = PredictionAim(site, ["entropy", "margin", "reach", "margin"], labels)
+                if reads:
+                    aim = ExplanationAim(site, Explanation(2), 4)
+                moving = features.clone().requires_grad_()
+                loss, damage = aim(site.view(moving))
+                (gradient,) = torch.autograd.grad(loss.sum(), moving)
+                values.append((loss.detach(), damage, gradient))
+        for one, two in zip(*values, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+
+
+def _everything(graph: Graph, ends: Tensor, clean: Clean, reads: bool) -> tuple[Any, Any]:
+    from fgai.recompute import Edit
+
+    return Edit.of(GraphChange(endpoints=ends), graph), None if reads else clean.nodes
+
+
+def _with_plan(site: Site, graph: Graph) -> Site:
+    """The site as it is where a partial pass pays, on a graph where it does not."""
+    assert site.plan is not None and site.again is not None
+    site.encodings = site.again.encodings(site.plan, GraphChange(endpoints=site.endpoints))
+    attacked = torch.zeros(graph.num_nodes + len(site.endpoints), dtype=torch.bool)
+    attacked[site.clean.nodes] = True
+    site.kept = attacked[site.plan.nodes].nonzero().flatten()
+    site.rows = site.plan.nodes[site.kept]
+    return site
+
+
+class TestPieces:
+    @pytest.mark.parametrize("name", list(SPACES))
+    @given(seed=st.integers(0, 1000), low=st.floats(-3, 0), width=st.floats(0.5, 4))
+    def test_spaces_stay_in_the_box(self, name: str, seed: int, low: float, width: float) -> None:
+        space, box = SPACES[name], (low, low + width)
+        draws = torch.Generator().manual_seed(seed)
+        features = low + width * torch.rand(2, 3, 5, generator=draws, dtype=torch.float64)
+        point = space.start(features, box)
+        back = space.features(point, box)
+        torch.testing.assert_close(back, features, rtol=0, atol=1e-3 * width)
+        far = space.features(space.project(point + 100 * torch.randn(2, 3, 5, generator=draws), box), box)
+        assert float(far.min()) >= low - 1e-6 and float(far.max()) <= low + width + 1e-6
+
+    def test_adam_is_adam(self) -> None:
+        start, draws = torch.zeros(1, 2, 3), torch.Generator().manual_seed(0)
+        theirs = start.clone().requires_grad_()
+        adam = torch.optim.Adam([theirs], lr=0.1, maximize=True)
+        ours, mine = OPTIMISERS["adam"](start, torch.full((1, 1, 1), 0.1)), start.clone()
+        for _ in range(5):
+            gradient = torch.randn(start.shape, generator=draws)
+            theirs.grad = gradient.clone()
+            adam.step()
+            mine = mine + ours.move(gradient)
+        torch.testing.assert_close(mine, theirs.detach())
+
+    def test_the_gap_is_positive_exactly_where_a_row_is_wrong(self) -> None:
+        logits = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(1))
+        label = torch.arange(7) % 4
+        assert torch.equal(gap(logits, label) > 0, logits.argmax(-1) != label)
+
+    def test_members_are_batched_and_polish_comes_last(self) -> None:
+        groups = batches(PREDICTION_MEMBERS)
+        assert sorted(m.name for g in groups for m in g) == sorted(m.name for m in PREDICTION_MEMBERS)
+        assert [m.name for m in groups[-1]] == ["polish"]
+        assert all(len({(m.space, m.optimiser, m.steps) for m in group}) == 1 for group in groups)
+
+    @pytest.mark.parametrize("field", ["start", "space", "optimiser", "loss"])
+    def test_unknown_words_are_refused(self, field: str) -> None:
+        with pytest.raises(InputError, match=field):
+            Member(**{"name": "x", "start": "small", field: "other"})
+
+    def test_an_ensemble_needs_members(self) -> None:
+        with pytest.raises(InputError, match="at least one member"):
+            EnsembleInjection(TINY, members=())
+
+
+class TestEndpoints:
+    @pytest.mark.parametrize("rule", list(RULES))
+    def test_rules_keep_the_budget_and_read_no_model_but_the_parent(self, rule: str) -> None:
+        graph = cases.tiny_graph()
+        nodes = graph.test_mask.nonzero().flatten()  # type: ignore[union-attr]
+        logits = torch.randn(30, 3, generator=torch.Generator().manual_seed(0))
+        sites = Sites(graph, nodes, nodes, logits, (3, 4))
+        first, second = (RULES[rule](sites, torch.Generator().manual_seed(5)) for _ in range(2))
+        assert first.shape == (3, 4) and torch.equal(first, second)
+        assert bool(torch.isin(first, nodes).all())
+        assert all(torch.unique(row).numel() == 4 for row in first)
+
+    def test_cover_takes_the_node_next_to_most_leaves(self) -> None:
+        """Two stars: the centre of the larger is worth most, then the other's."""
+        edges = [(0, leaf) for leaf in range(2, 10)] + [(1, leaf) for leaf in range(10, 15)]
+        graph = Graph.from_edges(torch.tensor(edges).T, 16, torch.eye(16), undirected=True)
+        every = torch.arange(16)
+        sites = Sites(graph, every, every, None, (1, 2))
+        found = cover_endpoints(sites, torch.Generator().manual_seed(0))
+        assert sorted(found.flatten().tolist()) == [0, 1]
+
+    def test_more_endpoints_than_targets_are_filled_up(self) -> None:
+        graph = cases.tiny_graph()
+        nodes = torch.arange(5)
+        sites = Sites(graph, nodes, nodes, torch.zeros(30, 3), (4, 3))
+        for rule in RULES.values():
+            found = rule(sites, torch.Generator().manual_seed(0))
+            assert found.shape == (4, 3) and all(torch.unique(row).numel() == 3 for row in found)
+
+
+@pytest.mark.parametrize(("name", "size"), [("ensemble", (20, 20)), ("ensemble-strong", (60, 40))])
+def test_threats_by_name(name: str, size: tuple[int, int]) -> None:
+    attack = make_attack(name, "explanation", k=3)
+    assert isinstance(attack, EnsembleInjection) and attack.searches and attack.explains
+    assert (attack.budget.nodes, attack.budget.edges) == size
