@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    graph = fgai.load(args.dataset)
+    graph = fgai.load_dataset(args.dataset)
     rows = [row(args, graph, layers) for layers in args.layers]
     rows += [single(args, graph, layers) for layers in args.layers]
     columns = [

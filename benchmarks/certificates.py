@@ -98,7 +98,7 @@ def seconds(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     rows = []
     for dataset in args.datasets:
-        graph = fgai.load(dataset)
+        graph = fgai.load_dataset(dataset)
         for name in args.models:
             model = train_method("vanilla", name, graph, progress=False, settings={"epochs": 2})
             certify(model, graph, radius=0.01)

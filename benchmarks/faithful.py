@@ -30,7 +30,7 @@ WAYS = ("vanilla", "fgai")
 def measure(way: str, dataset: str, model: str, epochs: int, device: str, threads: int) -> dict[str, float]:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    graph = fgai.load(dataset)
+    graph = fgai.load_dataset(dataset)
     network = untrained(model, graph).to(device)
     graph = prepared(network, graph)
     if way == "vanilla":

@@ -43,7 +43,7 @@ def edges_of(name: str) -> tuple[Tensor, int, bool]:
     """Return the edges with self-loops, the number of nodes, and whether they are the real ones."""
     dataset, nodes, count = GRAPHS[name]
     try:
-        graph = fgai.load(dataset)
+        graph = fgai.load_dataset(dataset)
     except DataError:
         generator = torch.Generator().manual_seed(0)
         # Squares of uniform numbers crowd at the low end: a few nodes get thousands of edges.

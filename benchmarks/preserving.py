@@ -22,7 +22,7 @@ from fgai import objectives
 from fgai.attacks import THREATS, Threat
 from fgai.evaluation import EvaluationRecord, breaking_point, evaluate
 from fgai.graph import Graph
-from fgai.training import load, train_method
+from fgai.training import load_model, train_method
 
 COLUMNS = [
     "row", "classes kept", "top-5 changed, class kept", "first layer", "last layer", "top-5 kept", "seconds",
@@ -33,7 +33,7 @@ def models(args: argparse.Namespace, graph: Graph) -> dict[str, nn.Module]:
     """Return the vanilla model and its faithful twin, read or trained."""
     made: dict[str, nn.Module] = {}
     for name, method, path in (("vanilla", "vanilla", args.vanilla), ("FGAI", "fgai", args.faithful)):
-        trained = load(path) if path else train_method(method, args.model, graph, seed=args.seed)
+        trained = load_model(path) if path else train_method(method, args.model, graph, seed=args.seed)
         made[name] = trained.to(args.device)
     return made
 
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--breaking-point", type=float, default=None, help="also search it, at this overlap")
     parser.add_argument("--output", type=Path, default=None, help="write the records to this file")
     args = parser.parse_args()
-    graph = fgai.load(args.dataset, seed=args.seed).to(args.device)
+    graph = fgai.load_dataset(args.dataset, seed=args.seed).to(args.device)
     rows, records, notes = [], [], []
     for name, model in models(args, graph).items():
         options: dict[str, Any] = {"seed": args.seed, "name": name, "curves": False, "nulls": False}

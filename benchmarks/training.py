@@ -80,7 +80,7 @@ def measure_pyg(graph: fgai.Graph, epochs: int, device: str, *, sparse: bool) ->
 def measure(way: str, dataset: str, epochs: int, device: str, threads: int) -> dict[str, float]:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    graph = fgai.load(dataset)
+    graph = fgai.load_dataset(dataset)
     if way == "fgai":
         return measure_fgai(graph, epochs, device)
     return measure_pyg(graph, epochs, device, sparse=way == "pyg-sparse")

@@ -118,7 +118,7 @@ def overlap(one: Tensor, two: Tensor) -> Tensor:
 def measure(args: argparse.Namespace) -> dict[str, float]:
     torch.set_num_threads(args.threads)
     dataset = args.datasets[0]
-    graph = fgai.load(dataset)
+    graph = fgai.load_dataset(dataset)
     model = untrained(args.model, graph)
     graph = prepared(model, graph)
     config = FaithfulConfig().replace(**preset("fgai", args.model, dataset))

@@ -23,7 +23,7 @@ class Net(torch.nn.Module):
 
 
 def main(dataset: str = "cora", epochs: int = 100) -> Comparison:
-    data = fgai.load(dataset).to_data()  # or any Data object of your own
+    data = fgai.load_dataset(dataset).to_data()  # or any Data object of your own
     torch.manual_seed(0)
     model = fgai.train(Net(data.num_features, int(data.y.max()) + 1), data, epochs=epochs)
     faithful = fgai.make_faithful(model, data, epochs=epochs, lr=0.01)  # a Net: faithful(x, edge_index)

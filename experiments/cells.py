@@ -31,7 +31,7 @@ class Cell:
         kind: `evaluate` (test nodes), `search` (validation nodes only), `certify` (certificates) or `cost`
             (seconds and memory of the training alone).
         model: class name.
-        dataset: name for `fgai.load`.
+        dataset: name for `fgai.load_dataset`.
         method: see `fgai.training.METHODS`.
         seed: of split, weights, training and attack.
         threats: evaluated under.

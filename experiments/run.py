@@ -17,7 +17,7 @@ from experiments.cells import Cell
 from experiments.memory import PeakMemory
 from experiments.store import Store
 from experiments.trained import model_of, settings_of, vanilla_of
-from fgai import CheckpointError, FgaiWarning, Graph, certify, evaluate, load
+from fgai import CheckpointError, FgaiWarning, Graph, certify, evaluate, load_dataset
 from fgai.attacks import make_attack
 from fgai.attention import call_model, evaluating, prepared
 from fgai.datasets import with_degrees
@@ -106,7 +106,7 @@ def _measure(cell: Cell, device: str, root: Path | str | None, cache: Path | Non
 
 
 def _graph(cell: Cell, device: str, root: Path | str | None) -> Graph:
-    graph = load(cell.dataset, root=root, seed=cell.seed, task=cell.predicts)
+    graph = load_dataset(cell.dataset, root=root, seed=cell.seed, task=cell.predicts)
     if cell.task == "truth" and cell.dataset != "planted":
         graph = with_degrees(graph)
     return graph.to(device)
@@ -120,7 +120,7 @@ def _training(model: nn.Module, cell: Cell) -> dict[str, Any]:
         "epoch_seconds": sorted(history.epoch_seconds)[len(history.epoch_seconds) // 2],
         "best_epoch": history.best_epoch,
         "epochs": len(history.terms),
-        "tries": history.tries,
+        "attempts": history.attempts,
         "last": history.terms[-1],
         **settings_of(cell),
         "curve": _thin(history.terms),

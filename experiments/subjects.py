@@ -10,7 +10,7 @@ from torch import nn
 from experiments.build import name_of
 from experiments.cells import Cell
 from experiments.trained import model_path, trained
-from fgai import Graph, load
+from fgai import Graph, load_dataset
 from fgai.attacks import make_attack
 from fgai.figures import Case, NodeView, before_after
 
@@ -25,7 +25,7 @@ class Source:
 
     Attributes:
         model: class name.
-        dataset: name for `fgai.load`.
+        dataset: name for `fgai.load_dataset`.
         seed: of split, weights, training and attack.
         root: folder of the datasets.
         cache: folder of trained models; None trains anew.
@@ -43,7 +43,7 @@ class Source:
 
     def graph(self) -> Graph:
         """The data, with the split of the seed."""
-        return load(self.dataset, root=self.root, seed=self.seed).to(self.device)
+        return load_dataset(self.dataset, root=self.root, seed=self.seed).to(self.device)
 
     def trained(self, method: str, graph: Graph, vanilla: nn.Module | None = None) -> nn.Module:
         """Return a trained model, from the cache when it is there."""

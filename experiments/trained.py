@@ -19,9 +19,9 @@ from fgai.training import (
     ALONE,
     FaithfulConfig,
     TrainConfig,
-    load,
+    load_model,
     preset,
-    save,
+    save_model,
     settings_for,
     train_method,
 )
@@ -96,7 +96,7 @@ def trained(
         anew: train even if it is there, for the training's own sake.
     """
     if path is not None and path.exists() and not anew:
-        return load(path).to(device), False
+        return load_model(path).to(device), False
     model = train_method(
         cell.method,
         cell.model,
@@ -108,7 +108,7 @@ def trained(
         settings=cell.settings,
     )
     if path is not None:
-        save(model, path)
+        save_model(model, path)
     return model, True
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import re
 import subprocess
+import sys
 import types
 import warnings
 from functools import partial
@@ -45,7 +47,38 @@ def public_names(module: types.ModuleType) -> set[str]:
 class TestNames:
     def test_root(self) -> None:
         assert fgai.__all__ == sorted(fgai.__all__, key=_isort)
-        assert public_names(fgai) | {"__version__"} == set(fgai.__all__)
+        for name in fgai.__all__:
+            assert getattr(fgai, name) is not None
+        modules = {name for name in dir(fgai) if isinstance(getattr(fgai, name), types.ModuleType)}
+        assert set(dir(fgai)) - modules == set(fgai.__all__)
+        assert {f"fgai.{name}" for name in modules} >= set(PACKAGES) - {"fgai.cli"}
+        with pytest.raises(AttributeError, match="'fgai' has no attribute 'load'"):
+            fgai.load  # noqa: B018
+
+    def test_root_says_the_same_to_type_checkers(self) -> None:
+        tree = ast.parse(Path(str(fgai.__file__)).read_text(encoding="utf-8"))
+        typed = {
+            alias.name: str(node.module).split(".")[1]
+            for block in tree.body
+            if isinstance(block, ast.If)
+            for node in block.body
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        assert typed == fgai._HOMES and {*typed, "__version__"} == set(fgai.__all__)
+
+    def test_root_loads_nothing_until_asked(self) -> None:
+        code = """
+import json, sys, fgai
+before = sorted(name for name in sys.modules if name.startswith(("fgai.", "torch", "numpy")))
+here = dir(fgai)
+loaded = {name: getattr(fgai, name).__name__ for name in ("metrics", "attacks", "figures")}
+print(json.dumps([before, sorted(fgai.__all__) == sorted(set(here) - set(fgai._PACKAGES)), loaded]))
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        before, complete, loaded = json.loads(done.stdout)
+        assert before == ["fgai.version"] and complete
+        assert loaded == {name: f"fgai.{name}" for name in ("metrics", "attacks", "figures")}
 
     @pytest.mark.parametrize("name", PACKAGES)
     def test_packages(self, name: str) -> None:
@@ -59,11 +92,16 @@ class TestNames:
             assert getattr(module, entry) is not None
         assert public_names(module) <= set(promised)
 
-    def test_functions_win_over_packages_of_the_same_name(self) -> None:
-        importlib.import_module("fgai.evaluation.record")
-        importlib.import_module("fgai.certificates.record")
-        assert callable(fgai.evaluation) and callable(fgai.certificates)
-        assert fgai.evaluation.__name__ == "evaluate" and fgai.certificates.__name__ == "certify"
+    def test_verbs_are_functions_and_nouns_are_packages(self) -> None:
+        verbs = {"train", "make_faithful", "evaluate", "compare", "certify", "explain", "report", "record"}
+        verbs |= {"load_dataset", "load_model", "save_model"}
+        for name in PACKAGES:
+            importlib.import_module(name)
+        for name in verbs:
+            assert isinstance(getattr(fgai, name), types.FunctionType) and f"fgai.{name}" not in PACKAGES
+            assert getattr(fgai, name).__name__ == name
+        for name in set(PACKAGES) - {"fgai.cli"}:
+            assert isinstance(getattr(fgai, name.removeprefix("fgai.")), types.ModuleType)
 
     def test_version(self) -> None:
         assert fgai.__version__ == installed("fgai")

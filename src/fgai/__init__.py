@@ -1,30 +1,44 @@
 """Attention explanations of graph neural networks that stay put: train them, attack them, certify them.
 
-`fgai.evaluation` and `fgai.certificates` are the functions. The packages of the same names are reached by
-`from fgai.evaluation import EvaluationRecord`, not by `import fgai.evaluation as ...`.
+    data = fgai.load_dataset("planted")
+    model = fgai.train("GAT", data)
+    faithful = fgai.make_faithful(model, data)
+    fgai.compare({"GAT": model, "FGAI": faithful}, data).show()
+
+Verbs are functions here; nouns are subpackages (`fgai.training`, `fgai.attacks`, `fgai.metrics`, ...). Both
+are loaded when they are first asked for, so `import fgai` itself takes no time.
 """
 
-from fgai.certificates import certify
-from fgai.datasets import load
-from fgai.errors import (
-    AttentionError,
-    BudgetError,
-    CheckpointError,
-    DataError,
-    DivergenceError,
-    FgaiError,
-    FgaiWarning,
-    InputError,
-    MissingExtraError,
-    ReliabilityWarning,
-)
-from fgai.evaluation import compare, evaluate
-from fgai.graph import Graph
-from fgai.models import GAT, GCN, GT, GATv2
-from fgai.training import load as load_model
-from fgai.training import make_faithful, train
-from fgai.training import save as save_model
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+from typing import Any as _Any
+
 from fgai.version import __version__
+
+if TYPE_CHECKING:
+    from fgai.attention.record import record
+    from fgai.certificates import certify
+    from fgai.datasets import load_dataset
+    from fgai.errors import (
+        AttentionError,
+        BudgetError,
+        CheckpointError,
+        DataError,
+        DivergenceError,
+        FgaiError,
+        FgaiWarning,
+        InputError,
+        MissingExtraError,
+        ReliabilityWarning,
+    )
+    from fgai.evaluation import evaluate
+    from fgai.evaluation.compare import compare
+    from fgai.explanations import explain
+    from fgai.graph import Graph
+    from fgai.models import GAT, GCN, GT, GATv2
+    from fgai.reports import report
+    from fgai.training import load_model, make_faithful, save_model
+    from fgai.training.train import train
 
 __all__ = [
     "GAT",
@@ -46,9 +60,56 @@ __all__ = [
     "certify",
     "compare",
     "evaluate",
-    "load",
+    "explain",
+    "load_dataset",
     "load_model",
     "make_faithful",
+    "record",
+    "report",
     "save_model",
     "train",
 ]
+
+_NAMES = {
+    "attention": ("record",),
+    "certificates": ("certify",),
+    "datasets": ("load_dataset",),
+    "errors": tuple(name for name in __all__ if name.endswith(("Error", "Warning"))),
+    "evaluation": ("compare", "evaluate"),
+    "explanations": ("explain",),
+    "graph": ("Graph",),
+    "models": ("GAT", "GCN", "GT", "GATv2"),
+    "reports": ("report",),
+    "training": ("load_model", "make_faithful", "save_model", "train"),
+}
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
+_PACKAGES = (
+    *_NAMES,
+    "attacks",
+    "divergence",
+    "figures",
+    "metrics",
+    "objectives",
+    "ops",
+    "recompute",
+    "records",
+    "sparse",
+    "tasks",
+    "topk",
+)
+
+
+def __getattr__(name: str) -> _Any:
+    """Load a function, a class or a subpackage when it is first asked for."""
+    if name in _HOMES:
+        found = getattr(_import_module(f"fgai.{_HOMES[name]}"), name)
+    elif name in _PACKAGES:
+        found = _import_module(f"fgai.{name}")
+    else:
+        raise AttributeError(f"module 'fgai' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_PACKAGES})

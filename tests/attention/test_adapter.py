@@ -14,7 +14,7 @@ from fgai.attention import GraphModel, adapter_of, observe, prepared, record
 from fgai.attention.adapter import GraphModelAdapter, PyGAdapter
 from fgai.certificates import certify
 from fgai.errors import InputError
-from fgai.explanations import explain_node
+from fgai.explanations import explain
 from fgai.graph import Graph
 from fgai.models import GAT, GCN, GT, AttentionModel, GATv2, GNNGuard, ProGNN
 from fgai.recompute import Recompute
@@ -252,7 +252,7 @@ class TestPreparedOnce:
             elif what == "certify":
                 certify(model, data, vanilla=other, radius=0.1)
             else:
-                explain_node(model, data, 3, threat="random")
+                explain(model, data, 3, threat="random")
         assert (converted.calls, looped.calls) == (1, 1)
 
     def test_partial_recomputation_wants_a_prepared_graph(self) -> None:

@@ -305,7 +305,7 @@ SLOW = pytest.mark.slow
     ],
 )
 def test_trained_models_on_real_graphs(dataset: str, kind: type[GAT] | type[GT], data_root: Path) -> None:
-    graph = fgai.load(dataset, root=data_root)
+    graph = fgai.load_dataset(dataset, root=data_root)
     model = fgai.train(kind.for_data(graph), graph, epochs=5, progress=False)
     graph = prepared(model, graph)
     for turn, norm in enumerate(NORMS):

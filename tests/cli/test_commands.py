@@ -9,19 +9,28 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click import Group
+from typer.main import get_command
 
+import fgai as root
+from fgai.attacks import THREATS
+from fgai.cli import app
 from fgai.evaluation import Comparison, EvaluationRecord
-from fgai.training import load, read_header
+from fgai.models import MODELS
+from fgai.objectives import OBJECTIVES
+from fgai.training import METHODS, load_model, read_header, untrained
 from support.cli_cases import answer, environment, fgai, here, refused
 
 
@@ -40,7 +49,7 @@ class TestModels:
     def test_files_know_their_data(self, workshop: Path) -> None:
         header = read_header(workshop / "gat.safetensors")
         assert header["about"]["dataset"] == "planted" and len(header["data_fingerprint"]) == 32
-        assert type(load(workshop / "twin.safetensors")).__name__ == "GAT"
+        assert type(load_model(workshop / "twin.safetensors")).__name__ == "GAT"
         assert not list(workshop.glob("*.partial"))
 
     def test_words_for_people(self, tmp_path: Path) -> None:
@@ -58,9 +67,74 @@ class TestModels:
         done = here("train", "--epochs", 3, "-o", "again.safetensors", "--quiet", "--json", cwd=tmp_path)
         torch.set_num_threads(threads)
         assert done.exit_code == 0 and done.stderr == ""
-        first, second = load(workshop / "gat.safetensors"), load(tmp_path / "again.safetensors")
+        first, second = load_model(workshop / "gat.safetensors"), load_model(tmp_path / "again.safetensors")
         for name, value in first.state_dict().items():
             assert value.equal(second.state_dict()[name]), name
+
+
+class TestSameAsPython:
+    """The same call gives the same model in Python and in the shell."""
+
+    @pytest.fixture(autouse=True)
+    def one_thread(self) -> Iterator[None]:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # sums are rounded otherwise on more
+        yield
+        torch.set_num_threads(threads)
+
+    @pytest.mark.parametrize("model", ["GAT", "GT"])
+    @pytest.mark.parametrize("task", [None, "link"])
+    def test_train_and_faithful(self, model: str, task: str | None, tmp_path: Path) -> None:
+        chosen = () if task is None else ("--task", task)
+        words = ("train", "-m", model, *chosen, "--epochs", 2, "--set", "heads=2", "-s", 3, "-o", "one")
+        if model == "GT":
+            words = (*words, "--set", "width=16", "--set", "heads=[2,1]")
+        assert here(*words, cwd=tmp_path).exit_code == 0
+        sizes = {"heads": 2} if model == "GAT" else {"width": 16, "heads": (2, 1)}
+        data = root.load_dataset("planted", seed=3, task=task)
+        trained = root.train(model, data, seed=3, epochs=2, progress=False, **sizes)
+        assert_same(load_model(tmp_path / "one.safetensors"), trained)
+        few = ("--epochs", 2, "--set", "nodes=2", "-s", 4, "-o", "two")
+        assert here("faithful", "one.safetensors", *few, cwd=tmp_path).exit_code == 0
+        twin = root.make_faithful(trained, data, seed=4, epochs=2, nodes=2, progress=False)
+        assert_same(load_model(tmp_path / "two.safetensors"), twin)
+
+    def test_an_existing_model_trains_alike(self, workshop: Path) -> None:
+        data = root.load_dataset("planted")
+        model = root.train(untrained("GAT", data), data, epochs=3, progress=False)
+        assert_same(load_model(workshop / "gat.safetensors"), model)
+
+    def test_settings_a_method_does_not_take(self, tmp_path: Path) -> None:
+        said = refused("train", "--method", "at", "--set", "dropout=0.3", cwd=tmp_path)
+        assert "`--set` must be one of" in said and "nodes" in said
+
+
+def assert_same(first: torch.nn.Module, second: torch.nn.Module) -> None:
+    one, two = first.state_dict(), second.state_dict()
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        assert value.equal(two[name]), name
+
+
+class TestHelp:
+    """What can be chosen is listed from where it is registered."""
+
+    @pytest.mark.parametrize(
+        ("command", "option", "names"),
+        [
+            ("attack", "--threat", THREATS),
+            ("report", "--threat", THREATS),
+            ("attack", "--objective", OBJECTIVES),
+            ("train", "--model", MODELS),
+            ("train", "--method", METHODS),
+        ],
+    )
+    def test_every_choice_is_listed(self, command: str, option: str, names: Iterable[str]) -> None:
+        group = get_command(app)
+        assert isinstance(group, Group)
+        parameters = group.commands[command].params
+        (text,) = (found.help for found in parameters if option in found.opts)
+        assert set(names) <= set(re.findall(r"[\w-]+", text))
 
 
 class TestJudging:
@@ -215,8 +289,12 @@ class TestRefused:
     def test_failures_hide_the_traceback_unless_asked(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        words = ("train", "--epochs", 1, "--set", "slope=steep")
-        monkeypatch.setattr("fgai.cli.train.parsed_settings", lambda *_, **__: {"slope": "steep"})
+        words = ("train", "--epochs", 1)
+
+        def broken(*_: Any, **__: Any) -> None:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr("fgai.cli.train.train_method", broken)
         done = here(*words, cwd=tmp_path)
         assert done.exit_code == 1 and "Traceback" not in done.stderr and "Please report it" in done.stderr
         monkeypatch.setenv("FGAI_DEBUG", "1")

@@ -153,7 +153,7 @@ def test_help(name: str) -> None:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two models, a comparison, records, grids and a document."""
     folder = tmp_path_factory.mktemp("place")
-    graph = datasets.load("planted", seed=0)
+    graph = datasets.load_dataset("planted", seed=0)
     about: dict[str, Any] = {"dataset": "planted", "split_seed": 0, "seed": 0, "settings": {}}
     for seed, (name, method) in enumerate((("gat", "vanilla"), ("twin", "fgai"))):
         model = untrained("GAT", graph, seed=seed, channels=2, heads=2)

@@ -38,12 +38,12 @@ def mine() -> Iterator[Graph]:
 
 
 def test_a_graph_made_in_python_is_loaded_by_name(mine: Graph) -> None:
-    found = fgai.load("mine", seed=1)
+    found = fgai.load_dataset("mine", seed=1)
     assert found.name == "mine" and torch.equal(found.edge_index, mine.edge_index)
     assert found.train_mask is not None and int(found.train_mask.sum()) == 5
-    other = fgai.load("mine", seed=2)
+    other = fgai.load_dataset("mine", seed=2)
     assert other.train_mask is not None and not torch.equal(other.train_mask, found.train_mask)
-    assert fgai.load("mine", task="link").links is not None
+    assert fgai.load_dataset("mine", task="link").links is not None
 
 
 def test_the_command_line_finds_it(mine: Graph, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_published_split_is_kept() -> None:
     graph = small_data(seed=4)
     register_dataset(about(graph, "mine", splits=("public", "random")), Source(make=lambda: graph))
     try:
-        kept, drawn = fgai.load("mine"), fgai.load("mine", split="random")
+        kept, drawn = fgai.load_dataset("mine"), fgai.load_dataset("mine", split="random")
     finally:
         unregister_dataset("mine")
     for name in ("train_mask", "val_mask", "test_mask"):
@@ -75,9 +75,9 @@ def test_small_graphs_are_split_whole() -> None:
         about(graph, "molecules", task="graph", splits=("folds",)), Source(make=lambda: batch_of_graphs())
     )
     try:
-        found = fgai.load("molecules", seed=3)
+        found = fgai.load_dataset("molecules", seed=3)
         with pytest.raises(InputError, match="for graph tasks"):
-            fgai.load("molecules", task="link")
+            fgai.load_dataset("molecules", task="link")
     finally:
         unregister_dataset("molecules")
     assert found.batch is not None and found.test_mask is not None
@@ -101,7 +101,7 @@ def test_files_are_read_by_a_reader_of_ones_own(tmp_path: Path) -> None:
     told = about(graph, "mine", num_features=graph.num_nodes, files=(("mine.npz",),))
     register_dataset(told, Source(reader=read))
     try:
-        assert fgai.load("mine", root=tmp_path).num_edges == graph.num_edges
+        assert fgai.load_dataset("mine", root=tmp_path).num_edges == graph.num_edges
     finally:
         unregister_dataset("mine")
 
@@ -124,7 +124,7 @@ def test_a_graph_of_other_sizes_is_foreign() -> None:
     register_dataset(about(graph, "mine", num_edges=3), Source(make=lambda: graph))
     try:
         with pytest.raises(DataError, match="num_edges"):
-            fgai.load("mine")
+            fgai.load_dataset("mine")
     finally:
         unregister_dataset("mine")
     with pytest.raises(DataError, match="no dataset 'mine'"):
@@ -136,6 +136,6 @@ def test_a_graph_without_labels_cannot_be_split() -> None:
     register_dataset(about(graph, "mine"), Source(make=lambda: graph))
     try:
         with pytest.raises(DataError, match="no labels"):
-            fgai.load("mine")
+            fgai.load_dataset("mine")
     finally:
         unregister_dataset("mine")

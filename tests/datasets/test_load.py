@@ -62,14 +62,14 @@ def test_every_dataset_describes_itself() -> None:
 )
 def test_unknown_names_suggest_the_nearest(wrong: str, right: str) -> None:
     with pytest.raises(DataError, match=f"did you mean '{right}'"):
-        datasets.load(wrong)
+        datasets.load_dataset(wrong)
 
 
 def test_unknown_split_and_bad_seed() -> None:
     with pytest.raises(DataError, match="no split 'public'; use 'random'"):
-        datasets.load("planted", split="public")
+        datasets.load_dataset("planted", split="public")
     with pytest.raises(InputError, match="seed"):
-        datasets.load("planted", seed=-1)
+        datasets.load_dataset("planted", seed=-1)
 
 
 # Folders and downloads
@@ -78,7 +78,7 @@ def test_unknown_split_and_bad_seed() -> None:
 def test_the_data_folder_is_only_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = photo(tmp_path / "root", monkeypatch)
     before = {file: file.stat().st_mtime_ns for file in root.rglob("*")}
-    datasets.load("amazon-photo", root)
+    datasets.load_dataset("amazon-photo", root)
     assert {file: file.stat().st_mtime_ns for file in root.rglob("*")} == before
     assert not (tmp_path / "cache").exists()
 
@@ -86,28 +86,28 @@ def test_the_data_folder_is_only_read(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_where_files_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photo(tmp_path / "named", monkeypatch)
     with pytest.raises(DataError, match=r"could not be downloaded.*no network.*put amazon/Photo/raw/"):
-        datasets.load("amazon-photo")
+        datasets.load_dataset("amazon-photo")
     monkeypatch.setenv("FGAI_DATA", str(tmp_path / "named"))
-    by_environment = datasets.load("amazon-photo")
+    by_environment = datasets.load_dataset("amazon-photo")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="could not be downloaded"):
-        datasets.load("amazon-photo", tmp_path / "empty")
+        datasets.load_dataset("amazon-photo", tmp_path / "empty")
     shutil.copytree(tmp_path / "named", paths.data_cache(), dirs_exist_ok=True)
-    by_cache = datasets.load("amazon-photo", tmp_path / "empty")
+    by_cache = datasets.load_dataset("amazon-photo", tmp_path / "empty")
     assert datasets.fingerprint(by_environment) == datasets.fingerprint(by_cache)
     monkeypatch.setenv("FGAI_DATA", str(tmp_path / "absent"))
     with pytest.raises(DataError, match=r"\$FGAI_DATA names .*absent"):
-        datasets.load("amazon-photo")
+        datasets.load_dataset("amazon-photo")
     with pytest.raises(DataError, match=r"`root` names .*missing"):
-        datasets.load("amazon-photo", tmp_path / "missing")
-    assert datasets.load("planted").num_nodes == 2000
+        datasets.load_dataset("amazon-photo", tmp_path / "missing")
+    assert datasets.load_dataset("planted").num_nodes == 2000
 
 
 def test_what_cannot_be_downloaded_says_which_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"not for download; put ground_truth/ba_community\.npz"):
-        datasets.load("ba-community", tmp_path)
+        datasets.load_dataset("ba-community", tmp_path)
     with pytest.raises(DataError, match=r"ogbn_arxiv/ogbn_arxiv_nofeat\.npz"):
-        datasets.load("arxiv-tape", tmp_path)
+        datasets.load_dataset("arxiv-tape", tmp_path)
 
 
 REAL_FETCH = downloading._fetch_pyg
@@ -235,7 +235,7 @@ def test_fingerprint_depends_on_content_not_on_form() -> None:
 @pytest.mark.data
 @pytest.mark.parametrize("name", [n for n in datasets.names() if n not in ("planted", "ogbn-arxiv")])
 def test_real_datasets_load(data_root: Path, name: str) -> None:
-    graph = datasets.load(name, data_root)  # sizes are checked while loading
+    graph = datasets.load_dataset(name, data_root)  # sizes are checked while loading
     source, destination = graph.edge_index
     assert not bool((source == destination).any())
     assert torch.equal(torch.sort(edge_keys(destination, source)).values, graph.keys)
@@ -246,7 +246,7 @@ def test_real_datasets_load(data_root: Path, name: str) -> None:
 
 @pytest.mark.data
 def test_real_cora_equals_pyg(data_root: Path) -> None:
-    graph = datasets.load("cora", data_root, split="public")
+    graph = datasets.load_dataset("cora", data_root, split="public")
     reference = read_planetoid_data(str(data_root / "planetoid/Cora/raw"), "cora")
     assert edge_set(graph.edge_index) == edge_set(reference.edge_index)
     assert torch.equal(graph.y, reference.y) and torch.equal(graph.test_mask, reference.test_mask)
@@ -256,7 +256,7 @@ def test_real_cora_equals_pyg(data_root: Path) -> None:
 
 @pytest.mark.data
 def test_real_tape_guesses_classify_three_quarters(data_root: Path) -> None:
-    graph = datasets.load("arxiv-tape", data_root)
+    graph = datasets.load_dataset("arxiv-tape", data_root)
     assert graph.features is not None
     right = graph.features.to_dense().argmax(dim=1) == graph.y
     assert 0.72 < float(right[graph.test_mask].float().mean()) < 0.76

@@ -8,7 +8,7 @@ import scipy.sparse as sp
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from fgai.datasets import fingerprint, info, load, planted
+from fgai.datasets import fingerprint, info, load_dataset, planted
 from fgai.datasets.planted import MARKER_WORDS, TOPIC_WORDS
 from fgai.errors import InputError
 from fgai.graph import Graph
@@ -17,7 +17,7 @@ from fgai.graph import Graph
 def test_the_graph_is_fixed() -> None:
     # Numbers measured on this graph are comparable only while this stays the same.
     assert fingerprint(planted()) == "733dfdb44e513e7e809e952468aaaa90"
-    assert fingerprint(load("planted", seed=4)) == fingerprint(planted())
+    assert fingerprint(load_dataset("planted", seed=4)) == fingerprint(planted())
 
 
 @pytest.mark.parametrize(("seed", "nodes", "classes"), [(0, 2000, 5), (3, 311, 4), (9, 7, 2)])
@@ -44,7 +44,7 @@ def test_matches_its_description() -> None:
 def test_seeds() -> None:
     assert fingerprint(planted(1, 300)) == fingerprint(planted(1, 300))
     assert fingerprint(planted(1, 300)) != fingerprint(planted(2, 300))
-    one, two = load("planted", seed=1), load("planted", seed=2)
+    one, two = load_dataset("planted", seed=1), load_dataset("planted", seed=2)
     assert one.train_mask is not None and two.train_mask is not None and one.test_mask is not None
     assert not torch.equal(one.train_mask, two.train_mask)
     assert int(one.train_mask.sum()) == 200 and int(one.test_mask.sum()) == 1600
@@ -79,7 +79,7 @@ def average(graph: Graph, edges: torch.Tensor) -> np.ndarray:
 
 
 def test_informative_edges_inform_and_the_others_mislead() -> None:
-    graph = load("planted", seed=0)
+    graph = load_dataset("planted", seed=0)
     assert graph.y is not None and graph.edge_truth is not None and graph.features is not None
     assert graph.train_mask is not None and graph.test_mask is not None
     every = torch.ones_like(graph.edge_truth)

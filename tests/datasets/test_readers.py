@@ -31,7 +31,7 @@ def parts(folder: Path, name: str, words: tuple[str, ...]) -> list[Path]:
 
 
 def test_npz_equals_pyg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = datasets.load("amazon-photo", photo(tmp_path, monkeypatch))
+    graph = datasets.load_dataset("amazon-photo", photo(tmp_path, monkeypatch))
     reference = pyg_npz(str(tmp_path / PHOTO))
     assert edge_set(graph.edge_index) == edge_set(reference.edge_index)
     assert graph.num_edges == reference.edge_index.shape[1]
@@ -77,7 +77,7 @@ def test_tu_equals_pyg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         num_graphs=10,
         num_edges=int(slices["edge_index"][-1]),
     )
-    graph = datasets.load("proteins", tmp_path)
+    graph = datasets.load_dataset("proteins", tmp_path)
     assert graph.batch is not None and graph.graph_y is not None and graph.features is not None
     offset = slices["x"][graph.batch[graph.edge_index[0]]]
     assert graph.graph_y.tolist() == reference.y.tolist() and graph.y is None
@@ -102,12 +102,12 @@ def test_ground_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with np.load(tmp_path / "ground_truth/ba_shapes.npz") as archive:
         count, masks = archive["edge_index"].shape[1], archive["train_mask"]
     expect(monkeypatch, "ba-shapes", num_nodes=cases.NODES, num_features=4, num_classes=3, num_edges=count)
-    graph = datasets.load("ba-shapes", tmp_path)
+    graph = datasets.load_dataset("ba-shapes", tmp_path)
     assert graph.edge_truth is not None and graph.train_mask is not None
     marked = edge_set(graph.edge_index[:, graph.edge_truth])
     assert marked == edge_set(torch.from_numpy(np.hstack([true, true[::-1]])))
     assert graph.train_mask.tolist() == masks.tolist()
-    other = datasets.load("ba-shapes", tmp_path, seed=3, split="random")
+    other = datasets.load_dataset("ba-shapes", tmp_path, seed=3, split="random")
     assert other.train_mask is not None and int(other.train_mask.sum()) == 2
 
 
@@ -134,7 +134,7 @@ def test_ogb_archive_zipped_and_unpacked(tmp_path: Path, monkeypatch: pytest.Mon
         file = tmp_path / "unpacked/ogbn_arxiv" / member
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(cases.compress(table))
-    one, two = (datasets.load("ogbn-arxiv", tmp_path / kind) for kind in ("zipped", "unpacked"))
+    one, two = (datasets.load_dataset("ogbn-arxiv", tmp_path / kind) for kind in ("zipped", "unpacked"))
     assert datasets.fingerprint(one) == datasets.fingerprint(two)
     assert one.features is not None and one.val_mask is not None
     np.testing.assert_allclose(one.features.to_dense(), tables["raw/node-feat.csv.gz"], rtol=1e-6)
@@ -252,7 +252,7 @@ def test_damaged_ogb(tmp_path: Path) -> None:
 def test_a_file_of_another_size_is_foreign(tmp_path: Path) -> None:
     cases.write_npz(tmp_path / PHOTO)
     with pytest.raises(DataError, match="foreign: num_nodes is 23, expected 7650"):
-        datasets.load("amazon-photo", tmp_path)
+        datasets.load_dataset("amazon-photo", tmp_path)
 
 
 def test_features_that_are_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,4 +263,4 @@ def test_features_that_are_not_finite(tmp_path: Path, monkeypatch: pytest.Monkey
     good["x"][3, 1] = np.nan
     np.savez(path, **good)
     with pytest.raises(DataError, match="damaged: `features` must be finite"):
-        datasets.load("ba-shapes", tmp_path)
+        datasets.load_dataset("ba-shapes", tmp_path)

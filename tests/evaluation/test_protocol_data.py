@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from fgai.attacks import make_attack
 from fgai.attention import call_model, evaluating, prepared
-from fgai.datasets import load
+from fgai.datasets import load_dataset
 from fgai.evaluation import evaluate
 from fgai.graph import Graph
 from fgai.models import GAT
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.data
 
 @cache
 def photo_and_gat(root: Path) -> tuple[Graph, nn.Module]:
-    graph = load("amazon-photo", root=root, seed=0)
+    graph = load_dataset("amazon-photo", root=root, seed=0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         fresh = GAT.for_data(graph)

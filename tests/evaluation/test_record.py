@@ -69,6 +69,11 @@ def test_a_missing_record_is_named(tmp_path: Path) -> None:
         EvaluationRecord.load(tmp_path / "nothing.json")
 
 
+def test_the_documented_metric_is_there(whole: EvaluationRecord) -> None:
+    (path,) = re.findall(r"e\.g\. `([\w.]+)`", EvaluationRecord.value.__doc__ or "")
+    assert isinstance(whole.value(path), float)
+
+
 def test_values_are_found_by_name(whole: EvaluationRecord) -> None:
     assert whole.value("overlap.prediction.layers.1") == whole.metrics["overlap"]["prediction"]["layers"][1]
     assert whole.get("no.such") is None

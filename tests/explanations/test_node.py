@@ -1,4 +1,4 @@
-"""`explain_node`: what the record says is what the model and the attack say, and it prints and reads back."""
+"""`explain`: what the record says is what the model and the attack say, and it prints and reads back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from fgai.attacks import Budget, PGDInjection, Threat
 from fgai.certificates import certify
 from fgai.errors import CheckpointError, FgaiWarning, InputError
-from fgai.explanations import NodeExplanation, explain_node
+from fgai.explanations import NodeExplanation, explain
 from fgai.explanations.node import name_of
 from fgai.models import AttentionModel
 from fgai.training import train, untrained
@@ -46,7 +46,7 @@ class TestRecord:
     def test_neighbours_and_attack_are_those_of_the_model(
         self, model: AttentionModel, attacked_node: int
     ) -> None:
-        found = explain_node(model, GRAPH, attacked_node, k=3, threat=THREAT, certificate=False)
+        found = explain(model, GRAPH, attacked_node, k=3, threat=THREAT, certificate=False)
         clean = view_of(model, GRAPH).node(attacked_node)
         assert [entry["node"] for entry in found.neighbours] == list(clean.neighbours)
         assert [entry["attention"] for entry in found.neighbours] == pytest.approx(clean.weights)
@@ -66,15 +66,13 @@ class TestRecord:
 
     def test_an_attack_can_be_given(self, model: AttentionModel, attacked_node: int) -> None:
         result = THREAT.attack(THREAT.budget).run(model, GRAPH)
-        one = explain_node(model, GRAPH, attacked_node, threat=THREAT, certificate=False)
-        other = explain_node(
-            model, GRAPH, attacked_node, threat=None, attack=result, certificate=False
-        ).attacked
+        one = explain(model, GRAPH, attacked_node, threat=THREAT, certificate=False)
+        other = explain(model, GRAPH, attacked_node, threat=None, attack=result, certificate=False).attacked
         assert one.attacked is not None and other is not None
         assert {**other, "threat": "few"} == one.attacked
 
     def test_certificates_are_those_of_certify(self, model: AttentionModel) -> None:
-        found = explain_node(model, GRAPH, 3, k=2, threat=None)
+        found = explain(model, GRAPH, 3, k=2, threat=None)
         wanted = certify(model, GRAPH, radius=0.0, k1=2, k2=2)
         assert found.attacked is None and found.certified is not None
         for mine, layer in zip(found.certified["layers"], wanted.layers, strict=True):
@@ -83,20 +81,20 @@ class TestRecord:
             assert mine["class_radius"] == pytest.approx(float(layer.prediction.class_radius[3]))
 
     def test_isolated_node(self, model: AttentionModel) -> None:
-        found = explain_node(model, GRAPH, 39, threat=None)
+        found = explain(model, GRAPH, 39, threat=None)
         assert [entry["itself"] for entry in found.neighbours] == [True]
         assert found.certified is not None and found.certified["layers"][0]["topk_radius"] is None
         assert "no other neighbour to swap in" in text_of(found)
         transformer = untrained("GT", GRAPH, width=16, heads=(2, 1)).eval()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FgaiWarning)
-            bare = explain_node(transformer, GRAPH, 39, threat=THREAT)
+            bare = explain(transformer, GRAPH, 39, threat=THREAT)
         assert bare.neighbours == [] and bare.attacked is not None and bare.attacked["overlap"] is None
         assert "attends to nothing" in text_of(bare)
 
     def test_names_and_saving(self, model: AttentionModel, attacked_node: int, tmp_path: Path) -> None:
         names = {n: f"[bold]n{n}" for n in range(40)}
-        found = explain_node(model, GRAPH, attacked_node, threat=THREAT, names=names)
+        found = explain(model, GRAPH, attacked_node, threat=THREAT, names=names)
         shown = text_of(found)
         assert shown.startswith(f"node [bold]n{attacked_node} of small: class")
         assert "of the top 5 stay" in shown or "of the top" in shown
@@ -109,7 +107,7 @@ class TestRecord:
 
     def test_truth_is_shown(self, model: AttentionModel) -> None:
         graph = GRAPH.replace(edge_truth=GRAPH.adjacency.source % 2 == 0)
-        found = explain_node(model, graph, 3, threat=None, certificate=False)
+        found = explain(model, graph, 3, threat=None, certificate=False)
         for entry in found.neighbours:
             assert entry["informative"] == (entry["node"] % 2 == 0 and not entry["itself"])
         assert "explains" in text_of(found)
@@ -117,7 +115,7 @@ class TestRecord:
     def test_model_is_left_as_it_was(self, model: AttentionModel) -> None:
         model.train()
         before = {name: value.clone() for name, value in model.state_dict().items()}
-        explain_node(model, GRAPH, 3, threat=THREAT)
+        explain(model, GRAPH, 3, threat=THREAT)
         assert model.training and all(layer.tap is None for layer in model.convs)
         for name, value in model.state_dict().items():
             torch.testing.assert_close(value, before[name], rtol=0, atol=0)
@@ -125,11 +123,11 @@ class TestRecord:
 
     def test_bad_input(self, model: AttentionModel) -> None:
         with pytest.raises(InputError, match=r"0..39, got 40"):
-            explain_node(model, GRAPH, 40)
+            explain(model, GRAPH, 40)
         with pytest.raises(InputError, match="`k`"):
-            explain_node(model, GRAPH, 3, k=0)
+            explain(model, GRAPH, 3, k=0)
         with pytest.raises(InputError, match="`threat` must be one of"):
-            explain_node(model, GRAPH, 3, threat="weird")
+            explain(model, GRAPH, 3, threat="weird")
         with pytest.raises(InputError, match="must name every node"):
             name_of(7, ["a", "b"])
         assert name_of(1, ["a", "b"]) == "b" and name_of(7, {1: "b"}) == "7"

@@ -172,7 +172,7 @@ class TestSparseRows:
         features = as_sparse(matrix())
         base, dropped = features.base, dropout(features, 0.5).base
         assert isinstance(base, SparseRows) and isinstance(dropped, SparseRows)
-        assert dropped.columns is base.columns and dropped.kept is base.kept
+        assert dropped.columns is base.columns and dropped.pattern is base.pattern
 
     def test_no_stored_value_at_all(self) -> None:
         empty = Features.sparse(torch.zeros(N + 1), torch.zeros(0), torch.zeros(0), F)

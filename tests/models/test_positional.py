@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fgai.datasets import load
+from fgai.datasets import load_dataset
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.graph.nystrom import FLOOR
@@ -336,7 +336,7 @@ def test_public_names() -> None:
 
 @pytest.mark.data
 def test_cora_does_not_depend_on_the_start_vector(data_root: Path) -> None:
-    graph = load("cora", data_root)
+    graph = load_dataset("cora", data_root)
     one, two = (laplacian_encoding(graph.adjacency, size=8, seed=seed, cache=False) for seed in (0, 11))
     torch.testing.assert_close(one.vectors, two.vectors, atol=1e-5, rtol=0)
     torch.testing.assert_close(one.values, two.values, atol=1e-6, rtol=0)

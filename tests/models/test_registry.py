@@ -54,8 +54,8 @@ def test_defended_by_name(narrow: str) -> None:
 
 
 def test_commands_know_its_arguments(narrow: str) -> None:
-    assert parsed_settings(["channels=5"], "GAT", faithful=False) == {"channels": 5}
-    assert parsed_settings(["epochs=2"], narrow, faithful=False) == {"epochs": 2}
+    assert parsed_settings(["channels=5"], "GAT", "vanilla") == {"channels": 5}
+    assert parsed_settings(["epochs=2"], narrow, "vanilla") == {"epochs": 2}
 
 
 def test_unregistered_classes_are_not_saved(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import html
 import json
 import re
 import sys
+import warnings
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,22 @@ import numpy as np
 import pytest
 import torch
 
-from fgai.attacks import Budget, FeaturePGD, RandomEdges
-from fgai.errors import FgaiError, InputError, MissingExtraError
+import fgai
+from fgai.attacks import THREATS, Budget, FeaturePGD, RandomEdges
+from fgai.errors import FgaiError, FgaiWarning, InputError, MissingExtraError
 from fgai.evaluation import Comparison
 from fgai.reports import Report, make_report, page, render, write_report
 from fgai.reports.choose import MOST_NEIGHBOURS, choose
 from fgai.reports.explorer import ANY, neighbourhoods, over_layers
 from fgai.reports.page import embedded, trimmed
 from fgai.reports.views import UNIT, Seen, View
+from fgai.reports.words import attack_words
 from support.forward import view_of
 from support.report_cases import (
     EVIL,
     GRAPH,
     NAMES,
+    THREAT,
     K,
     attacks,
     certificates,
@@ -168,6 +172,41 @@ class TestDocument:
         assert alone.explorer["models"][0]["predicted"] == [
             int(comparison()["FGAI"].node_values("predicted_clean")[n]) for n in alone.explorer["nodes"]["id"]
         ]
+
+
+class TestOneCall:
+    """`fgai.report` attacks, measures, certifies and writes the page."""
+
+    def made(self, path: Path | None = None, **options: Any) -> Report:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FgaiWarning)  # numbers on so small a graph are rightly doubted
+            return fgai.report(models(), GRAPH, path, threat=THREAT, k=K, **options)
+
+    def test_it_is_what_the_steps_give(self, tmp_path: Path) -> None:
+        steps: list[str] = []
+        made = self.made(tmp_path / "page", node=3, class_names=["a", "b", "c"], on_step=steps.append)
+        assert steps == ["comparing", "certifying", "making the page"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "page.json"]
+        assert Report.load(tmp_path / "page.json") == made
+        proofs = {n: fgai.certify(m, GRAPH, vanilla=models()["GAT"], radius=0.01, k1=K, k2=K)
+                  for n, m in models().items()}  # fmt: skip
+        same = make_report(
+            comparison(), models=models(), data=GRAPH, certificates=proofs, attacks=attacks(), node=3,
+            class_names=["a", "b", "c"],
+        )  # fmt: skip
+        for part in ("title", "reference", "histories", "distribution", "subgraph", "explorer", "notes"):
+            assert getattr(made, part) == getattr(same, part), part
+        assert [r["metrics"] for r in made.records] == [r["metrics"] for r in same.records]
+
+    def test_without_a_path_nothing_is_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert self.made().names == ["GAT", "FGAI"] and not list(tmp_path.iterdir())
+
+    def test_bad_input_before_any_work(self) -> None:
+        with pytest.raises(InputError, match="`models` must hold at least one model"):
+            fgai.report({}, GRAPH)
+        with pytest.raises(InputError, match=r"`node` must be in 0\.\.39, got 40"):
+            self.made(node=40, on_step=lambda step: pytest.fail(step))
 
 
 class TestChoice:
@@ -312,7 +351,7 @@ class TestPage:
 def test_other_threats_are_described() -> None:
     values = comparison().to_dict()
     budgets: list[tuple[dict[str, Any], str]] = [
-        ({"edges": 400, "targets": "test"}, "adds 400 edges between test nodes. It does not search"),
+        ({"edges": 400, "targets": "test"}, "adds or removes 400 edges between test nodes. It does not"),
         (
             {"radius": 0.1, "rows": 0.05, "steps": 10, "targets": "val"},
             "moves the features of 5 % of the val",
@@ -325,6 +364,16 @@ def test_other_threats_are_described() -> None:
             record["threat"] = {"name": "other", "budget": budget}
         made = render(make_report(Comparison.from_dict(values)), LIBRARY)
         assert words in Reader(made).text.replace("\u00a0", " ")
+
+
+@pytest.mark.parametrize("name", THREATS)
+def test_every_threat_is_told_by_what_it_may_change(name: str) -> None:
+    budget = THREATS[name].budget
+    words = attack_words({"threat": {"name": name, "budget": budget.to_dict()}})
+    assert words.startswith(f"The {name} attack ")
+    assert ("removes" in words) == (name in ("dice", "flips"))
+    adds_only = name not in ("dice", "flips", "modify")
+    assert ("what it adds" in words) == adds_only != ("what it changes" in words)
 
 
 @pytest.mark.parametrize("kind", ["edges", "modify"])

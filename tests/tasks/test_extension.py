@@ -238,8 +238,8 @@ def test_the_command_line_knows_the_task(core: Task, tmp_path: Path) -> None:
 
 
 def test_datasets_of_other_tasks_do_not_serve_it(core: Task) -> None:
-    assert fgai.load("planted", task="core").name == "planted-core"
+    assert fgai.load_dataset("planted", task="core").name == "planted-core"
     with pytest.raises(InputError, match="node or link or core tasks"):
-        fgai.load("planted", task="graph")
+        fgai.load_dataset("planted", task="graph")
     with pytest.raises((InputError, DataError), match="graph tasks"):
-        fgai.load("mutag", task="core")
+        fgai.load_dataset("mutag", task="core")

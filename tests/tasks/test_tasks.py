@@ -304,9 +304,10 @@ def test_score_of_faithful_training_counts_the_attacked_graphs_alone() -> None:
     recipe.start(vanilla, 3)
     rows = task_of(graph).rows(graph, "val")
     assert 1 < rows.numel() < graph.num_graphs == task_of(graph).rows(graph, "fit").numel()
-    assert recipe.share == 1.0 and recipe.probe_share == pytest.approx(rows.numel() / graph.num_graphs)
+    assert recipe.shares.predictions == 1.0
+    assert recipe.probe.shares.predictions == pytest.approx(rows.numel() / graph.num_graphs)
     score = recipe.score(vanilla)
-    attacked, _ = graph.inject(recipe.probe_endpoints, recipe.probe.features.detach())
+    attacked, _ = graph.inject(recipe.probe.endpoints, recipe.probe.adversary.features.detach())
     with evaluating(vanilla), torch.no_grad():
         before, after = (call_model(vanilla, where).softmax(1) for where in (graph, attacked))
     moved = (before - after).abs().sum(1) / 2
@@ -322,4 +323,4 @@ def test_score_of_faithful_training_on_nodes_and_links_is_measured_as_its_terms(
         graph = prepared(vanilla, task_of(data).view(data, "fit"))
         recipe = Faithful(vanilla, graph, FaithfulConfig(nodes=2, edges=3))
         recipe.start(vanilla, 3)
-        assert (recipe.probe_shares, recipe.probe_share) == (recipe.shares, recipe.share)
+        assert recipe.probe.shares == recipe.shares

@@ -14,7 +14,7 @@ from fgai.attention import prepared
 from fgai.errors import InputError, ReliabilityWarning
 from fgai.graph import Graph
 from fgai.models import GAT
-from fgai.training import FaithfulConfig, faithful, history_of
+from fgai.training import FaithfulConfig, History, attempts, history_of
 from fgai.training.assurance import HELPED, WORTH, helped, moved
 from support.graph_cases import small_data
 from support.task_cases import data as task_data
@@ -80,19 +80,19 @@ class TestTries:
             seen.append(which)
             return next(script)
 
-        monkeypatch.setattr(faithful, "TRIAL", 3)
-        monkeypatch.setattr(faithful, "moved", measured)
+        monkeypatch.setattr(attempts, "TRIAL", 3)
+        monkeypatch.setattr(attempts, "moved", measured)
         return fgai.make_faithful(
             model, graph, epochs=epochs, nodes=2, edges=3, progress=False, **given
         ), seen
 
     def test_one_training_where_it_helped(self, monkeypatch: pytest.MonkeyPatch) -> None:
         twin, seen = self.run(monkeypatch, [0.6, 0.1])
-        assert seen == [self.parent, twin] and history_of(twin).tries == 1
+        assert seen == [self.parent, twin] and history_of(twin).attempts == 1
 
     def test_a_second_where_it_did_not(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         twin, seen = self.run(monkeypatch, [0.6, 0.5, 0.1], checkpoint=tmp_path / "run")
-        assert twin is seen[2] and history_of(twin).tries == 2
+        assert twin is seen[2] and history_of(twin).attempts == 2
         assert any(
             not torch.equal(one, two)
             for one, two in zip(twin.parameters(), seen[1].parameters(), strict=True)
@@ -101,12 +101,12 @@ class TestTries:
     def test_the_steadier_twin_comes_back_and_the_user_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.warns(ReliabilityWarning, match="hardly helped"):
             twin, seen = self.run(monkeypatch, [0.6, 0.4, 0.5])
-        assert twin is seen[1] and history_of(twin).tries == 2
+        assert twin is seen[1] and history_of(twin).attempts == 2
 
-    def test_a_single_try_is_only_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_single_attempt_is_only_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.warns(ReliabilityWarning, match="not-steadier"):
-            twin, seen = self.run(monkeypatch, [0.6, 0.4], tries=1)
-        assert seen == [self.parent, twin] and history_of(twin).tries == 1
+            twin, seen = self.run(monkeypatch, [0.6, 0.4], max_attempts=1)
+        assert seen == [self.parent, twin] and history_of(twin).attempts == 1
 
     @pytest.mark.parametrize(
         "given", [{"epochs": 2}, {"prediction_stability": 0.0}, {"adversary": "attention"}]
@@ -117,6 +117,11 @@ class TestTries:
         _, seen = self.run(monkeypatch, [], **given)
         assert seen == []
 
+    def test_a_history_of_before_is_read(self) -> None:
+        values = {**History(stopped="patience").to_dict(), "tries": 2}
+        del values["attempts"]
+        assert History.from_dict(values).attempts == 2
+
     def test_at_least_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        with pytest.raises(InputError, match="`tries`"):
-            self.run(monkeypatch, [], tries=0)
+        with pytest.raises(InputError, match="`max_attempts`"):
+            self.run(monkeypatch, [], max_attempts=0)

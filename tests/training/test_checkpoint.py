@@ -15,7 +15,7 @@ from torch import nn
 
 from fgai.errors import CheckpointError, FgaiError
 from fgai.models import GAT, GCN, GT, GATv2
-from fgai.training import load, read_header, save, train
+from fgai.training import load_model, read_header, save_model, train
 from support.training_cases import GRAPH, SHORT, assert_same_weights, fresh, header_of
 
 
@@ -23,9 +23,11 @@ class TestCheckpoint:
     @pytest.mark.parametrize("name", ["GAT", "GATv2", "GT", "GCN"])
     def test_saved_and_read_back_is_equal(self, name: str, tmp_path: Path) -> None:
         model = train(fresh(name), GRAPH, **SHORT)
-        path = save(model, tmp_path / "deep" / "model", data_fingerprint="abc", about={"dataset": "small"})
+        path = save_model(
+            model, tmp_path / "deep" / "model", data_fingerprint="abc", about={"dataset": "small"}
+        )
         assert path.suffix == ".safetensors"
-        back = load(path)
+        back = load_model(path)
         assert type(back) is type(model) and not back.training
         assert_same_weights(back, model)
         assert torch.equal(back(GRAPH), model(GRAPH))
@@ -35,20 +37,20 @@ class TestCheckpoint:
         assert header["config"] == json.loads(json.dumps(model.config))
 
     def test_numbered_names_keep_their_dots(self, tmp_path: Path) -> None:
-        assert save(fresh(), tmp_path / "gat.v1").name == "gat.v1.safetensors"
+        assert save_model(fresh(), tmp_path / "gat.v1").name == "gat.v1.safetensors"
 
     def test_another_architecture_is_refused(self, tmp_path: Path) -> None:
-        path = save(fresh("GATv2"), tmp_path / "model")
+        path = save_model(fresh("GATv2"), tmp_path / "model")
         with pytest.raises(CheckpointError, match=r"holds a GATv2, expected GAT$"):
-            load(path, expect="GAT")
+            load_model(path, expect="GAT")
 
     def test_foreign_model_is_not_saved(self, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="got Linear"):
-            save(nn.Linear(2, 3), tmp_path / "model")
+            save_model(nn.Linear(2, 3), tmp_path / "model")
         assert list(tmp_path.iterdir()) == []
 
     def test_missing_damaged_and_foreign_files(self, tmp_path: Path) -> None:
-        path = save(fresh(), tmp_path / "model")
+        path = save_model(fresh(), tmp_path / "model")
         whole = path.read_bytes()
         (size,) = struct.unpack("<Q", whole[:8])
 
@@ -74,14 +76,14 @@ class TestCheckpoint:
             if content is not None:
                 file.write_bytes(content)
             with pytest.raises(CheckpointError, match=message):
-                load(file)
+                load_model(file)
         with pytest.raises(CheckpointError):
-            load(tmp_path)
+            load_model(tmp_path)
 
     def test_a_failed_write_leaves_the_old_file(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        path = save(fresh(), tmp_path / "model")
+        path = save_model(fresh(), tmp_path / "model")
         old = path.read_bytes()
 
         def full(descriptor: int) -> None:
@@ -89,7 +91,7 @@ class TestCheckpoint:
 
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(FgaiError, match="No space left on device; nothing was changed"):
-            save(fresh(seed=5), path)
+            save_model(fresh(seed=5), path)
         assert path.read_bytes() == old
         assert [p.name for p in tmp_path.iterdir()] == [path.name]
 

@@ -23,9 +23,9 @@ from fgai.training import (
     Regularised,
     TrainConfig,
     fit,
-    load,
+    load_model,
     preset,
-    save,
+    save_model,
     settings_for,
     train_method,
 )
@@ -52,7 +52,7 @@ class TestMethod:
         one, two, other = (trained(method, seed=seed) for seed in (3, 3, 4))
         assert_same_weights(one, two)
         assert not torch.equal(one(GRAPH), other(GRAPH))
-        back = load(save(one, tmp_path / "model"))
+        back = load_model(save_model(one, tmp_path / "model"))
         assert type(back) is DEFENCES[method] and back.config == json.loads(json.dumps(one.config))
         assert torch.equal(back(GRAPH), one(GRAPH))
 
@@ -80,7 +80,7 @@ class TestMethod:
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0, result.output
         name, value = own.split("=")
-        assert load(out).config[name] == float(value)
+        assert load_model(out).config[name] == float(value)
 
     def test_takes_the_vanilla_models_preset(self, method: str) -> None:
         chosen = settings_for(method, "GAT", "coauthor-cs")

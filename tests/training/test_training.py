@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv
 
-from fgai.errors import FgaiError, InputError
+from fgai.errors import InputError
 from fgai.training import FaithfulConfig, make_faithful, train
 from support.training_cases import GRAPH, SHORT, assert_same_weights, fresh
 
@@ -102,7 +102,9 @@ class TestFaithful:
         assert first["explanation_stability"] > 0
 
     def test_unknown_settings_are_refused(self) -> None:
-        with pytest.raises((TypeError, FgaiError), match="warmth"):
+        with pytest.raises(InputError, match=r"`settings` must be one of .* got 'warmth'"):
             make_faithful(fresh(), GRAPH, warmth=3)
+        with pytest.raises(InputError, match="did you mean 'similarity'"):
+            make_faithful(fresh(), GRAPH, similarty=3)
         with pytest.raises(InputError, match="did you mean 'hybrid'"):
             FaithfulConfig(adversary="hybird")

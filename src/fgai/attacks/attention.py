@@ -76,7 +76,7 @@ def attack_attention(
     Example:
         >>> import fgai
         >>> from fgai.attacks import attack_attention
-        >>> data = fgai.load("planted")
+        >>> data = fgai.load_dataset("planted")
         >>> model = fgai.train(fgai.GAT.for_data(data), data, epochs=3, progress=False)
         >>> shift = attack_attention(model, data, radius=0.01)[-1]
         >>> certificate = fgai.certify(model, data, radius=0.01).layer().prediction

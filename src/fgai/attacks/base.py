@@ -59,9 +59,14 @@ class Attack(ABC):
         objective: what it maximises: a name from `OBJECTIVES`, an `Objective`, or a function of (logits,
             attention, clean).
         k: size of the explanation, for objectives named by a word.
+
+    Attributes:
+        name: in tables and records.
+        removes: whether edges of the graph go, too.
     """
 
     name = "attack"
+    removes = False
 
     def __init__(
         self, budget: Budget, objective: str | Objective | Value = "prediction", *, k: int = 5

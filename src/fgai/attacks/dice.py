@@ -27,6 +27,7 @@ class DICE(Attack):
     """
 
     name = "dice"
+    removes = True
 
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger

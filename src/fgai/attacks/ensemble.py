@@ -284,7 +284,7 @@ def _warn_if_saturated(clean: Clean) -> None:
         share = float((top > 1 - SATURATED).double().mean()) if top.numel() else 0.0
         if share > 0.5:
             text = (
-                f"attention of layer {layer.name!r} gives one neighbour everything at {share:.0%} of the nodes:"
+                f"attention of layer {layer.name!r} gives one neighbour everything at {share:.0%} of nodes:"
                 " its softmax is saturated, and gradients through it vanish"
             )
             warnings.warn(ReliabilityWarning("saturated-attention", text), stacklevel=5)

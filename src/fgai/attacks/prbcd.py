@@ -47,6 +47,7 @@ class PRBCD(Attack):
     """
 
     name = "prbcd"
+    removes = True
 
     def __init__(
         self,

@@ -34,7 +34,6 @@ __all__ = [
     "call_model",
     "evaluating",
     "find_layers",
-    "logits_and_attention",
     "observe",
     "prepared",
     "record",

@@ -118,7 +118,7 @@ def observe(
 
     Example:
         >>> import fgai
-        >>> data = fgai.load("planted")
+        >>> data = fgai.load_dataset("planted")
         >>> model = fgai.GAT.for_data(data)
         >>> seen = observe(model, model.prepare(data), heads="mean")
         >>> seen.logits.shape, seen.attention.last.num_heads, seen.logits.requires_grad

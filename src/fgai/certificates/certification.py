@@ -87,7 +87,7 @@ def certify(
     Example:
         >>> import fgai
         >>> from fgai.certificates import certify
-        >>> data = fgai.load("planted")
+        >>> data = fgai.load_dataset("planted")
         >>> model = fgai.train(fgai.GAT.for_data(data), data, epochs=3, progress=False)
         >>> certify(model, data, radius=0.01).layer().prediction.class_status
         'exact'

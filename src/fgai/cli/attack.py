@@ -29,7 +29,7 @@ def attack(
     *,
     threat: options.Threat = "standard",
     objective: Annotated[
-        str, typer.Option(help="What is attacked: prediction, margin, explanation or preserving.")
+        str, typer.Option(help=f"What is attacked: {options.listed(OBJECTIVES)}.")
     ] = "prediction",
     targets: Annotated[
         str, typer.Option(help="What is attacked: test, val or fit (training and validation).")

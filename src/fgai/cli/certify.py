@@ -10,7 +10,7 @@ from fgai.certificates import certify as certify_model
 from fgai.cli import options
 from fgai.cli.files import checked_output, open_model
 from fgai.cli.output import Output, command
-from fgai.training import load
+from fgai.training import load_model
 
 
 @command
@@ -41,7 +41,7 @@ def certify(
     """
     out = Output(json, quiet)
     opened = open_model(model, dataset, root)
-    parent = None if vanilla is None else load(vanilla)
+    parent = None if vanilla is None else load_model(vanilla)
     path = None if output is None else checked_output(output)
     out.say(f"certifying {model} on {opened.graph!r}")
     record = certify_model(

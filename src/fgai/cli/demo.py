@@ -15,20 +15,20 @@ from torch import nn
 
 from fgai import datasets
 from fgai.attacks import AttackResult, make_attack
-from fgai.certificates import PROMISE, CertificateRecord, certify
+from fgai.certificates import PROMISE, CertificateRecord
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.files import checked_folder, resumable, write_model
 from fgai.cli.output import Output, command
 from fgai.errors import MissingExtraError
-from fgai.evaluation import Comparison, compare
+from fgai.evaluation import Comparison
 from fgai.graph import Graph
 from fgai.models import MODELS
 from fgai.reports.balance import RULE, Change, balance_words, changes, table, verdict
+from fgai.reports.compose import RADIUS, measure
 from fgai.reports.words import attack_words
 from fgai.training import History, train_method
 
-RADIUS = 0.01
 K = 5
 TUNED: dict[tuple[str, str, str], dict[str, Any]] = {
     ("fgai", "GAT", "planted"): {
@@ -69,7 +69,7 @@ def demo(
     """
     one_of(model, "--model", tuple(MODELS))
     out = Output(json, quiet)
-    graph = datasets.load(dataset, root, seed)
+    graph = datasets.load_dataset(dataset, root, seed)
     folder = checked_folder(output)
     out.say(
         f"Attention shows which neighbours a {model} listens to. Does that survive an attack, and does a"
@@ -99,13 +99,9 @@ def demo(
             paths[name] = write_model(
                 models[name], path, graph, {**about, "method": method, "settings": settings}
             )
-    out.say("3/4  attacking both with the same budget, and measuring")
-    comparison = compare(models, graph, seed=seed, k=K, per_node=True)
-    out.say("4/4  certifying and drawing")
-    certificates = {
-        name: certify(entry, graph, vanilla=models[model], radius=RADIUS, k1=K, k2=K)
-        for name, entry in models.items()
-    }
+    out.say("3/4  attacking both with the same budget, measuring and certifying")
+    comparison, certificates = measure(models, graph, k=K, seed=seed)
+    out.say("4/4  drawing")
     node, pictures = draw(folder, models, graph, comparison, certificates, seed)
     comparison.save(folder / "comparison.json")
     for name, record in certificates.items():

@@ -12,7 +12,7 @@ from fgai.cli import options
 from fgai.cli.files import checked_output, open_model
 from fgai.cli.output import Output, command
 from fgai.evaluation import evaluate as evaluate_model
-from fgai.training import load
+from fgai.training import load_model
 
 Curves = Annotated[
     bool, typer.Option("--curves/--no-curves", help="Remove edges by rank and measure F-slopes; slower.")
@@ -49,7 +49,7 @@ def evaluate(
     out = Output(json, quiet)
     one_of(threat, "--threat", tuple(THREATS))
     opened = open_model(model, dataset, root)
-    parent = None if vanilla is None else load(vanilla)
+    parent = None if vanilla is None else load_model(vanilla)
     path = None if output is None else checked_output(output)
     out.say(f"evaluating {model} on {opened.graph!r}, threat {threat}")
     record = evaluate_model(

@@ -11,8 +11,7 @@ from fgai.cli import options
 from fgai.cli.files import checked_output, open_model, parsed_settings, resumable, scores, write_model
 from fgai.cli.output import Output, command
 from fgai.cli.train import report
-from fgai.tasks import task_of
-from fgai.training import make_faithful, preset
+from fgai.training import make_faithful
 
 
 @command
@@ -40,15 +39,13 @@ def faithful(
     """
     out = Output(json, quiet)
     opened = open_model(model, None, root)
-    settings = parsed_settings(set_, opened.kind, faithful=True)
+    settings = parsed_settings(set_, opened.kind, "fgai")
     settings |= {name: value for name, value in (("epochs", epochs), ("lr", lr)) if value is not None}
     path = checked_output(output or model.with_name(f"faithful-{model.name}"))
     out.say(f"making {model} faithful on {opened.graph!r}")
-    task = task_of(opened.graph).name
-    chosen = {**preset("fgai", opened.kind, opened.graph.name, task), **settings}
     with resumable(out, path) as folder:
         twin = make_faithful(
-            opened.model, opened.graph, seed=seed, progress=out.progress, checkpoint=folder, **chosen
+            opened.model, opened.graph, seed=seed, progress=out.progress, checkpoint=folder, **settings
         )
         about = {**opened.about, "method": "fgai", "seed": seed, "settings": settings, "vanilla": str(model)}
         path = write_model(twin, path, opened.graph, about)

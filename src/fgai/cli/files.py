@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 import tempfile
@@ -21,10 +20,8 @@ from fgai.cli.output import Output
 from fgai.datasets.fingerprint import fingerprint
 from fgai.errors import CheckpointError, FgaiError, InputError
 from fgai.graph import Graph
-from fgai.models import DEFENCES, MODELS
 from fgai.tasks import task_of
-from fgai.training import FaithfulConfig, TrainConfig, load, read_header, save
-from fgai.training.terms import TERMS
+from fgai.training import load_model, read_header, save_model, setting_names
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +56,8 @@ def open_model(path: Path, dataset: str | None = None, root: Path | None = None)
     name = dataset or about.get("dataset")
     if not name:
         raise InputError(f"{path} does not say which dataset it belongs to; add --dataset")
-    model = load(path)
-    graph = datasets.load(name, root, int(about.get("split_seed", 0)), task=about.get("task"))
+    model = load_model(path)
+    graph = datasets.load_dataset(name, root, int(about.get("split_seed", 0)), task=about.get("task"))
     known = header.get("data_fingerprint")
     if known and name == about.get("dataset") and fingerprint(graph) != known:
         raise CheckpointError(
@@ -71,7 +68,7 @@ def open_model(path: Path, dataset: str | None = None, root: Path | None = None)
 
 def write_model(model: nn.Module, path: Path, graph: Graph, about: dict[str, Any]) -> Path:
     """Write a model with what `open_model` needs to find its data again."""
-    return save(model, path, data_fingerprint=fingerprint(graph), about=about)
+    return save_model(model, path, data_fingerprint=fingerprint(graph), about=about)
 
 
 def checked_output(path: Path) -> Path:
@@ -112,29 +109,19 @@ def resumable(output: Output, path: Path) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def parsed_settings(
-    words: Sequence[str] | None, model: str, *, faithful: bool, method: str = ""
-) -> dict[str, Any]:
-    """Turn `name=value` words into settings; values are read as JSON where they can be.
+def parsed_settings(words: Sequence[str] | None, model: str, method: str) -> dict[str, Any]:
+    """Turn `name=value` words into settings of a method; values are read as JSON where they can be.
 
     Raises:
         InputError: a word without `=`, or an unknown name.
     """
-    known = {field.name for field in dataclasses.fields(TrainConfig)}
-    if faithful:
-        known |= {field.name for field in dataclasses.fields(FaithfulConfig)} | set(TERMS)
-        known -= {"weights", "train"}
-    elif model in MODELS:
-        code = MODELS[model].__init__.__code__
-        known |= set(code.co_varnames[3 : code.co_argcount + code.co_kwonlyargcount])
-    if method in DEFENCES:
-        known |= set(DEFENCES[method].own)
+    known = setting_names(method, model)
     out: dict[str, Any] = {}
     for word in words or ():
         name, equals, value = word.partition("=")
         if not equals:
             raise InputError(f"`--set` takes NAME=VALUE, got {word!r}")
-        one_of(name, "--set", sorted(known))
+        one_of(name, "--set", known)
         try:
             out[name] = json.loads(value)
         except ValueError:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from fgai.attacks import THREATS
+from fgai.models import MODELS
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as a help text lists them, e.g. `a, b or c`."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON document to standard output instead of tables.")
@@ -22,7 +33,7 @@ OtherDataset = Annotated[
 Root = Annotated[
     Path | None, typer.Option("--root", help="Folder with the datasets' files; $FGAI_DATA by default.")
 ]
-Model = Annotated[str, typer.Option("--model", "-m", help="Architecture: GAT, GATv2, GT or GCN.")]
+Model = Annotated[str, typer.Option("--model", "-m", help=f"Architecture: {listed(MODELS)}.")]
 ModelFile = Annotated[Path, typer.Argument(help="A model written by `fgai train` or `fgai faithful`.")]
 VanillaFile = Annotated[
     Path | None, typer.Option("--vanilla", help="The model it was made from, to measure similarity to.")
@@ -30,9 +41,7 @@ VanillaFile = Annotated[
 Seed = Annotated[int, typer.Option("--seed", "-s", min=0, help="Draws whatever is random.")]
 Threat = Annotated[
     str,
-    typer.Option(
-        "--threat", "-t", help="standard, strong, random, edges, modify, preserving, tdgia, dice or flips."
-    ),
+    typer.Option("--threat", "-t", help=f"{listed(THREATS)}."),
 ]
 K = Annotated[int, typer.Option("--k", "-k", min=1, help="Neighbours in a node's explanation.")]
 Epochs = Annotated[

@@ -22,8 +22,6 @@ from fgai.errors import CheckpointError, InputError
 if TYPE_CHECKING:
     from fgai.reports import Report
 
-RADIUS = 0.01
-
 
 @command
 def report(
@@ -77,58 +75,39 @@ def report(
     models = [word for word in files if not word.endswith(".json")]
     if models and records:
         raise InputError("give models or records, not both: records of models are made anew")
+    document = page.with_suffix(".json")
     if models:
-        made = _from_models(out, models, threat, k, seed, node, dataset, root, names)
+        options: dict[str, Any] = {"threat": threat, "k": k, "seed": seed, "node": node, **names}
+        made = _from_models(out, models, page, open_models(models, dataset, root), options)
     else:
         if node_names is not None or class_names is not None:
             raise InputError("names go on the page together with models; give models instead of records")
         made = read_report(_named(records), node=node)
-    given = {Path(word.rpartition("=")[2]).resolve() for word in records}
-    document = page.with_suffix(".json")
-    path = write_report(made, page, document=document.resolve() not in given)
-    _tell(out, made, path, document if document.exists() else None)
+        given = {Path(word.rpartition("=")[2]).resolve() for word in records}
+        write_report(made, page, document=document.resolve() not in given)
+    _tell(out, made, page, document if document.exists() else None)
     if open_:
-        webbrowser.open(path.resolve().as_uri())
+        webbrowser.open(page.resolve().as_uri())
 
 
 def _from_models(
-    out: Output,
-    words: list[str],
-    threat: str,
-    k: int,
-    seed: int,
-    node: int | None,
-    dataset: str | None,
-    root: Path | None,
-    names: dict[str, Any],
+    out: Output, words: list[str], page: Path, opened: dict[str, Opened], options: dict[str, Any]
 ) -> Report:
-    from fgai.certificates import certify
-    from fgai.evaluation import compare
-    from fgai.reports import make_report
+    """Measure the models, write the page, and say what is being done."""
+    from fgai.reports import report as make_page
 
-    opened = open_models(words, dataset, root)
-    models = {name: entry.model for name, entry in opened.items()}
-    first = next(iter(opened))
-    graph = opened[first].graph
+    graph, node = next(iter(opened.values())).graph, options["node"]
     if node is not None and node >= graph.num_nodes:
         raise InputError(f"`--node` must be in 0..{graph.num_nodes - 1}, got {node}")
-    out.say(f"comparing {', '.join(opened)} on {graph!r}, threat {threat}")
-    comparison = compare(models, graph, threat, seed=seed, k=k, per_node=True)
-    out.say("certifying")
-    certificates = {
-        name: certify(model, graph, vanilla=models[first], radius=RADIUS, k1=k, k2=k)
-        for name, model in models.items()
-    }
-    out.say("making the page")
-    lines = [*reproduce(opened), shlex.join(["fgai", "report", *words, *_options(threat, k, seed)])]
-    return make_report(
-        comparison,
-        models=models,
-        data=graph,
-        certificates=certificates,
-        node=node,
-        reproduce=lines,
-        **names,
+    about = {"comparing": f"comparing {', '.join(opened)} on {graph!r}, threat {options['threat']}"}
+    line = shlex.join(["fgai", "report", *words, *_options(options)])
+    return make_page(
+        {name: entry.model for name, entry in opened.items()},
+        graph,
+        page,
+        reproduce=[*reproduce(opened), line],
+        on_step=lambda step: out.say(about.get(step, step)),
+        **options,
     )
 
 
@@ -153,8 +132,8 @@ def reproduce(opened: dict[str, Opened]) -> list[str]:
     return lines
 
 
-def _options(threat: str, k: int, seed: int) -> list[str]:
-    return ["--threat", threat, "--k", str(k), "--seed", str(seed)]
+def _options(given: dict[str, Any]) -> list[str]:
+    return [word for name in ("threat", "k", "seed") for word in (f"--{name}", str(given[name]))]
 
 
 def _named(words: list[str]) -> dict[str, Path] | list[Path]:

@@ -28,10 +28,7 @@ def train(
     model: options.Model = "GAT",
     method: Annotated[
         str,
-        typer.Option(
-            help="vanilla, ln (layer norm), at (adversarial training), fgai, fgai-paper, gnnguard, gnn-svd or"
-            " pro-gnn."
-        ),
+        typer.Option(help=f"{options.listed(METHODS)}; ln is layer norm, at adversarial training."),
     ] = "vanilla",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write; METHOD-MODEL-DATASET by default.")
@@ -57,9 +54,9 @@ def train(
     one_of(model, "--model", tuple(MODELS))
     one_of(method, "--method", METHODS)
     out = Output(json, quiet)
-    settings = parsed_settings(set_, model, faithful=method.startswith("fgai"), method=method)
+    settings = parsed_settings(set_, model, method)
     settings |= {name: value for name, value in (("epochs", epochs), ("lr", lr)) if value is not None}
-    graph = datasets.load(dataset, root, seed, task=task)
+    graph = datasets.load_dataset(dataset, root, seed, task=task)
     kind = task_of(graph).name
     mark = "" if kind == datasets.info(dataset).task else f"-{kind}"
     path = checked_output(output or Path(f"{method}-{model}-{dataset}{mark}.safetensors".lower()))

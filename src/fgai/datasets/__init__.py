@@ -3,7 +3,7 @@
 from fgai.datasets.batches import batched
 from fgai.datasets.fingerprint import fingerprint
 from fgai.datasets.links import link_split
-from fgai.datasets.loader import load
+from fgai.datasets.loader import load_dataset
 from fgai.datasets.planted import planted
 from fgai.datasets.registry import (
     DatasetInfo,
@@ -27,7 +27,7 @@ __all__ = [
     "fold_split",
     "info",
     "link_split",
-    "load",
+    "load_dataset",
     "names",
     "planted",
     "random_split",

@@ -29,7 +29,7 @@ def link_split(
     Labels and masks of nodes are dropped, self-loops are no links.
 
     Args:
-        graph: with edges in both directions, as `fgai.load` returns it.
+        graph: with edges in both directions, as `fgai.load_dataset` returns it.
         seed: draws the parts and the pairs.
         train: share of the links for training.
         val: share for validation; the rest is for test.

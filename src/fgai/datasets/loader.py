@@ -1,4 +1,4 @@
-"""`load`: from a name to a graph."""
+"""`load_dataset`: from a name to a graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fgai.graph import Graph
 from fgai.sparse import edge_keys, key_ends
 
 
-def load(
+def load_dataset(
     name: str = PLANTED,
     root: str | os.PathLike[str] | None = None,
     seed: int = 0,
@@ -48,7 +48,7 @@ def load(
         InputError: the dataset is not for this task.
 
     Example:
-        >>> load("planted", seed=1).num_nodes
+        >>> load_dataset("planted", seed=1).num_nodes
         2000
     """
     about = info(name)

@@ -35,8 +35,9 @@ def planted(seed: int = 0, num_nodes: int = 2000, num_classes: int = 5) -> Graph
     attention that ranks sources alike for every destination (GAT) can find the informative edges; words alone
     classify about two fifths of the nodes, averaging all neighbours four fifths.
 
-    The graph has no masks (`fgai.load("planted", seed)` draws them), no loops, no duplicates, and perhaps
-    isolated nodes. The constants of this generator are fixed: changing one changes every number measured.
+    The graph has no masks (`fgai.load_dataset("planted", seed)` draws them), no loops, no duplicates, and
+    perhaps isolated nodes. The constants of this generator are fixed: changing one changes every number
+    measured.
 
     Args:
         seed: makes the graph; `load` always uses 0.

@@ -39,7 +39,7 @@ class DatasetInfo:
     """What `fgai.datasets.info` tells about a dataset.
 
     Attributes:
-        name: what `fgai.load` takes.
+        name: what `fgai.load_dataset` takes.
         description: nodes, edges, features and classes in words, and how they were prepared.
         source: where it can be had.
         citation: whom to cite.
@@ -103,7 +103,7 @@ TASK_SPLITS: dict[str, TaskSplit] = {"link": TaskSplit("node", link_split)}
 
 
 def register_dataset(info: DatasetInfo, source: Source) -> None:
-    """Add a dataset: `fgai.load`, `fgai data` and `--dataset` then know its name.
+    """Add a dataset: `fgai.load_dataset`, `fgai data` and `--dataset` then know its name.
 
     Args:
         info: what it is; its sizes are checked when it is loaded.
@@ -325,7 +325,7 @@ _ground_truth("ba-community", 1400, 8920, 8, "Two such graphs joined; features t
 
 
 def names() -> tuple[str, ...]:
-    """Return the names `fgai.load` takes."""
+    """Return the names `fgai.load_dataset` takes."""
     return tuple(_INFO)
 
 

@@ -100,7 +100,7 @@ def breaking_point(
 
     Example:
         >>> import fgai
-        >>> data = fgai.load("planted")
+        >>> data = fgai.load_dataset("planted")
         >>> model = fgai.train(fgai.GAT.for_data(data), data, epochs=20, progress=False)
         >>> found = breaking_point(model, data, "random", threshold=0.9, limit=4)
         >>> sorted(found.overlap)[0]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from fgai.attacks import Threat
 from fgai.attention import prepared
+from fgai.cache import cached_on
 from fgai.checks import one_of
 from fgai.datasets import fingerprint
 from fgai.errors import InputError
@@ -25,7 +25,6 @@ from fgai.topk import check_k
 from fgai.version import versions
 
 TARGETS = ("test", "val")
-_FINGERPRINTS: WeakKeyDictionary[Graph, str] = WeakKeyDictionary()
 
 
 def evaluate(
@@ -74,7 +73,7 @@ def evaluate(
 
     Example:
         >>> import fgai
-        >>> data = fgai.load("planted")
+        >>> data = fgai.load_dataset("planted")
         >>> model = fgai.train(fgai.GAT.for_data(data), data, epochs=20, progress=False)
         >>> record = evaluate(model, data, "random", curves=False)
         >>> record.value("f1.clean") > 0.5
@@ -123,11 +122,9 @@ def evaluate(
 
 def describe(graph: Graph) -> dict[str, Any]:
     """Name, fingerprint and sizes of a graph; the fingerprint is computed once per graph object."""
-    if graph not in _FINGERPRINTS:
-        _FINGERPRINTS[graph] = fingerprint(graph)
     return {
         "name": graph.name,
-        "fingerprint": _FINGERPRINTS[graph],
+        "fingerprint": cached_on(graph, "fingerprint", lambda: fingerprint(graph)),
         "nodes": graph.num_nodes,
         "edges": graph.num_edges,
         "features": graph.num_features,

@@ -71,14 +71,7 @@ class Run:
         self.nodes = attack.budget.target_nodes(self.graph)
         self.rows = self.task.rows(self.graph, self.targets)
         self.measured = self.task.measured(self.graph, self.targets)
-        reliability.check_split(self.graph)
-        self.clean = observe(self.model, self.graph).averaged()
-        _check_shape(self.clean.logits, self.task.count(self.graph), self.graph)
-        reliability.check_outputs(self.clean.logits, ms.logits_again(self.model, self.graph))
-        own = ms.sharpness_by_layer(self.clean.attention)
-        reliability.check_attention(own, self.clean.attention, self.k)
-        parent = self._parent(vanilla)
-        self.sharpest = ms.sharpest_layer(own if parent is None else ms.sharpness_by_layer(parent))
+        self._look(vanilla)
         meter.lap("clean")
         attacked = {"prediction": self._attack(threat, "prediction")}
         meter.lap("prediction attack")
@@ -87,35 +80,16 @@ class Run:
             same = not attack.searches or threat_of(threat).objective is not None
             attacked["explanation"] = attacked["prediction"] if same else self._attack(threat, "explanation")
             meter.lap("explanation attack")
-        views = {"clean": self.clean, "attacked": attacked["prediction"].view}
-        out = self._stability(attacked, own)
-        reliability.check_reach(attacked["prediction"].result, self.nodes, *self._classes(views))
-        similar = None
-        if parent is not None:
-            similar = ms.agreement(ms.paired(parent, self.clean.attention), self.k, self.sharpest)
-            out["similarity"] = similar.metrics
-        if self.task.row_per_node:
-            out["same_class"] = self._same_class(attacked)
-        else:
-            out["explanations"] = self._explanations(attacked, parent, similar)
-        if self.original.edge_truth is not None:
-            seen = {"": self.clean, **{f"_{name}": a.view for name, a in attacked.items()}}
-            for suffix, view in seen.items():
-                found = ms.against_truth(view.attention, self.original, self.k, self.sharpest)
-                out[f"truth{suffix}"] = found
+        out = self._metrics(attacked)
         meter.lap("metrics")
+        views = {"clean": self.clean, "attacked": attacked["prediction"].view}
         right = self._right() if curves and self.labels is not None else None
         if right is not None and self.labels is not None:
             out["f_slope"] = all_curves(self.model, views, self.labels, right)
             out["fidelity"] = {n: fidelity(self.model, view, self.rows, self.k) for n, view in views.items()}
             meter.lap("curves")
         if nulls:
-            changed = attacked["prediction"].result.change.rows
-            options: dict[str, Any] = {"k": self.k, "seed": self.seed, "sharpest": self.sharpest}
-            options["target"] = self.labels
-            out["null"] = null_rows(
-                self.model, views, self.original, vanilla=parent, changed=changed, right=right, **options
-            )
+            out["null"] = self._nulls(views, attacked["prediction"], right)
             meter.lap("null rows")
         others = {spec.paths[0]: spec.measure for spec in metrics.METRICS.values() if spec.measure}
         if others:
@@ -123,18 +97,69 @@ class Run:
             for path, measured in others.items():
                 place_value(out, path, measured(shown))
             meter.lap("other metrics")
-        arrays: dict[str, Any] = {}
-        if per_node:
-            overlaps = {name: a.agreement.per_node for name, a in attacked.items()}
-            if similar is not None:
-                overlaps["vanilla"] = similar.per_node
-            arrays = node_arrays(views, self.original, self.rows, attacked["prediction"].touched, overlaps)
         return {
             "metrics": out,
             "ledgers": {name: _ledger(a.result) for name, a in attacked.items()},
-            "per_node": arrays,
+            "per_node": self._per_node(views, attacked) if per_node else {},
             "budget": plain(attack.budget.to_dict()),
         }
+
+    def _look(self, vanilla: nn.Module | None) -> None:
+        """See the clean graph through the model, and its parent's attention, and doubt what is doubtful."""
+        reliability.check_split(self.graph)
+        self.clean = observe(self.model, self.graph).averaged()
+        _check_shape(self.clean.logits, self.task.count(self.graph), self.graph)
+        reliability.check_outputs(self.clean.logits, ms.logits_again(self.model, self.graph))
+        self.sharpness = ms.sharpness_by_layer(self.clean.attention)
+        reliability.check_attention(self.sharpness, self.clean.attention, self.k)
+        self.parent = self._parent(vanilla)
+        sharpness = self.sharpness if self.parent is None else ms.sharpness_by_layer(self.parent)
+        self.sharpest = ms.sharpest_layer(sharpness)
+        self.similar: ms.Agreement | None = None
+
+    def _metrics(self, attacked: dict[str, _Attacked]) -> dict[str, Any]:
+        """Return what costs no further forward pass: stability, similarity, explanations, truth."""
+        out = self._stability(attacked)
+        views = {"clean": self.clean, "attacked": attacked["prediction"].view}
+        reliability.check_reach(attacked["prediction"].result, self.nodes, *self._classes(views))
+        if self.parent is not None:
+            pairs = ms.paired(self.parent, self.clean.attention)
+            self.similar = ms.agreement(pairs, self.k, self.sharpest)
+            out["similarity"] = self.similar.metrics
+        if self.task.row_per_node:
+            out["same_class"] = self._same_class(attacked)
+        else:
+            out["explanations"] = self._explanations(attacked)
+        if self.original.edge_truth is not None:
+            seen = {"": self.clean, **{f"_{name}": a.view for name, a in attacked.items()}}
+            for suffix, view in seen.items():
+                found = ms.against_truth(view.attention, self.original, self.k, self.sharpest)
+                out[f"truth{suffix}"] = found
+        return out
+
+    def _nulls(
+        self, views: dict[str, Observation], attacked: _Attacked, right: Tensor | None
+    ) -> dict[str, Any]:
+        """The same metrics of an attention that says nothing, and of a random one."""
+        return null_rows(
+            self.model,
+            views,
+            self.original,
+            vanilla=self.parent,
+            changed=attacked.result.change.rows,
+            right=right,
+            k=self.k,
+            seed=self.seed,
+            sharpest=self.sharpest,
+            target=self.labels,
+        )
+
+    def _per_node(self, views: dict[str, Observation], attacked: dict[str, _Attacked]) -> dict[str, Any]:
+        """Values of every node, packed."""
+        overlaps = {name: a.agreement.per_node for name, a in attacked.items()}
+        if self.similar is not None:
+            overlaps["vanilla"] = self.similar.per_node
+        return node_arrays(views, self.original, self.rows, attacked["prediction"].touched, overlaps)
 
     def _views(self, attacked: dict[str, _Attacked]) -> metrics.Views:
         """What metrics with a `measure` of their own read."""
@@ -177,9 +202,7 @@ class Run:
             for name, a in attacked.items()
         }
 
-    def _explanations(
-        self, attacked: dict[str, _Attacked], parent: AttentionMap | None, similar: ms.Agreement | None
-    ) -> dict[str, Any]:
+    def _explanations(self, attacked: dict[str, _Attacked]) -> dict[str, Any]:
         """Overlap of the explanations of links or small graphs, under each attack and with the parent's."""
         common = (self.original, self.rows, self.k, self.sharpest)
         out: dict[str, Any] = {}
@@ -187,9 +210,9 @@ class Run:
             pairs = ms.paired(self.clean.attention, a.view.attention)
             out[name] = item_overlaps(pairs, a.agreement.per_node, *common)
         out["chance"] = item_chance(pairs, *common)
-        if parent is not None and similar is not None:
-            pairs = ms.paired(parent, self.clean.attention)
-            out["similarity"] = item_overlaps(pairs, similar.per_node, *common)
+        if self.parent is not None and self.similar is not None:
+            pairs = ms.paired(self.parent, self.clean.attention)
+            out["similarity"] = item_overlaps(pairs, self.similar.per_node, *common)
         return out
 
     def _attack(self, threat: str | Threat, objective: str) -> _Attacked:
@@ -200,7 +223,7 @@ class Run:
         pairs = ms.paired(self.clean.attention, view.attention)
         return _Attacked(result, view, ms.agreement(pairs, self.k, self.sharpest, touched), touched)
 
-    def _stability(self, attacked: dict[str, _Attacked], own: list[float]) -> dict[str, Any]:
+    def _stability(self, attacked: dict[str, _Attacked]) -> dict[str, Any]:
         """Everything about predictions and attention before and after."""
         first = attacked["prediction"]
         rows, before = self.measured, self.clean.logits[self.measured]
@@ -211,7 +234,7 @@ class Run:
             "g_tvd": ms.prediction_change(before, first.view.logits[rows]),
             "g_jsd": first.agreement.metrics["g_jsd"],
             "sharpness": {
-                "clean": ms.layered(own, self.sharpest),
+                "clean": ms.layered(self.sharpness, self.sharpest),
                 "attacked": ms.layered(after, self.sharpest),
             },
             "sharpest": self.sharpest,

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-from fgai.explanations.node import explain_node
+from fgai.explanations.node import explain
 from fgai.explanations.record import NodeExplanation
 
 if TYPE_CHECKING:
     from fgai.explanations.pyg import AsPyG, FaithfulAttention
 
-__all__ = ["AsPyG", "FaithfulAttention", "NodeExplanation", "explain_node"]
+__all__ = ["AsPyG", "FaithfulAttention", "NodeExplanation", "explain"]
 
 
 def __getattr__(name: str) -> Any:

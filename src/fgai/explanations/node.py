@@ -1,4 +1,4 @@
-"""`explain_node`: one node, the attention behind its class, and how both stand up."""
+"""`explain`: one node, the attention behind its class, and how both stand up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fgai.models import as_graph
 Names = Sequence[str] | Mapping[int, str]
 
 
-def explain_node(
+def explain(
     model: nn.Module,
     data: Any,
     node: int,
@@ -61,10 +61,9 @@ def explain_node(
 
     Example:
         >>> import fgai
-        >>> from fgai.explanations import explain_node
-        >>> data = fgai.load("planted")
+        >>> data = fgai.load_dataset("planted")
         >>> model = fgai.train(fgai.GAT.for_data(data), data, epochs=3, progress=False)
-        >>> found = explain_node(model, data, 24, threat="random")
+        >>> found = fgai.explain(model, data, 24, threat="random")
         >>> round(sum(entry["attention"] for entry in found.neighbours), 3), len(found.certified["layers"])
         (1.0, 2)
     """

@@ -137,7 +137,7 @@ class AsPyG(MessagePassing):  # type: ignore[misc]
 
     Example:
         >>> import fgai
-        >>> data = fgai.load("planted")
+        >>> data = fgai.load_dataset("planted")
         >>> model = fgai.GAT.for_data(data).eval()
         >>> graph = data.to_data()
         >>> bool((AsPyG(model)(graph.x, graph.edge_index) == model(data)).all())

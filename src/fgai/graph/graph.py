@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fgai import checks
+from fgai.cache import cached_on
 from fgai.errors import FgaiWarning, InputError
 from fgai.graph.links import Links
 from fgai.graph.nystrom import extend_encoding
@@ -314,12 +315,13 @@ class Graph:
 
     def _padded(self, count: int) -> dict[str, Tensor | None]:
         """Masks and labels with `count` new nodes, made once: adversaries inject as many every epoch."""
-        kept: dict[int, dict[str, Tensor | None]] = self.__dict__.setdefault("_padded_fields", {})
-        if count not in kept:
+
+        def make() -> dict[str, Tensor | None]:
             masks = ("train_mask", "val_mask", "test_mask")
-            kept[count] = {name: _pad(getattr(self, name), count, False) for name in masks}
-            kept[count]["y"] = _pad(self.y, count, -1)
-        return kept[count]
+            padded = {name: _pad(getattr(self, name), count, False) for name in masks}
+            return {**padded, "y": _pad(self.y, count, -1)}
+
+        return cached_on(self, ("padded", count), make)
 
     def joined(self, targets: Tensor) -> tuple[Adjacency, EdgeMap]:
         """Return the edges alone after `inject`; `targets` [M, e] are on the device and trusted."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from fgai.attention import TappedLayer
+from fgai.cache import cached_on
 from fgai.checks import at_least, one_of
 from fgai.graph import Graph
 from fgai.models.base import LARGE, AttentionModel
@@ -20,8 +20,6 @@ from fgai.ops import aggregate, node_scores, score_additive, weighted_softmax
 from fgai.ops.segments import row_sum
 from fgai.sparse import Adjacency, Features
 from fgai.tasks import get_task
-
-_PLAIN: WeakKeyDictionary[Adjacency, tuple[Tensor, Tensor]] = WeakKeyDictionary()
 
 
 def normalised_weights(adjacency: Adjacency, edge_weight: Tensor | None = None) -> Tensor:
@@ -87,9 +85,7 @@ class GCNLayer(TappedLayer):
             values = self.input_norm(x if isinstance(x, Features) else Features.dense(x), self.value)
         values = values.view(-1, 1, self.channels)
         if edge_weight is None and values.dtype == torch.float32:
-            if adjacency not in _PLAIN:
-                _PLAIN[adjacency] = _shares(adjacency, None)
-            shares, sizes = _PLAIN[adjacency]
+            shares, sizes = cached_on(adjacency, "gcn shares", lambda: _shares(adjacency, None))
         else:
             shares, sizes = _shares(adjacency, edge_weight, values.dtype)
         if self.gated:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import scipy.sparse as sp
@@ -12,6 +11,7 @@ import torch
 from scipy.sparse.linalg import ArpackError, eigsh, svds
 from torch import Tensor
 
+from fgai.cache import cached_on
 from fgai.checks import at_least
 from fgai.errors import InputError
 from fgai.ops.functional import score_dot
@@ -22,7 +22,6 @@ DENSE = 256
 TOLERANCE = 1e-7
 """Relative accuracy of the singular values: what float32 can hold."""
 _KEPT = 8
-_BY_STRUCTURE: WeakKeyDictionary[Adjacency, dict[int, Tensor]] = WeakKeyDictionary()
 _BY_CONTENT: OrderedDict[tuple[int, int, bytes], Tensor] = OrderedDict()
 
 
@@ -75,8 +74,8 @@ def reconstruct(adjacency: Adjacency, rank: int, weight: Tensor | None = None) -
     """
     if weight is not None:
         return _entries(adjacency, rank, weight)
-    known = _BY_STRUCTURE.setdefault(adjacency, {})
-    if rank not in known:
+
+    def make() -> Tensor:
         digest = hashlib.blake2b(adjacency.keys.cpu().numpy().tobytes(), digest_size=16).digest()
         key = (rank, adjacency.num_nodes, digest)
         if key not in _BY_CONTENT:
@@ -84,8 +83,9 @@ def reconstruct(adjacency: Adjacency, rank: int, weight: Tensor | None = None) -
         _BY_CONTENT.move_to_end(key)
         while len(_BY_CONTENT) > _KEPT:
             _BY_CONTENT.popitem(last=False)
-        known[rank] = _BY_CONTENT[key].to(adjacency.device)
-    return known[rank]
+        return _BY_CONTENT[key].to(adjacency.device)
+
+    return cached_on(adjacency, ("low rank", rank), make)
 
 
 def _entries(adjacency: Adjacency, rank: int, weight: Tensor | None) -> Tensor:

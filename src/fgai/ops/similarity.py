@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary, ref
+from dataclasses import dataclass
+from weakref import ref
 
 import numpy as np
 import torch
 from numba import njit
 from torch import Tensor
 
+from fgai.cache import cached_on
 from fgai.ops.functional import score_dot
 from fgai.sparse import Adjacency, Features, SparseRows, key_ends
 
@@ -17,9 +19,21 @@ SMALLEST = 1e-6
 _CHUNK = 1 << 24
 """Stored entries looked up at once, where there is no kernel."""
 
-_Known = tuple[Tensor, Tensor]
-_KNOWN: WeakKeyDictionary[SparseRows, _Known] = WeakKeyDictionary()
-_LAST: WeakKeyDictionary[SparseRows, tuple[ref[Adjacency], Tensor]] = WeakKeyDictionary()
+
+@dataclass
+class _Known:
+    """Similarities of stored rows that were computed so far, kept with the rows.
+
+    Attributes:
+        keys: of the edges, sorted.
+        values: their similarities.
+        last: the adjacency asked for last, and its similarities.
+    """
+
+    keys: Tensor
+    values: Tensor
+    last: tuple[ref[Adjacency], Tensor] | None = None
+
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -45,9 +59,9 @@ def edge_cosine(x: Tensor | Features, adjacency: Adjacency) -> Tensor:
     if not isinstance(x.base, SparseRows):
         return _dense(x.to_dense(), adjacency)
     whole = x.appended is None and x.rows is None
-    last = _LAST.get(x.base)
-    if whole and last is not None and last[0]() is adjacency:
-        return last[1]
+    known = _known(x.base)
+    if whole and known.last is not None and known.last[0]() is adjacency:
+        return known.last[1]
     changed = _changed_rows(x)
     touched = changed[adjacency.source] | changed[adjacency.destination]
     still = (~touched).nonzero().flatten()
@@ -55,7 +69,7 @@ def edge_cosine(x: Tensor | Features, adjacency: Adjacency) -> Tensor:
     out = torch.zeros(adjacency.num_edges, dtype=x.dtype, device=x.device)
     out = out.index_copy(0, still, _remembered(x.base, keys).to(x.dtype))
     if whole:
-        _LAST[x.base] = (ref(adjacency), out)
+        known.last = (ref(adjacency), out)
         return out
     moved = touched.nonzero().flatten()
     ends = torch.stack([adjacency.source[moved], adjacency.destination[moved]])
@@ -93,19 +107,25 @@ def _rows(x: Features, nodes: Tensor) -> Tensor:
     return torch.cat([rows, x.appended[nodes[count:] - x.num_base_rows]])
 
 
+def _known(rows: SparseRows) -> _Known:
+    """What is known of the stored rows; nothing at first."""
+
+    def make() -> _Known:
+        keys = torch.empty(0, dtype=torch.long, device=rows.indices.device)
+        return _Known(keys, keys.double())
+
+    return cached_on(rows, "similarity", make)
+
+
 def _remembered(rows: SparseRows, keys: Tensor) -> Tensor:
     """Similarities of stored rows by edge key (sorted); those not known yet are computed and kept."""
-    known = _KNOWN.get(rows)
-    if known is None:
-        known = (keys, _between(rows, keys))
-    else:
-        spot = torch.searchsorted(known[0], keys).clamp(max=max(0, known[0].numel() - 1))
-        fresh = keys if not known[0].numel() else keys[known[0][spot] != keys]
-        if fresh.numel():
-            merged, order = torch.sort(torch.cat([known[0], fresh]))
-            known = (merged, torch.cat([known[1], _between(rows, fresh)])[order])
-    _KNOWN[rows] = known
-    return known[1][torch.searchsorted(known[0], keys)]
+    known = _known(rows)
+    spot = torch.searchsorted(known.keys, keys).clamp(max=max(0, known.keys.numel() - 1))
+    fresh = keys if not known.keys.numel() else keys[known.keys[spot] != keys]
+    if fresh.numel():
+        known.keys, order = torch.sort(torch.cat([known.keys, fresh]))
+        known.values = torch.cat([known.values, _between(rows, fresh)])[order]
+    return known.values[torch.searchsorted(known.keys, keys)]
 
 
 def _between(rows: SparseRows, keys: Tensor) -> Tensor:

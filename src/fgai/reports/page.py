@@ -49,25 +49,33 @@ def write_report(
     Example:
         >>> import fgai
         >>> from fgai.reports import write_report
-        >>> data = fgai.load("planted")
+        >>> data = fgai.load_dataset("planted")
         >>> model = fgai.train(fgai.GAT.for_data(data), data, epochs=3, progress=False)
         >>> found = fgai.evaluate(model, data, "random", name="GAT", per_node=True, curves=False)
         >>> write_report(found, "report.html", models={"GAT": model}, data=data).name
         'report.html'
     """
-    library = _plotly()
+    library, path = _plotly(), checked_page(path)
     if isinstance(report, Report):
         if options:
             raise InputError(f"{', '.join(options)}: a finished document takes no further options")
     else:
         report = make_report(report, **options)
-    path = Path(path)
-    if path.suffix.lower() not in (".html", ".htm"):
-        path = path.with_name(path.name + ".html")
     write_atomic(path, render(report, library))
     if document:
         report.save(path.with_suffix(".json"))
     return path
+
+
+def checked_page(path: Path | str) -> Path:
+    """Return where a page is written: `.html` is added where it is missing.
+
+    Raises:
+        MissingExtraError: plotly is not installed.
+    """
+    _plotly()
+    path = Path(path)
+    return path if path.suffix.lower() in (".html", ".htm") else path.with_name(f"{path.name}.html")
 
 
 def render(report: Report, library: str | None = None) -> str:

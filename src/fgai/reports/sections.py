@@ -157,12 +157,11 @@ def snippet(report: Report) -> str:
     models = ", ".join(f"{json.dumps(name)}: …" for name in report.names)
     threat = (first.get("threat") or {}).get("name", "standard")
     return (
-        "import fgai\nfrom fgai.reports import write_report\n\n"
-        f"data = fgai.load({json.dumps(name)}, seed={first.get('seed', 0)})\n"
+        "import fgai\n\n"
+        f"data = fgai.load_dataset({json.dumps(name)}, seed={first.get('seed', 0)})\n"
         f"models = {{{models}}}\n"
-        f"found = fgai.compare(models, data, {json.dumps(threat)}, seed={first.get('seed', 0)},"
-        f" k={config.get('k', 5)}, per_node=True)\n"
-        'write_report(found, "report.html", models=models, data=data)'
+        f'fgai.report(models, data, "report.html", threat={json.dumps(threat)}, k={config.get("k", 5)},'
+        f" seed={first.get('seed', 0)})"
     )
 
 

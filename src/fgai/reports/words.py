@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fgai.attacks import THREATS
 from fgai.reports.balance import changes, verdict
 from fgai.reports.document import Report
 from fgai.reports.numbers import Record, number, of_tested, percent, score
@@ -62,12 +63,15 @@ def attack_words(record: Record) -> str:
     budget: Mapping[str, Any] = threat.get("budget") or {}
     who = {"test": "test", "val": "validation"}.get(str(budget.get("targets")), "tested")
     nodes, edges, steps = (budget.get(name) or 0 for name in ("nodes", "edges", "steps"))
-    did = []
+    did, what = [], "what it adds"
     if nodes:
         did.append(f"adds {nodes} fake nodes and joins each to {edges} {who} nodes")
     elif edges:
-        did.append(f"adds {edges} edges between {who} nodes")
+        removes = removes_edges(str(threat.get("name")))
+        did.append(f"{'adds or removes' if removes else 'adds'} {edges} edges between {who} nodes")
+        what = "what it changes" if removes else what
     if budget.get("radius"):
+        what = "what it changes"
         share = percent(budget.get("rows") or 0)
         did.append(f"moves the features of {share} of the {who} nodes by at most {budget['radius']}")
     if not did:
@@ -75,14 +79,19 @@ def attack_words(record: Record) -> str:
     restarts = budget.get("restarts") or 1
     search = f"in {steps} steps" + (f", {restarts} times over" if restarts > 1 else "")
     tail = (
-        f" It knows the model and tunes what it adds {search} to do the most harm."
+        f" It knows the model and tunes {what} {search} to do the most harm."
         if steps
-        else " It does not search: what it adds is random."
+        else f" It does not search: {what} is random."
     )
     return (
         f"The {threat.get('name', '')} attack {' and '.join(did)}.{tail} Every model gets the same budget"
         " and the same places to attack."
     )
+
+
+def removes_edges(threat: str) -> bool:
+    """Whether a threat removes edges, too; of one whose name is not known it must be supposed."""
+    return threat not in THREATS or THREATS[threat].attack.removes
 
 
 def missing(report: Report) -> list[str]:

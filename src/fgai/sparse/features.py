@@ -15,6 +15,10 @@ from fgai.errors import InputError
 from fgai.sparse.adjacency import pointers
 
 
+class Pattern:
+    """The places of a sparse matrix's entries; what the kernels derive from them is kept with it."""
+
+
 @dataclass(frozen=True, eq=False)
 class SparseRows:
     """A matrix in compressed rows, with the compressed columns the backward pass reads.
@@ -55,14 +59,14 @@ class SparseRows:
         return self.indptr.to(torch.int32), self.indices.to(torch.int32)
 
     @cached_property
-    def kept(self) -> dict[str, object]:
-        """What the kernels derived from the pattern, shared by all matrices of this pattern."""
-        return {}
+    def pattern(self) -> Pattern:
+        """Stands for the places of the entries, for all matrices that differ in their values alone."""
+        return Pattern()
 
     def with_values(self, values: Tensor) -> SparseRows:
         """Return the same pattern with other values; everything derived from the pattern is shared."""
         other = replace(self, values=values)
-        for name in ("rows", "columns", "rows32", "kept"):
+        for name in ("rows", "columns", "rows32", "pattern"):
             other.__dict__[name] = getattr(self, name)
         return other
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from fgai.cache import cached_on
 from fgai.topk.cut import Cut
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -223,12 +224,13 @@ def _per_row(rowptr: Tensor, k: int, dtype: torch.dtype, factor: float = 1.0) ->
 
     It depends on the rows alone, so it is kept with them.
     """
-    kept: dict[tuple[int, torch.dtype, float], Tensor] = rowptr.__dict__.setdefault("_fgai_per_row", {})
-    if (k, dtype, factor) not in kept:
+
+    def make() -> Tensor:
         degree = rowptr.diff()
         terms = (degree - k).clamp(min=0, max=k).sum() if k else (degree > 0).sum()
-        kept[k, dtype, factor] = factor * (1.0 if k else 0.25) / terms.clamp(min=1).to(dtype)
-    return kept[k, dtype, factor]
+        return factor * (1.0 if k else 0.25) / terms.clamp(min=1).to(dtype)
+
+    return cached_on(rowptr, ("topk per row", k, dtype, factor), make)
 
 
 class _Distance(Function):

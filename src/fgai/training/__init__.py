@@ -1,11 +1,13 @@
 """One loop, several recipes: vanilla, layer norm, adversarial and faithful training, defences."""
 
 from fgai.training.adversarial import Adversarial
-from fgai.training.checkpoint import load, read_header, save
+from fgai.training.attempts import make_faithful
+from fgai.training.build import ALONE, METHODS, setting_names, untrained
+from fgai.training.checkpoint import load_model, read_header, save_model
 from fgai.training.defended import Regularised
-from fgai.training.faithful import Faithful, make_faithful
+from fgai.training.faithful import Faithful
 from fgai.training.loop import History, Recipe, TrainConfig, fit, seeded
-from fgai.training.methods import ALONE, METHODS, settings_for, train_method, untrained
+from fgai.training.methods import settings_for, train_method
 from fgai.training.presets import preset
 from fgai.training.recipes import Vanilla, labelled
 from fgai.training.settings import FaithfulConfig
@@ -27,12 +29,13 @@ __all__ = [
     "fit",
     "history_of",
     "labelled",
-    "load",
+    "load_model",
     "make_faithful",
     "preset",
     "read_header",
-    "save",
+    "save_model",
     "seeded",
+    "setting_names",
     "settings_for",
     "train",
     "train_method",

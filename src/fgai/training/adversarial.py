@@ -29,7 +29,7 @@ class Adversarial(Vanilla):
         budget: of the adversary; endpoints must come from training and validation nodes (`targets="fit"`).
     """
 
-    name = "adversarial"
+    name = "at"
 
     def __init__(self, graph: Graph, budget: Budget) -> None:
         super().__init__(graph)
@@ -40,9 +40,7 @@ class Adversarial(Vanilla):
         """Draw the first features."""
         self.seed = seed
         self.adversary.start(self._generator(-1))
-        nodes = self.task.nodes(self.graph, "val")
-        self.probe = self.adversary.restarted()
-        self.probe_endpoints = self.probe.draw(self._generator(-2), nodes).to(self.graph.device)
+        self.probe, self.probe_endpoints = self.adversary.probe(self._generator(-2))
 
     def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         """Yield half the clean cross-entropy, then half the attacked one."""

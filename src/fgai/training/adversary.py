@@ -69,6 +69,15 @@ class InjectionAdversary:
             self.features.add_(self.budget.step_size * self.features.grad.sign()).clamp_(*self.box)
             self.features.grad.zero_()
 
+    def probe(self, generator: torch.Generator) -> tuple[InjectionAdversary, Tensor]:
+        """Return the attack that scores an epoch: an adversary that restarts, and endpoints that stay [M, e].
+
+        The endpoints are validation nodes.
+        """
+        other = self.restarted()
+        nodes = task_of(self.graph).nodes(self.graph, "val")
+        return other, other.draw(generator, nodes).to(self.graph.device)
+
     def restarted(self) -> InjectionAdversary:
         """Return an adversary of the same budget that begins at the middle of the box."""
         other = InjectionAdversary(self.graph, self.budget)

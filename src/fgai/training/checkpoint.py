@@ -1,4 +1,4 @@
-"""`save` and `load`: a model as safetensors plus JSON, usable without remembering anything."""
+"""`save_model` and `load_model`: a model as safetensors plus JSON, usable without remembering anything."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fgai.training.train import set_history
 SCHEMA = 1
 
 
-def save(
+def save_model(
     model: nn.Module, path: Path | str, *, data_fingerprint: str = "", about: dict[str, Any] | None = None
 ) -> Path:
     """Write a model to one safetensors file with its architecture inside; atomic.
@@ -88,8 +88,8 @@ def read_header(path: Path | str) -> dict[str, Any]:
     return header
 
 
-def load(path: Path | str, expect: str | None = None) -> nn.Module:
-    """Read a model written by `save`, in eval mode.
+def load_model(path: Path | str, expect: str | None = None) -> nn.Module:
+    """Read a model written by `save_model`, in eval mode.
 
     Args:
         path: the file.

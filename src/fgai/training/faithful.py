@@ -1,44 +1,23 @@
-"""`make_faithful`: from a trained attention model to one whose attention stays put."""
+"""The recipe of faithful training: predictions and attention of the vanilla model that stay put."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fgai.attacks import Budget
-from fgai.attention import AttentionMap, LayerAttention, evaluating, observe, prepared
-from fgai.checks import at_least
+from fgai.attention import AttentionMap, LayerAttention, evaluating, observe
 from fgai.graph import Graph
-from fgai.models import as_graph
 from fgai.sparse import EdgeMap
 from fgai.tasks import task_of
-from fgai.topk import frozen_topk
-from fgai.training.adversary import InjectionAdversary, reach_shares
-from fgai.training.assurance import TRIAL, helped, moved, warn_unless_helped
+from fgai.training.adversary import InjectionAdversary
 from fgai.training.capture import Drawn, replayable
-from fgai.training.loop import PROBE, epoch_seed, fit
-from fgai.training.presets import preset
-from fgai.training.resume import run_label
+from fgai.training.loop import PROBE, epoch_seed
 from fgai.training.settings import FaithfulConfig
-from fgai.training.terms import (
-    attention_distance,
-    contrast,
-    margin_loss,
-    prediction_distance,
-    spread,
-    weighted_sum,
-)
-from fgai.training.train import copied, history_of, set_history
-
-M = TypeVar("M", bound=nn.Module)
-RETRY = 7_001
-"""Between the seeds of two tries."""
-FLATTEST = 0.01
-"""Layers with less contrast, relative to the sharpest, are uniform up to rounding and get no more weight."""
+from fgai.training.targets import Injection, Targets
+from fgai.training.terms import attention_distance, margin_loss, prediction_distance, weighted_sum
 
 
 @replayable
@@ -66,39 +45,26 @@ class Faithful:
         self.seed = 0
 
     def start(self, model: nn.Module, seed: int) -> None:
-        """Freeze the vanilla targets and measure the size of every term."""
+        """Freeze the vanilla targets, and let the adversary climb a little before the first epoch."""
         self.seed = seed
-        config = self.config
         with evaluating(self.vanilla, freeze=True):
-            seen = observe(self.vanilla, self.graph, heads="mean")
-            logits, attention, chosen = seen.logits, seen.attention, seen.attention.select(config.layers)
-            self.target_logits, self.target_layers = logits, chosen.layers
-            self.target = [layer.heads() for layer in chosen]
-            self.rowptrs = [layer.rowptr for layer in chosen]
-            self.leaders = [
-                frozen_topk(w, ptr, config.k2, config.scope)
-                for w, ptr in zip(self.target, self.rowptrs, strict=True)
-            ]
-            contrasts = [contrast(w, ptr) for w, ptr in zip(self.target, self.rowptrs, strict=True)]
-            self.contrasts = [max(value / max(contrasts), FLATTEST) ** config.contrast for value in contrasts]
-            self.scale = float(spread(self.target_logits))
-            self.shares, self.share = [1.0] * len(self.target), 1.0
+            self.targets = Targets.of(self.vanilla, self.graph, self.config)
             if self.injects:
-                generator = self._generator(-1)
-                self.adversary.start(generator)
-                self.shares, self.share = self._reach(self.adversary.attacked(generator)[0], len(attention))
-                self.probe = self.adversary.restarted()
-                targets = task_of(self.graph).nodes(self.graph, "val")
-                self.probe_endpoints = self.probe.draw(self._generator(-2), targets).to(self.graph.device)
-                self.probe_shares, self.probe_share = self.shares, self.share
-                if self.graph.batch is not None:  # the probe joins the validation graphs alone, a few of all
-                    self.probe_shares, self.probe_share = self._reach(
-                        self.probe.joined(self.probe_endpoints)[0], len(attention)
-                    )
-                for _ in range(PROBE):
-                    endpoints = self.adversary.draw(generator).to(self.graph.device)
-                    terms = self._stability(self.vanilla, logits, chosen.layers, endpoints)
-                    self._total(terms).backward()  # type: ignore[no-untyped-call]
+                self._start_adversary(self._generator(-1))
+
+    def _start_adversary(self, generator: torch.Generator) -> None:
+        """Draw the first features, set up the probe, and climb against the vanilla model."""
+        targets, graph = self.targets, self.graph
+        self.adversary.start(generator)
+        self.shares = shares = targets.shares(graph, self.adversary.attacked(generator)[0])
+        adversary, endpoints = self.adversary.probe(self._generator(-2))
+        if graph.batch is not None:  # the probe joins the validation graphs alone, a few of all
+            shares = targets.shares(graph, adversary.joined(endpoints)[0])
+        self.probe = Injection(adversary, endpoints, shares)
+        for _ in range(PROBE):
+            endpoints = self.adversary.draw(generator).to(graph.device)
+            terms = self._stability(self.vanilla, targets.logits, targets.layers, self._attack(endpoints))
+            self._total(terms).backward()  # type: ignore[no-untyped-call]
 
     def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         """Yield what `replayed` does, from the epoch's own draws."""
@@ -115,7 +81,7 @@ class Faithful:
             return Drawn("clean")
         generator, rising = self._generator(epoch), config.ramp * config.train.epochs
         endpoints = torch.stack([self.adversary.draw(generator) for _ in range(config.steps)])
-        rise = torch.tensor(min(1.0, (epoch + 1) / max(1.0, rising)), dtype=self.target_logits.dtype)
+        rise = torch.tensor(min(1.0, (epoch + 1) / max(1.0, rising)), dtype=self.targets.logits.dtype)
         return Drawn("attacked" if alone else "both", {"endpoints": endpoints, "rise": rise})
 
     def replayed(self, model: nn.Module, drawn: Drawn) -> Iterator[dict[str, Tensor]]:
@@ -126,7 +92,7 @@ class Faithful:
         """
         config = self.config
         _set_mode(model, config.dropout)
-        logits, layers = self.target_logits, self.target_layers
+        logits, layers = self.targets.logits, self.targets.layers
         if drawn.kind != "attacked":
             seen = observe(model, self.graph, heads="mean", grad=True)
             logits, layers = seen.logits, seen.attention.select(config.layers).layers
@@ -138,8 +104,9 @@ class Faithful:
         *earlier, last = drawn.tensors["endpoints"].unbind()
         for endpoints in earlier:
             with evaluating(model, freeze=True):
-                self._total(self._stability(model, logits, layers, endpoints)).backward()  # type: ignore[no-untyped-call]
-        terms = self._stability(model, logits, layers, last)
+                terms = self._stability(model, logits, layers, self._attack(endpoints))
+                self._total(terms).backward()  # type: ignore[no-untyped-call]
+        terms = self._stability(model, logits, layers, self._attack(last))
         total = self._total(terms)
         yield {**terms, "total": total * drawn.tensors["rise"]}
 
@@ -155,9 +122,9 @@ class Faithful:
             total = self._total(self._clean(logits, layers))
             if not self.injects:
                 return -total.detach()
-            self.probe.restart()
+            self.probe.adversary.restart()
             for step in range(PROBE + 1):
-                terms = self._stability(model, logits, layers, self.probe_endpoints, self.probe)
+                terms = self._stability(model, logits, layers, self.probe)
                 if step < PROBE:
                     self._total(terms).backward()  # type: ignore[no-untyped-call]
             return -(total + self._total(terms)).detach()
@@ -175,23 +142,22 @@ class Faithful:
         # A stream of its own: no draw here moves dropout or the evaluation's endpoints.
         return torch.Generator().manual_seed(epoch_seed(self.seed, epoch) ^ 0x5DEECE66D)
 
-    def _reach(self, attacked: Graph, layers: int) -> tuple[list[float], float]:
-        """Return the shares of nodes in reach at the layers that count, and that of predictions."""
-        shares, share = reach_shares(self.graph, attacked, layers)
-        return shares[-len(self.target) :], share
+    def _attack(self, endpoints: Tensor) -> Injection:
+        """Return the training's own adversary at the given endpoints."""
+        return Injection(self.adversary, endpoints, self.shares)
 
     def _clean(self, logits: Tensor, layers: Sequence[LayerAttention]) -> dict[str, Tensor]:
         """Return closeness, similarity and margin on the clean graph."""
-        config = self.config
+        config, targets = self.config, self.targets
         values = [layer.heads() for layer in layers]
         terms = {
-            "closeness": prediction_distance(logits, self.target_logits, "relative", self.scale),
+            "closeness": prediction_distance(logits, targets.logits, "relative", targets.scale),
             "similarity": attention_distance(
-                self.target, values, self.rowptrs, config.k1, config.scope, self.contrasts
+                targets.attention, values, targets.rowptrs, config.k1, config.scope, targets.contrasts
             ),
         }
         if config.adversary != "injection" and config.weights.margin > 0:
-            terms["margin"] = margin_loss(values, self.rowptrs, config.k2 or 5, config.radius)
+            terms["margin"] = margin_loss(values, targets.rowptrs, config.k2 or 5, config.radius)
         return terms
 
     def _stability(
@@ -199,24 +165,21 @@ class Faithful:
         model: nn.Module,
         logits: Tensor,
         layers: Sequence[LayerAttention],
-        endpoints: Tensor,
-        adversary: InjectionAdversary | None = None,
+        attack: Injection,
     ) -> dict[str, Tensor]:
-        """Return both stability terms under the injection adversary, averaged over the nodes in reach."""
-        config, shares, share = self.config, self.shares, self.share
-        if adversary is not None:
-            shares, share = self.probe_shares, self.probe_share
-        attacked, edge_map = (adversary or self.adversary).joined(endpoints)
+        """Return both stability terms under an injection, averaged over the nodes in reach."""
+        config, targets, shares = self.config, self.targets, attack.shares
+        attacked, edge_map = attack.adversary.joined(attack.endpoints)
         seen = observe(model, attacked, heads="mean", grad=True)
         now, moved = seen.logits, seen.attention.select(config.layers)
         before, after, grown = _paired(layers, moved, self.graph, attacked, edge_map)
-        known = self.leaders if layers is self.target_layers else None
+        known = targets.leaders if layers is targets.layers else None
         return {
             "prediction_stability": prediction_distance(
-                logits, now[: logits.shape[0]], config.divergence, self.scale, share
+                logits, now[: logits.shape[0]], config.divergence, targets.scale, shares.predictions
             ),
             "explanation_stability": attention_distance(
-                before, after, self.rowptrs, config.k2, config.scope, shares, known, grown
+                before, after, targets.rowptrs, config.k2, config.scope, shares.layers, known, grown
             ),
         }
 
@@ -255,80 +218,3 @@ def _paired(
         # `index_select` rather than brackets: its backward pass does not sort.
         new[index] = new[index].index_select(0, spot)
     return old, new, None
-
-
-def make_faithful(
-    model: M,
-    data: Any,
-    config: FaithfulConfig | None = None,
-    *,
-    seed: int = 0,
-    progress: bool | None = None,
-    checkpoint: Path | str | None = None,
-    checkpoint_every: int = 25,
-    tries: int = 2,
-    **changes: Any,
-) -> M:
-    """Return a faithful twin of a trained attention model; the given one is untouched.
-
-    After training both are attacked on the validation nodes. Where the twin's predictions still move by more
-    than half of what its parent's do, it is trained once more with a distance that cannot saturate (see
-    `FaithfulConfig.again`), and the steadier twin is returned; if that did not help either, a
-    `ReliabilityWarning` says so. Trainings of less than 100 epochs, and other tasks than node classification,
-    are not judged.
-
-    Args:
-        model: trained; fgai's GAT, GATv2, GT or any PyG model the recorder supports.
-        data: what it was trained on, a `Graph` or PyG `Data`. Labels are not used.
-        config: see `FaithfulConfig`; None takes the preset of this model and dataset, or the defaults.
-        seed: of the adversary's draws.
-        progress: show a bar; None shows it on a terminal only.
-        checkpoint: folder to save the training in and to resume from.
-        checkpoint_every: epochs between saves.
-        tries: trainings at most; 1 trains once, whatever comes out.
-        **changes: single settings by name, e.g. `epochs=50`, `similarity=4.0`.
-
-    Returns:
-        A model of the same class, in eval mode, with its `history` (`history.tries`: trainings it took).
-    """
-    given = as_graph(data)
-    task = task_of(given)
-    graph = prepared(model, task.view(given, "fit"))
-    graph = task.epoch(graph, torch.Generator().manual_seed(epoch_seed(seed, -3)))
-    if config is None:
-        config = FaithfulConfig().replace(**preset("fgai", type(model).__name__, graph.name, task.name))
-    config = config.replace(**changes)
-    at_least(tries, "tries", 1)
-
-    def trained(config: FaithfulConfig, folder: Path | str | None, seed: int) -> M:
-        twin, recipe = copied(model), Faithful(model, graph, config)
-        label = run_label(model, graph, recipe.name, config, seed, weights=True) if folder else ""
-        history = fit(
-            twin,
-            recipe,
-            config.train,
-            seed=seed,
-            progress=progress,
-            checkpoint=folder,
-            checkpoint_every=checkpoint_every,
-            fingerprint=label,
-        )
-        set_history(twin, history)
-        return twin
-
-    twin = trained(config, checkpoint, seed)
-    steady = config.adversary != "attention" and config.weights.prediction_stability > 0
-    if not steady or config.train.epochs < TRIAL:
-        return twin
-    parent, best = moved(model, graph, seed), moved(twin, graph, seed)
-    for count in range(2, tries + 1):
-        if helped(best, parent):
-            break
-        config, folder = config.again(), None if checkpoint is None else Path(checkpoint) / f"try-{count}"
-        other = trained(config, folder, seed + RETRY * (count - 1))
-        found = moved(other, graph, seed)
-        history_of(other).tries = history_of(twin).tries = count
-        if found is not None and best is not None and found < best:
-            twin, best = other, found
-    warn_unless_helped(best, parent)
-    return twin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fgai.checks import above, at_least
+from fgai.checks import above, at_least, one_of
 from fgai.errors import DivergenceError, InputError
 from fgai.training.capture import Replays, Terms, can_replay, run_parts, summed
 from fgai.training.interrupt import held_interrupt
@@ -57,6 +58,19 @@ class TrainConfig:
         if not 0.0 <= self.decay <= 1.0:
             raise InputError(f"`decay` must be between 0 and 1, got {self.decay}")
 
+    def replace(self, **changes: Any) -> TrainConfig:
+        """Return a copy with some settings changed.
+
+        Raises:
+            InputError: there is no such setting.
+        """
+        for name in changes:
+            one_of(name, "settings", TRAIN_FIELDS)
+        return dataclasses.replace(self, **changes)
+
+
+TRAIN_FIELDS = tuple(field.name for field in dataclasses.fields(TrainConfig))
+
 
 class Recipe(Protocol):
     """What is minimised, and what decides which epoch's weights are kept."""
@@ -94,7 +108,7 @@ class History:
         seconds: wall-clock time of the epochs, validation included.
         epoch_seconds: time of each training step alone.
         stopped: why training ended: `epochs` or `patience`.
-        tries: trainings it took; see `make_faithful`.
+        attempts: trainings it took; see `make_faithful`.
     """
 
     terms: list[dict[str, float]] = field(default_factory=list)
@@ -103,7 +117,7 @@ class History:
     seconds: float = 0.0
     epoch_seconds: list[float] = field(default_factory=list)
     stopped: str = "epochs"
-    tries: int = 1
+    attempts: int = 1
 
     def add(self, terms: Terms) -> None:
         """Note one epoch."""
@@ -116,8 +130,9 @@ class History:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> History:
-        """Inverse of `to_dict`."""
-        history = cls(**values)
+        """Inverse of `to_dict`; `attempts` were called `tries` once."""
+        names = {"tries": "attempts"}
+        history = cls(**{names.get(name, name): value for name, value in values.items()})
         history.scores = [(int(epoch), float(score)) for epoch, score in history.scores]
         return history
 

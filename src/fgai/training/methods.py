@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +12,15 @@ from fgai.attacks import Budget
 from fgai.attention import prepared
 from fgai.checks import one_of
 from fgai.graph import Graph
-from fgai.models import DEFENCES, MODELS, AttentionModel
+from fgai.models import DEFENCES, MODELS
 from fgai.tasks import task_of
 from fgai.training.adversarial import Adversarial
-from fgai.training.defended import Regularised
-from fgai.training.faithful import make_faithful
-from fgai.training.loop import TrainConfig, seeded
+from fgai.training.attempts import make_faithful
+from fgai.training.build import ALONE, METHODS, untrained
+from fgai.training.loop import TRAIN_FIELDS, TrainConfig
 from fgai.training.presets import preset
-from fgai.training.settings import FaithfulConfig
+from fgai.training.settings import ADVERSARY_FIELDS, FaithfulConfig
 from fgai.training.train import train
-
-METHODS = ("vanilla", "ln", "at", "fgai", "fgai-paper", *DEFENCES)
-ALONE = ("vanilla", "ln", *DEFENCES)
-"""Methods that train from new weights and need no trained vanilla model."""
-TRAIN_FIELDS = {field.name for field in dataclasses.fields(TrainConfig)}
-
-
-def untrained(model: str, graph: Graph, *, seed: int = 0, **arguments: Any) -> AttentionModel:
-    """Return a new model of the named class whose weights depend on the seed alone."""
-    one_of(model, "model", tuple(MODELS))
-    with seeded(seed, torch.device("cpu")):
-        return MODELS[model].for_data(graph, **arguments)
 
 
 def settings_for(method: str, model: str, dataset: str, task: str = "node") -> dict[str, Any]:
@@ -57,7 +44,8 @@ def train_method(
     """Train one method with its preset; `settings` win over the preset.
 
     AT and FGAI start from the same trained vanilla model and get the same adversary and epochs. Defences
-    train the named model behind them from new weights, as vanilla does.
+    train the named model behind them from new weights, as vanilla does. `vanilla` is `fgai.train(model, ...)`
+    and `fgai` is `fgai.make_faithful(vanilla, ...)`: both give the same weights.
 
     Args:
         method: `vanilla`, `ln`, `at`, `fgai`, `fgai-paper` (last layer, graph scope), `gnnguard`, `gnn-svd`
@@ -70,42 +58,61 @@ def train_method(
         progress: show a bar.
         checkpoint: folder to save the training in and to resume from.
         settings: settings of the training, arguments of the model or of its defence, by name.
+
+    Raises:
+        InputError: a name that is not known, or a setting that the method does not take.
     """
     one_of(method, "method", METHODS)
-    task = task_of(graph)
-    chosen = {**settings_for(method, model, graph.name, task.name), **(settings or {})}
+    one_of(model, "model", tuple(MODELS))
+    for name in settings or {}:
+        one_of(name, "settings", setting_names(method, model))
+    chosen = {**settings_for(method, model, graph.name, task_of(graph).name), **(settings or {})}
     graph = graph.to(device)
     common: dict[str, Any] = {"seed": seed, "progress": progress, "checkpoint": checkpoint}
-    if method in ("vanilla", "ln"):
-        fields = {name: chosen.pop(name) for name in list(chosen) if name in TRAIN_FIELDS}
-        if method == "ln":
-            chosen["norm"] = "layer"
-        fresh = untrained(model, graph, seed=seed, **chosen).to(device)
-        return train(fresh, graph, config=TrainConfig(**fields), **common)
-    if method in DEFENCES:
-        fields = {name: chosen.pop(name) for name in list(chosen) if name in TRAIN_FIELDS}
-        seen = task.view(graph, "fit")
-        with seeded(seed, torch.device("cpu")):
-            shielded = DEFENCES[method].for_data(seen, base=model, **chosen).to(device)
-        guarded = Regularised(prepared(shielded, seen))
-        return train(shielded, graph, recipe=guarded, config=TrainConfig(**fields), **common)
+    if method in ALONE:
+        return _alone(method, model, graph, chosen, common)
     if vanilla is None:
         vanilla = train_method("vanilla", model, graph, seed=seed, device=device, progress=progress)
     if method == "at":
-        fields = {name: chosen.pop(name) for name in list(chosen) if name in TRAIN_FIELDS}
-        default = FaithfulConfig()
-        base = {
-            "nodes": default.nodes,
-            "edges": default.edges,
-            "box": default.box,
-            "step_size": default.step_size,
-        }
-        budget = Budget(**{**base, **chosen}, targets="fit")
-        recipe = Adversarial(prepared(vanilla, task.view(graph, "fit")), budget)
-        return train(vanilla, graph, recipe=recipe, config=TrainConfig(**fields), **common)
-    config = FaithfulConfig()
-    if method == "fgai-paper":
-        config = config.replace(
-            layers="last", scope="graph", k1=graph.num_edges // 2, k2=graph.num_edges // 2
-        )
+        return _adversarial(vanilla, graph, chosen, common)
+    config = FaithfulConfig() if method == "fgai" else _paper(graph)
     return make_faithful(vanilla, graph, config, **common, **chosen)
+
+
+def _alone(
+    method: str, model: str, graph: Graph, chosen: dict[str, Any], common: dict[str, Any]
+) -> nn.Module:
+    """Train from new weights: the model as it is, with layer norm, or behind a defence."""
+    fields, arguments = _split(chosen)
+    if method == "ln":
+        arguments["norm"] = "layer"
+    if method in DEFENCES:
+        arguments["defence"] = method
+    seen = task_of(graph).view(graph, "fit") if method in DEFENCES else graph
+    fresh = untrained(model, seen, seed=common["seed"], **arguments).to(graph.device)
+    return train(fresh, graph, config=TrainConfig(**fields), **common)
+
+
+def _adversarial(
+    vanilla: nn.Module, graph: Graph, chosen: dict[str, Any], common: dict[str, Any]
+) -> nn.Module:
+    """Go on with the vanilla model under the adversary that faithful training has."""
+    fields, changes = _split(chosen)
+    default = FaithfulConfig()
+    budget = {name: getattr(default, name) for name in ADVERSARY_FIELDS}
+    recipe = Adversarial(
+        prepared(vanilla, task_of(graph).view(graph, "fit")), Budget(**{**budget, **changes}, targets="fit")
+    )
+    return train(vanilla, graph, recipe=recipe, config=TrainConfig(**fields), **common)
+
+
+def _paper(graph: Graph) -> FaithfulConfig:
+    """The settings of the paper's experiments."""
+    half = graph.num_edges // 2
+    return FaithfulConfig(layers="last", scope="graph", k1=half, k2=half)
+
+
+def _split(chosen: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Tell the settings of the loop from the others."""
+    fields = {name: value for name, value in chosen.items() if name in TRAIN_FIELDS}
+    return fields, {name: value for name, value in chosen.items() if name not in TRAIN_FIELDS}

@@ -7,6 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from fgai.checks import one_of
 from fgai.tasks import get_task
 
 
@@ -33,11 +34,43 @@ def preset(method: str, model: str, dataset: str, task: str = "node") -> dict[st
         200
     """
     found: dict[str, Any] = {}
+    for level in _levels(method, model, dataset, task):
+        found |= {key: value for key, value in level.items() if not isinstance(value, dict)}
+    return found
+
+
+def preset_named(name: str | None, method: str, model: str, dataset: str, task: str) -> dict[str, Any]:
+    """Return the settings that a `preset` argument stands for.
+
+    Args:
+        name: `auto` for the data's own, the general ones where it has none; the name of a dataset for those
+            chosen there; None for none.
+        method: see `preset`.
+        model: class name.
+        dataset: of the data.
+        task: of the data.
+
+    Raises:
+        InputError: nothing was chosen for this method and model on the dataset of that name.
+    """
+    if name is None:
+        return {}
+    if name != "auto":
+        *_, last = levels = [{}, *_levels(method, model, "", task)]
+        tuned = [key for key, value in last.items() if isinstance(value, dict)] if len(levels) == 3 else []
+        dataset = one_of(name, "preset", ("auto", *tuned))
+    return preset(method, model, dataset, task)
+
+
+def _levels(*names: str) -> list[dict[str, Any]]:
+    """Return the tables of a method, of its model and of the dataset, as far as there are any."""
+    *path, task = names
+    found: list[dict[str, Any]] = []
     own = get_task(task).presets
     level: Any = _table().get(own, {}) if own else _table()
-    for name in (method, model, dataset):
-        level = level.get(name) if isinstance(level, dict) else None
-        if level is None:
+    for name in path:
+        level = level.get(name)
+        if not isinstance(level, dict):
             break
-        found |= {key: value for key, value in level.items() if not isinstance(value, dict)}
+        found.append(level)
     return found

@@ -8,10 +8,12 @@ from typing import Any
 
 from fgai.checks import above, at_least, one_of
 from fgai.errors import InputError
-from fgai.training.loop import TrainConfig
+from fgai.training.loop import TRAIN_FIELDS, TrainConfig
 from fgai.training.terms import DIVERGENCES, TERMS, Weights
 
 ADVERSARIES = ("hybrid", "injection", "attention")
+ADVERSARY_FIELDS = ("nodes", "edges", "box", "step_size")
+"""Settings of the injection adversary that adversarial training has, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,19 +87,25 @@ class FaithfulConfig:
         above(self.radius, "radius", 0.0)
 
     def replace(self, **changes: Any) -> FaithfulConfig:
-        """Return a copy; keys of `Weights` and `TrainConfig` are found by name."""
+        """Return a copy with some settings changed; those of `Weights` and `TrainConfig` by name, too.
+
+        Raises:
+            InputError: there is no such setting.
+        """
+        own = [field.name for field in dataclasses.fields(self)]
+        for name in changes:
+            one_of(name, "settings", (*own, *TERMS, *TRAIN_FIELDS))
         weights = {k: changes.pop(k) for k in list(changes) if k in TERMS}
-        names = {f.name for f in dataclasses.fields(TrainConfig)}
-        train = {k: changes.pop(k) for k in list(changes) if k in names}
+        train = {k: changes.pop(k) for k in list(changes) if k in TRAIN_FIELDS}
         return dataclasses.replace(
             self,
-            weights=dataclasses.replace(self.weights, **weights),
-            train=dataclasses.replace(self.train, **train),
+            weights=dataclasses.replace(changes.pop("weights", self.weights), **weights),
+            train=changes.pop("train", self.train).replace(**train),
             **changes,
         )
 
     def again(self) -> FaithfulConfig:
-        """Return the settings of a second try: the same budget, and the distance that cannot saturate.
+        """Return the settings of a second attempt: the same budget, and the distance that cannot saturate.
 
         Probabilities of an attack that flips every prediction cannot get worse, so `probabilities` has no
         slope there, and `kl` may explode; the logarithmic distance of the logits pulls from everywhere.

@@ -4,65 +4,126 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from torch import nn
 
 from fgai.attention import prepared
+from fgai.checks import one_of
 from fgai.errors import InputError
-from fgai.models import as_graph
+from fgai.models import AttentionModel, Defended, as_graph
 from fgai.tasks import task_of
-from fgai.training.loop import History, Recipe, TrainConfig, fit
+from fgai.training.build import setting_names, untrained
+from fgai.training.defended import Regularised
+from fgai.training.loop import TRAIN_FIELDS, History, Recipe, TrainConfig, fit
+from fgai.training.presets import preset_named
 from fgai.training.recipes import Vanilla
 from fgai.training.resume import run_label
 
 M = TypeVar("M", bound=nn.Module)
 
 
+@overload
 def train(
     model: M,
     data: Any,
     *,
     seed: int = 0,
+    preset: str | None = "auto",
     config: TrainConfig | None = None,
     progress: bool | None = None,
     checkpoint: Path | str | None = None,
     recipe: Recipe | None = None,
     **settings: Any,
-) -> M:
+) -> M: ...
+
+
+@overload
+def train(
+    model: str,
+    data: Any,
+    *,
+    seed: int = 0,
+    preset: str | None = "auto",
+    config: TrainConfig | None = None,
+    progress: bool | None = None,
+    checkpoint: Path | str | None = None,
+    recipe: Recipe | None = None,
+    **settings: Any,
+) -> AttentionModel: ...
+
+
+def train(
+    model: nn.Module | str,
+    data: Any,
+    *,
+    seed: int = 0,
+    preset: str | None = "auto",
+    config: TrainConfig | None = None,
+    progress: bool | None = None,
+    checkpoint: Path | str | None = None,
+    recipe: Recipe | None = None,
+    **settings: Any,
+) -> nn.Module:
     """Train a copy of `model` on the labelled nodes, links or graphs of `data` and return it in eval mode.
 
     The given model is untouched. The result carries its `history` (loss terms, scores, seconds).
 
+    A preset holds what was chosen on validation nodes: how to train (epochs, learning rate, ...), and for
+    some datasets how to build the model (dropout, layers, ...). A model that exists is trained by the
+    former; the latter needs the model's name, so that it is built here. `fgai.train("GAT", data, seed=3)` is
+    what `fgai train --model GAT --seed 3` does. What is given by name wins over `config`, and `config` over
+    the preset.
+
     Args:
-        model: one of fgai's models or any PyG model called as `model(x, edge_index)`.
+        model: one of fgai's models, any PyG model called as `model(x, edge_index)`, or the name of one to
+            build: `GAT`, `GATv2`, `GT` or `GCN`.
         data: a `Graph` or PyG `Data` with `y`, `train_mask` and `val_mask`; with `links` from
             `fgai.datasets.link_split`; or a batch of small graphs.
-        seed: of dropout; the same seed gives the same weights on the CPU.
-        config: epochs, learning rate and so on; or give single settings by name instead.
+        seed: of dropout, and of the weights of a model built here; the same seed gives the same weights on
+            the CPU.
+        preset: `auto` for that of the data, the name of a dataset for what was chosen there, or None for
+            the defaults of `TrainConfig` and of the model.
+        config: epochs, learning rate and so on, instead of the preset's.
         progress: show a bar; None shows it on a terminal only.
         checkpoint: folder to save the training in and to resume from.
-        recipe: what to minimise; plain cross-entropy when None.
-        **settings: fields of `TrainConfig`, e.g. `epochs=100`.
+        recipe: what to minimise; when None cross-entropy, and what a defence adds to it.
+        **settings: single settings: fields of `TrainConfig`, e.g. `epochs=100`; for a model built here its
+            arguments, too, e.g. `dropout=0.3`.
 
     Returns:
         The trained model, in eval mode, with the weights of the best validation epoch.
 
+    Raises:
+        InputError: a setting, a preset or a model that is not known; no labels or no masks.
+
     Example:
         >>> import fgai
-        >>> data = fgai.load("planted")
+        >>> data = fgai.load_dataset("planted")
         >>> model = fgai.train(fgai.GAT.for_data(data), data, epochs=3, progress=False)
         >>> len(model.history.terms)
         3
     """
-    config = config or TrainConfig(**settings)
     given = as_graph(data)
-    trained, graph = copied(model), prepared(model, task_of(given).view(given, "fit"))
-    chosen = recipe or Vanilla(graph)
-    label = run_label(model, graph, chosen.name, config, seed) if checkpoint else ""
+    task = task_of(given)
+    name = model if isinstance(model, str) else preset_class(model)
+    method = "vanilla" if recipe is None else recipe.name
+    chosen = preset_named(preset, method, name, given.name, task.name)
+    if isinstance(model, str):
+        for setting in settings:
+            one_of(setting, "settings", setting_names("vanilla", model))
+        merged = {**chosen, **settings}
+        arguments = {name: value for name, value in merged.items() if name not in TRAIN_FIELDS}
+        settings = {name: value for name, value in settings.items() if name in TRAIN_FIELDS}
+        model = untrained(model, given, seed=seed, **arguments).to(given.device)
+    fields = {name: value for name, value in chosen.items() if name in TRAIN_FIELDS}
+    config = (config or TrainConfig(**fields)).replace(**settings)
+    trained, graph = copied(model), prepared(model, task.view(given, "fit"))
+    recipe = recipe or (Regularised if isinstance(model, Defended) else Vanilla)(graph)
+    label = run_label(model, graph, recipe.name, config, seed) if checkpoint else ""
     history = fit(
         trained,
-        chosen,
+        recipe,
         config,
         seed=seed,
         progress=progress,
@@ -71,6 +132,11 @@ def train(
     )
     set_history(trained, history)
     return trained
+
+
+def preset_class(model: nn.Module) -> str:
+    """Return the class whose presets a model takes: its own, or that of the model behind a defence."""
+    return type(model.model if isinstance(model, Defended) else model).__name__
 
 
 def copied(model: M) -> M:

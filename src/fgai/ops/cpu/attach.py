@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fgai.cache import cached_on
 from fgai.ops.cpu.parallel import run_blocks, threads_for
 from fgai.ops.cpu.plan import Incoming, Outgoing, blocks, incoming, outgoing
 from fgai.ops.cpu.rows import kernel
@@ -92,6 +93,6 @@ def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacenc
     source, destination, csc, target = out
     index = Index32(*(torch.from_numpy(a) for a in (rowptr, source, colptr, csc, destination)))
     grown = Adjacency.of_narrow(first + nodes, index)
-    grown.__dict__["_cpu_incoming"] = Incoming(blocks(rowptr), rowptr, source)
-    grown.__dict__["_cpu_outgoing"] = Outgoing(blocks(colptr), colptr, csc, target)
+    cached_on(grown, "cpu incoming", lambda: Incoming(blocks(rowptr), rowptr, source))
+    cached_on(grown, "cpu outgoing", lambda: Outgoing(blocks(colptr), colptr, csc, target))
     return grown, torch.from_numpy(ours)

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fgai.cache import cached_on
 from fgai.sparse import Adjacency, SparseRows
 
 Ints = NDArray[np.int32]
@@ -51,28 +52,26 @@ def blocks(pointers: Ints, most: int = MAX_BLOCKS) -> Ints:
 
 def incoming(adjacency: Adjacency) -> Incoming:
     """Return the incoming edges of `adjacency` as the kernels read them, made once and kept with it."""
-    made = adjacency.__dict__.get("_cpu_incoming")
-    if made is None:
+
+    def make() -> Incoming:
         index = adjacency.index32
         rowptr = index.rowptr.numpy()
-        made = Incoming(blocks(rowptr), rowptr, index.source.numpy())
-        adjacency.__dict__["_cpu_incoming"] = made
-    assert isinstance(made, Incoming)
-    return made
+        return Incoming(blocks(rowptr), rowptr, index.source.numpy())
+
+    return cached_on(adjacency, "cpu incoming", make)
 
 
 def outgoing(adjacency: Adjacency) -> Outgoing:
     """Return the outgoing edges of `adjacency` as the kernels read them, made once and kept with it."""
-    made = adjacency.__dict__.get("_cpu_outgoing")
-    if made is None:
+
+    def make() -> Outgoing:
         index = adjacency.index32
         colptr = index.colptr.numpy()
         # The destinations in this order, so that no kernel has to look them up edge by edge.
         target = index.destination[adjacency.csc].numpy()
-        made = Outgoing(blocks(colptr), colptr, index.csc.numpy(), target)
-        adjacency.__dict__["_cpu_outgoing"] = made
-    assert isinstance(made, Outgoing)
-    return made
+        return Outgoing(blocks(colptr), colptr, index.csc.numpy(), target)
+
+    return cached_on(adjacency, "cpu outgoing", make)
 
 
 class RowsPlan(NamedTuple):
@@ -94,22 +93,22 @@ class ColumnsPlan(NamedTuple):
 
 def rows_plan(rows: SparseRows) -> RowsPlan:
     """Return the row view of `rows`, made once for all matrices of its pattern."""
-    if "rows" not in rows.kept:
+
+    def make() -> RowsPlan:
         indptr, indices = (t.numpy() for t in rows.rows32)
-        rows.kept["rows"] = RowsPlan(blocks(indptr), indptr, indices)
-    made = rows.kept["rows"]
-    assert isinstance(made, RowsPlan)
-    return made
+        return RowsPlan(blocks(indptr), indptr, indices)
+
+    return cached_on(rows.pattern, "cpu rows", make)
 
 
 def columns_plan(rows: SparseRows) -> ColumnsPlan:
     """Return the column view of `rows`, made once for all matrices of its pattern."""
-    if "columns" not in rows.kept:
+
+    def make() -> ColumnsPlan:
         colptr, row, order = (t.numpy() for t in rows.columns)
-        rows.kept["columns"] = ColumnsPlan(blocks(colptr), colptr, row, order)
-    made = rows.kept["columns"]
-    assert isinstance(made, ColumnsPlan)
-    return made
+        return ColumnsPlan(blocks(colptr), colptr, row, order)
+
+    return cached_on(rows.pattern, "cpu columns", make)
 
 
 def array(tensor: Tensor) -> Reals:

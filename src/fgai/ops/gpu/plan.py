@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fgai.cache import cached_on
 from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -110,26 +111,23 @@ def place(layout: Layout, pointer: Tensor, edge: Tensor, node: Tensor) -> Work:
 
 def incoming(adjacency: Adjacency) -> Work:
     """Return the work over incoming edges (`edge` is not used: positions are the edges), made once."""
-    if "_gpu_incoming" not in adjacency.__dict__:
+
+    def make() -> Work:
         index = adjacency.index32
-        layout = lay_out(index.rowptr.diff())
-        adjacency.__dict__["_gpu_incoming"] = place(layout, index.rowptr, index.source, index.source)
-    made = adjacency.__dict__["_gpu_incoming"]
-    assert isinstance(made, Work)
-    return made
+        return place(lay_out(index.rowptr.diff()), index.rowptr, index.source, index.source)
+
+    return cached_on(adjacency, "gpu incoming", make)
 
 
 def outgoing(adjacency: Adjacency) -> Work:
     """Return the work over outgoing edges, made once."""
-    if "_gpu_outgoing" not in adjacency.__dict__:
+
+    def make() -> Work:
         index = adjacency.index32
         target = index.destination[adjacency.csc]
-        adjacency.__dict__["_gpu_outgoing"] = place(
-            lay_out(index.colptr.diff()), index.colptr, index.csc, target
-        )
-    made = adjacency.__dict__["_gpu_outgoing"]
-    assert isinstance(made, Work)
-    return made
+        return place(lay_out(index.colptr.diff()), index.colptr, index.csc, target)
+
+    return cached_on(adjacency, "gpu outgoing", make)
 
 
 def grown_layouts(adjacency: Adjacency, nodes: int, width: int) -> tuple[Layout, Layout, int]:
@@ -138,12 +136,12 @@ def grown_layouts(adjacency: Adjacency, nodes: int, width: int) -> tuple[Layout,
     An old node may become the neighbour of every new one, so each row has room for that many edges more. Made
     once.
     """
-    kept = adjacency.__dict__.setdefault("_gpu_grown", {})
-    if (nodes, width) not in kept:
+
+    def make() -> tuple[Layout, Layout, int]:
         index = adjacency.index32
         fresh = index.rowptr.new_full((nodes,), width)
         degrees = [pointer.diff() for pointer in (index.rowptr, index.colptr)]
-        layouts = [lay_out(torch.cat([degree + nodes, fresh])) for degree in degrees]
-        kept[nodes, width] = (*layouts, int(torch.cat(degrees).max()))
-    found: tuple[Layout, Layout, int] = kept[nodes, width]
-    return found
+        by_row, by_column = (lay_out(torch.cat([degree + nodes, fresh])) for degree in degrees)
+        return by_row, by_column, int(torch.cat(degrees).max())
+
+    return cached_on(adjacency, ("gpu grown", nodes, width), make)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from fgai.cache import cached_on
 from fgai.ops.gpu.attend_parts import add_pieces
 from fgai.ops.gpu.plan import Work, lay_out, place
 from fgai.sparse import SparseRows
@@ -65,36 +66,38 @@ def _spread(pointer, column, values, out, F, BE: tl.constexpr):
 
 def _works(rows: SparseRows) -> tuple[Work, Work]:
     """The pieces of the rows and of the columns, made once for a pattern."""
-    if "gpu" not in rows.kept:
+
+    def make() -> tuple[Work, Work]:
         (rowptr, column), (colptr, owner, entry) = rows.rows32, rows.columns
         by_row = place(lay_out(rowptr.diff()), rowptr, column, column)
-        rows.kept["gpu"] = by_row, place(lay_out(colptr.diff()), colptr, entry, owner)
-    made: tuple[Work, Work] = rows.kept["gpu"]  # type: ignore[assignment]
-    return made
+        return by_row, place(lay_out(colptr.diff()), colptr, entry, owner)
+
+    return cached_on(rows.pattern, "gpu rows and columns", make)
 
 
 def _is_full(rows: SparseRows) -> bool:
     """Whether the dense product is less work; never where an entry is there twice."""
-    if "full" not in rows.kept:
+
+    def make() -> bool:
         size = rows.num_rows * rows.num_columns
-        full = 0 < DENSE * size < rows.indices.numel() and size <= LARGEST // 4
-        if full:
-            keys = torch.sort(rows.rows * rows.num_columns + rows.indices).values
-            full = not bool((keys[1:] == keys[:-1]).any())
-        rows.kept["full"] = full
-    return bool(rows.kept["full"])
+        if not 0 < DENSE * size < rows.indices.numel() or size > LARGEST // 4:
+            return False
+        keys = torch.sort(rows.rows * rows.num_columns + rows.indices).values
+        return not bool((keys[1:] == keys[:-1]).any())
+
+    return cached_on(rows.pattern, "gpu full", make)
 
 
 def _dense(rows: SparseRows) -> Tensor:
     """The features as a matrix; made once for features that stay, every time for those after dropout."""
-    if "_dense" not in rows.__dict__:
+
+    def make() -> Tensor:
         out = rows.values.new_zeros(rows.num_rows, rows.num_columns)
         pointer, column = rows.rows32
         _spread[(rows.num_rows,)](pointer, column, rows.values, out, rows.num_columns, BE=128, num_warps=4)
-        rows.__dict__["_dense"] = out
-    made = rows.__dict__["_dense"]
-    assert isinstance(made, Tensor)
-    return made
+        return out
+
+    return cached_on(rows, "gpu dense", make)
 
 
 def _sum(work: Work, values: Tensor, dense: Tensor, count: int, *, through: bool) -> Tensor:

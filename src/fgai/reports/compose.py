@@ -1,0 +1,120 @@
+"""`report`: from models and data to the page, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fgai.attacks import Threat
+from fgai.certificates import CertificateRecord, certify
+from fgai.errors import InputError
+from fgai.evaluation import Comparison, compare
+from fgai.explanations.node import Names
+from fgai.graph import Graph
+from fgai.models import as_graph
+from fgai.reports.build import make_report
+from fgai.reports.document import Report
+from fgai.reports.page import checked_page, write_report
+
+RADIUS = 0.01
+"""The radius that certificates on the page are about."""
+
+
+def report(
+    models: Mapping[str, nn.Module],
+    data: Any,
+    path: Path | str | None = None,
+    *,
+    threat: str | Threat = "standard",
+    k: int = 5,
+    seed: int = 0,
+    node: int | None = None,
+    node_names: Names | None = None,
+    class_names: Sequence[str] | None = None,
+    title: str | None = None,
+    reproduce: Sequence[str] = (),
+    on_step: Callable[[str], None] | None = None,
+) -> Report:
+    """Attack, measure and certify models equally, and show it all on one page.
+
+    Args:
+        models: by name, the reference first.
+        data: the `Graph` or PyG `Data` they are for.
+        path: of the page; the document it is made of lies beside it. None writes nothing.
+        threat: a name from `fgai.attacks.THREATS` or a `Threat` of your own.
+        k: neighbours in a node's explanation.
+        seed: of the attacks.
+        node: the page opens with; one that tells the story by default.
+        node_names: of the nodes, by number. Any text; it is shown as it is.
+        class_names: of the classes, by number.
+        title: of the page.
+        reproduce: commands that give the same report.
+        on_step: called with a word or two before each long step.
+
+    Returns:
+        The document; `fgai.reports.write_report` makes the page of it, `fgai.reports.render` its text.
+
+    Raises:
+        InputError: no models, or a node the graph does not have.
+        MissingExtraError: a page is asked for and plotly is not installed.
+
+    Example:
+        >>> import fgai
+        >>> data = fgai.load_dataset("planted")
+        >>> model = fgai.train("GAT", data, epochs=3, progress=False)
+        >>> fgai.report({"GAT": model}, data, threat="random").names
+        ['GAT']
+    """
+    graph = as_graph(data)
+    if not models:
+        raise InputError("`models` must hold at least one model, got none")
+    if node is not None and not 0 <= node < graph.num_nodes:
+        raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
+    page = None if path is None else checked_page(path)
+    say = on_step or _silent
+    comparison, certificates = measure(models, graph, threat=threat, k=k, seed=seed, on_step=on_step)
+    say("making the page")
+    made = make_report(
+        comparison,
+        models=models,
+        data=graph,
+        certificates=certificates,
+        threat=threat,
+        node=node,
+        node_names=node_names,
+        class_names=class_names,
+        title=title,
+        reproduce=reproduce,
+    )
+    if page is not None:
+        write_report(made, page)
+    return made
+
+
+def measure(
+    models: Mapping[str, nn.Module],
+    graph: Graph,
+    *,
+    threat: str | Threat = "standard",
+    k: int = 5,
+    seed: int = 0,
+    on_step: Callable[[str], None] | None = None,
+) -> tuple[Comparison, dict[str, CertificateRecord]]:
+    """Return what the page tells of models: the comparison, and certificates against the first of them."""
+    say = on_step or _silent
+    say("comparing")
+    comparison = compare(models, graph, threat, seed=seed, k=k, per_node=True)
+    say("certifying")
+    first = next(iter(models.values()))
+    certificates = {
+        name: certify(model, graph, vanilla=first, radius=RADIUS, k1=k, k2=k)
+        for name, model in models.items()
+    }
+    return comparison, certificates
+
+
+def _silent(step: str) -> None:
+    """Nobody asked."""

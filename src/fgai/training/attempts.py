@@ -1,0 +1,118 @@
+"""`make_faithful`: from a trained attention model to one whose attention stays put; once more if needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from fgai.attention import prepared
+from fgai.checks import at_least
+from fgai.graph import Graph
+from fgai.models import as_graph
+from fgai.tasks import task_of
+from fgai.training.assurance import TRIAL, helped, moved, warn_unless_helped
+from fgai.training.faithful import Faithful
+from fgai.training.loop import epoch_seed, fit
+from fgai.training.presets import preset_named
+from fgai.training.resume import run_label
+from fgai.training.settings import FaithfulConfig
+from fgai.training.train import copied, history_of, preset_class, set_history
+
+M = TypeVar("M", bound=nn.Module)
+APART = 7_001
+"""Between the seeds of two attempts."""
+
+
+def make_faithful(
+    model: M,
+    data: Any,
+    config: FaithfulConfig | None = None,
+    *,
+    seed: int = 0,
+    preset: str | None = "auto",
+    progress: bool | None = None,
+    checkpoint: Path | str | None = None,
+    checkpoint_every: int = 25,
+    max_attempts: int = 2,
+    **settings: Any,
+) -> M:
+    """Return a faithful twin of a trained attention model; the given one is untouched.
+
+    After training both are attacked on the validation nodes. Where the twin's predictions still move by more
+    than half of what its parent's do, it is trained once more with a distance that cannot saturate (see
+    `FaithfulConfig.again`), and the steadier twin is returned; if that did not help either, a
+    `ReliabilityWarning` says so. Trainings of less than 100 epochs, and other tasks than node classification,
+    are not judged.
+
+    The twin has the model's own architecture, so a preset changes the training alone. What is given by name
+    wins over `config`, and `config` over the preset: `fgai faithful` on the command line does the same.
+
+    Args:
+        model: trained; fgai's GAT, GATv2, GT or any PyG model the recorder supports.
+        data: what it was trained on, a `Graph` or PyG `Data`. Labels are not used.
+        config: see `FaithfulConfig`; instead of the preset's.
+        seed: of the adversary's draws.
+        preset: `auto` for that of the model's class and the data, the name of a dataset for what was chosen
+            there, or None for the defaults of `FaithfulConfig`.
+        progress: show a bar; None shows it on a terminal only.
+        checkpoint: folder to save the training in and to resume from.
+        checkpoint_every: epochs between saves.
+        max_attempts: trainings at most; 1 trains once, whatever comes out.
+        **settings: single settings by name, e.g. `epochs=50`, `similarity=4.0`.
+
+    Returns:
+        A model of the same class, in eval mode, with its `history` (`history.attempts`: trainings it took).
+
+    Raises:
+        InputError: a setting or a preset that is not known.
+        AttentionError: the model has no attention that can be recorded.
+    """
+    given = as_graph(data)
+    task = task_of(given)
+    chosen = preset_named(preset, "fgai", preset_class(model), given.name, task.name)
+    config = (config or FaithfulConfig().replace(**chosen)).replace(**settings)
+    at_least(max_attempts, "max_attempts", 1)
+    graph = prepared(model, task.view(given, "fit"))
+    graph = task.epoch(graph, torch.Generator().manual_seed(epoch_seed(seed, -3)))
+    saving: dict[str, Any] = {"progress": progress, "checkpoint_every": checkpoint_every}
+    twin = _trained(model, graph, config, seed, checkpoint, saving)
+    if not _is_judged(config):
+        return twin
+    parent, best = moved(model, graph, seed), moved(twin, graph, seed)
+    for count in range(2, max_attempts + 1):
+        if helped(best, parent):
+            break
+        config = config.again()
+        folder = None if checkpoint is None else Path(checkpoint) / f"attempt-{count}"
+        other = _trained(model, graph, config, seed + APART * (count - 1), folder, saving)
+        found = moved(other, graph, seed)
+        history_of(other).attempts = history_of(twin).attempts = count
+        if found is not None and best is not None and found < best:
+            twin, best = other, found
+    warn_unless_helped(best, parent)
+    return twin
+
+
+def _trained(
+    model: M,
+    graph: Graph,
+    config: FaithfulConfig,
+    seed: int,
+    checkpoint: Path | str | None,
+    saving: dict[str, Any],
+) -> M:
+    """Train one twin."""
+    twin, recipe = copied(model), Faithful(model, graph, config)
+    label = run_label(model, graph, recipe.name, config, seed, weights=True) if checkpoint else ""
+    history = fit(twin, recipe, config.train, seed=seed, checkpoint=checkpoint, fingerprint=label, **saving)
+    set_history(twin, history)
+    return twin
+
+
+def _is_judged(config: FaithfulConfig) -> bool:
+    """Whether the training meant to keep predictions in place, and was long enough to do it."""
+    stable = config.adversary != "attention" and config.weights.prediction_stability > 0
+    return stable and config.train.epochs >= TRIAL

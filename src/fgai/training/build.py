@@ -1,0 +1,61 @@
+"""From a name to an untrained model, and which settings a training by name takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+import torch
+
+from fgai.checks import one_of
+from fgai.graph import Graph
+from fgai.models import DEFENCES, MODELS, AttentionModel
+from fgai.training.loop import TrainConfig, seeded
+from fgai.training.settings import ADVERSARY_FIELDS, FaithfulConfig
+from fgai.training.terms import TERMS
+
+METHODS = ("vanilla", "ln", "at", "fgai", "fgai-paper", *DEFENCES)
+ALONE = ("vanilla", "ln", *DEFENCES)
+"""Methods that train from new weights and need no trained vanilla model."""
+
+
+def untrained(
+    model: str, graph: Graph, *, seed: int = 0, defence: str | None = None, **arguments: Any
+) -> AttentionModel:
+    """Return a new model of the named class whose weights depend on the seed alone.
+
+    Args:
+        model: `GAT`, `GATv2`, `GT` or `GCN`.
+        graph: gives the sizes and the task.
+        seed: of the weights.
+        defence: `gnnguard`, `gnn-svd` or `pro-gnn`, to put before the model.
+        **arguments: of the model, and of the defence.
+    """
+    one_of(model, "model", tuple(MODELS))
+    with seeded(seed, torch.device("cpu")):
+        if defence is None:
+            return MODELS[model].for_data(graph, **arguments)
+        kind = DEFENCES[one_of(defence, "defence", tuple(DEFENCES))]
+        return kind.for_data(graph, base=model, **arguments)
+
+
+def setting_names(method: str, model: str) -> list[str]:
+    """Return the names of the settings that a method takes: of the training, of the model, of the defence.
+
+    Args:
+        method: one of `METHODS`.
+        model: class name; one that is not fgai's has no settings of its own.
+    """
+    names = {field.name for field in dataclasses.fields(TrainConfig)}
+    if method.startswith("fgai"):
+        names |= {field.name for field in dataclasses.fields(FaithfulConfig)} | set(TERMS)
+        names -= {"weights", "train"}
+    elif method == "at":
+        names |= set(ADVERSARY_FIELDS)
+    elif model in MODELS:
+        arguments = inspect.signature(MODELS[model].__init__).parameters.values()
+        names |= {each.name for each in arguments if each.kind is each.KEYWORD_ONLY}
+    if method in DEFENCES:
+        names |= set(DEFENCES[method].own)
+    return sorted(names)
