@@ -16,7 +16,7 @@ from fgai.models import DEFENCES, MODELS
 from fgai.tasks import task_of
 from fgai.training.adversarial import Adversarial
 from fgai.training.attempts import make_faithful
-from fgai.training.build import ALONE, METHODS, untrained
+from fgai.training.build import ALONE, METHODS, setting_names, untrained
 from fgai.training.loop import TRAIN_FIELDS, TrainConfig
 from fgai.training.presets import preset
 from fgai.training.settings import ADVERSARY_FIELDS, FaithfulConfig
