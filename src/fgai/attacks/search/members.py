@@ -47,11 +47,9 @@ PREDICTION_MEMBERS: tuple[Member, ...] = (
     Member(name="adam small margin", start="small", rate=0.03),
     Member(name="adam small reach", start="small", loss="reach"),
     Member(name="adam medium reach", start="medium", loss="reach"),
-    Member(name="adam large reach", start="large", loss="reach"),
     Member(name="adam corner margin", start="corner"),
     Member(name="adam others margin", start="others"),
     Member(name="adam others reach", start="others", loss="reach"),
-    Member(name="transfer", start="donated", loss="reach"),
     Member(name="polish", start="incumbent", loss="reach", rate=0.03),
 )
 
