@@ -18,7 +18,7 @@ from fgai.errors import InputError
 PROTOCOL = 1
 """Raised whenever a change of the protocol alters numbers; records of another version do not match."""
 
-KINDS = ("evaluate", "search", "certify", "cost")
+KINDS = ("evaluate", "attack", "search", "certify", "cost")
 TASKS = ("", "link", "graph", "truth")
 """Node classification, link prediction, graph classification, and nodes with true explanations."""
 
@@ -28,8 +28,9 @@ class Cell:
     """One training and its evaluation.
 
     Attributes:
-        kind: `evaluate` (test nodes), `search` (validation nodes only), `certify` (certificates) or `cost`
-            (seconds and memory of the training alone).
+        kind: `evaluate` (test nodes), `attack` (the same without curves and null rows, for strong searches),
+            `search` (validation nodes only), `certify` (certificates) or `cost` (seconds and memory of the
+            training alone).
         model: class name.
         dataset: name for `fgai.load_dataset`.
         method: see `fgai.training.METHODS`.

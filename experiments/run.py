@@ -29,6 +29,8 @@ from fgai.training import ALONE, history_of, labelled
 
 EXPLAINED = {"link": 5, "graph": 2, "truth": 5}
 """Neighbours in an explanation; atoms of a molecule have too few for five."""
+EXPLAINED_SEEDS = 2
+"""Seeds, from 0 on, whose explanations are attacked in `attack` cells too."""
 RADIUS = 0.01
 """Of the certificates in `certify` cells; curves run over all radii."""
 
@@ -100,7 +102,7 @@ def _measure(cell: Cell, device: str, root: Path | str | None, cache: Path | Non
         body["validation"] = _validate(model, graph, cell)
     elif cell.kind == "certify":
         body |= _certify(model, graph, parent)
-    elif cell.kind == "evaluate":
+    elif cell.kind in ("evaluate", "attack"):
         body["evaluations"] = _evaluate(model, graph, parent, cell)
     return body
 
@@ -141,8 +143,10 @@ def _evaluate(model: nn.Module, graph: Graph, parent: nn.Module | None, cell: Ce
     found = {}
     for index, threat in enumerate(cell.threats):
         extras: dict[str, Any] = {} if not cell.task else {"curves": False, "k": EXPLAINED[cell.task]}
-        if index:
-            extras |= {"explanation_attack": False, "curves": False, "nulls": False}
+        if index or cell.kind == "attack":
+            extras |= {"curves": False, "nulls": False}
+        if index or (cell.kind == "attack" and cell.seed >= EXPLAINED_SEEDS):
+            extras["explanation_attack"] = False
         record = evaluate(model, graph, threat, vanilla=parent, seed=cell.seed, name=cell.row, **extras)
         found[threat] = record.to_dict()
     return found
