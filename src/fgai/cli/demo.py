@@ -110,7 +110,7 @@ def demo(
     again += [] if epochs is None else ["--epochs", str(epochs)]
     page = folder / "report.html"
     made = write_page(out, page, models, graph, comparison, certificates, node, shlex.join(again))
-    found = judged(comparison, certificates)
+    found = changes_of(comparison, certificates)
     shown = dataclasses.replace(table(found, model, "FGAI"), notes=notes_of(comparison))
     meaning = what_it_means(found, model)
     values: dict[str, Any] = {
@@ -167,7 +167,7 @@ def write_page(
     return True
 
 
-def judged(comparison: Comparison, certificates: dict[str, CertificateRecord]) -> list[Change]:
+def changes_of(comparison: Comparison, certificates: dict[str, CertificateRecord]) -> list[Change]:
     """What changed from the vanilla model to its twin, measure by measure."""
     shares = {
         name: {"layers": [{"topk_share": record.layer().share("topk", RADIUS)}]}

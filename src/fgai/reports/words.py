@@ -8,7 +8,7 @@ from typing import Any
 from fgai.attacks import THREATS
 from fgai.reports.balance import changes, verdict
 from fgai.reports.document import Report
-from fgai.reports.numbers import Record, number, of_tested, percent, score
+from fgai.reports.numbers import Record, number, percent, score, share_phrase
 
 
 def headline(report: Report) -> str:
@@ -32,7 +32,7 @@ def meaning(records: Sequence[Record], reference: str) -> list[str]:
             parts.append(f"{record.get('name')} {verb} {way}")
     if parts:
         same = "Under the same attack" if len(parts) > 1 else "Under attack"
-        out.append(f"{same}, {' and '.join(parts)} {of_tested(base)}.")
+        out.append(f"{same}, {' and '.join(parts)} {share_phrase(base)}.")
     k, told = size_of(base), []
     for key, when in (("prediction", "aims at predictions"), ("explanation", "aims at explanations")):
         kept = [(r.get("name"), number(r, f"overlap_touched.{key}.all")) for r in shown]

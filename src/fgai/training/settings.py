@@ -104,7 +104,7 @@ class FaithfulConfig:
             **changes,
         )
 
-    def again(self) -> FaithfulConfig:
+    def fallback(self) -> FaithfulConfig:
         """Return the settings of a second attempt: the same budget, and the distance that cannot saturate.
 
         Probabilities of an attack that flips every prediction cannot get worse, so `probabilities` has no
