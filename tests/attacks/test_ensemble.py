@@ -231,8 +231,8 @@ def _everything(graph: Graph, ends: Tensor, clean: Clean, reads: bool) -> tuple[
 
 def _with_plan(site: Site, graph: Graph) -> Site:
     """The site as it is where a partial pass pays, on a graph where it does not."""
-    assert site.plan is not None and site.again is not None
-    site.encodings = site.again.encodings(site.plan, GraphChange(endpoints=site.endpoints))
+    assert site.plan is not None and site.recompute is not None
+    site.encodings = site.recompute.encodings(site.plan, GraphChange(endpoints=site.endpoints))
     attacked = torch.zeros(graph.num_nodes + len(site.endpoints), dtype=torch.bool)
     attacked[site.clean.nodes] = True
     site.kept = attacked[site.plan.nodes].nonzero().flatten()

@@ -135,10 +135,10 @@ class Attack(ABC):
         ledger, began = Ledger(), perf_counter()
         best, best_value, worst, noise = GraphChange(), -math.inf, -math.inf, -math.inf
         with evaluating(model, freeze=True):
-            again = None
+            recompute = None
             if partial and self.searches and Recompute.fits(model, graph):
-                again = Recompute(model, graph)
-                logits, attention = again.clean_logits, again.clean_attention
+                recompute = Recompute(model, graph)
+                logits, attention = recompute.clean_logits, recompute.clean_attention
             else:
                 seen = observe(model, graph)
                 logits, attention = seen.logits, seen.attention
@@ -148,8 +148,8 @@ class Attack(ABC):
                 raise InputError(
                     f"the model's output on {graph.name!r} is not finite; there is nothing to attack"
                 )
-            shortcut = None if again is None else PartialObjective(again, self.objective, clean)
-            judge = Judge(model, graph, self.objective, clean, ledger, shortcut, again, parent)
+            shortcut = None if recompute is None else PartialObjective(recompute, self.objective, clean)
+            judge = Judge(model, graph, self.objective, clean, ledger, shortcut, recompute, parent)
             for restart in range(self.budget.restarts):
                 generator = torch.Generator().manual_seed(seed * 7_919 + restart)
                 for index, change in enumerate(self.candidates(graph, nodes, generator, judge, ledger)):

@@ -122,7 +122,7 @@ class EnsembleInjection(Attack):
                 yield GraphChange(endpoints=endpoints, features=noise)
                 yield from self._plain(graph, nodes, generator, judge, ledger)
             place = Place(graph, endpoints, predicted, box)
-            site = Site(judge.model, graph, endpoints, judge.clean, judge.again, reads=self.explains)
+            site = Site(judge.model, graph, endpoints, judge.clean, judge.recompute, reads=self.explains)
             if judge.parent is not None and any(member.start == "donated" for member in self.members):
                 place = replace(place, donated=self._donated(judge, rule, place, labels, generator))
             found: list[tuple[str, Found]] = []
@@ -230,8 +230,8 @@ class EnsembleInjection(Attack):
         with evaluating(parent, freeze=True):
             seen = observe(parent, graph, heads="mean")
             clean = Clean(seen.logits, seen.attention, judge.clean.nodes)
-            again = Recompute(parent, graph) if Recompute.fits(parent, graph) else None
-            site = Site(parent, graph, place.endpoints, clean, again, reads=self.explains)
+            recompute = Recompute(parent, graph) if Recompute.fits(parent, graph) else None
+            site = Site(parent, graph, place.endpoints, clean, recompute, reads=self.explains)
             donor = [replace(DONOR, steps=steps)]
             (found,) = self._climb(donor, place, site, labels, _streams(generator, rule, donor))
         return found.features

@@ -69,7 +69,7 @@ class Judge:
         clean: what the model said before the attack.
         ledger: where forward passes are counted.
         partial: computes the objective from the rows a change reaches, where that pays; None never does.
-        again: the model on the clean graph, ready for partial passes; None where it cannot.
+        recompute: the model on the clean graph, ready for partial passes; None where it cannot.
         parent: the model the attacked one was made from, or None.
     """
 
@@ -81,11 +81,11 @@ class Judge:
         clean: Clean,
         ledger: Ledger,
         partial: PartialObjective | None = None,
-        again: Recompute | None = None,
+        recompute: Recompute | None = None,
         parent: nn.Module | None = None,
     ) -> None:
         self.clean, self.model, self.graph = clean, model, graph
-        self.again, self.parent = again, parent
+        self.recompute, self.parent = recompute, parent
         self._model, self._objective, self._ledger, self._partial = model, objective, ledger, partial
         self._graph, self._last = graph, (GraphChange(), graph)
         self._work = 0.0

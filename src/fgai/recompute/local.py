@@ -86,9 +86,9 @@ class Recompute:
         >>> graph = fgai.Graph.from_edges(torch.tensor([[0, 1, 2], [1, 2, 3]]), 4, torch.eye(4),
         ...     undirected=True, y=torch.tensor([0, 1, 0, 1]))
         >>> model = fgai.GAT.for_data(graph).eval()
-        >>> again = Recompute(model, model.prepare(graph))
+        >>> recompute = Recompute(model, model.prepare(graph))
         >>> moved = GraphChange(rows=torch.tensor([0]), delta=torch.ones(1, 4))
-        >>> again.logits(moved).nodes.tolist()
+        >>> recompute.logits(moved).nodes.tolist()
         [0, 1, 2]
     """
 
