@@ -171,8 +171,8 @@ def test_a_task_of_nodes_is_trained_evaluated_tabled_and_reported(core: Task) ->
     model = trained(graph)
     assert model.task == "core" and model.config["out_channels"] == graph.num_classes
     with attack_cases.quiet():
-        twin = make_faithful(model, graph, nodes=2, edges=3, epochs=2, progress=False)
-        table = compare({"GAT": model, "FGAI": twin}, graph, FEW, k=2, per_node=True)
+        faithful = make_faithful(model, graph, nodes=2, edges=3, epochs=2, progress=False)
+        table = compare({"GAT": model, "FGAI": faithful}, graph, FEW, k=2, per_node=True)
     record = table.records[0]
     rows = core.rows(graph, "test")
     assert graph.y is not None and int(graph.y[rows].max()) == 1

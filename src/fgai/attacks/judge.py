@@ -70,7 +70,7 @@ class Judge:
         ledger: where forward passes are counted.
         partial: computes the objective from the rows a change reaches, where that pays; None never does.
         recompute: the model on the clean graph, ready for partial passes; None where it cannot.
-        parent: the model the attacked one was made from, or None.
+        vanilla: the model the attacked one was made from, or None.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class Judge:
         ledger: Ledger,
         partial: PartialObjective | None = None,
         recompute: Recompute | None = None,
-        parent: nn.Module | None = None,
+        vanilla: nn.Module | None = None,
     ) -> None:
         self.clean, self.model, self.graph = clean, model, graph
-        self.recompute, self.parent = recompute, parent
+        self.recompute, self.vanilla = recompute, vanilla
         self._model, self._objective, self._ledger, self._partial = model, objective, ledger, partial
         self._graph, self._last = graph, (GraphChange(), graph)
         self._work = 0.0

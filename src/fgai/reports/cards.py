@@ -36,8 +36,8 @@ def cards(report: Report) -> str:
         _predictions(report), _explanations(report), _output_shift(report), _same(report), _decides(report),
         _proved(report),
     )  # fmt: skip
-    base, twin = pair(report.records, report.reference)
-    found = [] if twin is None else changes(base, twin, report.certificates)
+    reference, other = pair(report.records, report.reference)
+    found = [] if other is None else changes(reference, other, report.certificates)
     shown = "".join(
         _html(card, report.names, [kind_of(found, key) for key in card.key.split()])
         for card in made

@@ -28,7 +28,7 @@ class FaithfulConfig:
         layers: `all`, or `last` (the paper's experiments).
         divergence: how perturbed predictions are compared with clean ones, see `prediction_distance`.
         ramp: share of the epochs over which the weights of the stability terms rise to their full size. A
-            vanilla model is so unstable that the full terms would throw the twin far from it at once.
+            vanilla model is so unstable that the full terms would throw the copy far from it at once.
         contrast: how much more flat layers count in similarity: a layer's distance is divided by its contrast
             (see `fgai.training.terms.contrast`) relative to the sharpest layer's, to this power. 0 counts all
             layers alike, 1 measures each in units of its own contrast.
