@@ -120,7 +120,7 @@ def certify(
         compared=vanilla is not None,
         layers=layers,
         alpha1_logits=_distance(seen, other, "logits"),
-        alpha1_probabilities=_distance(seen, other, "probs"),
+        alpha1_probabilities=_distance(seen, other, "probabilities"),
         trivial_probabilities=trivial_change(seen.logits) if classes else None,
         pairs=None if graph.links is None else graph.links.pairs.cpu(),
         batch=None if graph.batch is None else graph.batch.cpu(),

@@ -46,7 +46,7 @@ def prediction_shift(model: nn.Module, graph: Graph, seed: int) -> float | None:
         return None
     with evaluating(model), torch.no_grad():
         before, after = (call_model(model, where)[rows] for where in (graph, attacked))
-    return float(tvd(before, after, "probs").mean())
+    return float(tvd(before, after, "probabilities").mean())
 
 
 def is_more_stable(faithful: float | None, vanilla: float | None) -> bool:
