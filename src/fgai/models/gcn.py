@@ -89,8 +89,8 @@ class GCNLayer(TappedLayer):
         else:
             shares, sizes = _shares(adjacency, edge_weight, values.dtype)
         if self.gated:
-            ends = node_scores(values, self.source_weight, self.destination_weight)
-            shares = weighted_softmax(score_additive(*ends, adjacency), shares.squeeze(1), adjacency)
+            sides = node_scores(values, self.source_weight, self.destination_weight)
+            shares = weighted_softmax(score_additive(*sides, adjacency), shares.squeeze(1), adjacency)
         return shares, values, sizes
 
     def forward(
