@@ -39,13 +39,13 @@ def measure(way: str, dataset: str, model: str, epochs: int, device: str, thread
         network.eval()
         changes = preset("fgai", model, dataset)
         recipe = Faithful(network, graph, FaithfulConfig().replace(**changes))
-    twin = untrained(model, graph).to(device)
-    fit(twin, recipe, TrainConfig(epochs=4, validate_every=999), progress=False)  # compiles
+    faithful = untrained(model, graph).to(device)
+    fit(faithful, recipe, TrainConfig(epochs=4, validate_every=999), progress=False)  # compiles
     # On the GPU the first 32 epochs, with the captures among them, are read in one go.
     more = 32 if device.startswith("cuda") else 4
     config = TrainConfig(epochs=epochs + more, validate_every=10_000, weight_decay=0.0)
     with PeakMemory(device) as memory:
-        history = fit(twin, recipe, config, progress=False)
+        history = fit(faithful, recipe, config, progress=False)
     times = history.epoch_seconds[more:]
     pairs = [(a + b) / 2 for a, b in zip(times[::2], times[1::2], strict=False)]
     return {"seconds": statistics.median(pairs), "bytes": memory.above}

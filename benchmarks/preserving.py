@@ -30,7 +30,7 @@ COLUMNS = [
 
 
 def models(args: argparse.Namespace, graph: Graph) -> dict[str, nn.Module]:
-    """Return the vanilla model and its faithful twin, read or trained."""
+    """Return the vanilla model and its faithful model, read or trained."""
     made: dict[str, nn.Module] = {}
     for name, method, path in (("vanilla", "vanilla", args.vanilla), ("FGAI", "fgai", args.faithful)):
         trained = load_model(path) if path else train_method(method, args.model, graph, seed=args.seed)
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--vanilla", type=Path, default=None, help="a trained vanilla model")
-    parser.add_argument("--faithful", type=Path, default=None, help="its faithful twin")
+    parser.add_argument("--faithful", type=Path, default=None, help="its faithful model")
     parser.add_argument("--keep", type=float, default=0.995, help="share of the classes that must stay")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--breaking-point", type=float, default=None, help="also search it, at this overlap")

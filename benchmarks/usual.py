@@ -131,11 +131,11 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
                 training.epoch(number)
                 times.append(perf_counter() - began)
         return {"seconds": statistics.median(times), "bytes": memory.above}
-    recipe, twin = Faithful(model.eval(), graph, config), untrained(args.model, graph)
+    recipe, faithful = Faithful(model.eval(), graph, config), untrained(args.model, graph)
     short = TrainConfig(epochs=2, validate_every=1000, lr=0.003)
-    fit(twin, recipe, short, progress=False)  # compiles and derives once
+    fit(faithful, recipe, short, progress=False)  # compiles and derives once
     with PeakMemory("cpu") as memory:
-        history = fit(twin, recipe, TrainConfig(epochs=22, validate_every=1000, lr=0.003), progress=False)
+        history = fit(faithful, recipe, TrainConfig(epochs=22, validate_every=1000, lr=0.003), progress=False)
     times = history.epoch_seconds[2:]
     pairs = [(a + b) / 2 for a, b in zip(times[::2], times[1::2], strict=True)]  # epochs may take turns
     return {"seconds": statistics.median(pairs), "bytes": memory.above}

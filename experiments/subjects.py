@@ -1,4 +1,4 @@
-"""Models to draw: a vanilla one and its faithful twin, trained or from the cache, and the attacks on them."""
+"""Models to draw: a vanilla and a faithful one, trained or from the cache, and the attacks on them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Source:
         return trained(cell, graph, vanilla, self.device, path)[0]
 
     def pair(self, graph: Graph) -> dict[str, nn.Module]:
-        """Return the vanilla model and its faithful twin by the names of their rows."""
+        """Return the vanilla and the faithful model by the names of their rows."""
         vanilla = self.trained("vanilla", graph)
         return {self.model: vanilla, name_of("fgai"): self.trained("fgai", graph, vanilla)}
 

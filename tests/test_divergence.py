@@ -31,9 +31,9 @@ def test_total_variation_equals_a_loop() -> None:
     torch.testing.assert_close(dv.tvd(y, z), torch.tensor(loop, dtype=torch.float64))
     assert dv.graph_tvd(y, z).item() == pytest.approx(np.mean(loop))
     p, q = y.softmax(1), z.softmax(1)
-    probs = [0.5 * float((p[i] - q[i]).abs().sum()) for i in range(5)]
-    assert dv.graph_tvd(y, z, "probs").item() == pytest.approx(np.mean(probs))
-    assert 0 < dv.graph_tvd(y, z, "probs") < 1
+    probabilities = [0.5 * float((p[i] - q[i]).abs().sum()) for i in range(5)]
+    assert dv.graph_tvd(y, z, "probabilities").item() == pytest.approx(np.mean(probabilities))
+    assert 0 < dv.graph_tvd(y, z, "probabilities") < 1
 
 
 def test_relative_total_variation_ignores_scale_and_is_asymmetric() -> None:
@@ -119,7 +119,7 @@ def test_gradients_agree_with_differences_and_stay_finite() -> None:
         assert torch.autograd.gradcheck(lambda x, f=f: f(w, x, rowptr), v)
         assert torch.autograd.gradcheck(lambda x, f=f: f(x, w, rowptr), v)
     y, z = predictions(3, 4, 6), predictions(3, 4, 7).requires_grad_()
-    for g in (dv.graph_tvd, lambda a, b: dv.graph_tvd(a, b, "probs"), dv.graph_tvd_rel):
+    for g in (dv.graph_tvd, lambda a, b: dv.graph_tvd(a, b, "probabilities"), dv.graph_tvd_rel):
         assert torch.autograd.gradcheck(lambda x, g=g: g(y, x), z)
     zeros = torch.tensor([0.0, 0.5, 0.0, 1.0], requires_grad=True)
     dv.graph_jsd(torch.tensor([1.0, 0.0, 0.0, 1.0]), zeros).backward()
@@ -132,8 +132,8 @@ def test_gradients_agree_with_differences_and_stay_finite() -> None:
 def test_extreme_values_stay_finite() -> None:
     y = torch.tensor([[1e30, -1e30, 0.0], [0.0, 1e4, -1e4]])
     z = -y
-    assert torch.isfinite(dv.graph_tvd(y, z, "probs"))
-    assert dv.graph_tvd(y, z, "probs").item() == pytest.approx(1.0)
+    assert torch.isfinite(dv.graph_tvd(y, z, "probabilities"))
+    assert dv.graph_tvd(y, z, "probabilities").item() == pytest.approx(1.0)
     assert torch.isfinite(dv.graph_tvd_rel(y, z))
     tiny = torch.tensor([1e-40, 1.0, 0.0])
     assert torch.isfinite(dv.graph_jsd(tiny, tiny.roll(1)))
@@ -150,7 +150,7 @@ def test_nothing_to_compare() -> None:
 def test_bad_input_is_named() -> None:
     with pytest.raises(InputError, match="same shape"):
         dv.graph_jsd(torch.ones(3), torch.ones(4))
-    with pytest.raises(InputError, match="did you mean 'probs'"):
-        dv.tvd(torch.ones(2, 3), torch.ones(2, 3), "prob")
+    with pytest.raises(InputError, match="did you mean 'probabilities'"):
+        dv.tvd(torch.ones(2, 3), torch.ones(2, 3), "probability")
     with pytest.raises(InputError, match="one entry per edge"):
         dv.row_kl(torch.ones(3), torch.ones(3), pointer([2, 2]))

@@ -16,7 +16,7 @@ from fgai import checks
 from fgai.errors import InputError
 from fgai.ops.segments import check_rows, row_sum
 
-SPACES = ("logits", "probs")
+SPACES = ("logits", "probabilities")
 
 
 def tvd(y: Tensor, y_other: Tensor, on: str = "logits") -> Tensor:
@@ -29,7 +29,7 @@ def tvd(y: Tensor, y_other: Tensor, on: str = "logits") -> Tensor:
     Args:
         y: [..., C], logits.
         y_other: [..., C], logits.
-        on: "logits" takes them as they are, "probs" takes their softmax.
+        on: "logits" takes them as they are, "probabilities" takes their softmax.
 
     Returns:
         [...].
@@ -42,7 +42,7 @@ def tvd(y: Tensor, y_other: Tensor, on: str = "logits") -> Tensor:
         [0.75]
     """
     _same_shape(y, y_other)
-    if checks.one_of(on, "on", SPACES) == "probs":
+    if checks.one_of(on, "on", SPACES) == "probabilities":
         y, y_other = y.softmax(-1), y_other.softmax(-1)
     return (y - y_other).abs().sum(-1) / 2
 
@@ -126,7 +126,7 @@ def graph_tvd(y: Tensor, y_other: Tensor, on: str = "logits") -> Tensor:
     Args:
         y: [N, C], logits.
         y_other: [N, C], logits.
-        on: "logits" or "probs".
+        on: "logits" or "probabilities".
 
     Returns:
         A scalar; 0 for a graph without nodes.

@@ -57,14 +57,14 @@ def wrong(model: nn.Module, graph: Graph, attacked: Graph) -> float:
 @pytest.mark.parametrize("recipe", ["vanilla", "faithful"])
 def test_contract(name: str, recipe: str) -> None:
     graph, model = cases.tiny_graph(), cases.trained(name, recipe)
-    parent = None if recipe == "vanilla" else cases.trained(name, "vanilla")
+    vanilla = None if recipe == "vanilla" else cases.trained(name, "vanilla")
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    result = run(model, graph, EnsembleInjection(TINY), seed=3, parent=parent)
+    result = run(model, graph, EnsembleInjection(TINY), seed=3, vanilla=vanilla)
     assert max(result.ledger.damages) == pytest.approx(wrong(model, graph, result.graph), abs=1e-6)
     assert result.ledger.damages[0] <= max(result.ledger.damages)
-    again = run(model, graph, EnsembleInjection(TINY), seed=3, parent=parent)
+    again = run(model, graph, EnsembleInjection(TINY), seed=3, vanilla=vanilla)
     assert torch.equal(result.change.features, again.change.features)
-    other = run(model, graph, EnsembleInjection(TINY), seed=4, parent=parent)
+    other = run(model, graph, EnsembleInjection(TINY), seed=4, vanilla=vanilla)
     assert other.ledger.damages != result.ledger.damages
     rows = result.ledger.members
     found = {(row["member"], row["endpoints"]) for row in rows}
@@ -231,8 +231,8 @@ def _everything(graph: Graph, ends: Tensor, clean: Clean, reads: bool) -> tuple[
 
 def _with_plan(site: Site, graph: Graph) -> Site:
     """The site as it is where a partial pass pays, on a graph where it does not."""
-    assert site.plan is not None and site.again is not None
-    site.encodings = site.again.encodings(site.plan, GraphChange(endpoints=site.endpoints))
+    assert site.plan is not None and site.recompute is not None
+    site.encodings = site.recompute.encodings(site.plan, GraphChange(endpoints=site.endpoints))
     attacked = torch.zeros(graph.num_nodes + len(site.endpoints), dtype=torch.bool)
     attacked[site.clean.nodes] = True
     site.kept = attacked[site.plan.nodes].nonzero().flatten()

@@ -36,12 +36,12 @@ from support.cli_cases import answer, environment, fgai, here, refused
 
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a trained model and its faithful twin."""
+    """A folder with a trained model and the faithful one."""
     folder = tmp_path_factory.mktemp("cli")
     made = answer("train", "--epochs", 3, "-o", "gat.safetensors", cwd=folder)
     assert made["output"] == "gat.safetensors" and made["epochs"] == 3 and 0 < made["f1"]["test"] <= 1
-    twin = answer("faithful", "gat.safetensors", "--epochs", 1, "-o", "twin.safetensors", cwd=folder)
-    assert twin["method"] == "fgai" and twin["vanilla"] == "gat.safetensors"
+    faithful = answer("faithful", "gat.safetensors", "--epochs", 1, "-o", "faithful.safetensors", cwd=folder)
+    assert faithful["method"] == "fgai" and faithful["vanilla"] == "gat.safetensors"
     return folder
 
 
@@ -49,7 +49,7 @@ class TestModels:
     def test_files_know_their_data(self, workshop: Path) -> None:
         header = read_header(workshop / "gat.safetensors")
         assert header["about"]["dataset"] == "planted" and len(header["data_fingerprint"]) == 32
-        assert type(load_model(workshop / "twin.safetensors")).__name__ == "GAT"
+        assert type(load_model(workshop / "faithful.safetensors")).__name__ == "GAT"
         assert not list(workshop.glob("*.partial"))
 
     def test_words_for_people(self, tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ class TestSameAsPython:
         assert_same(load_model(tmp_path / "one.safetensors"), trained)
         few = ("--epochs", 2, "--set", "nodes=2", "-s", 4, "-o", "two")
         assert here("faithful", "one.safetensors", *few, cwd=tmp_path).exit_code == 0
-        twin = root.make_faithful(trained, data, seed=4, epochs=2, nodes=2, progress=False)
-        assert_same(load_model(tmp_path / "two.safetensors"), twin)
+        faithful = root.make_faithful(trained, data, seed=4, epochs=2, nodes=2, progress=False)
+        assert_same(load_model(tmp_path / "two.safetensors"), faithful)
 
     def test_an_existing_model_trains_alike(self, workshop: Path) -> None:
         data = root.load_dataset("planted")
@@ -146,7 +146,7 @@ class TestJudging:
     def test_evaluate(self, workshop: Path) -> None:
         words = (
             "evaluate",
-            "twin.safetensors",
+            "faithful.safetensors",
             "--vanilla",
             "gat.safetensors",
             "-t",
@@ -162,14 +162,14 @@ class TestJudging:
         words = (
             "compare",
             "GAT=gat.safetensors",
-            "twin.safetensors",
+            "faithful.safetensors",
             "-t",
             "random",
             "--no-curves",
             "--no-nulls",
         )
         found = Comparison.from_dict(answer(*words, cwd=workshop))
-        assert [record.name for record in found] == ["GAT", "twin"] and found.reference == "GAT"
+        assert [record.name for record in found] == ["GAT", "faithful"] and found.reference == "GAT"
         done = here(*words, "--format", "markdown", cwd=workshop)
         assert done.stdout.count("| GAT |") == 2 and "|---|" in done.stdout
 
@@ -273,7 +273,7 @@ class TestRefused:
             ("train", "--epochs", 100000, "-o", "file/model.safetensors"),
             ("demo", "--epochs", 100000, "-o", "file/demo"),
             ("evaluate", "gat.safetensors", "-o", "file/record.json"),
-            ("faithful", "gat.safetensors", "--epochs", 100000, "-o", "file/twin.safetensors"),
+            ("faithful", "gat.safetensors", "--epochs", 100000, "-o", "file/faithful.safetensors"),
         ):
             assert "cannot write" in refused(*words, cwd=workshop)
         (workshop / "folder").mkdir()

@@ -36,7 +36,7 @@ GOOD: dict[str, Words | None] = {
     "faithful": ("gat.safetensors", "--epochs", "1", "--set", "nodes=2", "-o", "new.safetensors"),
     "attack": ("gat.safetensors", "-t", "random"),
     "evaluate": ("gat.safetensors", *FAST),
-    "compare": ("gat.safetensors", "twin.safetensors", *FAST),
+    "compare": ("gat.safetensors", "faithful.safetensors", *FAST),
     "certify": ("gat.safetensors",),
     "bench run": ("grid.toml", "-r", "here"),
     "bench status": ("grid.toml", "-r", "results"),
@@ -106,7 +106,7 @@ UNWRITABLE: dict[str, Words] = {
     "faithful": ("gat.safetensors", *LONG, "-o", "file/model.safetensors"),
     "attack": ("gat.safetensors", "-t", "strong", "-o", "file/attack.json"),
     "evaluate": ("gat.safetensors", "-t", "strong", "-o", "file/record.json"),
-    "compare": ("gat.safetensors", "twin.safetensors", "-t", "strong", "-o", "file/both.json"),
+    "compare": ("gat.safetensors", "faithful.safetensors", "-t", "strong", "-o", "file/both.json"),
     "certify": ("gat.safetensors", "-o", "file/proof.json"),
     "bench run": ("long.toml", "-r", "file/results"),
     "bench table": ("f1", "-r", "results", "-o", "file/f1.md"),
@@ -122,7 +122,7 @@ INTERRUPTED: dict[str, tuple[Words, str]] = {
     "faithful": (("gat.safetensors", *LONG), "making"),
     "attack": (("gat.safetensors", "-t", "strong"), "attacking"),
     "evaluate": (("gat.safetensors", "-t", "strong"), "evaluating"),
-    "compare": (("gat.safetensors", "twin.safetensors", "-t", "strong"), "comparing"),
+    "compare": (("gat.safetensors", "faithful.safetensors", "-t", "strong"), "comparing"),
     "bench run": (("long.toml", "-r", "stopped"), "2 to run"),
 }
 
@@ -155,7 +155,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("place")
     graph = datasets.load_dataset("planted", seed=0)
     about: dict[str, Any] = {"dataset": "planted", "split_seed": 0, "seed": 0, "settings": {}}
-    for seed, (name, method) in enumerate((("gat", "vanilla"), ("twin", "fgai"))):
+    for seed, (name, method) in enumerate((("gat", "vanilla"), ("faithful", "fgai"))):
         model = untrained("GAT", graph, seed=seed, channels=2, heads=2)
         write_model(model, folder / f"{name}.safetensors", graph, {**about, "method": method})
     comparison().save(folder / "both.json")

@@ -24,11 +24,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("report")
     graph = datasets.load_dataset("planted", seed=0)
     model = train(untrained("GAT", graph, channels=2, heads=2), graph, epochs=2, progress=False)
-    twin = make_faithful(model, graph, epochs=1, nodes=2, edges=3, progress=False)
+    faithful = make_faithful(model, graph, epochs=1, nodes=2, edges=3, progress=False)
     about: dict[str, Any] = {"dataset": "planted", "split_seed": 0, "seed": 0, "settings": {"epochs": 2}}
     write_model(model, place / "gat.safetensors", graph, {**about, "method": "vanilla"})
     write_model(
-        twin, place / "twin.safetensors", graph, {**about, "method": "fgai", "settings": {"nodes": 2}}
+        faithful, place / "faithful.safetensors", graph, {**about, "method": "fgai", "settings": {"nodes": 2}}
     )
     comparison().save(place / "both.json")
     certificates()["GAT"].save(place / "certificate-gat.json")
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class TestReport:
     def test_from_models(self, folder: Path) -> None:
-        words = ("report", "GAT=gat.safetensors", "FGAI=twin.safetensors", "-t", "random", "--node", 24)
+        words = ("report", "GAT=gat.safetensors", "FGAI=faithful.safetensors", "-t", "random", "--node", 24)
         found = answer(*words, "--class-names", "classes.txt", "-o", "page", cwd=folder)
         assert found["output"] == "page.html" and found["models"] == ["GAT", "FGAI"]
         assert found["missing"] == [] and found["nodes"] == 2000 and found["bytes"] < 10_000_000
@@ -49,8 +49,8 @@ class TestReport:
         assert made.reproduce == [
             "fgai train --dataset planted --model GAT --method vanilla --seed 0 --epochs 2"
             " --output gat.safetensors",
-            "fgai faithful gat.safetensors --seed 0 --set nodes=2 --output twin.safetensors",
-            "fgai report GAT=gat.safetensors FGAI=twin.safetensors --threat random --k 5 --seed 0",
+            "fgai faithful gat.safetensors --seed 0 --set nodes=2 --output faithful.safetensors",
+            "fgai report GAT=gat.safetensors FGAI=faithful.safetensors --threat random --k 5 --seed 0",
         ]
 
     def test_from_records(self, folder: Path) -> None:

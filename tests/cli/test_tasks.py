@@ -27,9 +27,9 @@ def test_links_are_trained_made_faithful_and_attacked(tmp_path: Path) -> None:
     path = tmp_path / made["output"]
     assert path.name == "vanilla-gat-planted-link.safetensors"
     assert read_header(path)["about"]["task"] == "link"
-    twin = answer("faithful", path.name, "--epochs", 1, "--set", "nodes=4", cwd=tmp_path)
-    assert 0 <= twin["roc_auc"]["test"] <= 1
-    hit = answer("attack", twin["output"], "--threat", "random", cwd=tmp_path)
+    faithful = answer("faithful", path.name, "--epochs", 1, "--set", "nodes=4", cwd=tmp_path)
+    assert 0 <= faithful["roc_auc"]["test"] <= 1
+    hit = answer("attack", faithful["output"], "--threat", "random", cwd=tmp_path)
     assert 0 <= hit["roc_auc"]["attacked"] <= 1 and "f1" not in hit
 
 

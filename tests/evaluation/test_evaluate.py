@@ -100,8 +100,8 @@ def test_summaries_of_layers() -> None:
 
 
 def test_the_sharpest_layer_is_the_parents(whole: EvaluationRecord) -> None:
-    parent = record_of("gat")
-    sharp = parent.value("sharpness.clean.layers")
+    vanilla = record_of("gat")
+    sharp = vanilla.value("sharpness.clean.layers")
     assert whole.value("sharpest") == sharp.index(max(sharp))
 
 

@@ -114,11 +114,13 @@ def test_weight_zero_is_no_edge() -> None:
 def test_a_faithful_twin_is_a_gcn_of_the_same_kind(gated: bool) -> None:
     data = small_data()
     vanilla = train(GCN.for_data(data, channels=6, gated=gated), data, epochs=15, lr=0.05, progress=False)
-    twin = make_faithful(vanilla, data, nodes=3, edges=4, epochs=3, progress=False)
-    assert type(twin) is GCN and twin.config == vanilla.config
+    faithful = make_faithful(vanilla, data, nodes=3, edges=4, epochs=3, progress=False)
+    assert type(faithful) is GCN and faithful.config == vanilla.config
     learned = [
-        name for name, value in twin.named_parameters() if not torch.equal(value, vanilla.get_parameter(name))
+        name
+        for name, value in faithful.named_parameters()
+        if not torch.equal(value, vanilla.get_parameter(name))
     ]
     assert any(name.endswith("source_weight") for name in learned) == gated
-    before, after = (seen_by(model, model.prepare(data))[1].last.values for model in (vanilla, twin))
+    before, after = (seen_by(model, model.prepare(data))[1].last.values for model in (vanilla, faithful))
     assert torch.equal(before, after) == (not gated)

@@ -24,9 +24,7 @@ WIDTH, CHANNELS, NODES = 5, 3, 8
 RAW = [(4, 2), (0, 1), (3, 3), (2, 1), (0, 1), (5, 4), (4, 2), (1, 0), (6, 5), (4, 2), (0, 0)]
 
 
-def twins(
-    score: str, heads: int, dtype: torch.dtype, concat: bool = True
-) -> tuple[AttentionLayer, nn.Module]:
+def pair(score: str, heads: int, dtype: torch.dtype, concat: bool = True) -> tuple[AttentionLayer, nn.Module]:
     """Our layer and PyG's, with the same random weights."""
     generator = torch.Generator().manual_seed(heads + 10 * concat)
     ours = AttentionLayer(WIDTH, CHANNELS, heads, score=score, concat=concat, bias=score != "dot").to(dtype)
@@ -69,7 +67,7 @@ def twins(
 def assert_equal_layers(
     score: str, heads: int, dtype: torch.dtype, nodes: int, edges: list[Edge], **kw: Any
 ) -> None:
-    ours, theirs = twins(score, heads, dtype, **kw)
+    ours, theirs = pair(score, heads, dtype, **kw)
     slack = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
     generator = torch.Generator().manual_seed(nodes)
     x = torch.randn(nodes, WIDTH, generator=generator).to(dtype).requires_grad_()

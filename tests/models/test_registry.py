@@ -81,12 +81,12 @@ def test_only_models_are_registered(wrong: Any) -> None:
 
 
 def test_defences_of_other_people() -> None:
-    class Twin(GNNGuard):
+    class Guard(GNNGuard):
         """Another defence."""
 
     try:
-        assert register_defence("twin")(Twin) is Twin and issubclass(DEFENCES["twin"], Defended)
+        assert register_defence("mine")(Guard) is Guard and issubclass(DEFENCES["mine"], Defended)
     finally:
-        DEFENCES.pop("twin")
+        DEFENCES.pop("mine")
     with pytest.raises(InputError, match="already"):
-        register_defence("gnnguard")(Twin)
+        register_defence("gnnguard")(Guard)

@@ -61,16 +61,16 @@ def test_verdict(
     attacked: float | None, kept: float | None, aimed: float | None, clean: float, words: str
 ) -> None:
     both = [f"overlap_touched__{key}__all" for key in ("prediction", "explanation")]
-    base = record("A", f1__attacked=0.3, f1__clean=0.9, **dict.fromkeys(both, 0.7))
-    twin = record("B", f1__attacked=attacked, f1__clean=clean, **dict(zip(both, (kept, aimed), strict=True)))
-    assert verdict(changes(base, twin), "A", "B").endswith(words)
+    reference = record("A", f1__attacked=0.3, f1__clean=0.9, **dict.fromkeys(both, 0.7))
+    other = record("B", f1__attacked=attacked, f1__clean=clean, **dict(zip(both, (kept, aimed), strict=True)))
+    assert verdict(changes(reference, other), "A", "B").endswith(words)
 
 
 def test_table_and_words() -> None:
     proofs = {name: {"layers": [{}, {"topk_share": share}]} for name, share in (("A", 0.3), ("B", 0.25))}
-    base = record("A", f1__attacked=0.296, f1__clean=0.891, g_tvd__rel=14.3)
-    twin = record("B", f1__attacked=0.58, f1__clean=0.878, g_tvd__rel=1.14)
-    found = changes(base, twin, proofs)
+    reference = record("A", f1__attacked=0.296, f1__clean=0.891, g_tvd__rel=14.3)
+    other = record("B", f1__attacked=0.58, f1__clean=0.878, g_tvd__rel=1.14)
+    found = changes(reference, other, proofs)
     rows = {row[0]: list(row[1:]) for row in table(found, "A", "B").texts()}
     assert rows["right under attack (F1 attacked)"] == ["29.6\u00a0%", "58.0\u00a0%", "better"]
     assert rows["how far predictions move (g-TVD)"] == ["14", "1.1", "better"]

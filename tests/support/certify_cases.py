@@ -82,7 +82,8 @@ def breaks(
         changed = before.argmax(1) != after.argmax(1)
         if bool((changed & (prediction.class_radius > radius * (1 + slack) + slack)).any()):
             broken.append("class")
-    for space, limit in (("logits", prediction.alpha2_logits), ("probs", prediction.alpha2_probabilities)):
+    limits = {"logits": prediction.alpha2_logits, "probabilities": prediction.alpha2_probabilities}
+    for space, limit in limits.items():
         room = slack * float(before.abs().max())
         if limit is not None and bool((tvd(before, after, space) > limit * (1 + slack) + room).any()):
             broken.append(space)
@@ -142,7 +143,7 @@ def change_of_logits(clean: Tensor, logits: Tensor, attention: Tensor, rowptr: T
 
 def change_of_chances(clean: Tensor, logits: Tensor, attention: Tensor, rowptr: Tensor) -> Tensor:
     """Total variation on probabilities."""
-    return tvd(clean, logits, "probs").sum()
+    return tvd(clean, logits, "probabilities").sum()
 
 
 OBJECTIVES: tuple[Objective, ...] = (gain_on_top, change_of_logits, change_of_chances)

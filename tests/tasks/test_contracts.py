@@ -115,8 +115,8 @@ def test_every_model_learns_every_task(task: str, model: str) -> None:
     trained = cases.trained(task, "vanilla", model)
     first, last = (trained.history.terms[i]["total"] for i in (0, -1))  # type: ignore[union-attr]
     assert last < first
-    twin = make_faithful(trained, cases.data(task), nodes=2, edges=3, epochs=2, progress=False)
-    assert type(twin) is type(trained)
+    faithful = make_faithful(trained, cases.data(task), nodes=2, edges=3, epochs=2, progress=False)
+    assert type(faithful) is type(trained)
 
 
 @pytest.mark.parametrize("task", ["link", "graph"])

@@ -22,7 +22,7 @@ from fgai.graph.links import Links
 from fgai.metrics import task_scores
 from fgai.models import GAT
 from fgai.reports.build import make_report
-from fgai.reports.numbers import of_tested, score_of
+from fgai.reports.numbers import score_of, share_phrase
 from fgai.reports.page import render
 from fgai.tasks import (
     TASKS,
@@ -171,8 +171,8 @@ def test_a_task_of_nodes_is_trained_evaluated_tabled_and_reported(core: Task) ->
     model = trained(graph)
     assert model.task == "core" and model.config["out_channels"] == graph.num_classes
     with attack_cases.quiet():
-        twin = make_faithful(model, graph, nodes=2, edges=3, epochs=2, progress=False)
-        table = compare({"GAT": model, "FGAI": twin}, graph, FEW, k=2, per_node=True)
+        faithful = make_faithful(model, graph, nodes=2, edges=3, epochs=2, progress=False)
+        table = compare({"GAT": model, "FGAI": faithful}, graph, FEW, k=2, per_node=True)
     record = table.records[0]
     rows = core.rows(graph, "test")
     assert graph.y is not None and int(graph.y[rows].max()) == 1
@@ -184,7 +184,9 @@ def test_a_task_of_nodes_is_trained_evaluated_tabled_and_reported(core: Task) ->
     shown = table.to_markdown()
     assert "accuracy clean" in shown and "test core nodes" in shown and "F1" not in shown
     plain = record.to_dict()
-    assert score_of(plain) == "accuracy" and of_tested(plain) == "of the tested core nodes classified right"
+    assert (
+        score_of(plain) == "accuracy" and share_phrase(plain) == "of the tested core nodes classified right"
+    )
     assert "ested core nodes classified right" in render(make_report(table))
     assert certify(model, graph, radius=0.01).layer().prediction.class_status == "exact"
 

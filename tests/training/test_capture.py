@@ -176,7 +176,7 @@ class TestOnTheDevice:
         attack = PGDInjection(budget, goal)
         found = []
         for worth in (20, 1000):
-            monkeypatch.setattr(replay, "WORTH", worth)
+            monkeypatch.setattr(replay, "MIN_STEPS", worth)
             found.append(attack.run(model, graph, seed=1))
         ours, theirs = found
         assert ours.value == pytest.approx(theirs.value, rel=1e-5)

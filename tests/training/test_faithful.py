@@ -59,19 +59,19 @@ def test_returns_a_twin_and_leaves_the_original(kind: type[nn.Module], graph: Gr
     model = train(fresh, graph, epochs=5, progress=False)
     before, mode = weights(model), model.training
     state = torch.random.get_rng_state()
-    twin = make_faithful(model, graph, progress=False, **QUICK)
-    assert type(twin) is type(model) and twin is not model and not twin.training
+    faithful = make_faithful(model, graph, progress=False, **QUICK)
+    assert type(faithful) is type(model) and faithful is not model and not faithful.training
     assert model.training == mode
     assert torch.equal(state, torch.random.get_rng_state())
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
-    changed = [name for name, value in twin.state_dict().items() if not torch.equal(value, before[name])]
+    changed = [name for name, value in faithful.state_dict().items() if not torch.equal(value, before[name])]
     assert changed
-    assert set(twin.history.terms[0]) == {
+    assert set(faithful.history.terms[0]) == {
         "closeness", "similarity", "margin", "prediction_stability", "explanation_stability", "total",
     }  # fmt: skip
-    assert twin.history.terms[0]["closeness"] == pytest.approx(0.0, abs=1e-6)
-    assert twin.history.terms[0]["similarity"] == pytest.approx(0.0, abs=1e-6)
+    assert faithful.history.terms[0]["closeness"] == pytest.approx(0.0, abs=1e-6)
+    assert faithful.history.terms[0]["similarity"] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_seed_decides_everything(graph: Graph) -> None:
@@ -146,10 +146,10 @@ def test_rows_are_compared_in_place_as_if_matched_edge_by_edge(graph: Graph) -> 
 def test_it_lowers_what_it_minimises(graph: Graph) -> None:
     model = train(GAT.for_data(graph), graph, epochs=30, progress=False)
     settings = {**QUICK, "epochs": 60, "lr": 0.01, "ramp": 0.1}
-    twin = make_faithful(model, graph, progress=False, **settings)
-    first, last = twin.history.terms[0], twin.history.terms[-1]
+    faithful = make_faithful(model, graph, progress=False, **settings)
+    first, last = faithful.history.terms[0], faithful.history.terms[-1]
     assert last["prediction_stability"] < 0.5 * first["prediction_stability"]
-    assert twin.history.scores[-1][1] > twin.history.scores[0][1]
+    assert faithful.history.scores[-1][1] > faithful.history.scores[0][1]
 
 
 def test_refuses_bad_settings(graph: Graph) -> None:

@@ -30,12 +30,12 @@ class TestTrain:
 
     def test_given_model_and_global_generators_are_untouched(self) -> None:
         model = fresh().train()
-        twin = fresh()
+        second = fresh()
         before = global_state()
         trained = train(model, GRAPH, **SHORT)
         make_faithful(trained, GRAPH, **SHORT)
         assert global_state() == before
-        assert_same_weights(model, twin)
+        assert_same_weights(model, second)
         assert model.training and not trained.training
         assert not hasattr(model, "history")
 
@@ -95,8 +95,8 @@ class TestFaithful:
 
     def test_first_epoch_starts_at_the_vanilla_model(self) -> None:
         vanilla = train(fresh(), GRAPH, epochs=10, progress=False)
-        twin = make_faithful(vanilla, GRAPH, nodes=3, edges=4, epochs=1, progress=False)
-        first = twin.history.terms[0]
+        faithful = make_faithful(vanilla, GRAPH, nodes=3, edges=4, epochs=1, progress=False)
+        first = faithful.history.terms[0]
         assert first["closeness"] == pytest.approx(0.0, abs=1e-6)
         assert first["similarity"] == pytest.approx(0.0, abs=1e-5)
         assert first["explanation_stability"] > 0

@@ -149,7 +149,7 @@ class _Ascent:
         logits = observe(self.model, self.graph, grad=True, perturb={self.index: delta}).logits
         found = {
             "logits": tvd(self.clean, logits, "logits"),
-            "probabilities": tvd(self.clean, logits, "probs"),
+            "probabilities": tvd(self.clean, logits, "probabilities"),
         }
         for name, change in found.items():
             self.largest[name] = torch.maximum(self.largest[name], change.detach())

@@ -112,7 +112,7 @@ class Attack(ABC):
         *,
         seed: int = 0,
         partial: bool = True,
-        parent: nn.Module | None = None,
+        vanilla: nn.Module | None = None,
     ) -> AttackResult:
         """Attack `model` on `data` and return the strongest change found; the model is left as it was.
 
@@ -120,8 +120,8 @@ class Attack(ABC):
             model: attacked through its own gradients, in eval mode.
             data: a `Graph` or PyG `Data`.
             seed: of endpoints and starts; endpoints depend on nothing else, so every model gets the same.
-            parent: the model the attacked one was made from; attacks that choose endpoints, or try what broke
-                the parent, read it. None: the model itself.
+            vanilla: the model the attacked one was made from, read by attacks that choose endpoints or try
+                what broke it. None: the model itself.
             partial: compute only the rows in reach of a change where that pays; same values, fewer edges.
 
         Raises:
@@ -135,10 +135,10 @@ class Attack(ABC):
         ledger, began = Ledger(), perf_counter()
         best, best_value, worst, noise = GraphChange(), -math.inf, -math.inf, -math.inf
         with evaluating(model, freeze=True):
-            again = None
+            recompute = None
             if partial and self.searches and Recompute.fits(model, graph):
-                again = Recompute(model, graph)
-                logits, attention = again.clean_logits, again.clean_attention
+                recompute = Recompute(model, graph)
+                logits, attention = recompute.clean_logits, recompute.clean_attention
             else:
                 seen = observe(model, graph)
                 logits, attention = seen.logits, seen.attention
@@ -148,8 +148,8 @@ class Attack(ABC):
                 raise InputError(
                     f"the model's output on {graph.name!r} is not finite; there is nothing to attack"
                 )
-            shortcut = None if again is None else PartialObjective(again, self.objective, clean)
-            judge = Judge(model, graph, self.objective, clean, ledger, shortcut, again, parent)
+            shortcut = None if recompute is None else PartialObjective(recompute, self.objective, clean)
+            judge = Judge(model, graph, self.objective, clean, ledger, shortcut, recompute, vanilla)
             for restart in range(self.budget.restarts):
                 generator = torch.Generator().manual_seed(seed * 7_919 + restart)
                 for index, change in enumerate(self.candidates(graph, nodes, generator, judge, ledger)):

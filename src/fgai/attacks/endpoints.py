@@ -1,4 +1,4 @@
-"""Where new nodes are joined: at random, or by rules that read the graph and the parent model.
+"""Where new nodes are joined: at random, or by rules that read the graph and the vanilla model.
 
 A rule never reads the attacked model, so every method meets the same endpoints. All give the same number of
 nodes and edges, taken from the targets, distinct within a row.
@@ -27,7 +27,7 @@ class Sites:
         graph: prepared, clean.
         nodes: [P] that may be joined.
         rows: [T] nodes whose predictions are attacked.
-        logits: [N, C] of the parent model on the clean graph, or None where there is a row per link or graph.
+        logits: [N, C] of the vanilla model on the clean graph; None where there is a row per link or graph.
         shape: new nodes, and edges of each.
     """
 
@@ -101,7 +101,7 @@ def _cover(
 
 
 def defect_endpoints(sites: Sites, generator: torch.Generator) -> Tensor:
-    """TDGIA's rule: few neighbours, and a sure parent: see `fgai.attacks.tdgia.defect_scores`."""
+    """TDGIA's rule: few neighbours, and a sure vanilla model: see `fgai.attacks.tdgia.defect_scores`."""
     if sites.logits is None:
         return random_endpoints(sites, generator)
     sure = sites.logits[sites.nodes].softmax(1).amax(1)

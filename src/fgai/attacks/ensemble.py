@@ -122,8 +122,8 @@ class EnsembleInjection(Attack):
                 yield GraphChange(endpoints=endpoints, features=noise)
                 yield from self._plain(graph, nodes, generator, judge, ledger)
             place = Place(graph, endpoints, predicted, box)
-            site = Site(judge.model, graph, endpoints, judge.clean, judge.again, reads=self.explains)
-            if judge.parent is not None and any(member.start == "donated" for member in self.members):
+            site = Site(judge.model, graph, endpoints, judge.clean, judge.recompute, reads=self.explains)
+            if judge.vanilla is not None and any(member.start == "donated" for member in self.members):
                 place = replace(place, donated=self._donated(judge, rule, place, labels, generator))
             found: list[tuple[str, Found]] = []
             for batch in batches(self.members):
@@ -182,9 +182,9 @@ class EnsembleInjection(Attack):
         """Endpoints by rule, those of the seed first; on links and small graphs there are no others."""
         logits = judge.clean.logits
         plain = graph.batch is None and graph.links is None
-        if plain and judge.parent is not None:
-            with torch.no_grad(), evaluating(judge.parent):
-                logits = call_model(judge.parent, prepared(judge.parent, graph))
+        if plain and judge.vanilla is not None:
+            with torch.no_grad(), evaluating(judge.vanilla):
+                logits = call_model(judge.vanilla, prepared(judge.vanilla, graph))
         rows = judge.clean.nodes if plain else nodes
         sites = Sites(graph, nodes, rows, logits if plain else None, (self.budget.nodes, self.budget.edges))
         rules = self.rules if plain else ("random",)
@@ -222,16 +222,16 @@ class EnsembleInjection(Attack):
     def _donated(
         self, judge: Judge, rule: str, place: Place, labels: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """The worst features for the parent model at the same endpoints."""
-        parent = judge.parent
-        assert parent is not None
+        """The worst features for the vanilla model at the same endpoints."""
+        vanilla = judge.vanilla
+        assert vanilla is not None
         steps = max((member.steps for member in self.members if member.start == "donated"), default=0)
-        graph = prepared(parent, judge.graph)
-        with evaluating(parent, freeze=True):
-            seen = observe(parent, graph, heads="mean")
+        graph = prepared(vanilla, judge.graph)
+        with evaluating(vanilla, freeze=True):
+            seen = observe(vanilla, graph, heads="mean")
             clean = Clean(seen.logits, seen.attention, judge.clean.nodes)
-            again = Recompute(parent, graph) if Recompute.fits(parent, graph) else None
-            site = Site(parent, graph, place.endpoints, clean, again, reads=self.explains)
+            recompute = Recompute(vanilla, graph) if Recompute.fits(vanilla, graph) else None
+            site = Site(vanilla, graph, place.endpoints, clean, recompute, reads=self.explains)
             donor = [replace(DONOR, steps=steps)]
             (found,) = self._climb(donor, place, site, labels, _streams(generator, rule, donor))
         return found.features

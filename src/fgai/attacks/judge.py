@@ -69,8 +69,8 @@ class Judge:
         clean: what the model said before the attack.
         ledger: where forward passes are counted.
         partial: computes the objective from the rows a change reaches, where that pays; None never does.
-        again: the model on the clean graph, ready for partial passes; None where it cannot.
-        parent: the model the attacked one was made from, or None.
+        recompute: the model on the clean graph, ready for partial passes; None where it cannot.
+        vanilla: the model the attacked one was made from, or None.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class Judge:
         clean: Clean,
         ledger: Ledger,
         partial: PartialObjective | None = None,
-        again: Recompute | None = None,
-        parent: nn.Module | None = None,
+        recompute: Recompute | None = None,
+        vanilla: nn.Module | None = None,
     ) -> None:
         self.clean, self.model, self.graph = clean, model, graph
-        self.again, self.parent = again, parent
+        self.recompute, self.vanilla = recompute, vanilla
         self._model, self._objective, self._ledger, self._partial = model, objective, ledger, partial
         self._graph, self._last = graph, (GraphChange(), graph)
         self._work = 0.0

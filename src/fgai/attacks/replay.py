@@ -11,7 +11,7 @@ from fgai.attacks.budget import Budget
 from fgai.attacks.judge import Judge, Ledger
 from fgai.ops.replay import Replay
 
-WORTH = 20
+MIN_STEPS = 20
 """Steps from which a capture, which costs about as much as five steps, pays."""
 WARM_UP = 2
 
@@ -38,7 +38,7 @@ def replayed_climb(
         The last point, the best point seen before it and its value, after noting the largest gradient; None,
         with nothing done or noted, where a step cannot be captured or too few are wanted.
     """
-    if not start.is_cuda or budget.steps < WORTH or not start.numel():
+    if not start.is_cuda or budget.steps < MIN_STEPS or not start.numel():
         return None
     point, best = start.detach().clone().requires_grad_(), start.detach().clone()
     best_value, steepest = start.new_full((), float("-inf")), start.new_zeros(())

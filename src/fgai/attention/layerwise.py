@@ -25,23 +25,23 @@ class SplitLayer(Protocol):
     score: str
     slope: float
 
-    def ends(self, x: Tensor | Features) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the two sides of the score and the values, row by row."""
+    def sides(self, x: Tensor | Features) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what the score reads of the source and of the destination, and the values, row by row."""
 
-    def score_edges(self, one: Tensor, two: Tensor, adjacency: Adjacency) -> Tensor:
-        """Return the scores [E, H] from the two sides that `ends` gave."""
+    def score_edges(self, source: Tensor, destination: Tensor, adjacency: Adjacency) -> Tensor:
+        """Return the scores [E, H] from the two sides that `sides` gave."""
 
     def fused(
         self,
-        one: Tensor,
-        two: Tensor,
+        source: Tensor,
+        destination: Tensor,
         values: Tensor,
         adjacency: Adjacency,
         *,
         written: bool,
         averaged: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Return the aggregated values [N, H, C] and the attention, from what `ends` gave."""
+        """Return the aggregated values [N, H, C] and the attention, from what `sides` gave."""
 
     def join(self, out: Tensor) -> Tensor:
         """Join the heads of [N, H, C], row by row."""

@@ -100,10 +100,10 @@ def certify(
     graph = seen.graph
     ran = perf_counter()
     predictions = _predictions(model, seen, radius, norm)
-    twins = _twins(seen, other) if other is not None else [None] * len(seen.attention)
+    others = _matched_layers(seen, other) if other is not None else [None] * len(seen.attention)
     layers = tuple(
-        _layer(layer, twin, prediction, (k1, k2), norm)
-        for layer, twin, prediction in zip(seen.attention, twins, predictions, strict=True)
+        _layer(layer, before, prediction, (k1, k2), norm)
+        for layer, before, prediction in zip(seen.attention, others, predictions, strict=True)
     )
     classes = predictions[-1].class_radius is not None
     done = perf_counter()
@@ -120,7 +120,7 @@ def certify(
         compared=vanilla is not None,
         layers=layers,
         alpha1_logits=_distance(seen, other, "logits"),
-        alpha1_probabilities=_distance(seen, other, "probs"),
+        alpha1_probabilities=_distance(seen, other, "probabilities"),
         trivial_probabilities=trivial_change(seen.logits) if classes else None,
         pairs=None if graph.links is None else graph.links.pairs.cpu(),
         batch=None if graph.batch is None else graph.batch.cpu(),
@@ -192,7 +192,7 @@ def _last(model: nn.Module, seen: Observation, radius: float, norm: str) -> Pred
 
 def _layer(
     layer: LayerAttention,
-    twin: LayerAttention | None,
+    vanilla: LayerAttention | None,
     prediction: Prediction,
     sizes: tuple[int | None, int | None],
     norm: str,
@@ -200,8 +200,8 @@ def _layer(
     k1, k2 = sizes
     rowptr, explanation = layer.rowptr.cpu(), layer.values.cpu().double().mean(1)
     beta1 = None
-    if twin is not None:
-        theirs = twin.values.cpu().double().mean(1)
+    if vanilla is not None:
+        theirs = vanilla.values.cpu().double().mean(1)
         beta1 = overlap(topk_mask(theirs, rowptr, k1), topk_mask(explanation, rowptr, k1), rowptr)
     return LayerCertificate(
         name=layer.name,
@@ -215,7 +215,7 @@ def _layer(
     )
 
 
-def _twins(seen: Observation, other: Observation) -> list[LayerAttention | None]:
+def _matched_layers(seen: Observation, other: Observation) -> list[LayerAttention | None]:
     """The vanilla model's layers, after making sure that rows may be compared."""
     if len(other.attention) != len(seen.attention):
         raise AttentionError(

@@ -41,13 +41,13 @@ def certify(
     """
     out = Output(json, quiet)
     opened = open_model(model, dataset, root)
-    parent = None if vanilla is None else load_model(vanilla)
+    plain = None if vanilla is None else load_model(vanilla)
     path = None if output is None else checked_output(output)
     out.say(f"certifying {model} on {opened.graph!r}")
     record = certify_model(
         opened.model,
         opened.graph,
-        vanilla=parent,
+        vanilla=plain,
         radius=radius,
         k1=k1,
         k2=k2,

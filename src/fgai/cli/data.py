@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 
 
-def found(name: str, root: Any = None) -> str:
+def location_of(name: str, root: Any = None) -> str:
     """Say where a dataset's files are: built in, a folder, or nowhere yet."""
     about = datasets.info(name)
     if not about.files:
@@ -43,7 +43,7 @@ def list_(*, root: options.Root = None, json: options.Json = False, quiet: optio
             "classes": about.num_classes,
             "graphs": about.num_graphs,
             "task": about.task,
-            "where": found(name, root),
+            "where": location_of(name, root),
         }
         for name in datasets.names()
         for about in [datasets.info(name)]
@@ -75,7 +75,7 @@ def info(
 ) -> None:
     """Say what a dataset holds, where it comes from and which files it needs."""
     about = datasets.info(name)
-    values = {**dataclasses.asdict(about), "where": found(name, root)}
+    values = {**dataclasses.asdict(about), "where": location_of(name, root)}
 
     def show(console: Console) -> None:
         console.print(f"[bold]{about.name}[/]  ({values['where']})")

@@ -73,7 +73,7 @@ def demo(
     folder = checked_folder(output)
     out.say(
         f"Attention shows which neighbours a {model} listens to. Does that survive an attack, and does a"
-        " faithful twin of the model (FGAI) do better?"
+        " faithful version of it (FGAI) do better?"
     )
     out.say(f"1/4  training {model} on {graph!r} (the first run compiles the kernels)")
     chosen = {} if epochs is None else {"epochs": epochs}
@@ -110,7 +110,7 @@ def demo(
     again += [] if epochs is None else ["--epochs", str(epochs)]
     page = folder / "report.html"
     made = write_page(out, page, models, graph, comparison, certificates, node, shlex.join(again))
-    found = judged(comparison, certificates)
+    found = changes_of(comparison, certificates)
     shown = dataclasses.replace(table(found, model, "FGAI"), notes=notes_of(comparison))
     meaning = what_it_means(found, model)
     values: dict[str, Any] = {
@@ -167,14 +167,14 @@ def write_page(
     return True
 
 
-def judged(comparison: Comparison, certificates: dict[str, CertificateRecord]) -> list[Change]:
-    """What changed from the vanilla model to its twin, measure by measure."""
+def changes_of(comparison: Comparison, certificates: dict[str, CertificateRecord]) -> list[Change]:
+    """What changed from the vanilla model to the faithful one, measure by measure."""
     shares = {
         name: {"layers": [{"topk_share": record.layer().share("topk", RADIUS)}]}
         for name, record in certificates.items()
     }
-    vanilla, twin = (record.to_dict() for record in comparison)
-    return changes(vanilla, twin, shares)
+    vanilla, faithful = (record.to_dict() for record in comparison)
+    return changes(vanilla, faithful, shares)
 
 
 def notes_of(comparison: Comparison) -> list[str]:
@@ -199,7 +199,7 @@ def what_it_means(found: list[Change], base: str) -> str:
         )
         text += (
             f" Under the same attack {base} gets {hit} of the test nodes right ({safe} without attack), its"
-            f" faithful twin {kept} ({clean})."
+            f" faithful version {kept} ({clean})."
         )
     return f"{text} {balance_words(found)}"
 
@@ -234,7 +234,7 @@ def draw(
 
 
 def telling_node(graph: Graph, attack: AttackResult, comparison: Comparison) -> int:
-    """Pick a node worth looking at: attacked, of middling degree, and lost by vanilla but not by the twin.
+    """Pick a node worth looking at: attacked, of middling degree, lost by vanilla and not by FGAI.
 
     Falls back to what comes nearest, and to the node with most neighbours when no node was attacked.
     """

@@ -19,7 +19,7 @@ from fgai import datasets
 from fgai.attacks import Budget, PGDInjection
 from fgai.certificates import certify
 from fgai.cli import options
-from fgai.cli.data import found
+from fgai.cli.data import location_of
 from fgai.cli.output import FAILURE, Output, command
 from fgai.datasets import paths
 from fgai.errors import FgaiWarning
@@ -57,7 +57,7 @@ def doctor(*, root: options.Root = None, json: options.Json = False, quiet: opti
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "threads": torch.get_num_threads(),
         "load": _load(),
-        "data": {name: found(name, root) for name in datasets.names()},
+        "data": {name: location_of(name, root) for name in datasets.names()},
         "cache": str(paths.user_cache()),
         "checks": {name: _attempt(check) for name, check in CHECKS.items()},
     }

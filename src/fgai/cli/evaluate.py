@@ -49,14 +49,14 @@ def evaluate(
     out = Output(json, quiet)
     one_of(threat, "--threat", tuple(THREATS))
     opened = open_model(model, dataset, root)
-    parent = None if vanilla is None else load_model(vanilla)
+    plain = None if vanilla is None else load_model(vanilla)
     path = None if output is None else checked_output(output)
     out.say(f"evaluating {model} on {opened.graph!r}, threat {threat}")
     record = evaluate_model(
         opened.model,
         opened.graph,
         threat,
-        vanilla=parent,
+        vanilla=plain,
         seed=seed,
         name=model.stem,
         k=k,

@@ -1,4 +1,4 @@
-"""`fgai faithful`: a faithful twin of a trained model."""
+"""`fgai faithful`: a faithful version of a trained model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def faithful(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Make a faithful twin: attention that points at the same neighbours and stays put under attack.
+    """Make a model faithful: attention that points at the same neighbours and stays put under attack.
 
     Labels are not used. Ctrl-C saves the training; the same command goes on with it.
 
@@ -44,9 +44,9 @@ def faithful(
     path = checked_output(output or model.with_name(f"faithful-{model.name}"))
     out.say(f"making {model} faithful on {opened.graph!r}")
     with resumable(out, path) as folder:
-        twin = make_faithful(
+        faithful = make_faithful(
             opened.model, opened.graph, seed=seed, progress=out.progress, checkpoint=folder, **settings
         )
         about = {**opened.about, "method": "fgai", "seed": seed, "settings": settings, "vanilla": str(model)}
-        path = write_model(twin, path, opened.graph, about)
-    report(out, "faithful", twin, scores(twin, opened.graph), path, about)
+        path = write_model(faithful, path, opened.graph, about)
+    report(out, "faithful", faithful, scores(faithful, opened.graph), path, about)

@@ -112,15 +112,15 @@ def _from_models(
 
 
 def reproduce(opened: dict[str, Opened]) -> list[str]:
-    """The commands that made the models, where their files say how; a faithful one follows its parent."""
-    lines, parents = [], [entry.path for entry in opened.values() if entry.about.get("method") != "fgai"]
+    """The commands that made the models, where their files say how; the vanilla one first."""
+    lines, others = [], [entry.path for entry in opened.values() if entry.about.get("method") != "fgai"]
     for entry in opened.values():
         about = entry.about
         if not about.get("dataset") or not about.get("method"):
             continue
-        parent = about.get("vanilla") or (str(parents[0]) if parents else "")
-        if about["method"] == "fgai" and parent:
-            words = ["fgai", "faithful", str(parent)]
+        vanilla = about.get("vanilla") or (str(others[0]) if others else "")
+        if about["method"] == "fgai" and vanilla:
+            words = ["fgai", "faithful", str(vanilla)]
         else:
             words = ["fgai", "train", "--dataset", about["dataset"], "--model", entry.kind]
             words += ["--method", about["method"]]

@@ -48,7 +48,7 @@ def node_arrays(
         "scored": (scored, np.bool_),
         "predicted_clean": (before.argmax(1), np.int16),
         "predicted_attacked": (after.argmax(1), np.int16),
-        "tvd": (divergence.tvd(before.double(), after.double(), "probs"), np.float32),
+        "tvd": (divergence.tvd(before.double(), after.double(), "probabilities"), np.float32),
     }
     if labels is not None:
         predicted["label"] = (labels, np.int16)

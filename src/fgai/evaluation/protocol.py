@@ -53,7 +53,7 @@ def evaluate(
         data: a `Graph` or PyG `Data` with labels; without `test_mask` all nodes are tested. Links and batches
             of small graphs are measured by their own scores (`fgai.tasks.Task.scores`).
         threat: a name from `fgai.attacks.THREATS` or a `Threat` of your own.
-        vanilla: the model to be similar to (its parent), or None.
+        vanilla: the model it was made from, which it should be similar to, or None.
         seed: of the attacks and of the random null row.
         name: of the row; the model's class by default.
         k: neighbours in a node's explanation.

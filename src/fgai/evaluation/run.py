@@ -106,15 +106,15 @@ class Run:
         }
 
     def _look(self, vanilla: nn.Module | None) -> None:
-        """See the clean graph through the model, and its parent's attention, and doubt what is doubtful."""
+        """See the clean graph through both models, and doubt what is doubtful."""
         reliability.check_split(self.graph)
         self.clean = observe(self.model, self.graph).averaged()
         _check_shape(self.clean.logits, self.task.count(self.graph), self.graph)
         reliability.check_outputs(self.clean.logits, ms.logits_again(self.model, self.graph))
         self.sharpness = ms.sharpness_by_layer(self.clean.attention)
         reliability.check_attention(self.sharpness, self.clean.attention, self.k)
-        self.parent = self._parent(vanilla)
-        sharpness = self.sharpness if self.parent is None else ms.sharpness_by_layer(self.parent)
+        self.vanilla = self._vanilla(vanilla)
+        sharpness = self.sharpness if self.vanilla is None else ms.sharpness_by_layer(self.vanilla)
         self.sharpest = ms.sharpest_layer(sharpness)
         self.similar: ms.Agreement | None = None
 
@@ -123,8 +123,8 @@ class Run:
         out = self._stability(attacked)
         views = {"clean": self.clean, "attacked": attacked["prediction"].view}
         reliability.check_reach(attacked["prediction"].result, self.nodes, *self._classes(views))
-        if self.parent is not None:
-            pairs = ms.paired(self.parent, self.clean.attention)
+        if self.vanilla is not None:
+            pairs = ms.paired(self.vanilla, self.clean.attention)
             self.similar = ms.agreement(pairs, self.k, self.sharpest)
             out["similarity"] = self.similar.metrics
         if self.task.row_per_node:
@@ -146,7 +146,7 @@ class Run:
             self.model,
             views,
             self.original,
-            vanilla=self.parent,
+            vanilla=self.vanilla,
             changed=attacked.result.change.rows,
             right=right,
             k=self.k,
@@ -181,7 +181,7 @@ class Run:
             views["attacked" if name == "prediction" else f"attacked_{name}"] = a.view
         return views
 
-    def _parent(self, vanilla: nn.Module | None) -> AttentionMap | None:
+    def _vanilla(self, vanilla: nn.Module | None) -> AttentionMap | None:
         """Attention of the vanilla model on the clean graph, if there is one with as many layers."""
         if vanilla is None:
             return None
@@ -204,15 +204,15 @@ class Run:
         }
 
     def _explanations(self, attacked: dict[str, _Attacked]) -> dict[str, Any]:
-        """Overlap of the explanations of links or small graphs, under each attack and with the parent's."""
+        """Overlap of the explanations of links or small graphs, attacked and with vanilla's."""
         common = (self.original, self.rows, self.k, self.sharpest)
         out: dict[str, Any] = {}
         for name, a in attacked.items():
             pairs = ms.paired(self.clean.attention, a.view.attention)
             out[name] = item_overlaps(pairs, a.agreement.per_node, *common)
         out["chance"] = item_chance(pairs, *common)
-        if self.parent is not None and self.similar is not None:
-            pairs = ms.paired(self.parent, self.clean.attention)
+        if self.vanilla is not None and self.similar is not None:
+            pairs = ms.paired(self.vanilla, self.clean.attention)
             out["similarity"] = item_overlaps(pairs, self.similar.per_node, *common)
         return out
 

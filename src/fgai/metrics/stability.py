@@ -64,7 +64,7 @@ def g_tvd_prob(y: Tensor, y_other: Tensor) -> float:
         >>> g_tvd_prob(torch.tensor([[100.0, 0.0]]), torch.tensor([[0.0, 100.0]]))
         1.0
     """
-    return divergence.graph_tvd(y.detach().double(), y_other.detach().double(), "probs").item()
+    return divergence.graph_tvd(y.detach().double(), y_other.detach().double(), "probabilities").item()
 
 
 @metric(

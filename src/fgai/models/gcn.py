@@ -89,8 +89,8 @@ class GCNLayer(TappedLayer):
         else:
             shares, sizes = _shares(adjacency, edge_weight, values.dtype)
         if self.gated:
-            ends = node_scores(values, self.source_weight, self.destination_weight)
-            shares = weighted_softmax(score_additive(*ends, adjacency), shares.squeeze(1), adjacency)
+            sides = node_scores(values, self.source_weight, self.destination_weight)
+            shares = weighted_softmax(score_additive(*sides, adjacency), shares.squeeze(1), adjacency)
         return shares, values, sizes
 
     def forward(
@@ -120,7 +120,7 @@ class GCN(AttentionModel):
 
     Without gates the shares depend on degrees alone, the same at every layer, so they say little: they are
     there so that the same attacks, metrics and tables run. With gates they are learned, less stable, and
-    worth a faithful twin. Logits carry no activation.
+    worth making faithful. Logits carry no activation.
 
     Args:
         in_channels: features per node.
@@ -189,6 +189,6 @@ class GCN(AttentionModel):
 
     def with_gates(self) -> GCN:
         """Return a copy with gates that still change nothing, ready to be made faithful; see `GCNLayer`."""
-        twin = GCN(**{**self.config, "gated": True})
-        twin.load_state_dict(self.state_dict(), strict=False)
-        return twin.to(next(self.parameters()).device).train(self.training)
+        gated = GCN(**{**self.config, "gated": True})
+        gated.load_state_dict(self.state_dict(), strict=False)
+        return gated.to(next(self.parameters()).device).train(self.training)

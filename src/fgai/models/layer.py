@@ -148,28 +148,32 @@ class AttentionLayer(TappedLayer):
             out = self.input_norm(features, projection)
         return out.view(-1, self.heads, self.channels)  # type: ignore[no-any-return]
 
-    def _ends(self, x: Tensor | Features, adjacency: Adjacency) -> tuple[Tensor, Tensor, Tensor]:
-        found = self.ends(x)
+    def _sides(self, x: Tensor | Features, adjacency: Adjacency) -> tuple[Tensor, Tensor, Tensor]:
+        found = self.sides(x)
         if found[2].shape[0] != adjacency.num_nodes:
             raise InputError(f"got {found[2].shape[0]} rows of features for {adjacency.num_nodes} nodes")
         return found
 
-    def ends(self, x: Tensor | Features) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the two sides of the score (query and key for `dot`) and the values, row by row."""
+    def sides(self, x: Tensor | Features) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what the score reads of the source and of the destination, and the values, row by row.
+
+        For `dot` they are key and query.
+        """
         values = self._project(x, self.value)
         if self.score == "additive":
             return *node_scores(values, self.source_weight, self.destination_weight), values
         if self.score == "dynamic":
             return values, self._project(x, self.right), values
-        return self._project(x, self.query), self._project(x, self.key), values
+        query, key = self._project(x, self.query), self._project(x, self.key)
+        return key, query, values
 
-    def score_edges(self, one: Tensor, two: Tensor, adjacency: Adjacency) -> Tensor:
-        """Return the scores [E, H] from the two sides that `ends` gave."""
+    def score_edges(self, source: Tensor, destination: Tensor, adjacency: Adjacency) -> Tensor:
+        """Return the scores [E, H] from the two sides that `sides` gave."""
         if self.score == "additive":
-            return score_additive(one, two, adjacency, self.slope)
+            return score_additive(source, destination, adjacency, self.slope)
         if self.score == "dynamic":
-            return score_dynamic(one, two, self.score_weight, adjacency, self.slope)
-        return score_dot(one, two, adjacency)
+            return score_dynamic(source, destination, self.score_weight, adjacency, self.slope)
+        return score_dot(destination, source, adjacency)
 
     def attend(
         self, x: Tensor | Features, adjacency: Adjacency, edge_weight: Tensor | None = None
@@ -178,8 +182,8 @@ class AttentionLayer(TappedLayer):
 
         `edge_weight` [E], where given, enters as a log-weight on the score, see `weighted_softmax`.
         """
-        one, two, values = self._ends(x, adjacency)
-        scores = self.score_edges(one, two, adjacency)
+        source, destination, values = self._sides(x, adjacency)
+        scores = self.score_edges(source, destination, adjacency)
         if edge_weight is not None:
             return weighted_softmax(scores, edge_weight, adjacency), values
         return edge_softmax(scores, adjacency), values
@@ -193,28 +197,30 @@ class AttentionLayer(TappedLayer):
         reach the input, but none flows from one to the other. Unless `written`, the attention may be empty;
         `averaged` over the heads it is [E, 1].
         """
-        ends = self._ends(x, adjacency)
-        out, attention = self.fused(*ends, adjacency, written=written, averaged=averaged)
+        sides = self._sides(x, adjacency)
+        out, attention = self.fused(*sides, adjacency, written=written, averaged=averaged)
         return self.join(out), attention
 
     def fused(
         self,
-        one: Tensor,
-        two: Tensor,
+        source: Tensor,
+        destination: Tensor,
         values: Tensor,
         adjacency: Adjacency,
         *,
         written: bool,
         averaged: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Return the aggregated values [N, H, C] and the attention, from what `ends` gave."""
+        """Return the aggregated values [N, H, C] and the attention, from what `sides` gave."""
         p = self.attention_dropout if self.training else 0.0
         options: dict[str, Any] = {"dropout": p, "written": written, "averaged": averaged}
         if self.score == "additive":
-            return attend_additive(one, two, values, adjacency, self.slope, **options)
+            return attend_additive(source, destination, values, adjacency, self.slope, **options)
         if self.score == "dynamic":
-            return attend_dynamic(one, two, self.score_weight, values, adjacency, self.slope, **options)
-        return attend_dot(one, two, values, adjacency, **options)
+            return attend_dynamic(
+                source, destination, self.score_weight, values, adjacency, self.slope, **options
+            )
+        return attend_dot(destination, source, values, adjacency, **options)
 
     def combine(self, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
         """Aggregate `values` [N, H, C] with `attention` [E, H], join the heads and add the bias."""

@@ -32,23 +32,23 @@ class Kernels(Protocol):
     def aggregate(self, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor: ...  # noqa: D102
 
     def score_additive(  # noqa: D102
-        self, left: Tensor, right: Tensor, adjacency: Adjacency, slope: float
+        self, source: Tensor, destination: Tensor, adjacency: Adjacency, slope: float
     ) -> Tensor: ...
 
     def score_dynamic(  # noqa: D102
-        self, left: Tensor, right: Tensor, weight: Tensor, adjacency: Adjacency, slope: float
+        self, source: Tensor, destination: Tensor, weight: Tensor, adjacency: Adjacency, slope: float
     ) -> Tensor: ...
 
     def score_dot(self, query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor: ...  # noqa: D102
 
     def node_scores(  # noqa: D102
-        self, values: Tensor, left_weight: Tensor, right_weight: Tensor
+        self, values: Tensor, source_weight: Tensor, destination_weight: Tensor
     ) -> tuple[Tensor, Tensor]: ...
 
     def attend_additive(  # noqa: D102
         self,
-        left: Tensor,
-        right: Tensor,
+        source: Tensor,
+        destination: Tensor,
         values: Tensor,
         adjacency: Adjacency,
         slope: float,
@@ -59,8 +59,8 @@ class Kernels(Protocol):
 
     def attend_dynamic(  # noqa: D102
         self,
-        left: Tensor,
-        right: Tensor,
+        source: Tensor,
+        destination: Tensor,
         weight: Tensor,
         values: Tensor,
         adjacency: Adjacency,

@@ -24,16 +24,16 @@ def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor
     return kernels_for(values).aggregate(attention, values, adjacency)
 
 
-def score_additive(left: Tensor, right: Tensor, adjacency: Adjacency, slope: float = 0.2) -> Tensor:
-    """GAT's score, `leaky_relu(left[source] + right[destination])`: [N, H] twice → [E, H]."""
-    return kernels_for(left).score_additive(left, right, adjacency, slope)
+def score_additive(source: Tensor, destination: Tensor, adjacency: Adjacency, slope: float = 0.2) -> Tensor:
+    """GAT's score, `leaky_relu(source[j] + destination[i])`: [N, H] twice → [E, H]."""
+    return kernels_for(source).score_additive(source, destination, adjacency, slope)
 
 
 def score_dynamic(
-    left: Tensor, right: Tensor, weight: Tensor, adjacency: Adjacency, slope: float = 0.2
+    source: Tensor, destination: Tensor, weight: Tensor, adjacency: Adjacency, slope: float = 0.2
 ) -> Tensor:
-    """GATv2's score, `Σ_c weight · leaky_relu(left[source] + right[destination])`: [N, H, C] → [E, H]."""
-    return kernels_for(left).score_dynamic(left, right, weight, adjacency, slope)
+    """GATv2's score, `Σ_c weight · leaky_relu(source[j] + destination[i])`: [N, H, C] → [E, H]."""
+    return kernels_for(source).score_dynamic(source, destination, weight, adjacency, slope)
 
 
 def score_dot(query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
@@ -41,17 +41,17 @@ def score_dot(query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
     return kernels_for(query).score_dot(query, key, adjacency)
 
 
-def node_scores(values: Tensor, left_weight: Tensor, right_weight: Tensor) -> tuple[Tensor, Tensor]:
-    """`⟨left_weight, values⟩` and `⟨right_weight, values⟩` per head: [N, H, C] and [H, C] → [N, H] twice.
+def node_scores(values: Tensor, source_weight: Tensor, destination_weight: Tensor) -> tuple[Tensor, Tensor]:
+    """`⟨source_weight, values⟩` and `⟨destination_weight, values⟩` per head.
 
-    They are the `left` and `right` of GAT's score.
+    [N, H, C] and [H, C] twice → [N, H] twice, the `source` and `destination` of GAT's score.
     """
-    return kernels_for(values).node_scores(values, left_weight, right_weight)
+    return kernels_for(values).node_scores(values, source_weight, destination_weight)
 
 
 def attend_additive(
-    left: Tensor,
-    right: Tensor,
+    source: Tensor,
+    destination: Tensor,
     values: Tensor,
     adjacency: Adjacency,
     slope: float = 0.2,
@@ -68,8 +68,8 @@ def attend_additive(
     edges gets zeros. Not differentiable twice.
 
     Args:
-        left: [N, H], the source's part of the score.
-        right: [N, H], the destination's part.
+        source: [N, H], the source's part of the score.
+        destination: [N, H], the destination's part.
         values: [N, H, C], what is aggregated.
         adjacency: the edges.
         slope: of the leaky relu.
@@ -82,13 +82,13 @@ def attend_additive(
         The aggregated values [N, H, C] and the attention [E, H] (or [E, 1], averaged) before dropout.
     """
     seed = _seed(values, dropout, seed)
-    given = left, right, values, adjacency, slope, dropout, seed, written
+    given = source, destination, values, adjacency, slope, dropout, seed, written
     return _averaged(kernels_for(values), "attend_additive", given, averaged)
 
 
 def attend_dynamic(
-    left: Tensor,
-    right: Tensor,
+    source: Tensor,
+    destination: Tensor,
     weight: Tensor,
     values: Tensor,
     adjacency: Adjacency,
@@ -101,7 +101,7 @@ def attend_dynamic(
 ) -> tuple[Tensor, Tensor]:
     """Fused `score_dynamic` → `edge_softmax` → dropout → `aggregate`; see `attend_additive`."""
     seed = _seed(values, dropout, seed)
-    given = left, right, weight, values, adjacency, slope, dropout, seed, written
+    given = source, destination, weight, values, adjacency, slope, dropout, seed, written
     return _averaged(kernels_for(values), "attend_dynamic", given, averaged)
 
 

@@ -35,14 +35,16 @@ def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor
     return segment_sum(messages, adjacency.destination, adjacency.num_nodes)
 
 
-def score_additive(left: Tensor, right: Tensor, adjacency: Adjacency, slope: float) -> Tensor:
-    """`leaky_relu(left[source] + right[destination])` for `left`, `right` [N, H] → [E, H]."""
-    return leaky_relu(left[adjacency.source] + right[adjacency.destination], slope)
+def score_additive(source: Tensor, destination: Tensor, adjacency: Adjacency, slope: float) -> Tensor:
+    """`leaky_relu(source[j] + destination[i])` for `source`, `destination` [N, H] → [E, H]."""
+    return leaky_relu(source[adjacency.source] + destination[adjacency.destination], slope)
 
 
-def score_dynamic(left: Tensor, right: Tensor, weight: Tensor, adjacency: Adjacency, slope: float) -> Tensor:
-    """`Σ_c weight · leaky_relu(left[source] + right[destination])`, [N, H, C] and [H, C] → [E, H]."""
-    return (weight * leaky_relu(left[adjacency.source] + right[adjacency.destination], slope)).sum(-1)
+def score_dynamic(
+    source: Tensor, destination: Tensor, weight: Tensor, adjacency: Adjacency, slope: float
+) -> Tensor:
+    """`Σ_c weight · leaky_relu(source[j] + destination[i])`, [N, H, C] and [H, C] → [E, H]."""
+    return (weight * leaky_relu(source[adjacency.source] + destination[adjacency.destination], slope)).sum(-1)
 
 
 def score_dot(query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
@@ -57,9 +59,9 @@ def project_sparse(rows: SparseRows, weight: Tensor) -> Tensor:
     return segment_sum(entries, rows.rows, rows.num_rows)
 
 
-def node_scores(values: Tensor, left_weight: Tensor, right_weight: Tensor) -> tuple[Tensor, Tensor]:
-    """`⟨left_weight, values⟩` and `⟨right_weight, values⟩` per head: [N, H, C] and [H, C] → [N, H] twice."""
-    return (values * left_weight).sum(-1), (values * right_weight).sum(-1)
+def node_scores(values: Tensor, source_weight: Tensor, destination_weight: Tensor) -> tuple[Tensor, Tensor]:
+    """`⟨source_weight, values⟩`, `⟨destination_weight, values⟩`: [N, H, C] and [H, C] → [N, H] twice."""
+    return (values * source_weight).sum(-1), (values * destination_weight).sum(-1)
 
 
 def dropout(given: Tensor, p: float, seed: int | Tensor) -> Tensor:
@@ -76,8 +78,8 @@ def _attend(
 
 
 def attend_additive(
-    left: Tensor,
-    right: Tensor,
+    source: Tensor,
+    destination: Tensor,
     values: Tensor,
     adjacency: Adjacency,
     slope: float,
@@ -89,12 +91,12 @@ def attend_additive(
 
     Kernels that do not need the attention themselves may leave it empty unless `written`.
     """
-    return _attend(score_additive(left, right, adjacency, slope), values, adjacency, p, seed)
+    return _attend(score_additive(source, destination, adjacency, slope), values, adjacency, p, seed)
 
 
 def attend_dynamic(
-    left: Tensor,
-    right: Tensor,
+    source: Tensor,
+    destination: Tensor,
     weight: Tensor,
     values: Tensor,
     adjacency: Adjacency,
@@ -104,7 +106,7 @@ def attend_dynamic(
     written: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Attention with the dynamic score: the aggregated values and the attention before dropout."""
-    return _attend(score_dynamic(left, right, weight, adjacency, slope), values, adjacency, p, seed)
+    return _attend(score_dynamic(source, destination, weight, adjacency, slope), values, adjacency, p, seed)
 
 
 def attend_dot(

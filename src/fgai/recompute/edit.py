@@ -46,12 +46,12 @@ class Edit:
         none = torch.zeros(0, dtype=torch.long, device=graph.device)
         rows = none if change.rows is None else change.rows.to(graph.device)
         if change.endpoints is not None and change.endpoints.numel():
-            ends = change.endpoints.to(graph.device)
-            nodes = torch.arange(graph.num_nodes, graph.num_nodes + ends.shape[0], device=graph.device)
-            near, far = nodes[:, None].expand_as(ends).flatten(), ends.flatten()
+            endpoints = change.endpoints.to(graph.device)
+            nodes = torch.arange(graph.num_nodes, graph.num_nodes + endpoints.shape[0], device=graph.device)
+            new, old = nodes[:, None].expand_as(endpoints).flatten(), endpoints.flatten()
             loops = nodes if graph.has_loops else none
-            added = torch.stack([torch.cat([near, far, loops]), torch.cat([far, near, loops])])
-            return cls(int(ends.shape[0]), added, none, rows)
+            added = torch.stack([torch.cat([new, old, loops]), torch.cat([old, new, loops])])
+            return cls(int(endpoints.shape[0]), added, none, rows)
         removed, added = none, none.expand(2, 0)
         if change.removed is not None and change.removed.numel():
             removed = both_ways(graph, change.removed.to(graph.device))

@@ -19,7 +19,7 @@ from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.graph.nystrom import extend_encoding
 from fgai.recompute.edit import Edit
-from fgai.recompute.patch import Ends, Patch
+from fgai.recompute.patch import Patch, Sides
 from fgai.sparse import Features
 
 WORTHWHILE = 0.6
@@ -59,7 +59,7 @@ class Plan:
     edit: Edit
     start: Tensor
     patches: list[Patch]
-    constants: list[tuple[Ends, Tensor]]
+    constants: list[tuple[Sides, Tensor]]
     states: list[Tensor | None]
     keep: Tensor
     nodes: Tensor
@@ -86,9 +86,9 @@ class Recompute:
         >>> graph = fgai.Graph.from_edges(torch.tensor([[0, 1, 2], [1, 2, 3]]), 4, torch.eye(4),
         ...     undirected=True, y=torch.tensor([0, 1, 0, 1]))
         >>> model = fgai.GAT.for_data(graph).eval()
-        >>> again = Recompute(model, model.prepare(graph))
+        >>> recompute = Recompute(model, model.prepare(graph))
         >>> moved = GraphChange(rows=torch.tensor([0]), delta=torch.ones(1, 4))
-        >>> again.logits(moved).nodes.tolist()
+        >>> recompute.logits(moved).nodes.tolist()
         [0, 1, 2]
     """
 
@@ -117,15 +117,15 @@ class Recompute:
         graph, stages = self.graph, self.stages
         assert graph.features is not None
         state = stages.enter(graph.features, graph.positional)
-        self._ends: list[Ends] = []
+        self._sides: list[Sides] = []
         self._states: list[Tensor | None] = []
         layers = []
         for name, (layer, update) in zip(names, stages.stages, strict=True):
-            ends = layer.ends(state)
-            out, attention = layer.fused(*ends, graph.adjacency, written=True)
+            sides = layer.sides(state)
+            out, attention = layer.fused(*sides, graph.adjacency, written=True)
             before = state if stages.keeps_state and isinstance(state, Tensor) else None
             state = update(before, layer.join(out))
-            self._ends.append(ends)
+            self._sides.append(sides)
             self._states.append(before)
             layers.append(LayerAttention.on(graph.adjacency, attention, name))
         assert isinstance(state, Tensor)
@@ -166,8 +166,8 @@ class Recompute:
             return None
         keep = rows[changed].nonzero().flatten()
         fixed = [
-            patch.constants(layer, clean, ends)
-            for patch, (layer, _), ends in zip(patches, self.stages.stages, self._ends, strict=True)
+            patch.constants(layer, clean, sides)
+            for patch, (layer, _), sides in zip(patches, self.stages.stages, self._sides, strict=True)
         ]
         states = [
             None if before is None else before[patch.constant[: patch.touched - patch.changed]]
@@ -194,7 +194,7 @@ class Recompute:
         seen = []
         steps = zip(plan.patches, plan.constants, plan.states, self.stages.stages, strict=True)
         for index, (patch, (fixed, score), before, (layer, update)) in enumerate(steps):
-            out, attention = patch.forward(layer, layer.ends(state), fixed, score, written=plan.whole)
+            out, attention = patch.forward(layer, layer.sides(state), fixed, score, written=plan.whole)
             joined = torch.cat([state, before]) if isinstance(state, Tensor) and before is not None else None
             if index == len(plan.patches) - 1:
                 out = out[plan.keep]
@@ -226,8 +226,8 @@ class Recompute:
         found = graph.positional[plan.edit.rows]
         if plan.edit.new and change.endpoints is not None:
             degree = graph.adjacency.degree - int(graph.has_loops)
-            ends = change.endpoints.to(graph.device)
-            new = extend_encoding(graph.positional, graph.positional_values, degree, ends)[0]
+            endpoints = change.endpoints.to(graph.device)
+            new = extend_encoding(graph.positional, graph.positional_values, degree, endpoints)[0]
             found = torch.cat([found, new])
         return found
 

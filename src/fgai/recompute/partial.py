@@ -9,7 +9,7 @@ from fgai.graph import Graph, GraphChange
 from fgai.objectives import Clean, Objective
 from fgai.recompute.edit import Edit
 from fgai.recompute.local import Plan, Recompute
-from fgai.recompute.reduced import Reduced, can_reduce, reduced
+from fgai.recompute.reduced import Reduced, can_reduce, reduced_objective
 from fgai.sparse import Features
 
 STRIKES = 3
@@ -23,13 +23,13 @@ class PartialObjective:
     is found once. The values equal those of a full pass up to the order of summation.
 
     Args:
-        again: the attacked model on the clean graph.
+        recompute: the attacked model on the clean graph.
         objective: what the attacker maximises.
         clean: what the model said before.
     """
 
-    def __init__(self, again: Recompute, objective: Objective, clean: Clean) -> None:
-        self._again, self._objective, self._clean = again, objective, clean
+    def __init__(self, recompute: Recompute, objective: Objective, clean: Clean) -> None:
+        self._recompute, self._objective, self._clean = recompute, objective, clean
         self._graph: Graph | None = None
         self._change: GraphChange | None = None
         self._plan: Plan | None = None
@@ -45,18 +45,18 @@ class PartialObjective:
         if not self._willing():
             return None
         if self._change is None or not change.same_edges(self._change):
-            self._start(Edit.of(change, self._again.graph))
+            self._start(Edit.of(change, self._recompute.graph))
             self._change, self._graph = change.detach(), None
-            self._encodings = None if self._plan is None else self._again.encodings(self._plan, change)
+            self._encodings = None if self._plan is None else self._recompute.encodings(self._plan, change)
         self._uses += 1
-        return self._value(change.features_on(self._again.graph))
+        return self._value(change.features_on(self._recompute.graph))
 
     def on(self, attacked: Graph) -> tuple[Tensor, float] | None:
         """Return the same on a perturbed graph."""
         if not self._willing() or not self._comparable(attacked):
             return None
         if not self._known(attacked):
-            self._start(Edit.between(self._again.graph, attacked))
+            self._start(Edit.between(self._recompute.graph, attacked))
             self._change, self._graph = None, attacked
             if self._plan is not None and attacked.positional is not None:
                 self._encodings = attacked.positional[self._plan.start]
@@ -72,20 +72,20 @@ class PartialObjective:
         self._uses, self._encodings = 0, None
         self._reduced = None
         whole = self._objective.reads != "logits"
-        self._plan = self._again.plan(edit, None if whole else self._clean.nodes, whole=whole)
+        self._plan = self._recompute.plan(edit, None if whole else self._clean.nodes, whole=whole)
         if self._plan is not None:
             with torch.no_grad():
-                self._reduced = reduced(self._objective, self._again, self._clean, self._plan)
+                self._reduced = reduced_objective(self._objective, self._recompute, self._clean, self._plan)
 
     def _value(self, features: Features | None) -> tuple[Tensor, float] | None:
         if self._plan is None or self._reduced is None or features is None:
             return None
-        touched = self._again.forward(self._plan, features, self._encodings)
+        touched = self._recompute.forward(self._plan, features, self._encodings)
         return self._reduced(touched), self._plan.share
 
     def _comparable(self, attacked: Graph) -> bool:
         """Whether `attacked` is the clean graph but for edges, new nodes and some features."""
-        graph = self._again.graph
+        graph = self._recompute.graph
         ours, theirs = graph.features, attacked.features
         if ours is None or theirs is None or ours.base is not theirs.base:
             return False

@@ -13,7 +13,7 @@ from fgai.ops.segments import row_max, row_sum
 from fgai.recompute.edit import Edit, incoming, outgoing
 from fgai.sparse import Adjacency
 
-Ends = tuple[Tensor, Tensor, Tensor]
+Sides = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,10 +97,10 @@ class Patch:
         standins, counts = torch.unique_consecutive(owner, return_counts=True)
         nodes = s + constant.numel()
         stands = nodes + torch.arange(standins.numel(), device=device)
-        ends = torch.stack(
+        edge_index = torch.stack(
             [torch.cat([place[source], stands]), torch.cat([place[destination], s + standins])]
         )
-        adjacency, order = Adjacency.build(ends, nodes + standins.numel())
+        adjacency, order = Adjacency.build(edge_index, nodes + standins.numel())
         back = torch.empty_like(order)
         back[order] = torch.arange(order.numel(), device=device)
         none = taken.new_full((added.shape[1] + standins.numel(),), -1)
@@ -116,35 +116,35 @@ class Patch:
             counts=counts,
         )
 
-    def constants(self, layer: SplitLayer, clean: Adjacency, ends: Ends) -> tuple[Ends, Tensor]:
+    def constants(self, layer: SplitLayer, clean: Adjacency, sides: Sides) -> tuple[Sides, Tensor]:
         """Return both sides and values of all nodes but the changed ones, and the stand-ins' scores [V, H].
 
         Args:
             layer: the attention.
             clean: edges before the edit.
-            ends: what `layer.ends` gave on the clean graph, [N, ...] each.
+            sides: what `layer.sides` gave on the clean graph, [N, ...] each.
         """
-        one, two, values = (t[self.constant] for t in ends)
+        source, destination, values = (t[self.constant] for t in sides)
         count = self.standins.numel()
         score, value = values.new_zeros(count, layer.heads), values[:0]
         if count:
-            score, value = self._stand_in(layer, clean, ends)
-        sides = [torch.cat([t, t.new_zeros(count, *t.shape[1:])]) for t in (one, two)]
+            score, value = self._stand_in(layer, clean, sides)
+        pair = [torch.cat([t, t.new_zeros(count, *t.shape[1:])]) for t in (source, destination)]
         if count and layer.score == "additive" and layer.slope > 0:
             # The source's half that gives the stand-in this very score, so that the fused kernel can be used.
-            sides[0][-count:] = torch.where(score > 0, score, score / layer.slope) - two[self.standins]
-        return (sides[0], sides[1], torch.cat([values, value])), score
+            pair[0][-count:] = torch.where(score > 0, score, score / layer.slope) - destination[self.standins]
+        return (pair[0], pair[1], torch.cat([values, value])), score
 
-    def _stand_in(self, layer: SplitLayer, clean: Adjacency, ends: Ends) -> tuple[Tensor, Tensor]:
+    def _stand_in(self, layer: SplitLayer, clean: Adjacency, sides: Sides) -> tuple[Tensor, Tensor]:
         """Return the scores [V, H] and values [V, H, C] of the stand-ins."""
-        source, fresh = clean.source[self.rest], self.constant[self.standins]
-        nodes, inverse = torch.unique(torch.cat([fresh, source]), return_inverse=True)
+        fresh = self.constant[self.standins]
+        nodes, inverse = torch.unique(torch.cat([fresh, clean.source[self.rest]]), return_inverse=True)
         rows = torch.repeat_interleave(inverse[: fresh.numel()], self.counts)
         # Both are in the order of the nodes, so the edges stay sorted by destination.
         rowptr = torch.searchsorted(rows, torch.arange(nodes.numel() + 1, device=rows.device))
         small = Adjacency(nodes.numel(), inverse[fresh.numel() :], rows, rowptr, rowptr[:0], rows[:0])
-        one, two, values = (t[nodes] for t in ends)
-        scores = layer.score_edges(one, two, small)
+        source, destination, values = (t[nodes] for t in sides)
+        scores = layer.score_edges(source, destination, small)
         own = torch.nn.functional.pad(self.counts.cumsum(0), (1, 0))
         top = row_max(scores, own)
         spread = torch.repeat_interleave(top, self.counts, dim=0)
@@ -153,14 +153,15 @@ class Patch:
         return total, mixed[inverse[: fresh.numel()]]
 
     def forward(
-        self, layer: SplitLayer, ends: Ends, constants: Ends, score: Tensor, *, written: bool
+        self, layer: SplitLayer, sides: Sides, constants: Sides, score: Tensor, *, written: bool
     ) -> tuple[Tensor, Tensor]:
         """Return the mixed values of the touched rows [T, H, C], and the attention [E', H] if written."""
-        one, two, values = (torch.cat([mine, fixed]) for mine, fixed in zip(ends, constants, strict=True))
+        joined = (torch.cat([mine, fixed]) for mine, fixed in zip(sides, constants, strict=True))
+        source, destination, values = joined
         if not self.spots.numel() or (layer.score == "additive" and layer.slope > 0):
-            out, attention = layer.fused(one, two, values, self.adjacency, written=written)
+            out, attention = layer.fused(source, destination, values, self.adjacency, written=written)
         else:
-            scores = layer.score_edges(one, two, self.adjacency).index_copy(0, self.spots, score)
+            scores = layer.score_edges(source, destination, self.adjacency).index_copy(0, self.spots, score)
             attention = edge_softmax(scores, self.adjacency)
             out = aggregate(attention, values, self.adjacency)
         return out[: self.touched], attention

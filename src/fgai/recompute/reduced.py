@@ -26,10 +26,10 @@ def can_reduce(objective: Objective) -> bool:
     return objective.node_mean or objective.explanation is not None
 
 
-def reduced(objective: Objective, again: Recompute, clean: Clean, plan: Plan) -> Reduced:
+def reduced_objective(objective: Objective, recompute: Recompute, clean: Clean, plan: Plan) -> Reduced:
     """Return `objective` for the perturbations that `plan` serves."""
     if objective.explanation is not None:
-        return ReducedExplanation(objective.explanation, again, clean, plan)
+        return ReducedExplanation(objective.explanation, recompute, clean, plan)
     return ReducedMean(objective, clean, plan)
 
 
@@ -108,14 +108,14 @@ class ReducedExplanation:
 
     Args:
         objective: with its k.
-        again: the model on the clean graph.
+        recompute: the model on the clean graph.
         clean: what the model said before.
         plan: made with `whole=True`.
     """
 
-    def __init__(self, objective: Explanation, again: Recompute, clean: Clean, plan: Plan) -> None:
+    def __init__(self, objective: Explanation, recompute: Recompute, clean: Clean, plan: Plan) -> None:
         self._objective, self._copies, self._layers = objective, 1, []
-        adjacency, touched = again.graph.adjacency, plan.start
+        adjacency, touched = recompute.graph.adjacency, plan.start
         found = zip(plan.patches, clean.attention.layers, clean.members(objective.k), strict=True)
         for patch, before, (members, rows) in found:
             touched = torch.cat([touched, patch.constant[: patch.touched - patch.changed]])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fgai.recompute.local import Plan
-from fgai.recompute.patch import Ends, Patch
+from fgai.recompute.patch import Patch, Sides
 from fgai.sparse import Adjacency
 
 
@@ -36,8 +36,8 @@ def repeat_plan(plan: Plan, times: int) -> Repeated:
     device = plan.start.device
     inputs = torch.arange(times * plan.start.numel(), device=device).view(times, -1)
     patches, constants, states, places = [], [], [], []
-    for patch, (ends, score), before in zip(plan.patches, plan.constants, plan.states, strict=True):
-        copied, numbers, spots, fixed = _repeat_patch(patch, inputs, ends)
+    for patch, (sides, score), before in zip(plan.patches, plan.constants, plan.states, strict=True):
+        copied, numbers, spots, fixed = _repeat_patch(patch, inputs, sides)
         patches.append(copied)
         constants.append((fixed, score.repeat(times, *[1] * (score.dim() - 1))))
         states.append(None if before is None else before.repeat(times, 1))
@@ -55,15 +55,15 @@ def repeat_plan(plan: Plan, times: int) -> Repeated:
     return Repeated(made, times, places)
 
 
-def _repeat_patch(patch: Patch, inputs: Tensor, ends: Ends) -> tuple[Patch, Tensor, Tensor, Ends]:
-    """Return the copies, the new numbers [times, nodes], the edges' places and the constant ends.
+def _repeat_patch(patch: Patch, inputs: Tensor, sides: Sides) -> tuple[Patch, Tensor, Tensor, Sides]:
+    """Return the copies, the new numbers [times, nodes], the edges' places and the constant sides.
 
     Nodes keep the order of their kinds: changed ones of all copies, then fresh rows of all copies, and so on.
 
     Args:
         patch: single.
         inputs: [times, S] the row at which copy b finds its changed node j.
-        ends: of the constants and stand-ins.
+        sides: of the constants and stand-ins.
     """
     times, device = inputs.shape[0], inputs.device
     fresh = patch.touched - patch.changed
@@ -82,7 +82,7 @@ def _repeat_patch(patch: Patch, inputs: Tensor, ends: Ends) -> tuple[Patch, Tens
     back[order] = torch.arange(order.numel(), device=device)
     places = back.view(times, count)
     chosen = torch.cat(index)
-    one, two, values = (t.index_select(0, chosen) for t in ends)
+    source, destination, values = (t.index_select(0, chosen) for t in sides)
     copied = Patch(
         changed=times * patch.changed,
         touched=times * patch.touched,
@@ -94,4 +94,4 @@ def _repeat_patch(patch: Patch, inputs: Tensor, ends: Ends) -> tuple[Patch, Tens
         rest=patch.rest.repeat(times),
         counts=patch.counts.repeat(times),
     )
-    return copied, number, places, (one, two, values)
+    return copied, number, places, (source, destination, values)

@@ -81,21 +81,22 @@ MEASURES = (
 
 
 def changes(
-    base: Record, twin: Record, certificates: Mapping[str, Mapping[str, Any]] | None = None
+    reference: Record, other: Record, certificates: Mapping[str, Mapping[str, Any]] | None = None
 ) -> list[Change]:
     """Every measure both records hold; the certified share from the certificates, output layer.
 
     Args:
-        base: the reference's record.
-        twin: the other model's.
+        reference: the record of the model the others are compared with.
+        other: the other model's.
         certificates: by the names of the records, as the report's document carries them.
     """
-    k = (base.get("config") or {}).get("k", 5)
+    k = (reference.get("config") or {}).get("k", 5)
     out = []
     for measure in MEASURES:
-        path = measure.path.replace("f1.", f"{score_of(base)}.")
+        path = measure.path.replace("f1.", f"{score_of(reference)}.")
         values = [
-            number(record, path) if path else _proved(record, certificates or {}) for record in (base, twin)
+            number(record, path) if path else _proved(record, certificates or {})
+            for record in (reference, other)
         ]
         before, after = values
         if before is None or after is None:
@@ -103,7 +104,7 @@ def changes(
         out.append(
             Change(
                 key=measure.key,
-                name=measure.name.replace("F1", heading_of(base)),
+                name=measure.name.replace("F1", heading_of(reference)),
                 title=measure.title.format(k=k),
                 before=before,
                 after=after,
@@ -119,22 +120,22 @@ def kind_of(found: Sequence[Change], key: str) -> str | None:
     return next((change.kind for change in found if change.key == key), None)
 
 
-def verdict(found: Sequence[Change], base: str, twin: str) -> str:
+def verdict(found: Sequence[Change], reference: str, other: str) -> str:
     """In a few words: did it help, with predictions and with explanations?"""
     attacked, clean = kind_of(found, "attacked"), kind_of(found, "clean")
     kept, aimed = kind_of(found, "kept"), kind_of(found, "aimed")
     if attacked is None:
-        return f"{twin} beside {base}"
+        return f"{other} beside {reference}"
     if attacked == WORSE:
-        return f"{twin} did not help here: {base} holds better under attack"
+        return f"{other} did not help here: {reference} holds better under attack"
     if attacked == SAME:
         if BETTER in (kept, aimed) and WORSE not in (kept, aimed):
-            return f"Predictions hold alike; the explanations of {twin} hold better"
-        return f"{twin} made no clear difference here"
+            return f"Predictions hold alike; the explanations of {other} hold better"
+        return f"{other} made no clear difference here"
     tail = _explanations(kept, aimed)
     if clean == WORSE:
         tail += "; without attack it predicts worse"
-    return f"{twin} holds up better under attack than {base}{tail}"
+    return f"{other} holds up better under attack than {reference}{tail}"
 
 
 def _explanations(kept: str | None, aimed: str | None) -> str:
@@ -161,11 +162,11 @@ def balance_words(found: Sequence[Change]) -> str:
     return ". ".join(parts) + "."
 
 
-def table(found: Sequence[Change], base: str, twin: str) -> Table:
+def table(found: Sequence[Change], reference: str, other: str) -> Table:
     """The same as a table, one measure a row."""
-    columns = [Column(""), Column(base), Column(twin), Column("")]
+    columns = [Column(""), Column(reference), Column(other), Column("")]
     rows = [[f"{change.title} ({change.name})", *change.texts, change.kind] for change in found]
-    return Table(f"What changed from {base} to {twin}", columns, rows)
+    return Table(f"What changed from {reference} to {other}", columns, rows)
 
 
 def _proved(record: Record, certificates: Mapping[str, Mapping[str, Any]]) -> float | None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fgai.reports.balance import changes, kind_of
 from fgai.reports.document import Report
-from fgai.reports.numbers import number, percent, score, signed, tested
+from fgai.reports.numbers import number, percent, score, score_phrase, signed
 from fgai.reports.sections import esc
 from fgai.reports.words import pair, size_of
 
@@ -33,11 +33,11 @@ class Card(NamedTuple):
 def cards(report: Report) -> str:
     """All cards that have an answer, as HTML."""
     made = (
-        _predictions(report), _explanations(report), _moved(report), _same(report), _decides(report),
+        _predictions(report), _explanations(report), _output_shift(report), _same(report), _decides(report),
         _proved(report),
     )  # fmt: skip
-    base, twin = pair(report.records, report.reference)
-    found = [] if twin is None else changes(base, twin, report.certificates)
+    reference, other = pair(report.records, report.reference)
+    found = [] if other is None else changes(reference, other, report.certificates)
     shown = "".join(
         _html(card, report.names, [kind_of(found, key) for key in card.key.split()])
         for card in made
@@ -51,7 +51,7 @@ def _predictions(report: Report) -> Card:
     for record, name in zip(report.records, report.names, strict=True):
         before, after = score(record, "clean"), score(record, "attacked")
         bars.append(Bar(name, after, f"{percent(before)} → {percent(after)}", before))
-    said = tested(report.records[0])
+    said = score_phrase(report.records[0])
     return Card(
         "attacked",
         "Predictions that survive",
@@ -77,7 +77,7 @@ def _explanations(report: Report) -> Card:
     )
 
 
-def _moved(report: Report) -> Card:
+def _output_shift(report: Report) -> Card:
     values = [number(record, "g_tvd.rel") for record in report.records]
     most = max((v for v in values if v is not None), default=0.0) or 1.0
     return Card(

@@ -165,7 +165,7 @@ def heading_of(record: Record) -> str:
     return SCORES.get(name, name)
 
 
-def tested(record: Record) -> str:
+def score_phrase(record: Record) -> str:
     """What the headline score says of what was tested, in words: `tested nodes classified right`."""
     rows = task_in(record).rows_are
     if score_of(record) in SHARES:
@@ -173,9 +173,9 @@ def tested(record: Record) -> str:
     return f"{heading_of(record)} on the tested {rows}"
 
 
-def of_tested(record: Record) -> str:
+def share_phrase(record: Record) -> str:
     """The same behind a percentage: `of the tested nodes classified right`."""
-    return f"of the {tested(record)}" if score_of(record) in SHARES else tested(record)
+    return f"of the {score_phrase(record)}" if score_of(record) in SHARES else score_phrase(record)
 
 
 def score(record: Record, when: str) -> float | None:

@@ -68,8 +68,8 @@ def warnings_box(records: Sequence[Record]) -> str:
 
 def all_numbers(report: Report) -> str:
     """Every number as a table: metrics down, models across, attention that says nothing beside them."""
-    base = next((r for r in report.records if r.get("name") == report.reference), report.records[0])
-    nulls = [kind for kind in NULLS if isinstance((base.get("metrics") or {}).get("null"), Mapping)]
+    reference = next((r for r in report.records if r.get("name") == report.reference), report.records[0])
+    nulls = [kind for kind in NULLS if isinstance((reference.get("metrics") or {}).get("null"), Mapping)]
     head = "".join(f'<th scope="col">{esc(name)}</th>' for name in report.names)
     head += "".join(f'<th scope="col" class="null">{esc(NULLS[kind])}</th>' for kind in nulls)
     body = ""
@@ -86,7 +86,7 @@ def all_numbers(report: Report) -> str:
                 for value in values
             )
             cells += "".join(
-                f'<td class="null">{esc(signed(of_null(base, kind, row.path), shown.form))}</td>'
+                f'<td class="null">{esc(signed(of_null(reference, kind, row.path), shown.form))}</td>'
                 for kind in nulls
             )
             words = f"{shown.direction} is better"

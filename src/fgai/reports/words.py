@@ -8,21 +8,23 @@ from typing import Any
 from fgai.attacks import THREATS
 from fgai.reports.balance import changes, verdict
 from fgai.reports.document import Report
-from fgai.reports.numbers import Record, number, of_tested, percent, score
+from fgai.reports.numbers import Record, number, percent, score, share_phrase
 
 
 def headline(report: Report) -> str:
     """In a few words: did it help?"""
-    base, twin = pair(report.records, report.reference)
-    if twin is None:
+    reference, other = pair(report.records, report.reference)
+    if other is None:
         return "How far can its attention be trusted?"
-    return verdict(changes(base, twin, report.certificates), str(base.get("name")), str(twin.get("name")))
+    return verdict(
+        changes(reference, other, report.certificates), str(reference.get("name")), str(other.get("name"))
+    )
 
 
-def meaning(records: Sequence[Record], reference: str) -> list[str]:
+def meaning(records: Sequence[Record], name: str) -> list[str]:
     """What the headline numbers mean, in plain sentences."""
-    base, twin = pair(records, reference)
-    shown = [base] if twin is None else [base, twin]
+    reference, other = pair(records, name)
+    shown = [reference] if other is None else [reference, other]
     out, parts = [], []
     for record in shown:
         before, after = score(record, "clean"), score(record, "attacked")
@@ -32,8 +34,8 @@ def meaning(records: Sequence[Record], reference: str) -> list[str]:
             parts.append(f"{record.get('name')} {verb} {way}")
     if parts:
         same = "Under the same attack" if len(parts) > 1 else "Under attack"
-        out.append(f"{same}, {' and '.join(parts)} {of_tested(base)}.")
-    k, told = size_of(base), []
+        out.append(f"{same}, {' and '.join(parts)} {share_phrase(reference)}.")
+    k, told = size_of(reference), []
     for key, when in (("prediction", "aims at predictions"), ("explanation", "aims at explanations")):
         kept = [(r.get("name"), number(r, f"overlap_touched.{key}.all")) for r in shown]
         stay = [f"{k * share:.2f} in {name}" for name, share in kept if share is not None]
@@ -44,11 +46,11 @@ def meaning(records: Sequence[Record], reference: str) -> list[str]:
     return out
 
 
-def pair(records: Sequence[Record], reference: str) -> tuple[Record, Record | None]:
+def pair(records: Sequence[Record], name: str) -> tuple[Record, Record | None]:
     """The reference, and the model that is compared with it: the last other one."""
-    base = next((record for record in records if record.get("name") == reference), records[0])
-    others = [record for record in records if record is not base]
-    return base, others[-1] if others else None
+    reference = next((record for record in records if record.get("name") == name), records[0])
+    others = [record for record in records if record is not reference]
+    return reference, others[-1] if others else None
 
 
 def size_of(record: Record) -> int:

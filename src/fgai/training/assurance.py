@@ -1,4 +1,4 @@
-"""Did the training help? A real attack on validation nodes, before and after, says so without labels."""
+"""Is a faithful model more stable? A real attack on validation nodes says so, without labels."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fgai.errors import BudgetError, ReliabilityWarning
 from fgai.graph import Graph
 from fgai.tasks import task_of
 
-HELPED = 0.5
-"""A twin may move by at most this share of what its parent moves."""
-WORTH = 0.02
-"""A parent that moves less than this needs no twin that moves less still."""
-TRIAL = 100
+MAX_RATIO = 0.5
+"""Shift of a faithful model's predictions over that of the vanilla model's, at most."""
+MIN_SHIFT = 0.02
+"""A vanilla model whose predictions shift less than this needs no model that is more stable."""
+MIN_EPOCHS = 100
 """Trainings of fewer epochs are trials and are not judged."""
 
 
-def moved(model: nn.Module, graph: Graph, seed: int) -> float | None:
-    """How far a `standard` attack on the validation nodes moves their predictions.
+def prediction_shift(model: nn.Module, graph: Graph, seed: int) -> float | None:
+    """How far a `standard` attack on the validation nodes shifts their predictions.
 
         mean over validation nodes of ½ Σ_c |p_c − p̃_c|
 
@@ -46,20 +46,22 @@ def moved(model: nn.Module, graph: Graph, seed: int) -> float | None:
         return None
     with evaluating(model), torch.no_grad():
         before, after = (call_model(model, where)[rows] for where in (graph, attacked))
-    return float(tvd(before, after, "probs").mean())
+    return float(tvd(before, after, "probabilities").mean())
 
 
-def helped(twin: float | None, parent: float | None) -> bool:
-    """Whether a twin that moves by `twin` is steadier than its parent, as far as can be told."""
-    return twin is None or parent is None or parent < WORTH or twin <= HELPED * parent
+def is_more_stable(faithful: float | None, vanilla: float | None) -> bool:
+    """Whether a prediction shift of `faithful` is clearly below `vanilla`, or nothing can be said."""
+    if faithful is None or vanilla is None:
+        return True
+    return vanilla < MIN_SHIFT or faithful <= MAX_RATIO * vanilla
 
 
-def warn_unless_helped(twin: float | None, parent: float | None) -> None:
-    """Tell the user of a twin that is hardly steadier than its parent."""
-    if not helped(twin, parent):
+def warn_unless_more_stable(faithful: float | None, vanilla: float | None) -> None:
+    """Warn of a faithful model that is hardly more stable than the vanilla one."""
+    if not is_more_stable(faithful, vanilla):
         message = (
-            f"under attack on validation nodes the faithful twin's predictions move by {twin:.3f} (total"
-            f" variation), its parent's by {parent:.3f}: the training hardly helped; raise"
+            f"under attack on validation nodes the faithful model's predictions shift by {faithful:.3f}"
+            f" (total variation), the vanilla model's by {vanilla:.3f}: it is hardly more stable; raise"
             " `prediction_stability` or `epochs`"
         )
         warnings.warn(ReliabilityWarning("not-steadier", message), stacklevel=3)

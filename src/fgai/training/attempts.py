@@ -13,7 +13,7 @@ from fgai.checks import at_least
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.tasks import task_of
-from fgai.training.assurance import TRIAL, helped, moved, warn_unless_helped
+from fgai.training.assurance import MIN_EPOCHS, is_more_stable, prediction_shift, warn_unless_more_stable
 from fgai.training.faithful import Faithful
 from fgai.training.loop import epoch_seed, fit
 from fgai.training.presets import preset_named
@@ -39,16 +39,17 @@ def make_faithful(
     max_attempts: int = 2,
     **settings: Any,
 ) -> M:
-    """Return a faithful twin of a trained attention model; the given one is untouched.
+    """Return a faithful version of a trained attention model; the given one is untouched.
 
-    After training both are attacked on the validation nodes. Where the twin's predictions still move by more
-    than half of what its parent's do, it is trained once more with a distance that cannot saturate (see
-    `FaithfulConfig.again`), and the steadier twin is returned; if that did not help either, a
-    `ReliabilityWarning` says so. Trainings of less than 100 epochs, and other tasks than node classification,
-    are not judged.
+    After training both are attacked on the validation nodes. Where the faithful model's predictions still
+    shift by more than half of what the vanilla model's do, it is trained once more with a distance that
+    cannot saturate (see `FaithfulConfig.fallback`), and the more stable of the two is returned; if that is
+    not enough either, a `ReliabilityWarning` says so. Trainings of less than 100 epochs, and other tasks than
+    node classification, are not judged.
 
-    The twin has the model's own architecture, so a preset changes the training alone. What is given by name
-    wins over `config`, and `config` over the preset: `fgai faithful` on the command line does the same.
+    The faithful model has the architecture of the vanilla one, so a preset changes the training alone. What
+    is given by name wins over `config`, and `config` over the preset: `fgai faithful` on the command line
+    does the same.
 
     Args:
         model: trained; fgai's GAT, GATv2, GT or any PyG model the recorder supports.
@@ -78,22 +79,23 @@ def make_faithful(
     graph = prepared(model, task.view(given, "fit"))
     graph = task.epoch(graph, torch.Generator().manual_seed(epoch_seed(seed, -3)))
     saving: dict[str, Any] = {"progress": progress, "checkpoint_every": checkpoint_every}
-    twin = _trained(model, graph, config, seed, checkpoint, saving)
+    faithful = _trained(model, graph, config, seed, checkpoint, saving)
     if not _is_judged(config):
-        return twin
-    parent, best = moved(model, graph, seed), moved(twin, graph, seed)
+        return faithful
+    vanilla = prediction_shift(model, graph, seed)
+    best = prediction_shift(faithful, graph, seed)
     for count in range(2, max_attempts + 1):
-        if helped(best, parent):
+        if is_more_stable(best, vanilla):
             break
-        config = config.again()
+        config = config.fallback()
         folder = None if checkpoint is None else Path(checkpoint) / f"attempt-{count}"
         other = _trained(model, graph, config, seed + APART * (count - 1), folder, saving)
-        found = moved(other, graph, seed)
-        history_of(other).attempts = history_of(twin).attempts = count
+        found = prediction_shift(other, graph, seed)
+        history_of(other).attempts = history_of(faithful).attempts = count
         if found is not None and best is not None and found < best:
-            twin, best = other, found
-    warn_unless_helped(best, parent)
-    return twin
+            faithful, best = other, found
+    warn_unless_more_stable(best, vanilla)
+    return faithful
 
 
 def _trained(
@@ -104,15 +106,17 @@ def _trained(
     checkpoint: Path | str | None,
     saving: dict[str, Any],
 ) -> M:
-    """Train one twin."""
-    twin, recipe = copied(model), Faithful(model, graph, config)
+    """Train one faithful model."""
+    faithful, recipe = copied(model), Faithful(model, graph, config)
     label = run_label(model, graph, recipe.name, config, seed, weights=True) if checkpoint else ""
-    history = fit(twin, recipe, config.train, seed=seed, checkpoint=checkpoint, fingerprint=label, **saving)
-    set_history(twin, history)
-    return twin
+    history = fit(
+        faithful, recipe, config.train, seed=seed, checkpoint=checkpoint, fingerprint=label, **saving
+    )
+    set_history(faithful, history)
+    return faithful
 
 
 def _is_judged(config: FaithfulConfig) -> bool:
     """Whether the training meant to keep predictions in place, and was long enough to do it."""
     stable = config.adversary != "attention" and config.weights.prediction_stability > 0
-    return stable and config.train.epochs >= TRIAL
+    return stable and config.train.epochs >= MIN_EPOCHS

@@ -190,7 +190,7 @@ def fit(
     if folder is not None and (saved := read_state(folder, fingerprint)) is not None:
         first, best_score, history_values = saved.restore(model, optimizer, recipe)
         history, best = History.from_dict(history_values), saved.best
-    steps, told = _Steps(model, recipe, config, optimizer, seed), on_epoch or _silent
+    steps, report_epoch = _Steps(model, recipe, config, optimizer, seed), on_epoch or _silent
     began = perf_counter() - history.seconds
     bar = Progress(config.epochs, recipe.name, show=progress, done=first)
     held = held_interrupt(folder is not None)
@@ -222,7 +222,7 @@ def fit(
                 )
             for terms in done:
                 bar.step(terms.values, best_score)
-                told(terms.epoch, terms.values)
+                report_epoch(terms.epoch, terms.values)
             if interrupted():
                 raise KeyboardInterrupt
     model.load_state_dict(best)

@@ -28,7 +28,7 @@ class FaithfulConfig:
         layers: `all`, or `last` (the paper's experiments).
         divergence: how perturbed predictions are compared with clean ones, see `prediction_distance`.
         ramp: share of the epochs over which the weights of the stability terms rise to their full size. A
-            vanilla model is so unstable that the full terms would throw the twin far from it at once.
+            vanilla model is so unstable that the full terms would throw the copy far from it at once.
         contrast: how much more flat layers count in similarity: a layer's distance is divided by its contrast
             (see `fgai.training.terms.contrast`) relative to the sharpest layer's, to this power. 0 counts all
             layers alike, 1 measures each in units of its own contrast.
@@ -104,7 +104,7 @@ class FaithfulConfig:
             **changes,
         )
 
-    def again(self) -> FaithfulConfig:
+    def fallback(self) -> FaithfulConfig:
         """Return the settings of a second attempt: the same budget, and the distance that cannot saturate.
 
         Probabilities of an attack that flips every prediction cannot get worse, so `probabilities` has no

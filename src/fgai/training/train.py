@@ -141,10 +141,10 @@ def preset_class(model: nn.Module) -> str:
 
 def copied(model: M) -> M:
     """Return an independent copy of a model; its history is not carried over."""
-    twin = copy.deepcopy(model)
-    if hasattr(twin, "history"):
-        del twin.history
-    return twin
+    copied = copy.deepcopy(model)
+    if hasattr(copied, "history"):
+        del copied.history
+    return copied
 
 
 def set_history(model: nn.Module, history: History) -> None:

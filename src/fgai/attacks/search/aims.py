@@ -105,9 +105,9 @@ class ExplanationAim:
     def __init__(self, site: Site, explanation: Explanation, count: int) -> None:
         self.explanation, self.site, self.reduced = explanation, site, None
         self.touched: list[Tensor] | None = None
-        if site.again is not None and site.plan is not None:
+        if site.recompute is not None and site.plan is not None:
             with torch.no_grad():
-                single = ReducedExplanation(explanation, site.again, site.clean, site.plan)
+                single = ReducedExplanation(explanation, site.recompute, site.clean, site.plan)
                 self.reduced = single.repeated(site.copies(count))
 
     def __call__(self, view: View) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from fgai.attacks.search.site import Site
 from fgai.attacks.search.spaces import Box, Space
 from fgai.ops.replay import Replay
 
-WORTH = 20
+MIN_STEPS = 20
 """Steps from which a capture, which costs about as much as five steps, pays."""
 WARM_UP = 3
 
@@ -63,7 +63,7 @@ class Climb:
     def run(self, steps: int) -> list[Found]:
         """Take the steps; on a GPU they are captured once and replayed."""
         left = steps
-        if self.point.is_cuda and steps >= WORTH:
+        if self.point.is_cuda and steps >= MIN_STEPS:
             left = steps - self._replay(steps)
         for _ in range(left):
             self._step()

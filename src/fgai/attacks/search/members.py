@@ -65,7 +65,7 @@ EXPLANATION_MEMBERS: tuple[Member, ...] = (
 )
 
 DONOR = Member(name="donor", start="small", rate=0.03)
-"""How the parent model is attacked for the features it donates."""
+"""How the vanilla model is attacked for the features it donates."""
 
 
 def batches(members: tuple[Member, ...]) -> list[list[Member]]:

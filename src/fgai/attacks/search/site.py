@@ -38,7 +38,7 @@ class Site:
         graph: clean, prepared for the model.
         endpoints: [M, e].
         clean: what the model said before.
-        again: the model on the clean graph, ready for partial passes, or None.
+        recompute: the model on the clean graph, ready for partial passes, or None.
         reads: whether attention is read.
 
     Attributes:
@@ -52,17 +52,17 @@ class Site:
         graph: Graph,
         endpoints: Tensor,
         clean: Clean,
-        again: Recompute | None,
+        recompute: Recompute | None,
         *,
         reads: bool,
     ) -> None:
         self.model, self.graph, self.endpoints, self.clean, self.reads = model, graph, endpoints, clean, reads
-        self.again, self.plan, self.encodings = again, None, None
+        self.recompute, self.plan, self.encodings = recompute, None, None
         change = GraphChange(endpoints=endpoints)
-        if again is not None:
-            self.plan = again.plan(Edit.of(change, graph), None if reads else clean.nodes, whole=reads)
-        if again is not None and self.plan is not None:
-            self.encodings = again.encodings(self.plan, change)
+        if recompute is not None:
+            self.plan = recompute.plan(Edit.of(change, graph), None if reads else clean.nodes, whole=reads)
+        if recompute is not None and self.plan is not None:
+            self.encodings = recompute.encodings(self.plan, change)
             attacked = torch.zeros(graph.num_nodes + len(endpoints), dtype=torch.bool, device=graph.device)
             attacked[clean.nodes] = True
             self.kept = attacked[self.plan.nodes].nonzero().flatten()
@@ -90,10 +90,10 @@ class Site:
         assert self.graph.features is not None
         count = features.shape[0]
         self.passes += count
-        if self.again is not None and self.plan is not None:
+        if self.recompute is not None and self.plan is not None:
             appended = self.graph.features.append(features.flatten(0, 1))
             encodings = None if self.encodings is None else self.encodings.repeat(count, 1)
-            touched = self.again.forward(self.copies(count).plan, appended, encodings)
+            touched = self.recompute.forward(self.copies(count).plan, appended, encodings)
             logits = touched.logits.view(count, -1, touched.logits.shape[1])
             return View(logits.index_select(1, self.kept), None, touched)
         seen = [self._whole(rows) for rows in features]

@@ -22,7 +22,7 @@ class Place:
         endpoints: [M, e].
         labels: [N] classes the attacked model predicts on the clean graph, or None.
         box: of the features.
-        donated: [M, F] the worst features found for the parent model, or None.
+        donated: [M, F] the worst features found for the vanilla model, or None.
         incumbent: [M, F] the worst features found so far for the attacked one, or None.
     """
 
@@ -81,7 +81,7 @@ def others(place: Place, generator: torch.Generator) -> Tensor:
 
 
 def donated(place: Place, generator: torch.Generator) -> Tensor:
-    """The worst features found for the parent model; noise where there is none."""
+    """The worst features found for the vanilla model; noise where there is none."""
     return place.drawn(1.0, generator) if place.donated is None else place.donated.clamp(*place.box)
 
 
