@@ -71,7 +71,7 @@ class Run:
         self.nodes = attack.budget.target_nodes(self.graph)
         self.rows = self.task.rows(self.graph, self.targets)
         self.measured = self.task.measured(self.graph, self.targets)
-        self.vanilla = None if vanilla is self.model else vanilla
+        self.vanilla_model = None if vanilla is self.model else vanilla
         self._look(vanilla)
         meter.lap("clean")
         attacked = {"prediction": self._attack(threat, "prediction")}
@@ -218,7 +218,7 @@ class Run:
 
     def _attack(self, threat: str | Threat, objective: str) -> _Attacked:
         attack = make_attack(threat, objective, targets=self.targets, k=self.k, task=self.task.name)
-        result = attack.run(self.model, self.graph, seed=self.seed, parent=self.vanilla)
+        result = attack.run(self.model, self.graph, seed=self.seed, vanilla=self.vanilla_model)
         view = observe(self.model, result.graph).averaged()
         touched = touched_rows(self.clean.attention, view.attention, result.change.rows)
         pairs = ms.paired(self.clean.attention, view.attention)
