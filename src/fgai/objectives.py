@@ -1,4 +1,4 @@
-"""What an attacker maximises: wrong predictions, or another explanation."""
+"""What an attacker maximises: wrong predictions, another explanation, or attention for its own nodes."""
 
 from __future__ import annotations
 
@@ -218,6 +218,27 @@ def log_attention(values: Tensor) -> Tensor:
     return values.mean(1).clamp(min=1e-12).log()
 
 
+class Intruders:
+    """Attention for the new nodes: the mass they take at the original nodes they are joined to.
+
+        mean over layers, and over original nodes i with a new neighbour, of Σ_{j new} w_ij
+
+    Heads are averaged. We maximise it; 0 on the clean graph, and for changes without new nodes.
+    """
+
+    def __call__(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+        """Return the mean mass, in [0, 1]."""
+        total = logits.new_zeros(())
+        for before, after in zip(clean.attention.layers, attention.layers, strict=True):
+            old = before.num_nodes
+            new = (after.source >= old) & (after.destination < old)
+            joined = torch.zeros(after.num_nodes, dtype=torch.bool, device=new.device)
+            joined = joined.index_put((after.destination,), new, accumulate=True)
+            mass = torch.where(new, after.values.mean(1), 0.0).sum()
+            total = total + mass / joined.sum().clamp(min=1)
+        return total / max(1, len(attention.layers))
+
+
 class Preserving:
     """Another explanation for the same prediction: the explanation objective, as long as classes stay.
 
@@ -270,6 +291,9 @@ def explanation(k: int = 5) -> Objective:
     return Objective("explanation", Explanation(k), "mean")
 
 
+INTRUDERS = Objective("intruders", Intruders(), "mean")
+
+
 def preserving(k: int = 5, keep: float = 0.995, slack: float = 0.5) -> Objective:
     """Return the objective of `Preserving`: another top-k, the same class."""
     return Objective("preserving", Preserving(k, keep, slack), "mean", constrained=True)
@@ -280,5 +304,6 @@ OBJECTIVES: dict[str, Callable[[int], Objective]] = {
     "margin": lambda k: MARGIN,
     "explanation": explanation,
     "preserving": preserving,
+    "intruders": lambda k: INTRUDERS,
 }
 """By name: the size of the explanation → the objective."""

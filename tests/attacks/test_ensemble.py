@@ -319,5 +319,5 @@ class TestEndpoints:
 @pytest.mark.parametrize(("name", "size"), [("ensemble", (20, 20)), ("ensemble-strong", (60, 40))])
 def test_threats_by_name(name: str, size: tuple[int, int]) -> None:
     attack = make_attack(name, "explanation", k=3)
-    assert isinstance(attack, EnsembleInjection) and attack.searches and attack.explains
+    assert isinstance(attack, EnsembleInjection) and attack.searches and attack.reads
     assert (attack.budget.nodes, attack.budget.edges) == size

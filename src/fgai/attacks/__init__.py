@@ -8,15 +8,26 @@ from fgai.attacks.dice import DICE
 from fgai.attacks.ensemble import EnsembleInjection
 from fgai.attacks.existing import FeaturePGD, RandomEdges
 from fgai.attacks.injection import FGSMInjection, PGDInjection, RandomInjection, draw_endpoints, draw_features
+from fgai.attacks.natural import NaturalInjection
 from fgai.attacks.prbcd import PRBCD
 from fgai.attacks.search import EXPLANATION_MEMBERS, PREDICTION_MEMBERS, Member
 from fgai.attacks.tdgia import TDGIA
-from fgai.attacks.threats import THREATS, Threat, make_attack, threat_of
-from fgai.objectives import MARGIN, OBJECTIVES, PREDICTION, Clean, Objective, explanation, preserving
+from fgai.attacks.threats import THREATS, Threat, doubt, make_attack, threat_of
+from fgai.objectives import (
+    INTRUDERS,
+    MARGIN,
+    OBJECTIVES,
+    PREDICTION,
+    Clean,
+    Objective,
+    explanation,
+    preserving,
+)
 
 __all__ = [
     "DICE",
     "EXPLANATION_MEMBERS",
+    "INTRUDERS",
     "MARGIN",
     "OBJECTIVES",
     "PRBCD",
@@ -36,6 +47,7 @@ __all__ = [
     "Judge",
     "Ledger",
     "Member",
+    "NaturalInjection",
     "Objective",
     "PGDInjection",
     "RandomEdges",
@@ -43,6 +55,7 @@ __all__ = [
     "Threat",
     "attack_attention",
     "check",
+    "doubt",
     "draw_endpoints",
     "draw_features",
     "explanation",

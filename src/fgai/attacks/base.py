@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, final
@@ -113,6 +113,7 @@ class Attack(ABC):
         seed: int = 0,
         partial: bool = True,
         vanilla: nn.Module | None = None,
+        on_step: Callable[[str], None] | None = None,
     ) -> AttackResult:
         """Attack `model` on `data` and return the strongest change found; the model is left as it was.
 
@@ -122,6 +123,7 @@ class Attack(ABC):
             seed: of endpoints and starts; endpoints depend on nothing else, so every model gets the same.
             vanilla: the model the attacked one was made from, read by attacks that choose endpoints or try
                 what broke it. None: the model itself.
+            on_step: called with a few words before each long step of the search.
             partial: compute only the rows in reach of a change where that pays; same values, fewer edges.
 
         Raises:
@@ -149,7 +151,7 @@ class Attack(ABC):
                     f"the model's output on {graph.name!r} is not finite; there is nothing to attack"
                 )
             shortcut = None if recompute is None else PartialObjective(recompute, self.objective, clean)
-            judge = Judge(model, graph, self.objective, clean, ledger, shortcut, recompute, vanilla)
+            judge = Judge(model, graph, self.objective, clean, ledger, shortcut, recompute, vanilla, on_step)
             for restart in range(self.budget.restarts):
                 generator = torch.Generator().manual_seed(seed * 7_919 + restart)
                 for index, change in enumerate(self.candidates(graph, nodes, generator, judge, ledger)):
@@ -162,6 +164,7 @@ class Attack(ABC):
                     ledger.damages.append(damage)
                     if damage > worst or (damage == worst and value > best_value):
                         best, best_value, worst = frozen, value, damage
+                        ledger.won = len(ledger.damages) - 1
             attacked, edge_map = best.apply(graph)
         if best_value == -math.inf:
             raise InputError(f"the model's output was not finite under any change {self.name} tried")

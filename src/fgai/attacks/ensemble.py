@@ -7,16 +7,15 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fgai.attacks.base import Attack, Judge, Ledger
+from fgai.attacks.base import Judge, Ledger
 from fgai.attacks.budget import Budget
 from fgai.attacks.endpoints import RULES, Sites
 from fgai.attacks.injection import PGDInjection, draw_features
-from fgai.attacks.search.aims import Aim, ExplanationAim, PredictionAim
+from fgai.attacks.reported import ReportedAttack, member_row
 from fgai.attacks.search.blackbox import POPULATION, evolve
 from fgai.attacks.search.climb import Climb, Found
 from fgai.attacks.search.members import (
@@ -30,15 +29,13 @@ from fgai.attacks.search.optimisers import OPTIMISERS
 from fgai.attacks.search.site import Site
 from fgai.attacks.search.spaces import SPACES
 from fgai.attacks.search.starts import STARTS, Place
-from fgai.attention import call_model, evaluating, observe, prepared, touched_rows
+from fgai.attention import call_model, evaluating, observe, prepared
 from fgai.checks import one_of
 from fgai.errors import InputError, ReliabilityWarning
 from fgai.graph import Graph, GraphChange
-from fgai.metrics import task_scores
 from fgai.objectives import Clean, Objective, Value
 from fgai.ops.segments import row_max
 from fgai.recompute import Recompute
-from fgai.tasks import task_of
 
 MASKED = 0.01
 """How much more damage a search without gradients may do before gradients are called masked."""
@@ -48,13 +45,11 @@ EVOLUTION = "evolution"
 BASELINE = "plain sign"
 
 
-class EnsembleInjection(Attack):
+class EnsembleInjection(ReportedAttack):
     """New nodes, searched for by all members at all sets of endpoints.
 
-    Chosen is not the change with the largest objective but the one that does most damage to what is reported:
-    the task's first score against the true labels (the clean predictions where there are none), or for an
-    explanation objective the share of the top-k that the touched nodes lost. The ledger's `members` tells
-    what each found where.
+    Chosen is not the change with the largest objective but the one that does most damage to what is reported
+    (`ReportedAttack`). The ledger's `members` tells what each found where.
 
     Args:
         budget: what it may change; `steps`, where not 0, is the most any member takes.
@@ -84,9 +79,8 @@ class EnsembleInjection(Attack):
             steps, size, restarts = baseline
             plain = replace(budget, steps=steps, step_size=size, restarts=restarts)
             self.baseline = PGDInjection(plain, objective, k=k)
-        self.explains = self.objective.explanation is not None
         if members is None:
-            members = EXPLANATION_MEMBERS if self.explains else PREDICTION_MEMBERS
+            members = EXPLANATION_MEMBERS if self.reads else PREDICTION_MEMBERS
         self.members = tuple(
             member if not budget.steps else replace(member, steps=min(member.steps, budget.steps))
             for member in members
@@ -94,11 +88,6 @@ class EnsembleInjection(Attack):
         self.rules = tuple(one_of(rule, "rule", tuple(RULES)) for rule in rules)
         if not self.members or not self.rules:
             raise InputError("an ensemble needs at least one member and one rule for endpoints")
-
-    @property
-    def searches(self) -> bool:
-        """It does, with steps of its members' own."""
-        return True
 
     @property
     def allowed_steps(self) -> int:
@@ -113,21 +102,21 @@ class EnsembleInjection(Attack):
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to attack")
         _warn_if_saturated(judge.clean)
-        box, labels = self.budget.feature_box(graph), self._labels(judge)
-        rows = judge.clean.logits.shape[0]
-        predicted = judge.clean.logits.argmax(1) if rows == graph.num_nodes else None
+        box, labels = self.budget.feature_box(graph), self.labels(judge)
+        predicted = self.predicted(judge)
         for index, (rule, endpoints) in enumerate(self._endpoints(graph, nodes, generator, judge).items()):
             if index == 0:
                 noise = draw_features(graph, endpoints.shape[0], box, generator)
                 yield GraphChange(endpoints=endpoints, features=noise)
                 yield from self._plain(graph, nodes, generator, judge, ledger)
             place = Place(graph, endpoints, predicted, box)
-            site = Site(judge.model, graph, endpoints, judge.clean, judge.recompute, reads=self.explains)
+            site = self.site(judge.model, graph, endpoints, judge.clean, judge.recompute)
             if judge.vanilla is not None and any(member.start == "donated" for member in self.members):
                 place = replace(place, donated=self._donated(judge, rule, place, labels, generator))
             found: list[tuple[str, Found]] = []
             for batch in batches(self.members):
                 began = perf_counter()
+                judge.tell(f"{rule} endpoints: {', '.join(member.name for member in batch)}")
                 if found:
                     place = replace(place, incumbent=max((one for _, one in found), key=_badness).features)
                 made = self._climb(batch, place, site, labels, _streams(generator, rule, batch))
@@ -136,12 +125,13 @@ class EnsembleInjection(Attack):
                     found.append((member.name, one))
                     ledger.steps += one.steps
                     ledger.gradient = max(ledger.gradient, one.gradient)
-                    ledger.members.append(_row(member.name, rule, one, seconds))
+                    ledger.members.append(member_row(member.name, rule, one, seconds))
             if index == 0:
                 began = perf_counter()
+                judge.tell(f"{rule} endpoints: {EVOLUTION}")
                 stream = _streams(generator, rule, [replace(DONOR, name=EVOLUTION)])[0]
-                free = evolve(site, self._aim([DONOR] * POPULATION, site, labels), place, stream)
-                ledger.members.append(_row(EVOLUTION, rule, free, perf_counter() - began))
+                free = evolve(site, self.aim([DONOR.loss] * POPULATION, site, labels), place, stream)
+                ledger.members.append(member_row(EVOLUTION, rule, free, perf_counter() - began))
                 _warn_if_masked(free, [one for _, one in found])
                 found.append((EVOLUTION, free))
             judge.spent(site.passes, site.share)
@@ -163,18 +153,9 @@ class EnsembleInjection(Attack):
             assert change.features is not None
             steps = self.baseline.budget.steps
             found = Found(change.features, damage, 0.0, own.gradient, steps)
-            ledger.members.append(_row(BASELINE, "random", found, perf_counter() - began))
+            ledger.members.append(member_row(BASELINE, "random", found, perf_counter() - began))
             yield change
         ledger.steps, ledger.gradient = ledger.steps + own.steps, max(ledger.gradient, own.gradient)
-
-    def damage(self, judge: Judge, change: GraphChange, value: float) -> float:
-        """Return what is reported after the change: one minus the score, or the share of the top-k lost."""
-        logits, attention = judge.look(change)
-        if self.objective.explanation is not None:
-            touched = touched_rows(judge.clean.attention, attention)
-            return float(self.objective.explanation.shares(attention, judge.clean, touched)[1])
-        task, rows = task_of(judge.graph), judge.clean.nodes
-        return 1 - task_scores(task.name, logits[rows], self._labels(judge)[rows])[task.headline]
 
     def _endpoints(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge
@@ -189,17 +170,6 @@ class EnsembleInjection(Attack):
         sites = Sites(graph, nodes, rows, logits if plain else None, (self.budget.nodes, self.budget.edges))
         rules = self.rules if plain else ("random",)
         return {rule: RULES[rule](sites, generator) for rule in rules}
-
-    def _labels(self, judge: Judge) -> Tensor:
-        """The class each row should have: the true one, or else the clean prediction."""
-        predicted = judge.clean.logits.argmax(1)
-        truth = task_of(judge.graph).labels(judge.graph)
-        return predicted if truth is None else torch.where(truth >= 0, truth, predicted)
-
-    def _aim(self, batch: Sequence[Member], site: Site, labels: Tensor) -> Aim:
-        if self.objective.explanation is not None:
-            return ExplanationAim(site, self.objective.explanation, len(batch))
-        return PredictionAim(site, [member.loss for member in batch], labels)
 
     def _climb(
         self,
@@ -216,7 +186,7 @@ class EnsembleInjection(Attack):
         unit = (box[1] - box[0]) / 2 if space.name == "box" else 1.0
         rates = start.new_tensor([member.rate * unit for member in batch])[:, None, None]
         optimiser = OPTIMISERS[batch[0].optimiser](start, rates)
-        aim = self._aim(batch, site, labels)
+        aim = self.aim([member.loss for member in batch], site, labels)
         return Climb(site, aim, start, space, optimiser, box).run(batch[0].steps)
 
     def _donated(
@@ -231,7 +201,7 @@ class EnsembleInjection(Attack):
             seen = observe(vanilla, graph, heads="mean")
             clean = Clean(seen.logits, seen.attention, judge.clean.nodes)
             recompute = Recompute(vanilla, graph) if Recompute.fits(vanilla, graph) else None
-            site = Site(vanilla, graph, place.endpoints, clean, recompute, reads=self.explains)
+            site = self.site(vanilla, graph, place.endpoints, clean, recompute)
             donor = [replace(DONOR, steps=steps)]
             (found,) = self._climb(donor, place, site, labels, _streams(generator, rule, donor))
         return found.features
@@ -246,19 +216,6 @@ def _streams(generator: torch.Generator, rule: str, members: Sequence[Member]) -
 
 def _badness(found: Found) -> tuple[float, float]:
     return found.damage, found.loss
-
-
-def _row(member: str, rule: str, found: Found, seconds: float) -> dict[str, Any]:
-    """What the ledger tells of one member."""
-    return {
-        "member": member,
-        "endpoints": rule,
-        "damage": found.damage,
-        "loss": found.loss,
-        "gradient": found.gradient,
-        "steps": found.steps,
-        "seconds": seconds,
-    }
 
 
 def _warn_if_masked(free: Found, climbed: Sequence[Found]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
@@ -32,6 +32,7 @@ class Ledger:
         share: mean over the forward passes of the work done, as a share of a full pass.
         members: of an ensemble, what each member found where, and what that took; empty for other attacks.
         damages: what each proposed change was chosen by, random noise first; judged afresh by a full pass.
+        won: place of the chosen change among those.
     """
 
     steps: int = 0
@@ -44,6 +45,24 @@ class Ledger:
     share: float = 1.0
     members: list[dict[str, Any]] = field(default_factory=list)
     damages: list[float] = field(default_factory=list)
+    won: int = 0
+
+    def proposals(self) -> list[tuple[dict[str, Any] | None, float]]:
+        """Return the member that proposed each change, None for noise, and the change's damage.
+
+        Every restart proposes random noise first, then what its members found.
+
+        Example:
+            >>> rows = [{"member": "sign"}, {"member": "polish"}]
+            >>> Ledger(members=rows, damages=[0.1, 0.3, 0.4]).proposals()[:2]
+            [(None, 0.1), ({'member': 'sign'}, 0.3)]
+        """
+        restarts = max(1, len(self.damages) - len(self.members))
+        each, rows = len(self.members) // restarts, iter(self.members)
+        return [
+            (None if place % (each + 1) == 0 else next(rows), damage)
+            for place, damage in enumerate(self.damages)
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for records."""
@@ -71,6 +90,7 @@ class Judge:
         partial: computes the objective from the rows a change reaches, where that pays; None never does.
         recompute: the model on the clean graph, ready for partial passes; None where it cannot.
         vanilla: the model the attacked one was made from, or None.
+        on_step: called with a few words before each long step, or None.
     """
 
     def __init__(
@@ -83,7 +103,9 @@ class Judge:
         partial: PartialObjective | None = None,
         recompute: Recompute | None = None,
         vanilla: nn.Module | None = None,
+        on_step: Callable[[str], None] | None = None,
     ) -> None:
+        self._on_step = on_step
         self.clean, self.model, self.graph = clean, model, graph
         self.recompute, self.vanilla = recompute, vanilla
         self._model, self._objective, self._ledger, self._partial = model, objective, ledger, partial
@@ -129,6 +151,11 @@ class Judge:
     def look(self, change: GraphChange) -> tuple[Tensor, AttentionMap]:
         """Return logits and attention averaged over heads after a change: one full pass, no objective."""
         return self._forward(change.apply(self._graph)[0], "mean")
+
+    def tell(self, step: str) -> None:
+        """Tell whoever watches what comes next, in a few words."""
+        if self._on_step is not None:
+            self._on_step(step)
 
     def spent(self, passes: int, share: float) -> None:
         """Note forward passes that a search made by itself, each a share of a full one."""

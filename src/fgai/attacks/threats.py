@@ -1,4 +1,4 @@
-"""Threats by name, the same for every method: the five of the evaluation protocol, and five more."""
+"""Threats by name, the same for every method: those of the evaluation protocol, and more."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from fgai.attacks.dice import DICE
 from fgai.attacks.ensemble import EnsembleInjection
 from fgai.attacks.existing import FeaturePGD, RandomEdges
 from fgai.attacks.injection import PGDInjection, RandomInjection
+from fgai.attacks.natural import NaturalInjection
 from fgai.attacks.prbcd import PRBCD
 from fgai.attacks.tdgia import TDGIA
 from fgai.checks import one_of
@@ -29,6 +30,7 @@ class Threat:
         about: one line.
         per_graph: the budget for each graph of a batch of small ones; `budget` where None.
         objective: what the attacker is after, if that is part of the threat; None leaves it to the caller.
+        weak: what its search is, where that is known to be too weak for a claim.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Threat:
     about: str
     per_graph: Budget | None = None
     objective: str | Objective | None = None
+    weak: str = ""
 
     def budget_for(self, task: str) -> Budget:
         """Return the budget of a task, given by its name."""
@@ -66,6 +69,7 @@ THREATS: dict[str, Threat] = {
             Budget(nodes=20, edges=20, box=(-1.0, 1.0), steps=10, step_size=0.1),
             "20 nodes × 20 edges, ten signed steps: the paper's own column",
             Budget(nodes=1, edges=3, box=(-1.0, 1.0), steps=10, step_size=0.1),
+            weak="the paper's weak attack, ten signed steps",
         ),
         Threat(
             "strong",
@@ -73,6 +77,7 @@ THREATS: dict[str, Threat] = {
             Budget(nodes=60, edges=40, box=(-1.0, 1.0), steps=50, step_size=0.05, restarts=3),
             "60 nodes × 40 edges, 3 × 50 signed steps: history",
             Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=50, step_size=0.05, restarts=3),
+            weak="signed steps alone, a weak search",
         ),
         Threat(
             "random",
@@ -80,6 +85,13 @@ THREATS: dict[str, Threat] = {
             Budget(nodes=20, edges=20, box=None),
             "20 nodes × 20 edges, random features in the data's range: the noise floor",
             Budget(nodes=1, edges=3, box=None),
+        ),
+        Threat(
+            "natural",
+            NaturalInjection,
+            Budget(nodes=20, edges=20, box=None, steps=200, step_size=0.1),
+            "20 nodes × 20 edges that look like real ones: copies and mixtures of nodes of other classes",
+            Budget(nodes=1, edges=3, box=None, steps=200, step_size=0.1),
         ),
         Threat(
             "edges",
@@ -158,3 +170,16 @@ def threat_of(threat: str | Threat) -> Threat:
         InputError: for an unknown name.
     """
     return threat if isinstance(threat, Threat) else THREATS[one_of(threat, "threat", tuple(THREATS))]
+
+
+def doubt(name: str) -> str:
+    """Return what has to be said beside numbers measured under a threat whose search is weak, or nothing.
+
+    Example:
+        >>> doubt("strong")
+        'Measured with signed steps alone, a weak search; use the threat `ensemble` for a claim.'
+        >>> doubt("ensemble")
+        ''
+    """
+    weak = THREATS[name].weak if name in THREATS else ""
+    return f"Measured with {weak}; use the threat `ensemble` for a claim." if weak else ""

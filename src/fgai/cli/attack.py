@@ -13,6 +13,7 @@ from fgai.attention import prepared
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.files import checked_output, open_model
+from fgai.cli.members import members_of, show_members
 from fgai.cli.output import Output, command
 from fgai.cli.threats import find_breaking_point, list_threats
 from fgai.cli.train import NAMES
@@ -44,6 +45,10 @@ def attack(
     most: Annotated[
         int, typer.Option("--max-nodes", min=1, help="Most nodes --breaking-point may inject.")
     ] = 160,
+    explain_members: Annotated[
+        bool,
+        typer.Option("--explain-members", help="Also list what every search of an ensemble found."),
+    ] = False,
     listed: Annotated[
         bool,
         typer.Option("--list", callback=list_threats, is_eager=True, help="Name every threat and stop."),
@@ -63,6 +68,7 @@ def attack(
     Examples:
     - `fgai attack gat.safetensors`
     - `fgai attack gat.safetensors --threat strong --objective explanation --json`
+    - `fgai attack gat.safetensors --threat ensemble --explain-members`
     - `fgai attack gat.safetensors --threat standard --breaking-point 0.5`
     """
     out = Output(json, quiet)
@@ -76,7 +82,7 @@ def attack(
         wanted = {"threat": threat, "threshold": breaking, "limit": most, "k": k, "seed": seed}
         find_breaking_point(out, opened, path, {**wanted, "targets": targets})
         return
-    result = chosen.run(opened.model, opened.graph, seed=seed)
+    result = chosen.run(opened.model, opened.graph, seed=seed, on_step=out.on_step)
     graph = prepared(opened.model, task.view(opened.graph, targets))
     rows, labels = task.rows(graph, targets), task.labels(graph)
     before = logits_again(opened.model, graph)[rows]
@@ -94,6 +100,8 @@ def attack(
         "predictions_changed": float((before.argmax(1) != after.argmax(1)).double().mean()),
         "ledger": result.ledger.to_dict(),
     }
+    if explain_members:
+        values["members"] = members_of(result.ledger)
     measure = task.headline
     if labels is not None:
         values[measure] = {
@@ -122,6 +130,8 @@ def attack(
             spent += f"; {100 * result.ledger.feasible:.0f} % of what was tried kept the classes"
         columns = [Column(""), Column("clean"), Column("noise"), Column("attacked")]
         Table(f"{threat} attack on {model.name}", columns, lines, [changed, spent]).show(console)
+        if explain_members:
+            show_members(console, values["members"])
 
     if path is not None:
         import json as encoder

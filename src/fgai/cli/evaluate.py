@@ -44,7 +44,7 @@ def evaluate(
 
     Examples:
     - `fgai evaluate gat.safetensors`
-    - `fgai evaluate faithful-gat.safetensors --vanilla gat.safetensors --threat strong -o strong.json`
+    - `fgai evaluate faithful-gat.safetensors --vanilla gat.safetensors --threat ensemble -o claim.json`
     """
     out = Output(json, quiet)
     one_of(threat, "--threat", tuple(THREATS))
@@ -63,6 +63,7 @@ def evaluate(
         curves=curves,
         nulls=nulls,
         per_node=per_node,
+        on_step=out.on_step,
     )
     if path is not None:
         out.say(f"written to {record.save(path)}")

@@ -41,7 +41,11 @@ VanillaFile = Annotated[
 Seed = Annotated[int, typer.Option("--seed", "-s", min=0, help="Draws whatever is random.")]
 Threat = Annotated[
     str,
-    typer.Option("--threat", "-t", help=f"{listed(THREATS)}."),
+    typer.Option(
+        "--threat",
+        "-t",
+        help=f"{listed(THREATS)}. standard is fast and weak: a claim needs ensemble, minutes on a CPU.",
+    ),
 ]
 K = Annotated[int, typer.Option("--k", "-k", min=1, help="Neighbours in a node's explanation.")]
 Epochs = Annotated[

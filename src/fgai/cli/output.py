@@ -38,6 +38,11 @@ class Output:
         """What the library's `progress` arguments take: off when quiet, else as the terminal has it."""
         return False if self.quiet else None
 
+    @property
+    def on_step(self) -> Callable[[str], None] | None:
+        """What the library's `on_step` arguments take: a line for each long step, where a terminal shows it."""
+        return self.say if self.notes.is_terminal and not self.quiet else None
+
     def say(self, text: str) -> None:
         """Remark on what happens, on standard error."""
         if not self.quiet:

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from fgai.attacks import doubt
 from fgai.metrics import Quantity, measured, null_path, quantity
 from fgai.records import Cell, Column, Table, look_up
 from fgai.tasks import TASKS
 
 # What the tables show, in this order; headings, formats and directions are declared with the metrics.
 _PREDICTION = (
-    "f1.clean", "f1.attacked", "accuracy.clean", "accuracy.attacked", "roc_auc.clean", "roc_auc.attacked",
+    "f1.clean", "f1.attacked", "f1.attacked_random", "f1.attacked_chosen",
+    "accuracy.clean", "accuracy.attacked", "accuracy.attacked_random", "accuracy.attacked_chosen",
+    "roc_auc.clean", "roc_auc.attacked", "roc_auc.attacked_random", "roc_auc.attacked_chosen",
     "average_precision.clean", "average_precision.attacked",
     "g_tvd.rel", "g_tvd.probs", "g_jsd.last", "g_jsd.all",
 )  # fmt: skip
 _EXPLANATION = (
-    "overlap.prediction.all", "overlap_touched.prediction.all", "overlap_touched.explanation.all",
+    "overlap.prediction.all", "overlap_touched.prediction.all",
+    "intruders.prediction.nodes.all", "intruders.prediction.mass.all",
+    "overlap_touched.explanation.all", "lost.explanation.random", "lost.explanation.chosen",
+    "intruders.explanation.nodes.all", "intruders.explanation.mass.all",
     "explanations.prediction.links.all", "explanations.prediction.pairs.all",
     "explanations.prediction.graphs.all",
     "similarity.overlap.all", "sharpness.clean.all",
@@ -59,8 +65,9 @@ def notes_of(records: Sequence[_Evaluated]) -> tuple[str, ...]:
         f" seed {first.seed}, k={first.config['k']}; `all` layers unless said otherwise;"
         " F-gap = f− − f+ by node, the paper's over the whole graph by the last layer."
     )
+    weak = doubt(first.threat["name"])
     warned = [f"{record.name}: {entry['message']}" for record in records for entry in record.warnings]
-    return (about, *warned)
+    return (about, *([weak] if weak else []), *warned)
 
 
 def prediction_table(records: Sequence[_Evaluated], reference: _Evaluated | None = None) -> Table:
@@ -81,7 +88,12 @@ def prediction_table(records: Sequence[_Evaluated], reference: _Evaluated | None
 
 
 def _holds(record: _Evaluated, path: str) -> bool:
-    """Whether a column belongs in the table: every score of the record's task, and all the rest."""
+    """Whether a column belongs in the table: every score of the record's task, and all the rest.
+
+    Only attacks with several sets of endpoints tell what they reached at each.
+    """
+    if path.endswith(("_random", "_chosen")):
+        return look_up(record.metrics, path) is not None
     return path.split(".")[0] in record.metrics
 
 

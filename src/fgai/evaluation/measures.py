@@ -126,6 +126,26 @@ def chance(
     return {name: layered(v, sharpest) for name, v in values.items()}
 
 
+def intruders(attention: AttentionMap, originals: int, k: int, sharpest: int) -> dict[str, Any]:
+    """What injected nodes take at the original nodes they are joined to, per layer; NaN where there are none.
+
+    Args:
+        attention: head-averaged, on the attacked graph.
+        originals: nodes of the original graph, which come first.
+        k: size of a node's explanation.
+        sharpest: which layer is reported as such.
+    """
+    values: dict[str, list[float]] = {"nodes": [], "places": [], "mass": []}
+    for layer in attention:
+        w, injected = layer.values[:, 0], layer.source >= originals
+        old = torch.arange(layer.num_nodes, device=w.device) < originals
+        common = (w, injected, layer.rowptr)
+        values["nodes"].append(metrics.intruder_nodes(*common, k, nodes=old))
+        values["places"].append(metrics.intruder_places(*common, k, nodes=old))
+        values["mass"].append(metrics.intruder_mass(*common, nodes=old))
+    return {name: layered(v, sharpest) for name, v in values.items()}
+
+
 def against_truth(attention: AttentionMap, graph: Graph, k: int, sharpest: int) -> dict[str, Any]:
     """ROC-AUC and precision of attention against the true explanation, on the graph's own edges, no loops.
 

@@ -10,7 +10,7 @@ from fgai import metrics
 from fgai.attention import AttentionMap, LayerAttention, Observation
 from fgai.attention.reach import touched_rows
 from fgai.evaluation.curves import SCOPES, all_curves, ranking
-from fgai.evaluation.measures import against_truth, agreement, layered, paired
+from fgai.evaluation.measures import against_truth, agreement, intruders, layered, paired
 from fgai.graph import Graph
 
 NULLS = ("uniform", "random")
@@ -68,8 +68,9 @@ def null_rows(
     for kind in NULLS:
         maps = {"clean": null_map(clean, kind, seed), "attacked": null_map(attacked, kind, seed + 1)}
         row: dict[str, Any] = agreement(paired(maps["clean"], maps["attacked"]), k, sharpest, touched).metrics
+        row["intruders"] = intruders(maps["attacked"], clean.layers[0].num_nodes, k, sharpest)
         if kind == "random":
-            del row["g_jsd"]  # its scores are no distribution
+            del row["g_jsd"], row["intruders"]["mass"]  # its scores are no distribution
         else:
             row["sharpness"] = layered([0.0] * len(clean), sharpest)
         if vanilla is not None and len(vanilla) == len(clean):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ def evaluate(
     curves: bool = True,
     nulls: bool = True,
     per_node: bool = False,
+    on_step: Callable[[str], None] | None = None,
 ) -> EvaluationRecord:
     """Attack a model and measure how its predictions and its attention hold, on original nodes and edges.
 
@@ -52,7 +54,8 @@ def evaluate(
         model: fgai's, or any PyG model the recorder supports, for the task of the data.
         data: a `Graph` or PyG `Data` with labels; without `test_mask` all nodes are tested. Links and batches
             of small graphs are measured by their own scores (`fgai.tasks.Task.scores`).
-        threat: a name from `fgai.attacks.THREATS` or a `Threat` of your own.
+        threat: a name from `fgai.attacks.THREATS` or a `Threat` of your own. `standard`, the paper's, is fast
+            and weak: a claim needs `ensemble`, which takes minutes on a CPU.
         vanilla: the model it was made from, which it should be similar to, or None.
         seed: of the attacks and of the random null row.
         name: of the row; the model's class by default.
@@ -62,6 +65,7 @@ def evaluate(
         curves: remove edges by rank and measure F-slopes and fidelity; about 45 forward passes.
         nulls: also measure uniform attention and a random ranking; with `curves` about 70 more.
         per_node: keep values of every node in the record.
+        on_step: called with a few words before each long step of an attack.
 
     Returns:
         The record; `.show()` prints it, `.save(path)` writes it.
@@ -89,7 +93,7 @@ def evaluate(
     graph = prepared(model, original)
     meter = Meter(graph.device)
     with reliability.collected() as notes:
-        run = Run(model, original, graph, k, seed, targets)
+        run = Run(model, original, graph, k, seed, targets, on_step)
         body = run.measure(threat, vanilla, explanation_attack, curves, nulls, per_node, meter)
     for entry in notes.caught:
         warnings.warn(entry.message, entry.category, stacklevel=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from fgai.errors import FgaiWarning, InputError
 from fgai.evaluation import measures as ms
 from fgai.evaluation import reliability
 from fgai.evaluation.curves import all_curves, fidelity
+from fgai.evaluation.endpoints import by_endpoints
 from fgai.evaluation.items import item_chance, item_overlaps
 from fgai.evaluation.nulls import null_rows
 from fgai.evaluation.per_node import node_arrays
@@ -46,11 +48,20 @@ class Run:
         k: size of a node's explanation.
         seed: of the attacks.
         targets: which nodes, links or graphs are attacked and scored.
+        on_step: called with a few words before each long step of an attack.
     """
 
     def __init__(
-        self, model: nn.Module, original: Graph, graph: Graph, k: int, seed: int, targets: str
+        self,
+        model: nn.Module,
+        original: Graph,
+        graph: Graph,
+        k: int,
+        seed: int,
+        targets: str,
+        on_step: Callable[[str], None] | None = None,
     ) -> None:
+        self.on_step = on_step
         self.model, self.original, self.graph = model, original, graph
         self.k, self.seed, self.targets = k, seed, targets
         self.task = task_of(graph)
@@ -218,7 +229,9 @@ class Run:
 
     def _attack(self, threat: str | Threat, objective: str) -> _Attacked:
         attack = make_attack(threat, objective, targets=self.targets, k=self.k, task=self.task.name)
-        result = attack.run(self.model, self.graph, seed=self.seed, vanilla=self.vanilla_model)
+        result = attack.run(
+            self.model, self.graph, seed=self.seed, vanilla=self.vanilla_model, on_step=self.on_step
+        )
         view = observe(self.model, result.graph).averaged()
         touched = touched_rows(self.clean.attention, view.attention, result.change.rows)
         pairs = ms.paired(self.clean.attention, view.attention)
@@ -246,6 +259,12 @@ class Run:
             other = attacked["explanation"]
             out["g_tvd_explanation"] = ms.prediction_change(before, other.view.logits[rows])
             out["g_jsd_explanation"] = other.agreement.metrics["g_jsd"]
+            if other is not first and (worst := by_endpoints(other.result.ledger)):
+                out["lost"] = {"explanation": worst}
+        out["intruders"] = {
+            name: ms.intruders(a.view.attention, self.graph.num_nodes, self.k, self.sharpest)
+            for name, a in attacked.items()
+        }
         for metric, value in ms.chance(pairs, self.k, self.sharpest, first.touched).items():
             out[metric]["chance"] = value
         shares = [float(rows.double().mean()) for rows in first.touched]
@@ -261,6 +280,8 @@ class Run:
         views = self._by_view(attacked)
         found = {n: metrics.task_scores(self.task.name, v.logits[self.rows], truth) for n, v in views.items()}
         scores = {name: {view: values[name] for view, values in found.items()} for name in names}
+        worst = by_endpoints(attacked["prediction"].result.ledger)
+        scores[self.task.headline] |= {f"attacked_{ends}": 1 - damage for ends, damage in worst.items()}
         reliability.check_score(scores[names[0]]["clean"], truth, names[0])
         return scores
 

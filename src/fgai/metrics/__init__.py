@@ -9,6 +9,13 @@ give the values behind a mean, with NaN at nodes that do not count.
 """
 
 from fgai.metrics.fidelity import characterization, fidelity_minus, fidelity_plus
+from fgai.metrics.intruders import (
+    intruder_mass,
+    intruder_mass_per_node,
+    intruder_nodes,
+    intruder_places,
+    intruder_places_per_node,
+)
 from fgai.metrics.nodes import mean_over
 from fgai.metrics.nulls import random_ranking, uniform_attention
 from fgai.metrics.paths import measured, null_path, quantity
@@ -59,6 +66,11 @@ __all__ = [
     "g_tvd",
     "g_tvd_prob",
     "g_tvd_rel",
+    "intruder_mass",
+    "intruder_mass_per_node",
+    "intruder_nodes",
+    "intruder_places",
+    "intruder_places_per_node",
     "mean_over",
     "measured",
     "metric",

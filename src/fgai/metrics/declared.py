@@ -12,6 +12,8 @@ _EVALUATION = (
     Quantity(path="same_class.*.changed", title="changed, same class", direction="lower"),
     Quantity(path="same_class.*.kept", title="same class"),
     Quantity(path="touched", title="touched nodes"),
+    Quantity(path="lost.explanation.random", title="lost, random ends", direction="lower"),
+    Quantity(path="lost.explanation.chosen", title="lost, chosen ends", direction="lower"),
     Quantity(path="sharpest", title="sharpest layer", form="d"),
     Quantity(path="f_slope.*.*.curve_plus", title="still right"),
     Quantity(path="f_slope.*.*.curve_minus", title="still right"),

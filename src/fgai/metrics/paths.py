@@ -64,7 +64,7 @@ def null_path(path: str) -> str:
     """
     name, _, rest = path.partition(".")
     views = {"sharpness": "clean."}.get(name, "")
-    if name in ("overlap", "overlap_touched", "overlap_graph", "rank_correlation"):
+    if name in ("overlap", "overlap_touched", "overlap_graph", "rank_correlation", "intruders"):
         views = f"{rest.partition('.')[0]}."
     return f"{name}.{rest.removeprefix(views)}"
 

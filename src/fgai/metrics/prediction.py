@@ -12,6 +12,11 @@ from fgai.metrics.spec import metric
 AVERAGES = ("micro", "macro")
 
 
+def _by_endpoints(path: str, title: str) -> dict[str, str]:
+    """Headings of a score under attacks whose new nodes are joined at random, and where it hurts most."""
+    return {f"{path}.attacked_{ends}": f"{title} {ends} ends" for ends in ("random", "chosen")}
+
+
 def classes_of(prediction: Tensor) -> Tensor:
     """Class indices [N], from logits or probabilities [N, C] (largest, first on ties) or as they are."""
     if prediction.dim() == 2:
@@ -24,7 +29,13 @@ def classes_of(prediction: Tensor) -> Tensor:
     return prediction.long()
 
 
-@metric(direction="higher", low=0, high=1, paths=("accuracy.*",))
+@metric(
+    direction="higher",
+    low=0,
+    high=1,
+    paths=("accuracy.*",),
+    headings=_by_endpoints("accuracy", "accuracy"),
+)
 def accuracy(prediction: Tensor, target: Tensor) -> float:
     """Share of nodes whose predicted class is the true one.
 
@@ -43,7 +54,15 @@ def accuracy(prediction: Tensor, target: Tensor) -> float:
     return float((guess == truth).double().mean())
 
 
-@metric(direction="higher", low=0, high=1, parameters=("average",), title="F1", paths=("f1.*",))
+@metric(
+    direction="higher",
+    low=0,
+    high=1,
+    parameters=("average",),
+    title="F1",
+    paths=("f1.*",),
+    headings=_by_endpoints("f1", "F1"),
+)
 def f1(prediction: Tensor, target: Tensor, average: str = "micro") -> float:
     """F1 score of a classification with one class a node.
 
@@ -74,7 +93,14 @@ def f1(prediction: Tensor, target: Tensor, average: str = "micro") -> float:
     return float(scores.mean())
 
 
-@metric(direction="higher", low=0, high=1, title="AUC", paths=("roc_auc.*",))
+@metric(
+    direction="higher",
+    low=0,
+    high=1,
+    title="AUC",
+    paths=("roc_auc.*",),
+    headings=_by_endpoints("roc_auc", "AUC"),
+)
 def roc_auc(score: Tensor, target: Tensor) -> float:
     """Area under the ROC curve: the chance that a positive outranks a negative.
 

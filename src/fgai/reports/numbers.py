@@ -30,6 +30,16 @@ NUMBERS: dict[str, tuple[Number, ...]] = {
         Number("f1.clean", "F1, clean graph", "Share of the tested nodes classified right."),
         Number("f1.attacked", "F1, prediction attacked", "The same on the attacked graph."),
         Number(
+            "f1.attacked_random",
+            "F1, new nodes joined at random",
+            "The same where the attack may not choose its endpoints.",
+        ),
+        Number(
+            "f1.attacked_chosen",
+            "F1, new nodes joined where it hurts",
+            "The same where rules that read the graph and the reference choose them.",
+        ),
+        Number(
             "f1.attacked_explanation",
             "F1, explanation attacked",
             "The same when the attack aims at the explanation instead.",
@@ -62,6 +72,36 @@ NUMBERS: dict[str, tuple[Number, ...]] = {
         Number(
             "overlap_touched.explanation.all",
             "Top-k kept, explanation attacked",
+            "The same when the attack aims at the explanation.",
+        ),
+        Number(
+            "lost.explanation.random",
+            "Top-k lost, new nodes joined at random",
+            "Share of the strongest neighbours that go, explanation attacked.",
+        ),
+        Number(
+            "lost.explanation.chosen",
+            "Top-k lost, new nodes joined where it hurts",
+            "The same at endpoints chosen by a rule.",
+        ),
+        Number(
+            "intruders.prediction.nodes.all",
+            "Nodes that show an intruder, prediction attacked",
+            "Of the nodes a new node was joined to, the share with a new one among their top k.",
+        ),
+        Number(
+            "intruders.prediction.mass.all",
+            "Attention on intruders, prediction attacked",
+            "What new nodes take of the attention of the nodes they were joined to.",
+        ),
+        Number(
+            "intruders.explanation.nodes.all",
+            "Nodes that show an intruder, explanation attacked",
+            "The same when the attack aims at the explanation.",
+        ),
+        Number(
+            "intruders.explanation.mass.all",
+            "Attention on intruders, explanation attacked",
             "The same when the attack aims at the explanation.",
         ),
         Number(

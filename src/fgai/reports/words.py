@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fgai.attacks import THREATS
+from fgai.attacks import THREATS, doubt, make_attack
 from fgai.reports.balance import changes, verdict
 from fgai.reports.document import Report
 from fgai.reports.numbers import Record, number, percent, score, share_phrase
@@ -80,15 +80,17 @@ def attack_words(record: Record) -> str:
         return "The record does not say what the attack may do."
     restarts = budget.get("restarts") or 1
     search = f"in {steps} steps" + (f", {restarts} times over" if restarts > 1 else "")
-    tail = (
-        f" It knows the model and tunes {what} {search} to do the most harm."
-        if steps
-        else f" It does not search: {what} is random."
-    )
+    name = str(threat.get("name", ""))
+    if steps:
+        tail = f" It knows the model and tunes {what} {search} to do the most harm."
+    elif name in THREATS and make_attack(name).searches:
+        tail = f" It knows the model and tunes {what} in every way there is; what does the most harm counts."
+    else:
+        tail = f" It does not search: {what} is random."
     return (
-        f"The {threat.get('name', '')} attack {' and '.join(did)}.{tail} Every model gets the same budget"
-        " and the same places to attack."
-    )
+        f"The {name} attack {' and '.join(did)}.{tail} Every model gets the same budget"
+        f" and the same places to attack. {doubt(name)}"
+    ).rstrip()
 
 
 def removes_edges(threat: str) -> bool:

@@ -1,8 +1,8 @@
 """What a search climbs, and what it is judged by on the way.
 
 The loss is smooth; the damage is the number the evaluation reports: the share of attacked rows that are
-wrong, or the share of the top-k that the touched nodes lost. Both come out of the same forward pass, so the
-search keeps its worst point by what counts.
+wrong, the share of the top-k that the touched nodes lost, or the attention that new nodes take. Both come
+out of the same forward pass, so the search keeps its worst point by what counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot
 
 from fgai.attacks.search.site import Site, View
 from fgai.attention import touched_rows
-from fgai.objectives import Clean, Explanation
+from fgai.objectives import Clean, Explanation, Intruders
 from fgai.recompute.reduced import ReducedExplanation
 
 RowLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -119,3 +119,22 @@ class ExplanationAim:
             self.touched = touched_rows(self.site.clean.attention, view.attention[0])
         found = [self.explanation.shares(one, self.site.clean, self.touched) for one in view.attention]
         return torch.stack([loss for loss, _ in found]), torch.stack([lost for _, lost in found])
+
+
+class IntrudersAim:
+    """Attention for the new nodes; what is climbed is what is reported.
+
+    Args:
+        site: where; it must read attention, by full passes.
+        intruders: the objective.
+    """
+
+    def __init__(self, site: Site, intruders: Intruders) -> None:
+        self.clean, self.intruders = site.clean, intruders
+
+    def __call__(self, view: View) -> tuple[Tensor, Tensor]:
+        """See `Aim`."""
+        assert view.attention is not None
+        pairs = zip(view.logits, view.attention, strict=True)
+        mass = torch.stack([self.intruders(logits, one, self.clean) for logits, one in pairs])
+        return mass, mass.detach()

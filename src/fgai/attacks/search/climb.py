@@ -46,7 +46,7 @@ class Climb:
     Args:
         site: where the new nodes are.
         aim: what is climbed and judged.
-        start: [B, M, F] features to begin with; they count as seen.
+        start: [B, M, F] features to begin with, or whatever the space begins at; they count as seen.
         space: what moves.
         optimiser: how.
         box: of the features.
@@ -56,7 +56,8 @@ class Climb:
         self, site: Site, aim: Aim, start: Tensor, space: Space, optimiser: Optimiser, box: Box
     ) -> None:
         self.site, self.aim, self.space, self.optimiser, self.box = site, aim, space, optimiser, box
-        self.point, self.best, count = space.start(start, box).clone(), start.clone(), start.shape[0]
+        self.point, count = space.start(start, box).clone(), start.shape[0]
+        self.best = space.features(self.point, box).clone()
         self.damage, self.loss = start.new_full((count,), -1.0), start.new_full((count,), float("-inf"))
         self.steepest = start.new_zeros(count)
 

@@ -51,4 +51,18 @@ TANH = Space(
 )
 """Unbounded points behind a hyperbolic tangent: steps shrink smoothly towards the walls."""
 
+
+def mixtures(pool: Tensor) -> Space:
+    """Return the space of convex mixtures of given features; it begins at points, the logarithms of weights.
+
+    Args:
+        pool: [M, C, F], what each of M new nodes may be made of.
+    """
+
+    def mixed(point: Tensor, box: Box) -> Tensor:
+        return torch.einsum("bmc,mcf->bmf", point.softmax(-1), pool)
+
+    return Space("mixture", start=lambda point, box: point, features=mixed, project=lambda point, box: point)
+
+
 SPACES = {space.name: space for space in (BOX, TANH)}

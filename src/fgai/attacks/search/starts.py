@@ -80,6 +80,18 @@ def others(place: Place, generator: torch.Generator) -> Tensor:
     return graph.features.select(pick).clamp(*place.box)
 
 
+def strangers(place: Place, count: int, generator: torch.Generator) -> Tensor:
+    """Real nodes [M, count] for every new one, of classes other than most of its endpoints have, if any."""
+    graph = place.graph
+    shape = (place.endpoints.shape[0], 8 * count)
+    drawn = torch.randint(graph.num_nodes, shape, generator=generator).to(graph.device)
+    if place.labels is None:
+        return drawn[:, :count]
+    mode = place.labels[place.endpoints].mode(1).values
+    alike = place.labels[drawn] == mode[:, None]
+    return drawn.gather(1, alike.long().argsort(dim=1, stable=True)[:, :count])
+
+
 def donated(place: Place, generator: torch.Generator) -> Tensor:
     """The worst features found for the vanilla model; noise where there is none."""
     return place.drawn(1.0, generator) if place.donated is None else place.donated.clamp(*place.box)
