@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from experiments import task_tables as tasks
 from experiments import training_tables as trained
+from experiments.attack_tables import attack, members
 from experiments.build import sheet
 from experiments.certificate_tables import certificates
 from experiments.defence_tables import defences
@@ -159,6 +160,8 @@ def _headline_row(results: Results, model: str, dataset: str) -> list[Cell]:
 
 TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "headline": headline,
+    "attack": attack,
+    "members": members,
     "stability": stability,
     "f1": f1,
     "f-slope": f_slope,

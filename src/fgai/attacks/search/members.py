@@ -57,7 +57,6 @@ EXPLANATION_MEMBERS: tuple[Member, ...] = (
     Member(name="sign", start="middle", space="box", optimiser="sign", rate=0.02, steps=200),
     Member(name="sign large", start="middle", space="box", optimiser="sign", steps=100),
     Member(name="momentum", start="small", space="box", optimiser="momentum", rate=0.05, steps=200),
-    Member(name="adam small", start="small", rate=0.3, steps=200),
     Member(name="adam large", start="large", steps=200),
     Member(name="adam others", start="others", rate=0.3, steps=200),
     Member(name="transfer", start="donated", steps=200),
