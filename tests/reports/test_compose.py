@@ -1,0 +1,49 @@
+"""`fgai.report`: one call gives what the steps give, on the page and beside it."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fgai
+from fgai.errors import FgaiWarning, InputError
+from fgai.reports import Report, make_report
+from support.report_cases import GRAPH, THREAT, K, attacks, comparison, models
+
+
+class TestOneCall:
+    """`fgai.report` attacks, measures, certifies and writes the page."""
+
+    def made(self, path: Path | None = None, **options: Any) -> Report:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FgaiWarning)  # numbers on so small a graph are rightly doubted
+            return fgai.report(models(), GRAPH, path, threat=THREAT, k=K, **options)
+
+    def test_it_is_what_the_steps_give(self, tmp_path: Path) -> None:
+        steps: list[str] = []
+        made = self.made(tmp_path / "page", node=3, class_names=["a", "b", "c"], on_step=steps.append)
+        assert steps == ["comparing", "certifying", "making the page"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "page.json"]
+        assert Report.load(tmp_path / "page.json") == made
+        proofs = {n: fgai.certify(m, GRAPH, vanilla=models()["GAT"], radius=0.01, k1=K, k2=K)
+                  for n, m in models().items()}  # fmt: skip
+        same = make_report(
+            comparison(), models=models(), data=GRAPH, certificates=proofs, attacks=attacks(), node=3,
+            class_names=["a", "b", "c"],
+        )  # fmt: skip
+        for part in ("title", "reference", "histories", "distribution", "subgraph", "explorer", "notes"):
+            assert getattr(made, part) == getattr(same, part), part
+        assert [r["metrics"] for r in made.records] == [r["metrics"] for r in same.records]
+
+    def test_without_a_path_nothing_is_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert self.made().names == ["GAT", "FGAI"] and not list(tmp_path.iterdir())
+
+    def test_bad_input_before_any_work(self) -> None:
+        with pytest.raises(InputError, match="`models` must hold at least one model"):
+            fgai.report({}, GRAPH)
+        with pytest.raises(InputError, match=r"`node` must be in 0\.\.39, got 40"):
+            self.made(node=40, on_step=lambda step: pytest.fail(step))
