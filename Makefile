@@ -27,9 +27,9 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The tables of docs/results.md and README.md anew, from the records in results/ alone.
+# The tables of docs/results.md, docs/threat-model.md and README.md anew, from the records in results/ alone.
 results: $(STAMP)
-	$(BIN)/fgai bench fill docs/results.md README.md
+	$(BIN)/fgai bench fill docs/results.md docs/threat-model.md README.md
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
