@@ -15,6 +15,7 @@ from fgai.attacks.natural import NaturalInjection
 from fgai.attacks.prbcd import PRBCD
 from fgai.attacks.tdgia import TDGIA
 from fgai.checks import one_of
+from fgai.errors import InputError
 from fgai.objectives import Objective, Value
 from fgai.tasks import get_task
 
@@ -136,6 +137,28 @@ THREATS: dict[str, Threat] = {
         ),
     )
 }
+
+
+def register_threat(threat: Threat) -> Threat:
+    """Make a threat known by its name: to `make_attack`, `evaluate`, the report and the command line.
+
+    Args:
+        threat: with an attack of your own, or another budget of one of fgai's.
+
+    Raises:
+        InputError: the name is taken.
+
+    Example:
+        >>> mild = Threat("mild", PGDInjection, Budget(nodes=5, edges=5, steps=10, step_size=0.1), "5 × 5")
+        >>> register_threat(mild).name in THREATS
+        True
+        >>> THREATS.pop("mild") is mild
+        True
+    """
+    if threat.name in THREATS:
+        raise InputError(f"there is a threat {threat.name!r} already; choose another name")
+    THREATS[threat.name] = threat
+    return threat
 
 
 def make_attack(
