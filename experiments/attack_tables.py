@@ -52,9 +52,9 @@ def attack(store: Store) -> list[Sheet | Table]:
     notes = [
         "Means over seeds. Three columns at a time have the same number of new nodes and edges and the same"
         " box: `standard` and `strong` climb by signs, `ensemble` and `ensemble-strong` are the worst of"
-        " every search at the same random endpoints, “chosen” the worst at endpoints chosen by rules that read the"
-        " graph and the vanilla model. “top 5 lost”: under the explanation objective of `ensemble`, nodes in"
-        " reach, mean over layers (seeds 0 and 1).",
+        " every search at the same random endpoints, “chosen” the worst at endpoints chosen by rules that"
+        " read the graph and the vanilla model. “top 5 lost”: under the explanation objective of `ensemble`,"
+        " nodes in reach, mean over layers (seeds 0 and 1).",
     ]
     if results.missing:
         notes.append(f"{results.missing} of {len(results.expected)} cells are missing.")

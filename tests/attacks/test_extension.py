@@ -1,4 +1,4 @@
-"""An attack registered from outside the package is found by evaluate, the tables, the report and the shell."""
+"""An attack registered from outside the package is found by evaluate, tables, report and command line."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from fgai.attacks.natural import NaturalInjection
 from fgai.attacks.prbcd import PRBCD
 from fgai.attacks.search import EXPLANATION_MEMBERS, PREDICTION_MEMBERS, Member
 from fgai.attacks.tdgia import TDGIA
-from fgai.attacks.threats import THREATS, Threat, make_attack, register_threat, threat_of
+from fgai.attacks.threats import THREATS, Threat, doubt, make_attack, register_threat, threat_of
 from fgai.objectives import (
     INTRUDERS,
     MARGIN,
