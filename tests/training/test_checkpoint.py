@@ -36,6 +36,20 @@ class TestCheckpoint:
         assert header["data_fingerprint"] == "abc" and header["about"] == {"dataset": "small"}
         assert header["config"] == json.loads(json.dumps(model.config))
 
+    @pytest.mark.parametrize("name", ["GAT", "GT", "GCN"])
+    def test_a_file_with_the_names_of_before_is_read(self, name: str, tmp_path: Path) -> None:
+        model = fresh(name).eval()
+        path = save_model(model, tmp_path / "model", about={"settings": {"channels": 3, "layers": "all"}})
+        header, before = json.loads(header_of(path)["fgai"]), dict(model.config)
+        before["width" if name == "GT" else "channels"] = before.pop("hidden_channels")
+        if name != "GT":
+            before |= {"layers": before.pop("num_layers"), "norm": "none"}
+        header |= {"schema": 1, "config": before}
+        path.write_bytes(pack_tensors(dict(model.state_dict()), {"fgai": json.dumps(header)}))
+        back = load_model(path)
+        assert back.config == model.config and torch.equal(back(GRAPH), model(GRAPH))
+        assert read_header(path)["about"]["settings"] == {"hidden_channels": 3, "layers": "all"}
+
     def test_numbered_names_keep_their_dots(self, tmp_path: Path) -> None:
         assert save_model(fresh(), tmp_path / "gat.v1").name == "gat.v1.safetensors"
 
