@@ -80,7 +80,7 @@ class TestCheckpoint:
             "not a safetensors file": b"\x80\x04 a pickle, perhaps",
             "saved by another program": pack_tensors({"weight": torch.ones(2, 3)}),
             "newer fgai": edited({"schema": 99}),
-            "expected GAT or GATv2 or GT": edited({"class": "GIN"}),
+            "expected GAT or GATv2 or GCN or GT": edited({"class": "GIN"}),
             "does not fit its own architecture": edited({"config": {"in_channels": 6, "out_channels": 4}}),
             "own architecture": edited({"config": {"wings": 2}}),
             "does not say what it holds": edited({"schema": None}),
