@@ -111,7 +111,7 @@ def test_weight_zero_is_no_edge() -> None:
 
 
 @pytest.mark.parametrize("gated", [True, False])
-def test_a_faithful_twin_is_a_gcn_of_the_same_kind(gated: bool) -> None:
+def test_a_faithful_one_is_a_gcn_of_the_same_kind(gated: bool) -> None:
     data = small_data()
     vanilla = train(
         GCN.for_data(data, hidden_channels=6, gated=gated), data, epochs=15, lr=0.05, progress=False
