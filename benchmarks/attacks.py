@@ -29,7 +29,9 @@ def network(name: str, graph: Graph, layers: int) -> nn.Module:
     torch.manual_seed(0)
     if name == "GT":
         return fgai.GT.for_data(graph, heads=(8,) * (layers - 1) + (1,)).eval()
-    model: nn.Module = getattr(fgai, name).for_data(graph, channels=16, heads=8, layers=layers).eval()
+    model: nn.Module = (
+        getattr(fgai, name).for_data(graph, hidden_channels=16, heads=8, num_layers=layers).eval()
+    )
     return model
 
 

@@ -59,10 +59,12 @@ def nothing(epoch: int, terms: dict[str, float]) -> None:
 
 def measure(way: str, graph: Graph, epochs: int, device: str) -> dict[str, float]:
     torch.manual_seed(0)
-    model = GAT(WIDTH, CLASSES, channels=8, heads=8).to(device)
+    model = GAT(WIDTH, CLASSES, hidden_channels=8, heads=8).to(device)
     recipe: object = Vanilla(graph)
     if way == "fgai":
-        recipe = Faithful(GAT(WIDTH, CLASSES, channels=8, heads=8).to(device).eval(), graph, FaithfulConfig())
+        recipe = Faithful(
+            GAT(WIDTH, CLASSES, hidden_channels=8, heads=8).to(device).eval(), graph, FaithfulConfig()
+        )
     # Captured epochs are read 32 at a time; on large graphs after each one, which costs nothing there.
     large = graph.num_edges > 3e7
     more = 32 if device.startswith("cuda") and not large else 8

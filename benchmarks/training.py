@@ -48,7 +48,7 @@ class PyGAT(nn.Module):
 
 
 def measure_fgai(graph: fgai.Graph, epochs: int, device: str) -> dict[str, float]:
-    model = fgai.GAT.for_data(graph, channels=8, heads=8, layers=2).to(device)
+    model = fgai.GAT.for_data(graph, hidden_channels=8, heads=8, num_layers=2).to(device)
     recipe = Vanilla(prepared(model, graph))
     fit(model, recipe, TrainConfig(epochs=3, validate_every=99), progress=False)  # compiles
     with PeakMemory(device) as memory:

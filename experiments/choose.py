@@ -14,6 +14,7 @@ from experiments.results import DATASETS, MODELS, ROWS
 from experiments.store import Store
 from fgai.errors import InputError
 from fgai.metrics import METRICS, Quantity
+from fgai.models import current_names
 from fgai.tasks import TASKS
 from fgai.training import METHODS
 
@@ -58,8 +59,10 @@ def trials(store: Store, task: str = "") -> dict[Case, list[Trial]]:
         cell, scores = record["cell"], record["validation"]
         case = (cell["label"] or cell["method"], cell["model"], cell["dataset"])
         criterion = scores["clean" if task and cell["method"] == "vanilla" else "criterion"]
-        trial = Trial(cell["settings"], criterion, scores["clean"], scores["attacked"], record["key"])
-        text = json.dumps(trial.settings, sort_keys=True)
+        trial = Trial(
+            current_names(cell["settings"]), criterion, scores["clean"], scores["attacked"], record["key"]
+        )
+        text = json.dumps(cell["settings"], sort_keys=True)
         runs.setdefault(case, {}).setdefault(text, []).append(trial)
     found = {
         case: [_mean(held[text]) for text in sorted(held, key=lambda text: _order(held[text], text))]

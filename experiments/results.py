@@ -10,6 +10,7 @@ from experiments.cells import Cell, read_grid
 from experiments.statistics import Estimate, Interval, estimate, paired
 from experiments.store import Store
 from fgai.errors import CheckpointError
+from fgai.models import current_names
 from fgai.records import look_up
 
 MODELS = ("GAT", "GATv2", "GT")
@@ -155,10 +156,11 @@ def _ordered(found: set[str], order: tuple[str, ...]) -> list[str]:
 def _training(record: Mapping[str, Any]) -> Any:
     """What must be equal among the records of a row."""
     training = record.get("training", {})
-    return {name: training.get(name) for name in ("settings", "parent", "defaults")}
+    parts = {name: training.get(name) for name in ("settings", "parent", "defaults")}
+    return {name: current_names(part) if part else part for name, part in parts.items()}
 
 
 def settings_in(record: Mapping[str, Any]) -> dict[str, Any]:
     """Every setting of a record's training by name: its own, laid over the defaults."""
     training = record.get("training", {})
-    return {**training.get("defaults", {}), **training.get("settings", {})}
+    return current_names({**training.get("defaults", {}), **training.get("settings", {})})

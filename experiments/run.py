@@ -23,6 +23,7 @@ from fgai.attention import call_model, evaluating, prepared
 from fgai.datasets import with_degrees
 from fgai.evaluation import describe
 from fgai.metrics import task_scores
+from fgai.models import current_names
 from fgai.records import plain
 from fgai.tasks import task_of
 from fgai.training import ALONE, history_of, labelled
@@ -172,7 +173,7 @@ def is_done(record: dict[str, Any], cell: Cell, store: Store, redo: bool = False
 def change_of(record: dict[str, Any], cell: Cell) -> str | None:
     """The first setting that a record's training had otherwise than it would have now, in words."""
     for part, now in settings_of(cell).items():
-        then = record.get("training", {}).get(part, now)
+        then = current_names(record.get("training", {}).get(part, now))
         for name in sorted({**then, **now}):
             if then.get(name) != now.get(name):
                 return f"another {name!r} ({part}: {then.get(name)!r}, now {now.get(name)!r})"

@@ -13,7 +13,7 @@ from torch import nn
 import fgai
 from experiments.cells import Cell
 from fgai import Graph
-from fgai.models import DEFENCES
+from fgai.models import DEFENCES, current_names
 from fgai.records import plain
 from fgai.training import (
     ALONE,
@@ -41,7 +41,7 @@ def settings_of(cell: Cell) -> dict[str, Any]:
         nested = {name: faithful.pop(name) for name in ("weights", "train")}
         defaults = [*defaults, faithful, *nested.values()]
     where = (cell.model, cell.dataset, cell.predicts)
-    chosen = {**settings_for(cell.method, *where), **cell.settings}
+    chosen = {**settings_for(cell.method, *where), **current_names(cell.settings)}
     rest = {name: value for part in defaults for name, value in part.items() if name not in chosen}
     parent = {} if alone else preset("vanilla", *where)
     values = {"settings": chosen, "parent": parent, "defaults": rest}
@@ -105,7 +105,7 @@ def trained(
         vanilla=vanilla,
         device=device,
         progress=False,
-        settings=cell.settings,
+        settings=current_names(cell.settings),
     )
     if path is not None:
         save_model(model, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import get_close_matches
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,14 +20,17 @@ __all__ = [
     "positions",
 ]
 
+S = TypeVar("S", str, str | None)
 
-def one_of(value: str, name: str, options: Sequence[str]) -> str:
+
+def one_of(value: S, name: str, options: Sequence[S]) -> S:
     """Return `value` if it is one of `options`, else raise and suggest the nearest."""
     if value in options:
         return value
-    near = get_close_matches(str(value), options, n=1)
+    words = [str(option) for option in options]
+    near = get_close_matches(str(value), words, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise InputError(f"`{name}` must be one of {', '.join(options)}, got {value!r}{hint}")
+    raise InputError(f"`{name}` must be one of {', '.join(words)}, got {value!r}{hint}")
 
 
 def at_least(value: float, name: str, low: float, remedy: str = "") -> float:

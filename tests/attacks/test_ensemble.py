@@ -125,7 +125,7 @@ def test_nothing_found_by_brute_force_over_a_grid_is_missed() -> None:
     narrow = graph.replace(features=type(graph.features).dense(graph.features.to_dense()[:, :2].contiguous()))
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        model = GAT.for_data(narrow, channels=3, heads=2).eval()
+        model = GAT.for_data(narrow, hidden_channels=3, heads=2).eval()
     budget = Budget(nodes=1, edges=6, box=(-1.0, 1.0), steps=60)
     attack = EnsembleInjection(budget, rules=("random",))
     result = run(model, narrow, attack, seed=2)

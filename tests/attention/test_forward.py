@@ -114,7 +114,7 @@ def test_own_layers_are_watched_with_weights_and_taps(name: str, monkeypatch: py
 
 def test_a_defended_model_is_run_once() -> None:
     graph = cases.tiny_graph()
-    model = GNNGuard.for_data(graph, base="GAT", channels=4, heads=3)
+    model = GNNGuard.for_data(graph, base="GAT", hidden_channels=4, heads=3)
     ready, calls = prepared(model, graph), []
     handle = model.register_forward_hook(lambda *_: calls.append(1))
     seen = observe(model, ready, heads="mean")
@@ -132,7 +132,7 @@ def test_a_layer_that_runs_twice_has_two_names() -> None:
             return torch.as_tensor(self.convs[1](layer(x, graph.adjacency), graph.adjacency))
 
     graph = cases.tiny_graph()
-    model = Twice.for_data(graph, channels=3, heads=2).eval()
+    model = Twice.for_data(graph, hidden_channels=3, heads=2).eval()
     ready = model.prepare(graph)
     for heads in ("each", "mean"):
         names = [layer.name for layer in observe(model, ready, heads=heads).attention]

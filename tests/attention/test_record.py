@@ -40,8 +40,8 @@ def make_graph(**fields):
 def make_own(kind, **options):
     torch.manual_seed(2)
     if kind == "gt":
-        return GT(FEATURES, 3, width=8, heads=(2, 1), encodings=2, **options)
-    return {"gat": GAT, "gatv2": GATv2}[kind](FEATURES, 3, channels=4, heads=2, **options)
+        return GT(FEATURES, 3, hidden_channels=8, heads=(2, 1), encodings=2, **options)
+    return {"gat": GAT, "gatv2": GATv2}[kind](FEATURES, 3, hidden_channels=4, heads=2, **options)
 
 
 # fgai's own models

@@ -43,13 +43,13 @@ def case(name: str) -> tuple[nn.Module, Graph]:
     graph = dense(planted(seed=1, num_nodes=90, num_classes=4))
     model: nn.Module
     if name == "GAT":
-        model = GAT.for_data(graph, channels=3, heads=2)
+        model = GAT.for_data(graph, hidden_channels=3, heads=2)
     elif name == "GATv2":
-        model = GATv2.for_data(graph, channels=3, heads=2)
+        model = GATv2.for_data(graph, hidden_channels=3, heads=2)
     elif name == "deep":
-        model = GAT.for_data(graph, channels=3, heads=2, layers=3)
+        model = GAT.for_data(graph, hidden_channels=3, heads=2, num_layers=3)
     elif name == "GT":
-        model = GT.for_data(graph, width=12, heads=(3, 2), encodings=5)
+        model = GT.for_data(graph, hidden_channels=12, heads=(3, 2), encodings=5)
     else:
         model = Stack(name, graph.num_features, graph.num_classes)
     model = model.double()
@@ -226,13 +226,13 @@ def test_what_is_not_linear_is_unknown_and_says_why(kind: str, word: str) -> Non
 
 def test_layer_norm_and_other_tasks_are_unknown() -> None:
     graph = dense(planted(seed=1, num_nodes=60, num_classes=3))
-    transformer = GT.for_data(graph, width=8, heads=(2, 1), encodings=3, norm="layer").double()
+    transformer = GT.for_data(graph, hidden_channels=8, heads=(2, 1), encodings=3, norm="layer").double()
     with pytest.warns(ReliabilityWarning, match="certificate-unknown"):
         certify(transformer, graph, radius=0.01)
-    normed = GAT.for_data(graph, channels=2, heads=2, norm="layer").double()
+    normed = GAT.for_data(graph, hidden_channels=2, heads=2, norm="layer").double()
     found = certify(normed, graph, radius=0.01)
     assert [layer.prediction.class_status for layer in found.layers] == ["unknown", "exact"]
-    links = GAT.for_data(graph, channels=2, heads=2, task="link").double()
+    links = GAT.for_data(graph, hidden_channels=2, heads=2, task="link").double()
     with pytest.warns(ReliabilityWarning, match="'link'"):
         assert certify(links, graph, radius=0.01).layer().share("topk", 1e-9) is not None
 

@@ -23,7 +23,7 @@ from support.certify_cases import NORMS
 def record() -> CertificateRecord:
     torch.manual_seed(0)
     graph = planted(seed=2, num_nodes=130, num_classes=3)
-    model, other = (GAT.for_data(graph, channels=3, heads=2) for _ in range(2))
+    model, other = (GAT.for_data(graph, hidden_channels=3, heads=2) for _ in range(2))
     return certify(model, graph, vanilla=other, radius=0.004, k1=4, k2=3, norm="l2", alpha=0.2, beta=0.6)
 
 
@@ -84,7 +84,7 @@ def test_a_node_satisfies_the_definition_only_with_all_four(record: CertificateR
 def test_without_bounds_or_vanilla_less_is_claimed() -> None:
     torch.manual_seed(1)
     graph = planted(seed=2, num_nodes=80, num_classes=3)
-    model = GAT.for_data(graph, channels=3, heads=2)
+    model = GAT.for_data(graph, hidden_channels=3, heads=2)
     free = certify(model, graph, radius=0.01)
     assert free.satisfied() is None and free.satisfied_share() is None and free.alpha1 is None
     half = certify(model, graph, radius=0.01, beta=0.5, divergence="logits", alpha=1.0)
@@ -99,7 +99,7 @@ def test_without_bounds_or_vanilla_less_is_claimed() -> None:
 def test_radius_zero_and_radii_beyond_every_attention(norm: str) -> None:
     torch.manual_seed(1)
     graph = planted(seed=2, num_nodes=80, num_classes=3)
-    model = GAT.for_data(graph, channels=3, heads=2)
+    model = GAT.for_data(graph, hidden_channels=3, heads=2)
     still = certify(model, graph, radius=0.0, k2=3, norm=norm)
     for layer in still.layers:
         assert layer.share("class", 0.0) == 1.0 and layer.share("topk", 0.0) == 1.0

@@ -52,13 +52,25 @@ class TestModels:
         assert not list(workshop.glob("*.partial"))
 
     def test_words_for_people(self, tmp_path: Path) -> None:
-        words = ("train", "-m", "GATv2", "--epochs", 1, "--set", "channels=2", "--set", "heads=2", "-s", 3)
+        words = (
+            "train",
+            "-m",
+            "GATv2",
+            "--epochs",
+            1,
+            "--set",
+            "hidden_channels=2",
+            "--set",
+            "heads=2",
+            "-s",
+            3,
+        )
         done = here(*words, cwd=tmp_path)
         assert done.exit_code == 0, done.stderr
         assert done.stdout.startswith("F1: train ") and "vanilla-gatv2-planted.safetensors" in done.stdout
         assert done.stderr.startswith("training GATv2 (vanilla) on Graph('planted'")
         header = read_header(tmp_path / "vanilla-gatv2-planted.safetensors")
-        assert header["config"]["channels"] == 2 and header["about"]["split_seed"] == 3
+        assert header["config"]["hidden_channels"] == 2 and header["about"]["split_seed"] == 3
 
     def test_same_seed_same_file(self, workshop: Path, tmp_path: Path) -> None:
         threads = torch.get_num_threads()
@@ -87,9 +99,9 @@ class TestSameAsPython:
         chosen = () if task is None else ("--task", task)
         words = ("train", "-m", model, *chosen, "--epochs", 2, "--set", "heads=2", "-s", 3, "-o", "one")
         if model == "GT":
-            words = (*words, "--set", "width=16", "--set", "heads=[2,1]")
+            words = (*words, "--set", "hidden_channels=16", "--set", "heads=[2,1]")
         assert here(*words, cwd=tmp_path).exit_code == 0
-        sizes = {"heads": 2} if model == "GAT" else {"width": 16, "heads": (2, 1)}
+        sizes = {"heads": 2} if model == "GAT" else {"hidden_channels": 16, "heads": (2, 1)}
         data = root.load_dataset("planted", seed=3, task=task)
         trained = root.train(model, data, seed=3, epochs=2, progress=False, **sizes)
         assert_same(load_model(tmp_path / "one.safetensors"), trained)

@@ -156,7 +156,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     graph = datasets.load_dataset("planted", seed=0)
     about: dict[str, Any] = {"dataset": "planted", "split_seed": 0, "seed": 0, "settings": {}}
     for seed, (name, method) in enumerate((("gat", "vanilla"), ("faithful", "fgai"))):
-        model = untrained("GAT", graph, seed=seed, channels=2, heads=2)
+        model = untrained("GAT", graph, seed=seed, hidden_channels=2, heads=2)
         write_model(model, folder / f"{name}.safetensors", graph, {**about, "method": method})
     comparison().save(folder / "both.json")
     cells = [Cell(method=method) for method in ("vanilla", "fgai")]

@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models of the built-in graph, and records of a tiny one."""
     place = tmp_path_factory.mktemp("report")
     graph = datasets.load_dataset("planted", seed=0)
-    model = train(untrained("GAT", graph, channels=2, heads=2), graph, epochs=2, progress=False)
+    model = train(untrained("GAT", graph, hidden_channels=2, heads=2), graph, epochs=2, progress=False)
     faithful = make_faithful(model, graph, epochs=1, nodes=2, edges=3, progress=False)
     about: dict[str, Any] = {"dataset": "planted", "split_seed": 0, "seed": 0, "settings": {"epochs": 2}}
     write_model(model, place / "gat.safetensors", graph, {**about, "method": "vanilla"})

@@ -21,7 +21,7 @@ def answer(*words: object, cwd: Path) -> dict[str, Any]:
 
 
 def test_links_are_trained_made_faithful_and_attacked(tmp_path: Path) -> None:
-    small = ("--set", "channels=3", "--set", "heads=2")
+    small = ("--set", "hidden_channels=3", "--set", "heads=2")
     made = answer("train", "--task", "link", "--epochs", 2, *small, cwd=tmp_path)
     assert made["task"] == "link" and set(made["roc_auc"]) == {"val", "test"}
     path = tmp_path / made["output"]

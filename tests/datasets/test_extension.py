@@ -49,7 +49,7 @@ def test_a_graph_made_in_python_is_loaded_by_name(mine: Graph) -> None:
 def test_the_command_line_finds_it(mine: Graph, tmp_path: Path) -> None:
     listed = json.loads(here("data", "list", "--json", cwd=tmp_path).stdout)["datasets"]
     assert listed[-1]["name"] == "mine" and listed[-1]["where"] == "built in"
-    small = ("--set", "channels=2", "--set", "heads=2", "--epochs", 1, "--json")
+    small = ("--set", "hidden_channels=2", "--set", "heads=2", "--epochs", 1, "--json")
     done = here("train", "--dataset", "mine", *small, cwd=tmp_path)
     assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["dataset"] == "mine"

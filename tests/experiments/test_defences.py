@@ -58,7 +58,7 @@ def test_cost_stands_beside_the_papers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", DEFENCES)
 def test_cells_of_defences_run(method: str, tmp_path: Path) -> None:
-    cell = cases.tiny(method=method, model="GCN", settings={"epochs": 2, "channels": 5})
+    cell = cases.tiny(method=method, model="GCN", settings={"epochs": 2, "hidden_channels": 5})
     record = run_cell(cell, Store(tmp_path), cache=tmp_path / "cache")
     assert record["status"] == "done", record.get("error")
     own = DEFENCES[method].defaults()

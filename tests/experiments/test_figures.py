@@ -85,7 +85,7 @@ class TestFromModels:
             assert ours.equal(theirs)
 
     @pytest.mark.slow
-    def test_faithful_twin(self, tmp_path: Path, source: Source) -> None:
+    def test_faithful_model(self, tmp_path: Path, source: Source) -> None:
         models = source.pair(source.graph())
         assert list(models) == ["GAT", "FGAI"]
         assert list(figure("topk-neighbours", Store(tmp_path), source))

@@ -26,7 +26,7 @@ THREAT = Threat("few", PGDInjection, Budget(nodes=3, edges=4, steps=2, step_size
 
 @pytest.fixture(scope="module")
 def model() -> AttentionModel:
-    return train(untrained("GAT", GRAPH, channels=2, heads=3), GRAPH, epochs=8, progress=False)
+    return train(untrained("GAT", GRAPH, hidden_channels=2, heads=3), GRAPH, epochs=8, progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ class TestRecord:
         assert [entry["itself"] for entry in found.neighbours] == [True]
         assert found.certified is not None and found.certified["layers"][0]["topk_radius"] is None
         assert "no other neighbour to swap in" in text_of(found)
-        transformer = untrained("GT", GRAPH, width=16, heads=(2, 1)).eval()
+        transformer = untrained("GT", GRAPH, hidden_channels=16, heads=(2, 1)).eval()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FgaiWarning)
             bare = explain(transformer, GRAPH, 39, threat=THREAT)

@@ -154,7 +154,7 @@ class TestDoor:
 
 @pytest.fixture(scope="module")
 def model() -> AttentionModel:
-    return train(untrained("GAT", GRAPH, channels=2, heads=3), GRAPH, epochs=8, progress=False)
+    return train(untrained("GAT", GRAPH, hidden_channels=2, heads=3), GRAPH, epochs=8, progress=False)
 
 
 class TestFgaiModels:
@@ -210,10 +210,10 @@ class TestFgaiModels:
             batch=torch.tensor([0, 0, 0, 1, 1, 1]),
             graph_y=torch.tensor([0, 1]),
         )
-        pooled = AsPyG(GAT(6, 2, task="graph", channels=2, heads=3).eval())
+        pooled = AsPyG(GAT(6, 2, task="graph", hidden_channels=2, heads=3).eval())
         found = explainer(pooled, "graph")(graph.to_data().x, graph.edge_index, batch=graph.batch)
         assert found.validate() and found.prediction.shape == (2, 2)
-        transformer = untrained("GT", GRAPH, width=16, heads=(2, 1)).eval()
+        transformer = untrained("GT", GRAPH, hidden_channels=16, heads=(2, 1)).eval()
         assert isinstance(transformer, GT)
         assert explainer(AsPyG(transformer))(DATA.x, DATA.edge_index, index=2).validate()
 

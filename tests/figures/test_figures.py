@@ -32,7 +32,7 @@ def cases() -> list[Case]:
     attack = PGDInjection(Budget(nodes=3, edges=4, steps=2, step_size=0.5))
     out = []
     for name in ("GAT", "GATv2"):
-        model = train(untrained(name, GRAPH, channels=2, heads=2), GRAPH, epochs=8, progress=False)
+        model = train(untrained(name, GRAPH, hidden_channels=2, heads=2), GRAPH, epochs=8, progress=False)
         out.append(Case(name, model, attack.run(model, GRAPH)))
     return out
 
@@ -126,7 +126,7 @@ class TestFigures:
             figures.node_attention(cases[0].model, GRAPH, 3, most=0)
 
     def test_isolated_node_of_a_transformer(self) -> None:
-        model = untrained("GT", GRAPH, width=16, heads=(2, 1)).eval()
+        model = untrained("GT", GRAPH, hidden_channels=16, heads=(2, 1)).eval()
         with pytest.raises(InputError, match="attends to nothing"):
             figures.node_attention(model, GRAPH, 39)
 

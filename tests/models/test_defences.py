@@ -24,12 +24,12 @@ from support.forward import seen_by
 from support.graph_cases import small_data
 
 GRAPH = small_data()
-SMALL: dict[str, Any] = {"channels": 3, "heads": 2}
+SMALL: dict[str, Any] = {"hidden_channels": 3, "heads": 2}
 BASES: dict[str, dict[str, Any]] = {
     "GAT": SMALL,
     "GATv2": SMALL,
-    "GT": {"width": 8, "heads": (4, 1), "encodings": 0},
-    "GCN": {"channels": 5},
+    "GT": {"hidden_channels": 8, "heads": (4, 1), "encodings": 0},
+    "GCN": {"hidden_channels": 5},
 }
 DEFENCES: dict[str, type[Defended]] = {"guard": GNNGuard, "svd": GNNSVD, "pro": ProGNN}
 OWN: dict[str, dict[str, Any]] = {"guard": {"threshold": 0.3}, "svd": {"rank": 4}, "pro": {"rank": 4}}

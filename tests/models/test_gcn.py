@@ -83,7 +83,7 @@ def test_nodes_without_weight_give_the_bias() -> None:
 @pytest.mark.parametrize("gated", [False, True])
 def test_shares_sum_to_one_and_can_be_perturbed(gated: bool) -> None:
     torch.manual_seed(0)
-    data, model = graph(loops=False), GCN.for_data(graph(), gated=gated, channels=6).eval()
+    data, model = graph(loops=False), GCN.for_data(graph(), gated=gated, hidden_channels=6).eval()
     logits, attention = seen_by(model, model.prepare(data))
     assert logits.shape == (11, 3) and len(attention) == 2
     attention.check_sums()
@@ -94,7 +94,7 @@ def test_shares_sum_to_one_and_can_be_perturbed(gated: bool) -> None:
 
 def test_gates_start_shut_and_learn() -> None:
     torch.manual_seed(0)
-    plain = GCN.for_data(graph(), channels=6)
+    plain = GCN.for_data(graph(), hidden_channels=6)
     gated = plain.with_gates()
     assert gated.config == {**plain.config, "gated": True}
     torch.testing.assert_close(gated.eval()(graph()), plain.eval()(graph()))
@@ -104,16 +104,18 @@ def test_gates_start_shut_and_learn() -> None:
 
 def test_weight_zero_is_no_edge() -> None:
     torch.manual_seed(0)
-    data, model = graph(), GCN.for_data(graph(), channels=6).eval()
+    data, model = graph(), GCN.for_data(graph(), hidden_channels=6).eval()
     gone = (data.adjacency.source != data.adjacency.destination).nonzero().flatten()[::3]
     weight = torch.ones(data.num_edges).index_fill(0, gone, 0.0)
     torch.testing.assert_close(model(data.replace(edge_weight=weight)), model(data.remove(gone)[0]))
 
 
 @pytest.mark.parametrize("gated", [True, False])
-def test_a_faithful_twin_is_a_gcn_of_the_same_kind(gated: bool) -> None:
+def test_a_faithful_one_is_a_gcn_of_the_same_kind(gated: bool) -> None:
     data = small_data()
-    vanilla = train(GCN.for_data(data, channels=6, gated=gated), data, epochs=15, lr=0.05, progress=False)
+    vanilla = train(
+        GCN.for_data(data, hidden_channels=6, gated=gated), data, epochs=15, lr=0.05, progress=False
+    )
     faithful = make_faithful(vanilla, data, nodes=3, edges=4, epochs=3, progress=False)
     assert type(faithful) is GCN and faithful.config == vanilla.config
     learned = [

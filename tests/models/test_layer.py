@@ -129,7 +129,7 @@ class TestAgainstPyG:
     @pytest.mark.parametrize(("ours", "theirs"), [(GAT, GATConv), (GATv2, GATv2Conv)])
     def test_model_equals_pyg_with_loops_added(self, ours: type[GAT], theirs: Any) -> None:
         graph = small_data()
-        model = ours.for_data(graph, channels=2, heads=3).double().eval()
+        model = ours.for_data(graph, hidden_channels=2, heads=3).double().eval()
         convs = [theirs(6, 2, heads=3).double(), theirs(6, 3, heads=1, concat=False).double()]
         for mine, conv in zip(model.convs, convs, strict=True):
             with torch.no_grad():

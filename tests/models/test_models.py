@@ -58,8 +58,8 @@ class TestNorm:
             graph = graph.replace(features=graph.features.perturb(torch.tensor([4, 9]), delta))
             extra = torch.randn(3, 6, generator=generator, dtype=torch.float64)
             graph, _ = graph.inject(torch.tensor([[0, 4], [9, 2], [3, 1]]), extra)
-        plain = GAT(6, 3, channels=2, heads=4).double().eval()
-        normed = GAT(6, 3, channels=2, heads=4, norm="layer").double().eval()
+        plain = GAT(6, 3, hidden_channels=2, heads=4).double().eval()
+        normed = GAT(6, 3, hidden_channels=2, heads=4, norm="layer").double().eval()
         normed.load_state_dict(plain.state_dict(), strict=False)
         looped = normed.prepare(graph)
         assert looped.features is not None
@@ -156,7 +156,7 @@ class TestModels:
 
     def test_gt_equals_a_dense_reference(self) -> None:
         graph = doubled(small_data())
-        made = GT.for_data(graph, width=16, heads=(4, 2), encodings=3, dropout=0.3).double()
+        made = GT.for_data(graph, hidden_channels=16, heads=(4, 2), encodings=3, dropout=0.3).double()
         with torch.no_grad():
             for module in made.modules():
                 if isinstance(module, nn.BatchNorm1d):
@@ -235,14 +235,14 @@ class TestRefused:
             ({"pooling": "sum"}, "`pooling` must be one of"),
             ({"heads": 0}, "`heads` must be at least 1"),
             ({"norm": "batch"}, "`norm` must be one of"),
-            ({"layers": 0}, "`layers` must be at least 1"),
+            ({"num_layers": 0}, "`num_layers` must be at least 1"),
         ):
             with pytest.raises(InputError, match=message):
                 GAT(4, 2, **arguments)  # type: ignore[arg-type]
         with pytest.raises(InputError, match="`norm` must be one of"):
-            GT(4, 2, norm="none")
+            GT(4, 2, norm=None)
         with pytest.raises(InputError, match="divisible"):
-            GT(4, 2, width=20, heads=(8, 1))
+            GT(4, 2, hidden_channels=20, heads=(8, 1))
         with pytest.raises(InputError, match="`score` must be one of"):
             AttentionLayer(4, 2, score="cosine")
 

@@ -22,7 +22,7 @@ class Narrow(GAT):
 
     @classmethod
     def _sizes(cls, graph: Any, task: str) -> dict[str, Any]:
-        return {**super()._sizes(graph, task), "channels": 3, "heads": 2}
+        return {**super()._sizes(graph, task), "hidden_channels": 3, "heads": 2}
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_fgais_own_are_there() -> None:
 def test_built_trained_saved_and_loaded_by_name(narrow: str, tmp_path: Path) -> None:
     graph = cases.tiny_graph()
     fresh = untrained(narrow, graph, seed=3)
-    assert type(fresh) is Narrow and fresh.config["channels"] == 3
+    assert type(fresh) is Narrow and fresh.config["hidden_channels"] == 3
     trained = train_method("vanilla", narrow, graph, settings={"epochs": 3}, progress=False)
     back = fgai.load_model(fgai.save_model(trained, tmp_path / "narrow"))
     assert type(back) is Narrow
@@ -54,7 +54,7 @@ def test_defended_by_name(narrow: str) -> None:
 
 
 def test_commands_know_its_arguments(narrow: str) -> None:
-    assert parsed_settings(["channels=5"], "GAT", "vanilla") == {"channels": 5}
+    assert parsed_settings(["hidden_channels=5"], "GAT", "vanilla") == {"hidden_channels": 5}
     assert parsed_settings(["epochs=2"], narrow, "vanilla") == {"epochs": 2}
 
 

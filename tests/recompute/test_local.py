@@ -32,11 +32,11 @@ from support.forward import seen_by
 from support.graph_cases import build, edge_sets, small_data
 
 SHAPES: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
-    "gat-2": (GAT, {"channels": 4, "heads": 3, "layers": 2}),
-    "gat-3-normed": (GAT, {"channels": 2, "heads": 5, "layers": 3, "norm": "layer"}),
-    "gatv2-3": (GATv2, {"channels": 4, "heads": 3, "layers": 3}),
-    "gt-2-layer-norm": (GT, {"width": 12, "heads": (3, 1), "encodings": 4, "norm": "layer"}),
-    "gt-3": (GT, {"width": 12, "heads": (3, 1, 2), "encodings": 5}),
+    "gat-2": (GAT, {"hidden_channels": 4, "heads": 3, "num_layers": 2}),
+    "gat-3-normed": (GAT, {"hidden_channels": 2, "heads": 5, "num_layers": 3, "norm": "layer"}),
+    "gatv2-3": (GATv2, {"hidden_channels": 4, "heads": 3, "num_layers": 3}),
+    "gt-2-layer-norm": (GT, {"hidden_channels": 12, "heads": (3, 1), "encodings": 4, "norm": "layer"}),
+    "gt-3": (GT, {"hidden_channels": 12, "heads": (3, 1, 2), "encodings": 5}),
 }
 
 
@@ -189,7 +189,7 @@ def test_full_passes_where_parts_do_not_serve() -> None:
     with cases.quiet():
         assert attack.run(bent, graph).ledger.partial == 0
         assert attack.run(cases.untrained("pyg"), graph).ledger.partial == 0
-        deep = GAT.for_data(graph, layers=3).eval()
+        deep = GAT.for_data(graph, num_layers=3).eval()
         everywhere = attack.run(deep, graph, seed=1).ledger
     assert (everywhere.partial, everywhere.share) == (0, 1.0)
 

@@ -91,10 +91,10 @@ def untrained(model: str, norm: bool = False) -> nn.Module:
             return PygModel(graph.num_features, graph.num_classes, norm)
         layer = {"norm": "layer"} if norm else {}
         if model == "gt":
-            return GT.for_data(graph, width=12, heads=(3, 1), encodings=4, **layer)
+            return GT.for_data(graph, hidden_channels=12, heads=(3, 1), encodings=4, **layer)
         if model == "gcn":
-            return GCN.for_data(graph, channels=7, **layer)
-        return {"gat": GAT, "gatv2": GATv2}[model].for_data(graph, channels=4, heads=3, **layer)
+            return GCN.for_data(graph, hidden_channels=7, **layer)
+        return {"gat": GAT, "gatv2": GATv2}[model].for_data(graph, hidden_channels=4, heads=3, **layer)
 
 
 def defended(model: str, recipe: str) -> nn.Module:

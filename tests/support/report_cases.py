@@ -26,7 +26,7 @@ CLASSES = ["<i>first</i>", "second", "third"]
 @cache
 def models() -> dict[str, AttentionModel]:
     return {
-        name: train(untrained(kind, GRAPH, channels=2, heads=2), GRAPH, epochs=8, progress=False)
+        name: train(untrained(kind, GRAPH, hidden_channels=2, heads=2), GRAPH, epochs=8, progress=False)
         for name, kind in (("GAT", "GAT"), ("FGAI", "GATv2"))
     }
 

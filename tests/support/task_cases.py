@@ -80,9 +80,9 @@ def untrained(task: str, model: str = "gat", **arguments: Any) -> nn.Module:
         torch.manual_seed(5)
         if model == "mine":
             return Mine(graph.num_features, 7 if task == "link" else graph.num_classes)
-        sizes: dict[str, Any] = {"channels": 4, "heads": 3}
+        sizes: dict[str, Any] = {"hidden_channels": 4, "heads": 3}
         if model == "gt":
-            sizes = {"width": 12, "heads": (3, 1), "encodings": 4}
+            sizes = {"hidden_channels": 12, "heads": (3, 1), "encodings": 4}
         if task == "link":
             sizes["out_channels"] = 7
         return MODELS[model].for_data(graph, **sizes, **arguments)

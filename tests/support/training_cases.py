@@ -18,8 +18,8 @@ SHORT: dict[str, Any] = {"epochs": 4, "progress": False}
 
 
 def fresh(name: str = "GAT", seed: int = 0, **changes: Any) -> nn.Module:
-    sizes = {"GT": {"width": 16, "heads": (4, 1)}, "GCN": {"channels": 6}}.get(
-        name, {"channels": 2, "heads": 3}
+    sizes = {"GT": {"hidden_channels": 16, "heads": (4, 1)}, "GCN": {"hidden_channels": 6}}.get(
+        name, {"hidden_channels": 2, "heads": 3}
     )
     return untrained(name, GRAPH, seed=seed, **{**sizes, **changes})
 

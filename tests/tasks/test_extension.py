@@ -118,7 +118,7 @@ def sign() -> Iterator[Task]:
 def trained(graph: Graph, **sizes: int) -> GAT:
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        model = GAT.for_data(graph, channels=3, heads=2, **sizes)
+        model = GAT.for_data(graph, hidden_channels=3, heads=2, **sizes)
     return train(model, graph, epochs=5, progress=False)
 
 
@@ -229,7 +229,7 @@ def test_a_read_out_nobody_can_follow_is_not_certified(sign: Task, monkeypatch: 
 
 
 def test_the_command_line_knows_the_task(core: Task, tmp_path: Path) -> None:
-    small = ("--set", "channels=3", "--set", "heads=2", "--epochs", 1)
+    small = ("--set", "hidden_channels=3", "--set", "heads=2", "--epochs", 1)
     done = here("train", "--task", "core", *small, cwd=tmp_path)
     assert done.exit_code == 0, done.stderr
     path = "vanilla-gat-planted-core.safetensors"

@@ -36,6 +36,20 @@ class TestCheckpoint:
         assert header["data_fingerprint"] == "abc" and header["about"] == {"dataset": "small"}
         assert header["config"] == json.loads(json.dumps(model.config))
 
+    @pytest.mark.parametrize("name", ["GAT", "GT", "GCN"])
+    def test_a_file_with_the_names_of_before_is_read(self, name: str, tmp_path: Path) -> None:
+        model = fresh(name).eval()
+        path = save_model(model, tmp_path / "model", about={"settings": {"channels": 3, "layers": "all"}})
+        header, before = json.loads(header_of(path)["fgai"]), dict(model.config)
+        before["width" if name == "GT" else "channels"] = before.pop("hidden_channels")
+        if name != "GT":
+            before |= {"layers": before.pop("num_layers"), "norm": "none"}
+        header |= {"schema": 1, "config": before}
+        path.write_bytes(pack_tensors(dict(model.state_dict()), {"fgai": json.dumps(header)}))
+        back = load_model(path)
+        assert back.config == model.config and torch.equal(back(GRAPH), model(GRAPH))
+        assert read_header(path)["about"]["settings"] == {"hidden_channels": 3, "layers": "all"}
+
     def test_numbered_names_keep_their_dots(self, tmp_path: Path) -> None:
         assert save_model(fresh(), tmp_path / "gat.v1").name == "gat.v1.safetensors"
 
@@ -66,7 +80,7 @@ class TestCheckpoint:
             "not a safetensors file": b"\x80\x04 a pickle, perhaps",
             "saved by another program": pack_tensors({"weight": torch.ones(2, 3)}),
             "newer fgai": edited({"schema": 99}),
-            "expected GAT or GATv2 or GT": edited({"class": "GIN"}),
+            "expected GAT or GATv2 or GCN or GT": edited({"class": "GIN"}),
             "does not fit its own architecture": edited({"config": {"in_channels": 6, "out_channels": 4}}),
             "own architecture": edited({"config": {"wings": 2}}),
             "does not say what it holds": edited({"schema": None}),

@@ -32,7 +32,7 @@ from fgai.training import (
 from support.graph_cases import small_data
 
 GRAPH = small_data()
-SHORT: dict[str, Any] = {"epochs": 4, "channels": 3}
+SHORT: dict[str, Any] = {"epochs": 4, "hidden_channels": 3}
 
 
 def trained(method: str, model: str = "GCN", seed: int = 0, **changes: Any) -> nn.Module:
@@ -57,7 +57,7 @@ class TestMethod:
         assert torch.equal(back(GRAPH), one(GRAPH))
 
     def test_learns(self, method: str) -> None:
-        model = trained(method, epochs=40, lr=0.05, channels=8, dropout=0.0)
+        model = trained(method, epochs=40, lr=0.05, hidden_channels=8, dropout=0.0)
         assert GRAPH.y is not None and GRAPH.test_mask is not None
         right = (model(GRAPH).argmax(1) == GRAPH.y)[GRAPH.test_mask].float().mean()
         assert right > 0.6
@@ -93,7 +93,7 @@ def test_killed_training_resumes_to_the_same_weights(after: int, tmp_path: Path)
 
     def made() -> tuple[ProGNN, Regularised]:
         torch.manual_seed(0)
-        model = ProGNN.for_data(GRAPH, base="GCN", channels=3, rank=4)
+        model = ProGNN.for_data(GRAPH, base="GCN", hidden_channels=3, rank=4)
         return model, Regularised(prepared(model, GRAPH))
 
     whole, recipe = made()

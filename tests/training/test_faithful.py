@@ -53,7 +53,7 @@ def weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", [GAT, GATv2, GT, Mine])
-def test_returns_a_twin_and_leaves_the_original(kind: type[nn.Module], graph: Graph) -> None:
+def test_returns_another_model_and_leaves_the_vanilla_one(kind: type[nn.Module], graph: Graph) -> None:
     torch.manual_seed(0)
     fresh = Mine(graph.num_features, graph.num_classes) if kind is Mine else kind.for_data(graph)  # type: ignore[attr-defined]
     model = train(fresh, graph, epochs=5, progress=False)

@@ -123,7 +123,7 @@ class TestResume:
         train(fresh(), GRAPH, **options)
         assert GRAPH.train_mask is not None
         others: list[Any] = [
-            lambda: train(fresh(channels=5), GRAPH, **options),
+            lambda: train(fresh(hidden_channels=5), GRAPH, **options),
             lambda: train(fresh("GATv2"), GRAPH, **options),
             lambda: train(fresh(), GRAPH, **{**options, "epochs": 3}),
             lambda: train(fresh(), GRAPH, seed=1, **options),

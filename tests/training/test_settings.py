@@ -36,7 +36,7 @@ from support.graph_cases import small_data
 
 GRAPH = small_data()
 PHOTO = GRAPH.replace(name="amazon-photo")
-SIZES: dict[str, Any] = {"channels": 2, "heads": 2}
+SIZES: dict[str, Any] = {"hidden_channels": 2, "heads": 2}
 Plan = Callable[..., tuple[nn.Module, Any, TrainConfig]]
 
 
@@ -98,7 +98,9 @@ class TestMerging:
         with pytest.raises(InputError, match="did you mean 'epochs'"):
             train_method(method, "GAT", GRAPH, settings={"epoch": 3})
         taken = {"at": "nodes", "fgai": "similarity", "fgai-paper": "similarity"}.get(method, "dropout")
-        other = "dropout" if method == "at" else "channels" if method.startswith("fgai") else "similarity"
+        other = (
+            "dropout" if method == "at" else "hidden_channels" if method.startswith("fgai") else "similarity"
+        )
         assert taken in setting_names(method, "GAT") and other not in setting_names(method, "GAT")
 
 

@@ -28,16 +28,16 @@ class GAT(AttentionModel):
     Args:
         in_channels: features per node.
         out_channels: classes (or embedding width for links).
-        channels: width per hidden head.
+        hidden_channels: width per hidden head.
         heads: hidden heads.
-        layers: attention layers in all, the output layer included.
+        num_layers: attention layers in all, the output layer included.
         dropout: rate on the input of every layer while training.
         attention_dropout: rate on the attention while training.
-        norm: `"none"`, or `"layer"` to normalise the input and the hidden features.
+        norm: None, or `"layer"` to normalise the input and the hidden features.
         task: `node`, `link` or `graph`.
         pooling: `mean` or `max`, for graphs.
         decoder: `dot` or `cosine`, for links.
-        head: `none`, where the output layer gives the logits that are pooled, or `mlp`, where it gives states
+        head: None, where the output layer gives the logits that are pooled, or `"mlp"`, where it gives states
             of the hidden width, which are pooled and then classified; for graphs.
 
     Reference: Veličković et al., Graph Attention Networks, ICLR 2018.
@@ -50,28 +50,28 @@ class GAT(AttentionModel):
         in_channels: int,
         out_channels: int,
         *,
-        channels: int = 8,
+        hidden_channels: int = 8,
         heads: int = 8,
-        layers: int = 2,
+        num_layers: int = 2,
         dropout: float = 0.6,
         attention_dropout: float = 0.0,
-        norm: str = "none",
+        norm: str | None = None,
         task: str = "node",
         pooling: str = "mean",
         decoder: str = "dot",
-        head: str = "none",
+        head: str | None = None,
     ) -> None:
         super().__init__(task=task, pooling=pooling, decoder=decoder)
-        one_of(norm, "norm", ("none", "layer"))
-        at_least(layers, "layers", 1)
-        if one_of(head, "head", ("none", "mlp")) == "mlp" and not get_task(task).row_per_graph:
+        one_of(norm, "norm", (None, "layer"))
+        at_least(num_layers, "num_layers", 1)
+        if one_of(head, "head", (None, "mlp")) == "mlp" and not get_task(task).row_per_graph:
             raise InputError(f"`head='mlp'` classifies pooled graphs, got a {task!r} task")
         self.config = {
             "in_channels": in_channels,
             "out_channels": out_channels,
-            "channels": channels,
+            "hidden_channels": hidden_channels,
             "heads": heads,
-            "layers": layers,
+            "num_layers": num_layers,
             "dropout": dropout,
             "attention_dropout": attention_dropout,
             "norm": norm,
@@ -81,13 +81,13 @@ class GAT(AttentionModel):
             "head": head,
         }
         self.dropout = dropout
-        width = channels * heads
+        width = hidden_channels * heads
         options: dict[str, Any] = {"score": self.score, "attention_dropout": attention_dropout}
         self.convs = nn.ModuleList()
-        for index in range(layers):
+        for index in range(num_layers):
             size = in_channels if index == 0 else width
-            last = index == layers - 1
-            out, count = (width if head == "mlp" else out_channels, 1) if last else (channels, heads)
+            last = index == num_layers - 1
+            out, count = (width if head == "mlp" else out_channels, 1) if last else (hidden_channels, heads)
             normed = norm == "layer"
             self.convs.append(AttentionLayer(size, out, count, concat=not last, input_norm=normed, **options))
         self.head = (
@@ -102,9 +102,9 @@ class GAT(AttentionModel):
         return {
             "in_channels": graph.num_features,
             "out_channels": get_task(task).out_channels(graph),
-            "channels": 16 if large else 8,
+            "hidden_channels": 16 if large else 8,
             "heads": 8,
-            "layers": 3 if large else 2,
+            "num_layers": 3 if large else 2,
             "task": task,
         }
 

@@ -125,11 +125,11 @@ class GCN(AttentionModel):
     Args:
         in_channels: features per node.
         out_channels: classes (or embedding width for links).
-        channels: width of the hidden layers.
-        layers: in all, the output layer included.
+        hidden_channels: width of the hidden layers.
+        num_layers: in all, the output layer included.
         dropout: rate on the input of every layer while training.
         gated: learn gates on the edges, see `GCNLayer`.
-        norm: `"none"`, or `"layer"` to normalise the input and the hidden features.
+        norm: None, or `"layer"` to normalise the input and the hidden features.
         task: `node`, `link` or `graph`.
         pooling: `mean` or `max`, for graphs.
         decoder: `dot` or `cosine`, for links.
@@ -142,23 +142,23 @@ class GCN(AttentionModel):
         in_channels: int,
         out_channels: int,
         *,
-        channels: int = 64,
-        layers: int = 2,
+        hidden_channels: int = 64,
+        num_layers: int = 2,
         dropout: float = 0.5,
         gated: bool = False,
-        norm: str = "none",
+        norm: str | None = None,
         task: str = "node",
         pooling: str = "mean",
         decoder: str = "dot",
     ) -> None:
         super().__init__(task=task, pooling=pooling, decoder=decoder)
-        one_of(norm, "norm", ("none", "layer"))
-        at_least(layers, "layers", 1)
+        one_of(norm, "norm", (None, "layer"))
+        at_least(num_layers, "num_layers", 1)
         self.config = {
             "in_channels": in_channels,
             "out_channels": out_channels,
-            "channels": channels,
-            "layers": layers,
+            "hidden_channels": hidden_channels,
+            "num_layers": num_layers,
             "dropout": dropout,
             "gated": gated,
             "norm": norm,
@@ -167,7 +167,7 @@ class GCN(AttentionModel):
             "decoder": decoder,
         }
         self.dropout = dropout
-        sizes = [in_channels, *[channels] * (layers - 1), out_channels]
+        sizes = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
         self.convs = nn.ModuleList(
             GCNLayer(size, out, gated=gated, input_norm=norm == "layer") for size, out in pairwise(sizes)
         )
@@ -178,8 +178,8 @@ class GCN(AttentionModel):
         return {
             "in_channels": graph.num_features,
             "out_channels": get_task(task).out_channels(graph),
-            "channels": 128 if large else 64,
-            "layers": 3 if large else 2,
+            "hidden_channels": 128 if large else 64,
+            "num_layers": 3 if large else 2,
             "task": task,
         }
 

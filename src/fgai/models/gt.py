@@ -65,7 +65,7 @@ class GT(AttentionModel):
     Args:
         in_channels: features per node.
         out_channels: classes (or embedding width for links).
-        width: of the node states.
+        hidden_channels: width of the node states.
         heads: attention heads of each block, e.g. `(8, 1)`.
         encodings: Laplacian encodings per node.
         dropout: rate while training, also on the input features.
@@ -85,7 +85,7 @@ class GT(AttentionModel):
         in_channels: int,
         out_channels: int,
         *,
-        width: int = 128,
+        hidden_channels: int = 128,
         heads: tuple[int, ...] = (8, 1),
         encodings: int = 8,
         dropout: float = 0.5,
@@ -98,14 +98,15 @@ class GT(AttentionModel):
         super().__init__(task=task, pooling=pooling, decoder=decoder)
         one_of(norm, "norm", ("batch", "layer"))
         heads = tuple(heads)
-        if not heads or any(count < 1 or width % count for count in heads):
+        if not heads or any(count < 1 or hidden_channels % count for count in heads):
             raise InputError(
-                f"`width` must be divisible by the `heads` of every block, got {width} and {heads}"
+                f"`hidden_channels` must be divisible by the `heads` of every block,"
+                f" got {hidden_channels} and {heads}"
             )
         self.config = {
             "in_channels": in_channels,
             "out_channels": out_channels,
-            "width": width,
+            "hidden_channels": hidden_channels,
             "heads": list(heads),
             "encodings": encodings,
             "dropout": dropout,
@@ -116,7 +117,7 @@ class GT(AttentionModel):
             "decoder": decoder,
         }
         self.dropout = dropout
-        self.encodings = encodings
+        self.encodings, width = encodings, hidden_channels
         self.input = Projection(in_channels, width)
         self.input_scale = nn.LayerNorm(width) if norm == "layer" else nn.Identity()
         self.encoding = nn.Linear(encodings, width) if encodings > 0 else nn.Identity()

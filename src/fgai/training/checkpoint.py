@@ -11,11 +11,12 @@ from torch import nn
 
 from fgai.errors import CheckpointError
 from fgai.files import pack, write_atomic
-from fgai.models import DEFENCES, MODELS, AttentionModel
+from fgai.models import DEFENCES, MODELS, AttentionModel, current_names
 from fgai.training.loop import History
 from fgai.training.train import set_history
 
-SCHEMA = 1
+SCHEMA = 2
+"""2: arguments of models by the names of PyG."""
 
 
 def save_model(
@@ -85,6 +86,10 @@ def read_header(path: Path | str) -> dict[str, Any]:
         raise CheckpointError(f"{path} is damaged: it does not say what it holds ({error})") from error
     if schema > SCHEMA:
         raise CheckpointError(f"{path} was written by a newer fgai (schema {schema}); update fgai")
+    if schema < 2:
+        for part, name in ((header, "config"), (header.get("about") or {}, "settings")):
+            if isinstance(part.get(name), dict):
+                part[name] = current_names(part[name])
     return header
 
 
