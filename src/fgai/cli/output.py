@@ -40,7 +40,7 @@ class Output:
 
     @property
     def on_step(self) -> Callable[[str], None] | None:
-        """What the library's `on_step` arguments take: a line for each long step, where a terminal shows it."""
+        """What the library's `on_step` arguments take: a line for each long step, if a terminal shows it."""
         return self.say if self.notes.is_terminal and not self.quiet else None
 
     def say(self, text: str) -> None:
