@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import nnls
 from torch import Tensor, nn
 
 from fgai.attacks import (
@@ -23,6 +24,7 @@ from fgai.attacks import (
     Clean,
     FeaturePGD,
     FGSMInjection,
+    NaturalInjection,
     PGDInjection,
     RandomEdges,
     RandomInjection,
@@ -32,6 +34,7 @@ from fgai.attacks import (
 from fgai.attention import AttentionMap, LayerAttention, evaluating
 from fgai.errors import ReliabilityWarning
 from fgai.graph import Graph, GraphChange
+from fgai.metrics import intruder_mass
 from fgai.objectives import margin, prediction
 from support import attack_cases as cases
 from support.forward import seen_by
@@ -116,19 +119,31 @@ def run_contract(kind: type[Attack], name: str, recipe: str, objective: str) -> 
     assert (result.value, result.ledger.curve) == (again.value, again.ledger.curve)
     drawn = [r.change.endpoints if r.change.endpoints is not None else r.graph.keys for r in (result, other)]
     drawn = drawn if result.change.rows is None else [result.change.rows, other.change.rows]  # type: ignore[list-item]
-    if kind in (PRBCD, TDGIA):  # what they choose is the model's; noise and starts are drawn
+    if kind in (
+        PRBCD,
+        TDGIA,
+        cases.SmallEnsemble,
+    ):  # only noise and starts are drawn
         assert result.ledger.curve != other.ledger.curve
     else:
         assert not torch.equal(*drawn)
     assert result.value == pytest.approx(judged(attack, model, graph, result.graph), rel=1e-5, abs=1e-6)
-    assert result.value >= result.noise
-    assert result.value >= max(result.ledger.curve) - 1e-6
+    if kind in cases.REPORTED:
+        assert result.ledger.damages[result.ledger.won] == max(result.ledger.damages)
+        assert len(result.ledger.proposals()) == len(result.ledger.members) + attack.budget.restarts
+    else:
+        assert result.value >= result.noise
+        assert result.value >= max(result.ledger.curve) - 1e-6
     if kind in cases.START_FROM_NOISE:
         assert result.noise >= noise.value - 1e-6  # summed in another order where few rows are in reach
     steps = 0 if kind in cases.UNSEARCHED else 1 if kind is FGSMInjection else attack.budget.steps
-    assert result.ledger.steps == steps * attack.budget.restarts
-    relaxed = result.ledger.steps if kind is PRBCD else 0
-    assert result.ledger.forwards == len(result.ledger.curve) + relaxed
+    if kind in cases.REPORTED:
+        assert result.ledger.steps == attack.allowed_steps
+        assert result.ledger.forwards > len(result.ledger.curve)
+    else:
+        assert result.ledger.steps == steps * attack.budget.restarts
+        relaxed = result.ledger.steps if kind is PRBCD else 0
+        assert result.ledger.forwards == len(result.ledger.curve) + relaxed
     assert (result.ledger.feasible is None) == (attack.objective.name != "preserving")
     kept = result.edge_map
     assert torch.equal(graph.keys[kept.before], result.graph.keys[kept.after])
@@ -215,6 +230,8 @@ def test_more_restarts_are_never_weaker() -> None:
         (AdaptiveInjection, {"nodes": 0}),
         (DICE, {"edges": 0}),
         (PRBCD, {"edges": 0}),
+        (cases.SmallEnsemble, {"nodes": 0}),
+        (NaturalInjection, {"nodes": 0}),
     ],
     ids=label,
 )
@@ -246,6 +263,35 @@ def test_the_random_threat_stays_in_the_range_of_the_data() -> None:
     result = attack.run(cases.trained("gat", "vanilla"), graph)
     low, high = graph.features.range()  # type: ignore[union-attr]
     assert low <= float(result.change.features.min()) < float(result.change.features.max()) <= high  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", [cases.SmallEnsemble, NaturalInjection, PGDInjection], ids=label)
+@pytest.mark.parametrize("name", cases.MODELS)
+def test_attention_for_new_nodes_is_an_objective(kind: type[Attack], name: str) -> None:
+    model, graph = cases.trained(name, "vanilla"), cases.tiny_graph()
+    attack = cases.attack(kind, "intruders", restarts=1)
+    with cases.quiet():
+        result = attack.run(model, graph, seed=3)
+    ready = model.prepare(graph) if hasattr(model, "prepare") else graph  # type: ignore[operator]
+    assert result.start == 0 and result.noise <= result.value <= 1
+    assert result.value == pytest.approx(judged(attack, model, ready, result.graph), rel=1e-5)
+    masses = [
+        intruder_mass(layer.values.mean(1), layer.source >= 30, layer.rowptr, nodes=torch.arange(30))
+        for layer in seen_by(model, result.graph)[1]
+    ]
+    assert result.value == pytest.approx(sum(masses) / len(masses), rel=1e-5)
+
+
+def test_natural_features_lie_between_real_ones() -> None:
+    graph = cases.tiny_graph()
+    real = graph.features.to_dense()  # type: ignore[union-attr]
+    for seed in range(3):
+        with cases.quiet():
+            result = cases.attack(NaturalInjection).run(cases.trained("gat", "vanilla"), graph, seed=seed)
+        for row in result.change.features:  # type: ignore[union-attr]
+            equal = torch.cat([real.T, torch.ones(1, len(real))]).double().numpy()
+            wanted = torch.cat([row, torch.ones(1)]).double().numpy()
+            assert nnls(equal, wanted)[1] < 1e-5
 
 
 @pytest.mark.parametrize("targets", ["test", "val", "fit"])

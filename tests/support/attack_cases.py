@@ -20,8 +20,10 @@ from fgai.attacks import (
     AdaptiveInjection,
     Attack,
     Budget,
+    EnsembleInjection,
     FeaturePGD,
     FGSMInjection,
+    NaturalInjection,
     PGDInjection,
     RandomEdges,
     RandomInjection,
@@ -35,6 +37,16 @@ from support.graph_cases import small_data
 
 K = 2
 
+
+class SmallEnsemble(EnsembleInjection):
+    """Every member of the objective, few steps, random endpoints and one set of chosen ones."""
+
+    name = "small-ensemble"
+
+    def __init__(self, budget: Budget, objective: Any = "prediction", *, k: int = K) -> None:
+        super().__init__(budget, objective, k=k, rules=("random", "cover"), baseline=(2, 0.2, 1))
+
+
 INJECTION = Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=4, step_size=0.25, restarts=2)
 BUDGETS: dict[type[Attack], Budget] = {
     RandomInjection: INJECTION,
@@ -46,7 +58,11 @@ BUDGETS: dict[type[Attack], Budget] = {
     DICE: Budget(edges=7),
     AdaptiveInjection: Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=3, step_size=0.3, restarts=4),
     PRBCD: Budget(edges=7, steps=4, step_size=100.0, restarts=2),
+    SmallEnsemble: Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=2),
+    NaturalInjection: Budget(nodes=3, edges=4, box=None, steps=4, step_size=0.3, restarts=2),
 }
+REPORTED = (SmallEnsemble, NaturalInjection)
+"""Attacks that choose by what is reported, not by the objective's value."""
 ATTENTION = ("gat", "gatv2", "gt", "pyg")
 """Models whose weights read nothing but the two ends of an edge; GCN's also read degrees."""
 MODELS = (*ATTENTION, "gcn")

@@ -47,7 +47,8 @@ BUDGETS: dict[type[Attack], Budget] = {
     **attack_cases.BUDGETS,
     RandomEdges: Budget(edges=2),
 }
-for kind in (RandomInjection, FGSMInjection, PGDInjection, AdaptiveInjection):
+INJECTIONS = (RandomInjection, FGSMInjection, PGDInjection, AdaptiveInjection, *attack_cases.REPORTED)
+for kind in INJECTIONS:
     BUDGETS[kind] = replace(attack_cases.BUDGETS[kind], nodes=2, edges=3)
 TINY = Threat("tiny", PGDInjection, BUDGETS[PGDInjection], "2 nodes × 3 edges")
 
@@ -72,7 +73,13 @@ def test_every_attack_keeps_its_contract(kind: type[Attack], task: str) -> None:
     check(result.change, attack.budget, seen)
     assert result.value == again.value and result.ledger.curve == again.ledger.curve
     assert result.ledger.curve != other.ledger.curve
-    assert result.value >= result.noise
+    if kind in attack_cases.REPORTED:
+        assert result.ledger.damages[result.ledger.won] == max(result.ledger.damages)
+        assert result.ledger.steps <= attack.allowed_steps
+        for row, damage in result.ledger.proposals():
+            assert row is None or row["damage"] == pytest.approx(damage, abs=1e-6), row
+    else:
+        assert result.value >= result.noise
     assert torch.equal(seen.keys[result.edge_map.before], result.graph.keys[result.edge_map.after])
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     with evaluating(model), torch.no_grad():
@@ -80,7 +87,7 @@ def test_every_attack_keeps_its_contract(kind: type[Attack], task: str) -> None:
     assert rows == task_of(result.graph).count(result.graph)
 
 
-@pytest.mark.parametrize("objective", ["margin", "explanation"])
+@pytest.mark.parametrize("objective", ["margin", "explanation", "intruders"])
 @pytest.mark.parametrize("task", cases.TASKS)
 def test_every_objective_climbs(objective: str, task: str) -> None:
     attack = PGDInjection(replace(BUDGETS[PGDInjection], steps=6), objective, k=2)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fgai.attacks.base import Attack, Judge
 from fgai.attacks.budget import Budget
-from fgai.attacks.search.aims import Aim, ExplanationAim, IntrudersAim, PredictionAim
+from fgai.attacks.search.aims import Aim, ExplanationAim, IntrudersAim, LinkAim, PredictionAim
 from fgai.attacks.search.climb import Found
 from fgai.attacks.search.site import Site
 from fgai.attention import touched_rows
@@ -76,7 +76,9 @@ class ReportedAttack(Attack):
             return ExplanationAim(site, self.objective.explanation, len(losses))
         if self.intruders is not None:
             return IntrudersAim(site, self.intruders)
-        return PredictionAim(site, losses, labels)
+        task = task_of(site.graph)
+        kind = LinkAim if task.scores[task.headline] == "link_auc" else PredictionAim
+        return kind(site, losses, labels)
 
 
 def member_row(member: str, rule: str, found: Found, seconds: float) -> dict[str, Any]:

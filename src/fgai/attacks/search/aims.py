@@ -83,8 +83,26 @@ class PredictionAim:
         for function, chosen in self.losses:
             found = function(view.logits, self.label, self.scale).sum(1) / self.count
             loss = torch.where(chosen, found, loss)
-        wrong = (view.logits.detach().argmax(-1) != self.label).sum(1) + self.fixed
-        return loss, wrong / self.count
+        return loss, self.damage(view.logits.detach())
+
+    def damage(self, logits: Tensor) -> Tensor:
+        """Return the share of wrong rows, [B]."""
+        return ((logits.argmax(-1) != self.label).sum(1) + self.fixed) / self.count
+
+
+class LinkAim(PredictionAim):
+    """Links ranked below other pairs: the damage is one minus the ROC-AUC, ties broken by their order.
+
+    There is a row for every attacked pair: links are never computed in part.
+    """
+
+    def damage(self, logits: Tensor) -> Tensor:
+        """Return one minus the ROC-AUC, [B]; 0 where there are links or other pairs only."""
+        ranks = (logits[..., 1] - logits[..., 0]).argsort(dim=1).argsort(dim=1) + 1
+        links = self.label == 1
+        positives, negatives = links.sum(), (~links).sum()
+        below = (ranks * links).sum(1) - positives * (positives + 1) / 2
+        return torch.where(positives * negatives > 0, 1 - below / (positives * negatives).clamp(min=1), 0.0)
 
 
 def clean_margin(clean: Clean) -> Tensor:
