@@ -167,6 +167,9 @@ CALLS = {
     "fidelity_plus": lambda c: fm.fidelity_plus(c["y"], c["z"], c["target"]),
     "fidelity_minus": lambda c: fm.fidelity_minus(c["y"], c["z"]),
     "characterization": lambda c: fm.characterization(float(c["shares"][2]), float(c["shares"][3])),
+    "intruder_nodes": lambda c: fm.intruder_nodes(c["w"], c["truth"], c["rowptr"], 3),
+    "intruder_places": lambda c: fm.intruder_places(c["w"], c["truth"], c["rowptr"], 3),
+    "intruder_mass": lambda c: fm.intruder_mass(c["w"], c["truth"], c["rowptr"]),
     "truth_auc": lambda c: fm.truth_auc(c["w"], c["truth"], c["rowptr"], "node"),
     "truth_precision": lambda c: fm.truth_precision(c["w"], c["truth"], c["rowptr"], 2),
 }
