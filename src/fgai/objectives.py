@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy, log_softmax, one_hot
 from fgai.attention import AttentionMap, LayerAttention
 from fgai.checks import one_of
 from fgai.errors import InputError
+from fgai.ops.segments import row_sum
 from fgai.topk import leaders, topk_mask
 
 
@@ -232,10 +233,9 @@ class Intruders:
         for before, after in zip(clean.attention.layers, attention.layers, strict=True):
             old = before.num_nodes
             new = (after.source >= old) & (after.destination < old)
-            joined = torch.zeros(after.num_nodes, dtype=torch.bool, device=new.device)
-            joined = joined.index_put((after.destination,), new, accumulate=True)
+            joined = (row_sum(new, after.rowptr) > 0).sum()
             mass = torch.where(new, after.values.mean(1), 0.0).sum()
-            total = total + mass / joined.sum().clamp(min=1)
+            total = total + mass / joined.clamp(min=1)
         return total / max(1, len(attention.layers))
 
 

@@ -275,9 +275,11 @@ def test_attention_for_new_nodes_is_an_objective(kind: type[Attack], name: str) 
     ready = model.prepare(graph) if hasattr(model, "prepare") else graph  # type: ignore[operator]
     assert result.start == 0 and result.noise <= result.value <= 1
     assert result.value == pytest.approx(judged(attack, model, ready, result.graph), rel=1e-5)
+    with evaluating(model), torch.no_grad():
+        seen = seen_by(model, result.graph)[1]
     masses = [
         intruder_mass(layer.values.mean(1), layer.source >= 30, layer.rowptr, nodes=torch.arange(30))
-        for layer in seen_by(model, result.graph)[1]
+        for layer in seen
     ]
     assert result.value == pytest.approx(sum(masses) / len(masses), rel=1e-5)
 

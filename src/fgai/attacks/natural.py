@@ -58,7 +58,7 @@ class NaturalInjection(ReportedAttack):
         place = Place(graph, endpoints, self.predicted(judge), self.budget.feature_box(graph))
         site = self.site(judge.model, graph, endpoints, judge.clean, judge.recompute)
         pool = graph.features.select(strangers(place, MODELS, generator).flatten())
-        pool = pool.view(endpoints.shape[0], MODELS, -1)
+        pool = pool.view(endpoints.shape[0], MODELS, graph.num_features)
         judge.tell("copies and mixtures of real nodes")
         for found in self._searched(site, place, pool, self.labels(judge), generator, ledger):
             yield GraphChange(endpoints=endpoints, features=found.features)
