@@ -121,7 +121,7 @@ def members(store: Store) -> list[Sheet | Table]:
             " `polish`, which starts from the others' worst point. `plain sign` and `evolution` are checks,"
             " not members: the paper's attack as it is, and a search without gradients.",
         )
-        parts.append(Table(f"Members, {objective} objective", columns, rows, notes))
+        parts.append(Table(f"Members, {objective} objective", columns, rows or [[None] * 4], notes))
     rules = sorted({one.rule for one in found})
     parts.append(_rules(found, rules))
     return parts
@@ -159,7 +159,7 @@ def _rules(found: Sequence[Reached], rules: Sequence[str]) -> Table:
         text = f"{key[0]}, {' '.join(map(str, key[2]))}, `{key[1]}`"
         rows.append([rule, f"{max(0.0, gain):.3f}", f"{wins} of {len(gains)}", text])
     columns = [Column("endpoints"), Column("add at most"), Column("worst in"), Column("where they add most")]
-    return Table("Endpoints", columns, rows)
+    return Table("Endpoints", columns, rows or [[None] * 4])
 
 
 def _where(one: Reached) -> str:

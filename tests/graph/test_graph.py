@@ -382,20 +382,3 @@ def test_bad_edits_are_refused(case: str) -> None:
 def test_numpy_integers_make_a_graph() -> None:
     edges = torch.from_numpy(np.array([[0, 1], [1, 2]], dtype=np.int32))
     assert listed(Graph.from_edges(edges, 3)) == [(0, 1), (1, 2)]
-
-
-def test_moving_to_where_it_is_copies_nothing() -> None:
-    graph = build(5, [(0, 1), (1, 2), (3, 3)])
-    assert graph.to("cpu") is graph and graph.to(torch.device("cpu")) is graph
-    assert graph.to("meta") is not graph
-
-
-def test_derived_graphs_are_made_once_and_kept_with_the_graph() -> None:
-    graph = build(5, [(0, 1), (1, 2), (3, 3)])
-    made = graph.derived("self-loops", lambda one: one.add_self_loops()[0])
-    assert made.has_loops and graph.derived("self-loops", lambda one: one) is made
-    assert graph.derived("other", lambda one: one.replace(name="other")).name == "other"
-    assert "_derived" not in graph.replace(name="again").__dict__
-    weighted = graph.replace(edge_weight=torch.ones(3))
-    first, second = (weighted.derived("self-loops", lambda one: one.add_self_loops()[0]) for _ in range(2))
-    assert first is not second and first.edge_weight is not None
