@@ -115,9 +115,13 @@ def test_no_attack_overspends(make: Any, message: str) -> None:
         attack.run(cases.trained("gat", "vanilla"), graph)
 
 
-def test_the_five_threats_are_those_of_the_protocol() -> None:
-    assert list(THREATS)[:5] == ["standard", "strong", "random", "edges", "modify"]
-    assert list(THREATS)[5:] == ["adaptive", "preserving", "tdgia", "dice", "flips"]
+def test_the_threats_are_those_of_the_protocol() -> None:
+    protocol = {"ensemble", "ensemble-strong", "standard", "strong", "random", "edges", "modify"}
+    assert next(iter(THREATS)) == "ensemble" and protocol <= set(THREATS)
+    assert set(THREATS) - protocol == {"natural", "adaptive", "preserving", "tdgia", "dice", "flips"}
+    for weak, better in (("standard", "ensemble"), ("strong", "ensemble-strong")):
+        one, two = THREATS[weak].budget, THREATS[better].budget
+        assert (one.nodes, one.edges, one.box) == (two.nodes, two.edges, two.box)
     standard, strong = THREATS["standard"].budget, THREATS["strong"].budget
     assert (standard.nodes, standard.edges, standard.box) == (20, 20, (-1.0, 1.0))
     assert (standard.steps, standard.step_size, standard.restarts) == (10, 0.1, 1)

@@ -55,7 +55,7 @@ def test_a_cell_of_every_task_runs(
         asked.append(task)
         return task_cases.data(task).replace(name=name)
 
-    monkeypatch.setattr(runner, "load", load)
+    monkeypatch.setattr(runner, "load_dataset", load)
     settings = {"epochs": 2, "hidden_channels": 3, "heads": 2}
     threats = ("random",) if task == "graph" else ()
     cell = cases.tiny(dataset="tiny", task=task, kind=kind, threats=threats, settings=settings)
