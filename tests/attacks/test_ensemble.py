@@ -22,6 +22,7 @@ from fgai.attacks import (
     make_attack,
 )
 from fgai.attacks.endpoints import RULES, Sites, cover_endpoints
+from fgai.attacks.ensemble import PLAIN
 from fgai.attacks.search.aims import ROW_LOSSES, ExplanationAim, LinkAim, PredictionAim, gap
 from fgai.attacks.search.members import Member, batches
 from fgai.attacks.search.optimisers import OPTIMISERS
@@ -86,12 +87,13 @@ def test_never_weaker_than_a_member_or_the_plain_attack(name: str, objective: st
     whole = EnsembleInjection(TINY, objective, k=cases.K, members=members, rules=FEW)
     most = max(run(model, graph, whole, seed=1).ledger.damages)
     for member in members:
-        alone = EnsembleInjection(TINY, objective, k=cases.K, members=[member], rules=FEW, baseline=None)
+        alone = EnsembleInjection(TINY, objective, k=cases.K, members=[member], rules=FEW, baselines=())
         assert most >= max(run(model, graph, alone, seed=1).ledger.damages) - 1e-9, member.name
-    plain = PGDInjection(replace(TINY, steps=10, step_size=0.1), objective, k=cases.K)
-    change = run(model, graph, plain, seed=1).change
     judged = EnsembleInjection(TINY, objective, k=cases.K)
-    assert most >= damage_of(judged, model, graph, change) - 1e-9
+    for steps, size, restarts in PLAIN:
+        budget = replace(TINY, steps=steps, step_size=size, restarts=restarts)
+        change = run(model, graph, PGDInjection(budget, objective, k=cases.K), seed=1).change
+        assert most >= damage_of(judged, model, graph, change) - 1e-9
 
 
 def damage_of(attack: EnsembleInjection, model: nn.Module, graph: Graph, change: GraphChange) -> float:

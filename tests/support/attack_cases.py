@@ -44,7 +44,7 @@ class SmallEnsemble(EnsembleInjection):
     name = "small-ensemble"
 
     def __init__(self, budget: Budget, objective: Any = "prediction", *, k: int = K) -> None:
-        super().__init__(budget, objective, k=k, rules=("random", "cover"), baseline=(2, 0.2, 1))
+        super().__init__(budget, objective, k=k, rules=("random", "cover"), baselines=((2, 0.2, 1),))
 
 
 INJECTION = Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=4, step_size=0.25, restarts=2)
