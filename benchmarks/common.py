@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
+
+# Scripts are started from anywhere; the experiments lie beside this folder.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 
 def resident() -> int:

@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import common  # noqa: F401  (finds the experiments)
 import numba
 import torch
 
