@@ -24,6 +24,7 @@ from torch_geometric.nn import GATConv
 import fgai
 from fgai.attention import prepared
 from fgai.models.layer import Projection
+from fgai.ops import dropout as sparse_dropout
 from fgai.training import TrainConfig, Vanilla, fit
 
 WAYS = ("fgai", "pyg-dense", "pyg-sparse")
@@ -42,7 +43,7 @@ class PyGAT(nn.Module):
 
     def forward(self, x: object, edge_index: Tensor) -> Tensor:
         """Return the logits."""
-        hidden = dropout(x, 0.6) if self.project is None else self.project(x.dropout(0.6))
+        hidden = dropout(x, 0.6) if self.project is None else self.project(sparse_dropout(x, 0.6))
         hidden = dropout(elu(self.first(hidden, edge_index)), 0.6)
         return self.second(hidden, edge_index)
 
