@@ -116,8 +116,8 @@ def members(store: Store) -> list[Sheet | Table]:
         rows = sorted((_member_row(name, chosen) for name in names), key=lambda row: -float(row[1] or 0))
         columns = [Column("member"), Column("adds at most"), Column("wins"), Column("where it adds most")]
         notes = (
-            f"{len(chosen)} searches ({len({one.where for one in chosen})} models, two budgets, three sets of"
-            " endpoints). “adds”: damage of all members minus damage of all but this one, both without"
+            f"{len(chosen)} searches on {len({one.where for one in chosen})} models, one for each budget"
+            " and set of endpoints. “adds”: damage of all members minus damage of all but this one, both without"
             " `polish`, which starts from the others' worst point. `plain sign` and `evolution` are checks,"
             " not members: the paper's attack as it is, and a search without gradients.",
         )
