@@ -118,8 +118,8 @@ def members(store: Store) -> list[Sheet | Table]:
         notes = (
             f"{len(chosen)} searches on {len({one.where for one in chosen})} models, one for each budget"
             " and set of endpoints. “adds”: damage of all members minus damage of all but this one, both"
-            " without `polish`, which starts from the others' worst point. `plain sign` and `evolution` are checks,"
-            " not members: the paper's attack as it is, and a search without gradients.",
+            " without `polish`, which starts from the others' worst point. `plain sign` and `evolution` are"
+            " checks, not members: the paper's attack as it is, and a search without gradients.",
         )
         parts.append(Table(f"Members, {objective} objective", columns, rows or [[None] * 4], notes))
     rules = sorted({one.rule for one in found})
