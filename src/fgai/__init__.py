@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fgai.graph import Graph
     from fgai.models import GAT, GCN, GT, GATv2
     from fgai.reports import report
-    from fgai.training import load_model, make_faithful, save_model
+    from fgai.training import limit, load_model, make_faithful, save_model
     from fgai.training.train import train
 
 __all__ = [
@@ -61,6 +61,7 @@ __all__ = [
     "compare",
     "evaluate",
     "explain",
+    "limit",
     "load_dataset",
     "load_model",
     "make_faithful",
@@ -80,7 +81,7 @@ _NAMES = {
     "graph": ("Graph",),
     "models": ("GAT", "GCN", "GT", "GATv2"),
     "reports": ("report",),
-    "training": ("load_model", "make_faithful", "save_model", "train"),
+    "training": ("limit", "load_model", "make_faithful", "save_model", "train"),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 _PACKAGES = (

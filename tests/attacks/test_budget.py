@@ -116,7 +116,7 @@ def test_no_attack_overspends(make: Any, message: str) -> None:
 
 
 def test_the_threats_are_those_of_the_protocol() -> None:
-    protocol = {"ensemble", "ensemble-strong", "standard", "strong", "random", "edges", "modify"}
+    protocol = {"ensemble", "ensemble-strong", "standard", "strong", "random", "edges", "modify", "values"}
     assert next(iter(THREATS)) == "ensemble" and protocol <= set(THREATS)
     assert set(THREATS) - protocol == {"natural", "adaptive", "preserving", "tdgia", "dice", "flips"}
     for weak, better in (("standard", "ensemble"), ("strong", "ensemble-strong")):

@@ -97,10 +97,10 @@ class TestMerging:
         assert {"epochs", "lr"} <= set(setting_names(method, "GAT"))
         with pytest.raises(InputError, match="did you mean 'epochs'"):
             train_method(method, "GAT", GRAPH, settings={"epoch": 3})
-        taken = {"at": "nodes", "fgai": "similarity", "fgai-paper": "similarity"}.get(method, "dropout")
-        other = (
-            "dropout" if method == "at" else "hidden_channels" if method.startswith("fgai") else "similarity"
-        )
+        known = {"at": "nodes", "at-limits": "cut", "fgai": "similarity", "fgai-paper": "similarity"}
+        taken = known.get(method, "dropout")
+        refused = {"at": "dropout", "at-limits": "dropout"}
+        other = refused.get(method, "hidden_channels" if method.startswith("fgai") else "similarity")
         assert taken in setting_names(method, "GAT") and other not in setting_names(method, "GAT")
 
 

@@ -13,6 +13,7 @@ from fgai.attacks.prbcd import PRBCD
 from fgai.attacks.search import EXPLANATION_MEMBERS, PREDICTION_MEMBERS, Member
 from fgai.attacks.tdgia import TDGIA
 from fgai.attacks.threats import THREATS, Threat, doubt, make_attack, register_threat, threat_of
+from fgai.attacks.values import ValueInjection
 from fgai.objectives import (
     INTRUDERS,
     MARGIN,
@@ -53,6 +54,7 @@ __all__ = [
     "RandomEdges",
     "RandomInjection",
     "Threat",
+    "ValueInjection",
     "attack_attention",
     "check",
     "doubt",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from time import perf_counter
 
@@ -18,6 +19,7 @@ from fgai.attacks.injection import PGDInjection, draw_features
 from fgai.attacks.reported import ReportedAttack, member_row
 from fgai.attacks.search.blackbox import POPULATION, evolve
 from fgai.attacks.search.climb import Climb, Found
+from fgai.attacks.search.gradients import GRADIENTS, saturated_layer, softened
 from fgai.attacks.search.members import (
     DONOR,
     EXPLANATION_MEMBERS,
@@ -29,18 +31,15 @@ from fgai.attacks.search.optimisers import OPTIMISERS
 from fgai.attacks.search.site import Site
 from fgai.attacks.search.spaces import SPACES
 from fgai.attacks.search.starts import STARTS, Place
-from fgai.attention import call_model, evaluating, observe, prepared
+from fgai.attention import call_model, evaluating, observe, prepared, straight_through
 from fgai.checks import one_of
 from fgai.errors import InputError, ReliabilityWarning
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import Clean, Objective, Value
-from fgai.ops.segments import row_max
 from fgai.recompute import Recompute
 
 MASKED = 0.01
 """How much more damage a search without gradients may do before gradients are called masked."""
-SATURATED = 1e-6
-"""Distance to 1 from which the largest attention of a node counts as all there is."""
 EVOLUTION = "evolution"
 BASELINE = "plain sign"
 PLAIN = ((10, 0.1, 1), (50, 0.05, 3))
@@ -106,6 +105,11 @@ class EnsembleInjection(ReportedAttack):
         _warn_if_saturated(judge.clean)
         box, labels = self.budget.feature_box(graph), self.labels(judge)
         predicted = self.predicted(judge)
+        members = tuple(
+            member
+            for member in self.members
+            if GRADIENTS[member.gradient](judge.model, judge.clean.attention)
+        )
         for index, (rule, endpoints) in enumerate(self._endpoints(graph, nodes, generator, judge).items()):
             if index == 0:
                 noise = draw_features(graph, endpoints.shape[0], box, generator)
@@ -116,12 +120,18 @@ class EnsembleInjection(ReportedAttack):
             if judge.vanilla is not None and any(member.start == "donated" for member in self.members):
                 place = replace(place, donated=self._donated(judge, rule, place, labels, generator))
             found: list[tuple[str, Found]] = []
-            for batch in batches(self.members):
+            for batch in batches(members):
                 began = perf_counter()
                 judge.tell(f"{rule} endpoints: {', '.join(member.name for member in batch)}")
                 if found:
                     place = replace(place, incumbent=max((one for _, one in found), key=_badness).features)
-                made = self._climb(batch, place, site, labels, _streams(generator, rule, batch))
+                streams = _streams(generator, rule, batch)
+                if batch[0].gradient == "smooth":
+                    made = self._smooth(batch, place, site, labels, streams)
+                else:
+                    through = straight_through if batch[0].gradient == "straight" else nullcontext
+                    with through(judge.model):
+                        made = self._climb(batch, place, site, labels, streams)
                 seconds = (perf_counter() - began) / len(batch)
                 for member, one in zip(batch, made, strict=True):
                     found.append((member.name, one))
@@ -190,6 +200,32 @@ class EnsembleInjection(ReportedAttack):
         aim = self.aim([member.loss for member in batch], site, labels)
         return Climb(site, aim, start, space, optimiser, box).run(batch[0].steps)
 
+    def _smooth(
+        self,
+        batch: Sequence[Member],
+        place: Place,
+        site: Site,
+        labels: Tensor,
+        streams: Sequence[torch.Generator],
+    ) -> list[Found]:
+        """Climb a softer copy of the model, and judge what was found on the model itself."""
+        soft, graph = softened(site.model, place.graph), place.graph
+        if soft is None:
+            return self._climb([replace(member, steps=0) for member in batch], place, site, labels, streams)
+        with evaluating(soft, freeze=True):
+            seen = observe(soft, graph, heads="mean")
+            clean = Clean(seen.logits, seen.attention, site.clean.nodes)
+            recompute = Recompute(soft, graph) if Recompute.fits(soft, graph) else None
+            other = self.site(soft, graph, place.endpoints, clean, recompute)
+            made = self._climb(batch, place, other, labels, streams)
+        aim = self.aim([member.loss for member in batch], site, labels)
+        with torch.no_grad():
+            loss, damage = aim(site.view(torch.stack([one.features for one in made])))
+        return [
+            replace(one, damage=float(hit), loss=float(height))
+            for one, hit, height in zip(made, damage, loss, strict=True)
+        ]
+
     def _donated(
         self, judge: Judge, rule: str, place: Place, labels: Tensor, generator: torch.Generator
     ) -> Tensor:
@@ -225,7 +261,7 @@ def _warn_if_masked(free: Found, climbed: Sequence[Found]) -> None:
     if blind:
         text = f"{blind} of {len(climbed)} climbs saw gradients of exactly zero only: they searched blindly"
         warnings.warn(ReliabilityWarning("zero-gradient", text), stacklevel=5)
-    most = max(one.damage for one in climbed)
+    most = max((one.damage for one in climbed), default=0.0)
     if free.damage > most + MASKED:
         text = (
             f"a search without gradients did more damage ({free.damage:.3f}) than every climb ({most:.3f}):"
@@ -236,14 +272,10 @@ def _warn_if_masked(free: Found, climbed: Sequence[Found]) -> None:
 
 def _warn_if_saturated(clean: Clean) -> None:
     """Say so when attention is all or nothing almost everywhere: its gradients vanish."""
-    for layer in clean.attention:
-        several = layer.degree > 1
-        top = row_max(layer.values.mean(1), layer.rowptr)[several]
-        share = float((top > 1 - SATURATED).double().mean()) if top.numel() else 0.0
-        if share > 0.5:
-            text = (
-                f"attention of layer {layer.name!r} gives one neighbour everything at {share:.0%} of nodes:"
-                " its softmax is saturated, and gradients through it vanish"
-            )
-            warnings.warn(ReliabilityWarning("saturated-attention", text), stacklevel=5)
-            return
+    if found := saturated_layer(clean.attention):
+        name, share = found
+        text = (
+            f"attention of layer {name!r} gives one neighbour everything at {share:.0%} of nodes:"
+            " its softmax is saturated, and gradients through it vanish"
+        )
+        warnings.warn(ReliabilityWarning("saturated-attention", text), stacklevel=5)

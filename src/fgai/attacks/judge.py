@@ -132,7 +132,8 @@ class Judge:
 
         Preferable to putting the graph together: changes in a row that share their edges share that work.
         """
-        value = self._counted(None if self._partial is None else self._partial.after(change))
+        partial = self._partial if change.voices is None else None
+        value = self._counted(None if partial is None else partial.after(change))
         if value is None:
             last, attacked = self._last
             if not change.same_edges(last):
@@ -140,7 +141,7 @@ class Judge:
                 self._last = change.detach(), attacked
             value = self._objective(
                 *self._forward(
-                    attacked.replace(features=change.features_on(self._graph)),
+                    attacked.replace(features=change.features_on(self._graph), voices=change.voices),
                     self._objective.reads,
                 ),
                 self.clean,

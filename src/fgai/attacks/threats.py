@@ -14,6 +14,7 @@ from fgai.attacks.injection import PGDInjection, RandomInjection
 from fgai.attacks.natural import NaturalInjection
 from fgai.attacks.prbcd import PRBCD
 from fgai.attacks.tdgia import TDGIA
+from fgai.attacks.values import ValueInjection
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.objectives import Objective, Value
@@ -63,6 +64,13 @@ THREATS: dict[str, Threat] = {
             Budget(nodes=60, edges=40, box=(-1.0, 1.0)),
             "60 nodes × 40 edges, every search we have: beside every claim",
             Budget(nodes=3, edges=4, box=(-1.0, 1.0)),
+        ),
+        Threat(
+            "values",
+            ValueInjection,
+            Budget(nodes=20, edges=20, box=(-1.0, 1.0)),
+            "20 nodes × 20 edges that say anything limits allow, whatever the features: models with limits",
+            Budget(nodes=1, edges=3, box=(-1.0, 1.0)),
         ),
         Threat(
             "standard",

@@ -4,6 +4,16 @@ from fgai.attention.adapter import GraphModel, ModelAdapter, adapter_of, prepare
 from fgai.attention.forward import LayerRun, Observation, call_model, observe
 from fgai.attention.layer import LayerAttention
 from fgai.attention.layerwise import Layerwise, SplitLayer, Stage
+from fgai.attention.limited import add_limits, can_be_limited, entry_limits, register_limits
+from fgai.attention.limits import (
+    Limits,
+    counting,
+    hearing,
+    limits_of,
+    measuring,
+    speaking,
+    straight_through,
+)
 from fgai.attention.map import AttentionMap
 from fgai.attention.perturb import Perturb, Perturbation
 from fgai.attention.reach import touched_rows
@@ -21,6 +31,7 @@ __all__ = [
     "LayerAttention",
     "LayerRun",
     "Layerwise",
+    "Limits",
     "ModelAdapter",
     "Observation",
     "Perturb",
@@ -31,12 +42,22 @@ __all__ = [
     "Tape",
     "TappedLayer",
     "adapter_of",
+    "add_limits",
     "call_model",
+    "can_be_limited",
+    "counting",
+    "entry_limits",
     "evaluating",
     "find_layers",
+    "hearing",
+    "limits_of",
+    "measuring",
     "observe",
     "prepared",
     "record",
     "register_adapter",
+    "register_limits",
+    "speaking",
+    "straight_through",
     "touched_rows",
 ]

@@ -14,13 +14,15 @@ from torch import Tensor, nn
 
 from fgai.attention.adapter import adapter_of
 from fgai.attention.layer import LayerAttention
+from fgai.attention.limited import entry_limits
+from fgai.attention.limits import voiced
 from fgai.attention.map import AttentionMap
 from fgai.attention.perturb import PerturbLike
 from fgai.attention.record import find_layers, record, uncompiled
 from fgai.attention.state import evaluating
 from fgai.attention.tapped import TappedLayer
 from fgai.checks import one_of
-from fgai.errors import AttentionError
+from fgai.errors import AttentionError, InputError
 from fgai.graph import Graph
 from fgai.sparse import Adjacency
 
@@ -84,7 +86,16 @@ def call_model(model: nn.Module, graph: Graph) -> Tensor:
         InputError: the graph has no features, it has edge weights and the model is not fgai's, or the model
             returned something else than one tensor.
     """
-    return adapter_of(model).call(graph)
+    if graph.voices is None:
+        return adapter_of(model).call(graph)
+    entry = entry_limits(model)
+    if not entry:
+        raise InputError(
+            f"{graph.name!r} has voices, which only models with limits hear; this {type(model).__name__} has"
+            " none, see `fgai.limit`"
+        )
+    with voiced(entry, graph.voices):
+        return adapter_of(model).call(graph)
 
 
 def observe(

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from fgai.attention.limits import Limits
+from fgai.errors import AttentionError
 from fgai.sparse import Adjacency
 
 LayerTap = Callable[[Tensor, Adjacency], Tensor]
@@ -22,12 +24,26 @@ class TappedLayer(nn.Module):
             instead. So attention is recorded and perturbed.
         watch: called with the attention the layer goes on with, averaged over the heads [E, 1]; only sees it,
             so that fused kernels, which return it beside the output, can serve.
+        limits: ranges of what each node says, by what the layer reads of it; None for none, see `fgai.limit`.
     """
 
     tap: LayerTap | None
     watch: Watch | None
+    limits: nn.ModuleDict | None
 
     def __init__(self) -> None:
         super().__init__()
         self.tap = None
         self.watch = None
+        self.limits = None
+
+    def what_is_said(self) -> dict[str, Limits]:
+        """Return new limits by name for all that the layer reads of a node; layers that have none refuse."""
+        raise AttentionError(
+            f"{type(self).__name__} cannot be limited: it does not say what it reads of a node"
+            " (`what_is_said`)"
+        )
+
+    def limited(self, name: str, said: Tensor) -> Tensor:
+        """Return what nodes say [N, ...] inside the limits of that name, where there are some."""
+        return said if self.limits is None else self.limits[name](said)

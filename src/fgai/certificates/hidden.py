@@ -175,8 +175,10 @@ def _margin_loss(stage: Stage, radius: Tensor, top: Tensor, apart: Tensor) -> Te
     """
     layer, adjacency = stage.layer, stage.adjacency
     matrix = _matrix(layer).view(-1, layer.heads, layer.channels)
-    # A common shift of all classes does not matter: taking out the middle one makes every radius smaller.
-    matrix = matrix - matrix.median(dim=2, keepdim=True).values
+    if layer.limits is None:
+        # A common shift of all classes does not matter: taking out the middle one makes every radius smaller.
+        # Behind limits it does: one class may be clipped and the other not.
+        matrix = matrix - matrix.median(dim=2, keepdim=True).values
     moved = (radius @ matrix.abs().flatten(1)).view_as(stage.values)
     growth, change = _softmax_change(stage, radius)
     given = adjacency.rowptr, adjacency.source, stage.attention, moved, growth[:, :, 0], change[:, :, 0], top
@@ -207,6 +209,8 @@ def _score_rates(layer: AttentionLayer) -> tuple[Tensor, Tensor]:
     value = _matrix(layer).view(shape)
     if layer.score == "additive":
         source, target = (w.detach().cpu().double() for w in (layer.source_weight, layer.destination_weight))
+        if layer.limits is not None:  # each channel may be clipped or not, so none makes up for another
+            return (value * source).abs().sum(2), (value * target).abs().sum(2)
         return (value * source).sum(2).abs(), (value * target).sum(2).abs()
     assert layer.score == "dynamic"
     weight = layer.score_weight.detach().cpu().double().abs()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -71,4 +73,6 @@ def root(
 
 def main() -> None:
     """Entry point of the `fgai` script."""
+    if not os.environ.get("FGAI_DEBUG"):  # an interrupt leaves half-made objects that complain as they go
+        sys.unraisablehook = lambda _: None
     app()

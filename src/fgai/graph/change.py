@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ class GraphChange:
         rows: [R] existing nodes whose features change, or None.
         delta: [R, F] by how much.
         removed: [2, K] undirected edges between existing nodes that go, or None.
+        voices: [M, D] what the new nodes say in place of their features, see `Graph`, or None.
     """
 
     endpoints: Tensor | None = None
@@ -30,6 +31,7 @@ class GraphChange:
     rows: Tensor | None = None
     delta: Tensor | None = None
     removed: Tensor | None = None
+    voices: Tensor | None = None
 
     def apply(self, graph: Graph) -> tuple[Graph, EdgeMap]:
         """Return the perturbed graph and the map of the edges that stayed."""
@@ -38,7 +40,8 @@ class GraphChange:
         if self.rows is not None and self.delta is not None and graph.features is not None:
             graph = graph.replace(features=graph.features.perturb(self.rows, self.delta))
         if self.endpoints is not None and self.endpoints.numel():
-            return graph.inject(self.endpoints, self.features)
+            attacked, edge_map = graph.inject(self.endpoints, self.features)
+            return (attacked if self.voices is None else attacked.replace(voices=self.voices)), edge_map
         if self.removed is not None and self.removed.numel():
             graph, edge_map = graph.remove(both_ways(graph, self.removed))
         if self.edges is not None and self.edges.numel():
@@ -69,7 +72,7 @@ class GraphChange:
 
     def detach(self) -> GraphChange:
         """Return a copy that carries no gradient history."""
-        parts = (self.endpoints, self.features, self.edges, self.rows, self.delta, self.removed)
+        parts = (getattr(self, field.name) for field in fields(self))
         return GraphChange(*(None if p is None else p.detach().clone() for p in parts))
 
 

@@ -51,6 +51,8 @@ class Graph:
         batch: [N] int64 or None, the graph each node belongs to in a batch of small graphs.
         graph_y: [G] int64 or None, one label per small graph.
         links: pairs of nodes to predict links for, or None; the edges are then those messages pass along.
+        voices: [M, D] in [0, 1] or None: what the first layer of a model with limits hears of the last M
+            nodes, whatever their features: points between the ends of its limits. New nodes drop it.
         name: for messages and records.
     """
 
@@ -67,6 +69,7 @@ class Graph:
     batch: Tensor | None = None
     graph_y: Tensor | None = None
     links: Links | None = None
+    voices: Tensor | None = None
     name: str = "graph"
 
     def __repr__(self) -> str:
@@ -294,7 +297,7 @@ class Graph:
         extra = features
         if self.features is not None and extra is None:
             extra = torch.zeros(m, self.num_features, dtype=self.features.dtype, device=self.device)
-        changes: dict[str, Any] = {"adjacency": adjacency}
+        changes: dict[str, Any] = {"adjacency": adjacency, "voices": None}
         if self.features is not None and extra is not None:
             if extra.shape[0] != m:
                 raise InputError(f"`features` must have {m} rows, one per new node, got {extra.shape[0]}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from fgai.attention import TappedLayer
+from fgai.attention import Limits, TappedLayer
 from fgai.cache import cached_on
 from fgai.checks import at_least, one_of
 from fgai.graph import Graph
@@ -71,6 +71,13 @@ class GCNLayer(TappedLayer):
             self.source_weight = nn.Parameter(torch.zeros(1, channels))
             self.destination_weight = nn.Parameter(torch.zeros(1, channels))
 
+    def what_is_said(self) -> dict[str, Limits]:
+        """Values and, with gates, both sides of the score."""
+        found = {"value": Limits(1, self.channels)}
+        if self.gated:
+            found |= {name: Limits(1, derived=True) for name in ("source", "destination")}
+        return found
+
     def extra_repr(self) -> str:
         """Show the size and whether there are gates."""
         return f"channels={self.channels}, gated={self.gated}"
@@ -83,14 +90,16 @@ class GCNLayer(TappedLayer):
             values = self.value(x)
         else:
             values = self.input_norm(x if isinstance(x, Features) else Features.dense(x), self.value)
-        values = values.view(-1, 1, self.channels)
+        values = self.limited("value", values.view(-1, 1, self.channels))
         if edge_weight is None and values.dtype == torch.float32:
             shares, sizes = cached_on(adjacency, "gcn shares", lambda: _shares(adjacency, None))
         else:
             shares, sizes = _shares(adjacency, edge_weight, values.dtype)
         if self.gated:
-            sides = node_scores(values, self.source_weight, self.destination_weight)
-            shares = weighted_softmax(score_additive(*sides, adjacency), shares.squeeze(1), adjacency)
+            source, destination = node_scores(values, self.source_weight, self.destination_weight)
+            source, destination = self.limited("source", source), self.limited("destination", destination)
+            scores = score_additive(source, destination, adjacency)
+            shares = weighted_softmax(scores, shares.squeeze(1), adjacency)
         return shares, values, sizes
 
     def forward(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fgai.attention import TappedLayer
+from fgai.attention import Limits, TappedLayer
 from fgai.checks import at_least, one_of
 from fgai.errors import InputError
 from fgai.ops import (
@@ -136,6 +136,15 @@ class AttentionLayer(TappedLayer):
             nn.init.uniform_(weight, -bound, bound)
         self.bias = nn.Parameter(torch.zeros(inner if concat else channels)) if bias else None
 
+    def what_is_said(self) -> dict[str, Limits]:
+        """Values and both sides of the score."""
+        size = self.heads, self.channels
+        found = {"value": Limits(*size)}
+        if self.score == "additive":  # both sides are read off the value
+            return found | {name: Limits(self.heads, derived=True) for name in ("source", "destination")}
+        names = ("right",) if self.score == "dynamic" else ("query", "key")
+        return found | {name: Limits(*size) for name in names}
+
     def extra_repr(self) -> str:
         """Show the score and the sizes."""
         return f"score={self.score}, heads={self.heads}, channels={self.channels}"
@@ -159,13 +168,14 @@ class AttentionLayer(TappedLayer):
 
         For `dot` they are key and query.
         """
-        values = self._project(x, self.value)
+        values = self.limited("value", self._project(x, self.value))
         if self.score == "additive":
-            return *node_scores(values, self.source_weight, self.destination_weight), values
+            source, destination = node_scores(values, self.source_weight, self.destination_weight)
+            return self.limited("source", source), self.limited("destination", destination), values
         if self.score == "dynamic":
-            return values, self._project(x, self.right), values
-        query, key = self._project(x, self.query), self._project(x, self.key)
-        return key, query, values
+            return values, self.limited("right", self._project(x, self.right)), values
+        query = self.limited("query", self._project(x, self.query))
+        return self.limited("key", self._project(x, self.key)), query, values
 
     def score_edges(self, source: Tensor, destination: Tensor, adjacency: Adjacency) -> Tensor:
         """Return the scores [E, H] from the two sides that `sides` gave."""

@@ -2,6 +2,7 @@
 
 from fgai.ops.attach import attach
 from fgai.ops.backend import use_backend
+from fgai.ops.clip import clip
 from fgai.ops.functional import (
     aggregate,
     attend_additive,
@@ -25,6 +26,7 @@ __all__ = [
     "attend_additive",
     "attend_dot",
     "attend_dynamic",
+    "clip",
     "dropout",
     "edge_cosine",
     "edge_softmax",

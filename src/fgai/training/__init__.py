@@ -6,6 +6,7 @@ from fgai.training.build import ALONE, METHODS, setting_names, untrained
 from fgai.training.checkpoint import load_model, read_header, save_model
 from fgai.training.defended import Regularised
 from fgai.training.faithful import Faithful
+from fgai.training.limiting import Clipped, clipped, limit
 from fgai.training.loop import History, Recipe, TrainConfig, fit, seeded
 from fgai.training.methods import settings_for, train_method
 from fgai.training.presets import preset
@@ -19,6 +20,7 @@ __all__ = [
     "METHODS",
     "TERMS",
     "Adversarial",
+    "Clipped",
     "Faithful",
     "FaithfulConfig",
     "History",
@@ -26,9 +28,11 @@ __all__ = [
     "Regularised",
     "TrainConfig",
     "Vanilla",
+    "clipped",
     "fit",
     "history_of",
     "labelled",
+    "limit",
     "load_model",
     "make_faithful",
     "preset",

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fgai.attacks import Budget
-from fgai.attention import call_model, evaluating
+from fgai.attention import call_model, entry_limits, evaluating, limits_of, straight_through
 from fgai.graph import Graph
 from fgai.training.adversary import InjectionAdversary
 from fgai.training.capture import Drawn, replayable
 from fgai.training.loop import PROBE, epoch_seed
+from fgai.training.ranges import range_pass, set_ranges
 from fgai.training.recipes import Vanilla
 
 
@@ -27,19 +28,24 @@ class Adversarial(Vanilla):
     Args:
         graph: prepared for the model, with labels and masks.
         budget: of the adversary; endpoints must come from training and validation nodes (`targets="fit"`).
+        cut: share of the nodes left out of the ranges of a model's limits, where it has some.
+        space: where new nodes climb then, see `FaithfulConfig`.
     """
 
     name = "at"
 
-    def __init__(self, graph: Graph, budget: Budget) -> None:
+    def __init__(self, graph: Graph, budget: Budget, *, cut: float = 0.0, space: str = "mixed") -> None:
         super().__init__(graph)
         self.adversary = InjectionAdversary(graph, budget)
+        self.cut, self.space = cut, space
         self.seed = 0
 
     def start(self, model: nn.Module, seed: int) -> None:
         """Draw the first features."""
         self.seed = seed
-        self.adversary.start(self._generator(-1))
+        if limits_of(model):
+            set_ranges(model, self.graph, self.cut)
+        self.adversary.start(self._generator(-1), entry_limits(model), self.space)
         self.probe, self.probe_endpoints = self.adversary.probe(self._generator(-2))
 
     def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
@@ -60,25 +66,30 @@ class Adversarial(Vanilla):
     def _parts(
         self, model: nn.Module, graph: Graph, rows: Tensor, labels: Tensor, endpoints: Tensor
     ) -> Iterator[dict[str, Tensor]]:
-        clean = cross_entropy(call_model(model, graph).index_select(0, rows), labels)
+        with range_pass(model, self.cut, sampled=True), straight_through(model):
+            clean = cross_entropy(call_model(model, graph).index_select(0, rows), labels)
         yield {"clean": clean, "total": clean / 2}
         del clean
         attacked = self.adversary.joined(endpoints)[0].replace(links=graph.links)
-        hit = cross_entropy(call_model(model, attacked).index_select(0, rows), labels)
+        with self.adversary.speaking(), straight_through(model):
+            hit = cross_entropy(call_model(model, attacked).index_select(0, rows), labels)
         yield {"attacked": hit, "total": hit / 2}
 
     def measure(self, model: nn.Module) -> Tensor:
         """Return the mean of clean and attacked validation score."""
         self.probe.restart()
+        with torch.no_grad(), range_pass(model, self.cut):
+            clean = super().measure(model)
         with evaluating(model, freeze=True):
             for step in range(PROBE + 1):
                 attacked, _ = self.probe.joined(self.probe_endpoints)
-                logits = call_model(model, attacked)
+                with self.probe.speaking(), straight_through(model):
+                    logits = call_model(model, attacked)
                 if step < PROBE:
                     loss = cross_entropy(logits.index_select(0, self.val_nodes), self.val_y)
                     loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            return (super().measure(model) + self.grade(logits)) / 2
+            return (clean + self.grade(logits)) / 2
 
     def state(self) -> dict[str, Tensor]:
         """Return the adversary's features."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from fgai.attacks import Budget, draw_endpoints, draw_features
 from fgai.attacks.budget import smallest_pool
+from fgai.attention import Limits, speaking
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.sparse import EdgeMap
@@ -22,6 +25,10 @@ class InjectionAdversary:
     costs no pass of its own: `attacked` hands out a graph, the caller back-propagates a loss that the
     features should raise, and the next call of `attacked` takes the step first. The features stay in one
     place in memory and move there, so that a captured CUDA graph can hold the whole.
+
+    Where the model has limits, new nodes may also speak from value space: a point of the unit box stands for
+    what the first layer reads of a node, whatever its features, and climbs in their place. Behind the limits
+    that is more than any features can do.
 
     Args:
         graph: prepared for the model.
@@ -38,12 +45,35 @@ class InjectionAdversary:
         each = min(budget.edges, smallest_pool(graph, self.nodes.to(graph.device)))
         self.budget = replace(budget, edges=each)
         self.features = torch.zeros(0)
+        self.points: dict[Limits, Tensor] = {}
+        self.chosen = torch.zeros(0, dtype=torch.bool)
 
-    def start(self, generator: torch.Generator) -> None:
-        """Draw the first features."""
+    def start(
+        self, generator: torch.Generator, entry: Sequence[Limits] = (), space: str = "features"
+    ) -> None:
+        """Draw the first features, and points for the new nodes that speak from value space.
+
+        Args:
+            generator: of the draws.
+            entry: limits of what the first layer reads.
+            space: `features`, `values`, or `mixed` for every second node of either kind.
+        """
         groups = 1 if self.batch is None else torch.unique(self.batch[self.nodes]).numel()
         drawn = draw_features(self.graph, self.budget.nodes * groups, self.box, generator)
         self.features = drawn.requires_grad_()
+        if space == "features" or not entry:
+            return
+        count = drawn.shape[0]
+        self.chosen = torch.arange(count, device=drawn.device) % 2 == 1 if space == "mixed" else (
+            torch.ones(count, dtype=torch.bool, device=drawn.device)
+        )  # fmt: skip
+        for limits in entry:
+            uniform = torch.rand((count, *limits.low.shape), generator=generator)
+            self.points[limits] = uniform.to(drawn).requires_grad_()
+
+    def speaking(self) -> AbstractContextManager[None]:
+        """A block in which the new nodes of value space speak; open it around the forward pass."""
+        return speaking(self.points, self.chosen) if self.points else nullcontext()
 
     def draw(self, generator: torch.Generator, nodes: Tensor | None = None) -> Tensor:
         """Return fresh endpoints [M, e], on the CPU; from `nodes`, if given, not the targets."""
@@ -60,14 +90,18 @@ class InjectionAdversary:
         self.climb()
         if len(endpoints) < len(self.features):
             self.features = self.features.detach()[: len(endpoints)].clone().requires_grad_()
+            for limits, points in self.points.items():
+                self.points[limits] = points.detach()[: len(endpoints)].clone().requires_grad_()
+            self.chosen = self.chosen[: len(endpoints)]
         return self.graph.inject(endpoints, self.features, trusted=True)
 
     @torch.no_grad()
     def climb(self) -> None:
         """Take one signed step along the gradient that was collected, if any; we maximise."""
-        if self.features.grad is not None:
-            self.features.add_(self.budget.step_size * self.features.grad.sign()).clamp_(*self.box)
-            self.features.grad.zero_()
+        for place, box in ((self.features, self.box), *((p, (0.0, 1.0)) for p in self.points.values())):
+            if place.grad is not None:
+                place.add_(self.budget.step_size * place.grad.sign()).clamp_(*box)
+                place.grad.zero_()
 
     def probe(self, generator: torch.Generator) -> tuple[InjectionAdversary, Tensor]:
         """Return the attack that scores an epoch: an adversary that restarts, and endpoints that stay [M, e].
@@ -82,6 +116,11 @@ class InjectionAdversary:
         """Return an adversary of the same budget that begins at the middle of the box."""
         other = InjectionAdversary(self.graph, self.budget)
         other.features = torch.empty_like(self.features.detach()).requires_grad_()
+        other.chosen = self.chosen
+        other.points = {
+            limits: torch.empty_like(points.detach()).requires_grad_()
+            for limits, points in self.points.items()
+        }
         other.restart()
         return other
 
@@ -89,17 +128,24 @@ class InjectionAdversary:
     def restart(self) -> None:
         """Begin again at the middle of the box."""
         self.features.fill_((self.box[0] + self.box[1]) / 2)
-        if self.features.grad is not None:
-            self.features.grad.zero_()
+        for points in self.points.values():
+            points.fill_(0.5)
+        for place in (self.features, *self.points.values()):
+            if place.grad is not None:
+                place.grad.zero_()
 
     def state(self) -> dict[str, Tensor]:
-        """Return the features, the pending step taken."""
+        """Return the features and points, the pending step taken."""
         self.climb()
-        return {"features": self.features.detach().clone()}
+        points = {f"points.{index}": p.detach().clone() for index, p in enumerate(self.points.values())}
+        return {"features": self.features.detach().clone(), **points}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take the features back."""
-        self.features = state["features"].to(self.graph.device, copy=True).requires_grad_()
+        """Take features and points back."""
+        device = self.graph.device
+        self.features = state["features"].to(device, copy=True).requires_grad_()
+        for index, limits in enumerate(self.points):
+            self.points[limits] = state[f"points.{index}"].to(device, copy=True).requires_grad_()
 
 
 def reach_shares(graph: Graph, attacked: Graph, layers: int) -> tuple[list[float], float]:

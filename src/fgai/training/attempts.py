@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from fgai.attention import prepared
+from fgai.attention import add_limits, can_be_limited, prepared
 from fgai.checks import at_least
+from fgai.errors import FgaiWarning
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.tasks import task_of
@@ -17,6 +19,7 @@ from fgai.training.assurance import MIN_EPOCHS, is_more_stable, prediction_shift
 from fgai.training.faithful import Faithful
 from fgai.training.loop import epoch_seed, fit
 from fgai.training.presets import preset_named
+from fgai.training.ranges import set_ranges
 from fgai.training.resume import run_label
 from fgai.training.settings import FaithfulConfig
 from fgai.training.train import copied, history_of, preset_class, set_history
@@ -78,6 +81,15 @@ def make_faithful(
     at_least(max_attempts, "max_attempts", 1)
     graph = prepared(model, task.view(given, "fit"))
     graph = task.epoch(graph, torch.Generator().manual_seed(epoch_seed(seed, -3)))
+    if config.limits and not can_be_limited(model):
+        warnings.warn(
+            FgaiWarning(
+                f"{type(model).__name__} has a layer that cannot be limited, so it is trained without limits;"
+                " see `fgai.attention.register_limits`"
+            ),
+            stacklevel=2,
+        )
+        config = config.replace(limits=False)
     saving: dict[str, Any] = {"progress": progress, "checkpoint_every": checkpoint_every}
     faithful = _trained(model, graph, config, seed, checkpoint, saving)
     if not _is_judged(config):
@@ -108,10 +120,14 @@ def _trained(
 ) -> M:
     """Train one faithful model."""
     faithful, recipe = copied(model), Faithful(model, graph, config)
+    if config.limits:
+        add_limits(faithful)
     label = run_label(model, graph, recipe.name, config, seed, weights=True) if checkpoint else ""
     history = fit(
         faithful, recipe, config.train, seed=seed, checkpoint=checkpoint, fingerprint=label, **saving
     )
+    if config.limits:
+        set_ranges(faithful, graph, config.cut)
     set_history(faithful, history)
     return faithful
 

@@ -12,10 +12,10 @@ from fgai.checks import one_of
 from fgai.graph import Graph
 from fgai.models import DEFENCES, MODELS, AttentionModel
 from fgai.training.loop import TrainConfig, seeded
-from fgai.training.settings import ADVERSARY_FIELDS, FaithfulConfig
+from fgai.training.settings import ADVERSARY_FIELDS, LIMIT_FIELDS, FaithfulConfig
 from fgai.training.terms import TERMS
 
-METHODS = ("vanilla", "ln", "at", "fgai", "fgai-paper", *DEFENCES)
+METHODS = ("vanilla", "ln", "at", "at-limits", "fgai", "fgai-paper", *DEFENCES)
 ALONE = ("vanilla", "ln", *DEFENCES)
 """Methods that train from new weights and need no trained vanilla model."""
 
@@ -51,8 +51,8 @@ def setting_names(method: str, model: str) -> list[str]:
     if method.startswith("fgai"):
         names |= {field.name for field in dataclasses.fields(FaithfulConfig)} | set(TERMS)
         names -= {"weights", "train"}
-    elif method == "at":
-        names |= set(ADVERSARY_FIELDS)
+    elif method in ("at", "at-limits"):
+        names |= {*ADVERSARY_FIELDS, *(LIMIT_FIELDS if method == "at-limits" else ())}
     elif model in MODELS:
         arguments = inspect.signature(MODELS[model].__init__).parameters.values()
         names |= {each.name for each in arguments if each.kind is each.KEYWORD_ONLY}

@@ -9,6 +9,7 @@ from typing import Any
 from safetensors.torch import load as load_tensors
 from torch import nn
 
+from fgai.attention import add_limits, limits_of
 from fgai.errors import CheckpointError
 from fgai.files import pack, write_atomic
 from fgai.models import DEFENCES, MODELS, AttentionModel, current_names
@@ -51,6 +52,7 @@ def save_model(
         "schema": SCHEMA,
         "class": name,
         "config": model.config,
+        "limits": bool(limits_of(model)),
         "data_fingerprint": data_fingerprint,
         "about": about or {},
         "history": history.to_dict() if history is not None else None,
@@ -109,6 +111,8 @@ def load_model(path: Path | str, expect: str | None = None) -> nn.Module:
         raise CheckpointError(f"{path} holds a {name}, expected {expect or ' or '.join(known)}")
     try:
         model: nn.Module = known[name](**header["config"])
+        if header.get("limits"):
+            add_limits(model)
         model.load_state_dict(load_tensors(path.read_bytes()))
     except Exception as error:
         raise CheckpointError(f"{path} is truncated or does not fit its own architecture: {error}") from error

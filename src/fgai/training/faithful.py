@@ -8,13 +8,22 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attacks import Budget
-from fgai.attention import AttentionMap, LayerAttention, evaluating, observe
+from fgai.attention import (
+    AttentionMap,
+    LayerAttention,
+    Observation,
+    entry_limits,
+    evaluating,
+    observe,
+    straight_through,
+)
 from fgai.graph import Graph
 from fgai.sparse import EdgeMap
 from fgai.tasks import task_of
 from fgai.training.adversary import InjectionAdversary
 from fgai.training.capture import Drawn, replayable
 from fgai.training.loop import PROBE, epoch_seed
+from fgai.training.ranges import range_pass, set_ranges
 from fgai.training.settings import FaithfulConfig
 from fgai.training.targets import Injection, Targets
 from fgai.training.terms import attention_distance, margin_loss, prediction_distance, weighted_sum
@@ -49,13 +58,16 @@ class Faithful:
         self.seed = seed
         with evaluating(self.vanilla, freeze=True):
             self.targets = Targets.of(self.vanilla, self.graph, self.config)
-            if self.injects:
-                self._start_adversary(self._generator(-1))
+        if self.injects:
+            with evaluating(model, freeze=True):
+                self._start_adversary(model, self._generator(-1))
 
-    def _start_adversary(self, generator: torch.Generator) -> None:
-        """Draw the first features, set up the probe, and climb against the vanilla model."""
-        targets, graph = self.targets, self.graph
-        self.adversary.start(generator)
+    def _start_adversary(self, model: nn.Module, generator: torch.Generator) -> None:
+        """Draw the first features, set up the probe, and climb against the model, which is still vanilla."""
+        targets, graph, config = self.targets, self.graph, self.config
+        if config.limits:
+            set_ranges(model, graph, config.cut)
+        self.adversary.start(generator, entry_limits(model), config.space)
         self.shares = shares = targets.shares(graph, self.adversary.attacked(generator)[0])
         adversary, endpoints = self.adversary.probe(self._generator(-2))
         if graph.batch is not None:  # the probe joins the validation graphs alone, a few of all
@@ -63,7 +75,7 @@ class Faithful:
         self.probe = Injection(adversary, endpoints, shares)
         for _ in range(PROBE):
             endpoints = self.adversary.draw(generator).to(graph.device)
-            terms = self._stability(self.vanilla, targets.logits, targets.layers, self._attack(endpoints))
+            terms = self._stability(model, targets.logits, targets.layers, self._attack(endpoints))
             self._total(terms).backward()  # type: ignore[no-untyped-call]
 
     def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
@@ -94,7 +106,7 @@ class Faithful:
         _set_mode(model, config.dropout)
         logits, layers = self.targets.logits, self.targets.layers
         if drawn.kind != "attacked":
-            seen = observe(model, self.graph, heads="mean", grad=True)
+            seen = self._seen(model, sampled=True)
             logits, layers = seen.logits, seen.attention.select(config.layers).layers
             yield self._with_total(self._clean(logits, layers))
             logits, layers = logits.detach(), tuple(layer.detach() for layer in layers)
@@ -117,7 +129,8 @@ class Faithful:
     def measure(self, model: nn.Module) -> Tensor:
         """See `score`; nothing waits for the device."""
         with evaluating(model, freeze=True):
-            seen = observe(model, self.graph, heads="mean")
+            with torch.no_grad():
+                seen = self._seen(model)
             logits, layers = seen.logits, seen.attention.select(self.config.layers).layers
             total = self._total(self._clean(logits, layers))
             if not self.injects:
@@ -146,6 +159,11 @@ class Faithful:
         """Return the training's own adversary at the given endpoints."""
         return Injection(self.adversary, endpoints, self.shares)
 
+    def _seen(self, model: nn.Module, *, sampled: bool = False) -> Observation:
+        """Run the model on the clean graph; limits take their ranges from the same pass."""
+        with range_pass(model, self.config.cut, sampled=sampled), straight_through(model):
+            return observe(model, self.graph, heads="mean", grad=True)
+
     def _clean(self, logits: Tensor, layers: Sequence[LayerAttention]) -> dict[str, Tensor]:
         """Return closeness, similarity and margin on the clean graph."""
         config, targets = self.config, self.targets
@@ -170,7 +188,8 @@ class Faithful:
         """Return both stability terms under an injection, averaged over the nodes in reach."""
         config, targets, shares = self.config, self.targets, attack.shares
         attacked, edge_map = attack.adversary.joined(attack.endpoints)
-        seen = observe(model, attacked, heads="mean", grad=True)
+        with attack.adversary.speaking(), straight_through(model):
+            seen = observe(model, attacked, heads="mean", grad=True)
         now, moved = seen.logits, seen.attention.select(config.layers)
         before, after, grown = _paired(layers, moved, self.graph, attacked, edge_map)
         known = targets.leaders if layers is targets.layers else None

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fgai.attacks import Budget
-from fgai.attention import prepared
+from fgai.attention import add_limits, prepared
 from fgai.checks import one_of
 from fgai.graph import Graph
 from fgai.models import DEFENCES, MODELS
@@ -19,13 +19,14 @@ from fgai.training.attempts import make_faithful
 from fgai.training.build import ALONE, METHODS, setting_names, untrained
 from fgai.training.loop import TRAIN_FIELDS, TrainConfig
 from fgai.training.presets import preset
-from fgai.training.settings import ADVERSARY_FIELDS, FaithfulConfig
-from fgai.training.train import train
+from fgai.training.ranges import set_ranges
+from fgai.training.settings import ADVERSARY_FIELDS, LIMIT_FIELDS, FaithfulConfig
+from fgai.training.train import copied, train
 
 
 def settings_for(method: str, model: str, dataset: str, task: str = "node") -> dict[str, Any]:
     """Return the preset of a method; a defence takes the vanilla model's where it has none of its own."""
-    chosen = preset(method, model, dataset, task)
+    chosen = preset("at" if method == "at-limits" else method, model, dataset, task)
     return {**preset("vanilla", model, dataset, task), **chosen} if method in DEFENCES else chosen
 
 
@@ -48,8 +49,8 @@ def train_method(
     and `fgai` is `fgai.make_faithful(vanilla, ...)`: both give the same weights.
 
     Args:
-        method: `vanilla`, `ln`, `at`, `fgai`, `fgai-paper` (last layer, graph scope), `gnnguard`, `gnn-svd`
-            or `pro-gnn`.
+        method: `vanilla`, `ln`, `at`, `at-limits`, `fgai`, `fgai-paper` (last layer, graph scope),
+            `gnnguard`, `gnn-svd` or `pro-gnn`.
         model: name of the network, see `fgai.models.MODELS`.
         graph: with labels and masks.
         seed: of the weights, dropout and adversary.
@@ -73,8 +74,8 @@ def train_method(
         return _alone(method, model, graph, chosen, common)
     if vanilla is None:
         vanilla = train_method("vanilla", model, graph, seed=seed, device=device, progress=progress)
-    if method == "at":
-        return _adversarial(vanilla, graph, chosen, common)
+    if method in ("at", "at-limits"):
+        return _adversarial(vanilla, graph, chosen, common, limits=method == "at-limits")
     config = FaithfulConfig() if method == "fgai" else _paper(graph)
     return make_faithful(vanilla, graph, config, **common, **chosen)
 
@@ -94,22 +95,31 @@ def _alone(
 
 
 def _adversarial(
-    vanilla: nn.Module, graph: Graph, chosen: dict[str, Any], common: dict[str, Any]
+    vanilla: nn.Module, graph: Graph, chosen: dict[str, Any], common: dict[str, Any], *, limits: bool
 ) -> nn.Module:
-    """Go on with the vanilla model under the adversary that faithful training has."""
+    """Go on with the vanilla model under the adversary of faithful training, with limits if asked."""
     fields, changes = _split(chosen)
     default = FaithfulConfig()
-    budget = {name: getattr(default, name) for name in ADVERSARY_FIELDS}
-    recipe = Adversarial(
-        prepared(vanilla, task_of(graph).view(graph, "fit")), Budget(**{**budget, **changes}, targets="fit")
+    given = {name: changes.pop(name, getattr(default, name)) for name in LIMIT_FIELDS}
+    budget = Budget(
+        **{**{name: getattr(default, name) for name in ADVERSARY_FIELDS}, **changes}, targets="fit"
     )
-    return train(vanilla, graph, recipe=recipe, config=TrainConfig(**fields), **common)
+    seen = prepared(vanilla, task_of(graph).view(graph, "fit"))
+    start = copied(vanilla)
+    if limits:
+        add_limits(start)
+    made = train(
+        start, graph, recipe=Adversarial(seen, budget, **given), config=TrainConfig(**fields), **common
+    )
+    if limits:
+        set_ranges(made, seen, given["cut"])
+    return made
 
 
 def _paper(graph: Graph) -> FaithfulConfig:
     """The settings of the paper's experiments."""
     half = graph.num_edges // 2
-    return FaithfulConfig(layers="last", scope="graph", k1=half, k2=half)
+    return FaithfulConfig(layers="last", scope="graph", k1=half, k2=half, limits=False)
 
 
 def _split(chosen: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -12,8 +12,11 @@ from fgai.training.loop import TRAIN_FIELDS, TrainConfig
 from fgai.training.terms import DIVERGENCES, TERMS, Weights
 
 ADVERSARIES = ("hybrid", "injection", "attention")
+SPACES = ("mixed", "values", "features")
 ADVERSARY_FIELDS = ("nodes", "edges", "box", "step_size")
 """Settings of the injection adversary that adversarial training has, too."""
+LIMIT_FIELDS = ("cut", "space")
+"""Those of limits, likewise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,10 @@ class FaithfulConfig:
         turns: train on the clean and on the attacked graph in turns, one of them an epoch, instead of on both
             (the first epoch sees both). The attacked side is then pulled to the vanilla model's targets,
             so an epoch costs little more than a vanilla one.
+        limits: give the faithful model limits (see `fgai.limit`) and train through them.
+        cut: share of the nodes left out at either end of each range.
+        space: where injected nodes climb: `features`; `values`, the box of what limits let a node say to the
+            first layer; or `mixed`, half of either. Without limits there are features alone.
         adversary: `hybrid`, `injection` or `attention`.
         nodes: injected per epoch.
         edges: of each injected node.
@@ -55,6 +62,9 @@ class FaithfulConfig:
     ramp: float = 0.5
     contrast: float = 0.5
     turns: bool = True
+    limits: bool = True
+    cut: float = 0.0
+    space: str = "mixed"
     adversary: str = "hybrid"
     nodes: int = 60
     edges: int = 20
@@ -74,6 +84,9 @@ class FaithfulConfig:
         one_of(self.layers, "layers", ("all", "last"))
         one_of(self.divergence, "divergence", DIVERGENCES)
         one_of(self.adversary, "adversary", ADVERSARIES)
+        one_of(self.space, "space", SPACES)
+        if not 0.0 <= self.cut < 0.5:
+            raise InputError(f"`cut` must be at least 0 and below 0.5, got {self.cut}")
         for name in ("k1", "k2"):
             if getattr(self, name) is not None:
                 at_least(getattr(self, name), name, 1, f"use `{name}=None` to rank all edges")

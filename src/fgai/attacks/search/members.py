@@ -1,10 +1,11 @@
-"""The members of the ensemble: start × space × optimiser × loss, each a search of its own."""
+"""The members of the ensemble: start × space × optimiser × loss × gradient, each a search of its own."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from fgai.attacks.search.aims import ROW_LOSSES
+from fgai.attacks.search.gradients import GRADIENTS
 from fgai.attacks.search.optimisers import OPTIMISERS
 from fgai.attacks.search.spaces import SPACES
 from fgai.attacks.search.starts import STARTS
@@ -23,6 +24,7 @@ class Member:
         rate: its step size or learning rate, in units of half the box.
         loss: a name from `ROW_LOSSES`; explanations have one of their own.
         steps: gradient steps.
+        gradient: a name from `GRADIENTS`.
     """
 
     name: str
@@ -32,12 +34,14 @@ class Member:
     rate: float = 0.1
     loss: str = "margin"
     steps: int = 300
+    gradient: str = "true"
 
     def __post_init__(self) -> None:
         one_of(self.start, "start", tuple(STARTS))
         one_of(self.space, "space", tuple(SPACES))
         one_of(self.optimiser, "optimiser", tuple(OPTIMISERS))
         one_of(self.loss, "loss", tuple(ROW_LOSSES))
+        one_of(self.gradient, "gradient", tuple(GRADIENTS))
         at_least(self.steps, "steps", 0)
 
 
@@ -50,6 +54,17 @@ PREDICTION_MEMBERS: tuple[Member, ...] = (
     Member(name="adam corner margin", start="corner"),
     Member(name="adam others margin", start="others"),
     Member(name="adam others reach", start="others", loss="reach"),
+    Member(name="straight small margin", start="small", rate=0.03, gradient="straight"),
+    Member(name="straight others reach", start="others", loss="reach", gradient="straight"),
+    Member(
+        name="straight momentum",
+        start="small",
+        space="box",
+        optimiser="momentum",
+        rate=0.05,
+        gradient="straight",
+    ),
+    Member(name="smooth small margin", start="small", rate=0.03, gradient="smooth"),
     Member(name="polish", start="incumbent", loss="reach", rate=0.03),
 )
 
@@ -60,6 +75,17 @@ EXPLANATION_MEMBERS: tuple[Member, ...] = (
     Member(name="adam large", start="large", steps=200),
     Member(name="adam others", start="others", rate=0.3, steps=200),
     Member(name="transfer", start="donated", steps=200),
+    Member(
+        name="straight momentum",
+        start="small",
+        space="box",
+        optimiser="momentum",
+        rate=0.05,
+        steps=200,
+        gradient="straight",
+    ),
+    Member(name="straight others", start="others", rate=0.3, steps=200, gradient="straight"),
+    Member(name="smooth large", start="large", steps=200, gradient="smooth"),
     Member(name="polish", start="incumbent", rate=0.03, steps=200),
 )
 
@@ -74,8 +100,9 @@ def batches(members: tuple[Member, ...]) -> list[list[Member]]:
         >>> [[member.name for member in batch] for batch in batches(PREDICTION_MEMBERS)][0]
         ['sign']
     """
-    found: dict[tuple[bool, str, str, int], list[Member]] = {}
+    found: dict[tuple[bool, str, str, str, int], list[Member]] = {}
     for member in members:
-        key = (member.start == "incumbent", member.space, member.optimiser, member.steps)
+        last = member.start == "incumbent"
+        key = (last, member.gradient, member.space, member.optimiser, member.steps)
         found.setdefault(key, []).append(member)
     return [found[key] for key in sorted(found, key=lambda key: key[0])]

@@ -1,0 +1,235 @@
+"""Limits: what a node may say to its neighbours lies in the range seen on the graph a model was made for.
+
+An attention layer reads three things of every node: its value and the two sides of the score. Limits clip
+each of them, channel by channel. With the ranges of a graph itself nothing changes on that graph, not a bit;
+a node that comes later can say nothing that no node has said before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fgai.errors import InputError
+from fgai.ops.clip import clip
+
+SAMPLE = 4096
+"""Rows that order statistics are taken from while a model trains; all of them once it is done."""
+
+
+class Limits(nn.Module):
+    """The range of one thing that an attention layer reads of every node, channel by channel.
+
+    Until it is measured it is infinite and clips nothing.
+
+    Args:
+        *size: of one row, e.g. heads and channels.
+        derived: whether the layer computes it from something that has limits of its own.
+
+    Attributes:
+        low: lower ends.
+        high: upper ends.
+        straight: let gradients pass through what was clipped, see `fgai.ops.clip`.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, *size: int, derived: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("low", torch.full(size, -torch.inf))
+        self.register_buffer("high", torch.full(size, torch.inf))
+        self.straight, self.derived = False, derived
+        self._measuring: _Measuring | None = None
+        self._points: tuple[Tensor, Tensor] | None = None
+        self._heard: list[Tensor] | None = None
+        self._count: list[int] | None = None
+
+    def extra_repr(self) -> str:
+        """Show the size, and how wide the ranges are."""
+        width = (self.high - self.low).mean()
+        return f"{tuple(self.low.shape)}, mean width {float(width):.3g}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` [N, ...] inside the range."""
+        if self._measuring is not None and self._measuring.take(self, x):
+            return x
+        if self._count is not None:
+            self._count[0] += int(((x < self.low) | (x > self.high) | x.isnan()).sum())
+            self._count[1] += x.numel()
+        out = clip(x, self.low, self.high, straight=self.straight)
+        if self._points is not None:
+            out = self._spoken(out)
+        if self._heard is not None:
+            self._heard.append(self.points_of(out.detach()))
+        return out
+
+    def at(self, points: Tensor) -> Tensor:
+        """Return what points of the unit box [M, ...] stand for: 0 is the lower end, 1 the upper."""
+        return self.low + points * (self.high - self.low)
+
+    def points_of(self, x: Tensor) -> Tensor:
+        """Return the points of the unit box [M, ...] that stand for numbers inside the range."""
+        width = self.high - self.low
+        return torch.where(width > 0, (x - self.low) / width.clamp(min=1e-30), 0.5).clamp(0, 1)
+
+    @torch.no_grad()
+    def measure(self, x: Tensor, cut: float = 0.0) -> None:
+        """Take the range from rows [N, ...], a share `cut` of them left out at either end."""
+        low, high = ranges(x.detach(), cut)
+        self.low.copy_(low)
+        self.high.copy_(high)
+
+    def _spoken(self, x: Tensor) -> Tensor:
+        """Put points of the unit box in the place of some of the last rows."""
+        assert self._points is not None
+        points, chosen = self._points
+        first = x.shape[0] - points.shape[0]
+        mask = chosen.view(-1, *[1] * (x.dim() - 1))
+        said = torch.where(mask, self.at(points).view(-1, *x.shape[1:]).to(x.dtype), x[first:])
+        return torch.cat([x[:first], said])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what lasts for a block only."""
+        return {**self.__dict__, "_measuring": None, "_points": None, "_heard": None, "_count": None}
+
+
+def ranges(x: Tensor, cut: float) -> tuple[Tensor, Tensor]:
+    """Return the lowest and highest of the rows of `x`, a share `cut` left out at either end.
+
+    Example:
+        >>> low, high = ranges(torch.arange(10.0)[:, None], 0.1)
+        >>> low, high
+        (tensor([1.]), tensor([8.]))
+    """
+    count = int(cut * x.shape[0])
+    if count == 0:
+        low, high = torch.aminmax(x, dim=0)
+        return low, high
+    flat = x.flatten(1).t().contiguous()  # order statistics are found along memory
+    low, high = (flat.kthvalue(place, dim=1).values for place in (count + 1, x.shape[0] - count))
+    return low.view(x.shape[1:]), high.view(x.shape[1:])
+
+
+class _Measuring:
+    """One block of `measuring`: the share to cut, the nodes that count, and which limits were met."""
+
+    def __init__(self, cut: float, nodes: Tensor | None, sampled: bool) -> None:
+        self.cut, self.nodes, self.sampled = cut, nodes, sampled
+        self.met: list[Limits] = []
+
+    def take(self, limits: Limits, x: Tensor) -> bool:
+        """Measure `x`; return whether nothing of it can be outside."""
+        rows = x if self.nodes is None else x[self.nodes]
+        if self.sampled and self.cut > 0 and rows.shape[0] > SAMPLE:
+            rows = rows[:: rows.shape[0] // SAMPLE]
+        if any(limits is one for one in self.met):  # a layer that runs twice has one range for both
+            low, high = ranges(rows.detach(), self.cut)
+            limits.low.copy_(torch.minimum(limits.low, low))
+            limits.high.copy_(torch.maximum(limits.high, high))
+        else:
+            limits.measure(rows, self.cut)
+            self.met.append(limits)
+        return self.cut == 0 and self.nodes is None
+
+
+def limits_of(model: nn.Module) -> list[Limits]:
+    """Return all limits of a model, in the order of its modules; empty where it has none."""
+    return [module for module in model.modules() if isinstance(module, Limits)]
+
+
+@contextmanager
+def measuring(
+    model: nn.Module, cut: float = 0.0, nodes: Tensor | None = None, *, sampled: bool = False
+) -> Iterator[list[Limits]]:
+    """Take the ranges of a model's limits from every forward pass in the block.
+
+    Args:
+        model: with limits.
+        cut: share of the nodes left out at either end of each channel; they are clipped in the same pass.
+        nodes: bool [N] or indices of those whose ranges count; all by default.
+        sampled: take order statistics from at most a few thousand nodes, evenly spread.
+
+    Yields:
+        The limits that were met, in the order they were.
+    """
+    block = _Measuring(cut, nodes, sampled)
+    with _each(model, "_measuring", lambda limits: block):
+        yield block.met
+
+
+@contextmanager
+def straight_through(model: nn.Module) -> Iterator[None]:
+    """Let gradients pass straight through a model's limits in the block."""
+    with _each(model, "straight", lambda limits: True):
+        yield
+
+
+@contextmanager
+def counting(model: nn.Module) -> Iterator[list[int]]:
+    """Count what limits clip in the block.
+
+    Yields:
+        Two numbers, filled in by forward passes: numbers clipped, numbers seen.
+    """
+    count = [0, 0]
+    with _each(model, "_count", lambda limits: count):
+        yield count
+
+
+@contextmanager
+def speaking(points: Mapping[Limits, Tensor], chosen: Tensor) -> Iterator[None]:
+    """Let some of the last nodes say points of the unit box, whatever their features are, in the block.
+
+    Args:
+        points: for limits, [M, ...] in the unit box; gradients reach them.
+        chosen: bool [M], which of the last M nodes do.
+    """
+    with ExitStack() as stack:
+        for limits, values in points.items():
+            stack.enter_context(_set(limits, "_points", (values, chosen)))
+        yield
+
+
+@contextmanager
+def hearing(entry: Sequence[Limits]) -> Iterator[dict[Limits, list[Tensor]]]:
+    """Note what is said in the block, as points of the unit box: for each of `entry`, [N, ...] a pass."""
+    heard: dict[Limits, list[Tensor]] = {limits: [] for limits in entry}
+    with ExitStack() as stack:
+        for limits, said in heard.items():
+            stack.enter_context(_set(limits, "_heard", said))
+        yield heard
+
+
+@contextmanager
+def voiced(entry: Sequence[Limits], voices: Tensor) -> Iterator[None]:
+    """Let the last nodes say `voices` [M, D], points of the unit boxes of `entry` side by side."""
+    sizes = [limits.low.numel() for limits in entry]
+    if voices.dim() != 2 or voices.shape[1] != sum(sizes):
+        raise InputError(f"`voices` must have shape [nodes, {sum(sizes)}], got {tuple(voices.shape)}")
+    parts = torch.split(voices, sizes, dim=1)
+    points = {limits: part.reshape(-1, *limits.low.shape) for limits, part in zip(entry, parts, strict=True)}
+    with speaking(points, torch.ones(voices.shape[0], dtype=torch.bool, device=voices.device)):
+        yield
+
+
+@contextmanager
+def _each(model: nn.Module, name: str, value: Callable[[Limits], Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for limits in limits_of(model):
+            stack.enter_context(_set(limits, name, value(limits)))
+        yield
+
+
+@contextmanager
+def _set(limits: Limits, name: str, value: Any) -> Iterator[None]:
+    before = getattr(limits, name)
+    setattr(limits, name, value)
+    try:
+        yield
+    finally:
+        setattr(limits, name, before)
