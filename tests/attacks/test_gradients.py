@@ -73,7 +73,7 @@ def test_a_saturated_model_is_broken_through_a_softer_one() -> None:
         result = EnsembleInjection(budget, members=members, rules=("random",), baselines=()).run(model, graph)
     damage = {row["member"]: row["damage"] for row in result.ledger.members}
     assert damage["smooth"] >= damage["true"]
-    assert max(result.ledger.damages) >= damage["smooth"] - 1e-9  # judged on the model itself
+    assert max(result.ledger.damages) >= damage["smooth"] - 1e-6  # judged on the model itself
 
 
 def test_unknown_gradients_are_refused() -> None:

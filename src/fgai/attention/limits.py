@@ -55,17 +55,23 @@ class Limits(nn.Module):
         return f"{tuple(self.low.shape)}, mean width {float(width):.3g}"
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `x` [N, ...] inside the range."""
+        """Return `x` [N, ...] inside the range; its memory may be used, see `fgai.ops.clip`.
+
+        Args:
+            x: rows of the range's size, in one or more dimensions.
+        """
         if self._measuring is not None and self._measuring.take(self, x):
             return x
         if self._count is not None:
-            self._count[0] += int(((x < self.low) | (x > self.high) | x.isnan()).sum())
+            low, high = self.low.view(x.shape[1:]), self.high.view(x.shape[1:])
+            self._count[0] += int(((x < low) | (x > high) | x.isnan()).sum())
             self._count[1] += x.numel()
-        out = clip(x, self.low, self.high, straight=self.straight)
+        low, high = self.low.view(x.shape[1:]), self.high.view(x.shape[1:])
+        out = clip(x, low, high, straight=self.straight)
         if self._points is not None:
             out = self._spoken(out)
         if self._heard is not None:
-            self._heard.append(self.points_of(out.detach()))
+            self._heard.append(self.points_of(out.detach().view(-1, *self.low.shape)))
         return out
 
     def at(self, points: Tensor) -> Tensor:
@@ -81,8 +87,8 @@ class Limits(nn.Module):
     def measure(self, x: Tensor, cut: float = 0.0) -> None:
         """Take the range from rows [N, ...], a share `cut` of them left out at either end."""
         low, high = ranges(x.detach(), cut)
-        self.low.copy_(low)
-        self.high.copy_(high)
+        self.low.copy_(low.view_as(self.low))
+        self.high.copy_(high.view_as(self.high))
 
     def _spoken(self, x: Tensor) -> Tensor:
         """Put points of the unit box in the place of some of the last rows."""
@@ -129,8 +135,8 @@ class _Measuring:
             rows = rows[:: rows.shape[0] // SAMPLE]
         if any(limits is one for one in self.met):  # a layer that runs twice has one range for both
             low, high = ranges(rows.detach(), self.cut)
-            limits.low.copy_(torch.minimum(limits.low, low))
-            limits.high.copy_(torch.maximum(limits.high, high))
+            limits.low.copy_(torch.minimum(limits.low, low.view_as(limits.low)))
+            limits.high.copy_(torch.maximum(limits.high, high.view_as(limits.high)))
         else:
             limits.measure(rows, self.cut)
             self.met.append(limits)

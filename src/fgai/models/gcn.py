@@ -90,7 +90,7 @@ class GCNLayer(TappedLayer):
             values = self.value(x)
         else:
             values = self.input_norm(x if isinstance(x, Features) else Features.dense(x), self.value)
-        values = self.limited("value", values.view(-1, 1, self.channels))
+        values = self.limited("value", values).view(-1, 1, self.channels)
         if edge_weight is None and values.dtype == torch.float32:
             shares, sizes = cached_on(adjacency, "gcn shares", lambda: _shares(adjacency, None))
         else:

@@ -149,13 +149,13 @@ class AttentionLayer(TappedLayer):
         """Show the score and the sizes."""
         return f"score={self.score}, heads={self.heads}, channels={self.channels}"
 
-    def _project(self, x: Tensor | Features, projection: Projection) -> Tensor:
+    def _project(self, x: Tensor | Features, projection: Projection, name: str) -> Tensor:
         if self.input_norm is None:
             out = projection(x)
         else:
             features = x if isinstance(x, Features) else Features.dense(x)
             out = self.input_norm(features, projection)
-        return out.view(-1, self.heads, self.channels)  # type: ignore[no-any-return]
+        return self.limited(name, out).view(-1, self.heads, self.channels)
 
     def _sides(self, x: Tensor | Features, adjacency: Adjacency) -> tuple[Tensor, Tensor, Tensor]:
         found = self.sides(x)
@@ -168,14 +168,13 @@ class AttentionLayer(TappedLayer):
 
         For `dot` they are key and query.
         """
-        values = self.limited("value", self._project(x, self.value))
+        values = self._project(x, self.value, "value")
         if self.score == "additive":
             source, destination = node_scores(values, self.source_weight, self.destination_weight)
             return self.limited("source", source), self.limited("destination", destination), values
         if self.score == "dynamic":
-            return values, self.limited("right", self._project(x, self.right)), values
-        query = self.limited("query", self._project(x, self.query))
-        return self.limited("key", self._project(x, self.key)), query, values
+            return values, self._project(x, self.right, "right"), values
+        return self._project(x, self.key, "key"), self._project(x, self.query, "query"), values
 
     def score_edges(self, source: Tensor, destination: Tensor, adjacency: Adjacency) -> Tensor:
         """Return the scores [E, H] from the two sides that `sides` gave."""
