@@ -23,6 +23,7 @@ from fgai.training import (
     limit,
     load_model,
     make_faithful,
+    preset,
     save_model,
     train,
     train_method,
@@ -196,3 +197,17 @@ def test_layers_without_limits_are_trained_without(data: Graph, monkeypatch: pyt
     with pytest.warns(FgaiWarning, match="cannot be limited"):
         faithful = make_faithful(vanilla, data, **QUICK)
     assert not limits_of(faithful)
+
+
+def test_without_limits_the_settings_are_those_chosen_without() -> None:
+    assert "cut" not in preset("fgai-features", "GAT", "amazon-photo")
+    assert preset("fgai-features", "GAT", "amazon-photo")["prediction_stability"] == 20.0
+    assert preset("fgai", "GAT", "amazon-photo")["cut"] > 0
+    data = small_data(nodes=60)
+    vanilla = train(GAT.for_data(data), data, epochs=3, progress=False)
+    one = make_faithful(vanilla, data, limits=False, **QUICK)
+    config = FaithfulConfig().replace(
+        **{**preset("fgai-features", "GAT", "small"), "epochs": 6}, limits=False, nodes=4, edges=3
+    )
+    two = make_faithful(vanilla, data, config, progress=False)
+    assert all(torch.equal(value, two.state_dict()[name]) for name, value in one.state_dict().items())

@@ -76,7 +76,9 @@ def make_faithful(
     """
     given = as_graph(data)
     task = task_of(given)
-    chosen = preset_named(preset, "fgai", preset_class(model), given.name, task.name)
+    # What was chosen with limits does not suit a training without them.
+    method = "fgai-features" if settings.get("limits") is False and task.name == "node" else "fgai"
+    chosen = preset_named(preset, method, preset_class(model), given.name, task.name)
     config = (config or FaithfulConfig().replace(**chosen)).replace(**settings)
     at_least(max_attempts, "max_attempts", 1)
     graph = prepared(model, task.view(given, "fit"))

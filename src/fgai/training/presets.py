@@ -24,7 +24,7 @@ def preset(method: str, model: str, dataset: str, task: str = "node") -> dict[st
     no special settings.
 
     Args:
-        method: `vanilla`, `ln`, `at` or `fgai`.
+        method: `vanilla`, `ln`, `at`, `fgai`, or `fgai-features` for `fgai` without limits.
         model: class name, e.g. `GAT`.
         dataset: e.g. `amazon-photo`.
         task: its name, e.g. `node`, `link` or `graph`.
