@@ -133,7 +133,7 @@ def _member_row(name: str, found: Sequence[Reached]) -> list[Cell]:
         if name not in one.damages:
             continue
         wins += one.damages[name] == max(one.damages.values())
-        others = {n: d for n, d in one.damages.items() if n == name or n != "polish"}
+        others = {n: d for n, d in one.damages.items() if n == name or not n.startswith("polish")}
         rest = [damage for other, damage in others.items() if other != name]
         gain = max(others.values()) - max(rest) if rest else 0.0
         if gain > most:

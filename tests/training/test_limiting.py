@@ -165,7 +165,8 @@ def test_faithful_models_have_the_ranges_of_their_own_weights(kind: Any, space: 
 
 
 def test_resumed_equals_uninterrupted(model: GAT, data: Graph, tmp_path: Path) -> None:
-    settings = {"nodes": 4, "edges": 3, "epochs": 10, "cut": 0.02, "decay": 0.0, "patience": 100, "ramp": 0.0}
+    settings = {"nodes": 4, "edges": 3, "epochs": 10, "cut": 0.02, "decay": 0.0, "ramp": 0.0,
+                "validate_every": 1}  # fmt: skip
     whole = make_faithful(model, data, seed=3, preset=None, progress=False, **settings)
     config = FaithfulConfig().replace(**settings)
     graph = prepared(model, data)

@@ -66,6 +66,14 @@ PREDICTION_MEMBERS: tuple[Member, ...] = (
     ),
     Member(name="smooth small margin", start="small", rate=0.03, gradient="smooth"),
     Member(name="polish", start="incumbent", loss="reach", rate=0.03),
+    Member(
+        name="polish momentum",
+        start="incumbent",
+        space="box",
+        optimiser="momentum",
+        rate=0.01,
+        loss="reach",
+    ),
 )
 
 EXPLANATION_MEMBERS: tuple[Member, ...] = (
