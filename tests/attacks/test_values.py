@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from fgai.attacks import THREATS, Budget, EnsembleInjection, PGDInjection, ValueInjection
-from fgai.attention import call_model, prepared
+from fgai.attention import call_model
 from fgai.errors import InputError
 from fgai.evaluation import evaluate
 from fgai.training import limit
@@ -28,7 +27,9 @@ def test_never_weaker_than_the_attack_by_features_it_contains(name: str, objecti
         found = ValueInjection(BUDGET, objective, k=cases.K, contained=inner).run(model, graph, seed=2)
         again = ValueInjection(BUDGET, objective, k=cases.K, contained=inner).run(model, graph, seed=2)
     assert max(found.ledger.damages) >= max(features.ledger.damages) - 1e-9
-    assert found.ledger.damages == again.ledger.damages and found.ledger.steps <= inner.allowed_steps + 10_000
+    assert found.ledger.damages == again.ledger.damages
+    allowed = ValueInjection(BUDGET, objective, k=cases.K, contained=inner).allowed_steps
+    assert 0 < found.ledger.steps <= allowed
     voices = found.change.voices
     assert voices is None or bool(((voices >= 0) & (voices <= 1)).all())
 
@@ -69,4 +70,3 @@ def test_evaluate_knows_it() -> None:
     with cases.quiet():
         record = evaluate(model, graph, threat, curves=False, nulls=False)
     assert 0 <= record.metrics["f1"]["attacked"] <= record.metrics["f1"]["clean"] + 1e-9
-    assert torch.equal(prepared(model, graph).keys, prepared(model, graph).keys)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from time import perf_counter
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fgai.attacks.base import Judge, Ledger
 from fgai.attacks.budget import Budget
@@ -209,14 +209,11 @@ class EnsembleInjection(ReportedAttack):
         streams: Sequence[torch.Generator],
     ) -> list[Found]:
         """Climb a softer copy of the model, and judge what was found on the model itself."""
-        soft, graph = softened(site.model, place.graph), place.graph
+        soft = softened(site.model, place.graph)
         if soft is None:
             return self._climb([replace(member, steps=0) for member in batch], place, site, labels, streams)
         with evaluating(soft, freeze=True):
-            seen = observe(soft, graph, heads="mean")
-            clean = Clean(seen.logits, seen.attention, site.clean.nodes)
-            recompute = Recompute(soft, graph) if Recompute.fits(soft, graph) else None
-            other = self.site(soft, graph, place.endpoints, clean, recompute)
+            other = self._site_of(soft, place, site.clean.nodes)
             made = self._climb(batch, place, other, labels, streams)
         aim = self.aim([member.loss for member in batch], site, labels)
         with torch.no_grad():
@@ -226,6 +223,14 @@ class EnsembleInjection(ReportedAttack):
             for one, hit, height in zip(made, damage, loss, strict=True)
         ]
 
+    def _site_of(self, model: nn.Module, place: Place, nodes: Tensor) -> Site:
+        """Return another model, in eval mode, as a function of the features of the same new nodes."""
+        graph = prepared(model, place.graph)
+        seen = observe(model, graph, heads="mean")
+        recompute = Recompute(model, graph) if Recompute.fits(model, graph) else None
+        clean = Clean(seen.logits, seen.attention, nodes)
+        return self.site(model, graph, place.endpoints, clean, recompute)
+
     def _donated(
         self, judge: Judge, rule: str, place: Place, labels: Tensor, generator: torch.Generator
     ) -> Tensor:
@@ -233,12 +238,8 @@ class EnsembleInjection(ReportedAttack):
         vanilla = judge.vanilla
         assert vanilla is not None
         steps = max((member.steps for member in self.members if member.start == "donated"), default=0)
-        graph = prepared(vanilla, judge.graph)
         with evaluating(vanilla, freeze=True):
-            seen = observe(vanilla, graph, heads="mean")
-            clean = Clean(seen.logits, seen.attention, judge.clean.nodes)
-            recompute = Recompute(vanilla, graph) if Recompute.fits(vanilla, graph) else None
-            site = self.site(vanilla, graph, place.endpoints, clean, recompute)
+            site = self._site_of(vanilla, place, judge.clean.nodes)
             donor = [replace(DONOR, steps=steps)]
             (found,) = self._climb(donor, place, site, labels, _streams(generator, rule, donor))
         return found.features

@@ -7,7 +7,7 @@ a node that comes later can say nothing that no node has said before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -62,11 +62,10 @@ class Limits(nn.Module):
         """
         if self._measuring is not None and self._measuring.take(self, x):
             return x
+        low, high = self.low.view(x.shape[1:]), self.high.view(x.shape[1:])
         if self._count is not None:
-            low, high = self.low.view(x.shape[1:]), self.high.view(x.shape[1:])
             self._count[0] += int(((x < low) | (x > high) | x.isnan()).sum())
             self._count[1] += x.numel()
-        low, high = self.low.view(x.shape[1:]), self.high.view(x.shape[1:])
         out = clip(x, low, high, straight=self.straight)
         if self._points is not None:
             out = self._spoken(out)
@@ -164,14 +163,14 @@ def measuring(
         The limits that were met, in the order they were.
     """
     block = _Measuring(cut, nodes, sampled)
-    with _each(model, "_measuring", lambda limits: block):
+    with _each(model, "_measuring", block):
         yield block.met
 
 
 @contextmanager
 def straight_through(model: nn.Module) -> Iterator[None]:
     """Let gradients pass straight through a model's limits in the block."""
-    with _each(model, "straight", lambda limits: True):
+    with _each(model, "straight", True):
         yield
 
 
@@ -183,7 +182,7 @@ def counting(model: nn.Module) -> Iterator[list[int]]:
         Two numbers, filled in by forward passes: numbers clipped, numbers seen.
     """
     count = [0, 0]
-    with _each(model, "_count", lambda limits: count):
+    with _each(model, "_count", count):
         yield count
 
 
@@ -224,10 +223,10 @@ def voiced(entry: Sequence[Limits], voices: Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def _each(model: nn.Module, name: str, value: Callable[[Limits], Any]) -> Iterator[None]:
+def _each(model: nn.Module, name: str, value: Any) -> Iterator[None]:
     with ExitStack() as stack:
         for limits in limits_of(model):
-            stack.enter_context(_set(limits, name, value(limits)))
+            stack.enter_context(_set(limits, name, value))
         yield
 
 

@@ -50,7 +50,7 @@ def _fits(x: Tensor, low: Tensor, high: Tensor) -> bool:
 class _Clip(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, low: Tensor, high: Tensor, straight: bool) -> Tensor:
-        ctx.straight, ctx.mine = straight, _fits(x, low, high)
+        ctx.mine = _fits(x, low, high)
         if not ctx.mine:
             out = torch.fmin(torch.fmax(x, low), high)
             if not straight:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from fgai.attention import AttentionMap, Limits, find_layers, limits_of, observe
+from fgai.attention import AttentionMap, find_layers, limits_of, observe
 from fgai.graph import Graph
 from fgai.ops.segments import row_max
 
@@ -72,15 +72,11 @@ def _cool(layer: nn.Module, factor: float) -> None:
     for name in SCORE_MAPS:
         for parameter in getattr(layer, name, nn.Identity()).parameters():
             parameter.mul_(factor)
-    for limits in limits_of(layer):
-        if any(limits is one for one in _score_limits(layer)):
-            limits.low.mul_(factor)
-            limits.high.mul_(factor)
-
-
-def _score_limits(layer: nn.Module) -> list[Limits]:
-    own = getattr(layer, "limits", None)
-    return [own[name] for name in SCORE_LIMITS if own is not None and name in own]
+    own = getattr(layer, "limits", None) or {}
+    for name in SCORE_LIMITS:
+        if name in own:
+            own[name].low.mul_(factor)
+            own[name].high.mul_(factor)
 
 
 def has_limits(model: nn.Module, attention: AttentionMap) -> bool:
