@@ -32,7 +32,7 @@ from fgai.attention import (
 from fgai.attention.limits import ranges
 from fgai.errors import AttentionError, InputError
 from fgai.models import AttentionModel
-from fgai.ops import clip
+from fgai.ops import clip, loudness
 from support.graph_cases import small_data
 
 MODELS = (GAT, GATv2, GT, GCN)
@@ -95,29 +95,6 @@ def test_what_layers_hear_stays_inside_for_any_input(kind, scale: float) -> None
         assert all(bool(((part >= 0) & (part <= 1)).all()) for part in said)
 
 
-@given(
-    st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=1, max_size=30),
-    st.floats(-5, 5),
-    st.floats(0, 5),
-)
-def test_clipping_never_leaves_the_range(numbers: list[float], low: float, width: float) -> None:
-    x = torch.tensor(numbers)
-    out = clip(x, torch.tensor(low), torch.tensor(low + width))
-    assert bool(((out >= torch.tensor(low)) & (out <= torch.tensor(low + width))).all())
-    inside = (x >= torch.tensor(low)) & (x <= torch.tensor(low + width))
-    assert torch.equal(out[inside], x[inside])
-
-
-def test_gradients_are_true_or_pass_straight_through() -> None:
-    x = torch.tensor([-2.0, -1.0, 0.3, 1.0, 4.0], dtype=torch.float64, requires_grad=True)
-    low, high = torch.tensor(-1.0, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
-    (true,) = torch.autograd.grad((clip(x, low, high) * torch.arange(5)).sum(), x)
-    (straight,) = torch.autograd.grad((clip(x, low, high, straight=True) * torch.arange(5)).sum(), x)
-    assert true.tolist() == [0, 1, 2, 3, 0] and straight.tolist() == [0, 1, 2, 3, 4]
-    inner = torch.tensor([0.2, 0.7], dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda v: clip(v, low, high), inner)
-
-
 @pytest.mark.parametrize("kind", [GAT, GATv2, GT])
 def test_true_gradients_of_a_limited_model_equal_differences(kind) -> None:
     _, limited = made(kind)
@@ -154,6 +131,33 @@ def test_a_larger_cut_is_never_wider(rows: int, one: float, two: float, seed: in
     assert bool((large[0] >= small[0]).all() & (large[1] <= small[1]).all() & (large[0] <= large[1]).all())
     outside = ((x < large[0]) | (x > large[1])).double().mean((0,))
     assert float(outside.max()) <= 2 * max(one, two) + 1e-9
+
+
+@given(st.integers(5, 60), st.floats(0, 0.95), st.floats(0, 0.95), st.floats(0, 0.2), st.integers(0, 5))
+@settings(max_examples=40)
+def test_no_more_than_asked_are_softened_and_a_larger_share_is_never_louder(
+    rows: int, one: float, two: float, cut: float, seed: int
+) -> None:
+    x = torch.randn(rows, 2, 3, generator=torch.Generator().manual_seed(seed))
+    soft, softer = Limits(2, 3), Limits(2, 3)
+    soft.measure(x, cut, min(one, two))
+    softer.measure(x, cut, max(one, two))
+    assert torch.equal(soft.low, softer.low) and float(softer.radius) <= float(soft.radius)
+    inside = clip(x, softer.low, softer.high)
+    moved = (softer(x.clone()) != inside).flatten(1).any(1)
+    assert int(moved.sum()) <= max(one, two) * rows
+    assert bool((loudness(softer(x.clone()), softer.low, softer.high) <= softer.radius * (1 + 1e-5)).all())
+
+
+def test_what_is_derived_has_no_loudness_and_a_layer_that_ran_twice_none_either() -> None:
+    derived, own = Limits(2, derived=True), Limits(2)
+    rows = torch.randn(9, 2)
+    derived.measure(rows, soften=0.3)
+    assert torch.isinf(derived.radius)
+    own.measure(rows, soften=0.3)
+    assert torch.isfinite(own.radius)
+    own.widen(3 * rows)
+    assert torch.isinf(own.radius) and torch.equal(own(3 * rows), 3 * rows)
 
 
 @pytest.mark.parametrize("kind", CONVS)

@@ -67,6 +67,29 @@ def compare_averaged(name: str, adjacency: Adjacency, size: tuple[int, int], dty
     assert_same(ours, [t.to(dtype) for t in results_and_gradients(theirs, exact)], TOLERANCE[dtype])
 
 
+def compare_clip(device: str, dtype: torch.dtype, rows: int, width: int) -> None:
+    """What is clipped and softened, what is noted of it, and the gradient, against the CPU's kernel."""
+    from fgai.ops.cpu import clip as theirs
+    from fgai.ops.gpu import clip as ours
+
+    generator = torch.Generator().manual_seed(4)
+    x, gradient = (2 * torch.randn(rows, width, generator=generator, dtype=dtype) for _ in range(2))
+    high = torch.rand(width, generator=generator, dtype=dtype) + 0.5
+    low, x[0, 0] = -high.flip(0), torch.nan
+    low[-1] = high[-1]
+    for radius in (torch.tensor(0.8 * width**0.5, dtype=dtype), torch.tensor(torch.inf, dtype=dtype)):
+        for noted in (False, True):
+            given = [t.to(device) for t in (x, low, high, radius)]
+            made = torch.empty_like(given[0])
+            inside, scale = ours.clip_rows(*given, made, noted=noted)
+            back = ours.clip_rows_back(gradient.to(device), inside, scale, made, *given[1:])
+            out = torch.empty_like(x)
+            kept = theirs.clip_rows(x, low, high, radius, out, noted=noted)
+            torch.testing.assert_close(made.cpu(), out)
+            expected = theirs.clip_rows_back(gradient, *kept, out, low, high, radius)
+            torch.testing.assert_close(back.cpu(), expected)
+
+
 def compare_projection(device: str, dtype: torch.dtype, width: int) -> None:
     """The sparse projection and both gradients, gathered and dense."""
     from fgai.ops import gpu
@@ -224,6 +247,7 @@ def interpret() -> None:
     for name in FUSED:
         compare_averaged(name, adjacency, (3, 5), torch.float64)
     compare_projection("cpu", torch.float64, 5)
+    compare_clip("cpu", torch.float64, 40, 5)
     compare_attached("cpu", loops=True)
     compare_attached("cpu", loops=False)
     from fgai.topk import gpu as top
@@ -278,6 +302,11 @@ class TestOnTheDevice:
     @pytest.mark.parametrize("long", [17, 64, 65, 3000])
     def test_top_of_rows(self, long: int) -> None:
         compare_top("cuda", long)
+
+    @pytest.mark.parametrize("width", [1, 8, 70, 2048])
+    def test_limits(self, width: int) -> None:
+        compare_clip("cuda", torch.float32, 300, width)
+        compare_clip("cuda", torch.float64, 300, width)
 
     @pytest.mark.parametrize("width", [1, 5, 64, 100])
     def test_projection(self, width: int) -> None:

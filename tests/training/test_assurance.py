@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,14 @@ import pytest
 import torch
 
 import fgai
-from fgai.attacks import make_attack
+from fgai.attacks import EnsembleInjection, make_attack
+from fgai.attacks.search.members import SHORT_MEMBERS
 from fgai.attention import prepared
 from fgai.errors import InputError, ReliabilityWarning
 from fgai.graph import Graph
 from fgai.models import GAT
-from fgai.training import FaithfulConfig, History, attempts, history_of
-from fgai.training.assurance import MAX_RATIO, MIN_SHIFT, is_more_stable, prediction_shift
+from fgai.training import FaithfulConfig, History, assurance, attempts, history_of
+from fgai.training.assurance import MAX_RATIO, MIN_AGREEMENT, MIN_SHIFT, STEPS, Standing, prediction_shift
 from support.graph_cases import small_data
 from support.task_cases import data as task_data
 
@@ -25,18 +27,29 @@ def vanilla_of(graph: Graph) -> GAT:
     return GAT.for_data(graph).eval()
 
 
+@pytest.mark.filterwarnings("ignore::fgai.errors.ReliabilityWarning")
 def test_prediction_shift_is_the_mean_total_variation_on_validation_nodes() -> None:
     graph = small_data(nodes=150)
     graph = graph.replace(val_mask=graph.test_mask, test_mask=graph.val_mask)  # ten are too few to attack
     model = vanilla_of(graph)
     ready = prepared(model, graph)
-    attacked = make_attack("standard", targets="val").run(model, ready, seed=5).graph
+    budget = replace(make_attack("ensemble", targets="val").budget, steps=STEPS)
+    short = EnsembleInjection(budget, members=SHORT_MEMBERS, rules=("random",), baselines=())
+    attacked = short.run(model, ready.replace(y=None), seed=5).graph
     with torch.no_grad():
         before, after = model(ready).softmax(1), model(attacked).softmax(1)[: graph.num_nodes]
-    each = [
-        float((before[i] - after[i]).abs().sum()) / 2 for i in range(graph.num_nodes) if graph.val_mask[i]
-    ]
+    each = [float((before[i] - after[i]).abs().sum()) / 2 for i in graph.val_mask.nonzero().flatten()]
     assert prediction_shift(model, ready, 5) == pytest.approx(sum(each) / len(each), rel=1e-5)
+
+
+def test_labels_are_not_read() -> None:
+    graph = small_data(nodes=150)
+    graph = graph.replace(val_mask=graph.test_mask, test_mask=graph.val_mask)
+    model = vanilla_of(graph)
+    ready = prepared(model, graph)
+    assert graph.y is not None
+    other = ready.replace(y=(graph.y + 1) % graph.num_classes)
+    assert prediction_shift(model, ready, 5) == prediction_shift(model, other, 5)
 
 
 @pytest.mark.parametrize("task", ["link", "graph"])
@@ -55,14 +68,33 @@ def test_too_few_validation_nodes_are_not_judged() -> None:
 
 
 def test_more_stable_is_relative_and_asks_nothing_of_a_stable_vanilla_model() -> None:
-    assert is_more_stable(MAX_RATIO * 0.4, 0.4) and not is_more_stable(MAX_RATIO * 0.4 + 1e-9, 0.4)
-    assert is_more_stable(1.0, MIN_SHIFT / 2) and is_more_stable(None, 0.4) and is_more_stable(0.3, None)
+    assert Standing(MAX_RATIO * 0.4, 0.4).is_stable and not Standing(MAX_RATIO * 0.4 + 1e-9, 0.4).is_stable
+    assert (
+        Standing(1.0, MIN_SHIFT / 2).is_stable and Standing(None, 0.4).is_stable and Standing(0.3).is_stable
+    )
+    assert (
+        Standing(agreement=MIN_AGREEMENT).is_close and not Standing(agreement=MIN_AGREEMENT - 0.01).is_close
+    )
+    assert Standing().holds and not Standing(agreement=0.5).holds
 
 
-def test_a_second_attempt_has_the_same_budget_and_cannot_saturate() -> None:
+def test_of_two_attempts_what_is_lost_counts_before_what_moves() -> None:
+    lost, moved, better = Standing(0.1, 0.5, 0.5), Standing(0.4, 0.5, 0.99), Standing(0.3, 0.5, 0.98)
+    assert moved.beats(lost) and better.beats(moved) and not lost.beats(moved) and not moved.beats(better)
+    with pytest.warns(ReliabilityWarning, match="agrees with the vanilla one on 50%"):
+        lost.warn()
+
+
+def test_a_second_attempt_presses_on_what_failed() -> None:
     first = FaithfulConfig(divergence="probabilities").replace(epochs=200, prediction_stability=6.0)
-    second = first.fallback()
-    assert second.divergence == "log" and second.replace(divergence="probabilities") == first
+    moved, lost = first.fallback(stable=False, close=True), first.fallback(stable=True, close=False)
+    assert moved.divergence == "log" and moved.weights.prediction_stability == 12.0 and moved.soften > 0
+    assert lost.weights.closeness == 5 * first.weights.closeness and lost.train.lr < first.train.lr
+    assert lost.divergence == first.divergence and moved.weights.closeness == first.weights.closeness
+    for other in (moved, lost):
+        assert (other.train.epochs, other.nodes, other.steps) == (200, first.nodes, first.steps)
+    assert moved.fallback(stable=False, close=True).divergence == "kl"
+    assert first.replace(limits=False).fallback(stable=False, close=True).soften == 0
 
 
 class TestAttempts:
@@ -81,7 +113,9 @@ class TestAttempts:
             return next(script)
 
         monkeypatch.setattr(attempts, "MIN_EPOCHS", 3)
-        monkeypatch.setattr(attempts, "prediction_shift", measured)
+        for place in (attempts, assurance):
+            monkeypatch.setattr(place, "prediction_shift", measured)
+        monkeypatch.setattr(assurance, "MIN_AGREEMENT", 0.0)  # a few epochs keep nothing
         return fgai.make_faithful(
             model, graph, epochs=epochs, nodes=2, edges=3, progress=False, **given
         ), seen

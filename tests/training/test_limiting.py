@@ -165,7 +165,7 @@ def test_faithful_models_have_the_ranges_of_their_own_weights(kind: Any, space: 
 
 
 def test_resumed_equals_uninterrupted(model: GAT, data: Graph, tmp_path: Path) -> None:
-    settings = {"nodes": 4, "edges": 3, "epochs": 10, "cut": 0.02, "decay": 0.0, "ramp": 0.0,
+    settings = {"nodes": 4, "edges": 3, "epochs": 10, "cut": 0.02, "soften": 0.1, "decay": 0.0, "ramp": 0.0,
                 "validate_every": 1}  # fmt: skip
     whole = make_faithful(model, data, seed=3, preset=None, progress=False, **settings)
     config = FaithfulConfig().replace(**settings)
@@ -178,7 +178,7 @@ def test_resumed_equals_uninterrupted(model: GAT, data: Graph, tmp_path: Path) -
             other, recipe, config.train.replace(epochs=last), seed=3, progress=False, checkpoint=tmp_path,
             checkpoint_every=2, fingerprint=label,
         )  # fmt: skip
-    set_ranges(other, graph, 0.02)
+    set_ranges(other, graph, config.tightness)
     for name, value in whole.state_dict().items():
         assert torch.equal(value, other.state_dict()[name]), name
 

@@ -1,8 +1,9 @@
 """Limits: what a node may say to its neighbours lies in the range seen on the graph a model was made for.
 
 An attention layer reads three things of every node: its value and the two sides of the score. Limits clip
-each of them, channel by channel. With the ranges of a graph itself nothing changes on that graph, not a bit;
-a node that comes later can say nothing that no node has said before.
+each of them, channel by channel, and bound how loud it is as a whole: an honest node stands at the end of a
+few channels, not of all. With the ranges of a graph itself nothing changes on that graph, not a bit; a node
+that comes later can say nothing that no node has said before.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from fgai.errors import InputError
-from fgai.ops.clip import clip
+from fgai.ops import clip, loudness
 
 SAMPLE = 4096
 """Rows that order statistics are taken from while a model trains; all of them once it is done."""
+SLACK = 1e-5
+"""By which a radius is larger than the loudness it was measured from: sums of squares differ by rounding."""
 
 
 class Limits(nn.Module):
-    """The range of one thing that an attention layer reads of every node, channel by channel.
+    """The range of one thing that an attention layer reads of every node, channel by channel and as a whole.
 
-    Until it is measured it is infinite and clips nothing.
+    Until it is measured it is infinite and clips nothing. What is derived from something with limits of its
+    own has a range by channel alone.
 
     Args:
         *size: of one row, e.g. heads and channels.
@@ -33,16 +37,19 @@ class Limits(nn.Module):
     Attributes:
         low: lower ends.
         high: upper ends.
+        radius: how loud a node may be: its distance from the middle of the range, in units of half of it.
         straight: let gradients pass through what was clipped, see `fgai.ops.clip`.
     """
 
     low: Tensor
     high: Tensor
+    radius: Tensor
 
     def __init__(self, *size: int, derived: bool = False) -> None:
         super().__init__()
         self.register_buffer("low", torch.full(size, -torch.inf))
         self.register_buffer("high", torch.full(size, torch.inf))
+        self.register_buffer("radius", torch.full((), torch.inf))
         self.straight, self.derived = False, derived
         self._measuring: _Measuring | None = None
         self._points: tuple[Tensor, Tensor] | None = None
@@ -52,7 +59,7 @@ class Limits(nn.Module):
     def extra_repr(self) -> str:
         """Show the size, and how wide the ranges are."""
         width = (self.high - self.low).mean()
-        return f"{tuple(self.low.shape)}, mean width {float(width):.3g}"
+        return f"{tuple(self.low.shape)}, mean width {float(width):.3g}, radius {float(self.radius):.3g}"
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` [N, ...] inside the range; its memory may be used, see `fgai.ops.clip`.
@@ -64,9 +71,10 @@ class Limits(nn.Module):
             return x
         low, high = self.low.view(x.shape[1:]), self.high.view(x.shape[1:])
         if self._count is not None:
-            self._count[0] += int(((x < low) | (x > high) | x.isnan()).sum())
+            heard = clip(x.detach(), low, high, self.radius)
+            self._count[0] += int(heard.ne(x.detach()).sum())
             self._count[1] += x.numel()
-        out = clip(x, low, high, straight=self.straight)
+        out = clip(x, low, high, self.radius, straight=self.straight)
         if self._points is not None:
             out = self._spoken(out)
         if self._heard is not None:
@@ -83,11 +91,31 @@ class Limits(nn.Module):
         return torch.where(width > 0, (x - self.low) / width.clamp(min=1e-30), 0.5).clamp(0, 1)
 
     @torch.no_grad()
-    def measure(self, x: Tensor, cut: float = 0.0) -> None:
-        """Take the range from rows [N, ...], a share `cut` of them left out at either end."""
-        low, high = ranges(x.detach(), cut)
-        self.low.copy_(low.view_as(self.low))
-        self.high.copy_(high.view_as(self.high))
+    def measure(self, x: Tensor, cut: float = 0.0, soften: float = 0.0, *, every: int = 1) -> None:
+        """Take range and radius from rows [N, ...].
+
+        Args:
+            x: what nodes say.
+            cut: share of the rows left out at either end of each channel.
+            soften: share of the rows, the loudest, that are drawn to the loudness of the rest.
+            every: take order statistics from one row in so many.
+        """
+        rows = x.detach().reshape(-1, *self.low.shape)
+        low, high = ranges(rows[::every] if cut else rows, cut)
+        self.low.copy_(low)
+        self.high.copy_(high)
+        if not self.derived:
+            counted = rows[::every].contiguous() if soften else rows
+            loud = loudness(clip(counted, self.low, self.high), self.low, self.high)
+            self.radius.copy_(_largest(loud, soften) * (1 + SLACK))
+
+    @torch.no_grad()
+    def widen(self, x: Tensor, cut: float = 0.0) -> None:
+        """Let the range hold rows [N, ...], too; as a whole they may be as loud as it allows."""
+        low, high = ranges(x.detach().reshape(-1, *self.low.shape), cut)
+        self.low.copy_(torch.minimum(self.low, low))
+        self.high.copy_(torch.maximum(self.high, high))
+        self.radius.fill_(torch.inf)
 
     def _spoken(self, x: Tensor) -> Tensor:
         """Put points of the unit box in the place of some of the last rows."""
@@ -95,7 +123,8 @@ class Limits(nn.Module):
         points, chosen = self._points
         first = x.shape[0] - points.shape[0]
         mask = chosen.view(-1, *[1] * (x.dim() - 1))
-        said = torch.where(mask, self.at(points).view(-1, *x.shape[1:]).to(x.dtype), x[first:])
+        words = clip(self.at(points), self.low, self.high, self.radius, straight=self.straight)
+        said = torch.where(mask, words.view(-1, *x.shape[1:]).to(x.dtype), x[first:])
         return torch.cat([x[:first], said])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -120,26 +149,29 @@ def ranges(x: Tensor, cut: float) -> tuple[Tensor, Tensor]:
     return low.view(x.shape[1:]), high.view(x.shape[1:])
 
 
-class _Measuring:
-    """One block of `measuring`: the share to cut, the nodes that count, and which limits were met."""
+def _largest(x: Tensor, share: float) -> Tensor:
+    """The largest of numbers [N], a share of them left out."""
+    count = int(share * x.numel())
+    return x.max() if count == 0 else x.kthvalue(x.numel() - count).values
 
-    def __init__(self, cut: float, nodes: Tensor | None, sampled: bool) -> None:
-        self.cut, self.nodes, self.sampled = cut, nodes, sampled
+
+class _Measuring:
+    """One block of `measuring`: what is left out, the nodes that count, and which limits were met."""
+
+    def __init__(self, cut: float, soften: float, nodes: Tensor | None, sampled: bool) -> None:
+        self.cut, self.soften, self.nodes, self.sampled = cut, soften, nodes, sampled
         self.met: list[Limits] = []
 
     def take(self, limits: Limits, x: Tensor) -> bool:
         """Measure `x`; return whether nothing of it can be outside."""
         rows = x if self.nodes is None else x[self.nodes]
-        if self.sampled and self.cut > 0 and rows.shape[0] > SAMPLE:
-            rows = rows[:: rows.shape[0] // SAMPLE]
+        every = max(1, rows.shape[0] // SAMPLE) if self.sampled else 1
         if any(limits is one for one in self.met):  # a layer that runs twice has one range for both
-            low, high = ranges(rows.detach(), self.cut)
-            limits.low.copy_(torch.minimum(limits.low, low.view_as(limits.low)))
-            limits.high.copy_(torch.maximum(limits.high, high.view_as(limits.high)))
+            limits.widen(rows, self.cut)
         else:
-            limits.measure(rows, self.cut)
+            limits.measure(rows, self.cut, self.soften, every=every)
             self.met.append(limits)
-        return self.cut == 0 and self.nodes is None
+        return self.cut == self.soften == 0 and self.nodes is None
 
 
 def limits_of(model: nn.Module) -> list[Limits]:
@@ -149,7 +181,12 @@ def limits_of(model: nn.Module) -> list[Limits]:
 
 @contextmanager
 def measuring(
-    model: nn.Module, cut: float = 0.0, nodes: Tensor | None = None, *, sampled: bool = False
+    model: nn.Module,
+    cut: float = 0.0,
+    nodes: Tensor | None = None,
+    *,
+    soften: float = 0.0,
+    sampled: bool = False,
 ) -> Iterator[list[Limits]]:
     """Take the ranges of a model's limits from every forward pass in the block.
 
@@ -157,12 +194,13 @@ def measuring(
         model: with limits.
         cut: share of the nodes left out at either end of each channel; they are clipped in the same pass.
         nodes: bool [N] or indices of those whose ranges count; all by default.
+        soften: share of the nodes, the loudest, that are drawn to the loudness of the rest.
         sampled: take order statistics from at most a few thousand nodes, evenly spread.
 
     Yields:
         The limits that were met, in the order they were.
     """
-    block = _Measuring(cut, nodes, sampled)
+    block = _Measuring(cut, soften, nodes, sampled)
     with _each(model, "_measuring", block):
         yield block.met
 

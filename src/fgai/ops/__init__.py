@@ -2,7 +2,7 @@
 
 from fgai.ops.attach import attach
 from fgai.ops.backend import use_backend
-from fgai.ops.clip import clip
+from fgai.ops.clip import clip, loudness
 from fgai.ops.functional import (
     aggregate,
     attend_additive,
@@ -30,6 +30,7 @@ __all__ = [
     "dropout",
     "edge_cosine",
     "edge_softmax",
+    "loudness",
     "mean_shift",
     "node_scores",
     "project",

@@ -1,4 +1,4 @@
-"""Clipping to a range channel by channel, with the true gradient or one that passes straight through."""
+"""Clipping what nodes say to a range channel by channel, and as a whole to a radius."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fgai.ops.cpu.clip import clip_rows, masked
+from fgai.ops.cpu.clip import clip_rows, clip_rows_back
 
 
-def clip(x: Tensor, low: Tensor, high: Tensor, *, straight: bool = False) -> Tensor:
-    """Return `x` with every number moved into `[low, high]`, which broadcast against it.
+def clip(
+    x: Tensor, low: Tensor, high: Tensor, radius: Tensor | None = None, *, straight: bool = False
+) -> Tensor:
+    """Return `x` with every number moved into `[low, high]`, and rows that are too loud softened.
 
     Numbers inside keep their bits. NaN becomes `low`: no input leaves the range. One pass over the nodes,
     not over the edges: an attention layer clips what each node says once, however many neighbours hear it.
@@ -20,55 +22,126 @@ def clip(x: Tensor, low: Tensor, high: Tensor, *, straight: bool = False) -> Ten
 
     Args:
         x: [N, ...].
-        low: lower ends.
+        low: lower ends, [...] with a radius; without, whatever broadcasts.
         high: upper ends.
-        straight: let the gradient pass where a number was moved, as if it had not been; otherwise it is zero
-            there, which is the truth.
+        radius: scalar; rows that are further from the middle of the range, in units of half the range of each
+            channel, are drawn towards it. None or infinite for none.
+        straight: let the gradient pass where a number was clipped, as if it had not been; otherwise it is
+            zero there, which is the truth. The gradient of what is drawn to the middle is always the true
+            one: it vanishes in one direction only.
 
     Example:
-        >>> clip(torch.tensor([-3.0, 0.5, torch.nan]), torch.tensor(-1.0), torch.tensor(1.0))
-        tensor([-1.0000,  0.5000, -1.0000])
+        >>> low, high = -torch.ones(3), torch.ones(3)
+        >>> clip(torch.tensor([[-3.0, 0.5, torch.nan]]), low, high)
+        tensor([[-1.0000,  0.5000, -1.0000]])
+        >>> clip(torch.tensor([[4.0, 0.0, 0.0], [0.5, 0.0, 0.0]]), low, high, torch.tensor(0.75))
+        tensor([[0.7500, 0.0000, 0.0000],
+                [0.5000, 0.0000, 0.0000]])
     """
+    given = torch.full((), torch.inf, dtype=x.dtype, device=x.device) if radius is None else radius
     if torch.is_grad_enabled() and x.requires_grad:
-        clipped: Tensor = _Clip.apply(x, low, high, straight)  # type: ignore[no-untyped-call]
+        clipped: Tensor = _Clip.apply(x, low, high, given, straight)  # type: ignore[no-untyped-call]
         return clipped
-    if _fits(x, low, high):
-        out = torch.empty_like(x)
-        clip_rows(x, low, high, out)
-        return out
-    return torch.fmin(torch.fmax(x, low), high)
+    return _moved(x, low, high, given, torch.empty_like(x), noted=False)[0]
+
+
+def loudness(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """How far each row [N, ...] inside a range is from its middle, in units of half the range: [N].
+
+    Example:
+        >>> loudness(torch.tensor([[3.0, 4.0]]), torch.tensor([-5.0, -5.0]), torch.tensor([5.0, 5.0]))
+        tensor([1.])
+    """
+    middle, inverse = _ball(low, high)
+    return ((x - middle) * inverse).flatten(1).square().sum(1).sqrt()
+
+
+def _ball(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """The middle of a range and one over half of it; 0 over what has no width, or no end."""
+    half = (high - low) / 2
+    finite = half.isfinite()
+    return torch.where(finite, (low + high) / 2, 0.0), torch.where(finite & (half > 0), 1 / half, 0.0)
 
 
 def _fits(x: Tensor, low: Tensor, high: Tensor) -> bool:
-    """Whether the kernel can serve: whole rows on the CPU, a range per channel of the same type."""
+    """Whether a kernel can serve: whole rows, a range per channel of the same type."""
     known = x.dtype in (torch.float32, torch.float64) and x.dtype == low.dtype == high.dtype
-    plain = not torch.compiler.is_compiling() and type(x) is Tensor and x.device.type == "cpu"
+    plain = not torch.compiler.is_compiling() and type(x) is Tensor
     laid = x.dim() > 1 and x.is_contiguous() and low.is_contiguous() and high.is_contiguous()
     return plain and known and laid and x.shape[1:] == low.shape == high.shape
 
 
+def _moved(
+    x: Tensor, low: Tensor, high: Tensor, radius: Tensor, out: Tensor, *, noted: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return what `clip` does, where numbers were inside the range if noted, and what rows were scaled by.
+
+    `out` may be used for it, or not. None stands for everywhere, and for one.
+    """
+    if _fits(x, low, high):
+        if x.device.type == "cpu":
+            return out, *clip_rows(x, low, high, radius, out, noted=noted)
+        if x.device.type == "cuda":
+            from fgai.ops.gpu.clip import clip_rows as clip_on_gpu
+
+            return out, *clip_on_gpu(x, low, high, radius, out, noted=noted)
+    clipped = torch.fmin(torch.fmax(x, low), high)
+    inside = clipped == x if noted else None
+    if x.dim() < 2 or x.shape[1:] != low.shape:
+        return clipped, inside, None
+    middle, _ = _ball(low, high)
+    rows = (-1, *[1] * (x.dim() - 1))
+    scale = (radius / loudness(clipped, low, high)).nan_to_num(nan=1.0, posinf=1.0).clamp(max=1.0)
+    softer = middle + scale.view(rows) * (clipped - middle)
+    return torch.where(scale.view(rows) < 1, softer, clipped), inside, scale
+
+
 class _Clip(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, low: Tensor, high: Tensor, straight: bool) -> Tensor:
-        ctx.mine = _fits(x, low, high)
-        if not ctx.mine:
-            out = torch.fmin(torch.fmax(x, low), high)
-            if not straight:
-                ctx.save_for_backward(out == x)
-            return out
+    def forward(ctx: Any, x: Tensor, low: Tensor, high: Tensor, radius: Tensor, straight: bool) -> Tensor:
         # What a layer just computed is nobody else's yet: it is clipped where it stands.
-        own = x.grad_fn is not None and x._base is None
-        out = x if own else torch.empty_like(x)
-        inside, moved = clip_rows(x, low, high, out, noted=not straight)
-        if inside is not None and moved:
-            ctx.save_for_backward(inside)
+        ctx.mine = _fits(x, low, high)
+        own = ctx.mine and x.grad_fn is not None and x._base is None
+        place = x if own else torch.empty_like(x)
+        out, inside, scale = _moved(x, low, high, radius, place, noted=not straight)
         if own:
             ctx.mark_dirty(x)
+        ctx.moved = inside is not None or scale is not None
+        if ctx.moved:
+            ctx.save_for_backward(inside, scale, out, low, high, radius)
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        if ctx.saved_tensors:
-            inside = ctx.saved_tensors[0]
-            gradient = masked(gradient, inside) if ctx.mine else gradient * inside
-        return gradient, None, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        if ctx.moved:
+            inside, scale, out, low, high, radius = ctx.saved_tensors
+            noted = gradient, inside, scale, out, low, high, radius
+            if ctx.mine and out.device.type == "cpu":
+                gradient = clip_rows_back(*noted)
+            elif ctx.mine and out.device.type == "cuda":
+                from fgai.ops.gpu.clip import clip_rows_back as clip_back_on_gpu
+
+                gradient = clip_back_on_gpu(*noted)
+            else:
+                gradient = _back(*noted)
+        return gradient, None, None, None, None
+
+
+def _back(
+    gradient: Tensor,
+    inside: Tensor | None,
+    scale: Tensor | None,
+    said: Tensor,
+    low: Tensor,
+    high: Tensor,
+    radius: Tensor,
+) -> Tensor:
+    """The reference of the kernels: see `fgai.ops.cpu.clip.clip_rows_back`."""
+    if scale is not None:
+        middle, inverse = _ball(low, high)
+        rows = (-1, *[1] * (said.dim() - 1))
+        away, factor = said - middle, scale.view(rows)
+        along = (gradient * away).flatten(1).sum(1).view(rows)
+        turned = along * away * (inverse / radius).square()
+        gradient = torch.where(factor < 1, factor * (gradient - turned), gradient)
+    return gradient if inside is None else torch.where(inside, gradient, 0.0)

@@ -14,7 +14,7 @@ from fgai.graph import Graph
 from fgai.training.adversary import InjectionAdversary
 from fgai.training.capture import Drawn, replayable
 from fgai.training.loop import PROBE, epoch_seed
-from fgai.training.ranges import range_pass, set_ranges
+from fgai.training.ranges import Tightness, range_pass, set_ranges
 from fgai.training.recipes import Vanilla
 
 
@@ -28,23 +28,25 @@ class Adversarial(Vanilla):
     Args:
         graph: prepared for the model, with labels and masks.
         budget: of the adversary; endpoints must come from training and validation nodes (`targets="fit"`).
-        cut: share of the nodes left out of the ranges of a model's limits, where it has some.
+        tightness: of a model's limits, where it has some.
         space: where new nodes climb then, see `FaithfulConfig`.
     """
 
     name = "at"
 
-    def __init__(self, graph: Graph, budget: Budget, *, cut: float = 0.0, space: str = "mixed") -> None:
+    def __init__(
+        self, graph: Graph, budget: Budget, *, tightness: Tightness | None = None, space: str = "mixed"
+    ) -> None:
         super().__init__(graph)
         self.adversary = InjectionAdversary(graph, budget)
-        self.cut, self.space = cut, space
+        self.tightness, self.space = tightness or Tightness(), space
         self.seed = 0
 
     def start(self, model: nn.Module, seed: int) -> None:
         """Draw the first features."""
         self.seed = seed
         if limits_of(model):
-            set_ranges(model, self.graph, self.cut)
+            set_ranges(model, self.graph, self.tightness)
         self.adversary.start(self._generator(-1), entry_limits(model), self.space)
         self.probe, self.probe_endpoints = self.adversary.probe(self._generator(-2))
 
@@ -66,7 +68,7 @@ class Adversarial(Vanilla):
     def _parts(
         self, model: nn.Module, graph: Graph, rows: Tensor, labels: Tensor, endpoints: Tensor
     ) -> Iterator[dict[str, Tensor]]:
-        with range_pass(model, self.cut, sampled=True), straight_through(model):
+        with range_pass(model, self.tightness, sampled=True), straight_through(model):
             clean = cross_entropy(call_model(model, graph).index_select(0, rows), labels)
         yield {"clean": clean, "total": clean / 2}
         del clean
@@ -78,7 +80,7 @@ class Adversarial(Vanilla):
     def measure(self, model: nn.Module) -> Tensor:
         """Return the mean of clean and attacked validation score."""
         self.probe.restart()
-        with torch.no_grad(), range_pass(model, self.cut):
+        with torch.no_grad(), range_pass(model, self.tightness):
             clean = super().measure(model)
         with evaluating(model, freeze=True):
             for step in range(PROBE + 1):

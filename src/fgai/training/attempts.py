@@ -15,7 +15,7 @@ from fgai.errors import FgaiWarning
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.tasks import task_of
-from fgai.training.assurance import MIN_EPOCHS, is_more_stable, prediction_shift, warn_unless_more_stable
+from fgai.training.assurance import MIN_EPOCHS, prediction_shift, standing_of
 from fgai.training.faithful import Faithful
 from fgai.training.loop import epoch_seed, fit
 from fgai.training.presets import preset_named
@@ -44,11 +44,12 @@ def make_faithful(
 ) -> M:
     """Return a faithful version of a trained attention model; the given one is untouched.
 
-    After training both are attacked on the validation nodes. Where the faithful model's predictions still
-    shift by more than half of what the vanilla model's do, it is trained once more with a distance that
-    cannot saturate (see `FaithfulConfig.fallback`), and the more stable of the two is returned; if that is
-    not enough either, a `ReliabilityWarning` says so. Trainings of less than 100 epochs, and other tasks than
-    node classification, are not judged.
+    After training both are attacked on the validation nodes by a short ensemble of searches. Where the
+    faithful model's predictions still shift by more than half of what the vanilla model's do, or no longer
+    are the vanilla model's, it is trained once more with settings that press on what failed (see
+    `FaithfulConfig.fallback`), and the better of the two is returned; if that is not enough either, a
+    `ReliabilityWarning` says so. Trainings of less than 100 epochs, and other tasks than node classification,
+    are not judged.
 
     The faithful model has the architecture of the vanilla one, so a preset changes the training alone. What
     is given by name wins over `config`, and `config` over the preset: `fgai faithful` on the command line
@@ -97,18 +98,18 @@ def make_faithful(
     if not _is_judged(config):
         return faithful
     vanilla = prediction_shift(model, graph, seed)
-    best = prediction_shift(faithful, graph, seed)
+    best = standing_of(faithful, model, graph, seed, vanilla)
     for count in range(2, max_attempts + 1):
-        if is_more_stable(best, vanilla):
+        if best.holds:
             break
-        config = config.fallback()
+        config = config.fallback(stable=best.is_stable, close=best.is_close)
         folder = None if checkpoint is None else Path(checkpoint) / f"attempt-{count}"
         other = _trained(model, graph, config, seed + APART * (count - 1), folder, saving)
-        found = prediction_shift(other, graph, seed)
+        found = standing_of(other, model, graph, seed, vanilla)
         history_of(other).attempts = history_of(faithful).attempts = count
-        if found is not None and best is not None and found < best:
+        if found.beats(best):
             faithful, best = other, found
-    warn_unless_more_stable(best, vanilla)
+    best.warn()
     return faithful
 
 
@@ -129,7 +130,7 @@ def _trained(
         faithful, recipe, config.train, seed=seed, checkpoint=checkpoint, fingerprint=label, **saving
     )
     if config.limits:
-        set_ranges(faithful, graph, config.cut)
+        set_ranges(faithful, graph, config.tightness)
     set_history(faithful, history)
     return faithful
 

@@ -66,7 +66,7 @@ class Faithful:
         """Draw the first features, set up the probe, and climb against the model, which is still vanilla."""
         targets, graph, config = self.targets, self.graph, self.config
         if config.limits:
-            set_ranges(model, graph, config.cut)
+            set_ranges(model, graph, config.tightness)
         self.adversary.start(generator, entry_limits(model), config.space)
         self.shares = shares = targets.shares(graph, self.adversary.attacked(generator)[0])
         adversary, endpoints = self.adversary.probe(self._generator(-2))
@@ -161,7 +161,7 @@ class Faithful:
 
     def _seen(self, model: nn.Module, *, sampled: bool = False) -> Observation:
         """Run the model on the clean graph; limits take their ranges from the same pass."""
-        with range_pass(model, self.config.cut, sampled=sampled), straight_through(model):
+        with range_pass(model, self.config.tightness, sampled=sampled), straight_through(model):
             return observe(model, self.graph, heads="mean", grad=True)
 
     def _clean(self, logits: Tensor, layers: Sequence[LayerAttention]) -> dict[str, Tensor]:

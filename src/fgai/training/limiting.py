@@ -21,6 +21,7 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.tasks import task_of
+from fgai.training.ranges import Tightness
 from fgai.training.recipes import labelled
 from fgai.training.train import copied
 
@@ -49,13 +50,16 @@ class Clipped:
         return self.count / self.total if self.total else 0.0
 
 
-def limit(model: M, data: Any, cut: float | str = 0.0, *, nodes: Tensor | None = None) -> M:
+def limit(
+    model: M, data: Any, cut: float | str = 0.0, *, soften: float = 0.0, nodes: Tensor | None = None
+) -> M:
     """Return a copy of a trained model in which no node can say what none has said on `data`.
 
-    In every attention layer the values and both sides of the score are limited, channel by channel, to the
-    range seen on the graph. One forward pass, no training. With `cut=0` and all nodes nothing changes on that
-    graph, not a bit: outputs, attention and explanations are the model's own. On an attacked graph, new nodes
-    are heard with a voice some honest node could have had, no louder.
+    In every attention layer the values and both sides of the score are limited to what was seen on the graph:
+    channel by channel to a range, and as a whole to the loudness of the loudest node. One forward pass, no
+    training. With `cut=0`, `soften=0` and all nodes nothing changes on that graph, not a bit: outputs,
+    attention and explanations are the model's own. On an attacked graph, new nodes are heard with a voice
+    some honest node could have had, no louder.
 
     Args:
         model: trained; fgai's, or any PyG model built from GATConv, GATv2Conv, TransformerConv or
@@ -64,6 +68,8 @@ def limit(model: M, data: Any, cut: float | str = 0.0, *, nodes: Tensor | None =
         cut: share of the nodes left out at either end of each range, below 0.5: ranges get tighter, and a few
             honest nodes are clipped. `auto` takes the largest that costs at most 0.002 of the accuracy on
             validation rows.
+        soften: share of the nodes, the loudest, that are drawn to the loudness of the rest, below 1: what
+            they say keeps its direction.
         nodes: bool [N] or indices of the nodes whose ranges count, e.g. the training nodes of an inductive
             model; all by default.
 
@@ -72,7 +78,7 @@ def limit(model: M, data: Any, cut: float | str = 0.0, *, nodes: Tensor | None =
 
     Raises:
         AttentionError: the model has no attention, or a layer that cannot be limited.
-        InputError: a cut of 0.5 or more, no nodes to measure, or values that are not finite.
+        InputError: a share that is too large, no nodes to measure, or values that are not finite.
 
     Example:
         >>> import fgai
@@ -83,8 +89,7 @@ def limit(model: M, data: Any, cut: float | str = 0.0, *, nodes: Tensor | None =
     """
     if isinstance(cut, str) and cut != "auto":
         raise InputError(f"`cut` must be a number or 'auto', got {cut!r}")
-    if not isinstance(cut, str) and not 0.0 <= cut < 0.5:
-        raise InputError(f"`cut` must be at least 0 and below 0.5, got {cut}")
+    tightness = Tightness(0.0 if isinstance(cut, str) else cut, soften)
     given = as_graph(data)
     limited = copied(model)
     add_limits(limited)
@@ -92,8 +97,8 @@ def limit(model: M, data: Any, cut: float | str = 0.0, *, nodes: Tensor | None =
     graph = prepared(limited, task_of(given).view(given, "fit"))
     rows = _checked(nodes, graph)
     if isinstance(cut, str):
-        cut = _largest_cut(limited, graph, rows)
-    _measured(limited, graph, cut, rows)
+        tightness = _tightest(limited, graph, soften, rows)
+    _measured(limited, graph, tightness, rows)
     return limited
 
 
@@ -132,9 +137,10 @@ def _checked(nodes: Tensor | None, graph: Graph) -> Tensor | None:
     return nodes.to(graph.device)
 
 
-def _measured(model: nn.Module, graph: Graph, cut: float, nodes: Tensor | None) -> Tensor:
+def _measured(model: nn.Module, graph: Graph, tightness: Tightness, nodes: Tensor | None) -> Tensor:
     """Take the ranges and return the logits of the same pass, what lies outside clipped."""
-    with evaluating(model), torch.no_grad(), measuring(model, cut, nodes):
+    taken = measuring(model, tightness.cut, nodes, soften=tightness.soften)
+    with evaluating(model), torch.no_grad(), taken:
         logits = call_model(model, graph)
     if not all(
         bool(limits.low.isfinite().all() & limits.high.isfinite().all()) for limits in limits_of(model)
@@ -143,12 +149,14 @@ def _measured(model: nn.Module, graph: Graph, cut: float, nodes: Tensor | None) 
     return logits
 
 
-def _largest_cut(model: nn.Module, graph: Graph, nodes: Tensor | None) -> float:
+def _tightest(model: nn.Module, graph: Graph, soften: float, nodes: Tensor | None) -> Tightness:
+    """Return the largest cut that costs next to nothing on validation rows."""
     rows, labels = labelled(graph, "val_mask")
 
-    def accuracy(cut: float) -> float:
-        logits = _measured(model, graph, cut, nodes)[rows]
+    def accuracy(tightness: Tightness) -> float:
+        logits = _measured(model, graph, tightness, nodes)[rows]
         return float((logits.argmax(1) == labels).double().mean())
 
-    whole = accuracy(0.0)
-    return next(cut for cut in CUTS if cut == 0.0 or accuracy(cut) >= whole - ALLOWED_LOSS)
+    tried = [Tightness(cut, soften) for cut in CUTS]
+    whole = accuracy(tried[-1])
+    return next((one for one in tried[:-1] if accuracy(one) >= whole - ALLOWED_LOSS), tried[-1])

@@ -19,7 +19,7 @@ from fgai.training.attempts import make_faithful
 from fgai.training.build import ALONE, METHODS, setting_names, untrained
 from fgai.training.loop import TRAIN_FIELDS, TrainConfig
 from fgai.training.presets import preset
-from fgai.training.ranges import set_ranges
+from fgai.training.ranges import Tightness, set_ranges
 from fgai.training.settings import ADVERSARY_FIELDS, LIMIT_FIELDS, FaithfulConfig
 from fgai.training.train import copied, train
 
@@ -100,7 +100,8 @@ def _adversarial(
     """Go on with the vanilla model under the adversary of faithful training, with limits if asked."""
     fields, changes = _split(chosen)
     default = FaithfulConfig()
-    given = {name: changes.pop(name, getattr(default, name)) for name in LIMIT_FIELDS}
+    cut, soften, space = (changes.pop(name, getattr(default, name)) for name in LIMIT_FIELDS)
+    tightness = Tightness(cut, soften)
     budget = Budget(
         **{**{name: getattr(default, name) for name in ADVERSARY_FIELDS}, **changes}, targets="fit"
     )
@@ -108,11 +109,10 @@ def _adversarial(
     start = copied(vanilla)
     if limits:
         add_limits(start)
-    made = train(
-        start, graph, recipe=Adversarial(seen, budget, **given), config=TrainConfig(**fields), **common
-    )
+    recipe = Adversarial(seen, budget, tightness=tightness, space=space)
+    made = train(start, graph, recipe=recipe, config=TrainConfig(**fields), **common)
     if limits:
-        set_ranges(made, seen, given["cut"])
+        set_ranges(made, seen, tightness)
     return made
 
 

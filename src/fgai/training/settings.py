@@ -9,14 +9,17 @@ from typing import Any
 from fgai.checks import above, at_least, one_of
 from fgai.errors import InputError
 from fgai.training.loop import TRAIN_FIELDS, TrainConfig
+from fgai.training.ranges import Tightness
 from fgai.training.terms import DIVERGENCES, TERMS, Weights
 
 ADVERSARIES = ("hybrid", "injection", "attention")
 SPACES = ("mixed", "values", "features")
 ADVERSARY_FIELDS = ("nodes", "edges", "box", "step_size")
 """Settings of the injection adversary that adversarial training has, too."""
-LIMIT_FIELDS = ("cut", "space")
+LIMIT_FIELDS = ("cut", "soften", "space")
 """Those of limits, likewise."""
+FIRMER = 0.4
+"""Share of the nodes that are softened, at least, in a second attempt at stability."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,7 @@ class FaithfulConfig:
             so an epoch costs little more than a vanilla one.
         limits: give the faithful model limits (see `fgai.limit`) and train through them.
         cut: share of the nodes left out at either end of each range.
+        soften: share of the nodes, the loudest, that are drawn to the loudness of the rest.
         space: where injected nodes climb: `features`; `values`, the box of what limits let a node say to the
             first layer; or `mixed`, half of either. Without limits there are features alone.
         adversary: `hybrid`, `injection` or `attention`.
@@ -64,6 +68,7 @@ class FaithfulConfig:
     turns: bool = True
     limits: bool = True
     cut: float = 0.0
+    soften: float = 0.0
     space: str = "mixed"
     adversary: str = "hybrid"
     nodes: int = 60
@@ -85,8 +90,7 @@ class FaithfulConfig:
         one_of(self.divergence, "divergence", DIVERGENCES)
         one_of(self.adversary, "adversary", ADVERSARIES)
         one_of(self.space, "space", SPACES)
-        if not 0.0 <= self.cut < 0.5:
-            raise InputError(f"`cut` must be at least 0 and below 0.5, got {self.cut}")
+        _ = self.tightness
         for name in ("k1", "k2"):
             if getattr(self, name) is not None:
                 at_least(getattr(self, name), name, 1, f"use `{name}=None` to rank all edges")
@@ -98,6 +102,11 @@ class FaithfulConfig:
         at_least(self.steps, "steps", 1)
         above(self.step_size, "step_size", 0.0)
         above(self.radius, "radius", 0.0)
+
+    @property
+    def tightness(self) -> Tightness:
+        """Of the limits."""
+        return Tightness(self.cut, self.soften)
 
     def replace(self, **changes: Any) -> FaithfulConfig:
         """Return a copy with some settings changed; those of `Weights` and `TrainConfig` by name, too.
@@ -117,10 +126,25 @@ class FaithfulConfig:
             **changes,
         )
 
-    def fallback(self) -> FaithfulConfig:
-        """Return the settings of a second attempt: the same budget, and the distance that cannot saturate.
+    def fallback(self, *, stable: bool, close: bool) -> FaithfulConfig:
+        """Return the settings of a second attempt: the same budget, and more weight on what failed.
 
-        Probabilities of an attack that flips every prediction cannot get worse, so `probabilities` has no
-        slope there, and `kl` may explode; the logarithmic distance of the logits pulls from everywhere.
+        Predictions that were lost are held by closeness and smaller steps. Predictions that moved are held
+        harder, behind tighter limits, and by another distance: probabilities of an attack that flips every
+        prediction cannot get worse, so `probabilities` has no slope there, and `kl` may explode; the
+        logarithmic distance of the logits pulls from everywhere.
+
+        Args:
+            stable: predictions stayed under attack.
+            close: predictions stayed the vanilla model's.
         """
-        return self.replace(divergence="log")
+        changes: dict[str, Any] = {}
+        if not close:
+            changes |= {"closeness": 5 * self.weights.closeness, "lr": self.train.lr / 2}
+        if not stable:
+            changes |= {
+                "divergence": "kl" if self.divergence == "log" else "log",
+                "prediction_stability": 2 * self.weights.prediction_stability,
+                "soften": max(self.soften, FIRMER) if self.limits else self.soften,
+            }
+        return self.replace(**changes)

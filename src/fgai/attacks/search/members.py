@@ -97,6 +97,21 @@ EXPLANATION_MEMBERS: tuple[Member, ...] = (
     Member(name="polish", start="incumbent", rate=0.03, steps=200),
 )
 
+SHORT_MEMBERS: tuple[Member, ...] = tuple(
+    member
+    for member in PREDICTION_MEMBERS
+    if member.name
+    in (
+        "sign",
+        "momentum",
+        "adam small margin",
+        "adam others reach",
+        "straight small margin",
+        "straight momentum",
+    )
+)
+"""Those that find most of it in few steps: for checks within a training."""
+
 DONOR = Member(name="donor", start="small", rate=0.03)
 """How the vanilla model is attacked for the features it donates."""
 
