@@ -19,28 +19,9 @@ from fgai.certificates.prediction import BOUND, EXACT, Prediction, gaps, probabi
 from fgai.models import AttentionLayer
 from fgai.ops import use_backend
 
-# Backward steps of operations on tensors of which only the attention varies; products are linear if one
-# factor is fixed.
-_SHAPES = (
-    "View",
-    "UnsafeView",
-    "ReshapeAlias",
-    "Expand",
-    "Unsqueeze",
-    "Squeeze",
-    "T",
-    "Transpose",
-    "Permute",
-)
-_PARTS = ("Select", "Slice", "Split", "Unbind", "Index", "IndexSelect", "Gather", "Cat", "Stack", "Clone")
-_SUMS = ("Add", "Sub", "Rsub", "Neg", "Sum", "Mean", "IndexAdd", "IndexPut", "Scatter", "ScatterAdd")
-_LINEAR = {name.lower() for name in (*_SHAPES, *_PARTS, *_SUMS, "Alias", "ToCopy", "AccumulateGrad")}
-_PRODUCTS = {"mul": 0, "mm": 0, "bmm": 0, "mv": 0, "addmm": 1, "baddbmm": 1}
-"""Name of a product → where its factors begin among its inputs."""
 _HINTS = {
     "softmax": "; let the model return logits",
     "log_softmax": "; let the model return logits",
-    "logsoftmax": "; let the model return logits",
     "local_scalar_dense": ": a number is read out, as for a branch",
 }
 _ROUNDING = {torch.float32: (1e-4, 1e-5), torch.float64: (1e-9, 1e-12)}
@@ -96,8 +77,9 @@ def find_linear(model: nn.Module, seen: Observation) -> LinearReadOut | str:
     A familiar model (see `unfamiliar`) is recognised by the fact that its output layer returned the logits
     themselves. Any other is run with a large random perturbation of the last attention, and every operation
     from there to the logits must be linear, whoever calls it and whatever autograd sees of it. Then the
-    gradients are the values; that they are, and that each node's logits read that node's attention only, the
-    same perturbation shows: node by node the logits must move as the gradients say.
+    gradients are the values, if every backward step is PyTorch's own; that nothing is missing in them, and
+    that each node's logits read that node's attention only, the same perturbation shows: node by node the
+    logits must move as the gradients say.
     """
     last = seen.attention.last
     if seen.logits.dim() != 2 or seen.logits.shape[0] != last.num_nodes or seen.logits.shape[1] < 2:
@@ -127,9 +109,9 @@ def _from_gradients(model: nn.Module, seen: Observation) -> LinearReadOut | str:
         logits = _run_with(model, seen, leaf, grad=True)
     if not logits.requires_grad:
         return "the logits do not depend on the last layer's attention in a way autograd can follow"
-    culprit = _nonlinear(logits)
-    if culprit is not None:
-        return _not_linear(culprit)
+    foreign = _foreign_step(logits)
+    if foreign is not None:
+        return f"`{foreign}` between the last attention layer and the output gives gradients of its own"
     columns = [
         torch.autograd.grad(logits[:, c].sum(), leaf, retain_graph=True)[0] for c in range(logits.shape[1])
     ]
@@ -174,13 +156,13 @@ def _run_with(
 
 
 def _not_linear(name: str) -> str:
-    plain = name.strip("_").lower()
+    plain = name.strip("_")
     reason = f"`{plain}` acts between the last attention layer and the output, which is not linear"
     return f"{reason}{_HINTS.get(plain, '')}"
 
 
-def _nonlinear(logits: Tensor) -> str | None:
-    """Name an operation between the one varying tensor and `logits` that is not linear, if there is one."""
+def _foreign_step(logits: Tensor) -> str | None:
+    """Name a backward step between the one varying tensor and `logits` that is not PyTorch's own, if any."""
     waiting: list[Any] = [logits.grad_fn]
     visited = set()
     while waiting:
@@ -188,26 +170,11 @@ def _nonlinear(logits: Tensor) -> str | None:
         if node in visited:
             continue
         visited.add(node)
-        name: str = node.name().removeprefix("torch::autograd::").split("Backward")[0]
-        inputs = [before for before, _ in node.next_functions]
-        if not _is_linear(name, inputs, node):
+        name: str = node.name().removeprefix("torch::autograd::")
+        if isinstance(node, BackwardCFunction) or "::" in name:
             return name
-        waiting += [before for before in inputs if before is not None]
+        waiting += [before for before, _ in node.next_functions if before is not None]
     return None
-
-
-def _is_linear(name: str, inputs: list[Any], node: Any) -> bool:
-    # Only the attention requires a gradient: an input without a history is a constant.
-    kind = name.lower()
-    if isinstance(node, BackwardCFunction):  # somebody's own, which may say what it likes
-        return False
-    if kind in _PRODUCTS:
-        return sum(factor is not None for factor in inputs[_PRODUCTS[kind] :]) <= 1
-    if kind == "div":
-        return inputs[1:] in ([], [None])
-    if kind.endswith("batchnorm"):  # an affine map, unless it looks at the batch
-        return getattr(node, "_saved_training", True) is False
-    return kind in _LINEAR
 
 
 def _as_predicted(last: LayerAttention, delta: Tensor, values: Tensor, clean: Tensor, moved: Tensor) -> bool:
