@@ -14,7 +14,8 @@ from fgai.certificates import CertificateRecord, certify
 from fgai.errors import InputError, ReliabilityWarning
 from fgai.graph import Graph
 from fgai.topk import topk_mask
-from support.altered_cases import CASES, EXACT, REFUSED, own, pyg
+from support.altered_cases import EXACT, REFUSED, own, pyg
+from support.altered_parts import CASES
 
 K, RADIUS = 3, 0.02
 

@@ -15,7 +15,8 @@ from fgai.certificates.familiar import layer_values, unfamiliar
 from fgai.certificates.following import following
 from fgai.errors import ReliabilityWarning
 from fgai.models import GAT, GT, AttentionLayer, GATv2, GNNGuard
-from support.altered_cases import CASES, own
+from support.altered_cases import own
+from support.altered_parts import CASES
 
 
 @pytest.mark.parametrize("kind", [GAT, GATv2, GT, GNNGuard])

@@ -7,6 +7,8 @@ holds, and what the model does is followed operation by operation instead (`fgai
 
 from __future__ import annotations
 
+from types import FunctionType
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
@@ -21,6 +23,7 @@ _PARTS = (AttentionLayer, Projection, InputNorm, TransformerBlock, Limits)
 _TORCH = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d, nn.ReLU, nn.Identity)
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _FAMILIAR = frozenset({*_MODELS, *_PARTS, *_TORCH, *_CONTAINERS})
+_HOMES = ("fgai", "torch")
 # What computing the output of a layer a second time may change: the order of a sum on a GPU.
 _AGAIN = 1e-4
 
@@ -29,8 +32,8 @@ def unfamiliar(model: nn.Module) -> str | None:
     """Say what makes a model something else than fgai's own code; None if nothing does.
 
     Familiar is a model of one of fgai's classes, not of a subclass, all of whose parts are fgai's or
-    PyTorch's own, without hooks that see the forward pass, methods set on an instance, parametrisations or
-    compiled calls.
+    PyTorch's own, without hooks that see the forward pass, methods replaced on an instance or a class,
+    parametrisations or compiled calls.
     """
     if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
         return "a hook on all modules may change what they return"
@@ -50,10 +53,22 @@ def _change(module: nn.Module) -> str | None:
     replaced = [name for name in vars(module) if callable(getattr(kind, name, None))]
     if replaced:
         return f"has `{replaced[0]}` replaced"
+    patched = _patched(kind)
+    if patched is not None:
+        return f"is of a class whose `{patched}` was replaced"
     if module._compiled_call_impl is not None:
         return "is compiled"
     if any(type(weight) is not nn.Parameter for weight in module.parameters(recurse=False)):
         return "has weights of another kind than `nn.Parameter`"
+    return None
+
+
+def _patched(kind: type[nn.Module]) -> str | None:
+    """Name a method of a class that comes from elsewhere than fgai and PyTorch, if there is one."""
+    for ancestor in kind.__mro__:
+        for name, member in vars(ancestor).items():
+            if isinstance(member, FunctionType) and member.__module__.partition(".")[0] not in _HOMES:
+                return name
     return None
 
 

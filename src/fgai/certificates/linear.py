@@ -107,8 +107,8 @@ def _from_gradients(model: nn.Module, seen: Observation) -> LinearReadOut | str:
     leaf = last.values.clone().requires_grad_()
     with torch.enable_grad(), evaluating(model, freeze=True):
         logits = _run_with(model, seen, leaf, grad=True)
-    if not logits.requires_grad:
-        return "the logits do not depend on the last layer's attention in a way autograd can follow"
+    if not followed.reaches(moved) or not logits.requires_grad:
+        return "the logits do not depend on the last layer's attention in a way that can be followed"
     foreign = _foreign_step(logits)
     if foreign is not None:
         return f"`{foreign}` between the last attention layer and the output gives gradients of its own"
