@@ -16,6 +16,7 @@ __all__ = [
     "at_least",
     "edge_index",
     "finite",
+    "fraction",
     "one_of",
     "positions",
 ]
@@ -55,6 +56,14 @@ def above(value: float, name: str, low: float) -> float:
         or value == float("inf")
     ):
         raise InputError(f"`{name}` must be above {low}, got {value!r}")
+    return value
+
+
+def fraction(value: float, name: str, remedy: str = "") -> float:
+    """Return `value` if it is a number between 0 and 1, else raise."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        tail = f"; {remedy}" if remedy else ""
+        raise InputError(f"`{name}` must be between 0 and 1, got {value!r}{tail}")
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -272,3 +273,24 @@ def test_bad_questions_are_named(kind: str, radius: float, word: str) -> None:
     values, rowptr = attention([4, 5], seed=3)
     with pytest.raises(InputError, match=f"`{word}`"):
         layer_of(values, rowptr, 3, "l1").certified(kind, radius)
+
+
+@pytest.mark.parametrize("beta", [1.4, -0.2, math.nan, math.inf, True, "1"])
+def test_an_overlap_is_between_zero_and_one(beta: float) -> None:
+    values, rowptr = attention([4, 5, 9], seed=3)
+    layer = layer_of(values, rowptr, 3, "l1")
+    for ask in (
+        lambda: layer.overlap_radius(beta),
+        lambda: layer.certified("topk", 0.1, beta),
+        lambda: layer.share("topk", 0.1, beta),
+        lambda: layer.curve("class", (0.1,), beta),
+    ):
+        with pytest.raises(InputError, match="`beta` must be between 0 and 1"):
+            ask()
+
+
+def test_a_size_of_the_explanation_is_a_whole_number() -> None:
+    layer = layer_of(*attention([4, 5], seed=3), 2, "l1")
+    for k in (0, -1, 2.5, True):
+        with pytest.raises(InputError, match="`k`"):
+            dataclasses.replace(layer, k=k)  # type: ignore[arg-type]

@@ -207,9 +207,9 @@ def test_transformer_bound_is_tight_to_first_order() -> None:
     ("kind", "word"),
     [
         ("softmax", "return logits"),
-        ("relu", "Relu"),
-        ("gate", "other nodes"),
-        ("square", "Mul"),
+        ("relu", "`relu`"),
+        ("gate", "`gt`"),
+        ("square", "`mul`"),
         ("mix", "other nodes"),
     ],
 )

@@ -12,6 +12,7 @@ from fgai.certificates import certify
 from fgai.certificates.record import CertificateRecord
 from fgai.errors import ReliabilityWarning
 from fgai.models import AttentionModel
+from fgai.tasks import get_task
 from support import task_cases as cases
 from support.forward import seen_by
 
@@ -101,3 +102,24 @@ def test_other_read_outs_are_unknown_and_say_so(task: str, change: dict[str, str
         record = certify(model, cases.data(task), radius=0.01, k2=2)
     assert record.layer().prediction.class_radius is None
     assert record.layer().beta2(0.01).numel() == record.layer().num_nodes
+
+
+@pytest.mark.parametrize("task", ["link", "graph"])
+def test_a_hook_on_the_last_layer_is_not_overlooked(task: str) -> None:
+    model = cases.untrained(task)
+    last = model.convs[-1]  # type: ignore[union-attr,index]
+    last.register_forward_hook(lambda module, inputs, output: torch.tanh(3 * output))  # type: ignore[union-attr,operator]
+    with pytest.warns(ReliabilityWarning, match="has a hook"):
+        record = certify(model, cases.data(task), radius=0.01, k2=2)
+    assert record.layer().prediction.class_radius is None
+
+
+@pytest.mark.parametrize("task", ["link", "graph"])
+def test_a_read_out_is_what_it_says_it_is(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The task claims products or means, and squashes them.
+    kind = type(get_task(task))
+    read_out = kind.read_out
+    monkeypatch.setattr(kind, "read_out", lambda *given, **options: read_out(*given, **options).tanh())
+    with pytest.warns(ReliabilityWarning, match="something other"):
+        record = certify(cases.untrained(task), cases.data(task), radius=0.01, k2=2)
+    assert record.layer().prediction.class_radius is None

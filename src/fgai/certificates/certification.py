@@ -6,9 +6,11 @@ import warnings
 from time import perf_counter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fgai.attention import LayerAttention, Observation, observe, prepared
+from fgai.certificates.familiar import unfamiliar
 from fgai.certificates.hidden import find_stages, hidden_predictions
 from fgai.certificates.items import item_prediction
 from fgai.certificates.layer import LayerCertificate
@@ -17,7 +19,7 @@ from fgai.certificates.prediction import UNKNOWN, Prediction, trivial_change
 from fgai.certificates.record import DIVERGENCES, CertificateRecord
 from fgai.certificates.relu import find_relu, relu_prediction
 from fgai.certificates.tables import TABLE_RADII
-from fgai.checks import at_least, finite, one_of
+from fgai.checks import at_least, finite, fraction, one_of
 from fgai.divergence import tvd
 from fgai.errors import AttentionError, InputError, ReliabilityWarning
 from fgai.graph import Graph
@@ -29,8 +31,11 @@ from fgai.version import versions
 
 HIDDEN_RADII = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
 """The radii tried for the class radius of hidden layers, where each costs a pass over the graph."""
+PRECISE = (torch.float32, torch.float64)
+"""Types that round far below the radii of interest."""
 MANY_EDGES = 1_000_000
 """Above, only the radii of the tables are tried."""
+_AGAIN = 1e-4
 
 
 def certify(
@@ -78,7 +83,8 @@ def certify(
         A record with everything per node and layer, shares and curves.
 
     Raises:
-        InputError: an argument out of range, or a graph the model cannot read.
+        InputError: an argument out of range, a graph the model cannot read, or a model that computes in less
+            than float32 or gives something else when it runs again.
         AttentionError: no attention to certify, or a vanilla model with other layers or edges.
 
     Warns:
@@ -96,6 +102,7 @@ def certify(
     began = perf_counter()
     given = as_graph(data)
     seen = _observe(model, given)
+    _require_repeatable(model, seen)
     other = None if vanilla is None else _observe(vanilla, given)
     graph = seen.graph
     ran = perf_counter()
@@ -145,17 +152,45 @@ def _check(
     one_of(divergence, "divergence", DIVERGENCES)
     if alpha is not None:
         at_least(alpha, "alpha", 0.0)
-    if beta is not None and not 0 <= beta <= 1:
-        raise InputError(f"`beta` must be between 0 and 1, it is an overlap; got {beta!r}")
+    if beta is not None:
+        fraction(beta, "beta", "it is an overlap")
 
 
 def _observe(model: nn.Module, graph: Graph) -> Observation:
-    """Run a model once, and make sure that what it says are numbers."""
+    """Run a model once, and make sure that what it says are numbers fine enough to speak of."""
     seen = observe(model, prepared(model, graph), inputs=True)
-    finite(seen.logits, "the model's logits")
-    for layer in seen.attention:
-        finite(layer.values, f"attention of layer {layer.name!r}")
+    given = {f"attention of layer {layer.name!r}": layer.values for layer in seen.attention}
+    for name, values in {"the model's logits": seen.logits, **given}.items():
+        if values.dtype not in PRECISE:
+            raise InputError(
+                f"`{name}` must be float32 or float64, got {values.dtype}, which rounds too coarsely to"
+                " certify small radii; use model.float()"
+            )
+        finite(values, name)
     return seen
+
+
+def _require_repeatable(model: nn.Module, seen: Observation) -> None:
+    """Raise unless another forward pass gives the same; that of a familiar model does."""
+    if unfamiliar(model) is None:
+        return
+    again = observe(model, seen.graph)
+    before, after = ([run.logits, *(layer.values for layer in run.attention)] for run in (seen, again))
+    if len(before) == len(after) and all(map(_alike, before, after)):
+        return
+    raise InputError(
+        f"{type(model).__name__} gives something else when it runs again in evaluation mode, so nothing can"
+        " be certified of it; take out what draws random numbers or remembers its last run"
+    )
+
+
+def _alike(first: Tensor, second: Tensor) -> bool:
+    """Whether two runs gave the same, row by row, up to the order of sums on a GPU."""
+    if first.shape != second.shape:
+        return False
+    rows = first.reshape(first.shape[0], -1)
+    room = _AGAIN * rows.abs().amax(1, keepdim=True)
+    return bool(((second.reshape_as(rows) - rows).abs() <= room).all())
 
 
 def _predictions(model: nn.Module, seen: Observation, radius: float, norm: str) -> list[Prediction]:

@@ -28,12 +28,16 @@ from torch import Tensor, nn
 from torch.nn.functional import elu
 
 from fgai.attention import Observation
+from fgai.certificates.familiar import layer_values, unfamiliar
 from fgai.certificates.kernels import channel_norms, margin_extent, mixed_margins, row_extent, row_largest
 from fgai.certificates.prediction import BOUND, Prediction, gaps, probability_change
 from fgai.models import GAT, AttentionLayer, GATv2
 from fgai.ops import aggregate
 from fgai.sparse import Adjacency
 from fgai.tasks import get_task
+
+FOLLOWED = ("additive", "dynamic")
+"""Scores of which it is known how fast they move with their input."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,17 +76,27 @@ def find_stages(model: nn.Module, seen: Observation) -> list[Stage] | str:
             "perturbing a hidden layer changes the scores and the values of every later layer; only GAT and"
             " GATv2 are followed that far"
         )
-    if not get_task(str(model.task)).row_per_node or not seen.runs:
-        return "only node-level read-outs are followed"
-    stages = []
+    change = unfamiliar(model)
+    if change is not None:
+        return f"{change}; only GAT and GATv2 as they are can be followed that far"
+    if model.guard is not None:
+        return "a guard weighs the edges of later layers by what the perturbed one gives"
+    if not get_task(str(model.task)).row_per_node or not seen.runs or seen.logits.shape[1] < 2:
+        return "only node-level read-outs of two or more classes are followed"
+    if not seen.ends_with_layer:
+        return "something acts on what the last attention layer gives"
+    stages: list[Stage] = []
     for run, recorded in zip(seen.runs, seen.attention, strict=True):
         layer = run.layer
         assert isinstance(layer, AttentionLayer) and run.output is not None
         if layer.input_norm is not None:
             return "layer normalisation after the perturbed layer is not followed"
+        if layer.score not in FOLLOWED or (layer.heads > 1 and layer.concat == (run is seen.runs[-1])):
+            return f"layer {recorded.name!r} is not as GAT and GATv2 make it"
+        values = layer_values(run, recorded)
+        if isinstance(values, str):
+            return values
         assert recorded.adjacency is not None
-        with torch.no_grad():
-            values = layer.attend(*run.inputs)[1].cpu().double()
         attention, output = recorded.values.cpu().double(), run.output.cpu().double()
         stages.append(Stage(layer, attention, values, output, recorded.adjacency.to("cpu")))
     return stages

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fgai.attention import Observation, evaluating
+from fgai.attention import Observation
+from fgai.certificates.familiar import layer_values, unfamiliar
 from fgai.certificates.kernels import class_norms
 from fgai.certificates.linear import LinearReadOut
 from fgai.certificates.prediction import BOUND, EXACT, Prediction, gaps, probability_change, radius_of
+from fgai.graph import Graph
 from fgai.models import AttentionLayer
 from fgai.ops.segments import row_index
-from fgai.tasks import pool, task_of
+from fgai.tasks import link_logits, pool, task_of
 
 
 def item_prediction(model: nn.Module, seen: Observation, radius: float, norm: str) -> Prediction:
     """Certify every link or small graph, the last layer's attention of every node moved by at most `radius`.
 
-    Recognised is a last attention layer whose output, put through the dot-product decoder or the mean over
-    each graph, is the model's output bit by bit. Anything else (cosine, maximum, an MLP head) is unknown.
+    Recognised is a familiar model (see `unfamiliar`) whose last layer's output, put through the dot-product
+    decoder or the mean over each graph, is the model's output bit by bit. Anything else (cosine, maximum, an
+    MLP head, a hook) is unknown.
 
     Args:
         model: fgai's.
@@ -28,12 +32,12 @@ def item_prediction(model: nn.Module, seen: Observation, radius: float, norm: st
         radius: R.
         norm: of the balls.
     """
-    found = _last_layer(seen)
+    found = _last_layer(model, seen)
     if isinstance(found, str):
         return Prediction(reason=found)
     read_out, states = found
-    certified = READ_OUTS[task_of(seen.graph).linear_read_out]
-    return certified(seen, read_out, states, radius, norm)
+    rows = READ_OUTS[task_of(seen.graph).linear_read_out]
+    return rows.certified(seen, read_out, states, radius, norm)
 
 
 def _products(
@@ -44,6 +48,11 @@ def _products(
     return link_prediction(read_out, rowptr, states, pairs, seen.logits, radius, norm)
 
 
+def _plain_products(output: Tensor, graph: Graph, count: int) -> Tensor:
+    assert graph.links is not None
+    return link_logits(output, graph.links.pairs)
+
+
 def _means(
     seen: Observation, read_out: LinearReadOut, states: Tensor, radius: float, norm: str
 ) -> Prediction:
@@ -52,10 +61,23 @@ def _means(
     return graph_prediction(read_out, rowptr, batch, seen.logits, radius, norm)
 
 
-READ_OUTS: dict[str, Callable[[Observation, LinearReadOut, Tensor, float, str], Prediction]] = {
-    "product": _products,
-    "mean": _means,
-}
+def _plain_means(output: Tensor, graph: Graph, count: int) -> Tensor:
+    return pool(output, graph.batch, count, "mean")
+
+
+class _ReadOut(NamedTuple):
+    """How the rows of a task are certified, and what they must be for that.
+
+    Attributes:
+        certified: (observation, read-out, states, radius, norm) → what is certified.
+        plain: (output of the last layer, graph, number of rows) → the logits.
+    """
+
+    certified: Callable[[Observation, LinearReadOut, Tensor, float, str], Prediction]
+    plain: Callable[[Tensor, Graph, int], Tensor]
+
+
+READ_OUTS = {"product": _ReadOut(_products, _plain_products), "mean": _ReadOut(_means, _plain_means)}
 """What certifies the rows of a task, by its `linear_read_out`."""
 
 
@@ -138,23 +160,28 @@ def graph_prediction(
     )
 
 
-def _last_layer(seen: Observation) -> tuple[LinearReadOut, Tensor] | str:
+def _last_layer(model: nn.Module, seen: Observation) -> tuple[LinearReadOut, Tensor] | str:
     """The last layer's values and output, if the model's output is their plain read-out."""
+    change = unfamiliar(model)
+    if change is not None:
+        return f"{change}; links and graphs are certified for fgai's models as they are"
     run = seen.runs[-1] if seen.runs else None
-    if run is None or not isinstance(run.layer, AttentionLayer) or run.output is None:
-        return "the last attention layer is not one of fgai's"
+    if run is None or run.output is None:
+        return "the last attention layer ran in a way that cannot be told from others"
     layer, graph, output = run.layer, seen.graph, run.output
+    assert isinstance(layer, AttentionLayer)
     if layer.heads > 1 and layer.concat:
         return "the last attention layer concatenates its heads"
     task = task_of(graph)
     if task.linear_read_out not in READ_OUTS:
         return f"how {task.rows_are} follow from the last attention layer is not known"
-    plain = task.read_out(output, graph)
+    plain = READ_OUTS[task.linear_read_out].plain(output, graph, seen.logits.shape[0])
     if plain.shape != seen.logits.shape or not torch.equal(plain, seen.logits):
         return "something other than a dot product or a mean follows the last attention layer"
-    with torch.no_grad(), evaluating(layer):
-        values = layer.attend(*run.inputs)[1].detach().cpu().double() / layer.heads
-    read_out = LinearReadOut(values, seen.attention.last.source.cpu())
+    values = layer_values(run, seen.attention.last)
+    if isinstance(values, str):
+        return values
+    read_out = LinearReadOut(values / layer.heads, seen.attention.last.source.cpu())
     return read_out, output.detach().cpu().double()
 
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from fgai.certificates.prediction import UNKNOWN, Prediction
-from fgai.checks import at_least, one_of
+from fgai.checks import at_least, fraction, one_of
 from fgai.records import pack_array, unpack_array
+from fgai.topk import check_k
 
 KINDS = ("topk", "class")
 RADII = tuple(10 ** (-3 + step / 8) for step in range(17))
@@ -52,6 +53,9 @@ class LayerCertificate:
     beta1: Tensor | None
     prediction: Prediction
 
+    def __post_init__(self) -> None:
+        check_k(self.k)
+
     @property
     def num_nodes(self) -> int:
         """N."""
@@ -75,7 +79,12 @@ class LayerCertificate:
         return self.overlap_radius(1.0)
 
     def overlap_radius(self, beta: float) -> Tensor:
-        """float64 [N]: below this radius at least the share `beta` of the top-k stays."""
+        """float64 [N]: below this radius at least the share `beta` of the top-k stays.
+
+        Raises:
+            InputError: `beta` is not between 0 and 1.
+        """
+        fraction(beta, "beta", "it is an overlap")
         leavers = 0 if self.k is None else math.floor(self.k * (1 - beta) + _ROUNDING)
         if leavers >= self.costs.shape[1]:
             return torch.full((self.num_nodes,), torch.inf, dtype=torch.float64)
@@ -102,9 +111,13 @@ class LayerCertificate:
 
         Returns:
             bool [N], or None where it is unknown.
+
+        Raises:
+            InputError: an unknown `kind`, a negative or infinite radius, or `beta` not between 0 and 1.
         """
         one_of(kind, "kind", KINDS)
         at_least(radius, "radius", 0.0)
+        fraction(beta, "beta", "it is an overlap")
         if kind == "topk":
             return self.overlap_radius(beta) > radius
         if self.prediction.class_radius is None:

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 
 from fgai.attention import LayerAttention, Observation, evaluating, observe
+from fgai.certificates.familiar import layer_values, unfamiliar
+from fgai.certificates.following import following
 from fgai.certificates.kernels import class_norms
 from fgai.certificates.prediction import BOUND, EXACT, Prediction, gaps, probability_change, radius_of
 from fgai.models import AttentionLayer
+from fgai.ops import use_backend
 
-# Operations on tensors of which only the attention varies; products are linear if one factor is fixed.
-_SHAPES = (
-    "View",
-    "UnsafeView",
-    "ReshapeAlias",
-    "Expand",
-    "Unsqueeze",
-    "Squeeze",
-    "T",
-    "Transpose",
-    "Permute",
-)
-_PARTS = ("Select", "Slice", "Split", "Unbind", "Index", "IndexSelect", "Gather", "Cat", "Stack", "Clone")
-_SUMS = ("Add", "Sub", "Rsub", "Neg", "Sum", "Mean", "IndexAdd", "IndexPut", "Scatter", "ScatterAdd")
-_LINEAR = {name.lower() for name in (*_SHAPES, *_PARTS, *_SUMS, "Alias", "ToCopy", "AccumulateGrad")}
-_PRODUCTS = {"mul": 0, "mm": 0, "bmm": 0, "mv": 0, "addmm": 1, "baddbmm": 1, "_aggregate": 0}
-"""Name of a product → where its factors begin among its inputs."""
+_HINTS = {
+    "softmax": "; let the model return logits",
+    "log_softmax": "; let the model return logits",
+    "local_scalar_dense": ": a number is read out, as for a branch",
+}
+_ROUNDING = {torch.float32: (1e-4, 1e-5), torch.float64: (1e-9, 1e-12)}
+"""Type → what rounding may do to a move of the logits: relative to what was summed, and to the logits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,54 +74,95 @@ def linear_prediction(
 def find_linear(model: nn.Module, seen: Observation) -> LinearReadOut | str:
     """Return the linear read-out of the last attention layer, or the reason why there is none.
 
-    fgai's own output layer is recognised by the fact that it returned the logits themselves. For any other
-    model the autograd graph from the last layer's attention to the logits is walked: if every operation on it
-    is linear, the gradients are the values. One large random perturbation then shows whether each node's
-    logits read that node's attention only, and whether anything acts that autograd does not see, such as a
-    comparison that multiplies by 0 or 1.
+    A familiar model (see `unfamiliar`) is recognised by the fact that its output layer returned the logits
+    themselves. Any other is run with a large random perturbation of the last attention, and every operation
+    from there to the logits must be linear, whoever calls it and whatever autograd sees of it. Then the
+    gradients are the values, if every backward step is PyTorch's own; that nothing is missing in them, and
+    that each node's logits read that node's attention only, the same perturbation shows: node by node the
+    logits must move as the gradients say.
     """
     last = seen.attention.last
     if seen.logits.dim() != 2 or seen.logits.shape[0] != last.num_nodes or seen.logits.shape[1] < 2:
         return f"logits of shape {tuple(seen.logits.shape)} are not one row of classes per node"
     run = seen.runs[-1] if seen.runs else None
-    if run is not None and seen.ends_with_layer and isinstance(run.layer, AttentionLayer):
+    if run is not None and seen.ends_with_layer and unfamiliar(model) is None:
         layer = run.layer
+        assert isinstance(layer, AttentionLayer)
         if layer.heads == 1 or not layer.concat:
-            with torch.no_grad(), evaluating(layer):
-                values = layer.attend(*run.inputs)[1]
-            return LinearReadOut(values.detach().cpu().double() / layer.heads, last.source.cpu())
+            values = layer_values(run, last)
+            return (
+                values if isinstance(values, str) else LinearReadOut(values / layer.heads, last.source.cpu())
+            )
     return _from_gradients(model, seen)
 
 
 def _from_gradients(model: nn.Module, seen: Observation) -> LinearReadOut | str:
     """Read the values off the gradients, after making sure that they are the values."""
-    depth, leaf = len(seen.attention), seen.attention.last.values.clone().requires_grad_()
-
-    def put(index: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
-        return leaf if index == depth - 1 else attention
-
+    last = seen.attention.last
+    delta = torch.rand(last.values.shape, generator=torch.Generator().manual_seed(0)).to(last.values) - 0.5
+    with following() as followed:
+        moved = _run_with(model, seen, last.values + delta, followed.start)
+    if followed.culprit is not None:
+        return _not_linear(followed.culprit)
+    leaf = last.values.clone().requires_grad_()
     with torch.enable_grad(), evaluating(model, freeze=True):
-        logits = observe(model, seen.graph, grad=True, perturb=put).logits
-    if not logits.requires_grad:
-        return "the logits do not depend on the last layer's attention in a way autograd can follow"
-    culprit = _nonlinear(logits)
-    if culprit is not None:
-        hint = "; let the model return logits" if "softmax" in culprit.lower() else ""
-        return f"{culprit} acts between the last attention layer and the output, which is not linear{hint}"
+        logits = _run_with(model, seen, leaf, grad=True)
+    if not followed.reaches(moved) or not logits.requires_grad:
+        return "the logits do not depend on the last layer's attention in a way that can be followed"
+    foreign = _foreign_step(logits)
+    if foreign is not None:
+        return f"`{foreign}` between the last attention layer and the output gives gradients of its own"
     columns = [
         torch.autograd.grad(logits[:, c].sum(), leaf, retain_graph=True)[0] for c in range(logits.shape[1])
     ]
     values = torch.stack(columns, dim=2).detach()
-    if not _as_predicted(model, seen, values):
+    if not _as_predicted(last, delta, values, logits.detach(), moved):
         return (
-            "the logits move otherwise than their gradients say: they read the attention of other nodes, or a"
-            " comparison hides what is not linear"
+            "the logits move otherwise than their gradients say: they read the attention of other nodes, or"
+            " something hides from autograd"
         )
     return LinearReadOut(values.cpu().double(), torch.arange(values.shape[0]))
 
 
-def _nonlinear(logits: Tensor) -> str | None:
-    """Name an operation between the one varying tensor and `logits` that is not linear, if there is one."""
+def _run_with(
+    model: nn.Module,
+    seen: Observation,
+    attention: Tensor,
+    start: Callable[[Tensor], None] | None = None,
+    *,
+    grad: bool = False,
+) -> Tensor:
+    """Return the logits with other attention in the last layer; from there on PyTorch's operations serve.
+
+    Args:
+        model: that was observed.
+        seen: its forward pass.
+        attention: [E, H].
+        start: called on what the layer goes on with.
+        grad: keep gradients.
+    """
+    last = len(seen.attention) - 1
+    with ExitStack() as stack:
+
+        def put(index: int, computed: Tensor, source: Tensor, destination: Tensor) -> Tensor:
+            if index != last:
+                return computed
+            stack.enter_context(use_backend("reference"))
+            if start is not None:
+                start(attention)
+            return attention
+
+        return observe(model, seen.graph, grad=grad, perturb=put).logits
+
+
+def _not_linear(name: str) -> str:
+    plain = name.strip("_")
+    reason = f"`{plain}` acts between the last attention layer and the output, which is not linear"
+    return f"{reason}{_HINTS.get(plain, '')}"
+
+
+def _foreign_step(logits: Tensor) -> str | None:
+    """Name a backward step between the one varying tensor and `logits` that is not PyTorch's own, if any."""
     waiting: list[Any] = [logits.grad_fn]
     visited = set()
     while waiting:
@@ -133,46 +170,30 @@ def _nonlinear(logits: Tensor) -> str | None:
         if node in visited:
             continue
         visited.add(node)
-        name: str = node.name().removeprefix("torch::autograd::").split("Backward")[0]
-        inputs = [following for following, _ in node.next_functions]
-        if not _is_linear(name, inputs, node):
+        name: str = node.name().removeprefix("torch::autograd::")
+        if isinstance(node, BackwardCFunction) or "::" in name:
             return name
-        waiting += [following for following in inputs if following is not None]
+        waiting += [before for before, _ in node.next_functions if before is not None]
     return None
 
 
-def _is_linear(name: str, inputs: list[Any], node: Any) -> bool:
-    # Only the attention requires a gradient: an input without a history is a constant.
-    kind = name.lower()
-    if kind in _PRODUCTS:
-        return sum(factor is not None for factor in inputs[_PRODUCTS[kind] :]) <= 1
-    if kind == "div":
-        return inputs[1:] in ([], [None])
-    if kind.endswith("batchnorm"):  # an affine map, unless it looks at the batch
-        return getattr(node, "_saved_training", True) is False
-    return kind in _LINEAR
+def _as_predicted(last: LayerAttention, delta: Tensor, values: Tensor, clean: Tensor, moved: Tensor) -> bool:
+    """Whether a perturbation of all rows moves each node's logits as its own row says, up to rounding.
 
-
-def _as_predicted(model: nn.Module, seen: Observation, values: Tensor) -> bool:
-    """Whether a random perturbation of all rows moves each node's logits as its own row says."""
-    last = seen.attention.last
-    generator = torch.Generator().manual_seed(0)
-    delta = torch.rand(last.values.shape, generator=generator).to(last.values) - 0.5
-    depth = len(seen.attention)
-
-    def put(index: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
-        return attention + delta if index == depth - 1 else attention
-
-    moved = observe(model, seen.graph, perturb=put).logits - seen.logits
-    expected = torch.zeros_like(moved).index_add(
-        0, last.destination, torch.einsum("eh,ehc->ec", delta, values)
+    Args:
+        last: the last layer's attention.
+        delta: [E, H], the perturbation.
+        values: [E, H, C].
+        clean: logits [N, C].
+        moved: logits under the perturbation.
+    """
+    summed, given = _ROUNDING[clean.dtype]
+    parts = torch.einsum("eh,ehc->ec", delta.double(), values.double())
+    sizes = torch.einsum("eh,ehc->ec", delta.double().abs(), values.double().abs())
+    expected, reach = (
+        torch.zeros_like(clean, dtype=torch.float64).index_add(0, last.destination, part)
+        for part in (parts, sizes)
     )
-    reach = _reach(last, values)
-    slack = 1e-3 if moved.dtype == torch.float32 else 1e-7
-    return bool(((moved - expected).abs() <= slack * (reach + seen.logits.abs().amax())).all())
-
-
-def _reach(last: LayerAttention, values: Tensor) -> Tensor:
-    """[N, 1]: the size of what was summed, by which rounding errors are judged."""
-    sizes = values.abs().sum((1, 2))
-    return sizes.new_zeros(last.num_nodes).index_add(0, last.destination, sizes)[:, None]
+    # Node by node: a large number elsewhere in the graph excuses nothing here.
+    room = summed * reach.amax(1, keepdim=True) + given * clean.double().abs().amax(1, keepdim=True)
+    return bool(((moved.double() - clean.double() - expected).abs() <= room).all())

@@ -24,11 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attention import Observation
+from fgai.certificates.familiar import layer_values, unfamiliar
 from fgai.certificates.kernels import channel_norms, class_norms
 from fgai.certificates.prediction import BOUND, SMALLEST, Prediction, gaps, probability_change, radius_of
 from fgai.models import GT, AttentionLayer
 from fgai.tasks import get_task
 
+# What float32 may change in logits computed again in float64, relative to what is summed.
+_AGAIN = 1e-3
 # Edges per block: the working set stays around 100 MB.
 _BLOCK = 1 << 15
 # Halvings of the interval in which the class radius lies.
@@ -77,25 +80,34 @@ def find_relu(model: nn.Module, seen: Observation) -> ReluReadOut | str:
     """Return the read-out of a graph transformer's last attention layer, or why there is none."""
     if type(model) is not GT or not get_task(model.task).row_per_node or not seen.runs:
         return "only the node-level graph transformer's way from attention to logits is known"
-    block = model.blocks[-1]
-    norms = block.norm_attention, block.norm_feed
+    change = unfamiliar(model)
+    if change is not None:
+        return f"{change}; only the graph transformer as it is can be followed"
+    block, run = model.blocks[-1], seen.runs[-1]
+    norms, maps = (block.norm_attention, block.norm_feed), (block.output, block.wide, block.narrow)
     if not all(isinstance(norm, nn.BatchNorm1d) and norm.running_var is not None for norm in norms):
         return "layer normalisation between attention and logits is not piecewise linear"
-    run = seen.runs[-1]
-    layer = run.layer
+    if [type(part) for part in (*maps, *model.head)] != [nn.Linear] * 4 + [nn.ReLU, nn.Linear]:
+        return "what lies between attention and logits is not what a graph transformer has there"
+    layer, values = run.layer, layer_values(run, seen.attention.last)
     assert isinstance(layer, AttentionLayer) and run.output is not None
+    if isinstance(values, str):
+        return values
     with torch.no_grad():
-        values = layer.attend(*run.inputs)[1].cpu().double()
         scales, shifts = zip(*(_affine(norm) for norm in norms), strict=True)
-        out_w, out_b = _weights(block.output)
-        wide_w, wide_b = _weights(block.wide)
-        narrow_w, narrow_b = _weights(block.narrow)
-        head_w, head_b = _weights(model.head[0])
+        (out_w, out_b), (wide_w, wide_b), (narrow_w, narrow_b) = (_weights(linear) for linear in maps)
+        (head_w, head_b), (last_w, last_b) = _weights(model.head[0]), _weights(model.head[2])
         state = run.inputs[0].cpu().double() + run.output.cpu().double() @ out_w.T + out_b
         state = state * scales[0] + shifts[0]
         p1 = state @ wide_w.T + wide_b
         fed = (state + p1.relu() @ narrow_w.T + narrow_b) * scales[1] + shifts[1]
         p2 = fed @ head_w.T + head_b
+        size = p2.relu() @ last_w.abs().T + last_b.abs()
+        again = p2.relu() @ last_w.T + last_b
+        if not bool(
+            ((again - seen.logits.cpu().double()).abs() <= _AGAIN * size.amax(1, keepdim=True)).all()
+        ):
+            return "what lies between attention and logits gives something else when it is run on its own"
         mix = scales[0][:, None] * out_w
         shape = (-1, layer.heads, layer.channels)
         return ReluReadOut(
@@ -104,7 +116,7 @@ def find_relu(model: nn.Module, seen: Observation) -> ReluReadOut | str:
             G=(wide_w @ mix).view(shape),
             P=(head_w @ (scales[1][:, None] * mix)).view(shape),
             B=head_w @ (scales[1][:, None] * narrow_w),
-            A=_weights(model.head[2])[0],
+            A=last_w,
             p1=p1,
             p2=p2,
         )
@@ -211,7 +223,10 @@ def _blocks(rowptr: Tensor) -> Iterator[tuple[int, int]]:
 
 
 def _weights(linear: Any) -> tuple[Tensor, Tensor]:
-    return linear.weight.detach().cpu().double(), linear.bias.detach().cpu().double()
+    weight = linear.weight.detach().cpu().double()
+    return weight, weight.new_zeros(
+        len(weight)
+    ) if linear.bias is None else linear.bias.detach().cpu().double()
 
 
 def _affine(norm: Any) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,94 @@
+"""Familiar models: made of code we know, so that what follows an attention layer is known without looking.
+
+The proofs for fgai's own models speak of their forward pass as it is written. A hook, a replaced method, a
+subclass, a parametrised or compiled module may make it another one; then nothing that is known of the class
+holds, and what the model does is followed operation by operation instead (`fgai.certificates.following`).
+"""
+
+from __future__ import annotations
+
+from types import FunctionType
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from fgai.attention import LayerAttention, LayerRun, Limits
+from fgai.models import GAT, GNNSVD, GT, AttentionLayer, GATv2, GNNGuard, ProGNN
+from fgai.models.gt import TransformerBlock
+from fgai.models.layer import InputNorm, Projection
+
+_MODELS = (GAT, GATv2, GT, GNNGuard, GNNSVD, ProGNN)
+_PARTS = (AttentionLayer, Projection, InputNorm, TransformerBlock, Limits)
+_TORCH = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d, nn.ReLU, nn.Identity)
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_FAMILIAR = frozenset({*_MODELS, *_PARTS, *_TORCH, *_CONTAINERS})
+_HOMES = ("fgai", "torch")
+# What computing the output of a layer a second time may change: the order of a sum on a GPU.
+_AGAIN = 1e-4
+
+
+def unfamiliar(model: nn.Module) -> str | None:
+    """Say what makes a model something else than fgai's own code; None if nothing does.
+
+    Familiar is a model of one of fgai's classes, not of a subclass, all of whose parts are fgai's or
+    PyTorch's own, without hooks that see the forward pass, methods replaced on an instance or a class,
+    parametrisations or compiled calls.
+    """
+    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+        return "a hook on all modules may change what they return"
+    for path, module in model.named_modules():
+        change = _change(module)
+        if change is not None:
+            return f"{path or 'the model'} {change}"
+    return None
+
+
+def _change(module: nn.Module) -> str | None:
+    kind = type(module)
+    if kind not in _FAMILIAR:
+        return f"is a {kind.__name__}, whose forward pass is not known"
+    if module._forward_hooks or module._forward_pre_hooks:
+        return "has a hook, which may change what it reads or returns"
+    replaced = [name for name in vars(module) if callable(getattr(kind, name, None))]
+    if replaced:
+        return f"has `{replaced[0]}` replaced"
+    patched = _patched(kind)
+    if patched is not None:
+        return f"is of a class whose `{patched}` was replaced"
+    if module._compiled_call_impl is not None:
+        return "is compiled"
+    if any(type(weight) is not nn.Parameter for weight in module.parameters(recurse=False)):
+        return "has weights of another kind than `nn.Parameter`"
+    return None
+
+
+def _patched(kind: type[nn.Module]) -> str | None:
+    """Name a method of a class that comes from elsewhere than fgai and PyTorch, if there is one."""
+    for ancestor in kind.__mro__:
+        for name, member in vars(ancestor).items():
+            if isinstance(member, FunctionType) and member.__module__.partition(".")[0] not in _HOMES:
+                return name
+    return None
+
+
+def layer_values(run: LayerRun, recorded: LayerAttention) -> Tensor | str:
+    """Return the values [N, H, C] that a layer of a familiar model weighed, float64 on the CPU, or why not.
+
+    They are computed again from what went into the layer, and must give what came out of it.
+
+    Args:
+        run: of an `AttentionLayer`.
+        recorded: its attention in that run.
+    """
+    layer, output = run.layer, run.output
+    assert isinstance(layer, AttentionLayer) and output is not None and recorded.adjacency is not None
+    with torch.no_grad():
+        values = layer.sides(run.inputs[0])[2]
+        again = layer.combine(recorded.values, values, recorded.adjacency)
+    if not bool(values.isfinite().all() and output.isfinite().all()):
+        return f"layer {recorded.name!r} computes numbers that are not finite"
+    scale = torch.maximum(output.abs(), again.abs()).amax(1, keepdim=True)
+    if not bool(((again - output).abs() <= _AGAIN * scale).all()):
+        return f"layer {recorded.name!r} gives something else when it is run on its own"
+    return values.detach().cpu().double()

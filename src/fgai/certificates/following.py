@@ -1,0 +1,159 @@
+"""Following a tensor through a forward pass, operation by operation: is what comes out linear in it?
+
+Autograd shows what a model lets it see; `detach`, a comparison or a branch hide the rest. Here every
+operation that PyTorch runs passes by, whoever calls it: a layer, a hook, a wrapper, a function of the user's.
+A tensor is reached once an operation has read a reached one, whatever becomes of gradients. If all operations
+on reached tensors are sums, products with something not reached, and moves of numbers, the result is linear.
+Reading a number out of a reached tensor, to branch on it or to compute elsewhere, ends the proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_SHAPES = "view _unsafe_view _reshape_alias reshape alias detach expand unsqueeze squeeze t transpose permute"
+_PARTS = "select slice narrow split split_with_sizes unbind diagonal as_strided index index_select gather"
+_MOVES = "clone _to_copy copy cat stack flip roll repeat constant_pad_nd masked_fill masked_select where"
+_WRITES = "index_put index_copy select_scatter slice_scatter zero fill lift_fresh"
+_SUMS = "add sub rsub neg sum mean cumsum index_add scatter_add"
+_LINEAR = frozenset(f"{_SHAPES} {_PARTS} {_MOVES} {_WRITES} {_SUMS}".split())
+_PRODUCTS = dict.fromkeys(("mul", "mm", "bmm", "mv", "dot", "linear"), 0)
+_PRODUCTS |= dict.fromkeys(("addmm", "baddbmm", "addmv"), 1)
+"""Name of a product → where its two factors begin among its arguments."""
+_NORMS = {"native_batch_norm": 5, "_native_batch_norm_legit": 5, "cudnn_batch_norm": 5}
+"""Name of a batch norm → its argument that says whether it looks at the batch."""
+_SHAPE_READERS = ("empty", "zeros", "ones", "full")
+_BY_SHAPE = frozenset(f"{name}_like" for name in _SHAPE_READERS) | {f"new_{name}" for name in _SHAPE_READERS}
+"""Operations that read the shape of a tensor only."""
+_EXITS = (
+    "numpy",
+    "__array__",
+    "tolist",
+    "data_ptr",
+    "__dlpack__",
+    "untyped_storage",
+    "storage",
+    "__reduce_ex__",
+)
+"""Ways out of a tensor that are not operations."""
+_TYPES = (torch.float32, torch.float64)
+
+# mypy: disable-error-code="no-untyped-call"
+
+
+class Following(TorchDispatchMode):
+    """What happens to the tensors given to `start`; made by `following`.
+
+    Attributes:
+        culprit: the first operation that ends the proof, or None.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.culprit: str | None = None
+        self._reached: set[StorageWeakRef] = set()
+
+    def start(self, tensor: Tensor) -> None:
+        """Follow `tensor` from here on."""
+        self._reached.add(StorageWeakRef(tensor.untyped_storage()))
+
+    def reaches(self, *given: Any) -> bool:
+        """Whether something among `given` was computed from what is followed."""
+        # Memory is what is marked, so views and writes into a buffer are seen; sparse tensors are never made
+        # of followed numbers without an operation that ends the proof.
+        return any(
+            StorageWeakRef(leaf.untyped_storage()) in self._reached
+            for leaf in tree_leaves(given)
+            if isinstance(leaf, Tensor) and leaf.layout is torch.strided
+        )
+
+    def blame(self, name: str) -> None:
+        """End the proof, because of an operation of this name; the first one is kept."""
+        self.culprit = self.culprit or name
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation and note what it did."""
+        given = kwargs or {}
+        reached = self.reaches(args, given)
+        out = func(*args, **given)
+        name = func.overloadpacket.__name__
+        if torch.Tag.nondeterministic_seeded in func.tags:  # reached or not: the next run is another one
+            self.blame(name)
+        if reached and name not in _BY_SHAPE:
+            self._pass_on(func, name.removesuffix("_"), args, given, out)
+        return out
+
+    def _pass_on(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        written = [
+            value
+            for value, argument in zip(args, func._schema.arguments, strict=False)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        results = [leaf for leaf in tree_leaves((out, written)) if isinstance(leaf, Tensor)]
+        if not self._is_linear(func, name, args, kwargs) or not all(one.dtype in _TYPES for one in results):
+            self.blame(name)
+        for result in results:
+            if result.layout is torch.strided:
+                self.start(result)
+
+    def _is_linear(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if func.namespace != "aten":
+            return False
+        if name in _PRODUCTS:
+            first = _PRODUCTS[name]
+            return sum(self.reaches(factor) for factor in args[first : first + 2]) <= 1
+        if name == "div":
+            return not self.reaches(args[1]) and kwargs.get("rounding_mode") is None
+        if name in ("scatter_reduce", "segment_reduce"):
+            return any(argument in ("sum", "mean") for argument in args if isinstance(argument, str))
+        if name == "scatter":
+            return bool(kwargs.get("reduce", "add") == "add")
+        if name in _NORMS:
+            return args[_NORMS[name]] is False and not self.reaches(args[1:5])
+        if name == "_native_batch_norm_legit_no_training":
+            return not self.reaches(args[1:5])
+        return name in _LINEAR
+
+
+class _Exits(TorchFunctionMode):
+    """Blames whoever reads followed numbers out of PyTorch."""
+
+    def __init__(self, followed: Following) -> None:
+        super().__init__()
+        self.followed = followed
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _EXITS and self.followed.reaches(args):
+            self.followed.blame(name)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def following() -> Iterator[Following]:
+    """Watch every operation in the block, on tensors handed to `start` and on what is computed from them.
+
+    Example:
+        >>> x = torch.ones(3)
+        >>> with following() as seen:
+        ...     seen.start(x)
+        ...     y = 2 * x + (x.round() - x).detach()
+        >>> seen.culprit
+        'round'
+    """
+    seen = Following()
+    with _Exits(seen), seen:
+        yield seen

@@ -1,0 +1,141 @@
+"""What makes a model familiar, what is computed again of its layers, and operations followed one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fgai
+from fgai.attention import entry_limits, observe, prepared
+from fgai.certificates import certify
+from fgai.certificates.familiar import layer_values, unfamiliar
+from fgai.certificates.following import following
+from fgai.errors import ReliabilityWarning
+from fgai.models import GAT, GT, AttentionLayer, GATv2, GNNGuard
+from support.altered_cases import own
+from support.altered_parts import CASES
+
+
+@pytest.mark.parametrize("kind", [GAT, GATv2, GT, GNNGuard])
+def test_models_as_they_are_made_are_familiar(kind: type[nn.Module]) -> None:
+    model, graph = own(kind)
+    assert unfamiliar(model) is None and unfamiliar(fgai.limit(model, graph)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("hook: tanh", "convs.1 has a hook"),
+        ("hook_on_the_model", "the model has a hook"),
+        ("method_replaced", "`join` replaced"),
+        ("forward_replaced", "`forward` replaced"),
+        ("layer_of_a_subclass", "_Squashed"),
+        ("model_of_a_subclass", "_Bent"),
+        ("weight_parametrised", "Parametrized"),
+        ("compiled", "OptimizedModule"),
+        ("compiled_in_place", "compiled"),
+        ("GT: another activation", "Tanh"),
+    ],
+)
+def test_what_makes_a_model_unfamiliar_is_named(name: str, word: str) -> None:
+    assert word in (unfamiliar(CASES[name].build()[0]) or "")
+
+
+def test_a_hook_on_all_modules_is_seen() -> None:
+    model, _ = own()
+    with CASES["hook on all modules"].during():
+        assert "all modules" in (unfamiliar(model) or "")
+    assert unfamiliar(model) is None
+
+
+def test_values_that_do_not_give_the_output_are_refused() -> None:
+    model, data = own()
+    graph = prepared(model, data)
+    seen = observe(model, graph, inputs=True)
+    run, attention = seen.runs[-1], seen.attention.last
+    layer = run.layer
+    assert isinstance(layer, AttentionLayer) and attention.adjacency is not None
+    torch.testing.assert_close(layer_values(run, attention), layer.attend(*run.inputs)[1].detach())
+    with torch.no_grad():
+        layer.value.weight.mul_(1.1)
+    assert "something else" in str(layer_values(run, attention))
+
+
+def test_what_nodes_are_made_to_say_is_not_certified_by_what_they_would_have_said() -> None:
+    model, data = own(num_layers=1, heads=1)
+    limited = fgai.limit(model, data)
+    width = sum(limits.low.numel() for limits in entry_limits(limited))
+    voices = torch.zeros(4, width, dtype=torch.float64)
+    with pytest.warns(ReliabilityWarning, match="run on its own"):
+        found = certify(limited, prepared(limited, data).replace(voices=voices), radius=0.01)
+    assert found.layer().prediction.class_status == "unknown"
+
+
+def test_limits_do_not_hide_numbers_that_are_not_finite() -> None:
+    # Limits turn NaN into a number, so the logits are fine while a hidden state is not.
+    model, data = own(num_layers=3)
+    limited = fgai.limit(model, data)
+    with torch.no_grad():
+        limited.convs[1].bias[0] = torch.nan  # type: ignore[union-attr,index]
+    found = certify(limited, data, radius=0.01)
+    assert [layer.prediction.class_status for layer in found.layers] == ["unknown", "unknown", "exact"]
+    assert "not finite" in found.layer(0).prediction.reason
+
+
+def culprit(function: Callable[[Tensor], object]) -> str | None:
+    given = torch.arange(6.0).view(3, 2) + 1
+    with torch.no_grad(), following() as seen:
+        seen.start(given)
+        result = function(given)
+    assert not isinstance(result, Tensor) or seen.culprit is not None or seen.reaches(result)
+    return seen.culprit
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x @ torch.ones(2, 5) + 1,
+        lambda x: torch.nn.functional.linear(x, torch.ones(4, 2), torch.ones(4)) / 3,
+        lambda x: torch.zeros(4, 2).index_add(0, torch.tensor([0, 1, 1]), x),
+        lambda x: torch.zeros(4, 2).scatter_reduce(0, torch.zeros(3, 2).long(), x, "sum"),
+        lambda x: torch.zeros(5, 2).index_put((torch.tensor([0, 2, 4]),), x),
+        lambda x: torch.cat([x, 2 * x]).flip(0)[1:].t().reshape(-1),
+        lambda x: torch.eye(3).to_sparse() @ x,
+        lambda x: nn.BatchNorm1d(2).eval()(x),
+        lambda x: torch.nn.functional.dropout(x, training=False),
+        lambda x: x.data.double().mean(0),
+    ],
+)
+def test_linear_operations_pass(function: Callable[[Tensor], object]) -> None:
+    assert culprit(function) is None
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (lambda x: x.tanh(), "tanh"),
+        (lambda x: x * x, "mul"),
+        (lambda x: 1 / x, "reciprocal"),
+        (lambda x: x.div(2, rounding_mode="floor"), "div"),
+        (lambda x: x.data.sign() + x, "sign"),
+        (lambda x: x.int(), "_to_copy"),
+        (lambda x: x.bfloat16(), "_to_copy"),
+        (
+            lambda x: x.new_zeros(4, 2).scatter_reduce(0, torch.zeros(3, 2).long(), x, "amax"),
+            "scatter_reduce",
+        ),
+        (lambda x: torch.ones(3, 2).scatter_(0, torch.zeros(1, 2).long(), x, reduce="multiply"), "scatter"),
+        (lambda x: torch.tanh(x, out=torch.zeros(3, 2)), "tanh"),
+        (lambda x: nn.BatchNorm1d(2).train()(x), "native_batch_norm"),
+        (lambda x: x.numpy(), "numpy"),
+        (lambda x: x.tolist(), "tolist"),
+        (lambda x: float(x[0, 0]), "_local_scalar_dense"),
+        (lambda x: torch.equal(x, x), "equal"),
+        (lambda x: torch.rand(3), "rand"),
+    ],
+)
+def test_everything_else_ends_the_proof(function: Callable[[Tensor], object], name: str) -> None:
+    assert culprit(function) == name
