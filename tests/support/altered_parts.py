@@ -15,7 +15,7 @@ from torch_geometric.nn import GATConv
 import fgai
 from fgai.datasets import planted
 from fgai.graph import Graph
-from fgai.models import GAT, GNNSVD, GT, AttentionLayer, GNNGuard, ProGNN
+from fgai.models import GAT, GNNSVD, GT, AttentionLayer, GATv2, GNNGuard, ProGNN
 from support.altered_cases import (
     BOUND,
     CASES,
@@ -286,6 +286,12 @@ def batch_norm_that_keeps_training() -> Built:
 def limited() -> Built:
     model, graph = own()
     return fgai.limit(model, graph), graph
+
+
+@case(EXACT)
+def limited_softly() -> Built:
+    model, graph = own(GATv2)
+    return fgai.limit(model, graph, 0.05, soften=0.4), graph
 
 
 @case(EXACT)

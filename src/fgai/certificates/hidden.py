@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
-from fgai.attention import Observation
+from fgai.attention import Limits, Observation
 from fgai.certificates.familiar import layer_values, unfamiliar
 from fgai.certificates.kernels import channel_norms, margin_extent, mixed_margins, row_extent, row_largest
 from fgai.certificates.prediction import BOUND, Prediction, gaps, probability_change
@@ -175,7 +175,7 @@ def _carried(stages: Sequence[Stage], radius: Tensor) -> Tensor:
 
 def _through(stage: Stage, radius: Tensor) -> Tensor:
     """Radii of a layer's outputs from radii [N, D] of its inputs."""
-    moved = (radius @ _matrix(stage.layer).abs()).view_as(stage.values)
+    moved = _values_moved(stage, radius)
     growth, change = _softmax_change(stage, radius)
     out = aggregate(stage.attention, moved, stage.adjacency).mul_(growth).addcmul_(change, stage.extent)
     return out.flatten(1) if stage.layer.concat else out.mean(1)
@@ -188,12 +188,13 @@ def _margin_loss(stage: Stage, radius: Tensor, top: Tensor, apart: Tensor) -> Te
     Nodes whose `top` is -1 are left out.
     """
     layer, adjacency = stage.layer, stage.adjacency
-    matrix = _matrix(layer).view(-1, layer.heads, layer.channels)
     if layer.limits is None:
         # A common shift of all classes does not matter: taking out the middle one makes every radius smaller.
-        # Behind limits it does: one class may be clipped and the other not.
+        matrix = _matrix(layer).view(-1, layer.heads, layer.channels)
         matrix = matrix - matrix.median(dim=2, keepdim=True).values
-    moved = (radius @ matrix.abs().flatten(1)).view_as(stage.values)
+        moved = (radius @ matrix.abs().flatten(1)).view_as(stage.values)
+    else:  # behind limits it does: one class may be clipped and the other not
+        moved = _values_moved(stage, radius)
     growth, change = _softmax_change(stage, radius)
     given = adjacency.rowptr, adjacency.source, stage.attention, moved, growth[:, :, 0], change[:, :, 0], top
     lost = mixed_margins(*given).addcmul_(change, apart)
@@ -210,26 +211,61 @@ def _extent(stage: Stage, values: Tensor) -> Tensor:
 def _softmax_change(stage: Stage, radius: Tensor) -> tuple[Tensor, Tensor]:
     """[N, H, 1] twice: largest growth of an attention weight, and their total variation."""
     layer, adjacency = stage.layer, stage.adjacency
-    left, right = (radius @ part for part in _score_rates(layer))
+    left, right = _scores_moved(stage, radius)
     strongest = row_largest(adjacency.rowptr, adjacency.source, left)
     alone = adjacency.degree < 2  # the softmax of one score is 1, whatever the score
     moved = ((strongest + right) * max(1.0, abs(layer.slope))).masked_fill(alone[:, None], 0.0)[:, :, None]
     return torch.exp(2 * moved), torch.tanh(moved / 2)
 
 
-def _score_rates(layer: AttentionLayer) -> tuple[Tensor, Tensor]:
-    """[D, H] twice: how fast a score moves with each input channel of its source and of its destination."""
-    shape = (-1, layer.heads, layer.channels)
-    value = _matrix(layer).view(shape)
+def _scores_moved(stage: Stage, radius: Tensor) -> tuple[Tensor, Tensor]:
+    """[N, H] twice: how far a score moves by its source and by its destination."""
+    layer = stage.layer
     if layer.score == "additive":
-        source, target = (w.detach().cpu().double() for w in (layer.source_weight, layer.destination_weight))
+        weights = [w.detach().cpu().double() for w in (layer.source_weight, layer.destination_weight)]
         if layer.limits is not None:  # each channel may be clipped or not, so none makes up for another
-            return (value * source).abs().sum(2), (value * target).abs().sum(2)
-        return (value * source).sum(2).abs(), (value * target).sum(2).abs()
+            moved = _values_moved(stage, radius)
+            left, right = ((moved * weight.abs()).sum(2) for weight in weights)
+            return left, right
+        value = _matrix(layer).view(-1, layer.heads, layer.channels)
+        left, right = (radius @ (value * weight).sum(2).abs() for weight in weights)
+        return left, right
     assert layer.score == "dynamic"
     weight = layer.score_weight.detach().cpu().double().abs()
-    right = layer.right.weight.detach().cpu().double().view(shape)
-    return (value.abs() * weight).sum(2), (right.abs() * weight).sum(2)
+    shown = (radius @ layer.right.weight.detach().cpu().double().abs()).view_as(stage.values)
+    if layer.limits is not None:
+        shown = _behind(layer.limits["right"], None, shown)
+    return (_values_moved(stage, radius) * weight).sum(2), (shown * weight).sum(2)
+
+
+def _values_moved(stage: Stage, radius: Tensor) -> Tensor:
+    """[N, H, C]: how far the values move."""
+    moved = (radius @ _matrix(stage.layer).abs()).view_as(stage.values)
+    limits = stage.layer.limits
+    return moved if limits is None else _behind(limits["value"], stage.values, moved)
+
+
+def _behind(limits: nn.Module, said: Tensor | None, moved: Tensor) -> Tensor:
+    """How far numbers move behind limits, if they move by `moved` [N, H, C] before.
+
+    Clipping moves nothing further. In units of half the range, drawing loud rows to the radius r projects
+    them on a ball, so a row moves no further than before, by d in the Euclidean norm; and channel by channel
+    no further than `moved` and what the change of the factor adds, at most `|y − middle| d / r`.
+
+    Args:
+        limits: of the numbers.
+        said: what is said now [N, H, C]; None where it is not known.
+        moved: before the limits.
+    """
+    assert isinstance(limits, Limits)
+    low, high, r = (t.detach().cpu().double() for t in (limits.low, limits.high, limits.radius))
+    if bool(r.isinf()):
+        return moved
+    half = (high - low) / 2
+    rows = torch.where(half > 0, moved / half.clamp(min=1e-300), 0.0).flatten(1)
+    whole = rows.square().sum(1).sqrt()[:, None, None]
+    away = half if said is None else (said - (low + high) / 2).abs()
+    return torch.minimum(half * whole, moved + away * whole / r.clamp(min=1e-300))
 
 
 def _matrix(layer: AttentionLayer) -> Tensor:
