@@ -25,12 +25,7 @@ def arguments_from_data(data: Any) -> dict[str, Any]:
         raise InputError(f"expected a homogeneous PyG `Data` with `edge_index`, got {kind}")
     if data.edge_index is None:
         raise InputError("`data.edge_index` is missing; transposed `adj_t` is not read, convert it first")
-    for name in EDGE_FIELDS:
-        if getattr(data, name, None) is not None:
-            raise InputError(
-                f"`data.{name}` would be lost: fgai reads `x` and `edge_index` alone, and a model that needs"
-                f" it would answer differently. Models that do not read it: set `data.{name} = None` first"
-            )
+    refuse_edge_values(data)
     fields = {name: getattr(data, name, None) for name in NODE_FIELDS}
     labels = fields["y"]
     if labels is not None and labels.dim() == 2 and labels.shape[1] == 1:
@@ -42,3 +37,17 @@ def arguments_from_data(data: Any) -> dict[str, Any]:
         "edge_truth": getattr(data, "edge_truth", None),
         **fields,
     }
+
+
+def refuse_edge_values(data: Any) -> None:
+    """Raise if the edges of `data` carry values that would be dropped without a word.
+
+    Raises:
+        InputError: naming the field.
+    """
+    for name in EDGE_FIELDS:
+        if getattr(data, name, None) is not None:
+            raise InputError(
+                f"`data.{name}` would be lost: fgai reads `x` and `edge_index` alone, and a model that needs"
+                f" it would answer differently. Models that do not read it: set `data.{name} = None` first"
+            )
