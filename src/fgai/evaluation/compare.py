@@ -92,7 +92,7 @@ def compare(
     """
     if not isinstance(models, Mapping) or not models:
         found = "none" if isinstance(models, Mapping) else type(models).__name__
-        raise InputError(f"`models` must hold models by name, e.g. {{'GAT': model}}, got {found}")
+        raise InputError(f"`models` must hold at least one model by name, as {{'GAT': model}}, got {found}")
     reference = next(iter(models)) if vanilla is None else vanilla
     if reference not in models:
         raise InputError(f"`vanilla` must be one of {', '.join(models)}, got {reference!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from fgai.errors import InputError
@@ -19,7 +20,7 @@ def arguments_from_data(data: Any) -> dict[str, Any]:
             of their own, which fgai would drop.
     """
     kind = type(data).__name__
-    if hasattr(data, "__getitem__") and not hasattr(data, "num_nodes"):
+    if _is_dataset(data):
         raise InputError(f"`data` must be one graph, got the dataset {kind}; give its graph: `dataset[0]`")
     if not hasattr(data, "edge_index") or kind == "HeteroData":
         raise InputError(f"expected a homogeneous PyG `Data` with `edge_index`, got {kind}")
@@ -51,3 +52,9 @@ def refuse_edge_values(data: Any) -> None:
                 f"`data.{name}` would be lost: fgai reads `x` and `edge_index` alone, and a model that needs"
                 f" it would answer differently. Models that do not read it: set `data.{name} = None` first"
             )
+
+
+def _is_dataset(data: Any) -> bool:
+    # Importing PyG takes seconds; where nobody has, nobody can hold one of its datasets.
+    pyg = sys.modules.get("torch_geometric.data")
+    return pyg is not None and isinstance(data, pyg.Dataset)
