@@ -104,7 +104,7 @@ def _differ(one: Tensor, two: Tensor) -> bool:
     """Whether outputs differ by more than rounding; what is not finite cannot be compared."""
     if one.shape != two.shape:
         return True
-    if not one.numel() or not one.is_floating_point():
+    if not one.numel() or not one.is_floating_point():  # nothing to round
         return not torch.equal(one, two)
     slack = torch.finfo(one.dtype).eps ** 0.5 * one.abs().max()
     return bool((one - two).abs().max() > slack)

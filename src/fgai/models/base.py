@@ -172,7 +172,7 @@ def _graph_of(data: Any, edge_index: Tensor | None, batch: Tensor | None) -> Gra
     """Return what a model was called with as a graph: PyG `Data`, or features and edges."""
     if isinstance(data, Tensor):
         if edge_index is None:
-            raise InputError("call the model as model(graph), model(data) or model(x, edge_index), got `x` alone")
+            raise InputError("call it as model(graph), model(data) or model(x, edge_index), got `x` alone")
         return Graph.from_edges(edge_index, data.shape[0], data, batch=batch)
     given = arguments_from_data(data)
     read = {name: given[name] for name in ("edge_index", "num_nodes", "features")}

@@ -342,6 +342,6 @@ def _check_finite(values: dict[str, float], epoch: int, model: nn.Module, best: 
         model.load_state_dict(best)
         model.eval()
         raise DivergenceError(
-            f"training diverged in epoch {epoch + 1}: {', '.join(bad) or 'total'} is not finite; the best weights"
-            " so far are kept in the model. Lower `lr` or the weight of that term"
+            f"training diverged in epoch {epoch + 1}: {', '.join(bad) or 'total'} is not finite; the best"
+            " weights so far are kept in the model. Lower `lr` or the weight of that term"
         )

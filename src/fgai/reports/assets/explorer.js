@@ -93,12 +93,14 @@ function startSearch() {
   const update = () => {
     const asked = input.value.trim().toLowerCase();
     if (!asked) { close(); return; }
-    const exact = (id) => String(id) === asked || nameOf(id).toLowerCase() === asked;
+    const digits = /^(?:node )?(\d+)$/.exec(asked);
+    const number = digits ? Number(digits[1]) : null;
+    const exact = (id) => id === number || nameOf(id).toLowerCase() === asked;
     const hits = (id) => exact(id) ? 0 : String(id).startsWith(asked) ? 1 : nameOf(id).toLowerCase().includes(asked) ? 2 : 3;
     found = explorer.nodes.id.map((id) => [hits(id), id]).filter(([rank]) => rank < 3).sort((a, b) => a[0] - b[0] || a[1] - b[1]).slice(0, 8).map(([, id]) => id);
     const items = found.map((id, at) => el("li", { role: "option", id: `found-${at}`, "aria-selected": "false", on: { mousedown: (event) => { event.preventDefault(); take(id); } } },
       nameOf(id), " ", el("small", {}, hint(id))));
-    const lacking = found.some(exact) ? "" : absence(asked) || (items.length ? "" : "No such node on this page.");
+    const lacking = found.some(exact) ? "" : number !== null ? absence(number) : items.length ? "" : "No such node on this page.";
     list.replaceChildren(...(lacking ? [el("li", { class: "empty" }, lacking)] : []), ...items);
     list.hidden = false;
     active = items.length && !lacking ? 0 : -1; // Enter must not take a node nobody asked for
@@ -118,13 +120,8 @@ function startSearch() {
   });
 }
 
-// Why a node asked for by its number is not among those found; empty for anything but a number.
-function absence(asked) {
-  const number = /^(?:node )?(\d+)$/.exec(asked);
-  if (!number) return "";
-  const id = Number(number[1]);
-  return id < explorer.total ? `Node ${id} is not on this page; use --node ${id}.` : `There is no node ${id}; the graph has ${explorer.total}.`;
-}
+// Why a node that was asked for by its number is not among those found.
+const absence = (id) => (id < explorer.total ? `Node ${id} is not on this page; use --node ${id}.` : `There is no node ${id}; the graph has ${explorer.total}.`);
 
 function hint(id) {
   const at = position.get(id);
