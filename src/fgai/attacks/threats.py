@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fgai.attacks.adaptive import AdaptiveInjection
 from fgai.attacks.base import Attack
@@ -53,7 +54,8 @@ class Threat:
         Raises:
             InputError: a number below 1, or of something this threat does not add.
         """
-        changes = {name: count for name, count in (("nodes", nodes), ("edges", edges)) if count is not None}
+        given = (("nodes", nodes), ("edges", edges))
+        changes: dict[str, Any] = {name: count for name, count in given if count is not None}
         for name, count in changes.items():
             at_least(count, name, 1)
             if not getattr(self.budget, name):

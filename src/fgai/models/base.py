@@ -120,12 +120,15 @@ class AttentionModel(GraphModel):
 
     def check_graph(self, graph: Graph) -> None:
         """Raise if the features are not as many, or not of the type, that the model reads."""
+        self._check_width(graph)
+        super().check_graph(graph)
+
+    def _check_width(self, graph: Graph) -> None:
         if graph.features is None or graph.num_features != self.config["in_channels"]:
             raise InputError(
                 f"the model reads {self.config['in_channels']} features per node, {graph.name!r} has"
                 f" {graph.num_features}; was it trained on another dataset?"
             )
-        super().check_graph(graph)
 
     def forward(
         self,
@@ -149,7 +152,8 @@ class AttentionModel(GraphModel):
         if not isinstance(graph, Graph):
             edges = edge_index if links is None else links
             graph, links = _graph_of(graph, edges, batch), None
-        self.check_graph(graph)
+            self.check_graph(graph)
+        self._check_width(graph)  # the type is looked up once, by `prepared`
         return self.read_out(self.embed(self.prepare(graph)), graph, links)
 
     def read_out(self, nodes: Tensor, graph: Graph, links: Tensor | None = None) -> Tensor:

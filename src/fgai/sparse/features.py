@@ -255,7 +255,7 @@ def as_features(value: Any) -> Features | None:
 
 def _from_sparse(x: Tensor) -> Features:
     """Take over a sparse tensor of any layout; its entries become compressed rows."""
-    entries = x.to_sparse_coo().coalesce()
+    entries = x.to_sparse(layout=torch.sparse_coo).coalesce()
     if entries.sparse_dim() != 2 or entries.dense_dim():
         return Features.dense(entries.to_dense())
     rows, columns = entries.indices()
