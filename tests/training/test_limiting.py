@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from torch_geometric.nn import GATConv
 from fgai import GAT, GT, GATv2
 from fgai.attention import add_limits, entry_limits, limits_of, measuring, observe, prepared
 from fgai.errors import AttentionError, FgaiWarning, InputError
+from fgai.evaluation import evaluate
 from fgai.graph import Graph
+from fgai.metrics import rank_correlation
 from fgai.training import (
     Faithful,
     FaithfulConfig,
@@ -88,6 +91,29 @@ def test_cuts(model: GAT, data: Graph) -> None:
     assert right[1] >= right[0] - 0.002
 
 
+def test_softening_moves_the_loudest_and_keeps_what_they_point_at(model: GAT, data: Graph) -> None:
+    shares = [clipped(limit(model, data, soften=soften), data).share for soften in (0.0, 0.1, 0.4)]
+    assert shares[0] == 0.0 < shares[1] < shares[2]
+    soft = limit(model, data, soften=0.1)
+    found = clipped(soft, data)
+    assert found.share == pytest.approx(found.usual, abs=0.02)
+    ready = prepared(model, data)
+    one, two = observe(model, ready, heads="mean").attention, observe(soft, ready, heads="mean").attention
+    assert min(rank_correlation(a.heads(), b.heads(), a.rowptr) for a, b in zip(one, two, strict=True)) > 0.9
+
+
+def test_another_graph_is_out_of_range(model: GAT, data: Graph) -> None:
+    limited = limit(model, data, 0.01, soften=0.05)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        evaluate(limited, data, threat="random")
+        assert not [w for w in caught if "out-of-range" in str(w.message)]
+        assert data.features is not None
+        other = data.replace(features=data.features.map(lambda values: 5 * values))
+        evaluate(limited, other, threat="random")
+    assert [w for w in caught if "out-of-range" in str(w.message)]
+
+
 def test_ranges_of_some_nodes(model: GAT, data: Graph) -> None:
     few = limit(model, data, nodes=data.train_mask)
     whole = limit(model, data)
@@ -112,6 +138,8 @@ def test_a_graph_of_one_node(model: GAT) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"soften": 1.0}, "`soften` must be"),
+        ({"soften": -0.1}, "`soften` must be"),
         ({"cut": 0.5}, "below 0.5"),
         ({"cut": -0.1}, "at least 0"),
         ({"cut": "some"}, "or 'auto'"),
@@ -155,11 +183,11 @@ def test_faithful_models_have_the_ranges_of_their_own_weights(kind: Any, space: 
     torch.manual_seed(0)
     fresh = Mine(data.num_features, data.num_classes) if kind is Mine else kind.for_data(data)
     vanilla = train(fresh, data, epochs=5, progress=False)
-    faithful = make_faithful(vanilla, data, cut=0.05, space=space, **QUICK)
+    faithful = make_faithful(vanilla, data, cut=0.05, soften=0.1, space=space, **QUICK)
     kept = [limits.high.clone() for limits in limits_of(faithful)]
     assert kept and all(bool(high.isfinite().all()) for high in kept)
     graph = prepared(faithful, data)
-    with measuring(faithful, 0.05):
+    with measuring(faithful, 0.05, soften=0.1):
         observe(faithful, graph)
     assert all(torch.equal(high, limits.high) for high, limits in zip(kept, limits_of(faithful), strict=True))
     assert not limits_of(make_faithful(vanilla, data, limits=False, **QUICK))

@@ -13,6 +13,7 @@ from fgai.attention.limits import (
     measuring,
     speaking,
     straight_through,
+    usual_share,
 )
 from fgai.attention.map import AttentionMap
 from fgai.attention.perturb import Perturb, Perturbation
@@ -61,4 +62,5 @@ __all__ = [
     "speaking",
     "straight_through",
     "touched_rows",
+    "usual_share",
 ]

@@ -38,18 +38,21 @@ class Limits(nn.Module):
         low: lower ends.
         high: upper ends.
         radius: how loud a node may be: its distance from the middle of the range, in units of half of it.
+        usual: share of the numbers that were moved on the graph it was measured on.
         straight: let gradients pass through what was clipped, see `fgai.ops.clip`.
     """
 
     low: Tensor
     high: Tensor
     radius: Tensor
+    usual: Tensor
 
     def __init__(self, *size: int, derived: bool = False) -> None:
         super().__init__()
         self.register_buffer("low", torch.full(size, -torch.inf))
         self.register_buffer("high", torch.full(size, torch.inf))
         self.register_buffer("radius", torch.full((), torch.inf))
+        self.register_buffer("usual", torch.zeros(()))
         self.straight, self.derived = False, derived
         self._measuring: _Measuring | None = None
         self._points: tuple[Tensor, Tensor] | None = None
@@ -108,6 +111,9 @@ class Limits(nn.Module):
             counted = rows[::every].contiguous() if soften else rows
             loud = loudness(clip(counted, self.low, self.high), self.low, self.high)
             self.radius.copy_(_largest(loud, soften) * (1 + SLACK))
+        if every == 1:
+            moved = clip(rows, self.low, self.high, self.radius) != rows
+            self.usual.copy_(moved.to(self.usual.dtype).mean())
 
     @torch.no_grad()
     def widen(self, x: Tensor, cut: float = 0.0) -> None:
@@ -210,6 +216,13 @@ def straight_through(model: nn.Module) -> Iterator[None]:
     """Let gradients pass straight through a model's limits in the block."""
     with _each(model, "straight", True):
         yield
+
+
+def usual_share(model: nn.Module) -> float:
+    """Of all numbers that nodes say, those that limits moved on the graph they were measured on."""
+    found = limits_of(model)
+    total = sum(limits.low.numel() for limits in found)
+    return sum(float(limits.usual) * limits.low.numel() for limits in found) / total if total else 0.0
 
 
 @contextmanager

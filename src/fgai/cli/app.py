@@ -19,6 +19,7 @@ from fgai.cli import (
     evaluate,
     explain,
     faithful,
+    limit,
     report,
     train,
 )
@@ -38,6 +39,7 @@ app.command("explain", rich_help_panel="See it")(explain.explain)
 app.command("report", rich_help_panel="See it")(report.report)
 app.command("train", rich_help_panel="Make models")(train.train)
 app.command("faithful", rich_help_panel="Make models")(faithful.faithful)
+app.command("limit", rich_help_panel="Make models")(limit.limit)
 app.command("attack", rich_help_panel="Judge models")(attack.attack)
 app.command("evaluate", rich_help_panel="Judge models")(evaluate.evaluate)
 app.command("compare", rich_help_panel="Judge models")(compare.compare)

@@ -18,6 +18,8 @@ from fgai.tasks import task_of
 
 NOISE = 1e-4
 """Largest difference of two equal forward passes, relative to the largest logit, that rounding explains."""
+OUTSIDE = 0.02
+"""Share of what nodes say that may lie outside a model's limits, beside twice the usual one."""
 FLAT = 1e-3
 """Sharpness of every layer below which attention is called flat."""
 
@@ -108,6 +110,23 @@ def check_outputs(logits: Tensor, again: Tensor) -> None:
         warn(
             "log-probabilities",
             "the model returns log-probabilities: g_tvd on logits and g_tvd_rel measure those",
+        )
+
+
+def check_range(clipped: int, seen: int, usual: float) -> None:
+    """Warn if much more lies outside a model's limits than on the graph they come from (`out-of-range`).
+
+    Args:
+        clipped: numbers that nodes of the clean graph say and that are clipped or softened.
+        seen: numbers they say.
+        usual: share that was on the graph the limits were measured on.
+    """
+    share = clipped / seen if seen else 0.0
+    if share > 2 * usual + OUTSIDE:
+        warn(
+            "out-of-range",
+            f"{share:.1%} of what the nodes say lies outside the model's limits, {usual:.1%} where they were"
+            " measured: the model was made for another graph; measure them on this one with `fgai.limit`",
         )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fgai import metrics
 from fgai.attacks import AttackResult, Threat, make_attack, threat_of
-from fgai.attention import AttentionMap, Observation, observe, prepared
+from fgai.attention import AttentionMap, Observation, counting, observe, prepared, usual_share
 from fgai.attention.reach import touched_rows
 from fgai.errors import FgaiWarning
 from fgai.evaluation import measures as ms
@@ -121,7 +121,10 @@ class Run:
         reliability.check_split(self.graph, self.targets)
         self.clean = observe(self.model, self.graph).averaged()
         check_logits(self.clean.logits, self.graph)
-        reliability.check_outputs(self.clean.logits, ms.logits_again(self.model, self.graph))
+        with counting(self.model) as count:
+            again = ms.logits_again(self.model, self.graph)
+        reliability.check_outputs(self.clean.logits, again)
+        reliability.check_range(count[0], count[1], usual_share(self.model))
         self.sharpness = ms.sharpness_by_layer(self.clean.attention)
         reliability.check_attention(self.sharpness, self.clean.attention, self.k)
         self.vanilla = self._vanilla(vanilla)

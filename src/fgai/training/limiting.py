@@ -16,6 +16,7 @@ from fgai.attention import (
     limits_of,
     measuring,
     prepared,
+    usual_share,
 )
 from fgai.errors import InputError
 from fgai.graph import Graph
@@ -34,15 +35,17 @@ ALLOWED_LOSS = 0.002
 
 @dataclass(frozen=True)
 class Clipped:
-    """How much of what nodes say on a graph lies outside a model's limits.
+    """How much of what nodes say on a graph lies outside a model's limits, clipped or softened.
 
     Attributes:
         count: numbers that were clipped.
         total: numbers seen.
+        usual: share that was clipped on the graph the limits were measured on.
     """
 
     count: int
     total: int
+    usual: float = 0.0
 
     @property
     def share(self) -> float:
@@ -117,7 +120,7 @@ def clipped(model: nn.Module, data: Any) -> Clipped:
     graph = prepared(model, as_graph(data))
     with evaluating(model), torch.no_grad(), counting(model) as count:
         call_model(model, graph)
-    return Clipped(*count)
+    return Clipped(count[0], count[1], usual_share(model))
 
 
 def _checked(nodes: Tensor | None, graph: Graph) -> Tensor | None:
