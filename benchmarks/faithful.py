@@ -20,7 +20,7 @@ import torch
 from common import PeakMemory, show
 
 import fgai
-from fgai.attention import prepared
+from fgai.attention import add_limits, prepared
 from fgai.training import FaithfulConfig, TrainConfig, Vanilla, fit, preset, untrained
 from fgai.training.faithful import Faithful
 
@@ -40,6 +40,8 @@ def measure(way: str, dataset: str, model: str, epochs: int, device: str, thread
         changes = preset("fgai", model, dataset)
         recipe = Faithful(network, graph, FaithfulConfig().replace(**changes))
     faithful = untrained(model, graph).to(device)
+    if isinstance(recipe, Faithful) and recipe.config.limits:
+        add_limits(faithful)
     fit(faithful, recipe, TrainConfig(epochs=4, validate_every=999), progress=False)  # compiles
     # On the GPU the first 32 epochs, with the captures among them, are read in one go.
     more = 32 if device.startswith("cuda") else 4

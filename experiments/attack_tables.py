@@ -106,6 +106,7 @@ def members(store: Store) -> list[Sheet | Table]:
         one
         for record in store.records("attack")
         for threat in record["evaluations"]
+        if threat.startswith("ensemble")
         for objective in ("prediction", "explanation")
         for one in reached(record, threat, objective)
     ]

@@ -10,6 +10,7 @@ from experiments.attack_tables import attack, members
 from experiments.build import sheet
 from experiments.certificate_tables import certificates
 from experiments.defence_tables import defences
+from experiments.limits_tables import limits
 from experiments.paper import published
 from experiments.results import Results
 from experiments.sheet import Sheet, estimated
@@ -162,6 +163,7 @@ TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "headline": headline,
     "attack": attack,
     "members": members,
+    "limits": limits,
     "stability": stability,
     "f1": f1,
     "f-slope": f_slope,

@@ -209,7 +209,7 @@ class TestGeneralPreset:
     @pytest.mark.parametrize(("name", "models"), [("none", ("GAT", "GATv2")), ("GT", ("GT",))])
     def test_the_presets_are_what_the_recorded_search_says(self, name: str, models: tuple[str, ...]) -> None:
         chosen = least_regret(Store(Path(__file__).parents[2] / "results"), "fgai", models)
-        assert chosen.items() <= preset("fgai", name, "no graph that was searched").items()
+        assert chosen.items() <= preset("fgai-features", name, "no graph that was searched").items()
 
 
 class TestBars:

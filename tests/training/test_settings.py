@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fgai.attacks import Budget
-from fgai.attention import prepared
+from fgai.attention import limits_of, prepared
 from fgai.errors import InputError
 from fgai.models import GAT, GT, ProGNN
 from fgai.training import (
@@ -92,7 +92,15 @@ class TestMerging:
         with pytest.raises(InputError, match="did you mean 'dropout'"):
             train("GAT", GRAPH, config=given, drop_out=0.3)
 
-    @pytest.mark.parametrize("method", METHODS)
+    def test_limits_alone_train_nothing(self) -> None:
+        assert setting_names("limits", "GAT") == ["cut", "soften"]
+        with pytest.raises(InputError, match="`settings` must be one of cut, soften"):
+            train_method("limits", "GAT", GRAPH, settings={"epochs": 3})
+        vanilla = train(fresh(), GRAPH, epochs=1)
+        made = train_method("limits", "GAT", GRAPH, vanilla=vanilla, settings={"soften": 0.1})
+        assert limits_of(made) and not limits_of(vanilla)
+
+    @pytest.mark.parametrize("method", [method for method in METHODS if method != "limits"])
     def test_methods_refuse_what_they_do_not_take(self, method: str) -> None:
         assert {"epochs", "lr"} <= set(setting_names(method, "GAT"))
         with pytest.raises(InputError, match="did you mean 'epochs'"):

@@ -12,10 +12,11 @@ from fgai.checks import one_of
 from fgai.graph import Graph
 from fgai.models import DEFENCES, MODELS, AttentionModel
 from fgai.training.loop import TrainConfig, seeded
+from fgai.training.ranges import Tightness
 from fgai.training.settings import ADVERSARY_FIELDS, LIMIT_FIELDS, FaithfulConfig
 from fgai.training.terms import TERMS
 
-METHODS = ("vanilla", "ln", "at", "at-limits", "fgai", "fgai-paper", *DEFENCES)
+METHODS = ("vanilla", "ln", "limits", "at", "at-limits", "fgai", "fgai-paper", *DEFENCES)
 ALONE = ("vanilla", "ln", *DEFENCES)
 """Methods that train from new weights and need no trained vanilla model."""
 
@@ -47,6 +48,8 @@ def setting_names(method: str, model: str) -> list[str]:
         method: one of `METHODS`.
         model: class name; one that is not fgai's has no settings of its own.
     """
+    if method == "limits":  # nothing is trained
+        return sorted(field.name for field in dataclasses.fields(Tightness))
     names = {field.name for field in dataclasses.fields(TrainConfig)}
     if method.startswith("fgai"):
         names |= {field.name for field in dataclasses.fields(FaithfulConfig)} | set(TERMS)

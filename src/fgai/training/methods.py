@@ -17,6 +17,7 @@ from fgai.tasks import task_of
 from fgai.training.adversarial import Adversarial
 from fgai.training.attempts import make_faithful
 from fgai.training.build import ALONE, METHODS, setting_names, untrained
+from fgai.training.limiting import limit
 from fgai.training.loop import TRAIN_FIELDS, TrainConfig
 from fgai.training.presets import preset
 from fgai.training.ranges import Tightness, set_ranges
@@ -49,8 +50,8 @@ def train_method(
     and `fgai` is `fgai.make_faithful(vanilla, ...)`: both give the same weights.
 
     Args:
-        method: `vanilla`, `ln`, `at`, `at-limits`, `fgai`, `fgai-paper` (last layer, graph scope),
-            `gnnguard`, `gnn-svd` or `pro-gnn`.
+        method: `vanilla`, `ln`, `limits` (the vanilla model behind limits, nothing trained), `at`,
+            `at-limits`, `fgai`, `fgai-paper` (last layer, graph scope), `gnnguard`, `gnn-svd` or `pro-gnn`.
         model: name of the network, see `fgai.models.MODELS`.
         graph: with labels and masks.
         seed: of the weights, dropout and adversary.
@@ -74,6 +75,8 @@ def train_method(
         return _alone(method, model, graph, chosen, common)
     if vanilla is None:
         vanilla = train_method("vanilla", model, graph, seed=seed, device=device, progress=progress)
+    if method == "limits":
+        return limit(vanilla, graph, **chosen)
     if method in ("at", "at-limits"):
         return _adversarial(vanilla, graph, chosen, common, limits=method == "at-limits")
     config = FaithfulConfig() if method == "fgai" else _paper(graph)
