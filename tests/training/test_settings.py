@@ -98,7 +98,7 @@ class TestMerging:
             train_method("limits", "GAT", GRAPH, settings={"epochs": 3})
         vanilla = train(fresh(), GRAPH, epochs=1)
         made = train_method("limits", "GAT", GRAPH, vanilla=vanilla, settings={"soften": 0.1})
-        assert limits_of(made) and not limits_of(vanilla)
+        assert limits_of(made) and not limits_of(vanilla) and history_of(made) == history_of(vanilla)
 
     @pytest.mark.parametrize("method", [method for method in METHODS if method != "limits"])
     def test_methods_refuse_what_they_do_not_take(self, method: str) -> None:

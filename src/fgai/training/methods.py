@@ -22,7 +22,7 @@ from fgai.training.loop import TRAIN_FIELDS, TrainConfig
 from fgai.training.presets import preset
 from fgai.training.ranges import Tightness, set_ranges
 from fgai.training.settings import ADVERSARY_FIELDS, LIMIT_FIELDS, FaithfulConfig
-from fgai.training.train import copied, train
+from fgai.training.train import copied, history_of, set_history, train
 
 
 def settings_for(method: str, model: str, dataset: str, task: str = "node") -> dict[str, Any]:
@@ -76,7 +76,9 @@ def train_method(
     if vanilla is None:
         vanilla = train_method("vanilla", model, graph, seed=seed, device=device, progress=progress)
     if method == "limits":
-        return limit(vanilla, graph, **chosen)
+        limited = limit(vanilla, graph, **chosen)
+        set_history(limited, history_of(vanilla))
+        return limited
     if method in ("at", "at-limits"):
         return _adversarial(vanilla, graph, chosen, common, limits=method == "at-limits")
     config = FaithfulConfig() if method == "fgai" else _paper(graph)
