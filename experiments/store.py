@@ -181,8 +181,8 @@ def parsed(text: str, where: str) -> dict[str, Any]:
     try:
         record: dict[str, Any] = parse_json(text)
         check(record, dict[str, Any], "the record")
-        schema = record.get("schema")
-        check(schema, int, "schema of the record")
+        check(record.get("schema"), int, "schema of the record")
+        schema = int(record["schema"])
     except (ValueError, CheckpointError) as error:
         raise CheckpointError(
             f"{where} is not a whole record ({error}); delete it to run the cell again"

@@ -154,7 +154,7 @@ def test_every_address_is_https_and_the_one_of_pyg() -> None:
         assert str(registry.source(name).url).startswith(kind.url)
     about = dataclasses.replace(datasets.info("cora"), name="plain")
     with pytest.raises(InputError, match="https"):
-        datasets.register_dataset(about, registry.Source(reader=lambda _: None, url="http://example.org/x"))
+        datasets.register_dataset(about, registry.Source(make=datasets.planted, url="http://example.org/x"))
 
 
 def test_known_files_are_pinned() -> None:

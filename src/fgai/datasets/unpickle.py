@@ -124,7 +124,7 @@ def _check_sizes(raw: bytes) -> None:
     A string may claim any length, and an entry of the memo any number: the unpickler makes room for as many.
     """
     for opcode, argument, _ in pickletools.genops(raw):
-        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > len(raw):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(raw):
             raise DataError(f"it numbers an entry {argument} in {len(raw)} bytes; do not trust it")
 
 

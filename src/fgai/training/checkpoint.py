@@ -92,8 +92,8 @@ def read_header(path: Path | str) -> dict[str, Any]:
     try:
         header: dict[str, Any] = parse_json(metadata["fgai"], finite=False)
         check(header, dict[str, Any], "the header")
-        schema = header.get("schema")
-        check(schema, int, "schema of the header")
+        check(header.get("schema"), int, "schema of the header")
+        schema = int(header["schema"])
     except (ValueError, CheckpointError) as error:
         raise CheckpointError(f"{path} is damaged: it does not say what it holds ({error})") from error
     if schema > SCHEMA:
