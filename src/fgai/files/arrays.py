@@ -24,6 +24,11 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
         KeyError: there is no array of that name.
         OSError: the file cannot be read.
     """
+    with path.open("rb") as file:
+        begin = file.read(6)
+    if not begin.startswith(b"PK"):  # zipfile would look for an archive further on
+        what = "one array" if begin == b"\x93NUMPY" else "something else"
+        raise ValueError(f"it holds {what}, not an archive of arrays")
     with zipfile.ZipFile(path) as archive:
         members = {member.filename: member for member in archive.infolist()}
         if len(members) != len(archive.infolist()):

@@ -128,7 +128,7 @@ def _size(packed: Mapping[str, Any]) -> int:
     """Bytes of a packed array, as it says itself."""
     if packed["dtype"] not in DTYPES or any(length < 0 for length in packed["shape"]):
         raise CheckpointError(f"a packed array has type {packed['dtype']!r} and shape {packed['shape']}")
-    return int(math.prod(packed["shape"])) * np.dtype(packed["dtype"]).itemsize
+    return int(math.prod(packed["shape"]) * np.dtype(packed["dtype"]).itemsize)
 
 
 def look_up(values: Mapping[str, Any], path: str) -> Any:
