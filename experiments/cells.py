@@ -5,20 +5,25 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
+import re
 import tomllib
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from fgai import tasks
-from fgai.checks import one_of
-from fgai.errors import InputError
+from fgai.checks import at_least, one_of
+from fgai.errors import CheckpointError, InputError
+from fgai.files import check_items
 
 PROTOCOL = 1
 """Raised whenever a change of the protocol alters numbers; records of another version do not match."""
 
 KINDS = ("evaluate", "attack", "search", "certify", "cost")
+MOST_CELLS = 100_000
+_FILE_NAME = re.compile(r"(?![.])[^\x00-\x1f/\\]{0,100}")
 TASKS = ("", "link", "graph", "truth")
 """Node classification, link prediction, graph classification, and nodes with true explanations."""
 
@@ -52,8 +57,16 @@ class Cell:
     task: str = ""
 
     def __post_init__(self) -> None:
+        try:
+            check_items(vars(self), get_type_hints(Cell), "the cell", required=())
+        except CheckpointError as error:
+            raise InputError(str(error)) from None
         one_of(self.kind, "kind", KINDS)
         one_of(self.task, "task", TASKS)
+        at_least(self.seed, "seed", 0)
+        for name in ("model", "dataset", "method", "label"):
+            if not _FILE_NAME.fullmatch(getattr(self, name)):
+                raise InputError(f"`{name}` of a cell is part of a file's name, got {getattr(self, name)!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; the task only where it is not node classification."""
@@ -64,8 +77,15 @@ class Cell:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Cell:
-        """Inverse of `to_dict`."""
-        return cls(**{**values, "threats": tuple(values["threats"])})
+        """Inverse of `to_dict`.
+
+        Raises:
+            InputError: a field is missing, unknown, or not what it should be.
+        """
+        try:
+            return cls(**{**values, "threats": tuple(values["threats"])})
+        except (TypeError, KeyError) as error:
+            raise InputError(f"the cell has fields unknown to this fgai, or lacks some: {error}") from error
 
     @property
     def key(self) -> str:
@@ -118,13 +138,15 @@ def read_grid(source: Path | str) -> list[Cell]:
             text = path.read_text(encoding="utf-8")
         else:
             text = files("experiments").joinpath("grids", f"{source}.toml").read_text(encoding="utf-8")
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise InputError(
             f"there is no grid {source!r}; give a TOML file or one of {', '.join(grid_names())}"
         ) from error
     try:
-        tables = tomllib.loads(text)["cells"]
-    except (tomllib.TOMLDecodeError, KeyError) as error:
+        values = tomllib.loads(text)
+        check_items(values, {"cells": list[dict[str, Any]]}, "the grid", required=["cells"])
+        tables = values["cells"]
+    except (tomllib.TOMLDecodeError, RecursionError, CheckpointError) as error:
         raise InputError(f"{source} is not a grid: {error}") from error
     cells = [cell for table in tables for cell in _expand(table, str(source))]
     unique = {cell.key: cell for cell in cells}
@@ -132,12 +154,16 @@ def read_grid(source: Path | str) -> list[Cell]:
 
 
 def _expand(table: dict[str, Any], source: str) -> list[Cell]:
-    threats = tuple(table.pop("threats", ("standard",)))
+    threats = table.pop("threats", ["standard"])
     lists = {name: value for name, value in table.items() if isinstance(value, list)}
     fixed = {name: value for name, value in table.items() if name not in lists}
+    if not isinstance(threats, list):
+        raise InputError(f"`threats` of {source} must be a list of names, got {threats!r}")
+    if (count := math.prod(map(len, lists.values()))) > MOST_CELLS:
+        raise InputError(f"a table of {source} has {count} cells; at most {MOST_CELLS} fit into one")
     try:
         return [
-            Cell(**fixed, **dict(zip(lists, choice, strict=True)), threats=threats)
+            Cell(**fixed, **dict(zip(lists, choice, strict=True)), threats=tuple(threats))
             for choice in itertools.product(*lists.values())
         ]
     except TypeError as error:

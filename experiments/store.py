@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,12 +12,13 @@ from time import time
 from typing import Any
 
 from experiments.cells import PROTOCOL, Cell
-from fgai.errors import CheckpointError
-from fgai.files import write_atomic
+from fgai.errors import CheckpointError, InputError
+from fgai.files import Schema, check, check_items, gunzip, parse_json, write_atomic
 from fgai.records import to_text
 
 SCHEMA = 1
-FIELDS = ("protocol", "key", "cell", "status", "seconds")
+FIELDS: Schema = {"protocol": int, "key": str, "cell": dict[str, Any], "status": str, "seconds": float}
+"""What every record holds; the rest depends on its kind."""
 STALE_SECONDS = 600.0
 PACK = ".jsonl.gz"
 """Ending of a file that holds many records, one to a line, in the order of their paths."""
@@ -147,11 +147,14 @@ class Store:
 
     def _unpack(self, pack: Path) -> dict[Path, dict[str, Any]]:
         try:
-            lines = gzip.decompress(pack.read_bytes()).decode().splitlines()
-        except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+            lines = gunzip(pack.read_bytes()).decode().splitlines()
+        except (OSError, ValueError) as error:
             raise CheckpointError(f"{pack} is damaged ({error}); restore it") from error
         records = [parsed(line, f"{pack}, line {number}") for number, line in enumerate(lines, 1)]
-        return {self.path(Cell.from_dict(record["cell"])): record for record in records}
+        try:
+            return {self.path(Cell.from_dict(record["cell"])): record for record in records}
+        except InputError as error:
+            raise CheckpointError(f"{pack} is damaged ({error}); restore it") from error
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -176,17 +179,19 @@ def parsed(text: str, where: str) -> dict[str, Any]:
         CheckpointError: see `read_record`.
     """
     try:
-        record: dict[str, Any] = json.loads(text)
+        record: dict[str, Any] = parse_json(text)
+        check(record, dict[str, Any], "the record")
+        check(record.get("schema"), int, "schema of the record")
         schema = int(record["schema"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, CheckpointError) as error:
         raise CheckpointError(
             f"{where} is not a whole record ({error}); delete it to run the cell again"
         ) from error
     if schema != SCHEMA:
         remedy = "update fgai" if schema > SCHEMA else "delete it to run the cell again"
         raise CheckpointError(f"{where} has schema {schema}, this fgai reads {SCHEMA}; {remedy}")
-    if missing := [name for name in FIELDS if name not in record]:
-        raise CheckpointError(
-            f"{where} is not a whole record (no {missing[0]}); delete it to run the cell again"
-        )
+    try:
+        check_items({name: record[name] for name in FIELDS if name in record}, FIELDS, where, required=FIELDS)
+    except CheckpointError as error:
+        raise CheckpointError(f"not a whole record: {error}; delete it to run the cell again") from error
     return record

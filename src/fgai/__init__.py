@@ -89,6 +89,7 @@ _PACKAGES = (
     "attacks",
     "divergence",
     "figures",
+    "files",
     "metrics",
     "objectives",
     "ops",

@@ -1,22 +1,20 @@
-"""Readers against PyG's, loading from folders, downloads, splits and fingerprints."""
+"""Readers against PyG's, loading from folders, splits and fingerprints."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch_geometric.datasets import Amazon, Coauthor, Planetoid, TUDataset
 from torch_geometric.io import read_planetoid_data
 
 from fgai import datasets
 from fgai.datasets import download as downloading
-from fgai.datasets import paths, registry
+from fgai.datasets import paths
 from fgai.datasets.splits import random_split, stratified_split
 from fgai.errors import DataError, InputError
 from fgai.graph import Graph
@@ -32,8 +30,7 @@ def private_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: object, **__: object) -> None:
         raise OSError("no network in tests")
 
-    monkeypatch.setattr(downloading, "_fetch_pyg", offline)
-    monkeypatch.setattr(downloading, "_fetch_url", offline)
+    monkeypatch.setattr(downloading, "fetch", offline)
 
 
 # Names and descriptions
@@ -108,58 +105,6 @@ def test_what_cannot_be_downloaded_says_which_file(tmp_path: Path) -> None:
         datasets.load_dataset("ba-community", tmp_path)
     with pytest.raises(DataError, match=r"ogbn_arxiv/ogbn_arxiv_nofeat\.npz"):
         datasets.load_dataset("arxiv-tape", tmp_path)
-
-
-REAL_FETCH = downloading._fetch_pyg
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("amazon-cs", Amazon),
-        ("coauthor-physics", Coauthor),
-        ("citeseer", Planetoid),
-        ("pubmed", Planetoid),
-        ("mutag", TUDataset),
-    ],
-)
-def test_pyg_downloads_into_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: type
-) -> None:
-    monkeypatch.setattr(downloading, "_fetch_pyg", REAL_FETCH)
-    about, origin = datasets.info(name), registry.source(name)
-
-    def fake(self: object) -> None:
-        for file in about.files[0]:
-            Path(self.raw_dir, Path(file).name).write_text("raw")  # type: ignore[attr-defined]
-
-    monkeypatch.setattr(kind, "download", fake)
-    downloading.download(about, origin)
-    made = {
-        str(file.relative_to(paths.data_cache())) for file in paths.data_cache().rglob("*") if file.is_file()
-    }
-    assert made == set(about.files[0])
-    if kind is not TUDataset:  # its raw files are named by its zip
-        names = object.__new__(kind)
-        names.name, names.split = (origin.pyg or ("", ""))[1], "public"
-        assert {Path(file).name for file in about.files[0]} >= set(np.atleast_1d(names.raw_file_names))
-
-
-def test_a_broken_download_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(downloading, "_fetch_pyg", REAL_FETCH)
-
-    def broken(self: object) -> None:
-        half(self)
-        raise OSError("connection reset")
-
-    def half(self: object) -> None:
-        Path(self.raw_dir, "ind.cora.x").write_text("raw")  # type: ignore[attr-defined]
-
-    for fetch, message in ((broken, "connection reset"), (half, r"the download has no ind\.cora\.tx")):
-        monkeypatch.setattr(Planetoid, "download", fetch)
-        with pytest.raises(DataError, match=message):
-            downloading.download(datasets.info("cora"), registry.source("cora"))
-        assert list(paths.data_cache().iterdir()) == []
 
 
 # Splits

@@ -165,7 +165,7 @@ class TestStore:
             (lambda text: "[]", "not a whole record"),
             (lambda text: text.replace('"schema": 1', '"schema": 7'), "schema 7.*update fgai"),
             (lambda text: text.replace('"schema": 1', '"schema": 0'), "schema 0"),
-            (lambda text: text.replace('"status": "done"', '"state": "done"'), "no status"),
+            (lambda text: text.replace('"status": "done"', '"state": "done"'), "lacks status"),
             (lambda text: text.replace('"epochs": 2', '"epochs": 3'), "another cell under this name"),
         ],
     )

@@ -158,8 +158,10 @@ def write_ogb_zip(path: Path, tables: dict[str, np.ndarray]) -> None:
 
 
 def expect(monkeypatch: pytest.MonkeyPatch, name: str, **sizes: int) -> None:
-    """Let `name` have other sizes than the real dataset."""
+    """Let `name` have other sizes than the real dataset, and files that nobody knows."""
     monkeypatch.setitem(registry._INFO, name, dataclasses.replace(registry._INFO[name], **sizes))
+    unknown = dataclasses.replace(registry._SOURCES[name], sha256=(), fingerprint="")
+    monkeypatch.setitem(registry._SOURCES, name, unknown)
 
 
 def photo(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

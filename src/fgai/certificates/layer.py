@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, NotRequired, Self, TypedDict
 
 import torch
 from torch import Tensor
 
 from fgai.certificates.prediction import UNKNOWN, Prediction
 from fgai.checks import at_least, fraction, one_of
-from fgai.records import pack_array, unpack_array
+from fgai.errors import CheckpointError
+from fgai.files import check, check_items
+from fgai.records import PackedArray, pack_array, unpack_array
 from fgai.topk import check_k
 
 KINDS = ("topk", "class")
@@ -21,9 +23,24 @@ RADII = tuple(10 ** (-3 + step / 8) for step in range(17))
 
 # What rounding may take from an overlap such as 1 - 1/5.
 _ROUNDING = 1e-9
-_TENSORS = ("degree", "costs", "beta1")
-_PARTS = ("class_radius", "alpha2_logits", "alpha2_probabilities")
+_TENSORS = {"degree": ("<i8", 1), "costs": ("<f8", 2), "beta1": ("<f8", 1)}
+_PARTS = dict.fromkeys(("class_radius", "alpha2_logits", "alpha2_probabilities"), ("<f8", 1))
 _WORDS = ("class_status", "logits_status", "probabilities_status", "reason", "rows_are")
+
+
+class LayerLayout(TypedDict):
+    """A layer as a file holds it."""
+
+    name: str
+    heads: int
+    k: int | None
+    sharpness: float | None
+    class_status: Literal["exact", "bound", "unknown"]
+    logits_status: Literal["exact", "bound", "unknown"]
+    probabilities_status: Literal["exact", "bound", "unknown"]
+    reason: str
+    rows_are: NotRequired[Literal["nodes", "links", "graphs", "unknown"]]
+    per_node: dict[str, PackedArray | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,14 +191,21 @@ class LayerCertificate:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Inverse of `to_dict`."""
+        """Inverse of `to_dict`.
+
+        Raises:
+            CheckpointError: something is missing, unknown, of another type, or does not fit the rest.
+        """
+        check(values, LayerLayout, "a layer")
+        shapes = {**_TENSORS, **_PARTS}
+        kinds = dict.fromkeys(shapes, PackedArray | None)
+        check_items(values["per_node"], kinds, "per_node of a layer", required=shapes)
         arrays: dict[str, Any] = {
-            key: None if packed is None else torch.from_numpy(unpack_array(packed).copy())
-            for key, packed in values["per_node"].items()
+            key: tensor_from(packed, key, *shapes[key]) for key, packed in values["per_node"].items()
         }
         words = {word: values.get(word, UNKNOWN) for word in _WORDS}
         sharpness = values["sharpness"]
-        return cls(
+        layer = cls(
             name=values["name"],
             heads=values["heads"],
             k=values["k"],
@@ -189,3 +213,33 @@ class LayerCertificate:
             **{key: arrays[key] for key in _TENSORS},
             prediction=Prediction(**{key: arrays[key] for key in _PARTS}, **words),
         )
+        layer._check_lengths()
+        return layer
+
+    def _check_lengths(self) -> None:
+        """Raise unless everything is about the same nodes, and about the same predictions."""
+        if self.degree is None or self.costs is None:
+            raise CheckpointError("a layer lacks its degrees or its costs")
+        prediction = self.prediction
+        rows = {len(t) for name in _PARTS if (t := getattr(prediction, name)) is not None}
+        nodes = {self.num_nodes, len(self.costs), *([] if self.beta1 is None else [len(self.beta1)])}
+        if prediction.rows_are == "nodes":
+            nodes |= rows
+        if len(nodes) > 1 or len(rows) > 1:
+            raise CheckpointError(f"the values of a layer are of {sorted(nodes | rows)} nodes")
+        if self.heads < 1 or (self.k is not None and not self.k >= 1) or bool((self.degree < 0).any()):
+            raise CheckpointError("heads, k or a degree of a layer is out of range")
+
+
+def tensor_from(packed: Mapping[str, Any] | None, name: str, dtype: str, dimensions: int) -> Tensor | None:
+    """Return a packed array as a tensor, or None.
+
+    Raises:
+        CheckpointError: it is damaged, or of another type or number of dimensions.
+    """
+    if packed is None:
+        return None
+    array = unpack_array(packed)
+    if array.dtype.str != dtype or array.ndim != dimensions:
+        raise CheckpointError(f"{name} must be {dtype} in {dimensions} dimensions, got {array.dtype.str}")
+    return torch.from_numpy(array.copy())

@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from rich.console import Console
 from torch import Tensor
 
-from fgai.certificates.layer import RADII, LayerCertificate
+from fgai.certificates.layer import RADII, LayerCertificate, LayerLayout, tensor_from
 from fgai.certificates.prediction import Prediction
 from fgai.certificates.tables import TABLE_RADII, overview, share_table
-from fgai.errors import InputError
-from fgai.records import Document, pack_array, plain, unpack_array
+from fgai.errors import CheckpointError, InputError
+from fgai.records import Document, PackedArray, pack_array, plain
 
 PROMISE = (
     "Certified: perturbations of this layer's attention with its values fixed, every head of a node moved by"
@@ -23,7 +23,13 @@ PROMISE = (
 )
 DIVERGENCES = ("probabilities", "logits")
 _ROUNDING = 1e-9
-_TENSORS = ("alpha1_logits", "alpha1_probabilities", "trivial_probabilities", "pairs", "batch")
+_TENSORS = {
+    "alpha1_logits": ("<f8", 1),
+    "alpha1_probabilities": ("<f8", 1),
+    "trivial_probabilities": ("<f8", 1),
+    "pairs": ("<i8", 2),
+    "batch": ("<i8", 1),
+}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -182,12 +188,52 @@ class CertificateRecord(Document):
         return {"kind": self.KIND, "schema": self.SCHEMA, **fields, **plain(special)}
 
     @classmethod
+    def layout(cls) -> dict[str, Any]:
+        """Return what a file of this kind holds; kind and schema twice in some, and a summary of the rest."""
+        arrays = dict.fromkeys(_TENSORS, PackedArray | None)
+        layers, words = list[LayerLayout], Literal[DIVERGENCES]
+        return {
+            **super().layout(),
+            **arrays,
+            "layers": layers,
+            "divergence": words,
+            "KIND": str,
+            "SCHEMA": int,
+            "summary": dict[str, Any],
+        }
+
+    @classmethod
     def _build(cls, fields: dict[str, Any]) -> Self:
         fields["layers"] = tuple(LayerCertificate.from_dict(layer) for layer in fields["layers"])
-        for name in _TENSORS:
-            if fields.get(name) is not None:
-                fields[name] = torch.from_numpy(unpack_array(fields[name]).copy())
-        return cls(**fields)
+        for name, shape in _TENSORS.items():
+            fields[name] = tensor_from(fields.get(name), name, *shape)
+        record = cls(**fields)
+        record._check_lengths()
+        return record
+
+    def _check_lengths(self) -> None:
+        """Raise unless the layers and what is predicted are about the same nodes."""
+        sizes = {layer.num_nodes for layer in self.layers}
+        if len(sizes) != 1:
+            raise CheckpointError(
+                f"the layers of the record are of {sorted(sizes)} nodes, expected one number"
+            )
+        (nodes,) = sizes
+        count = nodes
+        if self.pairs is not None:
+            if self.pairs.shape[0] != 2 or not _within(self.pairs, nodes):
+                raise CheckpointError(f"pairs must be two rows of nodes 0..{nodes - 1}")
+            count = self.pairs.shape[1]
+        elif self.batch is not None:
+            if len(self.batch) != nodes or not _within(self.batch, nodes):
+                raise CheckpointError(f"batch must name a graph for each of {nodes} nodes")
+            count = int(self.batch.max()) + 1 if nodes else 0
+        predicted = [self.alpha1_logits, self.alpha1_probabilities, self.trivial_probabilities]
+        if any(values is not None and len(values) != count for values in predicted):
+            raise CheckpointError(f"alpha1 and trivial_probabilities must have {count} entries each")
+        bounds = [self.radius, self.alpha, self.beta, *(k - 1 for k in (self.k1, self.k2) if k is not None)]
+        if any(bound is not None and bound < 0 for bound in bounds):
+            raise CheckpointError("radius, alpha, beta, k1 or k2 of the record is out of range")
 
     def _rows(self, nodes: Tensor) -> Tensor:
         """From bool [N] to what is predicted: itself, links with both ends, graphs with all nodes in it."""
@@ -238,6 +284,10 @@ class CertificateRecord(Document):
             "reason": prediction.reason,
             "satisfied_share": self.satisfied_share(index),
         }
+
+
+def _within(index: Tensor, count: int) -> bool:
+    return not index.numel() or bool((index >= 0).all() and (index < count).all())
 
 
 def _mean(values: Tensor | None) -> float | None:

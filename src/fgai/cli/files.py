@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from fgai.checks import one_of
 from fgai.cli.output import Output
 from fgai.datasets.fingerprint import fingerprint
 from fgai.errors import CheckpointError, FgaiError, InputError
+from fgai.files import check, is_stream
 from fgai.graph import Graph
 from fgai.tasks import task_of
 from fgai.training import load_model, read_header, save_model, setting_names
@@ -53,11 +55,21 @@ def open_model(path: Path, dataset: str | None = None, root: Path | None = None)
     """
     header = read_header(path)
     about: dict[str, Any] = header.get("about") or {}
+    kinds = {
+        "dataset": str,
+        "split_seed": int,
+        "task": str | None,
+        "method": str,
+        "vanilla": str,
+        "seed": int,
+    }
+    for key in kinds.keys() & about.keys():
+        check(about[key], kinds[key], f"{key} of {path}")
     name = dataset or about.get("dataset")
     if not name:
         raise InputError(f"{path} does not say which dataset it belongs to; add --dataset")
     model = load_model(path)
-    graph = datasets.load_dataset(name, root, int(about.get("split_seed", 0)), task=about.get("task"))
+    graph = datasets.load_dataset(name, root, about.get("split_seed", 0), task=about.get("task"))
     known = header.get("data_fingerprint")
     if known and name == about.get("dataset") and fingerprint(graph) != known:
         raise CheckpointError(
@@ -79,7 +91,8 @@ def checked_output(path: Path) -> Path:
     """
     if path.is_dir():
         raise FgaiError(f"cannot write {path}: it is a folder; name a file in it")
-    checked_folder(path.parent)
+    if not is_stream(path):
+        checked_folder(Path(os.path.realpath(path)).parent)
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,10 +11,12 @@ from torch import Tensor
 
 from fgai.datasets import paths
 from fgai.datasets.download import download
+from fgai.datasets.fingerprint import fingerprint
 from fgai.datasets.readers import Raw
 from fgai.datasets.registry import PLANTED, TASK_SPLITS, DatasetInfo, info, source
 from fgai.datasets.splits import Split, fold_split, index_split, random_split, stratified_split
 from fgai.errors import DataError, InputError
+from fgai.files import digest_of
 from fgai.graph import Graph
 from fgai.sparse import edge_keys, key_ends
 
@@ -63,10 +66,7 @@ def load_dataset(
         offered = " or ".join((about.task, *others))
         raise InputError(f"{name!r} is for {offered} tasks, got `task={task!r}`")
     make = source(name).make
-    if make is None:
-        graph = _assemble(_read(about, root), about, seed, chosen)
-    else:
-        graph = _made(make(), about, seed, chosen)
+    graph = _load(about, root, seed, chosen) if make is None else _made(make(), about, seed, chosen)
     return graph if wanted == about.task else others[wanted](graph, seed)
 
 
@@ -79,14 +79,34 @@ def _made(graph: Graph, about: DatasetInfo, seed: int, split: str) -> Graph:
     return _drawn(graph, seed, split)
 
 
-def _read(about: DatasetInfo, root: str | os.PathLike[str] | None) -> Raw:
-    origin, folders = source(about.name), paths.search_path(root)
-    files = paths.find(about.files, folders)
+def _load(about: DatasetInfo, root: str | os.PathLike[str] | None, seed: int, split: str) -> Graph:
+    files = paths.find(about.files, paths.search_path(root))
     if files is None:
-        download(about, origin)
-        files = paths.find(about.files, folders)
-    assert files is not None and origin.reader is not None
-    return origin.reader(files)
+
+        def verify(fetched: tuple[Path, ...]) -> None:
+            _verified(fetched, about, seed, split)
+
+        files = download(about, source(about.name), verify)
+    return _verified(files, about, seed, split)
+
+
+def _verified(files: tuple[Path, ...], about: DatasetInfo, seed: int, split: str) -> Graph:
+    """The graph in some files, if they are the known ones or hold the known graph.
+
+    Where only the bytes are known they are looked at first: what is foreign is not even read.
+    """
+    origin = source(about.name)
+    assert origin.reader is not None
+    known = origin.sha256 if len(files) == len(origin.sha256) else ()
+    foreign = [file for file, sum_ in zip(files, known, strict=False) if digest_of(file) != sum_]
+    if foreign and not origin.fingerprint:
+        raise DataError(
+            f"{foreign[0]} is not the published file (its SHA-256 is {digest_of(foreign[0])}); fetch it again"
+        )
+    graph = _assemble(origin.reader(files), about, seed, split)
+    if foreign and fingerprint(graph) != origin.fingerprint:
+        raise DataError(f"{foreign[0]} does not hold {about.name!r} as it was published; fetch it again")
+    return graph
 
 
 def _clean(edges: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from fgai.datasets.readers import Raw, checked
 from fgai.errors import DataError
+from fgai.files import gunzip, most_bytes
 
 ARCHIVE = "arxiv.zip"
 MEMBERS = (
@@ -32,15 +32,17 @@ def _contents(files: Sequence[Path]) -> dict[str, bytes]:
     if len(files) > 1:
         return {member: file.read_bytes() for member, file in zip(MEMBERS, files, strict=True)}
     with zipfile.ZipFile(files[0]) as archive:
-        inside = {name.split("/", 1)[1]: name for name in archive.namelist() if "/" in name}
+        inside = {one.filename.split("/", 1)[1]: one for one in archive.infolist() if "/" in one.filename}
         missing = [member for member in MEMBERS if member not in inside]
         if missing:
             raise DataError(f"{files[0]} has no {', '.join(missing)}; fetch the original OGB archive again")
+        if sum(inside[member].file_size for member in MEMBERS) > most_bytes(files[0].stat().st_size):
+            raise DataError(f"{files[0]} claims to hold more than its size explains; do not trust it")
         return {member: archive.read(inside[member]) for member in MEMBERS}
 
 
 def _table(contents: Mapping[str, bytes], member: str, kind: type) -> NDArray[Any]:
-    text = gzip.decompress(contents[member])
+    text = gunzip(contents[member])
     return np.loadtxt(io.BytesIO(text), dtype=kind, delimiter=",", ndmin=2)
 
 

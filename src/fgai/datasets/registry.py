@@ -10,6 +10,7 @@ from typing import NamedTuple
 from fgai.checks import one_of
 from fgai.datasets.links import link_split
 from fgai.datasets.ogb import ARCHIVE, MEMBERS, read_ogbn_arxiv
+from fgai.datasets.pins import FINGERPRINTS, SHA256
 from fgai.datasets.planted import planted
 from fgai.datasets.readers import (
     Reader,
@@ -71,20 +72,24 @@ class DatasetInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """How a dataset is made or read, and how PyG downloads it.
+    """How a dataset is made or read, where it is downloaded from, and how it is recognised.
 
     Attributes:
         make: returns the graph of a dataset without files. Split `public` keeps the masks it brings along,
             others draw new ones.
         reader: turns the files into a `Raw` record.
-        pyg: (dataset class of PyG, name it takes), or None.
-        url: a single file to download, or None.
+        url: https address to download from, or None. `{file}` stands for the name of each file; an address
+            without it is that of the only file, or of a zip archive that holds all of them.
+        sha256: of the files of the first layout, in order; empty where it is not known.
+        fingerprint: of the graph in them. Where it is known, files with another `sha256` but this content are
+            accepted.
     """
 
     make: Callable[[], Graph] | None = None
     reader: Reader | None = None
-    pyg: tuple[str, str] | None = None
     url: str | None = None
+    sha256: tuple[str, ...] = ()
+    fingerprint: str = ""
 
 
 _INFO: dict[str, DatasetInfo] = {}
@@ -111,7 +116,8 @@ def register_dataset(info: DatasetInfo, source: Source) -> None:
             `info.files`.
 
     Raises:
-        InputError: the name is taken, the task is unknown, or the graph can neither be made nor read.
+        InputError: the name is taken, the task is unknown, the graph can neither be made nor read, or it
+            would be fetched without https.
 
     Example:
         >>> mine = DatasetInfo(
@@ -128,6 +134,12 @@ def register_dataset(info: DatasetInfo, source: Source) -> None:
     one_of(info.task, "task", tuple(TASKS))
     if (source.make is None) == (source.reader is None):
         raise InputError(f"the source of {info.name!r} needs `make` or `reader`, one of the two")
+    if source.url is not None and not source.url.startswith("https://"):
+        raise InputError(f"`url` of {info.name!r} must begin with https://, got {source.url!r}")
+    if source.sha256 and len(source.sha256) != len(info.files[0]):
+        raise InputError(
+            f"`sha256` of {info.name!r} must have one entry for each of {len(info.files[0])} files"
+        )
     _INFO[info.name], _SOURCES[info.name] = info, source
 
 
@@ -167,6 +179,12 @@ def unregister_task_split(task: str) -> None:
     del TASK_SPLITS[one_of(task, "task", tuple(TASK_SPLITS))]
 
 
+def _register_pinned(info: DatasetInfo, reader: Reader, url: str) -> None:
+    sums = tuple(SHA256[file.rpartition("/")[2]] for file in info.files[0])
+    prints = FINGERPRINTS.get(info.name, "")
+    register_dataset(info, Source(reader=reader, url=url, sha256=sums, fingerprint=prints))
+
+
 def _amazon(name: str, folder: str, file: str, n: int, e: int, f: int, c: int) -> None:
     info = DatasetInfo(
         name=name,
@@ -181,7 +199,7 @@ def _amazon(name: str, folder: str, file: str, n: int, e: int, f: int, c: int) -
         num_classes=c,
         files=((f"amazon/{folder}/raw/{file}",),),
     )
-    register_dataset(info, Source(reader=read_npz, pyg=("Amazon", folder)))
+    _register_pinned(info, read_npz, "https://github.com/shchur/gnn-benchmark/raw/master/data/npz/{file}")
 
 
 def _coauthor(name: str, folder: str, file: str, n: int, e: int, f: int, c: int) -> None:
@@ -198,7 +216,7 @@ def _coauthor(name: str, folder: str, file: str, n: int, e: int, f: int, c: int)
         num_classes=c,
         files=((f"coauthor/{folder}/raw/{file}",),),
     )
-    register_dataset(info, Source(reader=read_npz, pyg=("Coauthor", folder)))
+    _register_pinned(info, read_npz, "https://github.com/shchur/gnn-benchmark/raw/master/data/npz/{file}")
 
 
 def _planetoid(folder: str, n: int, e: int, f: int, c: int, remark: str = "") -> None:
@@ -218,7 +236,7 @@ def _planetoid(folder: str, n: int, e: int, f: int, c: int, remark: str = "") ->
         splits=("random", "public"),
         files=(tuple(f"planetoid/{folder}/raw/ind.{name}.{part}" for part in parts),),
     )
-    register_dataset(info, Source(reader=read_planetoid, pyg=("Planetoid", folder)))
+    _register_pinned(info, read_planetoid, "https://github.com/kimiyoung/planetoid/raw/master/data/{file}")
 
 
 def _tu(folder: str, n: int, e: int, f: int, graphs: int, attributes: bool, words: str) -> None:
@@ -240,7 +258,7 @@ def _tu(folder: str, n: int, e: int, f: int, graphs: int, attributes: bool, word
         splits=("folds", "random"),
         files=(tuple(f"tu/{folder}/raw/{folder}_{part}.txt" for part in parts),),
     )
-    register_dataset(info, Source(reader=read_tu, pyg=("TUDataset", folder)))
+    _register_pinned(info, read_tu, f"https://www.chrsmrrs.com/graphkerneldatasets/{folder}.zip")
 
 
 def _ground_truth(name: str, n: int, e: int, c: int, words: str) -> None:
@@ -266,7 +284,7 @@ def _arxiv() -> None:
         name="ogbn-arxiv",
         description="arXiv papers in computer science, joined by citations (made undirected); 128 numbers"
         " averaged from word vectors; subject area; official split by year.",
-        source="http://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip",
+        source="https://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip",
         citation=_HU,
         licence="ODC-BY",
         num_features=128,

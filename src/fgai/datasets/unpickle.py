@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,16 @@ class _Unpickler(pickle.Unpickler):
             raise DataError(f"it names `{module}.{name}`, which no dataset needs; do not trust it") from None
 
 
+def _check_sizes(raw: bytes) -> None:
+    """Raise if the program would make the unpickler take more memory than its size explains.
+
+    A string may claim any length, and an entry of the memo any number: the unpickler makes room for as many.
+    """
+    for opcode, argument, _ in pickletools.genops(raw):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(raw):
+            raise DataError(f"it numbers an entry {argument} in {len(raw)} bytes; do not trust it")
+
+
 def load_pickle(path: Path) -> Any:
     """Read a pickle that holds a numeric array, a sparse matrix, or a dictionary of lists.
 
@@ -133,8 +144,9 @@ def load_pickle(path: Path) -> Any:
         DataError: if the file is truncated, not a pickle, names anything else, or holds something else.
     """
     try:
-        stream = io.BytesIO(path.read_bytes())
-        found = _Unpickler(stream).load()
+        raw = path.read_bytes()
+        _check_sizes(raw)
+        found = _Unpickler(io.BytesIO(raw)).load()
         # Called on our own classes: what the pickle made may have attributes of these names.
         if isinstance(found, _Array):
             return _Array.resolve(found)

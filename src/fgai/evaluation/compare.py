@@ -48,6 +48,11 @@ class Comparison(TabledDocument):
         return {"kind": self.KIND, "schema": self.SCHEMA, "reference": self.reference, "records": records}
 
     @classmethod
+    def layout(cls) -> dict[str, Any]:
+        """Return what a file of this kind holds; each record is one of `EvaluationRecord`."""
+        return {**super().layout(), "records": list[dict[str, Any]]}
+
+    @classmethod
     def _build(cls, fields: dict[str, Any]) -> Self:
         records = [EvaluationRecord.from_dict(values) for values in fields["records"]]
         return cls(records=records, reference=fields["reference"])

@@ -2,7 +2,7 @@
 
 from fgai.records.document import Document, TabledDocument, read_json
 from fgai.records.meter import Meter
-from fgai.records.plain import look_up, pack_array, plain, to_text, unpack_array
+from fgai.records.plain import PackedArray, check_arrays, look_up, pack_array, plain, to_text, unpack_array
 from fgai.records.table import ARROWS, MISSING, Cell, Column, Table
 
 __all__ = [
@@ -12,8 +12,10 @@ __all__ = [
     "Column",
     "Document",
     "Meter",
+    "PackedArray",
     "Table",
     "TabledDocument",
+    "check_arrays",
     "look_up",
     "pack_array",
     "plain",

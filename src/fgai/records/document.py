@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_type_hints
 
 from rich.console import Console
 
 from fgai.errors import CheckpointError
-from fgai.files import write_atomic
-from fgai.records.plain import plain, to_text
+from fgai.files import check_items, parse_json, write_atomic
+from fgai.records.plain import check_arrays, plain, to_text
 from fgai.records.table import Table
 
 
@@ -35,24 +34,32 @@ class Document:
         """Inverse of `to_dict`.
 
         Raises:
-            CheckpointError: another kind of record, a newer schema, or fields missing.
+            CheckpointError: another kind of record, a newer schema, or fields that are missing, unknown or
+                not what `layout` says.
         """
         if not isinstance(values, Mapping) or values.get("kind") != cls.KIND:
             found = values.get("kind") if isinstance(values, Mapping) else type(values).__name__
             raise CheckpointError(f"expected a record of kind {cls.KIND!r}, got {found!r}")
         schema = values.get("schema")
-        if not isinstance(schema, int) or schema < 1:
+        if type(schema) is not int or schema < 1:
             raise CheckpointError(f"the record's schema version is damaged: {schema!r}")
         if schema > cls.SCHEMA:
             raise CheckpointError(
                 f"the record was written by a newer fgai (schema {schema}; this one reads up to"
                 f" {cls.SCHEMA}); update fgai"
             )
-        names = {f.name for f in dataclasses.fields(cls)}
-        try:
-            return cls._build({key: value for key, value in values.items() if key in names})
-        except (TypeError, KeyError) as error:
-            raise CheckpointError(f"the record is incomplete: {error}") from error
+        given = {key: value for key, value in values.items() if key not in ("kind", "schema")}
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        needed = [name for name, f in fields.items() if f.default is f.default_factory is dataclasses.MISSING]
+        check_items(given, cls.layout(), "the record", required=needed)
+        check_arrays(given)
+        return cls._build({key: value for key, value in given.items() if key in fields})
+
+    @classmethod
+    def layout(cls) -> dict[str, Any]:
+        """Return what a file of this kind holds: names, and annotations of their plain values."""
+        hints = get_type_hints(cls)
+        return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
     @classmethod
     def _build(cls, fields: dict[str, Any]) -> Self:
@@ -111,7 +118,7 @@ def read_json(path: Path) -> Any:
         CheckpointError: the file is missing or damaged.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"there is no record at {path}") from None
     except (OSError, ValueError) as error:

@@ -7,15 +7,28 @@ import json
 import math
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fgai.errors import InputError
+from fgai.errors import CheckpointError, InputError
+from fgai.files import check, inflate, most_bytes
 
 WIDTH = 200
 """Longest text, in characters, of a mapping or a list of lists that stands on one line of a record."""
+
+
+DTYPES = ("|b1", "|i1", "|u1", "<i2", "<i4", "<i8", "<f4", "<f8")
+"""Types an array in a record may have."""
+
+
+class PackedArray(TypedDict):
+    """An array as JSON, see `pack_array`."""
+
+    dtype: str
+    shape: list[int]
+    data: str
 
 
 def plain(value: Any) -> Any:
@@ -76,9 +89,46 @@ def pack_array(array: NDArray[Any]) -> dict[str, Any]:
 
 
 def unpack_array(packed: Mapping[str, Any]) -> NDArray[Any]:
-    """Inverse of `pack_array`."""
-    raw = zlib.decompress(base64.b64decode(packed["data"]))
+    """Inverse of `pack_array`.
+
+    Raises:
+        CheckpointError: it is damaged, or no packed array.
+    """
+    check(packed, PackedArray, "a packed array")
+    size = _size(packed)
+    try:
+        raw = inflate(base64.b64decode(packed["data"], validate=True), size)
+    except ValueError as error:
+        raise CheckpointError(f"a packed array is damaged: {error}") from error
     return np.frombuffer(raw, dtype=np.dtype(packed["dtype"])).reshape(packed["shape"])
+
+
+def check_arrays(values: Any) -> None:
+    """Raise if the packed arrays in nested values would need more memory than their text explains.
+
+    Raises:
+        CheckpointError: they would, or one is no packed array; nothing has been unpacked yet.
+    """
+    held = needed = 0
+    left = [values]
+    while left:
+        value = left.pop()
+        if isinstance(value, Mapping) and PackedArray.__required_keys__ <= value.keys():
+            check(value, PackedArray, "a packed array")
+            held, needed = held + len(value["data"]), needed + _size(value)
+        elif isinstance(value, Mapping):
+            left += value.values()
+        elif isinstance(value, list):
+            left += [item for item in value if isinstance(item, Mapping | list)]
+    if needed > most_bytes(held):
+        raise CheckpointError(f"packed arrays claim {needed} bytes, more than {held} characters explain")
+
+
+def _size(packed: Mapping[str, Any]) -> int:
+    """Bytes of a packed array, as it says itself."""
+    if packed["dtype"] not in DTYPES or any(length < 0 for length in packed["shape"]):
+        raise CheckpointError(f"a packed array has type {packed['dtype']!r} and shape {packed['shape']}")
+    return int(math.prod(packed["shape"]) * np.dtype(packed["dtype"]).itemsize)
 
 
 def look_up(values: Mapping[str, Any], path: str) -> Any:

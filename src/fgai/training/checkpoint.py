@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
-from safetensors.torch import load as load_tensors
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fgai.attention import add_limits, limits_of
 from fgai.errors import CheckpointError
-from fgai.files import pack, write_atomic
+from fgai.files import check, pack, parse_json, read_metadata, unpack, write_atomic
 from fgai.models import DEFENCES, MODELS, AttentionModel, current_names
 from fgai.training.loop import History
 from fgai.training.train import set_history
 
 SCHEMA = 2
 """2: arguments of models by the names of PyG."""
+
+Header = TypedDict(
+    "Header",
+    {
+        "schema": int,
+        "class": str,
+        "config": dict[str, Any],
+        "limits": NotRequired[bool],
+        "data_fingerprint": NotRequired[str],
+        "about": NotRequired[dict[str, Any]],
+        "history": NotRequired[dict[str, Any] | None],
+    },
+)
+"""What a file says of the model in it."""
 
 
 def save_model(
@@ -69,25 +84,24 @@ def read_header(path: Path | str) -> dict[str, Any]:
     """
     path = Path(path)
     try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            if size > 100_000_000:
-                raise ValueError("no safetensors header")
-            head = json.loads(file.read(size))
-            metadata = head.get("__metadata__", {}) if isinstance(head, dict) else {}
+        metadata = read_metadata(path)
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint at {path}") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged or not a safetensors file ({error})") from error
     if "fgai" not in metadata:
         raise CheckpointError(f"{path} holds tensors but no fgai model; was it saved by another program?")
     try:
-        header: dict[str, Any] = json.loads(metadata["fgai"])
+        header: dict[str, Any] = parse_json(metadata["fgai"], finite=False)
+        check(header, dict[str, Any], "the header")
+        check(header.get("schema"), int, "schema of the header")
         schema = int(header["schema"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, CheckpointError) as error:
         raise CheckpointError(f"{path} is damaged: it does not say what it holds ({error})") from error
     if schema > SCHEMA:
         raise CheckpointError(f"{path} was written by a newer fgai (schema {schema}); update fgai")
+    try:
+        check(header, Header, "the header")
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
     if schema < 2:
         for part, name in ((header, "config"), (header.get("about") or {}, "settings")):
             if isinstance(part.get(name), dict):
@@ -109,16 +123,44 @@ def load_model(path: Path | str, expect: str | None = None) -> nn.Module:
     name, known = header.get("class"), _classes()
     if name not in known or (expect is not None and name != expect):
         raise CheckpointError(f"{path} holds a {name}, expected {expect or ' or '.join(known)}")
+    tensors = unpack(path)
     try:
-        model: nn.Module = known[name](**header["config"])
-        if header.get("limits"):
-            add_limits(model)
-        model.load_state_dict(load_tensors(path.read_bytes()))
+        _check_sizes(known[name], header, tensors)
+        model = _built(known[name], header)
+        model.load_state_dict(tensors)
     except Exception as error:
         raise CheckpointError(f"{path} is truncated or does not fit its own architecture: {error}") from error
     if header.get("history"):
-        set_history(model, History.from_dict(header["history"]))
+        try:
+            set_history(model, History.from_dict(header["history"]))
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from error
     return model.eval()
+
+
+def _built(kind: type[AttentionModel], header: Mapping[str, Any]) -> nn.Module:
+    model = kind(**header["config"])
+    if header.get("limits"):
+        add_limits(model)
+    return model
+
+
+def _check_sizes(
+    kind: type[AttentionModel], header: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> None:
+    """Raise unless the architecture has the weights of the file, before it takes any memory.
+
+    A header may claim a billion channels or layers: layers are counted first, and the rest is built where
+    tensors have a shape and nothing else.
+    """
+    layers = header["config"].get("num_layers", 1)
+    if isinstance(layers, int) and layers > max(len(tensors), 1):
+        raise CheckpointError(f"it claims {layers} layers and holds {len(tensors)} tensors")
+    with torch.device("meta"):
+        wanted = {name: tuple(value.shape) for name, value in _built(kind, header).state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in tensors.items()}
+    if odd := sorted({*wanted.items()} ^ {*found.items()}):
+        raise CheckpointError(f"{odd[0][0]} must be {wanted.get(odd[0][0])}, got {found.get(odd[0][0])}")
 
 
 def _classes() -> dict[str, type[AttentionModel]]:

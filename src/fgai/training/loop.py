@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Protocol, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from fgai.checks import above, at_least, one_of
 from fgai.errors import DivergenceError, InputError
+from fgai.files import check_items
 from fgai.training.capture import Replays, Terms, can_replay, run_parts, summed
 from fgai.training.interrupt import held_interrupt
 from fgai.training.progress import Progress
@@ -143,9 +144,15 @@ class History:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> History:
-        """Inverse of `to_dict`; `attempts` were called `tries` once."""
+        """Inverse of `to_dict`; `attempts` were called `tries` once.
+
+        Raises:
+            CheckpointError: a field is unknown or of another type.
+        """
         names = {"tries": "attempts"}
-        history = cls(**{names.get(name, name): value for name, value in values.items()})
+        fields = {names.get(name, name): value for name, value in values.items()}
+        check_items(fields, get_type_hints(cls), "the history", required=())
+        history = cls(**fields)
         history.scores = [(int(epoch), float(score)) for epoch, score in history.scores]
         return history
 

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
-from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 
 from fgai.datasets.fingerprint import fingerprint
 from fgai.errors import CheckpointError
-from fgai.files import pack, write_atomic
+from fgai.files import check, pack, parse_json, read_metadata, unpack, write_atomic
 from fgai.graph import Graph
 
 VERSION = 1
 FILE = "training.safetensors"
+
+
+class About(TypedDict):
+    """What a file says of the training in it."""
+
+    version: int
+    fingerprint: str
+    epoch: int
+    best_score: float
+    history: dict[str, Any]
 
 
 @dataclass
@@ -37,22 +47,29 @@ class SavedState:
         self, model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Any
     ) -> tuple[int, float, dict[str, Any]]:
         """Put everything back; return the next epoch, the best score and the history."""
-        try:
-            model.load_state_dict(self.model)
-        except RuntimeError as error:
-            raise CheckpointError(f"the saved training is of a model with other weights: {error}") from error
+        if not _shapes(self.model) == _shapes(self.best) == _shapes(model.state_dict()):
+            raise CheckpointError("the saved training is of a model with other weights")
+        model.load_state_dict(self.model)
         parameters = optimizer.param_groups[0]["params"]
         state = {}
         for index, parameter in enumerate(parameters):
             prefix = f"{index}."
             entry = {k[len(prefix) :]: v for k, v in self.optimizer.items() if k.startswith(prefix)}
+            if any(v.shape != parameter.shape for k, v in entry.items() if k != "step"):
+                raise CheckpointError("the saved training is of an optimiser of other weights")
             state[index] = {k: v.to(parameter.device) if k != "step" else v for k, v in entry.items()}
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": state if self.optimizer else {}, "param_groups": groups})
+        if _shapes(self.recipe) != _shapes(recipe.state()):
+            raise CheckpointError("the saved training is of another recipe")
         recipe.load_state(self.recipe)
         device = parameters[0].device
         self.best = {name: value.to(device) for name, value in self.best.items()}
         return self.epoch, self.best_score, self.history
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:
+    return {name: (value.dtype, value.shape) for name, value in tensors.items()}
 
 
 def run_label(model: nn.Module, graph: Graph, *parts: object, weights: bool = False) -> str:
@@ -109,18 +126,20 @@ def read_state(folder: Path, fingerprint: str) -> SavedState | None:
     if not path.exists():
         return None
     try:
-        raw = path.read_bytes()
-        size = int.from_bytes(raw[:8], "little")
-        about = json.loads(json.loads(raw[8 : 8 + size])["__metadata__"]["about"])
-        version, label = int(about["version"]), about["fingerprint"]
-        tensors = load_tensors(raw)
-    except Exception as error:
+        about = parse_json(read_metadata(path).get("about", ""), finite=False)
+        check(about, dict[str, Any], "the state")
+        version = about.get("version")
+        check(version, int, "version of the state")
+        if version <= VERSION:
+            check(about, About, "the state")
+        tensors = unpack(path)
+    except (OSError, ValueError, CheckpointError) as error:
         raise CheckpointError(
             f"{path} is damaged or not a saved training ({error}); delete it to start anew"
         ) from error
     if version > VERSION:
         raise CheckpointError(f"{path} was written by a newer fgai (version {version}); update fgai")
-    if label != fingerprint:
+    if about["fingerprint"] != fingerprint:
         raise CheckpointError(
             f"{path} belongs to another training (model, data or settings differ);"
             " use another folder or delete it"
@@ -128,5 +147,7 @@ def read_state(folder: Path, fingerprint: str) -> SavedState | None:
     parts: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "optimizer": {}, "recipe": {}}
     for name, value in tensors.items():
         group, _, rest = name.partition("/")
+        if group not in parts:
+            raise CheckpointError(f"{path} holds {name}, unknown to this fgai; delete it to start anew")
         parts[group][rest] = value
     return SavedState(about["epoch"], about["best_score"], history=about["history"], **parts)

@@ -19,7 +19,7 @@ from fgai import checks
 from fgai.datasets.fingerprint import edge_fingerprint
 from fgai.datasets.paths import user_cache
 from fgai.errors import FgaiError, InputError
-from fgai.files import write_atomic
+from fgai.files import read_arrays, write_atomic
 from fgai.graph import Graph
 from fgai.models.positional.eigen import leading
 from fgai.sparse import Adjacency, edge_keys
@@ -163,8 +163,7 @@ def _through_disk(name: str, keys: NDArray[np.int64], num_nodes: int, size: int,
 def _read(path: Path, shape: tuple[int, int]) -> Encoding | None:
     """Return the cached encodings, or None if the file is missing, damaged or something else."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            parts = [archive["vectors"], archive["values"]]
+        parts = list(read_arrays(path, ("vectors", "values")).values())
     except Exception:  # whatever is wrong with it, it can be made again
         return None
     if any(part.shape != shape or part.dtype != np.float32 or not np.isfinite(part).all() for part in parts):

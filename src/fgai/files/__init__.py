@@ -1,0 +1,28 @@
+"""Files: written whole or not at all, fetched from where they claim to be from, and never believed unread."""
+
+from fgai.files.arrays import read_arrays
+from fgai.files.https import digest_of, extract, fetch
+from fgai.files.inflate import gunzip, inflate, most_bytes
+from fgai.files.schema import Schema, check, check_items
+from fgai.files.tensors import pack, read_metadata, unpack
+from fgai.files.text import parse_json
+from fgai.files.write import is_stream, write_atomic
+
+__all__ = [
+    "Schema",
+    "check",
+    "check_items",
+    "digest_of",
+    "extract",
+    "fetch",
+    "gunzip",
+    "inflate",
+    "is_stream",
+    "most_bytes",
+    "pack",
+    "parse_json",
+    "read_arrays",
+    "read_metadata",
+    "unpack",
+    "write_atomic",
+]

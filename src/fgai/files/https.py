@@ -1,0 +1,138 @@
+"""`fetch`: one file over https, whole, verified and bounded in time and size; `extract`: files from a zip."""
+
+from __future__ import annotations
+
+import hashlib
+import ssl
+import stat
+import zipfile
+from collections.abc import Iterable
+from http.client import HTTPException
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from time import monotonic, sleep
+from typing import IO, Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, ProxyHandler, Request, build_opener
+
+from fgai.errors import DataError
+from fgai.files.inflate import most_bytes
+
+ATTEMPTS = 3
+PATIENCE = 30.0
+"""Seconds a server may stay silent."""
+DEADLINE = 900.0
+"""Seconds one file may take in all, so that a trickle ends, too."""
+MOST_BYTES = 1 << 29
+_CHUNK = 1 << 16
+
+
+class _OnlyHttps(HTTPRedirectHandler):
+    def redirect_request(
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> Request | None:
+        require_https(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def require_https(url: str) -> None:
+    """Raise unless an address begins with `https://` and names a server.
+
+    Raises:
+        DataError: it does not.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "https" or not parts.hostname:
+        raise DataError(f"{url!r} is not https, so anyone on the way could change what comes")
+
+
+def fetch(url: str, path: Path) -> None:
+    """Download one file over verified TLS; tried again when the network fails.
+
+    Args:
+        url: an `https://` address; it may lead on to others of that kind.
+        path: where to put it. Whatever goes wrong, nothing stays there.
+
+    Raises:
+        DataError: not https, a certificate that does not verify, or too large.
+        OSError: the server does not answer, or not with a whole file.
+    """
+    require_https(url)
+    for attempt in range(ATTEMPTS):
+        try:
+            _fetch_once(url, path)
+            break
+        except (OSError, HTTPException) as error:
+            path.unlink(missing_ok=True)
+            if isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError):
+                raise DataError(f"the certificate of {url} does not verify: {error}") from error
+            refused = isinstance(error, HTTPError) and error.code < 500
+            if refused or attempt == ATTEMPTS - 1:
+                raise OSError(f"{url}: {error}") from error
+            sleep(2.0**attempt)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+
+def _fetch_once(url: str, path: Path) -> None:
+    opener = build_opener(ProxyHandler(), HTTPSHandler(context=ssl.create_default_context()), _OnlyHttps())
+    began, size = monotonic(), 0
+    with opener.open(Request(url, headers={"User-Agent": "fgai"}), timeout=PATIENCE) as answer:
+        told = answer.headers.get("Content-Length")
+        with path.open("wb") as file:
+            while chunk := answer.read1(_CHUNK):
+                size += len(chunk)
+                if size > MOST_BYTES:
+                    raise DataError(f"{url} sends more than {MOST_BYTES} bytes")
+                if monotonic() - began > DEADLINE:
+                    raise TimeoutError(f"not done after {DEADLINE:.0f} seconds")
+                file.write(chunk)
+    if told is not None and told.isdigit() and int(told) != size:
+        raise ConnectionError(f"it ended after {size} of {told} bytes")
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def extract(archive: Path, names: Iterable[str], folder: Path) -> None:
+    """Put files out of a zip archive into a folder, by their last names.
+
+    Nothing is ever written under a name the archive chose. One that holds a name like `../x` or `/x`, a link,
+    or a wanted file twice is refused as a whole.
+
+    Args:
+        archive: the file.
+        names: of the files wanted, without folders.
+        folder: where to put them.
+
+    Raises:
+        DataError: it is refused, or claims more than its size explains.
+        FileNotFoundError: a file is not in it.
+        zipfile.BadZipFile: it is damaged.
+    """
+    with zipfile.ZipFile(archive) as opened:
+        members = opened.infolist()
+        for member in members:
+            _check_member(member)
+        chosen = {name: [m for m in members if PurePosixPath(m.filename).name == name] for name in names}
+        if absent := [name for name, found in chosen.items() if not found]:
+            raise FileNotFoundError(f"the archive has no {', '.join(absent)}")
+        if double := [name for name, found in chosen.items() if len(found) > 1]:
+            raise DataError(f"the archive holds {double[0]} more than once")
+        if sum(found[0].file_size for found in chosen.values()) > most_bytes(archive.stat().st_size):
+            raise DataError("the archive claims to hold more than its own size explains")
+        for name, found in chosen.items():
+            (folder / name).write_bytes(opened.read(found[0]))
+
+
+def _check_member(member: zipfile.ZipInfo) -> None:
+    name = member.filename
+    whole = PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive or name.startswith("\\")
+    if whole or ".." in PurePosixPath(name.replace("\\", "/")).parts:
+        raise DataError(f"the archive holds {name!r}, a name that leads out of it")
+    if stat.S_ISLNK(member.external_attr >> 16):
+        raise DataError(f"the archive holds {name!r}, a link")

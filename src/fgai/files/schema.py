@@ -1,0 +1,108 @@
+"""What plain values from a file must be, said by type annotations."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from fgai.errors import CheckpointError
+
+Schema = Mapping[str, Any]
+"""Names and the annotations of their values: `str`, `float`, `list[int]`, a `TypedDict`, …"""
+
+
+def check(value: Any, kind: Any, where: str) -> None:
+    """Raise unless a plain value is what an annotation says.
+
+    A `float` may be a whole number, a `tuple` is a list in a file; a truth value is no number. Of a
+    `TypedDict` every key that is not `NotRequired` must be there, and no other.
+
+    Args:
+        value: as JSON or TOML hold it.
+        kind: `Any`, `None`, `bool`, `int`, `float`, `str`, `Literal`, `list`, `tuple`, `dict`, a `TypedDict`,
+            or a union of these.
+        where: what the value is, for the message.
+
+    Raises:
+        CheckpointError: it is not; the message names the innermost part that is wrong.
+
+    Example:
+        >>> check({"epoch": 3}, dict[str, int], "the state")
+        >>> check({"epoch": "3"}, dict[str, int], "the state")
+        Traceback (most recent call last):
+        fgai.errors.CheckpointError: epoch of the state must be a whole number, got '3'
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if is_typeddict(kind):
+        _expect(isinstance(value, Mapping), value, "an object", where)
+        check_items(value, get_type_hints(kind), where, required=kind.__required_keys__)
+    elif origin in (Union, types.UnionType):
+        _check_union(value, inner, where)
+    elif origin is Literal:
+        _expect(value in inner, value, f"one of {', '.join(map(str, inner))}", where)
+    elif origin is dict:
+        _expect(isinstance(value, Mapping), value, "an object", where)
+        for name, item in value.items():
+            check(item, inner[1], f"{name} of {where}")
+    elif origin in (list, tuple):
+        _check_list(value, origin, inner, where)
+    elif kind is not Any:
+        _check_scalar(value, kind, where)
+
+
+def check_items(values: Mapping[str, Any], kinds: Schema, where: str, *, required: Iterable[str]) -> None:
+    """Raise unless `values` has the required names, no unknown ones, and values as `kinds` says.
+
+    Raises:
+        CheckpointError: see `check`.
+    """
+    if missing := [name for name in required if name not in values]:
+        raise CheckpointError(f"{where} is incomplete: it lacks {', '.join(sorted(missing))}")
+    if unknown := [str(name) for name in values if name not in kinds]:
+        raise CheckpointError(
+            f"{where} holds {', '.join(unknown)[:200]}, unknown to this fgai; if a newer one wrote it, update"
+        )
+    for name, value in values.items():
+        check(value, kinds[name], f"{name} of {where}")
+
+
+def _check_union(value: Any, kinds: tuple[Any, ...], where: str) -> None:
+    if value is None and type(None) in kinds:
+        return
+    rest = [kind for kind in kinds if kind is not type(None)]
+    for kind in rest[:-1]:
+        with suppress(CheckpointError):
+            check(value, kind, where)
+            return
+    check(value, rest[-1], where)
+
+
+def _check_list(value: Any, origin: Any, inner: tuple[Any, ...], where: str) -> None:
+    _expect(isinstance(value, list | tuple), value, "a list", where)
+    if origin is list or inner[1:] == (Ellipsis,):
+        kinds = [inner[0]] * len(value)
+    else:
+        kinds = list(inner)
+        _expect(len(value) == len(kinds), value, f"a list of {len(kinds)}", where)
+    for item, kind in zip(value, kinds, strict=True):
+        check(item, kind, f"an entry of {where}")
+
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
+
+
+def _check_scalar(value: Any, kind: Any, where: str) -> None:
+    if kind is None:
+        kind = type(None)
+    allowed = (int, float) if kind is float else kind
+    good = isinstance(value, allowed) and (kind is bool or not isinstance(value, bool))
+    _expect(good, value, _WORDS[kind], where)
+
+
+def _expect(good: bool, value: Any, wanted: str, where: str) -> None:
+    if not good:
+        text = repr(value)
+        found = text if len(text) < 80 else f"{text[:77]}..."
+        raise CheckpointError(f"{where} must be {wanted}, got {found}")

@@ -1,0 +1,190 @@
+"""One small good file of every kind fgai reads, how it is read, and what reading it must give."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments import Cell, Store, read_grid, read_record
+from fgai.certificates import CertificateRecord
+from fgai.datasets.ogb import read_ogbn_arxiv
+from fgai.datasets.readers import read_ground_truth, read_npz, read_planetoid, read_tape, read_tu
+from fgai.evaluation import Comparison, EvaluationRecord
+from fgai.reports import read_report
+from fgai.reports.page import render
+from fgai.training import load_model, save_model, train
+from support import dataset_cases
+from support.report_cases import certificates, comparison, whole_report
+from support.training_cases import GRAPH, fresh
+
+GRID = """
+[[cells]]
+method = ["vanilla", "ln"]
+dataset = "planted"
+seed = [0, 1, 2]
+settings = { epochs = 2, hidden_channels = 4 }
+threats = ["standard"]
+label = "row"
+"""
+CELL = Cell(method="ln", seed=1, settings={"epochs": 2})
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file.
+
+    Attributes:
+        write: fills a folder; returns the files that may be damaged.
+        read: reads that folder. What it returns must be what the files say.
+        text: JSON, so that single values can be replaced.
+    """
+
+    write: Callable[[Path], list[Path]]
+    read: Callable[[Path], Any]
+    text: bool = False
+
+
+def _document(kind: Any, make: Callable[[], Any]) -> Kind:
+    def read(folder: Path) -> Any:
+        found = kind.load(folder / "file.json")
+        told = json.loads((folder / "file.json").read_text())
+        given = {name: value for name, value in found.to_dict().items() if name != "summary"}
+        assert given == {name: value for name, value in told.items() if name != "summary"}
+        return found
+
+    return Kind(lambda folder: [make().save(folder / "file.json")], read, text=True)
+
+
+def _report(folder: Path) -> str:
+    return render(read_report(sorted(folder.glob("*.json"))), "")
+
+
+def _written(write: Callable[[Path], Any]) -> Callable[[Path], list[Path]]:
+    def into(folder: Path) -> list[Path]:
+        write(folder)
+        return sorted(path for path in folder.rglob("*") if path.is_file())
+
+    return into
+
+
+def _dataset(write: Callable[[Path], Any], read: Callable[[list[Path]], Any], *names: str) -> Kind:
+    def reading(folder: Path) -> Any:
+        return read([folder / name for name in names])
+
+    return Kind(_written(write), reading)
+
+
+def _planetoid(folder: Path) -> Any:
+    return read_planetoid([folder / f"ind.tiny.{part}" for part in PLANETOID])
+
+
+PLANETOID = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
+
+
+@cache
+def model_bytes() -> bytes:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        return save_model(train(fresh(), GRAPH, epochs=2, progress=False), Path(folder) / "m").read_bytes()
+
+
+def _model(folder: Path) -> Any:
+    model = load_model(folder / "model.safetensors")
+    whole = folder / "whole.safetensors"
+    whole.write_bytes(model_bytes())
+    first, second = model.state_dict(), load_model(whole).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in second)
+    return model
+
+
+OPTIONS: dict[str, Any] = {"epochs": 2, "progress": False}
+
+
+def _state(folder: Path) -> Any:
+    """Go on with a training that is done: what comes out is what the file holds."""
+    model = train(fresh(), GRAPH, checkpoint=folder, **OPTIONS)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), _trained(), strict=True))
+    return model
+
+
+@cache
+def _trained() -> list[torch.Tensor]:
+    return list(train(fresh(), GRAPH, **OPTIONS).state_dict().values())
+
+
+def _cells(folder: Path) -> list[Cell]:
+    cells = read_grid(folder / "grid.toml")
+    root = folder / "results"
+    assert all(Store(root).path(cell).resolve().is_relative_to(root.resolve()) for cell in cells)
+    return cells
+
+
+def _packed(folder: Path) -> Any:
+    return list(Store(folder).records("search"))
+
+
+def _pack(folder: Path) -> list[Path]:
+    store = Store(folder)
+    for seed in range(3):
+        cell = Cell(kind="search", seed=seed)
+        store.write(cell, {"status": "done", "seconds": 1.5})
+    store.pack()
+    return [folder / "search.jsonl.gz"]
+
+
+def _record(folder: Path) -> Any:
+    found = read_record(Store(folder).path(CELL))
+    assert found == json.loads(Store(folder).path(CELL).read_text())
+    Store(folder).read(CELL)
+    return found
+
+
+KINDS: dict[str, Kind] = {
+    "model": Kind(
+        lambda folder: (
+            [folder / "model.safetensors"]
+            if (folder / "model.safetensors").write_bytes(model_bytes())
+            else []
+        ),
+        _model,
+    ),
+    "state": Kind(_written(lambda folder: train(fresh(), GRAPH, checkpoint=folder, **OPTIONS)), _state),
+    "evaluation": _document(EvaluationRecord, lambda: comparison()["GAT"]),
+    "comparison": _document(Comparison, comparison),
+    "certificate": _document(CertificateRecord, lambda: certificates()["GAT"]),
+    "report": Kind(lambda folder: [whole_report().save(folder / "report.json")], _report, text=True),
+    "compared": Kind(lambda folder: [comparison().save(folder / "both.json")], _report, text=True),
+    "proof": Kind(
+        lambda folder: [
+            comparison().save(folder / "both.json"),
+            certificates()["GAT"].save(folder / "certificate-gat.json"),
+        ],
+        _report,
+        text=True,
+    ),
+    "grid": Kind(_written(lambda folder: (folder / "grid.toml").write_text(GRID)), _cells),
+    "record": Kind(
+        lambda folder: [Store(folder).write(CELL, {"status": "done", "seconds": 1.5})], _record, text=True
+    ),
+    "pack": Kind(_pack, _packed),
+    "npz": _dataset(lambda folder: dataset_cases.write_npz(folder / "a.npz"), read_npz, "a.npz"),
+    "truth": _dataset(lambda f: dataset_cases.write_ground_truth(f / "a.npz"), read_ground_truth, "a.npz"),
+    "tape": _dataset(lambda folder: dataset_cases.write_tape(folder / "a.npz"), read_tape, "a.npz"),
+    "ogb": _dataset(
+        lambda folder: dataset_cases.write_ogb_zip(folder / "arxiv.zip", dataset_cases.ogb_tables()),
+        read_ogbn_arxiv,
+        "arxiv.zip",
+    ),
+    "planetoid": Kind(_written(lambda folder: dataset_cases.write_planetoid(folder, "tiny")), _planetoid),
+    "tu": Kind(
+        _written(lambda folder: dataset_cases.write_tu(folder, "TINY")),
+        lambda folder: read_tu(sorted(folder.glob("TINY_*.txt"))),
+    ),
+}
