@@ -1,6 +1,7 @@
 """Certificates: what no perturbation of a layer's attention within a radius can do to a node."""
 
 from fgai.certificates.certification import certify
+from fgai.certificates.injection import InjectionCertificate, certify_injection
 from fgai.certificates.layer import RADII, LayerCertificate
 from fgai.certificates.prediction import Prediction
 from fgai.certificates.record import PROMISE, CertificateRecord
@@ -11,7 +12,9 @@ __all__ = [
     "RADII",
     "TABLE_RADII",
     "CertificateRecord",
+    "InjectionCertificate",
     "LayerCertificate",
     "Prediction",
     "certify",
+    "certify_injection",
 ]

@@ -1,0 +1,143 @@
+"""Row loops of the certificates against injection: the worst weighted mean over intervals, in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from fgai.certificates.kernels import _array, _over_rows
+from fgai.sparse import Adjacency
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+_HALVINGS = 30
+
+
+def class_kept(
+    adjacency: Adjacency,
+    low: Tensor,
+    high: Tensor,
+    new: Tensor,
+    lead: Tensor,
+    own: Tensor,
+    box: Tensor,
+    classes: Tensor,
+    neighbours: int,
+    rounding: float,
+) -> Tensor:
+    """Whether a node's class stays ahead of every other, whatever the scores and values in their intervals.
+
+    Args:
+        adjacency: the layer's edges.
+        low: lower ends of the scores [E, 1].
+        high: upper ends.
+        new: ceiling of a new neighbour's score [N, 1].
+        lead: least lead of class a over b that a neighbour says [N, C, C].
+        own: the same for a node itself.
+        box: the same for a new neighbour [C, C].
+        classes: [N].
+        neighbours: new ones.
+        rounding: relative to what is summed.
+    """
+    out = np.zeros(classes.numel(), dtype=np.bool_)
+    arrays = [
+        _array(t) for t in (adjacency.source, low[:, 0], high[:, 0], new[:, 0], lead, own, box, classes)
+    ]
+    _over_rows(_class_kept, adjacency.rowptr, *arrays, float(neighbours), rounding, out)
+    return torch.from_numpy(out)
+
+
+def mean_bounds(
+    adjacency: Adjacency,
+    low: Tensor,
+    high: Tensor,
+    new: Tensor,
+    least: Tensor,
+    most: Tensor,
+    box: tuple[Tensor, Tensor],
+    neighbours: int,
+) -> tuple[Tensor, Tensor]:
+    """Ends of `Σ e^s v / Σ e^s` over intervals of scores and values, new neighbours included.
+
+    Args:
+        adjacency: the layer's edges.
+        low: lower ends of the scores [E, H].
+        high: upper ends.
+        new: ceiling of a new neighbour's score [N, H].
+        least: lower ends of the values [N, H, C].
+        most: upper ends.
+        box: ends of a new neighbour's values, [H, C] each.
+        neighbours: new ones.
+    """
+    ends = []
+    for sign, values, edge in ((1.0, least, box[0]), (-1.0, -most, -box[1])):
+        out = np.zeros(values.shape)
+        arrays = [_array(t) for t in (adjacency.source, low, high, new, values, edge)]
+        _over_rows(_least_mean, adjacency.rowptr, *arrays, float(neighbours), out)
+        ends.append(sign * torch.from_numpy(out))
+    return ends[0], ends[1]
+
+
+@njit(cache=True, nogil=True)
+def _class_kept(
+    start, stop, rowptr, source, low, high, new, lead, own, box, classes, neighbours, rounding, out
+):
+    width = box.shape[0]
+    for i in range(start, stop):
+        top = classes[i]
+        peak = new[i] if neighbours > 0 else -np.inf
+        for e in range(rowptr[i], rowptr[i + 1]):
+            peak = max(peak, high[e])
+        kept = rowptr[i + 1] > rowptr[i]
+        for c in range(width):
+            if c == top or not kept:
+                continue
+            total, size = 0.0, 0.0
+            for e in range(rowptr[i], rowptr[i + 1]):
+                j = source[e]
+                least = own[j, top, c] if j == i else lead[j, top, c]
+                term = np.exp((high[e] if least < 0 else low[e]) - peak) * least
+                total += term
+                size += abs(term)
+            if neighbours > 0 and box[top, c] < 0:
+                term = neighbours * np.exp(new[i] - peak) * box[top, c]
+                total += term
+                size += abs(term)
+            kept = total > rounding * size
+        out[i] = kept
+
+
+@njit(cache=True, nogil=True)
+def _least_mean(start, stop, rowptr, source, low, high, new, values, edge, neighbours, out):
+    heads, channels = values.shape[1], values.shape[2]
+    for i in range(start, stop):
+        for h in range(heads):
+            peak = new[i, h] if neighbours > 0 else -np.inf
+            for e in range(rowptr[i], rowptr[i + 1]):
+                peak = max(peak, high[e, h])
+            for c in range(channels):
+                floor, ceiling = np.inf, -np.inf
+                for e in range(rowptr[i], rowptr[i + 1]):
+                    value = values[source[e], h, c]
+                    floor, ceiling = min(floor, value), max(ceiling, value)
+                if neighbours > 0:
+                    floor, ceiling = min(floor, edge[h, c]), max(ceiling, edge[h, c])
+                if not floor < ceiling:
+                    out[i, h, c] = floor if floor < np.inf else 0.0
+                    continue
+                # At the floor no term is negative, so it is a bound; keep it one.
+                for _ in range(_HALVINGS):
+                    middle = (floor + ceiling) / 2
+                    total = 0.0
+                    for e in range(rowptr[i], rowptr[i + 1]):
+                        away = values[source[e], h, c] - middle
+                        total += np.exp((high[e, h] if away < 0 else low[e, h]) - peak) * away
+                    if neighbours > 0 and edge[h, c] < middle:
+                        total += neighbours * np.exp(new[i, h] - peak) * (edge[h, c] - middle)
+                    if total >= 0:
+                        floor = middle
+                    else:
+                        ceiling = middle
+                out[i, h, c] = floor

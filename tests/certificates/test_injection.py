@@ -1,0 +1,160 @@
+"""Certificates against injection: no attack of the threat changes a certified class; bounds are attained."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fgai
+from fgai.attention import call_model, entry_limits, prepared
+from fgai.certificates import certify_injection
+from fgai.certificates.injection_kernels import mean_bounds
+from fgai.errors import InputError
+from fgai.graph import Graph
+from fgai.models import GAT, GT, GATv2
+from fgai.sparse import Adjacency
+
+MODELS = (GAT, GATv2)
+GRAPHS = ("clique", "star", "random", "isolated", "ties")
+
+
+def graph_of(kind: str) -> Graph:
+    """Graphs of 24 nodes on which certificates may go wrong."""
+    generator = torch.Generator().manual_seed(5)
+    nodes = 24
+    pairs = {
+        "clique": torch.combinations(torch.arange(nodes)).t(),
+        "star": torch.stack([torch.zeros(nodes - 1, dtype=torch.long), torch.arange(1, nodes)]),
+        "random": torch.randint(nodes, (2, 90), generator=generator),
+        "isolated": torch.randint(nodes // 2, (2, 60), generator=generator),
+        "ties": torch.stack([torch.arange(nodes), torch.arange(nodes).roll(1)]),
+    }[kind]
+    features = torch.randn(nodes, 6, generator=generator)
+    if kind == "ties":
+        features = features[:1].repeat(nodes, 1)
+    both = torch.unique(torch.cat([pairs, pairs.flip(0)], dim=1), dim=1)
+    return Graph.from_edges(both[:, both[0] != both[1]], nodes, features)
+
+
+def model_of(kind: type[Any], graph: Graph, layers: int, soften: float) -> nn.Module:
+    """A model behind limits whose classes are apart by the bias, so that some can be certified."""
+    torch.manual_seed(2)
+    model = kind(graph.num_features, 3, hidden_channels=3, heads=2, num_layers=layers)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.6)
+        model.convs[-1].bias.copy_(torch.tensor([0.6, 0.0, -0.2]))
+    return fgai.limit(model.eval(), graph, 0.05, soften=soften)
+
+
+def injections(graph: Graph, model: nn.Module, t: int, node: int | None, seed: int) -> Graph:
+    """New nodes with loud features or voices of the box's corners; every node gains at most t of them."""
+    generator = torch.Generator().manual_seed(seed)
+    pool = torch.arange(graph.num_nodes) if node is None else torch.tensor([node])
+    ends = torch.stack([pool[torch.randperm(pool.numel(), generator=generator)] for _ in range(t)])
+    if node is None and seed % 3 == 0:  # a few nodes of many edges, or many of few
+        ends = torch.cat([row.view(-1, 4) for row in ends])
+    size = 10.0 ** float(torch.randint(-1, 5, (), generator=generator))
+    features = size * torch.randn(len(ends), graph.num_features, generator=generator)
+    attacked = graph.inject(ends, features)[0]
+    if seed % 2:
+        width = sum(limits.low.numel() for limits in entry_limits(model))
+        corners = torch.rand(len(ends), width, generator=generator).round()
+        attacked = attacked.replace(voices=corners)
+    return attacked
+
+
+@pytest.mark.parametrize("where", ["any", "direct"])
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("kind", MODELS)
+def test_no_injection_changes_a_certified_class(kind: type[Any], layers: int, where: str) -> None:
+    certified = 0
+    for name, t in itertools.product(GRAPHS, (1, 2)):
+        given = graph_of(name)
+        model = model_of(kind, given, layers, 0.4 if t == 1 else 0.0)
+        graph = prepared(model, given)
+        found = certify_injection(model, given, neighbours=t, where=where)
+        assert found.known and 0 <= found.share() <= 1
+        nodes = found.holds.nonzero().flatten().tolist()
+        certified += len(nodes)
+        with torch.no_grad():
+            assert torch.equal(call_model(model, graph).argmax(1), found.classes)
+            for seed in range(6):
+                chosen: list[int | None] = [None] if where == "any" else list(nodes[:3])
+                for node in chosen:
+                    classes = call_model(model, injections(graph, model, t, node, seed)).argmax(1)
+                    mine = nodes if node is None else [node]
+                    assert torch.equal(classes[: graph.num_nodes][mine], found.classes[mine])
+    assert certified > 0
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_nothing_injected_keeps_everything_and_more_keeps_less(kind: type[Any]) -> None:
+    given = graph_of("clique")
+    model = model_of(kind, given, 2, 0.2)
+    shares = [certify_injection(model, given, neighbours=t).share() for t in (0, 1, 2, 8)]
+    assert shares[0] == 1.0 and shares == sorted(shares, reverse=True)
+    for t in (1, 3):
+        wide = certify_injection(model, given, neighbours=t, where="direct").holds
+        assert bool((wide | ~certify_injection(model, given, neighbours=t).holds).all())
+
+
+def test_a_climb_through_the_limits_breaks_nothing() -> None:
+    given = graph_of("clique")
+    model = model_of(GAT, given, 2, 0.2)
+    graph = prepared(model, given)
+    found = certify_injection(model, given, neighbours=2)
+    assert bool(found.holds.any())
+    ends = torch.stack([torch.arange(24), torch.arange(24).roll(3)])
+    features = torch.randn(2, graph.num_features, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    for _ in range(40):
+        logits = call_model(model, graph.inject(ends, features)[0])[: graph.num_nodes]
+        lead = logits.gather(1, found.classes[:, None]) - logits
+        assert torch.equal(logits.argmax(1)[found.holds], found.classes[found.holds])
+        (slope,) = torch.autograd.grad(lead.sum(), features)
+        features = (features - 0.5 * slope.sign()).detach().requires_grad_()
+
+
+def test_the_mean_over_intervals_is_the_brute_force_one() -> None:
+    generator = torch.Generator().manual_seed(1)
+    adjacency = Adjacency.build(torch.tensor([[0, 1, 2, 1], [0, 0, 0, 1]]), 3)[0]
+    low = torch.randn(4, 1, generator=generator, dtype=torch.float64)
+    high = low + torch.rand(4, 1, generator=generator, dtype=torch.float64)
+    new = torch.randn(3, 1, generator=generator, dtype=torch.float64)
+    values = torch.randn(3, 1, 1, generator=generator, dtype=torch.float64)
+    box = torch.tensor([[-2.0]], dtype=torch.float64), torch.tensor([[2.0]], dtype=torch.float64)
+    least, most = mean_bounds(adjacency, low, high, new, values, values, box, 1)
+
+    def mean(scores: Tensor, said: Tensor) -> float:
+        return float((scores.softmax(0) * said).sum())
+
+    edges = slice(0, 3)
+    neighbours = adjacency.source[edges]
+    tried = []
+    for picks in itertools.product((0, 1), repeat=3):
+        scores = torch.where(torch.tensor(picks, dtype=torch.bool), high[edges, 0], low[edges, 0])
+        said = values[neighbours, 0, 0]
+        tried.append(mean(scores, said))
+        louder = torch.cat([scores, new[0]])
+        tried += [mean(louder, torch.cat([said, torch.tensor([end])])) for end in (-2.0, 2.0)]
+    assert float(least[0]) == pytest.approx(min(tried), abs=1e-7) and float(least[0]) <= min(tried) + 1e-12
+    assert float(most[0]) == pytest.approx(max(tried), abs=1e-7) and float(most[0]) >= max(tried) - 1e-12
+
+
+def test_what_cannot_be_followed_is_unknown() -> None:
+    given = graph_of("random")
+    model = model_of(GAT, given, 2, 0.0)
+    hooked = model_of(GAT, given, 2, 0.0)
+    hooked.convs[-1].register_forward_hook(lambda module, inputs, output: 3 * output)  # type: ignore[union-attr,index]
+    others = (GAT(6, 3), fgai.limit(GT.for_data(given, out_channels=3), given), hooked)
+    for other in others:
+        found = certify_injection(other.eval(), given)
+        assert not found.known and found.share() == 0.0 and found.reason
+    with pytest.raises(InputError, match="`neighbours`"):
+        certify_injection(model, given, neighbours=-1)
+    with pytest.raises(InputError, match="`where`"):
+        certify_injection(model, given, where="elsewhere")
