@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from typer.main import get_command
 import fgai as root
 from fgai.attacks import THREATS
 from fgai.cli import app
+from fgai.errors import InputError
 from fgai.evaluation import Comparison, EvaluationRecord
 from fgai.models import MODELS
 from fgai.objectives import OBJECTIVES
@@ -71,6 +73,14 @@ class TestModels:
         assert done.stderr.startswith("training GATv2 (vanilla) on Graph('planted'")
         header = read_header(tmp_path / "vanilla-gatv2-planted.safetensors")
         assert header["config"]["hidden_channels"] == 2 and header["about"]["split_seed"] == 3
+
+    def test_early_stopping_and_the_kept_epoch_are_told(self, tmp_path: Path) -> None:
+        small = ("--set", "hidden_channels=2", "--set", "heads=2", "--set", "patience=2")
+        told = here("train", "--epochs", 60, *small, cwd=tmp_path).stdout
+        found = re.search(r"(\d+) epochs in .*, stopped early, no better .* for 2 epochs .*epoch (\d+)", told)
+        assert found and int(found[1]) == int(found[2]) + 2 < 60
+        again = json.loads(here("train", "--epochs", 60, *small, "--json", "-q", cwd=tmp_path).stdout)
+        assert again["kept_epoch"] == int(found[2]) and "best_epoch" not in again
 
     def test_same_seed_same_file(self, workshop: Path, tmp_path: Path) -> None:
         threads = torch.get_num_threads()
@@ -186,6 +196,7 @@ class TestJudging:
     def test_certify(self, workshop: Path) -> None:
         found = answer("certify", "gat.safetensors", "--radius", 0.02, "-o", "proof.json", cwd=workshop)
         assert found["kind"] == "certificate" and found["radius"] == 0.02
+        assert not [name for name in found if name != name.lower()]
         assert (workshop / "proof.json").stat().st_size > 1000
 
     def test_explain(self, workshop: Path) -> None:
@@ -226,6 +237,13 @@ class TestAround:
         for path in [*found["pictures"], *found["models"].values(), found["comparison"]]:
             assert (tmp_path / path).stat().st_size > 1000
         assert not list((tmp_path / "out").glob("*.partial"))
+
+    def test_demo_says_first_what_is_missing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "plotly", None)
+        monkeypatch.setitem(sys.modules, "plotly.offline", None)
+        monkeypatch.setattr("fgai.cli.demo.train_method", Mock(side_effect=InputError("far enough")))
+        told = refused("demo", "-o", "out", cwd=tmp_path)
+        assert told.index("pip install 'fgai[report]'") < told.index("1/4") < told.index("far enough")
 
     def test_version_and_bare_call(self, tmp_path: Path) -> None:
         assert here("--version", cwd=tmp_path).stdout.startswith("fgai 0.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,14 @@ class TestReport:
             "fgai faithful gat.safetensors --seed 0 --set nodes=2 --output faithful.safetensors",
             "fgai report GAT=gat.safetensors FGAI=faithful.safetensors --threat random --k 5 --seed 0",
         ]
+
+    def test_missing_extras_are_told_before_anything_is_read(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "plotly", None)
+        monkeypatch.setitem(sys.modules, "plotly.offline", None)
+        told = refused("report", "A=none.safetensors", "B=neither.safetensors", cwd=tmp_path)
+        assert "pip install 'fgai[report]'" in told
 
     def test_from_records(self, folder: Path) -> None:
         done = fgai("report", "both.json", "certificate-gat.json", cwd=folder)

@@ -32,9 +32,49 @@ def test_a_graph_without_labels_is_measured_without_scores() -> None:
     record.to_markdown()
 
 
-def test_without_a_test_mask_all_nodes_are_scored() -> None:
+def test_without_a_test_mask_all_nodes_are_scored_and_a_warning_says_so() -> None:
     record = record_of("gat", graph=cases.tiny_graph().replace(test_mask=None), per_node=True)
     assert record.node_values("scored").all()
+    told = [entry["message"] for entry in record.warnings if entry["code"] == "no-split"]
+    assert len(told) == 1 and "no `test_mask`: all 30 nodes are attacked and scored" in told[0]
+    assert not [entry for entry in record_of("gat").warnings if entry["code"] == "no-split"]
+
+
+def test_small_graphs_take_a_smaller_budget_by_name() -> None:
+    graph, model = cases.tiny_graph(), cases.trained("gat", "vanilla")
+    few = graph.replace(test_mask=torch.arange(30) < 6)
+    with pytest.raises(BudgetError, match="only 6 test nodes to join; lower `edges`"):
+        evaluate(model, few, "random", k=2)
+    with cases.quiet():
+        record = compare({"GAT": model}, few, "standard", nodes=2, edges=3, k=2, curves=False)["GAT"]
+        found = fgai.explain(model, few, 0, nodes=2, edges=3, k=2, certificate=False)
+        page = fgai.report({"GAT": model}, few, nodes=2, edges=3, k=2)
+    assert (record.threat["name"], record.threat["budget"]["nodes"], record.threat["budget"]["edges"]) == (
+        "standard", 2, 3
+    )  # fmt: skip
+    assert found.attacked is not None and page.records[0]["threat"]["budget"]["edges"] == 3
+    with pytest.raises(InputError, match="'edges' has no `nodes` to change"):
+        evaluate(model, few, "edges", nodes=2)
+    with pytest.raises(InputError, match="`edges` must be at least 1"):
+        evaluate(model, few, edges=0)
+
+
+@pytest.mark.parametrize("models", [[1], cases.tiny_graph()])
+def test_models_without_names_are_refused(models: object) -> None:
+    with pytest.raises(InputError, match=r"at least one model by name, as \{'GAT': model\}, got"):
+        compare(models, cases.tiny_graph())
+    with pytest.raises(InputError, match="by name"):
+        fgai.report(models, cases.tiny_graph())
+
+
+def test_labels_that_begin_at_one_are_named_as_the_cause() -> None:
+    graph = cases.tiny_graph()
+    model, shifted = fgai.GAT.for_data(graph), graph.replace(y=graph.y + 1)
+    words = "labels begin at 1, classes are counted from 0: use `y - 1`"
+    with pytest.raises(InputError, match=words):
+        evaluate(model, shifted, THREAT)
+    with pytest.raises(InputError, match=words):
+        fgai.train(model, shifted, epochs=1)
 
 
 def test_the_model_is_left_as_it_was_also_when_the_evaluation_fails() -> None:

@@ -188,6 +188,28 @@ class TestModels:
         assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in made.parameters())
 
 
+class TestCalls:
+    @pytest.mark.parametrize("model", [GAT, GT])
+    def test_features_and_edges_or_data_are_as_good_as_a_graph(self, model: type[AttentionModel]) -> None:
+        graph = small_data()
+        data, made = graph.to_data(), model.for_data(graph).eval()
+        wanted = made(graph)
+        order = torch.randperm(graph.num_edges, generator=torch.Generator().manual_seed(1))
+        data.edge_index = data.edge_index[:, order]
+        for given in (made(data), made(data.x, data.edge_index), made(data.x, edge_index=data.edge_index)):
+            assert torch.equal(given, wanted)
+        with pytest.raises(InputError, match="got `x` alone"):
+            made(data.x)
+
+    def test_a_batch_comes_third(self) -> None:
+        batch = torch.tensor([0] * 11 + [1] * 22 + [2] * 7)
+        graph = small_data().replace(batch=batch, graph_y=torch.tensor([0, 1, 4]))
+        made = GAT.for_data(graph).eval()
+        x = graph.features.to_dense()
+        assert torch.equal(made(x, graph.edge_index, batch), made(graph))
+        assert torch.equal(made(graph.to_data()), made(graph))
+
+
 class TestReadOuts:
     def test_links_score_by_dot_product(self) -> None:
         graph = small_data()

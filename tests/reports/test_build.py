@@ -298,6 +298,12 @@ class TestPage:
         monkeypatch.setattr(page, "LIMIT", 10)
         assert json.loads(Reader(render(whole_report(), LIBRARY)).data)["explorer"] is None
 
+    def test_the_kept_epoch_is_one_number(self) -> None:
+        text = Reader(render(whole_report(), LIBRARY)).text
+        history = models()["GAT"].history
+        assert re.search(rf"training kept epoch\s+{history.kept_epoch}\s", text)
+        assert "best epoch" not in text and "all epochs" in text
+
     def test_without_plotly(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setitem(sys.modules, "plotly", None)
         monkeypatch.setitem(sys.modules, "plotly.offline", None)

@@ -158,8 +158,9 @@ def test_faithful_models_have_the_ranges_of_their_own_weights(kind: Any, space: 
     faithful = make_faithful(vanilla, data, cut=0.05, space=space, **QUICK)
     kept = [limits.high.clone() for limits in limits_of(faithful)]
     assert kept and all(bool(high.isfinite().all()) for high in kept)
+    graph = prepared(faithful, data)
     with measuring(faithful, 0.05):
-        observe(faithful, prepared(faithful, data))
+        observe(faithful, graph)
     assert all(torch.equal(high, limits.high) for high, limits in zip(kept, limits_of(faithful), strict=True))
     assert not limits_of(make_faithful(vanilla, data, limits=False, **QUICK))
 

@@ -57,12 +57,14 @@ class TestLoop:
     def test_best_weights_are_kept(self) -> None:
         model, history, seen = self.run(Scripted([0.1, 0.7, 0.3, 0.7, 0.2]), epochs=5)
         assert history.best_epoch == 1 and history.stopped == "epochs"
+        assert history.kept_epoch == 2 and history.ending == "all epochs"
         assert torch.equal(model.state_dict()["weight"], seen[1]["weight"])
         assert [score for _, score in history.scores] == [0.1, 0.7, 0.3, 0.7, 0.2]
 
     def test_early_stopping_counts_epochs_without_a_better_score(self) -> None:
         model, history, seen = self.run(Scripted([0.1, 0.5, 0.4, 0.4, 0.4, 0.9]), epochs=6, patience=3)
         assert history.stopped == "patience" and len(seen) == 5
+        assert history.ending == "stopped early, no better validation score for 3 epochs (`patience`)"
         assert torch.equal(model.state_dict()["weight"], seen[1]["weight"])
 
     def test_validation_every_third_epoch_and_at_the_end(self) -> None:
@@ -91,7 +93,7 @@ class TestLoop:
     def test_divergence_names_the_term_and_keeps_the_best_weights(self) -> None:
         model, seen = nn.Linear(2, 3), []
         recipe = Scripted([0.1, 0.5], [1.0, 1.0, float("nan")])
-        with pytest.raises(DivergenceError, match="epoch 2: pull is not finite"):
+        with pytest.raises(DivergenceError, match="epoch 3: pull is not finite"):
             fit(
                 model,
                 recipe,

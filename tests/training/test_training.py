@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv
+from torch_geometric.nn import GATConv, SuperGATConv
 
 from fgai.errors import InputError
 from fgai.training import FaithfulConfig, make_faithful, train
@@ -45,6 +45,20 @@ class TestTrain:
         right = (model(GRAPH).argmax(1) == GRAPH.y)[GRAPH.test_mask].float().mean()
         assert right > 0.6
         assert model.history.terms[-1]["cross_entropy"] < model.history.terms[0]["cross_entropy"]
+
+    def test_layers_that_keep_tensors_of_their_last_pass_are_copied(self) -> None:
+        class Mine(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = SuperGATConv(6, 3)
+
+            def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+                return self.conv(x, edge_index)
+
+        trained = train(Mine(), GRAPH, **SHORT)
+        assert not trained.conv.att_x.is_leaf
+        faithful = make_faithful(trained, GRAPH, **SHORT)
+        assert len(faithful.history.terms) == SHORT["epochs"] and not trained.conv.att_x.is_leaf
 
     def test_users_model_and_data_train_too(self) -> None:
         class Mine(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fgai.attacks.adaptive import AdaptiveInjection
 from fgai.attacks.base import Attack
@@ -15,7 +16,7 @@ from fgai.attacks.natural import NaturalInjection
 from fgai.attacks.prbcd import PRBCD
 from fgai.attacks.tdgia import TDGIA
 from fgai.attacks.values import ValueInjection
-from fgai.checks import one_of
+from fgai.checks import at_least, one_of
 from fgai.errors import InputError
 from fgai.objectives import Objective, Value
 from fgai.tasks import get_task
@@ -46,6 +47,23 @@ class Threat:
     def budget_for(self, task: str) -> Budget:
         """Return the budget of a task, given by its name."""
         return self.per_graph if get_task(task).row_per_graph and self.per_graph is not None else self.budget
+
+    def sized(self, nodes: int | None, edges: int | None) -> Threat:
+        """Return the threat with another budget of `nodes` and `edges`; None keeps what it has.
+
+        Raises:
+            InputError: a number below 1, or of something this threat does not add.
+        """
+        given = (("nodes", nodes), ("edges", edges))
+        changes: dict[str, Any] = {name: count for name, count in given if count is not None}
+        for name, count in changes.items():
+            at_least(count, name, 1)
+            if not getattr(self.budget, name):
+                raise InputError(f"the threat {self.name!r} has no `{name}` to change; leave it out")
+        if not changes:
+            return self
+        per_graph = None if self.per_graph is None else replace(self.per_graph, **changes)
+        return replace(self, budget=replace(self.budget, **changes), per_graph=per_graph)
 
 
 THREATS: dict[str, Threat] = {

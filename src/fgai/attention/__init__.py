@@ -19,7 +19,7 @@ from fgai.attention.perturb import Perturb, Perturbation
 from fgai.attention.reach import touched_rows
 from fgai.attention.record import find_layers, record
 from fgai.attention.registry import register_adapter
-from fgai.attention.state import evaluating
+from fgai.attention.state import duplicate, evaluating
 from fgai.attention.tap import Adapter, Tap
 from fgai.attention.tape import Tape
 from fgai.attention.tapped import TappedLayer
@@ -46,6 +46,7 @@ __all__ = [
     "call_model",
     "can_be_limited",
     "counting",
+    "duplicate",
     "entry_limits",
     "evaluating",
     "find_layers",

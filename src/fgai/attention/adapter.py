@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor, nn
 
+from fgai.attention.contact import check_dtype, first_contact
 from fgai.attention.layerwise import Layerwise
 from fgai.attention.record import uncompiled
 from fgai.attention.tapped import TappedLayer
-from fgai.errors import InputError
+from fgai.errors import FgaiError, InputError
 from fgai.graph import Graph
 from fgai.tasks import link_logits
 
@@ -35,6 +37,14 @@ class GraphModel(nn.Module):
             if cls.forward_parts & vars(kind).keys():
                 cls.layerwise = GraphModel.layerwise  # type: ignore[method-assign]
                 return
+
+    def check_graph(self, graph: Graph) -> None:
+        """Raise if the model cannot read this graph.
+
+        Raises:
+            InputError: the features are of another type than the parameters.
+        """
+        check_dtype(self, graph)
 
     def prepare(self, graph: Graph) -> Graph:
         """Return `graph` as this model reads it; itself where it already is so."""
@@ -85,7 +95,8 @@ class GraphModelAdapter:
     reads_weights: bool = True
 
     def prepare(self, graph: Graph) -> Graph:
-        """Return `graph` as the model reads it, on its device."""
+        """Return `graph` as the model reads it, on its device, once it is known to be readable."""
+        self.bare.check_graph(graph)
         return self.bare.prepare(graph).to(device_of(self.model))
 
     def call(self, graph: Graph) -> Tensor:
@@ -115,7 +126,9 @@ class PyGAdapter:
 
     On a graph with links it must return embeddings [N, D], whose dot products are the scores; on a batch of
     small graphs it is called as `model(x, edge_index, batch)` and must return a row per small graph. A model
-    that needs more (`edge_attr`, positional encodings) is wrapped in a module that takes these.
+    that is called otherwise is wrapped in a module that takes these. Values per node (positional encodings)
+    belong into `x`. Values per edge (`edge_attr`) cannot be had: edges are sorted, and attacks add some, so
+    values kept in a wrapper would meet other edges. Whoever keeps some is refused, see `first_contact`.
 
     Attributes:
         model: as given.
@@ -126,29 +139,50 @@ class PyGAdapter:
     can_capture: bool = False
 
     def prepare(self, graph: Graph) -> Graph:
-        """Return `graph` on the model's device."""
-        return graph.to(device_of(self.model))
+        """Return `graph` on the model's device, once the model is known to answer here as it does by itself.
+
+        Raises:
+            InputError: it does not, see `first_contact`.
+        """
+        graph = graph.to(device_of(self.model))
+        arguments = ("x", "edge_index") if graph.batch is None else ("x", "edge_index", "batch")
+        first_contact(self.model, graph, lambda edges: self._outputs(graph, edges), arguments)
+        return graph
 
     def call(self, graph: Graph) -> Tensor:
         """Return the logits; features [N, F] are made dense.
 
         Raises:
-            InputError: the graph has no features or has edge weights.
+            InputError: the graph has no features or has edge weights, or the model failed on it.
         """
+        outputs = self._outputs(graph, graph.edge_index)
+        if graph.batch is not None or graph.links is None:
+            return outputs
+        return link_logits(outputs, graph.links.pairs)
+
+    def _outputs(self, graph: Graph, edge_index: Tensor) -> Tensor:
+        """Return what the model says when the edges of `graph` come in this order."""
+        name = type(self.model).__name__
         if graph.edge_weight is not None:
             raise InputError(
-                f"{graph.name!r} has edge weights, which {type(self.model).__name__} called as"
-                " model(x, edge_index) would not see; use one of fgai's models"
+                f"{graph.name!r} has edge weights, which {name} called as model(x, edge_index) would not see;"
+                " use one of fgai's models"
             )
         if graph.features is None:
+            raise InputError(f"{graph.name!r} has no node features, which {name} needs; give it some")
+        x = graph.features.to_dense()
+        inputs = (x, edge_index) if graph.batch is None else (x, edge_index, graph.batch)
+        try:
+            outputs = self.model(*inputs)
+        except (FgaiError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
             raise InputError(
-                f"{graph.name!r} has no node features, which {type(self.model).__name__} needs; give it some"
-            )
-        inputs = (graph.features.to_dense(), graph.edge_index)
-        if graph.batch is not None:
-            return _tensor(self.model(*inputs, graph.batch), self.model)
-        outputs = _tensor(self.model(*inputs), self.model)
-        return outputs if graph.links is None else link_logits(outputs, graph.links.pairs)
+                f"{name} failed on {graph.name!r} with x {list(x.shape)} and edge_index"
+                f" {list(edge_index.shape)}: {error}; check how many features it reads, and that it keeps"
+                " nothing per node or edge"
+            ) from error
+        return _tensor(outputs, self.model)
 
     def layerwise(self) -> Layerwise | None:
         """None: what lies between the layers is not known."""

@@ -1,12 +1,13 @@
-"""Leave a model as it was found: evaluation mode and frozen parameters for the length of a block."""
+"""Leave a model as it was found: evaluation mode for the length of a block, and independent copies."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -27,7 +28,7 @@ def evaluating(model: ModelT, *, freeze: bool = False) -> Iterator[ModelT]:
         The model.
 
     Example:
-        >>> from torch import nn
+        >>> from torch import Tensor, nn
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.Dropout()).train()
         >>> with evaluating(model, freeze=True):
         ...     model.training, model[0].weight.requires_grad
@@ -51,3 +52,14 @@ def evaluating(model: ModelT, *, freeze: bool = False) -> Iterator[ModelT]:
             module.training = flag
         for parameter, grad in grads:
             parameter.requires_grad_(grad)
+
+
+def duplicate(model: ModelT) -> ModelT:
+    """Return an independent copy of a model.
+
+    Layers may keep tensors of their last forward pass (SuperGATConv does), which `copy.deepcopy` refuses
+    while they carry a gradient history; the copy has their values alone.
+    """
+    values = (value for module in model.modules() for value in vars(module).values())
+    passing = [value for value in values if isinstance(value, Tensor) and not value.is_leaf]
+    return copy.deepcopy(model, {id(value): value.detach().clone() for value in passing})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -176,7 +177,7 @@ class CertificateRecord(Document):
         for name in _TENSORS:
             value = getattr(self, name)
             special[name] = None if value is None else pack_array(value.numpy())
-        names = [name for name in self.__dataclass_fields__ if name not in special]
+        names = [field.name for field in dataclasses.fields(self) if field.name not in special]
         fields = {name: plain(getattr(self, name)) for name in names}
         return {"kind": self.KIND, "schema": self.SCHEMA, **fields, **plain(special)}
 

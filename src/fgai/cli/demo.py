@@ -26,6 +26,7 @@ from fgai.graph import Graph
 from fgai.models import MODELS
 from fgai.reports.balance import RULE, Change, balance_words, changes, table, verdict
 from fgai.reports.compose import RADIUS, measure
+from fgai.reports.page import checked_page, write_report
 from fgai.reports.words import attack_words
 from fgai.training import History, train_method
 
@@ -71,6 +72,7 @@ def demo(
     out = Output(json, quiet)
     graph = datasets.load_dataset(dataset, root, seed)
     folder = checked_folder(output)
+    page = page_in(out, folder)
     out.say(
         f"Attention shows which neighbours a {model} listens to. Does that survive an attack, and does a"
         " faithful version of it (FGAI) do better?"
@@ -108,8 +110,9 @@ def demo(
         record.save(folder / f"certificate-{name.lower()}.json")
     again = ["fgai", "demo", "--dataset", dataset, "--model", model, "--seed", str(seed)]
     again += [] if epochs is None else ["--epochs", str(epochs)]
-    page = folder / "report.html"
-    made = write_page(out, page, models, graph, comparison, certificates, node, shlex.join(again))
+    if page is not None:
+        shown_with: dict[str, Any] = {"models": models, "data": graph, "certificates": certificates}
+        write_report(comparison, page, **shown_with, node=node, reproduce=[shlex.join(again)])
     found = changes_of(comparison, certificates)
     shown = dataclasses.replace(table(found, model, "FGAI"), notes=notes_of(comparison))
     meaning = what_it_means(found, model)
@@ -127,14 +130,14 @@ def demo(
         "node": node,
         "models": {name: str(path) for name, path in paths.items()},
         "pictures": [str(path) for path in pictures],
-        "report": str(page) if made else None,
+        "report": None if page is None else str(page),
         "comparison": str(folder / "comparison.json"),
     }
 
     def show(console: Console) -> None:
         shown.show(console)
         console.print(f"\n{meaning}\n", markup=False)
-        if made:
+        if page is not None:
             console.print(f"see it all in a browser:  {page}", markup=False, soft_wrap=True)
         console.print(f"pictures, models and records are in {folder}/", markup=False, soft_wrap=True)
         first = paths["FGAI"]
@@ -142,29 +145,16 @@ def demo(
 
     out.result(values, show)
     if open_:
-        webbrowser.open((page if made else pictures[0]).resolve().as_uri())
+        webbrowser.open((page or pictures[0]).resolve().as_uri())
 
 
-def write_page(
-    out: Output,
-    path: Path,
-    models: dict[str, nn.Module],
-    graph: Graph,
-    comparison: Comparison,
-    certificates: dict[str, CertificateRecord],
-    node: int,
-    line: str,
-) -> bool:
-    """Write the report; say what to install where it cannot be made."""
-    from fgai.reports import write_report
-
-    options: dict[str, Any] = {"models": models, "data": graph, "certificates": certificates, "node": node}
+def page_in(out: Output, folder: Path) -> Path | None:
+    """Where the report goes; None where it cannot be made, and what to install is said before the work."""
     try:
-        write_report(comparison, path, **options, reproduce=[line])
+        return checked_page(folder / "report.html")
     except MissingExtraError as error:
-        out.say(f"no report: {error}")
-        return False
-    return True
+        out.say(f"there will be no report: {error}")
+        return None
 
 
 def changes_of(comparison: Comparison, certificates: dict[str, CertificateRecord]) -> list[Change]:

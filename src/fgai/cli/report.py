@@ -63,10 +63,11 @@ def report(
     - `fgai report report.json`
     """
     from fgai.reports import read_report, write_report
+    from fgai.reports.page import checked_page
 
     out = Output(json, quiet)
     one_of(threat, "--threat", tuple(THREATS))
-    page = checked_output(output if output.suffix.lower() in (".html", ".htm") else Path(f"{output}.html"))
+    page = checked_output(checked_page(output))
     names = {
         "node_names": None if node_names is None else _lines(node_names),
         "class_names": None if class_names is None else _lines(class_names),

@@ -84,7 +84,7 @@ def report(
         **about,
         measure: found,
         "epochs": len(history.terms),
-        "best_epoch": history.best_epoch,
+        "kept_epoch": history.kept_epoch,
         "stopped": history.stopped,
         "seconds": history.seconds,
     }
@@ -93,7 +93,9 @@ def report(
         shares = ", ".join(f"{part} {value:.3f}" for part, value in found.items())
         console.print(f"{NAMES.get(measure, measure)}: {shares}")
         console.print(
-            f"{len(history.terms)} epochs in {history.seconds:.1f} s; kept: epoch {history.best_epoch + 1}"
+            f"{len(history.terms)} epochs in {history.seconds:.1f} s, {history.ending};"
+            f" kept: epoch {history.kept_epoch}",
+            soft_wrap=True,
         )
         console.print(f"written to {path}", markup=False, soft_wrap=True)
 

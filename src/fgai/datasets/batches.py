@@ -11,6 +11,7 @@ from torch import Tensor
 from fgai.datasets.splits import Split
 from fgai.errors import InputError
 from fgai.graph import Graph
+from fgai.graph.pyg_data import refuse_edge_values
 
 
 def batched(
@@ -33,7 +34,7 @@ def batched(
         A graph with `batch`, `graph_y` and masks that are constant inside each small graph.
 
     Raises:
-        InputError: no graphs, or features of different widths.
+        InputError: no graphs, features of different widths, or values on edges, which would be lost.
 
     Example:
         >>> pair = Graph.from_edges(torch.tensor([[0, 1], [1, 0]]), 2, torch.ones(2, 3))
@@ -45,6 +46,7 @@ def batched(
         raise InputError("`graphs` must hold at least one graph, got none")
     edges, features, sizes, start = [], [], [], 0
     for graph in graphs:
+        refuse_edge_values(graph)
         count, x = int(graph.num_nodes), _features(graph)
         edges.append(graph.edge_index + start)
         features.append(x)

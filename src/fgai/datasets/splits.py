@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ def _cut(order: Tensor, train: float, val: float) -> tuple[Tensor, Tensor, Tenso
 
 
 def random_split(
-    y: Tensor,
+    y: Any,
     seed: int = 0,
     *,
     train: float = 0.1,
@@ -41,14 +41,14 @@ def random_split(
     Nodes without a label (-1) stand in no mask. Sizes are rounded to the nearest node.
 
     Args:
-        y: [N] labels.
+        y: [N] labels, or a `Graph` or PyG `Data` that has some.
         seed: draws the order; another seed, another split.
         train: share for training.
         val: share for validation; the rest is for test.
         generator: used instead of `seed` when given.
 
     Raises:
-        InputError: if the shares are not positive or leave nothing for test.
+        InputError: no labels, or shares that are not positive or leave nothing for test.
 
     Example:
         >>> split = random_split(torch.arange(20) % 2, seed=3)
@@ -56,9 +56,12 @@ def random_split(
         [2, 2, 16]
     """
     _check_shares(train, val)
-    labelled = (y >= 0).nonzero().flatten().cpu()
+    labels = y if isinstance(y, Tensor) else getattr(y, "y", None)
+    if not isinstance(labels, Tensor) or labels.dim() != 1:
+        raise InputError(f"`y` must be labels [N], or a graph with labels `y`, got {type(y).__name__}")
+    labelled = (labels >= 0).nonzero().flatten().cpu()
     order = labelled[torch.randperm(labelled.numel(), generator=_generator(seed, generator))]
-    return _masks(_cut(order, train, val), y.numel())
+    return _masks(_cut(order, train, val), labels.numel())
 
 
 def stratified_split(

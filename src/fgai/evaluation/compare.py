@@ -82,16 +82,17 @@ def compare(
         threat: see `evaluate`.
         vanilla: name of the model the others are compared with; the first when None.
         seed: of the attacks.
-        **options: further arguments of `evaluate`, e.g. `k=5`, `curves=False`.
+        **options: further arguments of `evaluate`, e.g. `k=5`, `curves=False`, `nodes=2`, `edges=2`.
 
     Returns:
         The comparison; `.show()` prints it with null rows, seconds and peak memory.
 
     Raises:
-        InputError: no models, or `vanilla` names none of them.
+        InputError: no models, models without names, or `vanilla` names none of them.
     """
-    if not models:
-        raise InputError("`models` must name at least one model, got none")
+    if not isinstance(models, Mapping) or not models:
+        found = "none" if isinstance(models, Mapping) else type(models).__name__
+        raise InputError(f"`models` must hold at least one model by name, as {{'GAT': model}}, got {found}")
     reference = next(iter(models)) if vanilla is None else vanilla
     if reference not in models:
         raise InputError(f"`vanilla` must be one of {', '.join(models)}, got {reference!r}")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fgai.attacks import Threat
+from fgai.attacks import Threat, threat_of
 from fgai.attention import prepared
 from fgai.cache import cached_on
 from fgai.checks import one_of
@@ -38,6 +38,8 @@ def evaluate(
     name: str | None = None,
     k: int = 5,
     targets: str = "test",
+    nodes: int | None = None,
+    edges: int | None = None,
     explanation_attack: bool = True,
     curves: bool = True,
     nulls: bool = True,
@@ -61,6 +63,8 @@ def evaluate(
         name: of the row; the model's class by default.
         k: neighbours in a node's explanation.
         targets: what is attacked and scored: `test`, or `val` while settings are still being chosen.
+        nodes: that the attack injects, instead of the threat's own number: for small graphs.
+        edges: of each injected node (or in all, where none are injected), likewise.
         explanation_attack: also attack the explanation (threats that search only).
         curves: remove edges by rank and measure F-slopes and fidelity; about 45 forward passes.
         nulls: also measure uniform attention and a random ranking; with `curves` about 70 more.
@@ -85,6 +89,7 @@ def evaluate(
     """
     check_k(k)
     one_of(targets, "targets", TARGETS)
+    threat = threat_of(threat).sized(nodes, edges)
     given = as_graph(data)
     task = task_of(given)
     if getattr(model, "task", task.name) != task.name:
@@ -97,12 +102,11 @@ def evaluate(
         body = run.measure(threat, vanilla, explanation_attack, curves, nulls, per_node, meter)
     for entry in notes.caught:
         warnings.warn(entry.message, entry.category, stacklevel=2)
-    label = threat if isinstance(threat, str) else threat.name
     return EvaluationRecord(
         name=name or type(model).__name__,
         model={"class": type(model).__name__, "config": plain_config(model), "parameters": count(model)},
         data=describe(given),
-        threat={"name": label, "budget": body.pop("budget")},
+        threat={"name": threat.name, "budget": body.pop("budget")},
         config={
             "k": k,
             "task": task.name,

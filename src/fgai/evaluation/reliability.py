@@ -14,6 +14,7 @@ from fgai.attacks import AttackResult
 from fgai.attention import AttentionMap
 from fgai.errors import FgaiWarning, ReliabilityWarning
 from fgai.graph import Graph
+from fgai.tasks import task_of
 
 NOISE = 1e-4
 """Largest difference of two equal forward passes, relative to the largest logit, that rounding explains."""
@@ -60,8 +61,20 @@ def collected() -> Iterator[Notes]:
     notes.caught = list(caught)
 
 
-def check_split(graph: Graph) -> None:
-    """Warn if test nodes are also training or validation nodes (`split-overlap`)."""
+def check_split(graph: Graph, targets: str) -> None:
+    """Warn if there is no split (`no-split`), or if test nodes are not kept apart (`split-overlap`).
+
+    Args:
+        graph: with or without masks.
+        targets: the part that is scored.
+    """
+    task = task_of(graph)
+    if not task.has_part(graph, targets):
+        warn(
+            "no-split",
+            f"{graph.name!r} has no `{targets}_mask`: all {task.count(graph)} {task.rows_are} are attacked"
+            f" and scored, those the model was trained on too; see `{task.split_function}`",
+        )
     others = [mask for mask in (graph.train_mask, graph.val_mask) if mask is not None]
     if graph.test_mask is None or not others:
         return

@@ -14,7 +14,7 @@ from fgai import metrics
 from fgai.attacks import AttackResult, Threat, make_attack, threat_of
 from fgai.attention import AttentionMap, Observation, observe, prepared
 from fgai.attention.reach import touched_rows
-from fgai.errors import FgaiWarning, InputError
+from fgai.errors import FgaiWarning
 from fgai.evaluation import measures as ms
 from fgai.evaluation import reliability
 from fgai.evaluation.curves import all_curves, fidelity
@@ -25,7 +25,7 @@ from fgai.evaluation.per_node import node_arrays
 from fgai.evaluation.same_class import same_class
 from fgai.graph import Graph
 from fgai.records import Meter, plain
-from fgai.tasks import task_of
+from fgai.tasks import check_logits, task_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,9 +118,9 @@ class Run:
 
     def _look(self, vanilla: nn.Module | None) -> None:
         """See the clean graph through both models, and doubt what is doubtful."""
-        reliability.check_split(self.graph)
+        reliability.check_split(self.graph, self.targets)
         self.clean = observe(self.model, self.graph).averaged()
-        _check_shape(self.clean.logits, self.task.count(self.graph), self.graph)
+        check_logits(self.clean.logits, self.graph)
         reliability.check_outputs(self.clean.logits, ms.logits_again(self.model, self.graph))
         self.sharpness = ms.sharpness_by_layer(self.clean.attention)
         reliability.check_attention(self.sharpness, self.clean.attention, self.k)
@@ -309,14 +309,6 @@ def place_value(values: dict[str, Any], path: str, value: Any) -> None:
     for name in parents:
         values = values.setdefault(name, {})
     values[last] = value
-
-
-def _check_shape(logits: Tensor, rows: int, graph: Graph) -> None:
-    if logits.dim() != 2 or logits.shape[0] != rows or logits.shape[1] < graph.num_classes:
-        raise InputError(
-            f"the model must return logits [{rows}, {max(2, graph.num_classes)}] on"
-            f" {graph.name!r}, got {tuple(logits.shape)}"
-        )
 
 
 def _ledger(result: AttackResult) -> dict[str, Any]:

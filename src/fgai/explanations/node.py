@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fgai.attacks import AttackResult, Threat, make_attack
+from fgai.attacks import AttackResult, Threat, make_attack, threat_of
 from fgai.attention import observe, prepared
 from fgai.certificates import PROMISE, certify
 from fgai.checks import at_least
@@ -29,6 +29,8 @@ def explain(
     k: int = 5,
     layer: str | int = "mean",
     threat: str | Threat | None = "standard",
+    nodes: int | None = None,
+    edges: int | None = None,
     seed: int = 0,
     certificate: bool = True,
     attack: AttackResult | None = None,
@@ -47,6 +49,8 @@ def explain(
         k: neighbours in the explanation.
         layer: `mean`, `last` or `max` over layers, or one layer by number.
         threat: attack to try the explanation with, by name; None for no attack.
+        nodes: that the attack injects, instead of the threat's own number: for small graphs.
+        edges: of each of them, likewise.
         seed: of the attack.
         certificate: also certify (a pass over the whole graph).
         attack: the result of an attack on this model, instead of running one.
@@ -72,11 +76,11 @@ def explain(
     label = threat if isinstance(threat, str) else getattr(threat, "name", "")
     clean = GraphView.of(observe(model, graph), layer=layer).node(node)
     after = None
-    if threat is not None or attack is not None:
-        result = attack
-        if result is None:
-            assert threat is not None
-            result = make_attack(threat, "prediction", k=k).run(model, graph, seed=seed)
+    result = attack
+    if result is None and threat is not None:
+        chosen = threat_of(threat).sized(nodes, edges)
+        result = make_attack(chosen, "prediction", k=k).run(model, graph, seed=seed)
+    if result is not None:
         seen = observe(model, prepared(model, result.graph))
         after = GraphView.of(seen, layer=layer, original=graph.num_nodes).node(node)
     return NodeExplanation(

@@ -49,9 +49,9 @@ def _losses(axes: Axes, name: str, history: History) -> None:
     if everything and max(everything) > 30 * min(everything):
         axes.set_yscale("log")
         axes.set_ylim(bottom=max(min(everything), max(everything) * 1e-6) / 2)
-    axes.axvline(history.best_epoch + 1, color=style.FAINT, linewidth=1.0, zorder=0)
+    axes.axvline(history.kept_epoch, color=style.FAINT, linewidth=1.0, zorder=0)
     axes.annotate(
-        "kept", (history.best_epoch + 1, 0), xycoords=("data", "axes fraction"), xytext=(-2, 2),
+        "kept", (history.kept_epoch, 0), xycoords=("data", "axes fraction"), xytext=(-2, 2),
         textcoords="offset points", ha="right", va="bottom", fontsize=7, color="#555555",
     )  # fmt: skip
     axes.set_title(name)

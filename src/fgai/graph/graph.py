@@ -17,6 +17,7 @@ from fgai.cache import cached_on
 from fgai.errors import FgaiWarning, InputError
 from fgai.graph.links import Links
 from fgai.graph.nystrom import extend_encoding
+from fgai.graph.pyg_data import arguments_from_data
 from fgai.ops.attach import attach
 from fgai.sparse import Adjacency, EdgeMap, Features, edge_keys, key_ends, match_edges
 from fgai.sparse.features import as_features
@@ -51,6 +52,7 @@ class Graph:
         batch: [N] int64 or None, the graph each node belongs to in a batch of small graphs.
         graph_y: [G] int64 or None, one label per small graph.
         links: pairs of nodes to predict links for, or None; the edges are then those messages pass along.
+        merged: [2, D] or None: edges that were given more than once, each as often as it was left out.
         voices: [M, D] in [0, 1] or None: what the first layer of a model with limits hears of the last M
             nodes, whatever their features: points between the ends of its limits. New nodes drop it.
         name: for messages and records.
@@ -69,6 +71,7 @@ class Graph:
     batch: Tensor | None = None
     graph_y: Tensor | None = None
     links: Links | None = None
+    merged: Tensor | None = None
     voices: Tensor | None = None
     name: str = "graph"
 
@@ -104,10 +107,16 @@ class Graph:
                 `positional_values`.
 
         Raises:
-            InputError: empty graph, edges out of range, features not finite, wrong lengths, one class.
+            InputError: empty graph, edges out of range, features not finite, wrong lengths, one class, or
+                `edge_weight`, whose order is the graph's and not that of `edge_index`.
         """
         if num_nodes < 1:
             raise InputError(f"a graph must have at least one node, got num_nodes={num_nodes}")
+        if fields.get("edge_weight") is not None:
+            raise InputError(
+                "`edge_weight` must follow the graph's own order of edges, which is not that of `edge_index`;"
+                " build the graph first, then use `graph.replace(edge_weight=...)`"
+            )
         edges = checks.edge_index(edge_index, num_nodes)
         given = edges.shape[1]
         if edge_truth is not None and edge_truth.shape != (given,):
@@ -115,17 +124,20 @@ class Graph:
         if undirected:
             edges = torch.cat([edges, edges.flip(0)], dim=1)
             edge_truth = None if edge_truth is None else torch.cat([edge_truth, edge_truth])
-        unique, inverse = torch.unique(edge_keys(edges[0], edges[1]), return_inverse=True)
+        unique, inverse, counts = torch.unique(
+            edge_keys(edges[0], edges[1]), return_inverse=True, return_counts=True
+        )
+        merged = None
         if not undirected and unique.numel() < given:
+            merged = torch.stack(key_ends(torch.repeat_interleave(unique, counts - 1)))
             warnings.warn(
-                FgaiWarning(f"{given - unique.numel()} duplicate edges of {name!r} were merged"), stacklevel=2
+                FgaiWarning(f"{merged.shape[1]} duplicate edges of {name!r} were merged"), stacklevel=2
             )
         adjacency = Adjacency.from_sorted(*key_ends(unique), num_nodes)
         if edge_truth is not None:
-            counts = torch.zeros(unique.numel(), dtype=torch.long, device=edges.device)
-            edge_truth = counts.index_add(0, inverse, edge_truth.long()) > 0
-        others: dict[str, Any] = dict(fields)
-        graph = cls(adjacency, as_features(features), edge_truth=edge_truth, name=name, **others)
+            edge_truth = torch.zeros_like(unique).index_add(0, inverse, edge_truth.long()) > 0
+        others: dict[str, Any] = {"edge_truth": edge_truth, "merged": merged, **fields}
+        graph = cls(adjacency, as_features(features), name=name, **others)
         graph._validate()
         return graph
 
@@ -134,33 +146,18 @@ class Graph:
         """Build a graph from a PyG `Data` object (homogeneous, one graph).
 
         Raises:
-            InputError: for heterogeneous data, and whatever `from_edges` refuses.
+            InputError: values on the edges (`edge_attr`, `edge_weight`), which would be lost; a dataset,
+                heterogeneous data, and whatever `from_edges` refuses.
         """
-        if not hasattr(data, "edge_index") or type(data).__name__ == "HeteroData":
-            raise InputError(
-                f"expected a homogeneous PyG `Data` with `edge_index`, got {type(data).__name__}"
-            )
-        if data.edge_index is None:
-            raise InputError("`data.edge_index` is missing; transposed `adj_t` is not read, convert it first")
-        fields: dict[str, Any] = {
-            key: getattr(data, key, None) for key in ("y", "train_mask", "val_mask", "test_mask")
-        }
-        if fields["y"] is not None and fields["y"].dim() == 2 and fields["y"].shape[1] == 1:
-            fields["y"] = fields["y"].flatten()
-        nodes = int(data.num_nodes or 0)
-        truth = getattr(data, "edge_truth", None)
-        label = getattr(data, "name", name)
-        return cls.from_edges(data.edge_index, nodes, data.x, edge_truth=truth, name=str(label), **fields)
+        return cls.from_edges(**arguments_from_data(data), name=str(getattr(data, "name", name)))
 
     def to_data(self) -> Data:
         """Return a PyG `Data` with dense features."""
         from torch_geometric.data import Data
 
         x = None if self.features is None else self.features.to_dense()
-        fields = {
-            k: getattr(self, k) for k in ("y", "train_mask", "val_mask", "test_mask", "edge_truth", "batch")
-        }
-        present = {k: v for k, v in fields.items() if v is not None}
+        names = ("y", "train_mask", "val_mask", "test_mask", "edge_truth", "edge_weight", "batch")
+        present = {name: value for name in names if (value := getattr(self, name)) is not None}
         return Data(x=x, edge_index=self.edge_index, num_nodes=self.num_nodes, **present)
 
     def _validate(self) -> None:
@@ -178,8 +175,13 @@ class Graph:
             if mask is not None and (mask.dtype != torch.bool or mask.dim() != 1):
                 raise InputError(f"`{name}` must be a boolean vector, got {mask.dtype} {tuple(mask.shape)}")
         if self.y is not None:
-            if self.y.dtype != torch.long or self.y.dim() != 1:
-                raise InputError(f"`y` must be a vector of class numbers (torch.long), got {self.y.dtype}")
+            if self.y.dim() != 1:
+                raise InputError(
+                    f"`y` must hold one class number per node, shape [{n}], got {tuple(self.y.shape)};"
+                    " several labels per node are not supported, train on one column at a time"
+                )
+            if self.y.dtype != torch.long:
+                raise InputError(f"`y` must hold class numbers (torch.long), got {self.y.dtype}")
             if int(self.y.min()) < -1:
                 raise InputError(f"`y` must be a class number or -1 for unknown, got {int(self.y.min())}")
             if self.num_classes < 2:
@@ -366,7 +368,8 @@ class Graph:
         adjacency = Adjacency.from_sorted(source, destination, self.num_nodes)
         after = torch.arange(before.numel(), device=self.device)
         edge_map = EdgeMap(before, after, self.num_edges, before.numel())
-        return dataclasses.replace(self, adjacency=adjacency, **self._carried(edge_map)), edge_map
+        fields = self._carried(edge_map)
+        return dataclasses.replace(self, adjacency=adjacency, merged=None, **fields), edge_map
 
     def _carried(self, edge_map: EdgeMap) -> dict[str, Any]:
         """The fields per edge after an edit: new edges are no explanation and have weight 1."""

@@ -11,6 +11,7 @@ from fgai.attention import GraphModel
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
+from fgai.graph.pyg_data import arguments_from_data
 from fgai.ops import dropout
 from fgai.sparse import Features
 from fgai.tasks import POOLINGS, get_task, task_of
@@ -117,16 +118,42 @@ class AttentionModel(GraphModel):
         """Return the node embeddings [N, out] of a prepared graph."""
         raise TypeError("abstract")
 
-    def forward(self, graph: Graph, links: Tensor | None = None) -> Tensor:
-        """Return logits: [N, out] for nodes, [L, 2] for the graph's links, [G, out] for graphs.
+    def check_graph(self, graph: Graph) -> None:
+        """Raise if the features are not as many, or not of the type, that the model reads."""
+        self._check_width(graph)
+        super().check_graph(graph)
 
-        Given `links` [2, L], a link predictor returns their scores [L] instead.
-        """
+    def _check_width(self, graph: Graph) -> None:
         if graph.features is None or graph.num_features != self.config["in_channels"]:
             raise InputError(
                 f"the model reads {self.config['in_channels']} features per node, {graph.name!r} has"
                 f" {graph.num_features}; was it trained on another dataset?"
             )
+
+    def forward(
+        self,
+        graph: Any,
+        links: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        edge_index: Tensor | None = None,
+    ) -> Tensor:
+        """Return logits: [N, out] for nodes, [L, 2] for the graph's links, [G, out] for graphs.
+
+        Also called as `model(data)` and `model(x, edge_index, batch)`, as PyG's models are. A `Graph` keeps
+        what the kernels derive of it from call to call and is faster.
+
+        Args:
+            graph: a `Graph`, a PyG `Data`, or features [N, F].
+            links: [2, L] pairs whose scores [L] a link predictor returns instead; after features, the edges.
+            batch: [N] the small graph of each node, after features and edges.
+            edge_index: [2, E], after features, by name.
+        """
+        if not isinstance(graph, Graph):
+            edges = edge_index if links is None else links
+            graph, links = _graph_of(graph, edges, batch), None
+            self.check_graph(graph)
+        self._check_width(graph)  # the type is looked up once, by `prepared`
         return self.read_out(self.embed(self.prepare(graph)), graph, links)
 
     def read_out(self, nodes: Tensor, graph: Graph, links: Tensor | None = None) -> Tensor:
@@ -143,6 +170,17 @@ def as_graph(data: Any) -> Graph:
     if hasattr(data, "edge_index"):
         return Graph.from_data(data)
     raise InputError(f"`data` must be a fgai Graph or a PyG Data, got {type(data).__name__}")
+
+
+def _graph_of(data: Any, edge_index: Tensor | None, batch: Tensor | None) -> Graph:
+    """Return what a model was called with as a graph: PyG `Data`, or features and edges."""
+    if isinstance(data, Tensor):
+        if edge_index is None:
+            raise InputError("call it as model(graph), model(data) or model(x, edge_index), got `x` alone")
+        return Graph.from_edges(edge_index, data.shape[0], data, batch=batch)
+    given = arguments_from_data(data)
+    read = {name: given[name] for name in ("edge_index", "num_nodes", "features")}
+    return Graph.from_edges(**read, batch=getattr(data, "batch", None))
 
 
 def as_features(graph: Graph) -> Features:

@@ -189,6 +189,7 @@ def _histories(models: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
             "best_epoch": history.best_epoch,
             "seconds": round(history.seconds, 3),
             "stopped": history.stopped,
+            "ending": history.ending,
         }
     return out
 

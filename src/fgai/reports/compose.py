@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from fgai.attacks import Threat
+from fgai.attacks import Threat, threat_of
 from fgai.certificates import CertificateRecord, certify
 from fgai.errors import InputError
 from fgai.evaluation import Comparison, compare
@@ -29,6 +29,8 @@ def report(
     path: Path | str | None = None,
     *,
     threat: str | Threat = "standard",
+    nodes: int | None = None,
+    edges: int | None = None,
     k: int = 5,
     seed: int = 0,
     node: int | None = None,
@@ -45,6 +47,8 @@ def report(
         data: the `Graph` or PyG `Data` they are for.
         path: of the page; the document it is made of lies beside it. None writes nothing.
         threat: a name from `fgai.attacks.THREATS` or a `Threat` of your own.
+        nodes: that the attack injects, instead of the threat's own number: for small graphs.
+        edges: of each of them, likewise.
         k: neighbours in a node's explanation.
         seed: of the attacks.
         node: the page opens with; one that tells the story by default.
@@ -68,9 +72,7 @@ def report(
         >>> fgai.report({"GAT": model}, data, threat="random").names
         ['GAT']
     """
-    graph = as_graph(data)
-    if not models:
-        raise InputError("`models` must hold at least one model, got none")
+    graph, threat = as_graph(data), threat_of(threat).sized(nodes, edges)
     if node is not None and not 0 <= node < graph.num_nodes:
         raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
     page = None if path is None else checked_page(path)

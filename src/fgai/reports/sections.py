@@ -132,9 +132,7 @@ def configuration(report: Report) -> str:
         settings = {"class": model.get("class"), **(model.get("config") or {})}
         settings["parameters"] = model.get("parameters")
         history = report.histories.get(str(record.get("name"))) or {}
-        for name in ("epochs", "best_epoch", "stopped"):
-            if name in history:
-                settings[f"training {name.replace('_', ' ')}"] = history[name]
+        settings |= _training(history)
         seconds = history.get("seconds")
         if isinstance(seconds, int | float):
             settings["training seconds"] = f"{seconds:.1f}"
@@ -163,6 +161,18 @@ def snippet(report: Report) -> str:
         f'fgai.report(models, data, "report.html", threat={json.dumps(threat)}, k={config.get("k", 5)},'
         f" seed={first.get('seed', 0)})"
     )
+
+
+def _training(history: Mapping[str, Any]) -> dict[str, Any]:
+    """What a training came to; the kept epoch counted from 1, as the charts do."""
+    found: dict[str, Any] = {}
+    if "epochs" in history:
+        found["training epochs"] = history["epochs"]
+    if isinstance(history.get("best_epoch"), int):
+        found["training kept epoch"] = history["best_epoch"] + 1
+    if "stopped" in history:
+        found["training ended"] = history.get("ending", history["stopped"])
+    return found
 
 
 def _budget(record: Record) -> dict[str, Any]:

@@ -234,11 +234,12 @@ class Features:
 
 
 def as_features(value: Any) -> Features | None:
-    """Wrap a tensor, a scipy sparse matrix or `Features`; None stays None."""
+    """Wrap a tensor, dense or sparse, a scipy sparse matrix or `Features`; None stays None."""
     if value is None or isinstance(value, Features):
         return value
     if isinstance(value, Tensor):
-        return Features.dense(value if value.is_floating_point() else value.float())
+        value = value if value.is_floating_point() else value.float()
+        return Features.dense(value) if value.layout == torch.strided else _from_sparse(value)
     if hasattr(value, "tocsr"):
         rows = value.tocsr()
         rows.sum_duplicates()
@@ -250,3 +251,12 @@ def as_features(value: Any) -> Features | None:
     if isinstance(value, np.ndarray):
         return Features.dense(torch.from_numpy(np.asarray(value, dtype=np.float32)))
     raise InputError(f"`features` must be a tensor, a scipy sparse matrix or `Features`, got {type(value)}")
+
+
+def _from_sparse(x: Tensor) -> Features:
+    """Take over a sparse tensor of any layout; its entries become compressed rows."""
+    entries = x.to_sparse(layout=torch.sparse_coo).coalesce()
+    if entries.sparse_dim() != 2 or entries.dense_dim():
+        return Features.dense(entries.to_dense())
+    rows, columns = entries.indices()
+    return Features.sparse(pointers(rows, x.shape[0]), columns, entries.values(), x.shape[1])

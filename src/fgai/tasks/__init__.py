@@ -5,7 +5,7 @@ from fgai.tasks.batch import GraphTask, take_graphs
 from fgai.tasks.link import LinkTask, negative_pairs
 from fgai.tasks.node import NodeTask
 from fgai.tasks.readout import POOLINGS, link_logits, pool
-from fgai.tasks.registry import TASKS, get_task, register_task, task_of, unregister_task
+from fgai.tasks.registry import TASKS, check_logits, get_task, register_task, task_of, unregister_task
 
 __all__ = [
     "PARTS",
@@ -15,6 +15,7 @@ __all__ = [
     "LinkTask",
     "NodeTask",
     "Task",
+    "check_logits",
     "get_task",
     "link_logits",
     "negative_pairs",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
@@ -70,6 +72,30 @@ def task_of(graph: Graph) -> Task:
         if task.fits(graph):
             return task
     raise InputError(f"{graph.name!r} fits none of the tasks {', '.join(TASKS)}")
+
+
+def check_logits(logits: Tensor, graph: Graph) -> None:
+    """Raise if a model's outputs do not fit what is to be predicted on a graph.
+
+    Args:
+        logits: a row for everything there is to classify, a column per class.
+        graph: with or without labels.
+
+    Raises:
+        InputError: rows are missing, or a class has no column.
+    """
+    task = task_of(graph)
+    rows, classes = task.count(graph), graph.num_classes
+    if logits.dim() == 2 and logits.shape[0] == rows and logits.shape[1] >= classes:
+        return
+    labels = task.labels(graph)
+    known = None if labels is None else labels[labels >= 0]
+    lowest = 0 if known is None or not known.numel() else int(known.min())
+    hint = f"; labels begin at {lowest}, classes are counted from 0: use `y - {lowest}`" if lowest else ""
+    raise InputError(
+        f"the model must return logits [{rows}, {max(2, classes)}] on {graph.name!r},"
+        f" got {tuple(logits.shape)}{hint}"
+    )
 
 
 for _task in (NodeTask(), LinkTask(), GraphTask()):

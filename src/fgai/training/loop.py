@@ -104,7 +104,7 @@ class History:
     Attributes:
         terms: per epoch, each loss term's value; one that an epoch did not compute keeps its last value.
         scores: per validation, (epoch, score).
-        best_epoch: whose weights were kept.
+        best_epoch: whose weights were kept, as an index of `terms`; see `kept_epoch`.
         seconds: wall-clock time of the epochs, validation included.
         epoch_seconds: time of each training step alone.
         stopped: why training ended: `epochs` or `patience`.
@@ -118,6 +118,19 @@ class History:
     epoch_seconds: list[float] = field(default_factory=list)
     stopped: str = "epochs"
     attempts: int = 1
+
+    @property
+    def kept_epoch(self) -> int:
+        """The epoch whose weights were kept, counted from 1, as it is shown everywhere."""
+        return self.best_epoch + 1
+
+    @property
+    def ending(self) -> str:
+        """Why training ended, in words."""
+        if self.stopped != "patience":
+            return "all epochs"
+        waited = len(self.terms) - self.kept_epoch
+        return f"stopped early, no better validation score for {waited} epochs (`patience`)"
 
     def add(self, terms: Terms) -> None:
         """Note one epoch."""
@@ -329,6 +342,6 @@ def _check_finite(values: dict[str, float], epoch: int, model: nn.Module, best: 
         model.load_state_dict(best)
         model.eval()
         raise DivergenceError(
-            f"training diverged in epoch {epoch}: {', '.join(bad) or 'total'} is not finite; the best weights"
-            " so far are kept in the model. Lower `lr` or the weight of that term"
+            f"training diverged in epoch {epoch + 1}: {', '.join(bad) or 'total'} is not finite; the best"
+            " weights so far are kept in the model. Lower `lr` or the weight of that term"
         )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
+import torch
 from torch import nn
 
-from fgai.attention import prepared
+from fgai.attention import call_model, duplicate, evaluating, prepared
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.models import AttentionModel, Defended, as_graph
-from fgai.tasks import task_of
+from fgai.tasks import check_logits, task_of
 from fgai.training.build import setting_names, untrained
 from fgai.training.defended import Regularised
 from fgai.training.loop import TRAIN_FIELDS, History, Recipe, TrainConfig, fit
@@ -95,7 +95,8 @@ def train(
         The trained model, in eval mode, with the weights of the best validation epoch.
 
     Raises:
-        InputError: a setting, a preset or a model that is not known; no labels or no masks.
+        InputError: a setting, a preset or a model that is not known; no labels or no masks; outputs that do
+            not fit the labels.
 
     Example:
         >>> import fgai
@@ -119,6 +120,8 @@ def train(
     fields = {name: value for name, value in chosen.items() if name in TRAIN_FIELDS}
     config = (config or TrainConfig(**fields)).replace(**settings)
     trained, graph = copied(model), prepared(model, task.view(given, "fit"))
+    with evaluating(model), torch.no_grad():
+        check_logits(call_model(model, graph), graph)
     recipe = recipe or (Regularised if isinstance(model, Defended) else Vanilla)(graph)
     label = run_label(model, graph, recipe.name, config, seed) if checkpoint else ""
     history = fit(
@@ -141,10 +144,10 @@ def preset_class(model: nn.Module) -> str:
 
 def copied(model: M) -> M:
     """Return an independent copy of a model; its history is not carried over."""
-    copied = copy.deepcopy(model)
-    if hasattr(copied, "history"):
-        del copied.history
-    return copied
+    other = duplicate(model)
+    if hasattr(other, "history"):
+        del other.history
+    return other
 
 
 def set_history(model: nn.Module, history: History) -> None:

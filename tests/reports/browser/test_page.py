@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from fgai.reports import make_report, read_report, render, write_report
+from fgai.reports.page import trimmed
 from support.report_cases import EVIL, GRAPH, comparison, whole_report
 
 pytestmark = pytest.mark.browser
@@ -156,6 +158,33 @@ def test_search_by_number_and_by_name_with_the_keyboard(desk: Any) -> None:
     page.keyboard.press("Escape")
     assert desk.text("#node-title") == wanted and page.locator("#found").is_hidden()
     desk.check()
+
+
+def test_search_finds_the_node_asked_for_or_says_that_it_is_not_here(visit: Visit, tmp_path: Path) -> None:
+    whole = whole_report()
+    assert whole.explorer is not None
+    nodes = whole.explorer["nodes"]
+    few = trimmed(whole.explorer, len(nodes["id"]) // 2)
+    path = tmp_path / "few.html"
+    path.write_text(render(dataclasses.replace(whole, explorer=few)), encoding="utf-8")
+    carried = few["nodes"]["id"]
+    absent = next(n for n in range(10) if n not in carried and any(str(n) in str(m) for m in carried))
+    opened = visit(path)
+    page, before = opened.page, opened.text("#node-title")
+    page.fill("#search", str(absent))
+    assert opened.text("#found li") == f"Node {absent} is not on this page; use --node {absent}."
+    page.keyboard.press("Enter")
+    assert opened.text("#node-title") == before
+    page.fill("#search", "4000")
+    assert opened.text("#found li") == "There is no node 4000; the graph has 40."
+    there = max(carried)
+    for words in (str(there), f"node {there}", f"PAPER {there}"):
+        page.fill("#search", str(carried[0]))
+        page.keyboard.press("Enter")
+        page.fill("#search", words)
+        page.keyboard.press("Enter")
+        assert opened.text("#node-title") == f"paper {there}"
+    opened.check()
 
 
 def test_a_node_named_script_stays_text(desk: Any) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from fgai.attention import AttentionMap, find_layers, limits_of, observe
+from fgai.attention import AttentionMap, duplicate, find_layers, limits_of, observe
 from fgai.graph import Graph
 from fgai.ops.segments import row_max
 
@@ -55,7 +54,7 @@ def softened(model: nn.Module, graph: Graph) -> nn.Module | None:
     """
     temperature = 10.0
     while temperature <= HOTTEST:
-        other = copy.deepcopy(model)
+        other = duplicate(model)
         for layer in find_layers(other).values():
             _cool(layer, 1 / temperature)
         if saturated_layer(observe(other, graph, heads="mean").attention) is None:

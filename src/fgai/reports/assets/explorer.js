@@ -85,20 +85,25 @@ function startSearch() {
   let active = -1;
   const close = () => { list.hidden = true; active = -1; input.setAttribute("aria-expanded", "false"); input.removeAttribute("aria-activedescendant"); };
   const mark = () => {
-    [...list.children].forEach((item, at) => item.setAttribute("aria-selected", String(at === active)));
-    if (active >= 0) { input.setAttribute("aria-activedescendant", `found-${active}`); list.children[active].scrollIntoView({ block: "nearest" }); }
+    const items = [...list.querySelectorAll("[role=option]")];
+    items.forEach((item, at) => item.setAttribute("aria-selected", String(at === active)));
+    if (active >= 0) { input.setAttribute("aria-activedescendant", `found-${active}`); items[active].scrollIntoView({ block: "nearest" }); }
   };
   const take = (id) => { close(); input.value = ""; pick(id, true); };
   const update = () => {
     const asked = input.value.trim().toLowerCase();
     if (!asked) { close(); return; }
-    const hits = (id) => String(id) === asked ? 0 : String(id).startsWith(asked) ? 1 : nameOf(id).toLowerCase().includes(asked) ? 2 : 3;
+    const digits = /^(?:node )?(\d+)$/.exec(asked);
+    const number = digits ? Number(digits[1]) : null;
+    const exact = (id) => id === number || nameOf(id).toLowerCase() === asked;
+    const hits = (id) => exact(id) ? 0 : String(id).startsWith(asked) ? 1 : nameOf(id).toLowerCase().includes(asked) ? 2 : 3;
     found = explorer.nodes.id.map((id) => [hits(id), id]).filter(([rank]) => rank < 3).sort((a, b) => a[0] - b[0] || a[1] - b[1]).slice(0, 8).map(([, id]) => id);
     const items = found.map((id, at) => el("li", { role: "option", id: `found-${at}`, "aria-selected": "false", on: { mousedown: (event) => { event.preventDefault(); take(id); } } },
       nameOf(id), " ", el("small", {}, hint(id))));
-    list.replaceChildren(...(items.length ? items : [el("li", { class: "empty" }, "No such node on this page.")]));
+    const lacking = found.some(exact) ? "" : number !== null ? absence(number) : items.length ? "" : "No such node on this page.";
+    list.replaceChildren(...(lacking ? [el("li", { class: "empty" }, lacking)] : []), ...items);
     list.hidden = false;
-    active = items.length ? 0 : -1;
+    active = items.length && !lacking ? 0 : -1; // Enter must not take a node nobody asked for
     input.setAttribute("aria-expanded", "true");
     mark();
   };
@@ -114,6 +119,9 @@ function startSearch() {
     else if (event.key === "Escape") close();
   });
 }
+
+// Why a node that was asked for by its number is not among those found.
+const absence = (id) => (id < explorer.total ? `Node ${id} is not on this page; use --node ${id}.` : `There is no node ${id}; the graph has ${explorer.total}.`);
 
 function hint(id) {
   const at = position.get(id);

@@ -1,0 +1,60 @@
+"""What a `Graph` takes from a PyG `Data`, and what it refuses because it would be lost."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from fgai.errors import InputError
+
+EDGE_FIELDS = ("edge_attr", "edge_weight", "edge_type")
+"""What PyG's models read of an edge beside its ends."""
+NODE_FIELDS = ("y", "train_mask", "val_mask", "test_mask")
+
+
+def arguments_from_data(data: Any) -> dict[str, Any]:
+    """Return the arguments of `Graph.from_edges` for a PyG `Data`.
+
+    Raises:
+        InputError: a dataset instead of one of its graphs, heterogeneous data, no edges, or edges with values
+            of their own, which fgai would drop.
+    """
+    kind = type(data).__name__
+    if _is_dataset(data):
+        raise InputError(f"`data` must be one graph, got the dataset {kind}; give its graph: `dataset[0]`")
+    if not hasattr(data, "edge_index") or kind == "HeteroData":
+        raise InputError(f"expected a homogeneous PyG `Data` with `edge_index`, got {kind}")
+    if data.edge_index is None:
+        raise InputError("`data.edge_index` is missing; transposed `adj_t` is not read, convert it first")
+    refuse_edge_values(data)
+    fields = {name: getattr(data, name, None) for name in NODE_FIELDS}
+    labels = fields["y"]
+    if labels is not None and labels.dim() == 2 and labels.shape[1] == 1:
+        fields["y"] = labels.flatten()
+    return {
+        "edge_index": data.edge_index,
+        "num_nodes": int(data.num_nodes or 0),
+        "features": getattr(data, "x", None),
+        "edge_truth": getattr(data, "edge_truth", None),
+        **fields,
+    }
+
+
+def refuse_edge_values(data: Any) -> None:
+    """Raise if the edges of `data` carry values that would be dropped without a word.
+
+    Raises:
+        InputError: naming the field.
+    """
+    for name in EDGE_FIELDS:
+        if getattr(data, name, None) is not None:
+            raise InputError(
+                f"`data.{name}` would be lost: fgai reads `x` and `edge_index` alone, and a model that needs"
+                f" it would answer differently. Models that do not read it: set `data.{name} = None` first"
+            )
+
+
+def _is_dataset(data: Any) -> bool:
+    # Importing PyG takes seconds; where nobody has, nobody can hold one of its datasets.
+    pyg = sys.modules.get("torch_geometric.data")
+    return pyg is not None and isinstance(data, pyg.Dataset)
