@@ -16,6 +16,7 @@ from experiments.command_records import Cache, Data, Device, Here, Results, eith
 from experiments.progress import GridProgress
 from experiments.run import change_of
 from fgai.cli import FAILURE, Output, checked_folder, command, options
+from fgai.progress import shown
 from fgai.records import Column, Table
 
 app = typer.Typer(
@@ -45,7 +46,7 @@ def run(
         float | None, typer.Option("--limit", min=0, help="Stop after so many seconds; run again to go on.")
     ] = None,
     redo: Annotated[
-        bool, typer.Option("--redo", help="Run cells again whose records were made with other settings.")
+        bool, options.flag("--redo", help="Run cells again whose records were made with other settings.")
     ] = False,
     data: Data = None,
     cache: Cache = None,
@@ -63,7 +64,7 @@ def run(
     stale = len(_changes(part, store))
     todo = len(part) - status_of(part, store).done + stale * redo
     out.say(f"{grid}: {len(part)} cells, {len(part) - todo} done, {todo} to run")
-    with GridProgress(todo, out) as progress:
+    with shown(False), GridProgress(todo, out) as progress:
         after = run_grid(
             part,
             store,

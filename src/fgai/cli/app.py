@@ -19,6 +19,7 @@ from fgai.cli import (
     evaluate,
     explain,
     faithful,
+    options,
     report,
     train,
 )
@@ -61,7 +62,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+        bool, options.flag("--version", callback=_version, is_eager=True, help="Print the version and stop.")
     ] = False,
 ) -> None:
     """Attention explanations of graph neural networks that stay put: train them, attack them, certify them.

@@ -47,11 +47,11 @@ def attack(
     ] = 160,
     explain_members: Annotated[
         bool,
-        typer.Option("--explain-members", help="Also list what every search of an ensemble found."),
+        options.flag("--explain-members", help="Also list what every search of an ensemble found."),
     ] = False,
     listed: Annotated[
         bool,
-        typer.Option("--list", callback=list_threats, is_eager=True, help="Name every threat and stop."),
+        options.flag("--list", callback=list_threats, is_eager=True, help="Name every threat and stop."),
     ] = False,
     k: options.K = 5,
     seed: options.Seed = 0,
@@ -82,7 +82,7 @@ def attack(
         wanted = {"threat": threat, "threshold": breaking, "limit": most, "k": k, "seed": seed}
         find_breaking_point(out, opened, path, {**wanted, "targets": targets})
         return
-    result = chosen.run(opened.model, opened.graph, seed=seed, on_step=out.on_step)
+    result = chosen.run(opened.model, opened.graph, seed=seed)
     graph = prepared(opened.model, task.view(opened.graph, targets))
     rows, labels = task.rows(graph, targets), task.labels(graph)
     before = logits_again(opened.model, graph)[rows]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from fgai.attacks import THREATS
 from fgai.checks import one_of
 from fgai.cli import options
@@ -15,12 +13,12 @@ from fgai.evaluation import evaluate as evaluate_model
 from fgai.training import load_model
 
 Curves = Annotated[
-    bool, typer.Option("--curves/--no-curves", help="Remove edges by rank and measure F-slopes; slower.")
+    bool, options.flag("--curves/--no-curves", help="Remove edges by rank and measure F-slopes; slower.")
 ]
 Nulls = Annotated[
-    bool, typer.Option("--nulls/--no-nulls", help="Also measure attention that says nothing; slower.")
+    bool, options.flag("--nulls/--no-nulls", help="Also measure attention that says nothing; slower.")
 ]
-PerNode = Annotated[bool, typer.Option("--per-node", help="Keep the values of every node in the record.")]
+PerNode = Annotated[bool, options.flag("--per-node", help="Keep the values of every node in the record.")]
 
 
 @command
@@ -63,7 +61,6 @@ def evaluate(
         curves=curves,
         nulls=nulls,
         per_node=per_node,
-        on_step=out.on_step,
     )
     if path is not None:
         out.say(f"written to {record.save(path)}")
