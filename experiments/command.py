@@ -15,11 +15,11 @@ from experiments import status as status_of
 from experiments.command_records import Cache, Data, Device, Here, Results, either
 from experiments.progress import GridProgress
 from experiments.run import change_of
-from fgai.cli import FAILURE, Output, checked_folder, command, options
+from fgai.cli import FAILURE, App, Output, checked_folder, command, options
 from fgai.progress import shown
 from fgai.records import Column, Table
 
-app = typer.Typer(
+app = App(
     help="Reproduce: run grids of experiments, make tables and figures from records.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -46,7 +46,7 @@ def run(
         float | None, typer.Option("--limit", min=0, help="Stop after so many seconds; run again to go on.")
     ] = None,
     redo: Annotated[
-        bool, options.flag("--redo", help="Run cells again whose records were made with other settings.")
+        bool, typer.Option("--redo", help="Run cells again whose records were made with other settings.")
     ] = False,
     data: Data = None,
     cache: Cache = None,

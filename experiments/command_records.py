@@ -134,7 +134,7 @@ def figure(
 def bars(
     *,
     results: Results = Here,
-    missed: Annotated[bool, options.flag("--missed", help="Only bars missed or still open.")] = False,
+    missed: Annotated[bool, typer.Option("--missed", help="Only bars missed or still open.")] = False,
     format_: Format = "table",
     json: options.Json = False,
     quiet: options.Quiet = False,

@@ -19,13 +19,13 @@ from fgai.cli import (
     evaluate,
     explain,
     faithful,
-    options,
     report,
     train,
 )
+from fgai.cli.tree import App
 from fgai.version import __version__
 
-app = typer.Typer(
+app = App(
     name="fgai",
     epilog="Start with: fgai demo",
     no_args_is_help=True,
@@ -62,7 +62,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, options.flag("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
     ] = False,
 ) -> None:
     """Attention explanations of graph neural networks that stay put: train them, attack them, certify them.

@@ -47,11 +47,11 @@ def attack(
     ] = 160,
     explain_members: Annotated[
         bool,
-        options.flag("--explain-members", help="Also list what every search of an ensemble found."),
+        typer.Option("--explain-members", help="Also list what every search of an ensemble found."),
     ] = False,
     listed: Annotated[
         bool,
-        options.flag("--list", callback=list_threats, is_eager=True, help="Name every threat and stop."),
+        typer.Option("--list", callback=list_threats, is_eager=True, help="Name every threat and stop."),
     ] = False,
     k: options.K = 5,
     seed: options.Seed = 0,

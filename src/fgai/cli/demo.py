@@ -42,7 +42,7 @@ def demo(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for models, records and pictures.")
     ] = Path("fgai-demo"),
-    open_: Annotated[bool, options.flag("--open", help="Open the result when done.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open the result when done.")] = False,
     epochs: options.Epochs = None,
     root: options.Root = None,
     json: options.Json = False,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import typer
+
 from fgai.attacks import THREATS
 from fgai.checks import one_of
 from fgai.cli import options
@@ -13,12 +15,12 @@ from fgai.evaluation import evaluate as evaluate_model
 from fgai.training import load_model
 
 Curves = Annotated[
-    bool, options.flag("--curves/--no-curves", help="Remove edges by rank and measure F-slopes; slower.")
+    bool, typer.Option("--curves/--no-curves", help="Remove edges by rank and measure F-slopes; slower.")
 ]
 Nulls = Annotated[
-    bool, options.flag("--nulls/--no-nulls", help="Also measure attention that says nothing; slower.")
+    bool, typer.Option("--nulls/--no-nulls", help="Also measure attention that says nothing; slower.")
 ]
-PerNode = Annotated[bool, options.flag("--per-node", help="Keep the values of every node in the record.")]
+PerNode = Annotated[bool, typer.Option("--per-node", help="Keep the values of every node in the record.")]
 
 
 @command

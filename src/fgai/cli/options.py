@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,13 +18,10 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def flag(*names: str, help: str, **options: Any) -> Any:
-    """Return an option that takes no value, and whose help does not ask for one."""
-    return typer.Option(*names, help=help, metavar="", **options)
-
-
-Json = Annotated[bool, flag("--json", help="Print one JSON document to standard output instead of tables.")]
-Quiet = Annotated[bool, flag("--quiet", "-q", help="No progress and no remarks.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document to standard output instead of tables.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no remarks.")]
 Dataset = Annotated[str, typer.Option("--dataset", "-d", help="Name of a dataset; see `fgai data list`.")]
 Task = Annotated[
     str | None,

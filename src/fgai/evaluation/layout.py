@@ -120,11 +120,16 @@ def chance_path(path: str) -> str:
     Example:
         >>> chance_path("f1.attacked"), chance_path("overlap_touched.explanation.all")
         ('f1.chance', 'overlap_touched.chance.all')
+        >>> chance_path("similarity.overlap.all"), chance_path("truth.precision.last")
+        ('overlap.chance.all', 'truth.chance.last')
     """
-    name, *rest = path.removeprefix("similarity.").split(".")
-    if name != path.split(".")[0]:  # similarity is an overlap over the same nodes
-        rest = ["", *rest]
-    return ".".join([name, "chance", *rest[1:]])
+    if path.startswith("similarity."):  # an overlap, over the same nodes
+        name, *rest = path.split(".")[1:]
+        return ".".join([name, "chance", *rest])
+    name, what, *rest = path.split(".")
+    if name.startswith("truth") and what != "precision":
+        return ""
+    return ".".join([name, "chance", *rest])
 
 
 def _holds(record: _Evaluated, path: str) -> bool:

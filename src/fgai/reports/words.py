@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fgai.attacks import THREATS, doubt, make_attack
-from fgai.evaluation.layout import sharpness_words
 from fgai.reports.balance import Change, changes, verdict
 from fgai.reports.document import Report
 from fgai.reports.noise import FALL, Intervals, interval_in
@@ -47,14 +46,21 @@ def meaning(report: Report) -> list[str]:
         level = number(reference, "overlap_touched.chance.all")
         chance = "" if level is None else f" By chance {k * level:.2f} would."
         out.append(f"Of the {k} neighbours that explain a node there stay {', and '.join(told)}.{chance}")
-    sharp = [
-        f"{record.get('name')}: {words}"
-        for record in shown
-        if (words := sharpness_words(record.get("metrics") or {}))
-    ]
-    if sharp:
-        out.append(f"How much attention prefers one neighbour to another. {'; '.join(sharp)}.")
+    if sharp := _sharpness(shown):
+        out.append(sharp)
     return out
+
+
+def _sharpness(records: Sequence[Record]) -> str:
+    """What the sharpness of models means: what the strongest neighbour gets, and if all got the same."""
+    uniform, parts = number(records[0], "top_share.uniform.all"), []
+    for record in records:
+        top, sharp = number(record, "top_share.clean.all"), number(record, "sharpness.clean.all")
+        if top is not None and sharp is not None:
+            parts.append(f"{percent(top)} of its attention in {record.get('name')} (sharpness {sharp:#.2g})")
+    if not parts or uniform is None:
+        return ""
+    return f"A node's strongest neighbour gets {' and '.join(parts)}; {percent(uniform)} if all got the same."
 
 
 def _fall(record: Record, intervals: Intervals) -> str:
