@@ -15,10 +15,11 @@ from experiments import status as status_of
 from experiments.command_records import Cache, Data, Device, Here, Results, either
 from experiments.progress import GridProgress
 from experiments.run import change_of
-from fgai.cli import FAILURE, Output, checked_folder, command, options
+from fgai.cli import FAILURE, App, Output, checked_folder, command, options
+from fgai.progress import shown
 from fgai.records import Column, Table
 
-app = typer.Typer(
+app = App(
     help="Reproduce: run grids of experiments, make tables and figures from records.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -63,7 +64,7 @@ def run(
     stale = len(_changes(part, store))
     todo = len(part) - status_of(part, store).done + stale * redo
     out.say(f"{grid}: {len(part)} cells, {len(part) - todo} done, {todo} to run")
-    with GridProgress(todo, out) as progress:
+    with shown(False), GridProgress(todo, out) as progress:
         after = run_grid(
             part,
             store,

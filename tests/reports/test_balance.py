@@ -68,13 +68,13 @@ def test_verdict(
 
 def test_table_and_words() -> None:
     proofs = {name: {"layers": [{}, {"topk_share": share}]} for name, share in (("A", 0.3), ("B", 0.25))}
-    reference = record("A", f1__attacked=0.296, f1__clean=0.891, g_tvd__rel=14.3)
+    reference = record("A", f1__attacked=0.296, f1__clean=0.891, f1__chance=0.2, g_tvd__rel=14.3)
     other = record("B", f1__attacked=0.58, f1__clean=0.878, g_tvd__rel=1.14)
     found = changes(reference, other, proofs)
     rows = {row[0]: list(row[1:]) for row in table(found, "A", "B").texts()}
-    assert rows["right under attack (F1 attacked)"] == ["29.6\u00a0%", "58.0\u00a0%", "better"]
-    assert rows["how far predictions move (g-TVD)"] == ["14", "1.1", "better"]
-    assert rows["top 7 proved to stay (certified)"] == ["30.0\u00a0%", "25.0\u00a0%", "worse"]
+    assert rows["right under attack (F1 attacked)"] == ["29.6\u00a0%", "58.0\u00a0%", "20.0\u00a0%", "better"]
+    assert rows["how far predictions move (g-TVD)"] == ["14", "1.1", "–", "better"]
+    assert rows["top 7 proved to stay (certified)"] == ["30.0\u00a0%", "25.0\u00a0%", "–", "worse"]
     said = balance_words(found).replace("\u00a0", " ")
     assert said == (
         "2 of 4 measures got better. As before: right without attack (89.1 % → 87.8 %)."

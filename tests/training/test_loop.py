@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from fgai.errors import DivergenceError
 from fgai.training import TrainConfig, fit
-from fgai.training.progress import Progress
 
 
 class Scripted:
@@ -102,8 +101,3 @@ class TestLoop:
                 on_epoch=lambda *_: seen.append(model.weight.detach().clone()),
             )
         assert torch.equal(model.weight, seen[1]) and not model.training
-
-    def test_progress_is_silent_without_a_terminal(self, capfd: pytest.CaptureFixture[str]) -> None:
-        with Progress(3, "work") as bar:
-            bar.step({"loss": 1.0}, 0.5)
-        assert capfd.readouterr() == ("", "")

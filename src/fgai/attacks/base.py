@@ -20,6 +20,7 @@ from fgai.errors import BudgetError, InputError, ReliabilityWarning
 from fgai.graph import Graph, GraphChange
 from fgai.models import as_graph
 from fgai.objectives import Clean, Objective, Value
+from fgai.progress import stage
 from fgai.recompute.local import Recompute
 from fgai.recompute.partial import PartialObjective
 from fgai.sparse import EdgeMap
@@ -136,7 +137,8 @@ class Attack(ABC):
         nodes = self.budget.target_nodes(graph)
         ledger, began = Ledger(), perf_counter()
         best, best_value, worst, noise = GraphChange(), -math.inf, -math.inf, -math.inf
-        with evaluating(model, freeze=True):
+        label = f"{self.objective.name} attack"
+        with evaluating(model, freeze=True), stage(label, self.allowed_steps or None):
             recompute = None
             if partial and self.searches and Recompute.fits(model, graph):
                 recompute = Recompute(model, graph)

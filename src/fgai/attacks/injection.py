@@ -15,6 +15,7 @@ from fgai.attacks.budget import Budget
 from fgai.attacks.replay import replayed_climb
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
+from fgai.progress import current
 
 
 def draw_endpoints(
@@ -159,10 +160,12 @@ def climb(
             return torch.where(objective(point) >= best_value, point, best)
     point, best = start, start
     best_value, steepest = start.new_full((), float("-inf")), start.new_zeros(())
+    progress = current()
     for _ in range(budget.steps):
         moving = point.detach().requires_grad_()
         value = objective(moving)
         ledger.steps += 1
+        progress.advance()
         if value.requires_grad:
             (gradient,) = torch.autograd.grad(value, moving, materialize_grads=True)
         else:  # the objective does not depend on the features at all

@@ -14,6 +14,7 @@ from fgai.attacks.weights import weighted_forward
 from fgai.attention import AttentionMap, call_model, observe
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import READS, Clean, Objective
+from fgai.progress import current
 from fgai.recompute import PartialObjective, Recompute
 
 
@@ -155,6 +156,7 @@ class Judge:
 
     def tell(self, step: str) -> None:
         """Tell whoever watches what comes next, in a few words."""
+        current().tell(step)
         if self._on_step is not None:
             self._on_step(step)
 

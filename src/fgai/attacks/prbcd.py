@@ -16,6 +16,7 @@ from fgai.checks import at_least
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import Objective
+from fgai.progress import current
 from fgai.sparse import edge_keys, key_ends
 
 FINAL_SAMPLES = 10
@@ -162,6 +163,7 @@ class _Bridge(nn.Module):
         if not edge_weight.requires_grad:
             return self.judge(self.flips.rounded(edge_index, edge_weight))
         self.ledger.steps += 1
+        current().advance()
         edge_weight.register_hook(self._note)  # type: ignore[no-untyped-call]
         value = self.judge.relaxed(self.flips.weighted(edge_index, edge_weight))
         return value if value.requires_grad else value + 0 * edge_weight.sum()

@@ -10,6 +10,7 @@ from torch import Tensor
 from fgai.attacks.budget import Budget
 from fgai.attacks.judge import Judge, Ledger
 from fgai.ops.replay import Replay
+from fgai.progress import current
 
 MIN_STEPS = 20
 """Steps from which a capture, which costs about as much as five steps, pays."""
@@ -68,5 +69,6 @@ def replayed_climb(
     for _ in range(budget.steps - WARM_UP):
         judge.replayed(replay())
     ledger.steps += budget.steps
+    current().advance(budget.steps)
     ledger.gradient = max(ledger.gradient, float(steepest))
     return point.detach(), best, best_value

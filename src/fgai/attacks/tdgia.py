@@ -15,6 +15,7 @@ from fgai.attention import AttentionMap
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import Clean, Objective
+from fgai.progress import current
 
 BATCHES = 5
 """Batches the new nodes come in, as in the original (a fifth each)."""
@@ -175,7 +176,9 @@ class _Climb:
         moving = start.detach().clone().requires_grad_()
         adam = torch.optim.Adam([moving], lr=rate, maximize=True)
         best, top, steepest = start, start.new_full((), float("-inf")), start.new_zeros(())
+        progress = current()
         for _ in range(steps):
+            progress.advance()
             value, guide = self.value(moving)
             ledger.steps += 1
             gradient = torch.zeros_like(moving)

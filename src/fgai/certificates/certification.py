@@ -25,6 +25,7 @@ from fgai.errors import AttentionError, InputError, ReliabilityWarning
 from fgai.graph import Graph
 from fgai.metrics import sharpness
 from fgai.models import as_graph
+from fgai.progress import stage
 from fgai.tasks import task_of
 from fgai.topk import NORMS, check_k, overlap, swap_costs, topk_mask
 from fgai.version import versions
@@ -201,7 +202,8 @@ def _predictions(model: nn.Module, seen: Observation, radius: float, norm: str) 
         before = [Prediction(reason=stages) for _ in hidden]
     else:
         radii = HIDDEN_RADII if seen.attention.last.num_edges <= MANY_EDGES else TABLE_RADII
-        before = hidden_predictions(stages, seen.logits, radius, radii, norm)
+        with stage("certifying", len(hidden) * len({*radii, radius})):
+            before = hidden_predictions(stages, seen.logits, radius, radii, norm)
     last = _last(model, seen, radius, norm)
     if last.class_status == UNKNOWN:
         text = f"predictions cannot be certified: {last.reason}"

@@ -33,6 +33,7 @@ from fgai.certificates.kernels import channel_norms, margin_extent, mixed_margin
 from fgai.certificates.prediction import BOUND, Prediction, gaps, probability_change
 from fgai.models import GAT, AttentionLayer, GATv2
 from fgai.ops import aggregate
+from fgai.progress import current
 from fgai.sparse import Adjacency
 from fgai.tasks import get_task
 
@@ -142,7 +143,9 @@ def _hidden_prediction(
     rates = channel_norms(stage.adjacency.rowptr, stage.adjacency.source, stage.values, norm).flatten(1)
     class_radius = torch.zeros(top.numel(), dtype=torch.float64)
     alive = torch.ones_like(top, dtype=torch.bool)
+    progress = current()
     for size in tried:
+        progress.advance()
         if size != radius and not bool(alive.any()):
             continue
         reached = _carried(stages, size * rates)

@@ -23,9 +23,10 @@ from fgai.cli import (
     report,
     train,
 )
+from fgai.cli.tree import App
 from fgai.version import __version__
 
-app = typer.Typer(
+app = App(
     name="fgai",
     epilog="Start with: fgai demo",
     no_args_is_help=True,

@@ -82,7 +82,7 @@ def attack(
         wanted = {"threat": threat, "threshold": breaking, "limit": most, "k": k, "seed": seed}
         find_breaking_point(out, opened, path, {**wanted, "targets": targets})
         return
-    result = chosen.run(opened.model, opened.graph, seed=seed, on_step=out.on_step)
+    result = chosen.run(opened.model, opened.graph, seed=seed)
     graph = prepared(opened.model, task.view(opened.graph, targets))
     rows, labels = task.rows(graph, targets), task.labels(graph)
     before = logits_again(opened.model, graph)[rows]

@@ -65,7 +65,6 @@ def compare(
         curves=curves,
         nulls=nulls,
         per_node=per_node,
-        on_step=out.on_step,
     )
     if path is not None:
         out.say(f"written to {comparison.save(path)}")

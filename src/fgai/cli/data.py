@@ -12,9 +12,10 @@ from rich.table import Table
 from fgai import datasets
 from fgai.cli import options
 from fgai.cli.output import Output, command
+from fgai.cli.tree import App
 from fgai.datasets import paths
 
-app = typer.Typer(
+app = App(
     help="The datasets: which there are, and what is in them.",
     no_args_is_help=True,
     rich_markup_mode="markdown",

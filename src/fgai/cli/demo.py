@@ -8,7 +8,6 @@ import webbrowser
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from torch import nn
@@ -24,24 +23,14 @@ from fgai.errors import MissingExtraError
 from fgai.evaluation import Comparison
 from fgai.graph import Graph
 from fgai.models import MODELS
-from fgai.reports.balance import RULE, Change, balance_words, changes, table, verdict
+from fgai.reports import Report, make_report, write_report
+from fgai.reports.balance import RULE, Change, balance_words, table
 from fgai.reports.compose import RADIUS, measure
-from fgai.reports.page import checked_page, write_report
-from fgai.reports.words import attack_words
+from fgai.reports.page import checked_page
+from fgai.reports.words import attack_words, changes_in, headline, meaning
 from fgai.training import History, train_method
 
 K = 5
-TUNED: dict[tuple[str, str, str], dict[str, Any]] = {
-    ("fgai", "GAT", "planted"): {
-        "epochs": 400,
-        "lr": 0.01,
-        "divergence": "kl",
-        "prediction_stability": 10.0,
-        "explanation_stability": 3.0,
-        "nodes": 20,
-    }
-}
-"""Settings for the built-in graph, by method, model and dataset; it is small enough for more epochs."""
 
 
 @command
@@ -85,7 +74,6 @@ def demo(
     for name, method in ((model, "vanilla"), ("FGAI", "fgai")):
         if method == "fgai":
             out.say("2/4  making it faithful")
-        settings = {**(TUNED.get((method, model, dataset)) or {}), **chosen}
         path = folder / f"{method}.safetensors"
         with resumable(out, path) as state:
             models[name] = train_method(
@@ -96,35 +84,48 @@ def demo(
                 vanilla=models.get(model),
                 progress=out.progress,
                 checkpoint=state,
-                settings=settings,
+                settings=chosen,
             )
             paths[name] = write_model(
-                models[name], path, graph, {**about, "method": method, "settings": settings}
+                models[name], path, graph, {**about, "method": method, "settings": chosen}
             )
     out.say("3/4  attacking both with the same budget, measuring and certifying")
     comparison, certificates = measure(models, graph, k=K, seed=seed)
     out.say("4/4  drawing")
-    node, pictures = draw(folder, models, graph, comparison, certificates, seed)
+    again = ["fgai", "demo", "--dataset", dataset, "--model", model, "--seed", str(seed)]
+    again += [] if epochs is None else ["--epochs", str(epochs)]
+    attacks = {
+        name: make_attack("standard", "prediction").run(entry, graph, seed=seed)
+        for name, entry in models.items()
+    }
+    shown_with: dict[str, Any] = {"models": models, "data": graph, "certificates": certificates}
+    made = make_report(comparison, **shown_with, attacks=attacks, reproduce=[shlex.join(again)])
+    node = int((made.explorer or {})["nodes"]["id"][0])
+    pictures = draw(folder, models, graph, comparison, certificates, attacks, node)
     comparison.save(folder / "comparison.json")
     for name, record in certificates.items():
         record.save(folder / f"certificate-{name.lower()}.json")
-    again = ["fgai", "demo", "--dataset", dataset, "--model", model, "--seed", str(seed)]
-    again += [] if epochs is None else ["--epochs", str(epochs)]
     if page is not None:
-        shown_with: dict[str, Any] = {"models": models, "data": graph, "certificates": certificates}
-        write_report(comparison, page, **shown_with, node=node, reproduce=[shlex.join(again)])
-    found = changes_of(comparison, certificates)
-    shown = dataclasses.replace(table(found, model, "FGAI"), notes=notes_of(comparison))
-    meaning = what_it_means(found, model)
+        write_report(made, page)
+    found = changes_in(made)
+    shown = dataclasses.replace(table(found, model, "FGAI"), notes=notes_of(made))
+    meant = what_it_means(made, found)
     values: dict[str, Any] = {
         "command": "demo",
         "dataset": dataset,
         "model": model,
         "seed": seed,
-        "meaning": meaning,
+        "meaning": meant,
         "promise": PROMISE,
         "table": [
-            {"measure": c.title, "name": c.name, model: c.before, "FGAI": c.after, "change": c.kind}
+            {
+                "measure": c.title,
+                "name": c.name,
+                model: c.before,
+                "FGAI": c.after,
+                "chance": c.chance,
+                "change": c.kind,
+            }
             for c in found
         ],
         "node": node,
@@ -136,7 +137,7 @@ def demo(
 
     def show(console: Console) -> None:
         shown.show(console)
-        console.print(f"\n{meaning}\n", markup=False)
+        console.print(f"\n{meant}\n", markup=False)
         if page is not None:
             console.print(f"see it all in a browser:  {page}", markup=False, soft_wrap=True)
         console.print(f"pictures, models and records are in {folder}/", markup=False, soft_wrap=True)
@@ -157,41 +158,21 @@ def page_in(out: Output, folder: Path) -> Path | None:
         return None
 
 
-def changes_of(comparison: Comparison, certificates: dict[str, CertificateRecord]) -> list[Change]:
-    """What changed from the vanilla model to the faithful one, measure by measure."""
-    shares = {
-        name: {"layers": [{"topk_share": record.layer().share("topk", RADIUS)}]}
-        for name, record in certificates.items()
-    }
-    vanilla, faithful = (record.to_dict() for record in comparison)
-    return changes(vanilla, faithful, shares)
-
-
-def notes_of(comparison: Comparison) -> list[str]:
+def notes_of(made: Report) -> list[str]:
     """What the table's words mean, and what attacked."""
-    first = comparison.records[0]
     return [
-        attack_words(first.to_dict()),
+        attack_words(made.records[0]),
         f"Predictions move: relative to their spread. Top {K}: the neighbours a node attends to most, over"
         " the nodes in reach of the attack. Attention decides: how much more it hurts to remove the strongest"
-        f" edges than the weakest. Proved: at the output layer, R = {RADIUS}. {RULE}",
+        f" edges than the weakest. Proved: at the output layer, R = {RADIUS}. Chance: a random ranking, or"
+        f" always the most frequent class. {RULE}",
         PROMISE,
     ]
 
 
-def what_it_means(found: list[Change], base: str) -> str:
-    """Say whether it helped: in a few words, then predictions under attack, then every measure."""
-    held = {change.key: change for change in found}
-    text = f"{verdict(found, base, 'FGAI')}."
-    if {"attacked", "clean"} <= held.keys():
-        (hit, safe), (kept, clean) = (
-            [held[key].texts[place] for key in ("attacked", "clean")] for place in (0, 1)
-        )
-        text += (
-            f" Under the same attack {base} gets {hit} of the test nodes right ({safe} without attack), its"
-            f" faithful version {kept} ({clean})."
-        )
-    return f"{text} {balance_words(found)}"
+def what_it_means(made: Report, found: list[Change]) -> str:
+    """Say whether it helped: in a few words, then in numbers, then what did not get better; a line each."""
+    return "\n".join([f"{headline(made)}.", *meaning(made), balance_words(found)])
 
 
 def draw(
@@ -200,16 +181,13 @@ def draw(
     graph: Graph,
     comparison: Comparison,
     certificates: dict[str, CertificateRecord],
-    seed: int,
-) -> tuple[int, list[Path]]:
-    """Draw the pictures; return the node they show and where they are."""
+    attacks: dict[str, AttackResult],
+    node: int,
+) -> list[Path]:
+    """Draw the pictures, of the node the report opens with; return where they are."""
     from fgai import figures  # matplotlib is slow to import, and only this needs it
 
-    cases = [
-        figures.Case(name, entry, make_attack("standard", "prediction").run(entry, graph, seed=seed))
-        for name, entry in models.items()
-    ]
-    node = telling_node(graph, cases[0].attack, comparison)
+    cases = [figures.Case(name, entry, attacks[name]) for name, entry in models.items()]
     drawn = {
         "before-after": figures.node_before_after(cases, graph, node),
         "attention": figures.node_attention(next(iter(models.values())), graph, node),
@@ -220,29 +198,7 @@ def draw(
         "certified": figures.certified_curves(certificates),
         "losses": figures.loss_curves({name: _history(entry) for name, entry in models.items()}),
     }
-    return node, [figures.save(figure, folder / f"{name}.png") for name, figure in drawn.items()]
-
-
-def telling_node(graph: Graph, attack: AttackResult, comparison: Comparison) -> int:
-    """Pick a node worth looking at: attacked, of middling degree, lost by vanilla and not by FGAI.
-
-    Falls back to what comes nearest, and to the node with most neighbours when no node was attacked.
-    """
-    degree = graph.adjacency.degree.cpu()
-    score = torch.zeros(graph.num_nodes)
-    if attack.change.endpoints is not None:
-        score[attack.change.endpoints.flatten().cpu()] = 4.0
-    score += 2.0 * ((degree > K) & (degree <= 12)).float()
-    right = [
-        torch.from_numpy(record.node_values("correct_attacked").copy())
-        for record in (comparison.records[0], comparison.records[-1])
-        if "correct_attacked" in record.per_node
-    ]
-    if len(right) == 2:
-        clean = torch.from_numpy(comparison.records[0].node_values("correct_clean").copy())
-        score += (clean & ~right[0]).float() + (clean & right[1]).float()
-    score += degree.clamp(max=12) / 100.0
-    return int(score.argmax())
+    return [figures.save(figure, folder / f"{name}.png") for name, figure in drawn.items()]
 
 
 def _history(model: nn.Module) -> History:

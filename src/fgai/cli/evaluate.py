@@ -63,7 +63,6 @@ def evaluate(
         curves=curves,
         nulls=nulls,
         per_node=per_node,
-        on_step=out.on_step,
     )
     if path is not None:
         out.say(f"written to {record.save(path)}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from fgai.attacks import make_attack
 from fgai.cli import options
 from fgai.cli.files import checked_output, open_model
 from fgai.cli.output import Output, command
@@ -35,6 +36,8 @@ def explain(
 ) -> None:
     """Show whom a node attends to, whether that survives an attack, and what is certified about it.
 
+    The picture shows the same: attention before and after the attack, or alone with `--threat none`.
+
     Examples:
     - `fgai explain gat.safetensors --node 24`
     - `fgai explain gat.safetensors --node 24 --output node-24.png --threat strong`
@@ -49,16 +52,21 @@ def explain(
     out.say(
         f"explaining node {node} of {opened.graph!r}" + ("" if threat == "none" else f", threat {threat}")
     )
-    found = explain_node(
-        opened.model,
-        opened.graph,
-        node,
-        k=k,
-        layer=chosen,
-        threat=None if threat == "none" else threat,
-        seed=seed,
-    )
+    common: dict[str, Any] = {"k": k, "layer": chosen, "seed": seed}
+    explain_node(
+        opened.model, opened.graph, node, **common, threat=None, certificate=False
+    )  # bad input first
+    attack = None
+    if threat != "none":
+        attack = make_attack(threat, "prediction", k=k).run(opened.model, opened.graph, seed=seed)
+    tried = None if attack is None else threat
+    found = explain_node(opened.model, opened.graph, node, **common, threat=tried, attack=attack)
     if path is not None:
-        figures.save(figures.node_attention(opened.model, opened.graph, node, layer=chosen), path)
+        if attack is None:
+            picture = figures.node_attention(opened.model, opened.graph, node, layer=chosen)
+        else:
+            case = figures.Case(opened.kind, opened.model, attack)
+            picture = figures.node_before_after([case], opened.graph, node, layer=chosen)
+        figures.save(picture, path)
         out.say(f"picture written to {path}")
     out.result(found.to_dict(), found.show)

@@ -9,14 +9,18 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, ParamSpec, TextIO
 
 import typer
 from rich.console import Console
 
 from fgai.errors import DivergenceError, FgaiError, FgaiWarning
+from fgai.progress import shown
 
 P = ParamSpec("P")
+_notes: ContextVar[Console | None] = ContextVar("notes", default=None)
+"""What a running command writes remarks to: its progress must know of them, or one line spoils the other."""
 FAILURE, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
@@ -31,17 +35,12 @@ class Output:
     def __init__(self, json: bool, quiet: bool) -> None:
         self.json, self.quiet = json, quiet
         self.console = Console(highlight=False)
-        self.notes = Console(stderr=True, highlight=False)
+        self.notes = _notes.get() or Console(stderr=True, highlight=False)
 
     @property
     def progress(self) -> bool | None:
         """What the library's `progress` arguments take: off when quiet, else as the terminal has it."""
         return False if self.quiet else None
-
-    @property
-    def on_step(self) -> Callable[[str], None] | None:
-        """What the library's `on_step` arguments take: a line for each long step, on a terminal only."""
-        return self.say if self.notes.is_terminal and not self.quiet else None
 
     def say(self, text: str) -> None:
         """Remark on what happens, on standard error."""
@@ -64,14 +63,15 @@ def command(work: Callable[P, None]) -> Callable[P, None]:
     """Turn what a command raises into a message and an exit code, without a traceback.
 
     Errors of `FgaiError` mean bad input (2), all others a failure (1), Ctrl-C 130. With `--json` the error is
-    printed as JSON too. `FGAI_DEBUG=1` adds the traceback.
+    printed as JSON too. How far it has come is shown on a terminal. `FGAI_DEBUG=1` adds the traceback.
     """
 
     @functools.wraps(work)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
         output = Output(bool(kwargs.get("json")), bool(kwargs.get("quiet")))
+        token = _notes.set(output.notes)
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), shown(output.progress, output.notes):
                 _tell_warnings(output)
                 work(*args, **kwargs)
         except typer.Exit:
@@ -88,6 +88,8 @@ def command(work: Callable[P, None]) -> Callable[P, None]:
         except Exception as error:
             text = f"unexpected {type(error).__name__}: {error}; FGAI_DEBUG=1 shows where. Please report it"
             _fail(output, text, type(error).__name__, FAILURE)
+        finally:
+            _notes.reset(token)
 
     return guarded
 

@@ -13,6 +13,7 @@ from fgai.errors import InputError
 from fgai.evaluation.layout import explanation_table, prediction_table
 from fgai.evaluation.protocol import evaluate
 from fgai.evaluation.record import EvaluationRecord
+from fgai.progress import stage
 from fgai.records import Table, TabledDocument
 
 
@@ -101,10 +102,12 @@ def compare(
     reference = next(iter(models)) if vanilla is None else vanilla
     if reference not in models:
         raise InputError(f"`vanilla` must be one of {', '.join(models)}, got {reference!r}")
-    records = [
-        evaluate(model, data, threat, vanilla=models[reference], seed=seed, name=name, **options)
-        for name, model in models.items()
-    ]
+    records = []
+    for place, (name, model) in enumerate(models.items(), start=1):
+        with stage(f"{name} {place}/{len(models)}"):
+            records.append(
+                evaluate(model, data, threat, vanilla=models[reference], seed=seed, name=name, **options)
+            )
     return Comparison(records=records, reference=reference)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fgai import metrics
 from fgai.attention import AttentionMap, LayerAttention, Observation, observe
 from fgai.ops.segments import row_sum
+from fgai.progress import current
 from fgai.topk import topk_mask
 
 SCOPES = ("graph", "node")
@@ -100,7 +101,9 @@ def removal_curves(
     loops = scored.source == scored.destination if scope == "node" else None
     curves: dict[bool, list[float]] = {True: [], False: []}
     seen: list[tuple[Tensor, float]] = []
+    progress = current()
     for fraction in fractions:
+        progress.advance()
         for largest in (True, False):
             gone = metrics.edges_to_remove(values, rowptr, fraction, largest=largest, scope=scope, keep=loops)
             known = next((share for other, share in seen if torch.equal(other, gone)), None)
@@ -143,6 +146,11 @@ def fidelity(model: nn.Module, observed: Observation, nodes: Tensor, k: int) -> 
     plus = metrics.fidelity_plus(whole, predict_without(model, observed, scored.keys[top])[nodes])
     minus = metrics.fidelity_minus(whole, predict_without(model, observed, scored.keys[rest])[nodes])
     return {"plus": plus, "minus": minus, "characterization": metrics.characterization(plus, minus)}
+
+
+def removals(views: int) -> int:
+    """How many shares of the edges `all_curves` removes, over so many views."""
+    return len(SCOPES) * views * len(metrics.FRACTIONS)
 
 
 def all_curves(

@@ -66,8 +66,32 @@ def notes_of(records: Sequence[_Evaluated]) -> tuple[str, ...]:
         " F-gap = f− − f+ by node, the paper's over the whole graph by the last layer."
     )
     weak = doubt(first.threat["name"])
+    sharp = [f"{r.name}, {words}." for r in records if (words := sharpness_words(r.metrics))]
     warned = [f"{record.name}: {entry['message']}" for record in records for entry in record.warnings]
-    return (about, *([weak] if weak else []), *warned)
+    return (about, *([weak] if weak else []), *sharp, *warned)
+
+
+def sharpness_words(metrics: Mapping[str, Any]) -> str:
+    """Say what a sharpness means: what the strongest neighbour gets, beside its share if all got the same.
+
+    Args:
+        metrics: of a record; nothing is said where they lack it.
+
+    Example:
+        >>> shares = {"clean": {"all": 0.26}, "uniform": {"all": 0.13}}
+        >>> sharpness_words({"sharpness": {"clean": {"all": 0.08}}, "top_share": shares})
+        "sharpness 0.080: the strongest neighbour gets 26 % of a node's attention, 13 % if all got the same"
+    """
+    sharp = look_up(metrics, "sharpness.clean.all")
+    top, uniform = (look_up(metrics, f"top_share.{name}.all") for name in ("clean", "uniform"))
+    if not all(isinstance(value, int | float) for value in (sharp, top, uniform)):
+        return ""
+    digits = 0 if f"{top:.0%}" != f"{uniform:.0%}" else 1
+    shares = [f"{100 * value:.{digits}f}\u00a0%" for value in (top, uniform)]
+    return (
+        f"sharpness {sharp:#.2g}: the strongest neighbour gets {shares[0]} of a node's attention,"
+        f" {shares[1]} if all got the same"
+    )
 
 
 def prediction_table(records: Sequence[_Evaluated], reference: _Evaluated | None = None) -> Table:
@@ -84,7 +108,28 @@ def prediction_table(records: Sequence[_Evaluated], reference: _Evaluated | None
             row.append(_with_ratio(value, reference, record, entry) if entry.sign < 0 else value)
         row += [record.seconds["total"], (record.peak_memory["bytes"] or 0) / 2**20 or None]
         rows.append(row)
+    chance = [look_up(records[0].metrics, chance_path(entry.path)) for entry in shown]
+    if any(value is not None for value in chance):
+        rows.append(["chance", *chance, None, None])
     return Table("Prediction and stability", columns, rows, notes_of(records))
+
+
+def chance_path(path: str) -> str:
+    """Where a record keeps what chance gives the number at `path`; nothing is there where chance has no say.
+
+    Example:
+        >>> chance_path("f1.attacked"), chance_path("overlap_touched.explanation.all")
+        ('f1.chance', 'overlap_touched.chance.all')
+        >>> chance_path("similarity.overlap.all"), chance_path("truth.precision.last")
+        ('overlap.chance.all', 'truth.chance.last')
+    """
+    if path.startswith("similarity."):  # an overlap, over the same nodes
+        name, *rest = path.split(".")[1:]
+        return ".".join([name, "chance", *rest])
+    name, what, *rest = path.split(".")
+    if name.startswith("truth") and what != "precision":
+        return ""
+    return ".".join([name, "chance", *rest])
 
 
 def _holds(record: _Evaluated, path: str) -> bool:
@@ -118,8 +163,7 @@ def explanation_table(records: Sequence[_Evaluated], nulls: _Evaluated | None = 
         for kind, values in nulls.metrics.get("null", {}).items():
             name = "uniform (null)" if kind == "uniform" else "random (null)"
             rows.append([name, *(look_up(values, null_path(path)) for path in paths)])
-        by_chance = [path.replace("prediction", "chance").replace("explanation", "chance") for path in paths]
-        rows.append(["chance", *(look_up(nulls.metrics, p) if "chance" in p else None for p in by_chance)])
+        rows.append(["chance", *(look_up(nulls.metrics, chance_path(path)) for path in paths)])
     shown = [i for i in range(1, len(possible) + 1) if any(row[i] is not None for row in rows)]
     kept = [Column("model"), *(possible[i - 1].column for i in shown)]
     return Table("Explanation", kept, [[row[0], *(row[i] for i in shown)] for row in rows])

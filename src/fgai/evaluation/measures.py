@@ -56,6 +56,15 @@ def sharpness_by_layer(attention: AttentionMap) -> list[float]:
     return [metrics.sharpness(layer.values[:, 0], layer.rowptr) for layer in attention]
 
 
+def top_shares(pairs: Sequence[Pair], sharpest: int) -> dict[str, Any]:
+    """What a node's strongest neighbour gets: `clean`, `attacked`, and of attention that is `uniform`."""
+    return {
+        "clean": layered([metrics.top_share(p.before, p.rowptr) for p in pairs], sharpest),
+        "attacked": layered([metrics.top_share(p.after, p.rowptr) for p in pairs], sharpest),
+        "uniform": layered([metrics.uniform_share(p.rowptr) for p in pairs], sharpest),
+    }
+
+
 def sharpest_layer(sharpness: Sequence[float]) -> int:
     """Index of the layer with the largest sharpness, undefined ones last."""
     return max(range(len(sharpness)), key=lambda i: sharpness[i] if sharpness[i] == sharpness[i] else -1.0)

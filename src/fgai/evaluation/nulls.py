@@ -73,6 +73,7 @@ def null_rows(
             del row["g_jsd"], row["intruders"]["mass"]  # its scores are no distribution
         else:
             row["sharpness"] = layered([0.0] * len(clean), sharpest)
+            row["top_share"] = layered([metrics.uniform_share(layer.rowptr) for layer in clean], sharpest)
         if vanilla is not None and len(vanilla) == len(clean):
             row["similarity"] = agreement(paired(vanilla, maps["clean"]), k, sharpest).metrics
             row["similarity"].pop("g_jsd")

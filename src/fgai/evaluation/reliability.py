@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fgai import metrics
 from fgai.attacks import AttackResult
 from fgai.attention import AttentionMap
 from fgai.errors import FgaiWarning, ReliabilityWarning
@@ -20,8 +21,12 @@ NOISE = 1e-4
 """Largest difference of two equal forward passes, relative to the largest logit, that rounding explains."""
 OUTSIDE = 0.02
 """Share of what nodes say that may lie outside a model's limits, beside twice the usual one."""
-FLAT = 1e-3
-"""Sharpness of every layer below which attention is called flat."""
+FLAT = 5e-3
+"""Sharpness of every layer below which attention is called flat: untrained networks reach as much."""
+WEAK = 5e-2
+"""Likewise, below which two seeds were seen to rank neighbours no more alike than chance."""
+TIED = 0.1
+"""Share of the nodes whose top-k is cut within rounding, above which the ranking is called tied."""
 
 
 def warn(code: str, message: str) -> None:
@@ -130,46 +135,66 @@ def check_range(clipped: int, seen: int, usual: float) -> None:
         )
 
 
-def check_score(score: float, truth: Tensor, name: str = "f1") -> None:
+def check_score(score: float, chance: float, name: str = "f1") -> None:
     """Warn if the clean score is no better than naming the most frequent class, or guessing (`chance-level`).
 
     Args:
         score: the task's headline on the clean graph.
-        truth: [T] classes that are scored.
+        chance: what it is without looking, see `fgai.metrics.chance_score`; NaN where nothing is known.
         name: of the score: `f1`, `accuracy` or `roc_auc`.
     """
-    if name == "roc_auc":
-        if not score > 0.5:
-            warn("chance-level", f"clean ROC-AUC is {score:.3f}; guessing scores 0.5")
+    if chance != chance or score > chance:
         return
-    known = truth[truth >= 0]
-    if not known.numel():
-        return
-    share = float(torch.bincount(known).max()) / known.numel()
-    if not score > share:
-        label = "F1" if name == "f1" else name
-        warn(
-            "chance-level",
-            f"clean {label} is {score:.3f}; always naming the most frequent class scores {share:.3f}",
-        )
+    label = {"f1": "F1", "roc_auc": "ROC-AUC"}.get(name, name)
+    guess = "guessing" if name == "roc_auc" else "always naming the most frequent class"
+    warn("chance-level", f"clean {label} is {score:.3f}; {guess} scores {chance:.3f}")
 
 
 def check_attention(sharpness: list[float], attention: AttentionMap, k: int) -> None:
-    """Warn if attention is flat in every layer, or if no node has more than `k` neighbours.
+    """Warn if attention is flat in every layer (`flat-attention`, `weak-attention`) or means nothing.
+
+    It means nothing where no node has more than `k` neighbours (`no-ranked-nodes`), and little where rounding
+    cuts the top-k of many nodes (`tied-ranking`).
 
     Args:
         sharpness: of each layer, NaN where undefined.
-        attention: on the clean graph.
+        attention: on the clean graph, averaged over heads.
         k: size of the explanation.
     """
+    sharp = _in_words(sharpness, attention)
     if not any(value >= FLAT for value in sharpness):
-        top = max((value for value in sharpness if value == value), default=0.0)
         warn(
             "flat-attention",
-            f"attention is almost uniform (sharpness at most {top:.2g} of 1): it explains nothing",
+            f"attention is almost uniform ({sharp}): networks that have learnt nothing show as much, so its"
+            " ranking explains nothing",
+        )
+    elif not any(value >= WEAK for value in sharpness):
+        warn(
+            "weak-attention",
+            f"attention hardly prefers one neighbour to another ({sharp}): trainings that differ in their"
+            " seed alone may rank them otherwise; compare with another seed before you show it",
         )
     if not any(bool((layer.degree > k).any()) for layer in attention):
         warn("no-ranked-nodes", f"no node has more than k={k} neighbours: overlap is undefined, lower `k`")
+        return
+    tied = max(metrics.tied_share(layer.values[:, 0], layer.rowptr, k) for layer in attention)
+    if tied > TIED:
+        warn(
+            "tied-ranking",
+            f"at {tied:.0%} of the nodes with more than k={k} neighbours the last of the top-k and the next"
+            " get the same attention up to rounding: which of them explains the node is arbitrary",
+        )
+
+
+def _in_words(sharpness: list[float], attention: AttentionMap) -> str:
+    """The largest sharpness, and what it means in that layer."""
+    most = max((value for value in sharpness if value == value), default=0.0)
+    layer = attention.layers[sharpness.index(most) if most in sharpness else 0]
+    top, uniform = metrics.top_share(layer.values[:, 0], layer.rowptr), metrics.uniform_share(layer.rowptr)
+    return (
+        f"sharpness at most {most:.2g} of 1: the strongest neighbour gets {top:.1%} of a node's attention,"
+        f" {uniform:.1%} if all got the same"
+    )
 
 
 def check_reach(result: AttackResult, targets: Tensor, before: Tensor, after: Tensor) -> None:

@@ -17,13 +17,14 @@ from fgai.attention.reach import touched_rows
 from fgai.errors import FgaiWarning
 from fgai.evaluation import measures as ms
 from fgai.evaluation import reliability
-from fgai.evaluation.curves import all_curves, fidelity
+from fgai.evaluation.curves import all_curves, fidelity, removals
 from fgai.evaluation.endpoints import by_endpoints
 from fgai.evaluation.items import item_chance, item_overlaps
-from fgai.evaluation.nulls import null_rows
+from fgai.evaluation.nulls import NULLS, null_rows
 from fgai.evaluation.per_node import node_arrays
 from fgai.evaluation.same_class import same_class
 from fgai.graph import Graph
+from fgai.progress import stage
 from fgai.records import Meter, plain
 from fgai.tasks import check_logits, task_of
 
@@ -97,11 +98,14 @@ class Run:
         views = {"clean": self.clean, "attacked": attacked["prediction"].view}
         right = self._right() if curves and self.labels is not None else None
         if right is not None and self.labels is not None:
-            out["f_slope"] = all_curves(self.model, views, self.labels, right)
+            with stage("removing edges", removals(len(views))):
+                out["f_slope"] = all_curves(self.model, views, self.labels, right)
             out["fidelity"] = {n: fidelity(self.model, view, self.rows, self.k) for n, view in views.items()}
             meter.lap("curves")
         if nulls:
-            out["null"] = self._nulls(views, attacked["prediction"], right)
+            total = None if right is None else len(NULLS) * removals(len(views))
+            with stage("attention that says nothing", total):
+                out["null"] = self._nulls(views, attacked["prediction"], right)
             meter.lap("null rows")
         others = {spec.paths[0]: spec.measure for spec in metrics.METRICS.values() if spec.measure}
         if others:
@@ -254,6 +258,7 @@ class Run:
                 "clean": ms.layered(self.sharpness, self.sharpest),
                 "attacked": ms.layered(after, self.sharpest),
             },
+            "top_share": ms.top_shares(pairs, self.sharpest),
             "sharpest": self.sharpest,
         }
         for metric in ("overlap", "overlap_touched", "overlap_graph", "rank_correlation"):
@@ -285,7 +290,9 @@ class Run:
         scores = {name: {view: values[name] for view, values in found.items()} for name in names}
         worst = by_endpoints(attacked["prediction"].result.ledger)
         scores[self.task.headline] |= {f"attacked_{ends}": 1 - damage for ends, damage in worst.items()}
-        reliability.check_score(scores[names[0]]["clean"], truth, names[0])
+        headline = scores[self.task.headline]
+        headline["chance"] = metrics.chance_score(self.task.headline, truth)
+        reliability.check_score(headline["clean"], headline["chance"], self.task.headline)
         return scores
 
     def _classes(self, views: dict[str, Observation]) -> list[Tensor]:

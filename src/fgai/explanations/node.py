@@ -140,6 +140,7 @@ def _under_attack(clean: NodeView, after: NodeView, k: int, threat: str) -> dict
         "confidence": after.confidence,
         "kept": sorted(kept),
         "overlap": len(kept) / len(top) if top else None,
+        "chance": len(top) / len(clean.neighbours) if top else None,
         "new_neighbours": len(new),
         "new_attention": sum(new),
     }

@@ -27,8 +27,8 @@ class NodeExplanation(Document):
         neighbours: by falling attention, each with `node`, `name`, `attention`, `itself`, `injected` (False
             here), `informative` (None where no truth is known) and `attacked`, its attention under attack.
         attacked: under attack: `threat`, `predicted`, `confidence`, `kept` (nodes of the top-k that stay
-            among the original neighbours), `overlap`, `new_neighbours` and the share of attention they take,
-            `new_attention`; None without an attack.
+            among the original neighbours), `overlap`, `chance` (the overlap of a random order),
+            `new_neighbours` and the share of attention they take, `new_attention`; None without an attack.
         certified: `norm`, `k`, `layers` (radius of the top-k and of the class, and what is known of them) and
             `promise`; None if it was not asked for.
     """

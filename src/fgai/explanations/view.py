@@ -10,6 +10,8 @@ from rich.table import Table
 
 BAR = 24
 SHOWN = 10
+ROOM = 44
+"""Columns that everything but the bars takes."""
 
 
 def show(values: dict[str, Any], console: Console) -> None:
@@ -26,7 +28,7 @@ def show(values: dict[str, Any], console: Console) -> None:
         highlight=False,
     )
     if values["neighbours"]:
-        console.print(_table(values))
+        console.print(_table(values, min(BAR, max(4, console.width - ROOM))))
     else:
         console.print("It has no neighbours, so it attends to nothing.")
     hidden = len(values["neighbours"]) - max(values["k"], SHOWN)
@@ -38,7 +40,7 @@ def show(values: dict[str, Any], console: Console) -> None:
         _show_certified(values["certified"], console)
 
 
-def _table(values: dict[str, Any]) -> Table:
+def _table(values: dict[str, Any], longest: int) -> Table:
     attacked, k = values["attacked"], values["k"]
     told = any(entry["informative"] is not None for entry in values["neighbours"])
     headings = ["neighbour", "attention", ""]
@@ -49,7 +51,7 @@ def _table(values: dict[str, Any]) -> Table:
     most = max(entry["attention"] for entry in values["neighbours"]) or 1.0
     kept = set(attacked["kept"]) if attacked else set()
     for rank, entry in enumerate(values["neighbours"][: max(k, SHOWN)]):
-        bar = "█" * max(1, round(BAR * entry["attention"] / most))
+        bar = "█" * max(1, round(longest * entry["attention"] / most))
         cells = ["itself" if entry["itself"] else escape(entry["name"]), f"{entry['attention']:.3f}", bar]
         if told:
             cells.append("yes" if entry["informative"] else "")
@@ -62,11 +64,15 @@ def _table(values: dict[str, Any]) -> Table:
 
 def _show_attack(values: dict[str, Any], console: Console) -> None:
     attacked = values["attacked"]
+    top = min(values["k"], len(values["neighbours"]))
+    chance = (
+        f" (by chance {top * attacked['chance']:.1f})" if top < len(values["neighbours"]) else ", all it has"
+    )
     moved = "" if attacked["predicted"] == values["predicted"] else ", another one"
     console.print(
         f"under the {attacked['threat']} attack: class {attacked['predicted']}"
-        f" ({100 * attacked['confidence']:.0f} %){moved}; {len(attacked['kept'])} of the top"
-        f" {min(values['k'], len(values['neighbours']))} stay",
+        f" ({100 * attacked['confidence']:.0f} %){moved}; {len(attacked['kept'])} of the top {top}"
+        f" stay{chance}",
         markup=False,
         highlight=False,
     )

@@ -28,6 +28,7 @@ from fgai.metrics.ranking import (
     overlap_per_node,
     rank_correlation,
     rank_correlation_per_node,
+    tied_share,
 )
 from fgai.metrics.removal import (
     FRACTIONS,
@@ -38,8 +39,8 @@ from fgai.metrics.removal import (
     slope,
     still_right,
 )
-from fgai.metrics.scores import task_scores
-from fgai.metrics.sharpness import sharpness, sharpness_per_node
+from fgai.metrics.scores import chance_score, task_scores
+from fgai.metrics.sharpness import sharpness, sharpness_per_node, top_share, top_share_per_node, uniform_share
 from fgai.metrics.spec import METRICS, SECTIONS, MetricSpec, metric
 from fgai.metrics.stability import g_jsd, g_tvd, g_tvd_prob, g_tvd_rel
 from fgai.metrics.truth import truth_auc, truth_chance, truth_precision
@@ -54,6 +55,7 @@ __all__ = [
     "Views",
     "accuracy",
     "average_precision",
+    "chance_score",
     "characterization",
     "edges_to_remove",
     "f1",
@@ -89,8 +91,12 @@ __all__ = [
     "slope",
     "still_right",
     "task_scores",
+    "tied_share",
+    "top_share",
+    "top_share_per_node",
     "truth_auc",
     "truth_chance",
     "truth_precision",
     "uniform_attention",
+    "uniform_share",
 ]

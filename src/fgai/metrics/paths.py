@@ -63,7 +63,7 @@ def null_path(path: str) -> str:
         ('overlap_touched.all', 'f_slope.node.clean.gap')
     """
     name, _, rest = path.partition(".")
-    views = {"sharpness": "clean."}.get(name, "")
+    views = "clean." if name in ("sharpness", "top_share") else ""
     if name in ("overlap", "overlap_touched", "overlap_graph", "rank_correlation", "intruders"):
         views = f"{rest.partition('.')[0]}."
     return f"{name}.{rest.removeprefix(views)}"

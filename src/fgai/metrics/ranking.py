@@ -100,6 +100,36 @@ def overlap_chance(rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None) -
     return mean_over(torch.where(degree > k, k / degree, float("nan")), nodes)
 
 
+ROUNDING = 1e-6
+"""Attentions that differ by no more, relative to the larger, may be in either order: a few float32 steps."""
+
+
+def tied_share(w: Tensor, rowptr: Tensor, k: int = 5) -> float:
+    """Share of the nodes with more than k neighbours whose top-k is cut within rounding.
+
+    Their k-th neighbour and the next differ by at most `ROUNDING`, so that rounding, or the order of the
+    edges, decides which of them explains the node.
+
+    Args:
+        w: [E].
+        rowptr: [N+1].
+        k: how many neighbours are shown.
+
+    Returns:
+        In [0, 1]; NaN if no node has more than k neighbours.
+
+    Example:
+        >>> tied_share(torch.tensor([0.4, 0.3, 0.3, 0.5, 0.3, 0.2]), torch.tensor([0, 3, 6]), k=2)
+        0.5
+    """
+    topk.check_k(k)
+    w = w.detach().double()
+    places = topk.leaders(w, rowptr, k + 1)
+    ranked = places[places[:, k] >= 0]
+    last, following = w[ranked[:, k - 1]], w[ranked[:, k]]
+    return float((last - following <= ROUNDING * last).double().mean())
+
+
 @metric(
     direction="higher",
     low=0,

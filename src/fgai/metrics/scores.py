@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from fgai.checks import one_of
@@ -36,6 +37,27 @@ def task_scores(task: str, logits: Tensor, target: Tensor) -> dict[str, float]:
     known = target >= 0
     logits, target = logits[known], target[known]
     return {name: _function(score)(logits, target) for name, score in get_task(task).scores.items()}
+
+
+def chance_score(name: str, target: Tensor) -> float:
+    """What a score is without looking: 0.5 for ROC-AUC, else the share of the most frequent class.
+
+    Args:
+        name: of the score, e.g. `f1`, `accuracy` or `roc_auc`.
+        target: [T] classes; -1 is left out.
+
+    Returns:
+        In [0, 1]; NaN without any known class.
+
+    Example:
+        >>> import torch
+        >>> chance_score("f1", torch.tensor([2, 2, 0, -1]))
+        0.6666666666666666
+    """
+    known = target[target >= 0]
+    if not known.numel():
+        return float("nan")
+    return 0.5 if name == "roc_auc" else float(torch.bincount(known).max()) / known.numel()
 
 
 def link_auc(logits: Tensor, target: Tensor) -> float:

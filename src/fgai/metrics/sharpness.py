@@ -1,4 +1,4 @@
-"""Whether attention says anything at all: its distance from uniform."""
+"""Whether attention says anything at all: its distance from uniform, and what its strongest edge gets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fgai.metrics.nodes import mean_over
 from fgai.metrics.spec import metric
-from fgai.ops.segments import check_rows, row_index, row_sum
+from fgai.ops.segments import check_rows, row_index, row_max, row_sum
 
 
 def sharpness_per_node(w: Tensor, rowptr: Tensor) -> Tensor:
@@ -49,3 +49,49 @@ def sharpness(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> floa
         0.5
     """
     return mean_over(sharpness_per_node(w, rowptr), nodes)
+
+
+def top_share_per_node(w: Tensor, rowptr: Tensor) -> Tensor:
+    """Share of its attention that a node gives its strongest neighbour, float64 [N]; NaN with fewer than two.
+
+    Each row is divided by its sum first, which changes nothing for attention. Rows of zeros count as uniform.
+    """
+    check_rows(w, rowptr, "w")
+    w, degree = w.detach().double(), rowptr.diff()
+    total = row_sum(w, rowptr)
+    share = torch.where(
+        total > 0, row_max(w, rowptr) / torch.where(total > 0, total, 1.0), 1 / degree.clamp(min=1)
+    )
+    return torch.where(degree >= 2, share, float("nan"))
+
+
+@metric(direction="higher", low=0, high=1, paths=("top_share.*",), title="top neighbour's share")
+def top_share(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
+    """Mean share of its attention that a node gives its strongest neighbour: sharpness in plain words.
+
+    Of the nodes with at least two neighbours; uniform attention gives 1/degree, see `uniform_share`.
+
+    Args:
+        w: [E], non-negative, heads averaged.
+        rowptr: [N+1].
+        nodes: bool [N] or indices; only these nodes count.
+
+    Returns:
+        In [0, 1]; NaN if no node has two neighbours.
+
+    Example:
+        >>> top_share(torch.tensor([0.5, 0.5, 1.0, 0.0]), torch.tensor([0, 2, 4]))
+        0.75
+    """
+    return mean_over(top_share_per_node(w, rowptr), nodes)
+
+
+def uniform_share(rowptr: Tensor) -> float:
+    """What `top_share` is for uniform attention: the mean of 1/degree over nodes with two neighbours or more.
+
+    Example:
+        >>> uniform_share(torch.tensor([0, 2, 6, 7]))
+        0.375
+    """
+    degree = rowptr.diff().double()
+    return mean_over(torch.where(degree >= 2, 1 / degree, float("nan")))

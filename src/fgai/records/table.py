@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
+from rich.text import Text
 
 Cell = str | float | int | None
 
@@ -100,22 +101,59 @@ class Table:
 
     def width(self) -> int:
         """Return the characters a line takes in a terminal."""
-        lines = [[column.heading for column in self.columns], *self.texts()]
-        return sum(max(map(len, cells)) + 3 for cells in zip(*lines, strict=True)) + 1
+        return sum(max(map(len, cells)) + 3 for cells in self._cells()) + 1
+
+    def narrowest(self) -> int:
+        """Return the same with cells wrapped wherever there is a space."""
+        return sum(width + 3 for width in self._longest_words()) + 1
 
     def show(self, console: Console | None = None) -> None:
-        """Print in a terminal; turned on its side where that fits better."""
+        """Print in a terminal: turned on its side, wrapped or as a list where it is too wide as it is."""
         console = console or Console()
-        turned = self.transposed()
-        table = turned if self.width() > console.width and turned.width() < self.width() else self
-        out = RichTable(title=escape(self.title), title_justify="left")
-        for index, column in enumerate(table.columns):
-            out.add_column(escape(column.heading), justify="left" if index == 0 else "right", overflow="fold")
-        for row in table.texts():
-            out.add_row(*map(escape, row))
-        console.print(out)
+        ways, most = (self, self.transposed()), console.width
+        whole = [way for way in ways if way.width() <= most]
+        wrapped = sorted((way for way in ways if way.narrowest() <= most), key=Table.width)
+        for way in (whole or wrapped)[:1]:
+            console.print(way._drawn())
+        if not wrapped:
+            console.print(max(ways, key=lambda way: len(way.rows))._listed())
         for note in self.notes:
             console.print(note, style="dim", markup=False, highlight=False)
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        """The texts of every column, its heading first."""
+        return list(zip(*[[column.heading for column in self.columns], *self.texts()], strict=True))
+
+    def _longest_words(self) -> list[int]:
+        return [
+            max(len(word) for cell in cells for word in (cell.split() or [""])) for cells in self._cells()
+        ]
+
+    def _drawn(self) -> RichTable:
+        """The table with its lines; no word is broken."""
+        out = RichTable(title=escape(self.title), title_justify="left")
+        for index, (column, least) in enumerate(zip(self.columns, self._longest_words(), strict=True)):
+            out.add_column(
+                escape(column.heading),
+                justify="left" if index == 0 else "right",
+                overflow="fold",
+                min_width=least,
+            )
+        for row in self.texts():
+            out.add_row(*map(escape, row))
+        return out
+
+    def _listed(self) -> Text:
+        """Row by row, each value in a line of its own under the row's name."""
+        headings = [column.heading for column in self.columns[1:]]
+        room = max(map(len, headings), default=0)
+        lines = [Text(self.title, style="italic")]
+        for name, *values in self.texts():
+            lines.append(Text(name, style="bold"))
+            lines += [
+                Text(f"  {head:<{room}}  {value}") for head, value in zip(headings, values, strict=True)
+            ]
+        return Text("\n").join(lines)
 
     def to_markdown(self) -> str:
         """Return a Markdown table, notes below it."""

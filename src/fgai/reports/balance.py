@@ -6,16 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fgai.records import Column, Table
+from fgai.evaluation.paired import Interval
+from fgai.records import Cell, Column, Table
+from fgai.reports.noise import Intervals, interval_in
 from fgai.reports.numbers import Record, heading_of, number, percent, score_of, signed
 
 SLIGHT = 0.02
-"""Shares and slopes that differ by no more count as the same."""
+"""Slopes, and shares that are not known node by node, count as the same where they differ by no more."""
 RATIO = 1.1
 """So do distances that differ by no more than this factor."""
 BETTER, SAME, WORSE = "better", "as before", "worse"
 RULE = (
-    f"As before: shares and slopes within {SLIGHT}, distances within a factor of {RATIO}; one run, one seed."
+    "As before: shares whose difference is within the noise over nodes (paired 95 % interval), slopes within"
+    f" {SLIGHT}, distances within a factor of {RATIO}. One run, one seed."
 )
 
 
@@ -31,6 +34,7 @@ class Change:
         after: of the other model.
         texts: both, as printed.
         kind: `better`, `as before` or `worse`.
+        chance: what a random ranking or the most frequent class gets, None where there is no such level.
     """
 
     key: str
@@ -40,6 +44,7 @@ class Change:
     after: float
     texts: tuple[str, str]
     kind: str
+    chance: float | None = None
 
 
 @dataclass(frozen=True)
@@ -49,13 +54,16 @@ class _Measure:
     title: str
     path: str
     form: str  # "share", "distance" or "slope"
+    chance: str = ""  # path of what chance gets
 
     def text(self, value: float) -> str:
         if self.form == "share":
             return percent(value, 1)
         return signed(value, "#.2g" if self.form == "distance" else ".2f").rstrip(".")
 
-    def kind(self, before: float, after: float) -> str:
+    def kind(self, before: float, after: float, interval: Interval | None) -> str:
+        if interval is not None:
+            return SAME if not interval.exceeds_noise else BETTER if interval.low > 0 else WORSE
         if self.form != "distance":
             gain = after - before
             return SAME if abs(gain) <= SLIGHT + 1e-9 else BETTER if gain > 0 else WORSE
@@ -64,24 +72,30 @@ class _Measure:
         return BETTER if after < before else WORSE
 
 
-_KEPT = "overlap_touched.{}.all"
+def _kept(key: str, words: str, attack: str) -> _Measure:
+    """What stays of explanations under one attack."""
+    path = "overlap_touched.{}.all"
+    return _Measure(key, "overlap", words, path.format(attack), "share", path.format("chance"))
+
+
 MEASURES = (
-    _Measure("attacked", "F1 attacked", "right under attack", "f1.attacked", "share"),
-    _Measure("clean", "F1", "right without attack", "f1.clean", "share"),
+    _Measure("attacked", "F1 attacked", "right under attack", "f1.attacked", "share", "f1.chance"),
+    _Measure("clean", "F1", "right without attack", "f1.clean", "share", "f1.chance"),
     _Measure("moved", "g-TVD", "how far predictions move", "g_tvd.rel", "distance"),
     _Measure("attention", "g-JSD", "how far attention moves", "g_jsd.all", "distance"),
-    _Measure("kept", "overlap", "top {k} kept, attack on predictions", _KEPT.format("prediction"), "share"),
-    _Measure(
-        "aimed", "overlap", "top {k} kept, attack on explanations", _KEPT.format("explanation"), "share"
-    ),
+    _kept("kept", "top {k} kept, attack on predictions", "prediction"),
+    _kept("aimed", "top {k} kept, attack on explanations", "explanation"),
     _Measure("slope", "F-slope gap", "attention decides", "f_slope.node.clean.gap", "slope"),
     _Measure("slope_attacked", "F-slope gap", "… under attack", "f_slope.node.attacked.gap", "slope"),
     _Measure("proved", "certified", "top {k} proved to stay", "", "share"),
-)  # fmt: skip
+)
 
 
 def changes(
-    reference: Record, other: Record, certificates: Mapping[str, Mapping[str, Any]] | None = None
+    reference: Record,
+    other: Record,
+    certificates: Mapping[str, Mapping[str, Any]] | None = None,
+    intervals: Intervals | None = None,
 ) -> list[Change]:
     """Every measure both records hold; the certified share from the certificates, output layer.
 
@@ -89,11 +103,16 @@ def changes(
         reference: the record of the model the others are compared with.
         other: the other model's.
         certificates: by the names of the records, as the report's document carries them.
+        intervals: likewise; a share that has one is judged by it.
     """
     k = (reference.get("config") or {}).get("k", 5)
     out = []
+
+    def scored(path: str) -> str:
+        return path.replace("f1.", f"{score_of(reference)}.")
+
     for measure in MEASURES:
-        path = measure.path.replace("f1.", f"{score_of(reference)}.")
+        path = scored(measure.path)
         values = [
             number(record, path) if path else _proved(record, certificates or {})
             for record in (reference, other)
@@ -109,7 +128,8 @@ def changes(
                 before=before,
                 after=after,
                 texts=(measure.text(before), measure.text(after)),
-                kind=measure.kind(before, after),
+                kind=measure.kind(before, after, interval_in(intervals, str(other.get("name")), measure.key)),
+                chance=number(reference, scored(measure.chance)) if measure.chance else None,
             )
         )
     return out
@@ -164,8 +184,16 @@ def balance_words(found: Sequence[Change]) -> str:
 
 def table(found: Sequence[Change], reference: str, other: str) -> Table:
     """The same as a table, one measure a row."""
-    columns = [Column(""), Column(reference), Column(other), Column("")]
-    rows = [[f"{change.title} ({change.name})", *change.texts, change.kind] for change in found]
+    columns = [Column(""), Column(reference), Column(other), Column("chance"), Column("")]
+    rows: list[list[Cell]] = [
+        [
+            f"{change.title} ({change.name})",
+            *change.texts,
+            None if change.chance is None else percent(change.chance, 1),
+            change.kind,
+        ]
+        for change in found
+    ]
     return Table(f"What changed from {reference} to {other}", columns, rows)
 
 

@@ -17,6 +17,7 @@ from fgai.models import as_graph
 from fgai.reports.document import Report
 from fgai.reports.explorer import clipped
 from fgai.reports.nodes import nodes_of_models, nodes_of_records
+from fgai.reports.noise import intervals_of
 from fgai.reports.parts import Part, parts_of
 from fgai.reports.subgraph import subgraph
 from fgai.reports.views import Seen
@@ -128,6 +129,7 @@ def assemble(
         reference=reference,
         records=[part.record for part in parts],
         certificates={part.name: part.certificate for part in parts if part.certificate is not None},
+        intervals=intervals_of(parts, reference),
         histories=dict(histories),
         distribution=_distribution(parts),
         subgraph=drawn,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fgai.reports.balance import changes, kind_of
+from fgai.reports.balance import kind_of
 from fgai.reports.document import Report
-from fgai.reports.numbers import number, percent, score, score_phrase, signed
+from fgai.reports.numbers import number, percent, score, score_of, score_phrase, signed
 from fgai.reports.sections import esc
-from fgai.reports.words import pair, size_of
+from fgai.reports.words import changes_in, size_of
 
 
 class Bar(NamedTuple):
@@ -22,12 +22,16 @@ class Bar(NamedTuple):
 
 
 class Card(NamedTuple):
-    """One question with an answer per model; `key` names the measures whose change is marked."""
+    """One question with an answer per model, and what chance would answer.
+
+    `key` names the measures whose change is marked.
+    """
 
     key: str
     title: str
     about: str
     bars: list[Bar]
+    chance: str = ""
 
 
 def cards(report: Report) -> str:
@@ -36,8 +40,7 @@ def cards(report: Report) -> str:
         _predictions(report), _explanations(report), _output_shift(report), _same(report), _decides(report),
         _proved(report),
     )  # fmt: skip
-    reference, other = pair(report.records, report.reference)
-    found = [] if other is None else changes(reference, other, report.certificates)
+    found = changes_in(report)
     shown = "".join(
         _html(card, report.names, [kind_of(found, key) for key in card.key.split()])
         for card in made
@@ -57,6 +60,7 @@ def _predictions(report: Report) -> Card:
         "Predictions that survive",
         f"{said[0].upper()}{said[1:]}: before the attack (tick) and after it (bar).",
         bars,
+        _chance(number(report.records[0], f"{score_of(report.records[0])}.chance"), percent),
     )
 
 
@@ -74,19 +78,27 @@ def _explanations(report: Report) -> Card:
         f"Of the {k} neighbours a node attends to most, how many stay: when the attack aims at predictions"
         " (tick), and when it aims at the explanation itself (bar). Nodes in its reach.",
         bars,
+        _chance(
+            number(report.records[0], "overlap_touched.chance.all"), lambda share: f"{k * share:.1f} of {k}"
+        ),
     )
 
 
 def _output_shift(report: Report) -> Card:
     values = [number(record, "g_tvd.rel") for record in report.records]
-    most = max((v for v in values if v is not None), default=0.0) or 1.0
+    most = max(1.0, *(v for v in values if v is not None), 1.0)
     return Card(
         "moved",
         "How far outputs move",
-        "Change of the outputs under attack, in units of their own spread: at 1 they move as much as the"
-        " classes differ. Shorter is better.",
+        "Change of the outputs under attack, in units of their own spread: at 1"
+        f" ({'tick' if most > 1 else 'a full bar'}) they move as far as classes differ. Shorter is better.",
         [
-            Bar(name, None if v is None else v / most, signed(v, "#.2g").rstrip("."))
+            Bar(
+                name,
+                None if v is None else v / most,
+                signed(v, "#.2g").rstrip("."),
+                1 / most if most > 1 else None,
+            )
             for name, v in zip(report.names, values, strict=True)
         ],
     )
@@ -106,6 +118,7 @@ def _same(report: Report) -> Card:
         f"Of the {k} neighbours {report.reference} attends to most, how many are also among the"
         f" {k} strongest here, without any attack.",
         bars,
+        _chance(number(report.records[0], "overlap.chance.all"), lambda share: f"{k * share:.1f} of {k}"),
     )
 
 
@@ -114,7 +127,7 @@ def _decides(report: Report) -> Card:
         [number(record, f"f_slope.node.{when}.gap") for when in ("clean", "attacked")]
         for record in report.records
     ]
-    most = max((v for p in pairs for v in p if v is not None and v > 0), default=0.0) or 1.0
+    most = max(1.0, *(v for p in pairs for v in p if v is not None), 1.0)
     bars = []
     for name, (before, after) in zip(report.names, pairs, strict=True):
         length, tick = (None if v is None else max(0.0, v) / most for v in (after, before))
@@ -124,7 +137,7 @@ def _decides(report: Report) -> Card:
         "slope_attacked",
         "Attention that decides",
         "How much more it hurts to remove the strongest edges than the weakest (F-slope gap): before the"
-        " attack (tick) and after it (bar).",
+        f" attack (tick) and after it (bar). A full bar is {signed(most, '.3g')}; a random order gets 0.",
         bars,
     )
 
@@ -165,4 +178,10 @@ def _html(card: Card, names: list[str], kinds: list[str | None]) -> str:
         if kind is not None
     )
     head = f'<h3>{esc(card.title)}<span class="marks">{marks}</span></h3>'
-    return f'<article class="card">{head}<p>{esc(card.about)}</p>{rows}</article>'
+    level = f'<p class="chance">{esc(card.chance)}</p>' if card.chance else ""
+    return f'<article class="card">{head}<p>{esc(card.about)}</p>{rows}{level}</article>'
+
+
+def _chance(level: float | None, words: Callable[[float], str]) -> str:
+    """What guessing would get, as a card says it."""
+    return "" if level is None else f"chance: {words(level)}"

@@ -18,6 +18,7 @@ class Report(Document):
         reference: name of the model the others are compared with.
         records: evaluation records as plain values, without their per-node arrays.
         certificates: by model: norm, radius, k, promise, and shares over radii for each layer.
+        intervals: by model: what its differences from the reference may be, see `fgai.reports.noise`.
         histories: by model: loss terms per epoch, and the epoch kept.
         distribution: per-node overlap under each attack, counted in bins.
         subgraph: places, edges and attention of one neighbourhood, before and after the attack.
@@ -32,6 +33,7 @@ class Report(Document):
     reference: str = ""
     records: list[dict[str, Any]] = field(default_factory=list)
     certificates: dict[str, dict[str, Any]] = field(default_factory=dict)
+    intervals: dict[str, dict[str, Any]] = field(default_factory=dict)
     histories: dict[str, dict[str, Any]] = field(default_factory=dict)
     distribution: dict[str, Any] | None = None
     subgraph: dict[str, Any] | None = None

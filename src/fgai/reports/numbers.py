@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from fgai.metrics import Quantity, measured, null_path, quantity
@@ -13,16 +14,44 @@ Record = Mapping[str, Any]
 
 
 class Number(NamedTuple):
-    """One row of the table of all numbers, in plain words; format and direction are the metric's."""
+    """One row of the table of all numbers, in plain words; format and direction are the metric's.
+
+    Attributes:
+        path: in the metrics of a record.
+        title: in plain words.
+        about: one sentence.
+        like: path of the number it should stay close to, where neither higher nor lower is better.
+    """
 
     path: str
     title: str
     about: str
+    like: str = ""
 
     @property
     def quantity(self) -> Quantity:
         """What is declared of it."""
         return quantity(self.path, self.title)
+
+    @property
+    def wanted(self) -> str:
+        """Which value is best, in words."""
+        return "closest to clean is best" if self.like else f"{self.quantity.direction} is better"
+
+    def best(self, records: Sequence[Record]) -> list[bool]:
+        """Which records hold the best value; none where all print alike, or only one has any."""
+        shown = self.quantity
+        values = [number(record, self.path) for record in records]
+        if self.like:
+            wanted = [number(record, self.like) for record in records]
+            values = [
+                None if v is None or w is None else abs(v - w) for v, w in zip(values, wanted, strict=True)
+            ]
+            shown = replace(shown, direction="lower")
+        known = [value for value in values if value is not None]
+        if len(known) < 2 or len({format(value, shown.form) for value in known}) == 1:
+            return [False] * len(values)
+        return [value is not None and value == shown.best(known) for value in values]
 
 
 NUMBERS: dict[str, tuple[Number, ...]] = {
@@ -137,7 +166,17 @@ NUMBERS: dict[str, tuple[Number, ...]] = {
             "Sharpness, clean",
             "0: every neighbour gets the same attention, which explains nothing. 1: one gets it all.",
         ),
-        Number("sharpness.attacked.all", "Sharpness, attacked", "The same under attack."),
+        Number(
+            "sharpness.attacked.all",
+            "Sharpness, attacked",
+            "The same under attack. Sharper is no better here: attention that fake nodes draw is sharp, too.",
+            like="sharpness.clean.all",
+        ),
+        Number(
+            "top_share.clean.all",
+            "Strongest neighbour's share, clean",
+            "What a node's strongest neighbour gets of its attention: sharpness in plain words.",
+        ),
     ),
     "Does attention decide?": (
         Number(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fgai.records import look_up, unpack_array
 from fgai.reports.explorer import over_layers
+from fgai.reports.numbers import score_of
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -69,6 +70,11 @@ class Part:
             "mean": float(np.mean([row.mean() for row in told])),
             "chance": look_up(self.record.get("metrics") or {}, "overlap_touched.chance.all"),
         }
+
+    @property
+    def score(self) -> str:
+        """Name of its headline score."""
+        return score_of(self.record)
 
     @property
     def k(self) -> int:

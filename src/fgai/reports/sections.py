@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fgai.metrics import Quantity
+from fgai.evaluation.layout import chance_path
 from fgai.records import ARROWS
 from fgai.reports.document import Report
 from fgai.reports.numbers import Record, number, numbers_of, of_null, signed
 from fgai.reports.words import attack_words, headline, meaning, missing
 
-NULLS = {"uniform": "uniform", "random": "random"}
+NULLS = ("uniform", "random")
 
 
 def esc(value: object) -> str:
@@ -23,7 +23,7 @@ def esc(value: object) -> str:
 
 def header(report: Report) -> str:
     """What this is, whether it helped, and what the attack was."""
-    lead = "".join(f"<p>{esc(line)}</p>" for line in meaning(report.records, report.reference))
+    lead = "".join(f"<p>{esc(line)}</p>" for line in meaning(report))
     data: Mapping[str, Any] = report.records[0].get("data") or {}
     sizes = [
         f"{data[name]:,} {name}"
@@ -71,7 +71,7 @@ def all_numbers(report: Report) -> str:
     reference = next((r for r in report.records if r.get("name") == report.reference), report.records[0])
     nulls = [kind for kind in NULLS if isinstance((reference.get("metrics") or {}).get("null"), Mapping)]
     head = "".join(f'<th scope="col">{esc(name)}</th>' for name in report.names)
-    head += "".join(f'<th scope="col" class="null">{esc(NULLS[kind])}</th>' for kind in nulls)
+    head += "".join(f'<th scope="col" class="null">{esc(kind)}</th>' for kind in (*nulls, "chance"))
     body = ""
     for group, listed in numbers_of(report.records).items():
         rows = ""
@@ -81,41 +81,38 @@ def all_numbers(report: Report) -> str:
                 continue
             shown = row.quantity
             cells = "".join(
-                f'<td class="{"best" if _best(value, values, shown) else ""}">'
-                f"{esc(signed(value, shown.form))}</td>"
-                for value in values
+                f'<td class="{"best" * best}" data-of="{esc(name)}">{esc(signed(value, shown.form))}</td>'
+                for name, value, best in zip(report.names, values, row.best(report.records), strict=True)
             )
+            beside = {kind: of_null(reference, kind, row.path) for kind in nulls}
+            beside["chance"] = number(reference, chance_path(row.path))
             cells += "".join(
-                f'<td class="null">{esc(signed(of_null(reference, kind, row.path), shown.form))}</td>'
-                for kind in nulls
+                f'<td class="null" data-of="{kind}">{esc(signed(level, shown.form))}</td>'
+                for kind, level in beside.items()
             )
-            words = f"{shown.direction} is better"
+            arrow = "≈" if row.like else ARROWS[shown.direction]
             rows += (
                 f'<tr><th scope="row">{esc(row.title)}&nbsp;'
-                f'<span title="{words}" aria-label="{words}">{ARROWS[shown.direction]}</span>'
+                f'<span title="{row.wanted}" aria-label="{row.wanted}">{arrow}</span>'
                 f"<small>{esc(row.about)}</small></th>{cells}</tr>"
             )
         if rows:
-            span = 1 + len(report.records) + len(nulls)
+            span = 2 + len(report.records) + len(nulls)
             body += f'<tr class="group"><th colspan="{span}" scope="colgroup">{esc(group)}</th></tr>{rows}'
     note = (
-        "<p class='caption'>“uniform” gives every neighbour the same attention, “random” rolls dice: what"
-        " explanations score that say nothing. Bold: best of the models.</p>"
-        if nulls
-        else ""
+        "<p class='caption'>"
+        + "“uniform” gives every neighbour the same attention, “random” rolls dice: what explanations score"
+        " that say nothing. "
+        * bool(nulls)
+        + "“chance”: what a random ranking gets on average, or always naming the most frequent class."
+        " Bold: best of the models (≈: closest to its own value without attack); whether that is more than"
+        " noise, the headline says.</p>"
     )
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="All numbers"><table>'
         f'<thead><tr><th scope="col">Measured</th>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>{note}"
     )
-
-
-def _best(value: float | None, values: Iterable[float | None], shown: Quantity) -> bool:
-    known = [v for v in values if v is not None]
-    if value is None or len(known) < 2 or max(known) == min(known):
-        return False
-    return value == shown.best(known)
 
 
 def configuration(report: Report) -> str:

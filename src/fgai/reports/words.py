@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fgai.attacks import THREATS, doubt, make_attack
-from fgai.reports.balance import changes, verdict
+from fgai.reports.balance import Change, changes, verdict
 from fgai.reports.document import Report
-from fgai.reports.numbers import Record, number, percent, score, share_phrase
+from fgai.reports.noise import FALL, Intervals, interval_in
+from fgai.reports.numbers import Record, number, percent, score, score_of, share_phrase
 
 
 def headline(report: Report) -> str:
@@ -16,25 +17,25 @@ def headline(report: Report) -> str:
     reference, other = pair(report.records, report.reference)
     if other is None:
         return "How far can its attention be trusted?"
-    return verdict(
-        changes(reference, other, report.certificates), str(reference.get("name")), str(other.get("name"))
-    )
+    return verdict(changes_in(report), str(reference.get("name")), str(other.get("name")))
 
 
-def meaning(records: Sequence[Record], name: str) -> list[str]:
+def changes_in(report: Report) -> list[Change]:
+    """What changed from the reference to the model compared with it; nothing where there is only one."""
+    reference, other = pair(report.records, report.reference)
+    return [] if other is None else changes(reference, other, report.certificates, report.intervals)
+
+
+def meaning(report: Report) -> list[str]:
     """What the headline numbers mean, in plain sentences."""
-    reference, other = pair(records, name)
+    reference, other = pair(report.records, report.reference)
     shown = [reference] if other is None else [reference, other]
-    out, parts = [], []
-    for record in shown:
-        before, after = score(record, "clean"), score(record, "attacked")
-        if before is not None and after is not None:
-            verb = "falls" if after < before - 0.005 else "stays" if after <= before + 0.005 else "rises"
-            way = f"at {percent(after)}" if verb == "stays" else f"from {percent(before)} to {percent(after)}"
-            parts.append(f"{record.get('name')} {verb} {way}")
+    out, parts = [], [words for record in shown if (words := _fall(record, report.intervals))]
     if parts:
         same = "Under the same attack" if len(parts) > 1 else "Under attack"
-        out.append(f"{same}, {' and '.join(parts)} {share_phrase(reference)}.")
+        level = number(reference, f"{score_of(reference)}.chance")
+        chance = "" if level is None else f" (chance: {percent(level)})"
+        out.append(f"{same}, {' and '.join(parts)} {share_phrase(reference)}{chance}.")
     k, told = size_of(reference), []
     for key, when in (("prediction", "aims at predictions"), ("explanation", "aims at explanations")):
         kept = [(r.get("name"), number(r, f"overlap_touched.{key}.all")) for r in shown]
@@ -42,8 +43,38 @@ def meaning(records: Sequence[Record], name: str) -> list[str]:
         if stay:
             told.append(f"{' and '.join(stay)} when the attack {when}")
     if told:
-        out.append(f"Of the {k} neighbours that explain a node there stay {', and '.join(told)}.")
+        level = number(reference, "overlap_touched.chance.all")
+        chance = "" if level is None else f" By chance {k * level:.2f} would."
+        out.append(f"Of the {k} neighbours that explain a node there stay {', and '.join(told)}.{chance}")
+    if sharp := _sharpness(shown):
+        out.append(sharp)
     return out
+
+
+def _sharpness(records: Sequence[Record]) -> str:
+    """What the sharpness of models means: what the strongest neighbour gets, and if all got the same."""
+    uniform, parts = number(records[0], "top_share.uniform.all"), []
+    for record in records:
+        top, sharp = number(record, "top_share.clean.all"), number(record, "sharpness.clean.all")
+        if top is not None and sharp is not None:
+            parts.append(f"{percent(top)} of its attention in {record.get('name')} (sharpness {sharp:#.2g})")
+    if not parts or uniform is None:
+        return ""
+    return f"A node's strongest neighbour gets {' and '.join(parts)}; {percent(uniform)} if all got the same."
+
+
+def _fall(record: Record, intervals: Intervals) -> str:
+    """What becomes of a model's score under attack; a fall or rise within the noise is called none."""
+    before, after = score(record, "clean"), score(record, "attacked")
+    if before is None or after is None:
+        return ""
+    name, ends = record.get("name"), (percent(before), percent(after))
+    if ends[0] == ends[1]:
+        return f"{name} stays at {ends[1]}"
+    interval = interval_in(intervals, str(name), FALL)
+    if interval is not None and not interval.exceeds_noise:
+        return f"{name} goes from {ends[0]} to {ends[1]}, which may be noise,"
+    return f"{name} {'falls' if after < before else 'rises'} from {ends[0]} to {ends[1]}"
 
 
 def pair(records: Sequence[Record], name: str) -> tuple[Record, Record | None]:

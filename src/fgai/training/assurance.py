@@ -14,6 +14,7 @@ from fgai.attention import call_model, evaluating
 from fgai.divergence import tvd
 from fgai.errors import BudgetError, ReliabilityWarning
 from fgai.graph import Graph
+from fgai.progress import stage
 from fgai.tasks import task_of
 
 MAX_RATIO = 0.5
@@ -128,7 +129,8 @@ def prediction_shift(model: nn.Module, graph: Graph, seed: int) -> float | None:
     try:
         with warnings.catch_warnings():  # what a search says of itself is not about the training
             warnings.simplefilter("ignore", ReliabilityWarning)
-            attacked = attack.run(model, unlabelled, seed=seed).graph
+            with stage("checking"):
+                attacked = attack.run(model, unlabelled, seed=seed).graph
     except BudgetError:
         return None
     with evaluating(model), torch.no_grad():

@@ -14,6 +14,7 @@ from fgai.checks import at_least
 from fgai.errors import FgaiWarning
 from fgai.graph import Graph
 from fgai.models import as_graph
+from fgai.progress import shown
 from fgai.tasks import task_of
 from fgai.training.assurance import MIN_EPOCHS, prediction_shift, standing_of
 from fgai.training.faithful import Faithful
@@ -94,6 +95,20 @@ def make_faithful(
         )
         config = config.replace(limits=False)
     saving: dict[str, Any] = {"progress": progress, "checkpoint_every": checkpoint_every}
+    with shown(progress):
+        return _best(model, graph, config, seed, checkpoint, saving, max_attempts)
+
+
+def _best(
+    model: M,
+    graph: Graph,
+    config: FaithfulConfig,
+    seed: int,
+    checkpoint: Path | str | None,
+    saving: dict[str, Any],
+    max_attempts: int,
+) -> M:
+    """Train, judge, and train again where that did not go well; the best attempt."""
     faithful = _trained(model, graph, config, seed, checkpoint, saving)
     if not _is_judged(config):
         return faithful

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from fgai.checks import above, at_least, one_of
 from fgai.errors import DivergenceError, InputError
 from fgai.files import check_items
+from fgai.progress import shown, stage
 from fgai.training.capture import Replays, Terms, can_replay, run_parts, summed
 from fgai.training.interrupt import held_interrupt
-from fgai.training.progress import Progress
 from fgai.training.resume import read_state, write_state
 
 PROBE = 10
@@ -212,9 +212,14 @@ def fit(
         history, best = History.from_dict(history_values), saved.best
     steps, report_epoch = _Steps(model, recipe, config, optimizer, seed), on_epoch or _silent
     began = perf_counter() - history.seconds
-    bar = Progress(config.epochs, recipe.name, show=progress, done=first)
     held = held_interrupt(folder is not None)
-    with bar, held as interrupted, steps, seeded(epoch_seed(seed, first), device):
+    with (
+        shown(progress),
+        stage(recipe.name, config.epochs, done=first) as bar,
+        held as interrupted,
+        steps,
+        seeded(epoch_seed(seed, first), device),
+    ):
         for epoch in range(first, config.epochs):
             if history.stopped == "patience":
                 break
@@ -241,13 +246,19 @@ def fit(
                     folder, fingerprint, epoch + 1, best_score, model, best, optimizer, recipe, history
                 )
             for terms in done:
-                bar.step(terms.values, best_score)
+                bar.advance(note=_note(terms.values, best_score))
                 report_epoch(terms.epoch, terms.values)
             if interrupted():
                 raise KeyboardInterrupt
     model.load_state_dict(best)
     model.eval()
     return history
+
+
+def _note(terms: dict[str, float], best: float) -> str:
+    """The best score and the loss, its parts last: on a narrow terminal they are cut off."""
+    total = {"total": terms["total"], **terms}
+    return "  ".join([f"best {best:.4f}", *(f"{name} {value:.4g}" for name, value in total.items())])
 
 
 def _silent(epoch: int, values: dict[str, float]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,43 @@ def test_opens_silently_and_nothing_overflows(
     for selector in (".main-svg", ".ranks", "table"):
         assert page.locator(selector).first.is_visible()
     opened.check()
+
+
+CUT = """(selector) => [...document.querySelectorAll(selector)].filter((node) => {
+  const box = node.getBoundingClientRect();
+  const inside = box.left >= 0 && box.right <= window.innerWidth && node.scrollWidth <= node.clientWidth + 1;
+  return box.width > 0 && !inside;
+}).map((node) => node.textContent)"""
+TOUCHING = """() => [...document.querySelectorAll("#numbers tbody tr")].flatMap((row) => {
+  const cells = [...row.querySelectorAll("td")].map((cell) => {
+    const range = document.createRange();
+    range.selectNodeContents(cell);
+    return range.getBoundingClientRect();
+  });
+  const touches = (box, at) => box.top === cells[at].top && box.left < cells[at].right + 2;
+  return cells.slice(1).some(touches) ? [row.textContent] : [];
+})"""
+
+
+@pytest.mark.parametrize("width", [375, 768, 1440])
+def test_every_column_and_link_is_seen(visit: Visit, report_page: Path, width: int) -> None:
+    opened = visit(report_page, width=width)
+    assert opened.page.evaluate(CUT, "nav a, #numbers tbody td") == []
+    assert opened.page.evaluate(TOUCHING) == []
+    shown = opened.page.evaluate("""() => [...document.querySelectorAll("#numbers tbody tr td:last-child")]
+      .map((cell) => [cell.dataset.of, cell.getBoundingClientRect().right <= window.innerWidth])""")
+    assert shown and all(name == "chance" and seen for name, seen in shown)
+
+
+def test_losses_are_lines(visit: Visit, tmp_path: Path) -> None:
+    turns = {"total": [3.0, 0.3] * 100, "closeness": [0.5] * 200, "similarity": [0.2] * 200}
+    history = {"terms": turns, "step": 1, "epochs": 200, "best_epoch": 199}
+    page = dataclasses.replace(whole_report(), histories={"GAT": history})
+    opened = visit(write_report(page, tmp_path / "losses.html"))
+    total = opened.page.evaluate("() => document.getElementById('loss-0').data[0].y")
+    assert len(total) == 200 and max(abs(a - b) for a, b in pairwise(total[10:-10])) < 0.3
+    assert total[100] == pytest.approx(1.65, abs=0.2)
+    assert "means over 11 epochs" in opened.text("#training")
 
 
 def test_next_and_previous_update_every_view(desk: Any) -> None:

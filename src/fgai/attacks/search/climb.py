@@ -12,6 +12,7 @@ from fgai.attacks.search.optimisers import Optimiser
 from fgai.attacks.search.site import Site
 from fgai.attacks.search.spaces import Box, Space
 from fgai.ops.replay import Replay
+from fgai.progress import current
 
 MIN_STEPS = 20
 """Steps from which a capture, which costs about as much as five steps, pays."""
@@ -66,8 +67,11 @@ class Climb:
         left = steps
         if self.point.is_cuda and steps >= MIN_STEPS:
             left = steps - self._replay(steps)
+        progress, climbs = current(), self.point.shape[0]
+        progress.advance((steps - left) * climbs)
         for _ in range(left):
             self._step()
+            progress.advance(climbs)
         with torch.no_grad():
             features = self.space.features(self.point, self.box)
             self._note(features, *self.aim(self.site.view(features)))

@@ -11,8 +11,10 @@ function drawDistribution(place) {
   attacks.forEach((attack) => {
     const id = `distribution-${attack.key}`;
     const [title, note] = titles[attack.key] || [attack.key, ""];
+    const chance = attack.models.map((m) => m.chance).find((value) => typeof value === "number");
     const means = attack.models.map((m) => `${m.name} ${(k * m.mean).toFixed(1)} of ${k}`).join(", ");
-    figure(place, id, title, `${note}; on average ${means} stay`, `${title}: on average ${means} stay`);
+    const stay = `on average ${means} stay${chance === undefined ? "" : `, by chance ${(k * chance).toFixed(1)}`}`;
+    figure(place, id, title, `${note}; ${stay}`, `${title}: ${stay}`);
     draw(id, () => ({
       data: attack.models.map((m) => ({
         type: "bar", name: safe(m.name), x: m.shares.map((_, count) => count), y: m.shares, marker: { color: modelColour(names.indexOf(m.name)) },
@@ -22,7 +24,7 @@ function drawDistribution(place) {
         barmode: "group", bargap: 0.25, bargroupgap: 0.05,
         xaxis: { title: { text: `of a node’s ${k} strongest neighbours stay` }, dtick: Math.ceil(k / 10), range: [-0.6, k + 0.6], fixedrange: true },
         yaxis: { title: { text: "share of nodes" }, tickformat: ".0%", range: [0, 1.05 * most], fixedrange: true },
-        ...chanceLine(attack.models, k),
+        ...chanceLine(chance, k),
       }),
     }));
   });
@@ -30,8 +32,7 @@ function drawDistribution(place) {
   return true;
 }
 
-function chanceLine(models, k) {
-  const known = models.map((m) => m.chance).find((value) => typeof value === "number");
+function chanceLine(known, k) {
   if (known === undefined) return {};
   const line = { color: css("--soft"), width: 1.5, dash: "dot" };
   return { shapes: [{ type: "line", x0: k * known, x1: k * known, y0: 0, y1: 1, yref: "paper", line }] };
@@ -103,6 +104,16 @@ function drawCertified(place) {
   return true;
 }
 
+// The mean around each epoch: adversaries that take turns would make a line that jumps into a solid band.
+function smoothed(values, reach) {
+  const sums = [0];
+  values.forEach((value, at) => sums.push(sums[at] + value));
+  return values.map((_, at) => {
+    const [from, to] = [Math.max(0, at - reach), Math.min(values.length, at + reach + 1)];
+    return (sums[to] - sums[from]) / (to - from);
+  });
+}
+
 function drawLosses(place) {
   const held = names.filter((name) => dig(doc.histories || {}, name)?.terms);
   if (!held.length) return false;
@@ -113,10 +124,12 @@ function drawLosses(place) {
     const lines = terms.length > 1 ? ["total", ...terms] : terms;
     const kept = Number(history.best_epoch) + 1;
     const colour = (term, i) => (term === "total" ? css("--ink") : lines.length > 1 ? modelColour([2, 3, 4, 5, 1][(i - 1) % 5]) : modelColour(names.indexOf(name)));
-    figure(place, `loss-${at}`, name, `${history.epochs} epochs; the weights of epoch ${kept} were kept`);
+    const reach = lines.length > 1 ? Math.round(history.terms[lines[0]].length / 40) : 0;
+    const drawn = reach ? `, lines are means over ${(2 * reach + 1) * (history.step || 1)} epochs` : "";
+    figure(place, `loss-${at}`, name, `${history.epochs} epochs; the weights of epoch ${kept} were kept${drawn}`);
     draw(`loss-${at}`, () => ({
       data: lines.filter((term) => history.terms[term]).map((term, i) => ({
-        x: history.terms[term].map((_, epoch) => 1 + epoch * (history.step || 1)), y: history.terms[term], mode: "lines", name: safe(term.replace(/_/g, " ")),
+        x: history.terms[term].map((_, epoch) => 1 + epoch * (history.step || 1)), y: smoothed(history.terms[term], reach), mode: "lines", name: safe(term.replace(/_/g, " ")),
         line: { width: term === "total" ? 2.4 : 1.6, dash: DASHES[i % 6], color: colour(term, i) },
         hovertemplate: `${safe(term.replace(/_/g, " "))}: %{y:.3g} in epoch %{x}<extra></extra>`,
       })),

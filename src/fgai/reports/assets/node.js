@@ -65,7 +65,7 @@ function side(model, index, at) {
   if (model.before) {
     const { before, kept, known } = ranks(model, at);
     const lost = before.length - kept.size;
-    row(`Top ${explorer.k}`, before.length ? el("span", { class: lost ? "flag" : "good" }, `${kept.size} of ${before.length} stay`) : "it attends to nobody");
+    row(`Top ${explorer.k}`, before.length ? el("span", { class: lost ? "flag" : "good" }, `${kept.size} of ${before.length} stay`) : "it attends to nobody", before.length ? byChance(model, at, before.length) : null);
     const taken = explorer.nodes.neighbours[at].reduce((sum, _, n) => sum + (known(n) ? 0 : model.after[at][n] || 0), 0) * explorer.unit;
     if (taken > 0) row("New neighbours", `take ${percent(taken)} of its attention`);
   } else if (model.kept && model.kept[at] !== null) row(`Top ${explorer.k}`, `${model.kept[at]} % stay`);
@@ -83,6 +83,12 @@ function side(model, index, at) {
     box.append(values);
   }
   return box;
+}
+
+// What a random order would keep; with no other neighbour to swap in, all of them.
+function byChance(model, at, shown) {
+  const neighbours = model.before[at].filter((weight) => weight !== null).length + explorer.nodes.rest[at];
+  return neighbours > shown ? ` (chance: ${((shown * shown) / neighbours).toFixed(1)})` : " (it has no others)";
 }
 
 function proved(model, layer, at) {

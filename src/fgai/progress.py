@@ -1,0 +1,174 @@
+"""How far long work has come: stages that count their steps, and one line on a terminal that shows them.
+
+Work opens a stage and counts; it does not know whether anybody watches. Whoever runs it opens a display.
+Without one, counting a step costs a call and nothing is written: a log never holds control characters.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+__all__ = ["Stage", "current", "shown", "stage"]
+
+NARROW = 80
+"""Columns below which the bar is short."""
+FIXED = 28
+"""Columns that bar, count and time left take at most when the bar is short."""
+
+
+@dataclass
+class Stage:
+    """A piece of work that is under way.
+
+    Attributes:
+        label: what is done, in a few words.
+        total: steps in all; None where nobody knows.
+        done: steps so far.
+        note: what else is worth a word: a loss, a part of the search.
+    """
+
+    label: str
+    total: int | None = None
+    done: int = 0
+    note: str = ""
+
+    def advance(self, steps: int = 1, note: str | None = None) -> None:
+        """Count steps, and show them."""
+        self.done += steps
+        self.note = self.note if note is None else note
+        _show()
+
+    def tell(self, note: str) -> None:
+        """Say what comes next."""
+        self.advance(0, note)
+
+
+_stages: ContextVar[tuple[Stage, ...]] = ContextVar("stages", default=())
+_display: ContextVar[Display | None] = ContextVar("display", default=None)
+
+
+@contextmanager
+def stage(label: str, total: int | None = None, *, done: int = 0) -> Iterator[Stage]:
+    """Open a stage for the work in the block; stages may lie in one another.
+
+    Example:
+        >>> with stage("counting", 3) as counting:
+        ...     current().advance(2)
+        >>> counting.done
+        2
+    """
+    opened = Stage(label, total, done)
+    token = _stages.set((*_stages.get(), opened))
+    _show()
+    try:
+        yield opened
+    finally:
+        _stages.reset(token)
+        _show()
+
+
+def current() -> Stage:
+    """Return the innermost stage; one that nobody sees where there is none."""
+    return (_stages.get() or (Stage(""),))[-1]
+
+
+@contextmanager
+def shown(show: bool | None = None, console: Console | None = None) -> Iterator[None]:
+    """Show the stages of the block on standard error; where they are shown already, they go on there.
+
+    Args:
+        show: None shows them only where standard error is a terminal; False never, whoever asked before.
+        console: to write to; one on standard error by default.
+    """
+    terminal = sys.stderr.isatty() if console is None else console.is_terminal
+    wanted, held = terminal if show is None else show, _display.get()
+    opened = Display(console) if wanted and held is None else None
+    token = _display.set(opened or held if wanted else None)
+    try:
+        yield
+    finally:
+        _display.reset(token)
+        if opened is not None:
+            opened.stop()
+
+
+class Display:
+    """One line on a terminal: what is done, a bar, a count, the time left, and a note where there is room.
+
+    The line is there while a stage is open, and leaves nothing behind.
+
+    Args:
+        console: to write to; one on standard error by default.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        from rich.console import Console as RichConsole
+
+        self._console = console or RichConsole(stderr=True)
+        self._bar: Progress | None = None
+        self._stage: Stage | None = None
+        self._task: Any = None
+
+    def update(self, stages: tuple[Stage, ...]) -> None:
+        """Show the innermost stage, the names of those around it before its own; without any, nothing."""
+        if not stages:
+            self.stop()
+            return
+        if self._bar is None:
+            self._bar = _bar(self._console)
+            self._bar.start()
+        inner = stages[-1]
+        if inner is not self._stage:
+            if self._task is not None:
+                self._bar.remove_task(self._task)
+            room = max(12, self._console.width - FIXED)
+            label = " · ".join(stage.label for stage in stages)
+            label = label if len(label) <= room else f"…{label[1 - room :]}"
+            self._task = self._bar.add_task(label, total=inner.total, completed=inner.done, note="")
+            self._stage = inner
+        done = inner.done if inner.total is None else min(inner.done, inner.total)
+        self._bar.update(self._task, completed=done, note=inner.note)
+
+    def stop(self) -> None:
+        """Take the line away."""
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = self._stage = self._task = None
+
+
+def _bar(console: Console) -> Progress:
+    """Return the line, laid out for the width there is: the note gives way first, then the label."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+    from rich.table import Column
+
+    def column(**options: Any) -> Column:
+        return Column(no_wrap=True, overflow="ellipsis", **options)
+
+    return RichProgress(
+        TextColumn("{task.description}", markup=False, table_column=column()),
+        BarColumn(8 if console.width < NARROW else 24, table_column=column()),
+        MofNCompleteColumn(table_column=column()),
+        TimeRemainingColumn(compact=True, table_column=column(min_width=5)),
+        TextColumn("{task.fields[note]}", markup=False, table_column=column(ratio=1)),
+        console=console,
+        transient=True,
+        expand=True,
+        redirect_stdout=False,  # results go where they belong, whatever is shown meanwhile
+        redirect_stderr=False,
+    )
+
+
+def _show() -> None:
+    display = _display.get()
+    if display is not None:
+        display.update(_stages.get())

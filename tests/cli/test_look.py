@@ -1,0 +1,166 @@
+"""What commands look like: progress on narrow terminals, one line in a log, whole tables, honest help."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import fgai as root
+from fgai import figures
+from fgai.cli import app
+from fgai.training import train_method
+from support.cli_cases import answer, environment, here
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("look")
+    answer("train", "--epochs", 3, "-o", "gat.safetensors", cwd=folder)
+    return folder
+
+
+def on_a_terminal(*words: object, cwd: Path, columns: int = 60) -> str:
+    """What a command writes to a terminal of that width, without control characters."""
+    ours, theirs = pty.openpty()
+    running = subprocess.Popen(
+        [sys.executable, "-m", "fgai", *map(str, words)],
+        cwd=cwd,
+        env=environment(COLUMNS=str(columns), TERM="xterm"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    seen = b""
+    while select.select([ours], [], [], 120)[0]:
+        try:
+            part = os.read(ours, 4096)
+        except OSError:  # the other side is closed
+            break
+        if not part:
+            break
+        seen += part
+    assert running.wait(60) == 0
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
+
+
+SLOW = pytest.mark.slow
+SHOWN = r"\S.*[━╸╺].* +\d+/\d+ +(\d\d:\d\d|--:--|-:--:--)"
+
+
+@pytest.mark.parametrize(
+    ("words", "stages"),
+    [
+        (("compare", "A=gat.safetensors", "--threat", "strong"), ["prediction attack", "removing edges"]),
+        pytest.param(
+            ("faithful", "gat.safetensors", "--epochs", 30, "-o", "f.safetensors"), ["fgai"], marks=SLOW
+        ),
+        pytest.param(("attack", "gat.safetensors", "--threat", "strong"), ["prediction attack"], marks=SLOW),
+        pytest.param(
+            ("explain", "gat.safetensors", "--node", 24, "-t", "strong"), ["prediction attack"], marks=SLOW
+        ),
+    ],
+    ids=lambda value: str(value[0]),
+)
+def test_progress_with_time_left_at_60_columns(
+    trained: Path, words: tuple[Any, ...], stages: list[str]
+) -> None:
+    lines = re.split(r"[\r\n]+", on_a_terminal(*words, cwd=trained))
+    bars = [line.rstrip() for line in lines if re.search(SHOWN, line)]
+    assert bars and max(map(len, bars)) <= 60
+    for stage in stages:
+        assert any(stage in line for line in bars), (stage, bars[:3])
+
+
+def test_one_line_in_a_log(trained: Path) -> None:
+    done = here("compare", "A=gat.safetensors", "--no-curves", "--no-nulls", cwd=trained)
+    remarks = [line for line in done.stderr.splitlines() if not line.startswith("warning:")]
+    assert done.exit_code == 0 and len(remarks) == 1 and remarks[0].startswith("comparing A on")
+    assert "\x1b" not in done.stderr and "\r" not in done.stderr
+
+
+@pytest.mark.parametrize("columns", [50, 60])
+def test_tables_are_whole_on_narrow_terminals(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    words = ("compare", "vanilla=gat.safetensors", "again=gat.safetensors", "--no-curves", "-t", "random")
+    text = here(*words, cwd=trained).stdout
+    assert max(map(len, text.splitlines())) <= columns
+    assert {"vanilla", "again", "attacked", "chance", "sharpness"} <= set(re.findall(r"\w+", text))
+    shown = here("explain", "gat.safetensors", "--node", 24, "-t", "random", cwd=trained).stdout
+    assert max(map(len, shown.splitlines())) <= columns and "attention" in shown
+
+
+def commands() -> list[tuple[str, ...]]:
+    """Every command, by its words."""
+    found: list[tuple[str, ...]] = []
+
+    def walk(command: Any, words: tuple[str, ...]) -> None:
+        for name, inner in getattr(command, "commands", {}).items():
+            walk(inner, (*words, name))
+        if not getattr(command, "commands", {}):
+            found.append(words)
+
+    walk(get_command(app), ())
+    return found
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_help_shows_flags_as_flags(words: tuple[str, ...]) -> None:
+    text = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "100"}).output
+    assert "--json" in text or words == ("bench",), words
+    assert "<bool>" not in text and "BOOLEAN" not in text
+
+
+@pytest.mark.parametrize(("threat", "drawn"), [("random", "node_before_after"), ("none", "node_attention")])
+def test_explain_draws_the_attack_it_reports(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, threat: str, drawn: str
+) -> None:
+    made: list[tuple[str, tuple[Any, ...]]] = []
+
+    def kept(name: str) -> Any:
+        draw = getattr(figures, name)
+
+        def drawing(*given: Any, **options: Any) -> Any:
+            made.append((name, given))
+            return draw(*given, **options)
+
+        return drawing
+
+    for name in ("node_before_after", "node_attention"):
+        monkeypatch.setattr(figures, name, kept(name))
+    words = ("explain", "gat.safetensors", "--node", 24, "--threat", threat, "-o", f"{threat}.png")
+    done = here(*words, cwd=trained)
+    assert done.exit_code == 0, done.stderr
+    ((name, given),) = made
+    assert name == drawn and ("under the random attack" in done.stdout) == (threat != "none")
+    if threat != "none":
+        case = given[0][0]
+        seen = root.explain(case.model, given[1], 24, attack=case.attack, threat=threat, certificate=False)
+        assert seen.attacked is not None and 0 < seen.attacked["chance"] < 1
+        assert f"{len(seen.attacked['kept'])} of the top 5 stay (by chance" in done.stdout.replace("\n", " ")
+
+
+def test_python_and_the_demo_have_one_set_of_defaults() -> None:
+    data = root.load_dataset("planted")
+    ours = root.train("GAT", data, epochs=2, progress=False)
+    theirs = train_method("vanilla", "GAT", data, seed=0, progress=False, settings={"epochs": 2})
+    faithful = [
+        root.make_faithful(ours, data, epochs=1, progress=False),
+        train_method("fgai", "GAT", data, seed=0, vanilla=theirs, progress=False, settings={"epochs": 1}),
+    ]
+    for one, two in ((ours, theirs), faithful):
+        for name, value in one.state_dict().items():
+            assert torch.equal(value, two.state_dict()[name]), name
