@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.errors import InputError
+from fgai.metrics.given import check_labels
 from fgai.metrics.prediction import classes_of
 from fgai.metrics.spec import metric
 
@@ -75,6 +76,9 @@ def characterization(plus: float, minus: float, weight: float = 0.5) -> float:
         >>> characterization(0.5, 0.5)
         0.5
     """
+    for name, share in (("plus", plus), ("minus", minus)):
+        if not 0 <= checks.number(share, name) <= 1:
+            raise InputError(f"`{name}` must be between 0 and 1, got {share!r}")
     checks.above(weight, "weight", 0)
     checks.above(1 - weight, "1 - weight", 0)
     if plus == 0 or minus == 1:
@@ -90,4 +94,5 @@ def _changed(prediction: Tensor, masked: Tensor, target: Tensor | None) -> float
         )
     if target is None:
         return float((before != after).double().mean())
+    check_labels(target, tuple(before.shape))
     return float(((before == target) != (after == target)).double().mean())

@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fgai import topk
-from fgai.errors import InputError
+from fgai import checks, topk
+from fgai.metrics.given import check_attention, check_edge_mask
 from fgai.metrics.nodes import mean_over
 from fgai.metrics.spec import metric
-from fgai.ops.segments import check_rows, row_sum
+from fgai.ops.segments import row_sum
 
 
 def intruder_places_per_node(w: Tensor, injected: Tensor, rowptr: Tensor, k: int = 5) -> Tensor:
@@ -26,6 +26,7 @@ def intruder_places_per_node(w: Tensor, injected: Tensor, rowptr: Tensor, k: int
         k: how many neighbours are shown; a node with fewer shows them all.
     """
     _check(w, injected, rowptr)
+    checks.whole(k, "k", 1)
     taken = row_sum(topk.topk_mask(w, rowptr, k) & injected, rowptr).double()
     return _where_joined(taken / rowptr.diff().clamp(min=1, max=k), injected, rowptr)
 
@@ -154,9 +155,5 @@ def _where_joined(values: Tensor, injected: Tensor, rowptr: Tensor) -> Tensor:
 
 
 def _check(w: Tensor, injected: Tensor, rowptr: Tensor) -> None:
-    if w.shape != injected.shape or w.dim() != 1 or injected.dtype != torch.bool:
-        raise InputError(
-            f"`w` and `injected` must be [num_edges], `injected` boolean, got {tuple(w.shape)} and"
-            f" {injected.dtype} {tuple(injected.shape)}"
-        )
-    check_rows(w, rowptr, "w")
+    check_attention(w, rowptr)
+    check_edge_mask(injected, w, "injected")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fgai.ops.segments import row_index
+from fgai import checks
+from fgai.errors import InputError
+from fgai.ops.segments import check_row_pointers, row_index
 
 
 def uniform_attention(rowptr: Tensor, num_edges: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -17,6 +19,8 @@ def uniform_attention(rowptr: Tensor, num_edges: int, dtype: torch.dtype = torch
         >>> uniform_attention(torch.tensor([0, 2, 2, 3]), 3).tolist()
         [0.5, 0.5, 1.0]
     """
+    check_row_pointers(rowptr, checks.whole(num_edges, "num_edges"))
+    _check_dtype(dtype)
     degree = rowptr.diff().clamp(min=1).to(dtype)
     return (1 / degree).index_select(0, row_index(rowptr, num_edges))
 
@@ -33,5 +37,12 @@ def random_ranking(
         >>> torch.equal(random_ranking(5, seed=3), random_ranking(5, seed=3))
         True
     """
-    generator = torch.Generator().manual_seed(seed)
+    checks.whole(num_edges, "num_edges")
+    _check_dtype(dtype)
+    generator = torch.Generator().manual_seed(checks.seed(seed))
     return torch.rand(num_edges, generator=generator, dtype=torch.float64).to(device=device, dtype=dtype)
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if not dtype.is_floating_point:
+        raise InputError(f"`dtype` must be a floating-point type, got {dtype}")

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.errors import InputError
+from fgai.metrics.given import check_attention, check_edge_mask, check_labels
 from fgai.metrics.prediction import classes_of
 from fgai.metrics.spec import metric
-from fgai.ops.segments import check_rows, row_index, row_sum
+from fgai.ops.segments import row_index, row_sum
 from fgai.topk import ranks_in_rows, scoped_rows
 
 FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
@@ -58,12 +59,14 @@ def edges_to_remove(
         >>> edges_to_remove(w, torch.tensor([0, 3, 5]), 0.5, largest=True).tolist()
         [1, 2, 3]
     """
-    check_rows(values, rowptr)
+    check_attention(values, rowptr, "values")
+    if keep is not None:
+        check_edge_mask(keep, values, "keep")
     if not 0 <= fraction <= 1:
         raise InputError(f"`fraction` must be between 0 and 1, got {fraction!r}")
     rows = scoped_rows(rowptr, values.shape[0], scope)
     free = torch.ones_like(values, dtype=torch.bool) if keep is None else ~keep
-    score = checks.finite(values.detach(), "values") if largest else -checks.finite(values.detach(), "values")
+    score = values.detach() if largest else -values.detach()
     ranks = ranks_in_rows(score.masked_fill(~free, float("-inf")), rows)
     # The small shift makes halves go up even where the product falls just short, as 0.3 · 5 may.
     count = (row_sum(free, rows).double() * fraction + 0.5 + 1e-9).floor().long()
@@ -85,7 +88,10 @@ def still_right(prediction: Tensor, target: Tensor, right: Tensor) -> float:
         >>> still_right(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), torch.tensor([True, True, False]))
         0.5
     """
-    return float((classes_of(prediction) == target)[right].double().mean())
+    guess = classes_of(prediction)
+    check_labels(target, tuple(guess.shape))
+    checks.mask(right, tuple(guess.shape), "right")
+    return float((guess == target)[right].double().mean())
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
@@ -102,7 +108,10 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
         >>> slope([0.0, 0.5], [1.0, 0.5])
         -1.0
     """
-    a, b = torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64)
+    a, b = (
+        torch.tensor([checks.number(entry, name) for entry in values], dtype=torch.float64)
+        for name, values in (("x", x), ("y", y))
+    )
     if a.shape != b.shape or a.numel() < 2 or bool((a == a[0]).all()):
         raise InputError(
             f"`x` and `y` must be as long and `x` must vary, got x={list(x)} and {len(y)} values of y"

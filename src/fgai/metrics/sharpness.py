@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fgai.errors import InputError
+from fgai.metrics.given import check_attention
 from fgai.metrics.nodes import mean_over
 from fgai.metrics.spec import metric
-from fgai.ops.segments import check_rows, row_index, row_sum
+from fgai.ops.segments import row_index, row_sum
 
 
 def sharpness_per_node(w: Tensor, rowptr: Tensor) -> Tensor:
@@ -15,7 +17,9 @@ def sharpness_per_node(w: Tensor, rowptr: Tensor) -> Tensor:
 
     Each row is divided by its sum first, which changes nothing for attention. Rows of zeros count as uniform.
     """
-    check_rows(w, rowptr, "w")
+    check_attention(w, rowptr)
+    if bool((w < 0).any()):
+        raise InputError(f"`w` must not be negative, as attention is not, got {float(w.min())}")
     w = w.detach().double()
     degree = rowptr.diff().double()
     total = row_sum(w, rowptr)

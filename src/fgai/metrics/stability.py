@@ -9,7 +9,7 @@ import math
 
 from torch import Tensor
 
-from fgai import divergence
+from fgai import checks, divergence
 from fgai.metrics.spec import metric
 
 
@@ -38,7 +38,7 @@ def g_tvd(y: Tensor, y_other: Tensor) -> float:
         >>> g_tvd(torch.tensor([[1.0, 0.0], [2.0, 2.0]]), torch.tensor([[0.5, 1.0], [2.0, 2.0]]))
         0.375
     """
-    return divergence.graph_tvd(y.detach().double(), y_other.detach().double()).item()
+    return divergence.graph_tvd(*_finite(y, y_other)).item()
 
 
 @metric(
@@ -64,7 +64,7 @@ def g_tvd_prob(y: Tensor, y_other: Tensor) -> float:
         >>> g_tvd_prob(torch.tensor([[100.0, 0.0]]), torch.tensor([[0.0, 100.0]]))
         1.0
     """
-    return divergence.graph_tvd(y.detach().double(), y_other.detach().double(), "probabilities").item()
+    return divergence.graph_tvd(*_finite(y, y_other), "probabilities").item()
 
 
 @metric(
@@ -91,7 +91,7 @@ def g_tvd_rel(y: Tensor, y_other: Tensor) -> float:
         >>> g_tvd_rel(torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 2.0]]))
         0.5
     """
-    return divergence.graph_tvd_rel(y.detach().double(), y_other.detach().double()).item()
+    return divergence.graph_tvd_rel(*_finite(y, y_other)).item()
 
 
 @metric(
@@ -117,4 +117,10 @@ def g_jsd(w: Tensor, w_other: Tensor) -> float:
         >>> g_jsd(torch.tensor([0.25, 0.75]), torch.tensor([0.25, 0.75]))
         0.0
     """
-    return divergence.graph_jsd(w.detach().double(), w_other.detach().double()).item()
+    return divergence.graph_jsd(*_finite(w, w_other, "w")).item()
+
+
+def _finite(one: Tensor, two: Tensor, name: str = "y") -> tuple[Tensor, Tensor]:
+    """Both in float64 and without history, if no entry is NaN or infinite."""
+    first, second = checks.finite(one, name), checks.finite(two, f"{name}_other")
+    return first.detach().double(), second.detach().double()

@@ -11,6 +11,7 @@ from numba import njit
 from torch import Tensor
 
 from fgai.cache import cached_on
+from fgai.errors import InputError
 from fgai.ops.functional import score_dot
 from fgai.sparse import Adjacency, Features, SparseRows, key_ends
 
@@ -54,6 +55,14 @@ def edge_cosine(x: Tensor | Features, adjacency: Adjacency) -> Tensor:
         >>> edge_cosine(torch.tensor([[2.0, 0.0], [0.0, 0.0], [3.0, 3.0]]), adjacency).tolist()
         [0.7071067690849304, 0.0]
     """
+    if isinstance(x, Features):
+        x.check()
+    if len(x.shape) != 2 or x.shape[0] != adjacency.num_nodes or not x.dtype.is_floating_point:
+        got = f"{x.dtype} {tuple(x.shape)}"
+        raise InputError(f"`x` must be floating-point of shape [{adjacency.num_nodes}, D], got {got}")
+    if x.device != adjacency.device:
+        raise InputError(f"`x` must be on {adjacency.device}, as the edges are, got {x.device}")
+    adjacency.check_incoming()
     if isinstance(x, Tensor):
         return _dense(x, adjacency)
     if not isinstance(x.base, SparseRows):

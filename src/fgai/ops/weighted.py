@@ -73,7 +73,7 @@ def weighted_softmax(scores: Tensor, weight: Tensor, adjacency: Adjacency) -> Te
         >>> weighted_softmax(torch.zeros(3, 1), torch.tensor([3.0, 1.0, 0.0]), adjacency).flatten().tolist()
         [0.75, 0.25, 0.0]
     """
-    if weight.shape != (adjacency.num_edges,):
+    if not weight.is_floating_point() or weight.shape != (adjacency.num_edges,):
         raise InputError(
             f"edge weights must have shape [{adjacency.num_edges}], one per edge, got {tuple(weight.shape)}"
         )

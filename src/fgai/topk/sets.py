@@ -10,7 +10,7 @@ from torch import Tensor
 from fgai import checks
 from fgai.errors import InputError
 from fgai.ops.backend import has_triton
-from fgai.ops.segments import check_rows, row_order, row_ranks, row_sum, sortable
+from fgai.ops.segments import check_row_pointers, check_rows, row_order, row_ranks, row_sum, sortable
 from fgai.topk.cut import Cut
 
 SCOPES = ("node", "graph")
@@ -35,6 +35,8 @@ def check_k(k: int | None, name: str = "k") -> None:
 def scoped_rows(rowptr: Tensor, num_edges: int, scope: str) -> Tensor:
     """The row pointers that `scope` ranks within: `rowptr` itself, or one row that holds every edge."""
     checks.one_of(scope, "scope", SCOPES)
+    checks.whole(num_edges, "num_edges")
+    check_row_pointers(rowptr, num_edges)
     if scope == "node":
         return rowptr
     return torch.arange(2, device=rowptr.device) * num_edges
@@ -73,6 +75,7 @@ def leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
         [[1, 0], [3, -1]]
     """
     check_rows(values, rowptr)
+    checks.whole(count, "count", 1)
     if values.device.type == "cpu" and count <= FEW and values.dim() == 1:
         found = np.full((rowptr.numel() - 1, count), -1, dtype=np.int64)
         _lead_rows(sortable(values).numpy(), rowptr.numpy(), found)
@@ -102,7 +105,7 @@ def topk_mask(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node"
         bool [E], with min(k, degree) edges set in every row (scope "node").
 
     Raises:
-        InputError: if k is below 1 or the scope is unknown.
+        InputError: if k is below 1, the scope is unknown or the rows do not fit the values.
 
     Example:
         >>> topk_mask(torch.tensor([0.2, 0.7, 0.1, 1.0]), torch.tensor([0, 3, 4]), 2).tolist()

@@ -96,7 +96,9 @@ def swap_margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor
         >>> round(float(swap_margin(a, torch.tensor([0, 4]), 2, 0.4)), 6)
         0.625
     """
-    check_k(k)
+    checks.whole(k, "k", 1)
+    checks.above(radius, "radius", 0)
+    check_rows(values, rowptr)
     if 2 * k <= FEW and values.dtype in (torch.float32, torch.float64):
         if on_gpu(values):
             from fgai.topk.gpu import margin
@@ -105,7 +107,6 @@ def swap_margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor
         if values.device.type == "cpu" and values.dim() == 1:
             from fgai.topk.cpu import margin as margin_cpu
 
-            check_rows(values, rowptr)
             return margin_cpu(values, rowptr, k, radius)
     costs = swap_costs(values, rowptr, k)
     real = torch.isfinite(costs)
