@@ -19,6 +19,10 @@ SCOPES = ("node", "graph")
 FEW = 64
 
 
+LARGEST_TABLE = 2**28
+"""Entries of a table, nodes times edges or swaps, that are listed at most."""
+
+
 def on_gpu(values: Tensor) -> bool:
     """Whether Triton's row kernels can take `values`."""
     return values.is_cuda and values.dim() == 1 and has_triton()
@@ -76,6 +80,8 @@ def leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
     """
     check_rows(values, rowptr)
     checks.whole(count, "count", 1)
+    if (rowptr.numel() - 1) * count > LARGEST_TABLE:
+        raise InputError(f"{count} leaders at {rowptr.numel() - 1} nodes are too many; use a smaller `count`")
     if values.device.type == "cpu" and count <= FEW and values.dim() == 1:
         found = np.full((rowptr.numel() - 1, count), -1, dtype=np.int64)
         _lead_rows(sortable(values).numpy(), rowptr.numpy(), found)
