@@ -15,6 +15,7 @@ from fgai.errors import InputError
 __all__ = [
     "above",
     "at_least",
+    "device",
     "edge_index",
     "finite",
     "mask",
@@ -78,8 +79,16 @@ def rate(value: float, name: str = "dropout") -> float:
 
 
 def seed(value: int, name: str = "seed") -> int:
-    """Return `value` if it is a whole number that random generators take, in 0..2⁶³−1, else raise."""
-    return whole(value, name, 0, 2**63 - 1)
+    """Return `value` if it is a whole number that random generators take, in 0..2³²−1, else raise."""
+    return whole(value, name, 0, 2**32 - 1)
+
+
+def device(value: torch.device | str, name: str = "device") -> torch.device:
+    """Return the device if torch knows it, else raise."""
+    try:
+        return torch.device(value)
+    except RuntimeError as error:
+        raise InputError(f"`{name}` must be a device of torch such as cpu or cuda, got {value!r}") from error
 
 
 def finite(tensor: Tensor, name: str) -> Tensor:

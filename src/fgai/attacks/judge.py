@@ -15,8 +15,10 @@ from fgai.attention import AttentionMap, call_model, observe
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import READS, Clean, Objective
 from fgai.recompute import PartialObjective, Recompute
+from fgai.typed import typed
 
 
+@typed
 @dataclass
 class Ledger:
     """What an attack spent.
@@ -78,6 +80,7 @@ class Mark(NamedTuple):
     partial: int
 
 
+@typed
 class Judge:
     """Scores perturbed graphs through the attacked model; every forward pass is noted in the ledger.
 

@@ -17,6 +17,7 @@ from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import Objective
 from fgai.sparse import edge_keys, key_ends
+from fgai.typed import typed
 
 FINAL_SAMPLES = 10
 """Sets of flips drawn at the end from the weights found, besides the heaviest ones."""
@@ -24,6 +25,7 @@ FIRST = 0.8
 """Share of the steps in which the block is still drawn anew."""
 
 
+@typed
 class PRBCD(Attack):
     """Edges between target nodes that come or go, by projected randomised block coordinate descent.
 

@@ -19,8 +19,10 @@ from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.objectives import Objective, Value
 from fgai.tasks import get_task
+from fgai.typed import typed
 
 
+@typed
 @dataclass(frozen=True)
 class Threat:
     """A named threat: which attack, with which budget, and what for.
@@ -147,6 +149,7 @@ THREATS: dict[str, Threat] = {
 }
 
 
+@typed
 def register_threat(threat: Threat) -> Threat:
     """Make a threat known by its name: to `make_attack`, `evaluate`, the report and the command line.
 
@@ -169,6 +172,7 @@ def register_threat(threat: Threat) -> Threat:
     return threat
 
 
+@typed
 def make_attack(
     threat: str | Threat,
     objective: str | Objective | Value = "prediction",
@@ -194,6 +198,7 @@ def make_attack(
     return threat.attack(replace(threat.budget_for(task), targets=targets), chosen, k=k)
 
 
+@typed
 def threat_of(threat: str | Threat) -> Threat:
     """Return a threat by its name, or as it is.
 
@@ -203,6 +208,7 @@ def threat_of(threat: str | Threat) -> Threat:
     return threat if isinstance(threat, Threat) else THREATS[one_of(threat, "threat", tuple(THREATS))]
 
 
+@typed
 def doubt(name: str) -> str:
     """Return what has to be said beside numbers measured under a threat whose search is weak, or nothing.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from fgai.attention.layerwise import Layerwise
@@ -13,6 +14,7 @@ from fgai.attention.tapped import TappedLayer
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.tasks import link_logits
+from fgai.typed import typed
 
 
 class GraphModel(nn.Module):
@@ -86,7 +88,7 @@ class GraphModelAdapter:
 
     def prepare(self, graph: Graph) -> Graph:
         """Return `graph` as the model reads it, on its device."""
-        return self.bare.prepare(graph).to(device_of(self.model))
+        return self.bare.prepare(graph).to(device_of(self.model, graph))
 
     def call(self, graph: Graph) -> Tensor:
         """Return `model(graph)`."""
@@ -127,7 +129,7 @@ class PyGAdapter:
 
     def prepare(self, graph: Graph) -> Graph:
         """Return `graph` on the model's device."""
-        return graph.to(device_of(self.model))
+        return graph.to(device_of(self.model, graph))
 
     def call(self, graph: Graph) -> Tensor:
         """Return the logits; features [N, F] are made dense.
@@ -155,12 +157,14 @@ class PyGAdapter:
         return None
 
 
+@typed
 def adapter_of(model: nn.Module) -> ModelAdapter:
     """Return the adapter of a model: that of `GraphModel` for fgai's own, compiled or not, else PyG's."""
     bare = uncompiled(model)
     return GraphModelAdapter(model, bare) if isinstance(bare, GraphModel) else PyGAdapter(model)
 
 
+@typed
 def prepared(model: nn.Module, graph: Graph) -> Graph:
     """Return `graph` on the model's device, with what the model wants added (self-loops, encodings).
 
@@ -169,9 +173,10 @@ def prepared(model: nn.Module, graph: Graph) -> Graph:
     return adapter_of(model).prepare(graph)
 
 
-def device_of(model: nn.Module) -> Any:
-    """Return the device of a model's parameters."""
-    return next(model.parameters()).device
+def device_of(model: nn.Module, graph: Graph) -> torch.device:
+    """Return the device of a model's parameters; that of the graph if it has none."""
+    held = next(model.parameters(), None)
+    return graph.device if held is None else held.device
 
 
 def _tensor(output: object, model: nn.Module) -> Tensor:

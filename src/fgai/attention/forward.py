@@ -25,10 +25,12 @@ from fgai.checks import one_of
 from fgai.errors import AttentionError, InputError
 from fgai.graph import Graph
 from fgai.sparse import Adjacency
+from fgai.typed import typed
 
 HEADS = ("each", "mean")
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class LayerRun:
     """One run of one attention layer.
@@ -46,6 +48,7 @@ class LayerRun:
     version: int
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Observation:
     """What one forward pass showed.
@@ -69,6 +72,7 @@ class Observation:
         return dataclasses.replace(self, attention=self.attention.heads("mean"))
 
 
+@typed
 def call_model(model: nn.Module, graph: Graph) -> Tensor:
     """Return the model's logits on a graph, without looking at its attention.
 
@@ -98,6 +102,7 @@ def call_model(model: nn.Module, graph: Graph) -> Tensor:
         return adapter_of(model).call(graph)
 
 
+@typed
 def observe(
     model: nn.Module,
     graph: Graph,

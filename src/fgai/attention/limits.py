@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 from fgai.errors import InputError
 from fgai.ops.clip import clip
+from fgai.typed import typed
 
 SAMPLE = 4096
 """Rows that order statistics are taken from while a model trains; all of them once it is done."""
 
 
+@typed
 class Limits(nn.Module):
     """The range of one thing that an attention layer reads of every node, channel by channel.
 
@@ -142,11 +144,13 @@ class _Measuring:
         return self.cut == 0 and self.nodes is None
 
 
+@typed
 def limits_of(model: nn.Module) -> list[Limits]:
     """Return all limits of a model, in the order of its modules; empty where it has none."""
     return [module for module in model.modules() if isinstance(module, Limits)]
 
 
+@typed
 @contextmanager
 def measuring(
     model: nn.Module, cut: float = 0.0, nodes: Tensor | None = None, *, sampled: bool = False
@@ -167,6 +171,7 @@ def measuring(
         yield block.met
 
 
+@typed
 @contextmanager
 def straight_through(model: nn.Module) -> Iterator[None]:
     """Let gradients pass straight through a model's limits in the block."""
@@ -174,6 +179,7 @@ def straight_through(model: nn.Module) -> Iterator[None]:
         yield
 
 
+@typed
 @contextmanager
 def counting(model: nn.Module) -> Iterator[list[int]]:
     """Count what limits clip in the block.
@@ -186,6 +192,7 @@ def counting(model: nn.Module) -> Iterator[list[int]]:
         yield count
 
 
+@typed
 @contextmanager
 def speaking(points: Mapping[Limits, Tensor], chosen: Tensor) -> Iterator[None]:
     """Let some of the last nodes say points of the unit box, whatever their features are, in the block.
@@ -200,6 +207,7 @@ def speaking(points: Mapping[Limits, Tensor], chosen: Tensor) -> Iterator[None]:
         yield
 
 
+@typed
 @contextmanager
 def hearing(entry: Sequence[Limits]) -> Iterator[dict[Limits, list[Tensor]]]:
     """Note what is said in the block, as points of the unit box: for each of `entry`, [N, ...] a pass."""

@@ -18,6 +18,7 @@ from fgai.attention.tap import Tap
 from fgai.attention.tape import Tape
 from fgai.errors import AttentionError
 from fgai.sparse import Adjacency
+from fgai.typed import typed
 
 _REFUSED = {
     "HeteroConv": "heterogeneous",
@@ -27,6 +28,7 @@ _REFUSED = {
 }
 
 
+@typed
 @contextmanager
 def record(model: nn.Module, *, perturb: PerturbLike | None = None) -> Iterator[Tape]:
     """Record the attention of `model`, and perturb it if asked, while the block runs.
@@ -91,6 +93,7 @@ def uncompiled(model: nn.Module) -> nn.Module:
     return model if inner is None else inner
 
 
+@typed
 def find_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the attention layers of a model by name.
 

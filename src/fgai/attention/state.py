@@ -8,9 +8,12 @@ from typing import TypeVar
 
 from torch import nn
 
+from fgai.typed import typed
+
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
+@typed
 @contextmanager
 def evaluating(model: ModelT, *, freeze: bool = False) -> Iterator[ModelT]:
     """Put `model` in evaluation mode for the block, then restore every module's own flag, also on error.

@@ -14,6 +14,7 @@ from fgai.attention.map import AttentionMap
 from fgai.attention.perturb import Perturbation, PerturbLike
 from fgai.errors import AttentionError
 from fgai.sparse import Adjacency, edge_keys
+from fgai.typed import typed
 
 
 class _Sorted(NamedTuple):
@@ -38,6 +39,7 @@ class _Sorted(NamedTuple):
         return torch.equal(self.given[0], source) and torch.equal(self.given[1], destination)
 
 
+@typed
 class Tape:
     """The attention of the model's last forward.
 

@@ -25,6 +25,7 @@ from fgai.metrics import sharpness
 from fgai.models import as_graph
 from fgai.tasks import task_of
 from fgai.topk import NORMS, check_k, overlap, swap_costs, topk_mask
+from fgai.typed import typed
 from fgai.version import versions
 
 HIDDEN_RADII = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
@@ -33,6 +34,7 @@ MANY_EDGES = 1_000_000
 """Above, only the radii of the tables are tried."""
 
 
+@typed
 def certify(
     model: nn.Module,
     data: Any,

@@ -13,6 +13,7 @@ from torch import Tensor
 from fgai.certificates.prediction import UNKNOWN, Prediction
 from fgai.checks import at_least, one_of
 from fgai.records import pack_array, unpack_array
+from fgai.typed import typed
 
 KINDS = ("topk", "class")
 RADII = tuple(10 ** (-3 + step / 8) for step in range(17))
@@ -25,6 +26,7 @@ _PARTS = ("class_radius", "alpha2_logits", "alpha2_probabilities")
 _WORDS = ("class_status", "logits_status", "probabilities_status", "reason", "rows_are")
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class LayerCertificate:
     """Certificates of one layer; everything is about perturbing this layer's attention, its values fixed.

@@ -15,6 +15,7 @@ from fgai.certificates.prediction import Prediction
 from fgai.certificates.tables import TABLE_RADII, overview, share_table
 from fgai.errors import InputError
 from fgai.records import Document, pack_array, plain, unpack_array
+from fgai.typed import typed
 
 PROMISE = (
     "Certified: perturbations of this layer's attention with its values fixed, every head of a node moved by"
@@ -25,6 +26,7 @@ _ROUNDING = 1e-9
 _TENSORS = ("alpha1_logits", "alpha1_probabilities", "trivial_probabilities", "pairs", "batch")
 
 
+@typed
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CertificateRecord(Document):
     """The four properties of each node, measured (1, 3) and certified (2, 4).

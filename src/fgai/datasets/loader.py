@@ -16,8 +16,10 @@ from fgai.datasets.splits import Split, fold_split, index_split, random_split, s
 from fgai.errors import DataError, InputError
 from fgai.graph import Graph
 from fgai.sparse import edge_keys, key_ends
+from fgai.typed import typed
 
 
+@typed
 def load_dataset(
     name: str = PLANTED,
     root: str | os.PathLike[str] | None = None,

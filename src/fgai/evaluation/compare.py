@@ -14,8 +14,10 @@ from fgai.evaluation.layout import explanation_table, prediction_table
 from fgai.evaluation.protocol import evaluate
 from fgai.evaluation.record import EvaluationRecord
 from fgai.records import Table, TabledDocument
+from fgai.typed import typed
 
 
+@typed
 @dataclass(frozen=True, kw_only=True)
 class Comparison(TabledDocument):
     """Records of several models under one threat, on the same endpoints.
@@ -65,6 +67,7 @@ class Comparison(TabledDocument):
         return "\n".join(lines) + "\n"
 
 
+@typed
 def compare(
     models: Mapping[str, nn.Module],
     data: Any,

@@ -20,6 +20,7 @@ from fgai.graph.nystrom import extend_encoding
 from fgai.ops.attach import attach_known, check_targets
 from fgai.sparse import Adjacency, EdgeMap, Features, edge_keys, key_ends, match_edges
 from fgai.sparse.features import as_features
+from fgai.typed import typed
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 NODE_FIELDS = ("y", "train_mask", "val_mask", "test_mask", "positional", "positional_values", "batch")
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Graph:
     """An immutable graph: edges sorted by (destination, source), features, labels and masks.

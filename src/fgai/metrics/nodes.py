@@ -7,8 +7,10 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.errors import InputError
+from fgai.typed import typed
 
 
+@typed
 def mean_over(per_node: Tensor, nodes: Tensor | None = None) -> float:
     """Mean of the entries that are not NaN, among `nodes` if given; NaN if there is none.
 

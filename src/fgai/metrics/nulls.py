@@ -8,8 +8,10 @@ from torch import Tensor
 from fgai import checks
 from fgai.errors import InputError
 from fgai.ops.segments import check_row_pointers, row_index
+from fgai.typed import typed
 
 
+@typed
 def uniform_attention(rowptr: Tensor, num_edges: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Uniform attention, 1/degree on every edge, [E].
 
@@ -25,6 +27,7 @@ def uniform_attention(rowptr: Tensor, num_edges: int, dtype: torch.dtype = torch
     return (1 / degree).index_select(0, row_index(rowptr, num_edges))
 
 
+@typed
 def random_ranking(
     num_edges: int, seed: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Tensor:
@@ -39,6 +42,7 @@ def random_ranking(
     """
     checks.whole(num_edges, "num_edges")
     _check_dtype(dtype)
+    checks.device(device)
     generator = torch.Generator().manual_seed(checks.seed(seed))
     return torch.rand(num_edges, generator=generator, dtype=torch.float64).to(device=device, dtype=dtype)
 

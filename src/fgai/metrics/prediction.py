@@ -9,6 +9,7 @@ from fgai import checks
 from fgai.errors import InputError
 from fgai.metrics.given import check_labels
 from fgai.metrics.spec import metric
+from fgai.typed import typed
 
 AVERAGES = ("micro", "macro")
 
@@ -30,6 +31,7 @@ def classes_of(prediction: Tensor) -> Tensor:
     return prediction.long()
 
 
+@typed
 @metric(
     direction="higher",
     low=0,
@@ -55,6 +57,7 @@ def accuracy(prediction: Tensor, target: Tensor) -> float:
     return float((guess == truth).double().mean())
 
 
+@typed
 @metric(
     direction="higher",
     low=0,
@@ -93,6 +96,7 @@ def f1(prediction: Tensor, target: Tensor, average: str = "micro") -> float:
     return float((2 * hit.double() / seen).mean())
 
 
+@typed
 @metric(
     direction="higher",
     low=0,
@@ -123,6 +127,7 @@ def roc_auc(score: Tensor, target: Tensor) -> float:
     return auc_from_ranks(rank[positive].sum(), positive.sum(), (~positive).sum()).item()
 
 
+@typed
 @metric(direction="higher", low=0, high=1, title="AP", paths=("average_precision.*",))
 def average_precision(score: Tensor, target: Tensor) -> float:
     """Average precision: the precision at every threshold, weighted by the recall gained there.

@@ -16,10 +16,12 @@ from fgai.metrics.given import check_attentions
 from fgai.metrics.nodes import mean_over
 from fgai.metrics.spec import metric
 from fgai.ops.segments import check_row_pointers, row_index, row_max, row_order, row_sum
+from fgai.typed import typed
 
 CORRELATIONS = ("spearman", "kendall")
 
 
+@typed
 def overlap_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5) -> Tensor:
     """Top-k overlap `V_k = |T_k ∩ T'_k| / k` of every node with more than k neighbours; NaN for the others.
 
@@ -38,6 +40,7 @@ def overlap_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5) -> 
     return torch.where(rowptr.diff() > k, shared, float("nan"))
 
 
+@typed
 @metric(
     direction="higher",
     low=0,
@@ -89,6 +92,7 @@ def overlap(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Te
     return mean_over(overlap_per_node(w, w_other, rowptr, k), nodes)
 
 
+@typed
 def overlap_chance(rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None) -> float:
     """What `overlap` is on average for a random ranking: the mean of k/degree over the nodes that count.
 
@@ -102,6 +106,7 @@ def overlap_chance(rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None) -
     return mean_over(torch.where(degree > k, k / degree, float("nan")), nodes)
 
 
+@typed
 @metric(
     direction="higher",
     low=0,
@@ -134,6 +139,7 @@ def overlap_graph(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 100_000) 
     return topk.overlap(before, after, rows).item() if w.numel() else float("nan")
 
 
+@typed
 def rank_correlation_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, method: str = "spearman") -> Tensor:
     """Rank correlation of every node with at least two neighbours, float64 [N]; NaN for the others.
 
@@ -148,6 +154,7 @@ def rank_correlation_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, method
     return torch.where(rowptr.diff() >= 2, rho, float("nan"))
 
 
+@typed
 @metric(
     direction="higher",
     low=-1,

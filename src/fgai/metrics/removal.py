@@ -18,6 +18,7 @@ from fgai.metrics.prediction import classes_of
 from fgai.metrics.spec import metric
 from fgai.ops.segments import row_index, row_sum
 from fgai.topk import ranks_in_rows, scoped_rows
+from fgai.typed import typed
 
 FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 
@@ -25,6 +26,7 @@ FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 _STEEPEST = 18 / 7
 
 
+@typed
 def edges_to_remove(
     values: Tensor,
     rowptr: Tensor,
@@ -73,6 +75,7 @@ def edges_to_remove(
     return (ranks < count[row_index(rows, values.shape[0])]).nonzero().flatten()
 
 
+@typed
 def still_right(prediction: Tensor, target: Tensor, right: Tensor) -> float:
     """Share of the nodes in T whose class is still predicted right.
 
@@ -94,6 +97,7 @@ def still_right(prediction: Tensor, target: Tensor, right: Tensor) -> float:
     return float((guess == target)[right].double().mean())
 
 
+@typed
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
     """Slope of the least-squares line, `sum (x - mean x)(y - mean y) / sum (x - mean x)^2`.
 
@@ -120,6 +124,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     return float((a * (b - b.mean())).sum() / a.square().sum())
 
 
+@typed
 @metric(
     direction="lower",
     low=-_STEEPEST,
@@ -145,6 +150,7 @@ def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS
     return slope(fractions, shares)
 
 
+@typed
 @metric(
     direction="higher",
     low=-_STEEPEST,
@@ -171,6 +177,7 @@ def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTION
     return slope(fractions, shares)
 
 
+@typed
 @metric(
     direction="higher",
     low=-2 * _STEEPEST,

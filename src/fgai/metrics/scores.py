@@ -12,8 +12,10 @@ from fgai.metrics.given import check_labels
 from fgai.metrics.prediction import average_precision, roc_auc
 from fgai.metrics.spec import METRICS
 from fgai.tasks import get_task
+from fgai.typed import typed
 
 
+@typed
 def task_scores(task: str, logits: Tensor, target: Tensor) -> dict[str, float]:
     """Return the scores of a task by name.
 

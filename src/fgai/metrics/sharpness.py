@@ -10,8 +10,10 @@ from fgai.metrics.given import check_attention
 from fgai.metrics.nodes import mean_over
 from fgai.metrics.spec import metric
 from fgai.ops.segments import row_index, row_sum
+from fgai.typed import typed
 
 
+@typed
 def sharpness_per_node(w: Tensor, rowptr: Tensor) -> Tensor:
     """`KL(w_i ‖ uniform) / log(degree)` of every node with at least two neighbours, float64 [N]; else NaN.
 
@@ -29,6 +31,7 @@ def sharpness_per_node(w: Tensor, rowptr: Tensor) -> Tensor:
     return torch.where(degree >= 2, sharp, float("nan"))
 
 
+@typed
 @metric(
     direction="higher", low=0, high=1, paths=("sharpness.*",), headings={"sharpness.clean.all": "sharpness"}
 )

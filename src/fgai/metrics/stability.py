@@ -11,8 +11,10 @@ from torch import Tensor
 
 from fgai import checks, divergence
 from fgai.metrics.spec import metric
+from fgai.typed import typed
 
 
+@typed
 @metric(
     direction="lower",
     low=0,
@@ -41,6 +43,7 @@ def g_tvd(y: Tensor, y_other: Tensor) -> float:
     return divergence.graph_tvd(*_finite(y, y_other)).item()
 
 
+@typed
 @metric(
     direction="lower",
     low=0,
@@ -67,6 +70,7 @@ def g_tvd_prob(y: Tensor, y_other: Tensor) -> float:
     return divergence.graph_tvd(*_finite(y, y_other), "probabilities").item()
 
 
+@typed
 @metric(
     direction="lower",
     low=0,
@@ -94,6 +98,7 @@ def g_tvd_rel(y: Tensor, y_other: Tensor) -> float:
     return divergence.graph_tvd_rel(*_finite(y, y_other)).item()
 
 
+@typed
 @metric(
     direction="lower",
     low=0,

@@ -13,8 +13,10 @@ from fgai.metrics.ranking import row_midranks
 from fgai.metrics.spec import metric
 from fgai.ops.segments import check_rows, row_index, row_sum
 from fgai.topk import SCOPES, check_k, ranks_in_rows
+from fgai.typed import typed
 
 
+@typed
 @metric(
     direction="higher",
     low=0,
@@ -62,6 +64,7 @@ def truth_auc(
     return mean_over(auc_from_ranks(row_sum(rank * truth, rowptr), positives, negatives), nodes)
 
 
+@typed
 @metric(
     direction="higher",
     low=0,
@@ -98,12 +101,13 @@ def truth_precision(
     _check(w, truth, rowptr)
     check_k(k)
     positives = row_sum(truth, rowptr)
-    size = positives if k is None else positives.clamp(max=k)
+    size = positives if k is None else positives.clamp(max=min(k, len(w)))
     top = ranks_in_rows(w, rowptr) < size[row_index(rowptr, w.shape[0])]
     found = row_sum(top & truth, rowptr).double() / size
     return mean_over(torch.where(positives < rowptr.diff(), found, float("nan")), nodes)
 
 
+@typed
 def truth_chance(truth: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
     """What `truth_precision` is on average for a random ranking: the mean share of true edges.
 

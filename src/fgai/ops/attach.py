@@ -9,8 +9,10 @@ from fgai.errors import InputError
 from fgai.ops.backend import has_triton
 from fgai.sparse import Adjacency
 from fgai.sparse.valid import check_index
+from fgai.typed import typed
 
 
+@typed
 def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacency, Tensor]:
     """Add new nodes, each joined to some old ones by edges in both directions.
 

@@ -17,6 +17,7 @@ from fgai.checks import one_of
 from fgai.errors import FgaiWarning, InputError
 from fgai.ops import cpu, reference
 from fgai.sparse import Adjacency, SparseRows
+from fgai.typed import typed
 
 BACKENDS = ("auto", "reference", "numba", "triton")
 HOMES = {"numba": "cpu", "triton": "cuda"}
@@ -86,6 +87,7 @@ class Kernels(Protocol):
     def project_sparse(self, rows: SparseRows, weight: Tensor) -> Tensor: ...  # noqa: D102
 
 
+@typed
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
     """Force a backend inside the block: `auto` (default), `reference`, `numba` or `triton`.

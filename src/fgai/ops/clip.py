@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fgai.errors import InputError
 from fgai.ops.cpu.clip import clip_rows, masked
+from fgai.typed import typed
 
 
+@typed
 def clip(x: Tensor, low: Tensor, high: Tensor, *, straight: bool = False) -> Tensor:
     """Return `x` with every number moved into `[low, high]`, which broadcast against it.
 
@@ -29,6 +32,7 @@ def clip(x: Tensor, low: Tensor, high: Tensor, *, straight: bool = False) -> Ten
         >>> clip(torch.tensor([-3.0, 0.5, torch.nan]), torch.tensor(-1.0), torch.tensor(1.0))
         tensor([-1.0000,  0.5000, -1.0000])
     """
+    _check_range(x, low, high)
     if torch.is_grad_enabled() and x.requires_grad:
         clipped: Tensor = _Clip.apply(x, low, high, straight)  # type: ignore[no-untyped-call]
         return clipped
@@ -37,6 +41,16 @@ def clip(x: Tensor, low: Tensor, high: Tensor, *, straight: bool = False) -> Ten
         clip_rows(x, low, high, out)
         return out
     return torch.fmin(torch.fmax(x, low), high)
+
+
+def _check_range(x: Tensor, low: Tensor, high: Tensor) -> None:
+    try:
+        wide = torch.broadcast_shapes(x.shape, low.shape, high.shape)
+    except RuntimeError:
+        wide = None
+    if wide != x.shape or not x.dtype == low.dtype == high.dtype or not x.is_floating_point():
+        got = ", ".join(f"{part.dtype} {tuple(part.shape)}" for part in (x, low, high))
+        raise InputError(f"`low` and `high` must broadcast against `x`, floating-point all three, got {got}")
 
 
 def _fits(x: Tensor, low: Tensor, high: Tensor) -> bool:

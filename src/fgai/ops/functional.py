@@ -13,16 +13,19 @@ from fgai.ops.backend import Kernels, kernels_for
 from fgai.ops.draws import draw_seed
 from fgai.ops.fit import check_edges, check_like, check_numbers
 from fgai.sparse import Adjacency, Features, SparseRows
+from fgai.typed import typed
 
 X = TypeVar("X", Tensor, Features, Tensor | Features)
 
 
+@typed
 def edge_softmax(scores: Tensor, adjacency: Adjacency) -> Tensor:
     """Softmax of `scores` [E, H] over the incoming edges of each node → [E, H]."""
     _check_on_edges(scores, "scores", adjacency)
     return kernels_for(scores).edge_softmax(scores, adjacency)
 
 
+@typed
 def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
     """`out[i] = Σ_{j→i} attention[j→i] · values[j]`: [E, H] and [N, H, C] → [N, H, C]."""
     _check_values(values, adjacency)
@@ -30,6 +33,7 @@ def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor
     return kernels_for(values).aggregate(attention, values, adjacency)
 
 
+@typed
 def score_additive(source: Tensor, destination: Tensor, adjacency: Adjacency, slope: float = 0.2) -> Tensor:
     """GAT's score, `leaky_relu(source[j] + destination[i])`: [N, H] twice → [E, H]."""
     check_numbers(source, "source", "NH")
@@ -37,6 +41,7 @@ def score_additive(source: Tensor, destination: Tensor, adjacency: Adjacency, sl
     return kernels_for(source).score_additive(source, destination, adjacency, slope)
 
 
+@typed
 def score_dynamic(
     source: Tensor, destination: Tensor, weight: Tensor, adjacency: Adjacency, slope: float = 0.2
 ) -> Tensor:
@@ -45,6 +50,7 @@ def score_dynamic(
     return kernels_for(source).score_dynamic(source, destination, weight, adjacency, slope)
 
 
+@typed
 def score_dot(query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
     """The transformer's score, `⟨query[destination], key[source]⟩ / √C`: [N, H, C] → [E, H]."""
     _check_values(query, adjacency, "query")
@@ -52,6 +58,7 @@ def score_dot(query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
     return kernels_for(query).score_dot(query, key, adjacency)
 
 
+@typed
 def node_scores(values: Tensor, source_weight: Tensor, destination_weight: Tensor) -> tuple[Tensor, Tensor]:
     """`⟨source_weight, values⟩` and `⟨destination_weight, values⟩` per head.
 
@@ -63,6 +70,7 @@ def node_scores(values: Tensor, source_weight: Tensor, destination_weight: Tenso
     return kernels_for(values).node_scores(values, source_weight, destination_weight)
 
 
+@typed
 def attend_additive(
     source: Tensor,
     destination: Tensor,
@@ -105,6 +113,7 @@ def attend_additive(
     return _averaged(kernels_for(values), "attend_additive", given, averaged)
 
 
+@typed
 def attend_dynamic(
     source: Tensor,
     destination: Tensor,
@@ -125,6 +134,7 @@ def attend_dynamic(
     return _averaged(kernels_for(values), "attend_dynamic", given, averaged)
 
 
+@typed
 def attend_dot(
     query: Tensor,
     key: Tensor,
@@ -145,6 +155,7 @@ def attend_dot(
     return _averaged(kernels_for(values), "attend_dot", given, averaged)
 
 
+@typed
 def dropout(given: X, p: float, training: bool = True, *, seed: int | Tensor | None = None) -> X:
     """Set each number to 0 with probability `p` and scale the rest by 1 / (1 - p), while training.
 
@@ -152,6 +163,8 @@ def dropout(given: X, p: float, training: bool = True, *, seed: int | Tensor | N
     is drawn from torch's global generator by default. Of `Features` only stored values are drawn for, so
     zeros stay free.
     """
+    if not isinstance(given, Tensor | Features):
+        raise TypeError(f"`given` of `dropout` must be Tensor or Features, got {type(given).__name__}")
     if p != 1:
         checks.rate(p, "p")
     if p == 0.0 or not training:
@@ -161,6 +174,7 @@ def dropout(given: X, p: float, training: bool = True, *, seed: int | Tensor | N
     return given * 0 if p >= 1.0 else kernels_for(given).dropout(given, p, _seed(given, p, seed))
 
 
+@typed
 def mean_shift(
     one: Tensor, two: Tensor, scale: Tensor | float = 1.0, *, log: bool = False, share: float = 1.0
 ) -> Tensor:
@@ -188,6 +202,8 @@ def mean_shift(
     if fused is not None and fits and isinstance(scale, float) and one.numel():
         result: Tensor = fused(one, two, scale, log, share)
         return result
+    if isinstance(scale, Tensor) and scale.numel() != 1 and scale.shape != one.shape[:1]:
+        raise InputError(f"`scale` must be one number or one per row, got {tuple(scale.shape)}")
     distance = (one - two).abs().sum(1) / 2 / scale
     return (torch.log1p(distance) if log else distance).mean() / share
 
@@ -247,10 +263,11 @@ def _seed(given: Tensor, p: float, seed: int | Tensor | None) -> int | Tensor:
         return 0
     checks.rate(p, "dropout")
     if isinstance(seed, int):
-        checks.seed(seed)
+        checks.whole(seed, "seed", 0, 2**62 - 1)
     return draw_seed(given.device) if seed is None else seed
 
 
+@typed
 def project(features: Features, weight: Tensor) -> Tensor:
     """Node features times `weight` [F, D] → [N, D]; sparse rows stay sparse, gradients reach dense parts."""
     features.check()

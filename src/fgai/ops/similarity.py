@@ -14,6 +14,7 @@ from fgai.cache import cached_on
 from fgai.errors import InputError
 from fgai.ops.functional import score_dot
 from fgai.sparse import Adjacency, Features, SparseRows, key_ends
+from fgai.typed import typed
 
 SMALLEST = 1e-6
 """Rows shorter than this are not lengthened to 1: a row of zeros is similar to nothing."""
@@ -39,6 +40,7 @@ class _Known:
 # mypy: disable-error-code="no-untyped-def"
 
 
+@typed
 def edge_cosine(x: Tensor | Features, adjacency: Adjacency) -> Tensor:
     """Cosine `⟨x_i, x_j⟩ / (‖x_i‖ ‖x_j‖)` of the ends of every edge → [E].
 

@@ -16,8 +16,10 @@ from fgai.errors import CheckpointError
 from fgai.files import write_atomic
 from fgai.records.plain import plain, to_text
 from fgai.records.table import Table
+from fgai.typed import typed
 
 
+@typed
 @dataclass(frozen=True, kw_only=True)
 class Document:
     """What all records share: a schema, and files that are whole or not there."""
@@ -82,6 +84,7 @@ class Document:
             raise CheckpointError(f"{path}: {error}") from error
 
 
+@typed
 @dataclass(frozen=True, kw_only=True)
 class TabledDocument(Document, ABC):
     """A document that prints as tables."""
@@ -104,6 +107,7 @@ class TabledDocument(Document, ABC):
         return "\n\n".join(table.to_latex() for table in self.tables())
 
 
+@typed
 def read_json(path: Path) -> Any:
     """Return what a file of JSON holds.
 

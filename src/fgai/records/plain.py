@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fgai.errors import InputError
+from fgai.typed import typed
 
 WIDTH = 200
 """Longest text, in characters, of a mapping or a list of lists that stands on one line of a record."""
 
 
+@typed
 def plain(value: Any) -> Any:
     """Return nested values as JSON holds them: tuples as lists, numbers that are not finite as None."""
     if isinstance(value, Mapping):
@@ -31,6 +33,7 @@ def plain(value: Any) -> Any:
     raise InputError(f"records hold plain values, got {type(value).__name__}")
 
 
+@typed
 def to_text(values: Any, *, sort_keys: bool = False) -> str:
     """Return plain values as JSON that is small and still compares line by line.
 
@@ -68,6 +71,7 @@ def _text(value: Any, depth: int, sort_keys: bool) -> str:
     return f"{opened}\n{body}\n{' ' * depth}{closed}"
 
 
+@typed
 def pack_array(array: NDArray[Any]) -> dict[str, Any]:
     """Return an array as JSON: type, shape and compressed little-endian bytes."""
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
@@ -75,12 +79,14 @@ def pack_array(array: NDArray[Any]) -> dict[str, Any]:
     return {"dtype": little.dtype.str, "shape": list(array.shape), "data": data}
 
 
+@typed
 def unpack_array(packed: Mapping[str, Any]) -> NDArray[Any]:
     """Inverse of `pack_array`."""
     raw = zlib.decompress(base64.b64decode(packed["data"]))
     return np.frombuffer(raw, dtype=np.dtype(packed["dtype"])).reshape(packed["shape"])
 
 
+@typed
 def look_up(values: Mapping[str, Any], path: str) -> Any:
     """Return a nested value by its dotted path, or None."""
     found: Any = values

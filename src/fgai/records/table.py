@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from fgai.typed import typed
+
 Cell = str | float | int | None
 
 MISSING = "–"
@@ -36,6 +38,7 @@ _LATEX = {
 }
 
 
+@typed
 @dataclass(frozen=True)
 class Column:
     """One column: its heading, how numbers print, and which direction is better.
@@ -62,6 +65,7 @@ class Column:
         return cell if isinstance(cell, str) else format(cell, self.form)
 
 
+@typed
 @dataclass(frozen=True)
 class Table:
     """Columns, rows and notes.

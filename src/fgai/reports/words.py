@@ -9,6 +9,7 @@ from fgai.attacks import THREATS, doubt, make_attack
 from fgai.reports.balance import changes, verdict
 from fgai.reports.document import Report
 from fgai.reports.numbers import Record, number, percent, score, share_phrase
+from fgai.typed import typed
 
 
 def headline(report: Report) -> str:
@@ -98,6 +99,7 @@ def removes_edges(threat: str) -> bool:
     return threat not in THREATS or THREATS[threat].attack.removes
 
 
+@typed
 def missing(report: Report) -> list[str]:
     """What the page cannot show, and how to get it."""
     out = list(report.notes)

@@ -21,6 +21,7 @@ from fgai.sparse.valid import (
     owners,
     unreadable,
 )
+from fgai.typed import typed
 
 _INCOMING, _OUTGOING = "valid incoming", "valid outgoing"
 
@@ -61,6 +62,7 @@ def _grow(ptr: Tensor, sorted_index: Tensor, num_nodes: int) -> Tensor:
     return longer + pointers(sorted_index, num_nodes)
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Adjacency:
     """Edges sorted by (destination, source), with the incoming and the outgoing view.

@@ -15,12 +15,14 @@ from fgai.cache import cached_on
 from fgai.errors import InputError
 from fgai.sparse.adjacency import pointers
 from fgai.sparse.valid import INTEGERS, check_count, check_index, check_pointers, unreadable
+from fgai.typed import typed
 
 
 class Pattern:
     """The places of a sparse matrix's entries; what the kernels derive from them is kept with it."""
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class SparseRows:
     """A matrix in compressed rows, with the compressed columns the backward pass reads.
@@ -117,6 +119,7 @@ class SparseRows:
         return SparseRows(self.indptr.to(device), self.indices.to(device), values, self.num_columns)
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Features:
     """Node features: a dense or sparse base, dense rows appended below, dense deltas added to some rows.

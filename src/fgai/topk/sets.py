@@ -12,6 +12,7 @@ from fgai.errors import InputError
 from fgai.ops.backend import has_triton
 from fgai.ops.segments import check_row_pointers, check_rows, row_order, row_ranks, row_sum, sortable
 from fgai.topk.cut import Cut
+from fgai.typed import typed
 
 SCOPES = ("node", "graph")
 
@@ -28,6 +29,7 @@ def on_gpu(values: Tensor) -> bool:
     return values.is_cuda and values.dim() == 1 and has_triton()
 
 
+@typed
 def check_k(k: int | None, name: str = "k") -> None:
     """Raise `InputError` unless `k` is None or a whole number of at least 1."""
     if k is None:
@@ -36,6 +38,7 @@ def check_k(k: int | None, name: str = "k") -> None:
         raise InputError(f"`{name}` must be at least 1, got {k!r}; use `{name}=None` to rank all edges")
 
 
+@typed
 def scoped_rows(rowptr: Tensor, num_edges: int, scope: str) -> Tensor:
     """The row pointers that `scope` ranks within: `rowptr` itself, or one row that holds every edge."""
     checks.one_of(scope, "scope", SCOPES)
@@ -46,6 +49,7 @@ def scoped_rows(rowptr: Tensor, num_edges: int, scope: str) -> Tensor:
     return torch.arange(2, device=rowptr.device) * num_edges
 
 
+@typed
 def ranks_in_rows(values: Tensor, rowptr: Tensor) -> Tensor:
     """The place of every edge among the edges into its node: 0 for the largest value.
 
@@ -63,6 +67,7 @@ def ranks_in_rows(values: Tensor, rowptr: Tensor) -> Tensor:
     return row_ranks(row_order(values, rowptr), rowptr)
 
 
+@typed
 def leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
     """Positions of the `count` largest edges of every row, in descending order.
 
@@ -98,6 +103,7 @@ def leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
     return torch.where(inside, order[places.clamp(max=order.numel() - 1)], -1)
 
 
+@typed
 def topk_mask(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node") -> Tensor:
     """The top-k set T_k as a mask over edges.
 
@@ -133,6 +139,7 @@ def topk_mask(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node"
     return ranks_in_rows(values, rows) < k
 
 
+@typed
 def frozen_topk(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node") -> Tensor | Cut:
     """The top-k sets of a reference that does not change, in the form `topk_l1` reads fastest.
 
@@ -154,6 +161,7 @@ def frozen_topk(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "nod
     return topk_mask(values, rowptr, k, scope)
 
 
+@typed
 def overlap(mask_a: Tensor, mask_b: Tensor, rowptr: Tensor) -> Tensor:
     """Overlap of two top-k sets at every node.
 

@@ -11,10 +11,12 @@ from fgai.ops.segments import check_rows
 from fgai.sparse.valid import check_starts
 from fgai.topk.cut import Cut
 from fgai.topk.sets import FEW, SCOPES, check_k, on_gpu, topk_mask
+from fgai.typed import typed
 
 FORMS = ("tv", "paper")
 
 
+@typed
 def topk_l1(
     w: Tensor,
     w_tilde: Tensor,

@@ -12,10 +12,12 @@ from fgai import checks
 from fgai.errors import InputError
 from fgai.ops.segments import check_rows, row_order
 from fgai.topk.sets import FEW, LARGEST_TABLE, check_k, leaders, on_gpu
+from fgai.typed import typed
 
 NORMS = ("l1", "l2", "linf")
 
 
+@typed
 def swap_costs(values: Tensor, rowptr: Tensor, k: int | None, norm: str = "l1") -> Tensor:
     """The least change of attention, in `norm`, after which m members of the top-k set can have left it.
 
@@ -60,7 +62,7 @@ def swap_costs(values: Tensor, rowptr: Tensor, k: int | None, norm: str = "l1") 
     rows, members, outsiders = _around_deep_cut(values, rowptr, k)
     if num_rows * members.shape[1] > LARGEST_TABLE:
         raise InputError(
-            f"`k` of {k} asks for {members.shape[1]} costs at each of {num_rows} nodes, more than memory holds;"
+            f"`k` of {k} asks for {members.shape[1]} costs at each of {num_rows} nodes, too many to list;"
             " take a smaller `k`"
         )
     table = values.new_full((num_rows, members.shape[1]), float("inf"))
@@ -108,6 +110,7 @@ def _costs(values: Tensor, members: Tensor, outsiders: Tensor, norm: str) -> Ten
     return costs.masked_fill(~valid, float("inf"))
 
 
+@typed
 def swap_margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor:
     """How far the top-k sets are from being certified at `radius` R, relative to it; 0 when every one is.
 
@@ -130,8 +133,10 @@ def swap_margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor
         0.625
     """
     checks.whole(k, "k", 1)
-    checks.above(radius, "radius", 0)
+    radius = float(checks.above(radius, "radius", 0))
     check_rows(values, rowptr)
+    if k >= values.shape[0]:
+        return values.sum() * 0
     if 2 * k <= FEW and values.dtype in (torch.float32, torch.float64):
         if on_gpu(values):
             from fgai.topk.gpu import margin
@@ -141,8 +146,6 @@ def swap_margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor
             from fgai.topk.cpu import margin as margin_cpu
 
             return margin_cpu(values, rowptr, k, radius)
-    if k >= values.shape[0]:
-        return values.sum() * 0
     around = _around_cut(values, rowptr, k) if k <= FEW else _around_deep_cut(values, rowptr, k)[1:]
     costs = _costs(values, *around, "l1")
     real = torch.isfinite(costs)

@@ -23,6 +23,7 @@ from fgai.models import as_graph
 from fgai.tasks import task_of
 from fgai.training.recipes import labelled
 from fgai.training.train import copied
+from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
 CUTS = (0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0)
@@ -31,6 +32,7 @@ ALLOWED_LOSS = 0.002
 """Accuracy on validation rows that `cut="auto"` may cost."""
 
 
+@typed
 @dataclass(frozen=True)
 class Clipped:
     """How much of what nodes say on a graph lies outside a model's limits.
@@ -49,6 +51,7 @@ class Clipped:
         return self.count / self.total if self.total else 0.0
 
 
+@typed
 def limit(model: M, data: Any, cut: float | str = 0.0, *, nodes: Tensor | None = None) -> M:
     """Return a copy of a trained model in which no node can say what none has said on `data`.
 
@@ -97,6 +100,7 @@ def limit(model: M, data: Any, cut: float | str = 0.0, *, nodes: Tensor | None =
     return limited
 
 
+@typed
 def clipped(model: nn.Module, data: Any) -> Clipped:
     """Return how much a model's limits clip on a graph: nothing on its own, unless some was cut off.
 

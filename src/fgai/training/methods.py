@@ -22,14 +22,17 @@ from fgai.training.presets import preset
 from fgai.training.ranges import set_ranges
 from fgai.training.settings import ADVERSARY_FIELDS, LIMIT_FIELDS, FaithfulConfig
 from fgai.training.train import copied, train
+from fgai.typed import typed
 
 
+@typed
 def settings_for(method: str, model: str, dataset: str, task: str = "node") -> dict[str, Any]:
     """Return the preset of a method; a defence takes the vanilla model's where it has none of its own."""
     chosen = preset("at" if method == "at-limits" else method, model, dataset, task)
     return {**preset("vanilla", model, dataset, task), **chosen} if method in DEFENCES else chosen
 
 
+@typed
 def train_method(
     method: str,
     model: str,

@@ -6,10 +6,13 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from fgai.checks import above, at_least, one_of
+from fgai.attacks.budget import LARGEST
+from fgai.checks import above, at_least, one_of, whole
 from fgai.errors import InputError
+from fgai.topk import check_k
 from fgai.training.loop import TRAIN_FIELDS, TrainConfig
 from fgai.training.terms import DIVERGENCES, TERMS, Weights
+from fgai.typed import typed
 
 ADVERSARIES = ("hybrid", "injection", "attention")
 SPACES = ("mixed", "values", "features")
@@ -19,6 +22,7 @@ LIMIT_FIELDS = ("cut", "space")
 """Those of limits, likewise."""
 
 
+@typed
 @dataclass(frozen=True, kw_only=True)
 class FaithfulConfig:
     """How `make_faithful` trains; the defaults suit a graph nobody tuned.
@@ -89,13 +93,13 @@ class FaithfulConfig:
             raise InputError(f"`cut` must be at least 0 and below 0.5, got {self.cut}")
         for name in ("k1", "k2"):
             if getattr(self, name) is not None:
-                at_least(getattr(self, name), name, 1, f"use `{name}=None` to rank all edges")
+                check_k(getattr(self, name), name)
         if not 0.0 <= self.ramp <= 1.0:
             raise InputError(f"`ramp` must be between 0 and 1, got {self.ramp}")
         at_least(self.contrast, "contrast", 0.0)
-        at_least(self.nodes, "nodes", 1)
-        at_least(self.edges, "edges", 1)
-        at_least(self.steps, "steps", 1)
+        whole(self.nodes, "nodes", 1, LARGEST)
+        whole(self.edges, "edges", 1, LARGEST)
+        whole(self.steps, "steps", 1, LARGEST)
         above(self.step_size, "step_size", 0.0)
         above(self.radius, "radius", 0.0)
 

@@ -19,6 +19,7 @@ from fgai.training.loop import TRAIN_FIELDS, History, Recipe, TrainConfig, fit
 from fgai.training.presets import preset_named
 from fgai.training.recipes import Vanilla
 from fgai.training.resume import run_label
+from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -53,6 +54,7 @@ def train(
 ) -> AttentionModel: ...
 
 
+@typed
 def train(
     model: nn.Module | str,
     data: Any,
@@ -152,6 +154,7 @@ def set_history(model: nn.Module, history: History) -> None:
     object.__setattr__(model, "history", history)
 
 
+@typed
 def history_of(model: nn.Module) -> History:
     """Return the history of a model that was trained here.
 
