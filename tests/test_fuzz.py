@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import Any
 
 import pytest
@@ -56,7 +57,9 @@ class TestTheFuzzer:
         fitting["threat"] = pools["threat"][0]
         known = inspect.signature(getattr(fgai, name)).parameters
         wanted = {key: value for key, value in fitting.items() if key in known}
-        getattr(fgai, name)(**wanted, **fuzz.SHORT.get(name, {}))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            getattr(fgai, name)(**wanted, **fuzz.SHORT.get(name, {}))
 
     def test_notices(self) -> None:
         def foreign() -> None:

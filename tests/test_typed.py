@@ -24,7 +24,7 @@ def door(
     flag: bool = False,
     several: Sequence[float] = (),
     named: Mapping[str, Tensor] | None = None,
-    read: Iterable[Tensor] = (),
+    read: Iterable[str] = (),
     anything: Any = None,
     **rest: int,
 ) -> Tensor:
@@ -47,8 +47,8 @@ X = torch.zeros(2)
         {"several": np.ones(3)},
         {"several": X},
         {"named": {"a": X}},
-        {"read": (x for x in (X, X))},
-        {"read": [X]},
+        {"read": (word for word in ("a", "b"))},
+        {"read": ["a"]},
         {"anything": object()},
         {"other": "not looked at"},
     ],
@@ -68,7 +68,7 @@ def test_takes_what_fits(options: dict[str, Any]) -> None:
         ({"several": ["a"]}, "got list of str"),
         ({"named": {"a": 1}}, "must be a mapping of Tensor or None, got dict"),
         ({"named": [X]}, "got list of Tensor"),
-        ({"read": X}, "must be a sequence of Tensor, got Tensor"),
+        ({"read": X}, "must be a sequence of str, got Tensor"),
     ],
 )
 def test_refuses_the_rest_in_words(options: dict[str, Any], words: str) -> None:

@@ -38,8 +38,8 @@ class Kind(NamedTuple):
 
     def fits(self, value: object) -> bool:
         """Whether `value` may be given; the entries of something read only once are not looked at."""
-        if not isinstance(value, self.classes):
-            return False
+        if not isinstance(value, self.classes) or (isinstance(value, str) and str not in self.classes):
+            return False  # a word is a sequence of words to Python, but nobody means that
         if not self.entries or isinstance(value, self.entries):
             return True
         if isinstance(value, np.ndarray | Tensor):
@@ -133,5 +133,6 @@ def _kind(hint: Any) -> Kind | None:
         return Kind((np.ndarray,), (), "ndarray")
     if hint in _STANDS_FOR:
         return Kind(_STANDS_FOR[hint], (), "True or False" if hint is bool else "a number")
-    plain = isinstance(hint, type) and not getattr(hint, "_is_protocol", False) and hint not in (Any, object)
+    vague = getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False)
+    plain = isinstance(hint, type) and not vague and hint not in (Any, object)
     return Kind((hint,), (), hint.__name__) if plain else None

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fgai.alone import with_gradients
 from fgai.attacks import balls
 from fgai.attacks.budget import LARGEST
 from fgai.attention import LayerAttention, evaluating, observe, prepared
@@ -43,6 +44,7 @@ class AttentionShift:
 
 
 @typed
+@with_gradients
 def attack_attention(
     model: nn.Module,
     data: Any,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai import checks
+from fgai.alone import with_gradients
 from fgai.attacks.budget import Budget, check
 from fgai.attacks.judge import Judge, Ledger
 from fgai.attention import evaluating, observe, prepared
@@ -109,6 +110,7 @@ class Attack(ABC):
         return self.budget.steps * self.budget.restarts
 
     @final
+    @with_gradients
     def run(
         self,
         model: nn.Module,

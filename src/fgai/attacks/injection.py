@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from fgai import checks
 from fgai.attacks.base import Attack, Judge, Ledger
 from fgai.attacks.budget import LARGEST, Budget
 from fgai.attacks.replay import replayed_climb
+from fgai.compiled import compiled
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.sparse.valid import check_index
@@ -62,7 +62,7 @@ def draw_endpoints(
     return nodes[chosen.to(nodes.device)]
 
 
-@njit(cache=True)
+@compiled
 def _first_distinct(tries: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """Fill each row with the first distinct numbers of its tries; return the rows with too few."""
     short = np.zeros(tries.shape[0], dtype=np.bool_)

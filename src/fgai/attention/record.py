@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from fgai.alone import alone
 from fgai.attention.perturb import PerturbLike
 from fgai.attention.registry import adapter_for, known_layers
 from fgai.attention.tap import Tap
@@ -41,7 +42,7 @@ def record(model: nn.Module, *, perturb: PerturbLike | None = None) -> Iterator[
     The model is unchanged afterwards, also when its forward raises; random numbers are drawn as without
     recording. Blocks may be nested: the outer one perturbs first. Compiled models run uncompiled inside the
     block; autocast works, and attention keeps the type the layer computed it in. Do not copy or pickle the
-    model inside the block.
+    model inside the block, nor call it from another thread: that raises. Blocks in other threads wait.
 
     Args:
         model: any module.
@@ -71,7 +72,7 @@ def record(model: nn.Module, *, perturb: PerturbLike | None = None) -> Iterator[
     model = uncompiled(model)
     layers = find_layers(model)
     tape = Tape(perturb)
-    with ExitStack() as stack:
+    with alone(), ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # otherwise nothing can have been compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         begin = model.register_forward_pre_hook(

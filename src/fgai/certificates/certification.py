@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fgai.alone import with_gradients
 from fgai.attention import LayerAttention, Observation, observe, prepared
 from fgai.certificates.hidden import find_stages, hidden_predictions
 from fgai.certificates.items import item_prediction
@@ -35,6 +36,7 @@ MANY_EDGES = 1_000_000
 
 
 @typed
+@with_gradients
 def certify(
     model: nn.Module,
     data: Any,

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from torch import nn
 
+from fgai.alone import with_gradients
 from fgai.attacks import THREATS, Threat
 from fgai.attacks.budget import LARGEST
 from fgai.attention import observe, prepared
@@ -71,6 +72,7 @@ class BreakingPoint:
 
 
 @typed
+@with_gradients
 def breaking_point(
     model: nn.Module,
     data: Any,

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 from torch import nn
 
+from fgai.alone import with_gradients
 from fgai.attacks import Threat
 from fgai.errors import InputError
 from fgai.evaluation.layout import explanation_table, prediction_table
@@ -68,6 +69,7 @@ class Comparison(TabledDocument):
 
 
 @typed
+@with_gradients
 def compare(
     models: Mapping[str, nn.Module],
     data: Any,

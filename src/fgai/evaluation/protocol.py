@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fgai import checks
+from fgai.alone import with_gradients
 from fgai.attacks import Threat
 from fgai.attention import prepared
 from fgai.attention.adapter import device_of
@@ -31,6 +32,7 @@ TARGETS = ("test", "val")
 
 
 @typed
+@with_gradients
 def evaluate(
     model: nn.Module,
     data: Any,

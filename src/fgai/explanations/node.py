@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fgai.alone import with_gradients
 from fgai.attacks import AttackResult, Threat, make_attack
 from fgai.attention import observe, prepared
 from fgai.certificates import PROMISE, certify
@@ -24,6 +25,7 @@ Names = Sequence[str] | Mapping[int, str]
 
 
 @typed
+@with_gradients
 def explain(
     model: nn.Module,
     data: Any,

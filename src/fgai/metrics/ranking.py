@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from fgai import checks, topk
+from fgai.compiled import compiled
 from fgai.metrics.given import check_attentions
 from fgai.metrics.nodes import mean_over
 from fgai.metrics.spec import metric
@@ -227,7 +227,7 @@ def _constant(values: Tensor, rowptr: Tensor) -> Tensor:
     return row_max(values, rowptr) == -row_max(-values, rowptr)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _kendall_rows(a: np.ndarray, b: np.ndarray, rowptr: np.ndarray, tau: np.ndarray) -> None:
     for i in range(rowptr.shape[0] - 1):
         balance, ordered_a, ordered_b = 0, 0, 0

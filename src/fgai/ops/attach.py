@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fgai.errors import InputError
-from fgai.ops.backend import has_triton
+from fgai.ops.backend import has_numba, has_triton
 from fgai.sparse import Adjacency
 from fgai.sparse.valid import check_index
 from fgai.typed import typed
@@ -56,7 +56,7 @@ def attach_known(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Ad
         from fgai.ops.gpu.attach import attach as attach_on_gpu
 
         return attach_on_gpu(adjacency, targets, loops)
-    if adjacency.device.type == "cpu":
+    if adjacency.device.type == "cpu" and has_numba():
         from fgai.ops.cpu.attach import attach as attach_on_cpu
 
         return attach_on_cpu(adjacency, targets, loops)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fgai.errors import InputError
+from fgai.ops.backend import has_numba
 from fgai.ops.cpu.clip import clip_rows, masked
 from fgai.typed import typed
 
@@ -56,7 +57,7 @@ def _check_range(x: Tensor, low: Tensor, high: Tensor) -> None:
 def _fits(x: Tensor, low: Tensor, high: Tensor) -> bool:
     """Whether the kernel can serve: whole rows on the CPU, a range per channel of the same type."""
     known = x.dtype in (torch.float32, torch.float64) and x.dtype == low.dtype == high.dtype
-    plain = not torch.compiler.is_compiling() and type(x) is Tensor and x.device.type == "cpu"
+    plain = has_numba() and type(x) is Tensor and x.device.type == "cpu"
     laid = x.dim() > 1 and x.is_contiguous() and low.is_contiguous() and high.is_contiguous()
     return plain and known and laid and x.shape[1:] == low.shape == high.shape
 

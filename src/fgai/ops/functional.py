@@ -264,6 +264,8 @@ def _seed(given: Tensor, p: float, seed: int | Tensor | None) -> int | Tensor:
     checks.rate(p, "dropout")
     if isinstance(seed, int):
         checks.whole(seed, "seed", 0, 2**62 - 1)
+    if isinstance(seed, Tensor) and (seed.numel() != 1 or seed.dtype != torch.int64):
+        raise InputError(f"`seed` must be one whole number, got {seed.dtype} {tuple(seed.shape)}")
     return draw_seed(given.device) if seed is None else seed
 
 

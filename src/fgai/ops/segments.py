@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
+from fgai.compiled import compiled
 from fgai.errors import InputError
 from fgai.sparse.valid import check_pointers
 
@@ -173,7 +173,7 @@ def _order_by_sorting(values: Tensor, row: Tensor) -> Tensor:
     return torch.sort((row << 32) + (2**31 - 1 - ordered), stable=True).indices
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _order_rows(values: np.ndarray, rowptr: np.ndarray, order: np.ndarray) -> None:
     spare = np.empty_like(order)
     for i in range(rowptr.shape[0] - 1):
@@ -193,7 +193,7 @@ def _order_rows(values: np.ndarray, rowptr: np.ndarray, order: np.ndarray) -> No
             length *= 2
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _merge(values: np.ndarray, order: np.ndarray, out: np.ndarray, low: int, middle: int, high: int) -> None:
     left, right = low, middle
     for place in range(low, high):

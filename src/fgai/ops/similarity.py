@@ -7,10 +7,10 @@ from weakref import ref
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from fgai.cache import cached_on
+from fgai.compiled import compiled
 from fgai.errors import InputError
 from fgai.ops.functional import score_dot
 from fgai.sparse import Adjacency, Features, SparseRows, key_ends
@@ -155,7 +155,7 @@ def _between(rows: SparseRows, keys: Tensor) -> Tensor:
     return products / (length[source] * length[destination])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _products(indptr, indices, values, source, destination, row, out):
     """`out[e] = ⟨x_source, x_destination⟩`; the destination's row is laid out once for all its edges."""
     held = -1

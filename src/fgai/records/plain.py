@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fgai.errors import InputError
+from fgai.errors import CheckpointError, InputError
 from fgai.typed import typed
 
 WIDTH = 200
@@ -82,8 +82,11 @@ def pack_array(array: NDArray[Any]) -> dict[str, Any]:
 @typed
 def unpack_array(packed: Mapping[str, Any]) -> NDArray[Any]:
     """Inverse of `pack_array`."""
-    raw = zlib.decompress(base64.b64decode(packed["data"]))
-    return np.frombuffer(raw, dtype=np.dtype(packed["dtype"])).reshape(packed["shape"])
+    try:
+        raw = zlib.decompress(base64.b64decode(packed["data"]))
+        return np.frombuffer(raw, dtype=np.dtype(packed["dtype"])).reshape(packed["shape"])
+    except (KeyError, ValueError, TypeError, zlib.error) as error:
+        raise CheckpointError(f"these are no packed numbers of fgai: {error!r}") from error
 
 
 @typed

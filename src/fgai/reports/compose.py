@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from fgai.alone import with_gradients
 from fgai.attacks import Threat
 from fgai.certificates import CertificateRecord, certify
 from fgai.errors import InputError
@@ -25,6 +26,7 @@ RADIUS = 0.01
 
 
 @typed
+@with_gradients
 def report(
     models: Mapping[str, nn.Module],
     data: Any,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from fgai import checks
+from fgai.compiled import compiled
 from fgai.errors import InputError
 from fgai.ops.backend import has_triton
 from fgai.ops.segments import check_row_pointers, check_rows, row_order, row_ranks, row_sum, sortable
@@ -192,12 +192,14 @@ def overlap(mask_a: Tensor, mask_b: Tensor, rowptr: Tensor) -> Tensor:
             f" {tuple(mask_b.shape)}; match the edges first"
         )
     check_rows(mask_a, rowptr, "mask_a")
+    for name, mask in (("mask_a", mask_a), ("mask_b", mask_b)):
+        checks.mask(mask, mask_a.shape, name)
     size = row_sum(mask_a, rowptr).double()
     shared = row_sum(mask_a & mask_b, rowptr).double()
     return torch.where(size > 0, shared / size.clamp(min=1), 1.0)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _lead_rows(values: np.ndarray, rowptr: np.ndarray, found: np.ndarray) -> None:
     rows, count = found.shape
     best = np.empty(count, values.dtype)
@@ -219,7 +221,7 @@ def _lead_rows(values: np.ndarray, rowptr: np.ndarray, found: np.ndarray) -> Non
             found[i, place] = e
 
 
-@njit(cache=True)
+@compiled
 def _mark(found: np.ndarray, mask: np.ndarray) -> None:
     for i in range(found.shape[0]):
         for e in found[i]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from fgai.alone import with_gradients
 from fgai.attention import add_limits, can_be_limited, prepared
 from fgai.checks import whole
 from fgai.errors import FgaiWarning
@@ -31,6 +32,7 @@ APART = 7_001
 
 
 @typed
+@with_gradients
 def make_faithful(
     model: M,
     data: Any,

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from fgai import checks
+from fgai.alone import seeded, with_gradients
 from fgai.checks import one_of
 from fgai.graph import Graph
 from fgai.models import DEFENCES, MODELS, AttentionModel
-from fgai.training.loop import TrainConfig, seeded
+from fgai.training.loop import TrainConfig
 from fgai.training.settings import ADVERSARY_FIELDS, LIMIT_FIELDS, FaithfulConfig
 from fgai.training.terms import TERMS
 from fgai.typed import typed
@@ -23,6 +24,7 @@ ALONE = ("vanilla", "ln", *DEFENCES)
 
 
 @typed
+@with_gradients
 def untrained(
     model: str, graph: Graph, *, seed: int = 0, defence: str | None = None, **arguments: Any
 ) -> AttentionModel:

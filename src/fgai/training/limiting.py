@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fgai.alone import with_gradients
 from fgai.attention import (
     add_limits,
     call_model,
@@ -52,6 +53,7 @@ class Clipped:
 
 
 @typed
+@with_gradients
 def limit(model: M, data: Any, cut: float | str = 0.0, *, nodes: Tensor | None = None) -> M:
     """Return a copy of a trained model in which no node can say what none has said on `data`.
 
@@ -101,6 +103,7 @@ def limit(model: M, data: Any, cut: float | str = 0.0, *, nodes: Tensor | None =
 
 
 @typed
+@with_gradients
 def clipped(model: nn.Module, data: Any) -> Clipped:
     """Return how much a model's limits clip on a graph: nothing on its own, unless some was cut off.
 

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -15,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from fgai.alone import seeded, with_gradients
 from fgai.checks import above, at_least, one_of, whole
 from fgai.checks import seed as check_seed
 from fgai.errors import DivergenceError, InputError
@@ -146,20 +146,8 @@ class History:
         return history
 
 
-@typed
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw from `seed` inside the block and leave the global generators as they were."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
-        yield
-
-
-def _check_trainable(model: nn.Module, recipe: Recipe) -> torch.device:
-    """Return the device of the model, if it has parameters and the recipe the methods of one."""
-    if not isinstance(recipe, Recipe):
-        raise TypeError(f"`recipe` of `fit` must have the methods of `Recipe`, got {type(recipe).__name__}")
+def _device(model: nn.Module) -> torch.device:
+    """Return the device of the parameters, of which there must be some."""
     held = next(model.parameters(), None)
     if held is None:
         raise InputError(f"there is nothing to train: {type(model).__name__} has no parameters")
@@ -173,6 +161,7 @@ def epoch_seed(seed: int, epoch: int) -> int:
 
 
 @typed
+@with_gradients
 def fit(
     model: nn.Module,
     recipe: Recipe,
@@ -202,7 +191,7 @@ def fit(
     Raises:
         DivergenceError: when a term is not finite; the last good weights are in the model then.
     """
-    device = _check_trainable(model, recipe)
+    device = _device(model)
     optimizer = _optimizer(model, config, device)
     history, best, first = History(), _copy(model), 0
     best_score = -math.inf

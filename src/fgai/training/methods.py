@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fgai.alone import with_gradients
 from fgai.attacks import Budget
 from fgai.attention import add_limits, prepared
 from fgai.checks import one_of
@@ -33,6 +34,7 @@ def settings_for(method: str, model: str, dataset: str, task: str = "node") -> d
 
 
 @typed
+@with_gradients
 def train_method(
     method: str,
     model: str,

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, overload
 
 from torch import nn
 
+from fgai.alone import with_gradients
 from fgai.attention import prepared
 from fgai.checks import one_of
 from fgai.errors import InputError
@@ -55,6 +56,7 @@ def train(
 
 
 @typed
+@with_gradients
 def train(
     model: nn.Module | str,
     data: Any,
