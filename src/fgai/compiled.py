@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 from numba import njit
 
 from fgai.errors import FgaiWarning
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 REBUILT: list[str] = []
 """Kernels whose stored code was found damaged by this process, and was made anew."""
 
@@ -43,14 +42,14 @@ class _Store:
 
 
 @overload
-def compiled(function: Function) -> Function: ...
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]: ...
 
 
 @overload
-def compiled(**options: Any) -> Callable[[Function], Function]: ...
+def compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 
 
-def compiled(function: Function | None = None, **options: Any) -> Any:
+def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Compile a function on first use, without the interpreter's lock, and keep the machine code on disk.
 
     Args:

@@ -134,5 +134,5 @@ def _kind(hint: Any) -> Kind | None:
     if hint in _STANDS_FOR:
         return Kind(_STANDS_FOR[hint], (), "True or False" if hint is bool else "a number")
     vague = getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False)
-    plain = isinstance(hint, type) and not vague and hint not in (Any, object)
-    return Kind((hint,), (), hint.__name__) if plain else None
+    told = isinstance(hint, type) and not vague and hint not in (Any, object)
+    return Kind((hint,), (), hint.__name__) if told else None

@@ -46,7 +46,7 @@ def clip(x: Tensor, low: Tensor, high: Tensor, *, straight: bool = False) -> Ten
 
 def _check_range(x: Tensor, low: Tensor, high: Tensor) -> None:
     try:
-        wide = torch.broadcast_shapes(x.shape, low.shape, high.shape)
+        wide = torch.broadcast_shapes(x.shape, low.shape, high.shape)  # type: ignore[no-untyped-call]
     except RuntimeError:
         wide = None
     if wide != x.shape or not x.dtype == low.dtype == high.dtype or not x.is_floating_point():

@@ -155,7 +155,6 @@ def attend_dot(
     return _averaged(kernels_for(values), "attend_dot", given, averaged)
 
 
-@typed
 def dropout(given: X, p: float, training: bool = True, *, seed: int | Tensor | None = None) -> X:
     """Set each number to 0 with probability `p` and scale the rest by 1 / (1 - p), while training.
 
@@ -163,14 +162,14 @@ def dropout(given: X, p: float, training: bool = True, *, seed: int | Tensor | N
     is drawn from torch's global generator by default. Of `Features` only stored values are drawn for, so
     zeros stay free.
     """
-    if not isinstance(given, Tensor | Features):
-        raise TypeError(f"`given` of `dropout` must be Tensor or Features, got {type(given).__name__}")
-    if p != 1:
+    if not isinstance(p, int | float) or p != 1:
         checks.rate(p, "p")
     if p == 0.0 or not training:
         return given
     if isinstance(given, Features):
         return given.map(lambda values: dropout(values, p, seed=seed))
+    if not isinstance(given, Tensor):
+        raise TypeError(f"`given` of `dropout` must be Tensor or Features, got {type(given).__name__}")
     return given * 0 if p >= 1.0 else kernels_for(given).dropout(given, p, _seed(given, p, seed))
 
 
@@ -262,11 +261,13 @@ def _seed(given: Tensor, p: float, seed: int | Tensor | None) -> int | Tensor:
     if p == 0.0:
         return 0
     checks.rate(p, "dropout")
-    if isinstance(seed, int):
-        checks.whole(seed, "seed", 0, 2**62 - 1)
-    if isinstance(seed, Tensor) and (seed.numel() != 1 or seed.dtype != torch.int64):
+    if seed is None:
+        return draw_seed(given.device)
+    if not isinstance(seed, Tensor):
+        return checks.whole(seed, "seed", 0, 2**62 - 1)
+    if seed.numel() != 1 or seed.dtype != torch.int64:
         raise InputError(f"`seed` must be one whole number, got {seed.dtype} {tuple(seed.shape)}")
-    return draw_seed(given.device) if seed is None else seed
+    return seed
 
 
 @typed

@@ -7,8 +7,8 @@ and loops pay nothing. Pointers that were changed in place are read again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, MutableMapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ LARGEST = 2**31 - 1
 """Nodes, edges and entries are counted in 32 bits by the kernels."""
 T = TypeVar("T")
 INTEGERS = (torch.int64, torch.int32)
-_SEEN = WeakTensorKeyDictionary()
+_SEEN: MutableMapping[Tensor, dict[str, tuple[int, Any]]] = WeakTensorKeyDictionary()
 """What was seen in a tensor. Beside it, not on it: it may be the caller's, who may save it."""
 _POINTERS = "valid pointers"
 

@@ -88,9 +88,10 @@ def _around_deep_cut(values: Tensor, rowptr: Tensor, k: int) -> tuple[Tensor, Te
     there, order = steps < count[:, None], row_order(values, rowptr)
     middle = rowptr[rows, None] + k
     members, outsiders = middle - 1 - steps, middle + steps
-    return rows, *(
+    members, outsiders = (
         torch.where(there, order[torch.where(there, places, 0)], -1) for places in (members, outsiders)
     )
+    return rows, members, outsiders
 
 
 def _costs(values: Tensor, members: Tensor, outsiders: Tensor, norm: str) -> Tensor:
