@@ -152,5 +152,5 @@ def test_bad_input_is_named() -> None:
         dv.graph_jsd(torch.ones(3), torch.ones(4))
     with pytest.raises(InputError, match="did you mean 'probabilities'"):
         dv.tvd(torch.ones(2, 3), torch.ones(2, 3), "probability")
-    with pytest.raises(InputError, match="one entry per edge"):
+    with pytest.raises(InputError, match="ends at 4, but there are 3 entries"):
         dv.row_kl(torch.ones(3), torch.ones(3), pointer([2, 2]))

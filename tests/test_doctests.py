@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
 import re
+import types
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,13 @@ def modules() -> dict[str, int]:
     return found
 
 
+class Finder(doctest.DocTestFinder):
+    """Also finds the examples of functions that check the types of their arguments first."""
+
+    def _from_module(self, module: types.ModuleType, object: object) -> bool:
+        return bool(super()._from_module(module, inspect.unwrap(object)))  # type: ignore[misc]
+
+
 EXAMPLES = modules()
 
 
@@ -36,6 +45,9 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    ran = doctest.testmod(importlib.import_module(name))
+    module, runner = importlib.import_module(name), doctest.DocTestRunner()
+    for test in Finder().find(module, name):
+        runner.run(test)
+    ran = runner.summarize()
     assert ran.failed == 0
     assert ran.attempted == EXAMPLES[name], "an example was not found by doctest, or is skipped"

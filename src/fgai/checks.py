@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import get_close_matches
+from math import isfinite
 from typing import TypeVar
 
 import torch
@@ -14,11 +15,17 @@ from fgai.errors import InputError
 __all__ = [
     "above",
     "at_least",
+    "device",
     "edge_index",
     "finite",
     "fraction",
+    "mask",
+    "number",
     "one_of",
     "positions",
+    "rate",
+    "seed",
+    "whole",
 ]
 
 S = TypeVar("S", str, str | None)
@@ -34,14 +41,16 @@ def one_of(value: S, name: str, options: Sequence[S]) -> S:
     raise InputError(f"`{name}` must be one of {', '.join(words)}, got {value!r}{hint}")
 
 
+def number(value: float, name: str) -> float:
+    """Return `value` if it is a finite number, else raise."""
+    if not _is_finite(value):
+        raise InputError(f"`{name}` must be a finite number, got {value!r}")
+    return value
+
+
 def at_least(value: float, name: str, low: float, remedy: str = "") -> float:
     """Return `value` if it is a finite number `>= low`, else raise."""
-    if (
-        not isinstance(value, int | float)
-        or isinstance(value, bool)
-        or not value >= low
-        or value == float("inf")
-    ):
+    if not _is_finite(value) or value < low:
         tail = f"; {remedy}" if remedy else ""
         raise InputError(f"`{name}` must be at least {low}, got {value!r}{tail}")
     return value
@@ -49,12 +58,7 @@ def at_least(value: float, name: str, low: float, remedy: str = "") -> float:
 
 def above(value: float, name: str, low: float) -> float:
     """Return `value` if it is a finite number `> low`, else raise."""
-    if (
-        not isinstance(value, int | float)
-        or isinstance(value, bool)
-        or not value > low
-        or value == float("inf")
-    ):
+    if not _is_finite(value) or value <= low:
         raise InputError(f"`{name}` must be above {low}, got {value!r}")
     return value
 
@@ -65,6 +69,35 @@ def fraction(value: float, name: str, remedy: str = "") -> float:
         tail = f"; {remedy}" if remedy else ""
         raise InputError(f"`{name}` must be between 0 and 1, got {value!r}{tail}")
     return value
+
+
+def whole(value: int, name: str, low: int = 0, high: int | None = None) -> int:
+    """Return `value` if it is a whole number in `low..high`, else raise."""
+    above = high is not None and isinstance(value, int) and value > high
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or above:
+        limit = f"at least {low}" if high is None else f"in {low}..{high}"
+        raise InputError(f"`{name}` must be {limit} and whole, got {value!r}")
+    return value
+
+
+def rate(value: float, name: str = "dropout") -> float:
+    """Return `value` if it is a number in [0, 1), the share of something that is left out, else raise."""
+    if not _is_finite(value) or not 0 <= value < 1:
+        raise InputError(f"`{name}` must be at least 0 and below 1, got {value!r}")
+    return value
+
+
+def seed(value: int, name: str = "seed") -> int:
+    """Return `value` if it is a whole number that random generators take, in 0..2³²−1, else raise."""
+    return whole(value, name, 0, 2**32 - 1)
+
+
+def device(value: torch.device | str, name: str = "device") -> torch.device:
+    """Return the device if torch knows it, else raise."""
+    try:
+        return torch.device(value)
+    except RuntimeError as error:
+        raise InputError(f"`{name}` must be a device of torch such as cpu or cuda, got {value!r}") from error
 
 
 def finite(tensor: Tensor, name: str) -> Tensor:
@@ -97,6 +130,14 @@ def edge_index(edges: Tensor, num_nodes: int, name: str = "edge_index") -> Tenso
     return edges.long()
 
 
+def mask(given: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
+    """Return `given` if it is a boolean tensor of this shape, else raise."""
+    if given.dtype != torch.bool or given.shape != shape:
+        got = f"{given.dtype} {tuple(given.shape)}"
+        raise InputError(f"`{name}` must be a boolean mask of shape {tuple(shape)}, got {got}")
+    return given
+
+
 def positions(index: Tensor, count: int, name: str = "positions") -> Tensor:
     """Return `index` if it holds positions 0..count-1 or is a boolean mask of shape [count], else raise."""
     if index.dtype == torch.bool:
@@ -108,3 +149,9 @@ def positions(index: Tensor, count: int, name: str = "positions") -> Tensor:
     if index.numel() and (int(index.min()) < 0 or int(index.max()) >= count):
         raise InputError(f"`{name}` must be in 0..{count - 1}, got {int(index.min())}..{int(index.max())}")
     return index.long()
+
+
+def _is_finite(value: object) -> bool:
+    if isinstance(value, float):
+        return isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -15,10 +15,12 @@ from torch import Tensor
 from fgai import checks
 from fgai.errors import InputError
 from fgai.ops.segments import check_rows, row_sum
+from fgai.typed import typed
 
 SPACES = ("logits", "probabilities")
 
 
+@typed
 def tvd(y: Tensor, y_other: Tensor, on: str = "logits") -> Tensor:
     """Total variation between the predictions of each node.
 
@@ -47,6 +49,7 @@ def tvd(y: Tensor, y_other: Tensor, on: str = "logits") -> Tensor:
     return (y - y_other).abs().sum(-1) / 2
 
 
+@typed
 def kl(p: Tensor, q: Tensor) -> Tensor:
     """Kullback-Leibler divergence over the last axis, `sum_c p_c log(p_c / q_c)`.
 
@@ -67,6 +70,7 @@ def kl(p: Tensor, q: Tensor) -> Tensor:
     return _kl_terms(p, q).sum(-1)
 
 
+@typed
 def jsd(p: Tensor, q: Tensor) -> Tensor:
     """Jensen-Shannon divergence over the last axis, `1/2 (KL(p‖m) + KL(q‖m))` with `m = (p + q) / 2`.
 
@@ -85,6 +89,7 @@ def jsd(p: Tensor, q: Tensor) -> Tensor:
     return _jsd_terms(p, q).sum(-1) / 2
 
 
+@typed
 def row_tvd(w: Tensor, w_other: Tensor, rowptr: Tensor) -> Tensor:
     """Total variation between two attentions at every node, `1/2 sum_j |w_ij - w'_ij|`.
 
@@ -106,6 +111,7 @@ def row_tvd(w: Tensor, w_other: Tensor, rowptr: Tensor) -> Tensor:
     return row_sum((w - w_other).abs(), rowptr) / 2
 
 
+@typed
 def row_kl(w: Tensor, w_other: Tensor, rowptr: Tensor) -> Tensor:
     """Kullback-Leibler divergence at every node, `sum_j w_ij log(w_ij / w'_ij)`; arguments as `row_tvd`."""
     _same_shape(w, w_other)
@@ -113,6 +119,7 @@ def row_kl(w: Tensor, w_other: Tensor, rowptr: Tensor) -> Tensor:
     return row_sum(_kl_terms(w, w_other), rowptr)
 
 
+@typed
 def row_jsd(w: Tensor, w_other: Tensor, rowptr: Tensor) -> Tensor:
     """Jensen-Shannon divergence at every node, in nats; arguments as `row_tvd`."""
     _same_shape(w, w_other)
@@ -120,6 +127,7 @@ def row_jsd(w: Tensor, w_other: Tensor, rowptr: Tensor) -> Tensor:
     return row_sum(_jsd_terms(w, w_other), rowptr) / 2
 
 
+@typed
 def graph_tvd(y: Tensor, y_other: Tensor, on: str = "logits") -> Tensor:
     """Mean total variation over nodes, `1/(2|N|) sum_i sum_c |y_ic - y'_ic|`.
 
@@ -139,6 +147,7 @@ def graph_tvd(y: Tensor, y_other: Tensor, on: str = "logits") -> Tensor:
     return per_node.sum() / max(1, per_node.numel())
 
 
+@typed
 def graph_tvd_rel(y: Tensor, y_other: Tensor) -> Tensor:
     """Change of the logits relative to their spread, which no common factor alters.
 
@@ -167,6 +176,7 @@ def graph_tvd_rel(y: Tensor, y_other: Tensor) -> Tensor:
     return torch.where(flat, torch.where(change == 0, 0.0, float("inf")), ratio)
 
 
+@typed
 def graph_jsd(w: Tensor, w_other: Tensor) -> Tensor:
     """Jensen-Shannon divergence of two attentions over the edges of a graph.
 
@@ -192,6 +202,8 @@ def graph_jsd(w: Tensor, w_other: Tensor) -> Tensor:
 
 
 def _same_shape(a: Tensor, b: Tensor) -> None:
+    if not a.is_floating_point() or not b.is_floating_point() or not a.dim():
+        raise InputError(f"both arguments must be floating-point tensors, got {a.dtype} and {b.dtype}")
     if a.shape != b.shape:
         raise InputError(
             f"both arguments must have the same shape, got {tuple(a.shape)} and {tuple(b.shape)};"

@@ -14,8 +14,10 @@ from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.ops.segments import row_sum
 from fgai.topk import leaders, topk_mask
+from fgai.typed import typed
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Clean:
     """What the model said before the attack.
@@ -47,6 +49,7 @@ Value = Callable[[Tensor, AttentionMap, Clean], Tensor]
 READS = ("logits", "mean", "heads")
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Objective:
     """What an attacker maximises, and what has to be known of the model to compute it.
@@ -78,6 +81,7 @@ class Objective:
         if self.node_mean and self.reads != "logits":
             raise InputError(f"{self.name!r} is a mean over rows of their logits, so it must read `logits`")
 
+    @typed
     def __call__(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
         """Return the value."""
         return self.value(logits, attention, clean)
@@ -105,12 +109,14 @@ class Objective:
         return cls(getattr(given, "__name__", "custom"), given)
 
 
+@typed
 def prediction(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
     """Cross-entropy of the attacked logits against the clean prediction; we maximise it."""
     label = clean.logits[clean.nodes].argmax(1)
     return cross_entropy(logits[clean.nodes], label)
 
 
+@typed
 def margin(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
     """Best wrong logit minus the clean prediction's logit, cut at a small positive value; we maximise it.
 
@@ -126,6 +132,7 @@ def _gap(scores: Tensor, own: Tensor) -> Tensor:
     return other.amax(1) - scores.gather(1, own[:, None]).squeeze(1)
 
 
+@typed
 class Explanation:
     """The top-k margin: push outsiders above members of the clean top-k.
 
@@ -146,6 +153,7 @@ class Explanation:
     def __init__(self, k: int) -> None:
         self.k = k
 
+    @typed
     def __call__(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
         """Return the smooth share of the explanation lost."""
         total = logits.new_zeros(())
@@ -214,8 +222,12 @@ def _carried(before: LayerAttention, after: LayerAttention) -> tuple[Tensor, Ten
     return log_attention(after.values)[spot], there
 
 
+@typed
 def log_attention(values: Tensor) -> Tensor:
     """Logarithm of the attention [E, H] averaged over heads; [E]."""
+    if values.dim() != 2 or not values.is_floating_point():
+        got = f"{values.dtype} {tuple(values.shape)}"
+        raise InputError(f"`values` must be floating-point of shape [edges, heads], got {got}")
     return values.mean(1).clamp(min=1e-12).log()
 
 
@@ -227,6 +239,7 @@ class Intruders:
     Heads are averaged. We maximise it; 0 on the clean graph, and for changes without new nodes.
     """
 
+    @typed
     def __call__(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
         """Return the mean mass, in [0, 1]."""
         total = logits.new_zeros(())
@@ -239,6 +252,7 @@ class Intruders:
         return total / max(1, len(attention.layers))
 
 
+@typed
 class Preserving:
     """Another explanation for the same prediction: the explanation objective, as long as classes stay.
 
@@ -269,6 +283,7 @@ class Preserving:
         self.k, self.keep, self.slack = k, keep, slack
         self._explanation = Explanation(k)
 
+    @typed
     def __call__(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
         """Return the value, with the gradient of the function climbed in its place."""
         gained = self._explanation(logits, attention, clean)
@@ -286,6 +301,7 @@ PREDICTION = Objective("prediction", prediction, "logits", node_mean=True)
 MARGIN = Objective("margin", margin, "logits", node_mean=True)
 
 
+@typed
 def explanation(k: int = 5) -> Objective:
     """Return the objective of `Explanation`: another top-k."""
     return Objective("explanation", Explanation(k), "mean")
@@ -294,6 +310,7 @@ def explanation(k: int = 5) -> Objective:
 INTRUDERS = Objective("intruders", Intruders(), "mean")
 
 
+@typed
 def preserving(k: int = 5, keep: float = 0.995, slack: float = 0.5) -> Objective:
     """Return the objective of `Preserving`: another top-k, the same class."""
     return Objective("preserving", Preserving(k, keep, slack), "mean", constrained=True)

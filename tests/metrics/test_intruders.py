@@ -58,5 +58,5 @@ def test_ties_go_by_edge_order() -> None:
 
 
 def test_edges_must_match() -> None:
-    with pytest.raises(InputError, match="`injected` boolean"):
+    with pytest.raises(InputError, match="`injected` must be a boolean mask"):
         fm.intruder_mass(torch.ones(3), torch.ones(3), torch.tensor([0, 3]))

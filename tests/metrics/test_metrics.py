@@ -258,7 +258,7 @@ def test_nulls_are_what_they_say() -> None:
         (lambda w, p: fm.f1(w.long(), w.long(), "weighted"), "`average` must be one of"),
         (lambda w, p: fm.roc_auc(w / 0, w > 1), "`score` must be finite"),
         (lambda w, p: fm.roc_auc(w, w[:-1] > 1), r"\[M\] alike"),
-        (lambda w, p: fm.truth_auc(w, w, p), "`truth` boolean"),
+        (lambda w, p: fm.truth_auc(w, w, p), "`truth` must be a boolean mask"),
         (lambda w, p: fm.fidelity_plus(w.long(), w[:-1].long()), "same nodes"),
         (lambda w, p: fm.characterization(0.5, 0.5, 1.0), "`1 - weight` must be above 0"),
     ],

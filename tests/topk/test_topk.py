@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog, minimize_scalar
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fgai.errors import InputError
 from fgai.ops import segments
@@ -21,6 +23,7 @@ from fgai.topk import (
     ranks_in_rows,
     scoped_rows,
     swap_costs,
+    swap_margin,
     topk_l1,
     topk_mask,
 )
@@ -347,3 +350,42 @@ def test_nothing_to_rank() -> None:
 def test_bad_input_is_named(call: object, words: str) -> None:
     with pytest.raises(InputError, match=words):
         call(torch.arange(5.0), pointer([2, 3]))  # type: ignore[operator]
+
+
+class Largest(TorchDispatchMode):
+    """Notes the size of the largest tensor that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(
+        self, func: Callable[..., object], types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):
+            self.numel = max(self.numel, made.numel())
+        return made
+
+
+def test_a_set_of_thousands_takes_no_more_memory_than_the_edges() -> None:
+    nodes, k = 2_000, 1_500
+    rowptr = torch.cat([torch.zeros(1, dtype=torch.long), torch.full((nodes,), nodes - 1)])
+    values = torch.rand(nodes - 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with Largest() as largest:
+        margin = swap_margin(values, rowptr, k, 0.1)
+    assert largest.numel <= 2 * nodes
+    ordered, count = values.sort(descending=True).values, nodes - 1 - k
+    costs = (ordered[k - count : k].flip(0) - ordered[k:]).cumsum(0) / torch.arange(1, count + 1)
+    assert margin.item() == pytest.approx(float(((0.1 - costs).clamp(min=0) / 0.1).mean()))
+
+
+def test_more_costs_than_memory_holds_are_refused() -> None:
+    nodes = 60_000
+    rowptr = torch.cat([torch.zeros(1, dtype=torch.long), torch.full((nodes,), nodes - 1)])
+    values = torch.rand(nodes - 1)
+    with Largest() as largest, pytest.raises(InputError, match="smaller `k`"):
+        swap_costs(values, rowptr, 10_000)
+    with pytest.raises(InputError, match="smaller `count`"):
+        leaders(values, rowptr, 10**9)
+    assert largest.numel <= 2 * nodes

@@ -8,17 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fgai.alone import with_gradients
 from fgai.attacks import balls
+from fgai.attacks.budget import LARGEST
 from fgai.attention import LayerAttention, evaluating, observe, prepared
-from fgai.checks import at_least, finite, one_of
+from fgai.checks import at_least, finite, one_of, whole
+from fgai.checks import seed as check_seed
 from fgai.divergence import tvd
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.topk import NORMS
+from fgai.typed import typed
 
 DIVERGENCES = ("probabilities", "logits")
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class AttentionShift:
     """The strongest perturbations found of one layer's attention, everything else held fixed.
@@ -38,6 +43,8 @@ class AttentionShift:
     probabilities: Tensor
 
 
+@typed
+@with_gradients
 def attack_attention(
     model: nn.Module,
     data: Any,
@@ -84,7 +91,8 @@ def attack_attention(
         True
     """
     at_least(radius, "radius", 0)
-    at_least(steps, "steps", 0)
+    whole(steps, "steps", 0, LARGEST)
+    check_seed(seed)
     one_of(norm, "norm", NORMS)
     one_of(divergence, "divergence", DIVERGENCES)
     graph = prepared(model, as_graph(data))

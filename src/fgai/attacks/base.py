@@ -13,6 +13,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from fgai import checks
+from fgai.alone import with_gradients
 from fgai.attacks.budget import Budget, check
 from fgai.attacks.judge import Judge, Ledger
 from fgai.attention import evaluating, observe, prepared
@@ -25,10 +27,12 @@ from fgai.recompute.local import Recompute
 from fgai.recompute.partial import PartialObjective
 from fgai.sparse import EdgeMap
 from fgai.tasks import task_of
+from fgai.typed import typed
 
 __all__ = ["Attack", "AttackResult", "Judge", "Ledger"]
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class AttackResult:
     """The strongest perturbation found, already checked against the budget.
@@ -52,6 +56,7 @@ class AttackResult:
     ledger: Ledger
 
 
+@typed
 class Attack(ABC):
     """An attack with its settings; the data comes with the call.
 
@@ -106,6 +111,7 @@ class Attack(ABC):
         return self.budget.steps * self.budget.restarts
 
     @final
+    @with_gradients
     def run(
         self,
         model: nn.Module,
@@ -155,7 +161,7 @@ class Attack(ABC):
             shortcut = None if recompute is None else PartialObjective(recompute, self.objective, clean)
             judge = Judge(model, graph, self.objective, clean, ledger, shortcut, recompute, vanilla, on_step)
             for restart in range(self.budget.restarts):
-                generator = torch.Generator().manual_seed(seed * 7_919 + restart)
+                generator = torch.Generator().manual_seed(checks.seed(seed) * 7_919 + restart)
                 for index, change in enumerate(self.candidates(graph, nodes, generator, judge, ledger)):
                     frozen = change.detach()
                     check(frozen, self.budget, graph)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,10 +13,14 @@ from fgai.errors import BudgetError
 from fgai.graph import Graph, GraphChange
 from fgai.sparse import edge_keys
 from fgai.tasks import task_of
+from fgai.typed import typed
 
 SLACK = 1e-6
+LARGEST = 1_000_000
+"""New nodes, edges, steps and restarts at most: more would not end."""
 
 
+@typed
 @dataclass(frozen=True, kw_only=True)
 class Budget:
     """What an attack may change, and how hard it may search.
@@ -47,14 +52,21 @@ class Budget:
     targets: str = "test"
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "edges", "radius", "rows", "steps", "step_size"):
-            if not getattr(self, name) >= 0:
-                raise BudgetError(f"`{name}` must not be negative, got {getattr(self, name)}")
-        if self.restarts < 1:
-            raise BudgetError(f"`restarts` must be at least 1, got {self.restarts}")
+        for name in ("nodes", "edges", "steps", "restarts"):
+            value, least = getattr(self, name), int(name == "restarts")
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= LARGEST:
+                raise BudgetError(
+                    f"`{name}` must be at least {least}, whole and at most {LARGEST}, got {value!r}"
+                )
+        for name in ("radius", "rows", "step_size"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise BudgetError(f"`{name}` must be finite and not negative, got {value}")
         if self.rows > 1:
             raise BudgetError(f"`rows` is a share of the targets, at most 1, got {self.rows}")
-        if self.box is not None and not self.box[0] < self.box[1]:
+        if self.box is not None and not (
+            len(self.box) == 2 and -math.inf < self.box[0] < self.box[1] < math.inf
+        ):
             raise BudgetError(f"`box` must be (low, high) with low < high, got {self.box}")
         if self.targets not in ("test", "val", "fit"):
             raise BudgetError(f"`targets` must be test, val or fit, got {self.targets!r}")
@@ -110,6 +122,7 @@ def _shares(graph: Graph, nodes: Tensor) -> int:
     return 1 if graph.batch is None else int(torch.unique(graph.batch[nodes]).numel())
 
 
+@typed
 def check(change: GraphChange, budget: Budget, graph: Graph) -> None:
     """Raise if `change` spends more than `budget` allows on `graph`; called after every attack.
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from fgai.attacks.injection import draw_endpoints
 from fgai.attacks.tdgia import defect_scores
+from fgai.compiled import compiled
 from fgai.graph import Graph
 
 
@@ -66,7 +66,7 @@ def cover_endpoints(sites: Sites, generator: torch.Generator) -> Tensor:
     return _dealt(torch.from_numpy(_cover(pointers, source, target, allowed, wanted)), sites, generator)
 
 
-@njit(cache=True)
+@compiled
 def _cover(
     rowptr: np.ndarray, source: np.ndarray, left: np.ndarray, allowed: np.ndarray, count: int
 ) -> np.ndarray:

@@ -37,6 +37,7 @@ from fgai.errors import InputError, ReliabilityWarning
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import Clean, Objective, Value
 from fgai.recompute import Recompute
+from fgai.typed import typed
 
 MASKED = 0.01
 """How much more damage a search without gradients may do before gradients are called masked."""
@@ -46,6 +47,7 @@ PLAIN = ((10, 0.1, 1), (50, 0.05, 3))
 """Steps, step size and restarts of `standard` and `strong`."""
 
 
+@typed
 class EnsembleInjection(ReportedAttack):
     """New nodes, searched for by all members at all sets of endpoints.
 

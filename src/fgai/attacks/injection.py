@@ -7,17 +7,21 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
+from fgai import checks
 from fgai.attacks.base import Attack, Judge, Ledger
-from fgai.attacks.budget import Budget
+from fgai.attacks.budget import LARGEST, Budget
 from fgai.attacks.replay import replayed_climb
+from fgai.compiled import compiled
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.progress import current
+from fgai.sparse.valid import check_index
+from fgai.typed import typed
 
 
+@typed
 def draw_endpoints(
     nodes: Tensor, count: int, each: int, generator: torch.Generator, batch: Tensor | None = None
 ) -> Tensor:
@@ -30,13 +34,26 @@ def draw_endpoints(
         generator: on the CPU.
         batch: [N] small graph of every node, or None; with it, `count` rows are drawn for each small graph
             that has some of the `nodes`, each row inside its graph.
+
+    Raises:
+        InputError: `nodes` is no vector of nodes, or has fewer than `each`; a count is too large.
     """
+    checks.whole(count, "count", 0, LARGEST)
+    checks.whole(each, "each", 0, LARGEST)
+    if nodes.dim() != 1 or nodes.dtype != torch.int64:
+        got = f"{nodes.dtype} {tuple(nodes.shape)}"
+        raise InputError(f"`nodes` must be a vector of node numbers (torch.long), got {got}")
     if batch is not None:
+        check_index(nodes, batch.numel(), "nodes")
+        if batch.dim() != 1 or batch.dtype != torch.int64:
+            raise InputError(f"`batch` must be a vector of graph numbers (torch.long), got {batch.dtype}")
         groups = batch.to(nodes.device)[nodes]
         counts = torch.bincount(groups)
         pools = torch.split(nodes[groups.argsort(stable=True)], counts[counts > 0].tolist())
         return torch.cat([draw_endpoints(pool, count, each, generator) for pool in pools])
     pool = nodes.numel()
+    if pool < each or (count and not pool):
+        raise InputError(f"`nodes` must hold at least `each` ({each}) nodes to draw, got {pool}")
     tries = torch.randint(pool, (count, 2 * each + 8), generator=generator)
     chosen = torch.empty(count, each, dtype=torch.long)
     for row in _first_distinct(tries.numpy(), chosen.numpy()).nonzero()[
@@ -46,7 +63,7 @@ def draw_endpoints(
     return nodes[chosen.to(nodes.device)]
 
 
-@njit(cache=True)
+@compiled
 def _first_distinct(tries: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """Fill each row with the first distinct numbers of its tries; return the rows with too few."""
     short = np.zeros(tries.shape[0], dtype=np.bool_)
@@ -65,9 +82,13 @@ def _first_distinct(tries: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     return short
 
 
+@typed
 def draw_features(graph: Graph, count: int, box: tuple[float, float], generator: torch.Generator) -> Tensor:
     """Return [count, F] features drawn uniformly from the box."""
-    low, high = box
+    checks.whole(count, "count", 0, LARGEST)
+    if len(box) != 2:
+        raise InputError(f"`box` must be (low, high), got {box!r}")
+    low, high = (checks.number(end, "box") for end in box)
     noise = torch.rand(count, graph.num_features, generator=generator)
     dtype = graph.features.dtype if graph.features is not None else torch.float32
     return (low + (high - low) * noise).to(device=graph.device, dtype=dtype)

@@ -16,8 +16,10 @@ from fgai.graph import Graph, GraphChange
 from fgai.objectives import READS, Clean, Objective
 from fgai.progress import current
 from fgai.recompute import PartialObjective, Recompute
+from fgai.typed import typed
 
 
+@typed
 @dataclass
 class Ledger:
     """What an attack spent.
@@ -79,6 +81,7 @@ class Mark(NamedTuple):
     partial: int
 
 
+@typed
 class Judge:
     """Scores perturbed graphs through the attacked model; every forward pass is noted in the ledger.
 

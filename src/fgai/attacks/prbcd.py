@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fgai.alone import seeded
 from fgai.attacks.base import Attack, Judge, Ledger
 from fgai.attacks.budget import Budget
 from fgai.checks import at_least
@@ -18,6 +18,7 @@ from fgai.graph import Graph, GraphChange
 from fgai.objectives import Objective
 from fgai.progress import current
 from fgai.sparse import edge_keys, key_ends
+from fgai.typed import typed
 
 FINAL_SAMPLES = 10
 """Sets of flips drawn at the end from the weights found, besides the heaviest ones."""
@@ -25,6 +26,7 @@ FIRST = 0.8
 """Share of the steps in which the block is still drawn anew."""
 
 
+@typed
 class PRBCD(Attack):
     """Edges between target nodes that come or go, by projected randomised block coordinate descent.
 
@@ -77,7 +79,7 @@ class PRBCD(Attack):
         if not budget.edges or not budget.steps:
             return
         seed = int(torch.randint(2**31, (1,), generator=generator))
-        with _seeded(seed, graph.device):
+        with seeded(seed, graph.device):
             found = self._search(flips, judge, ledger)
         yield flips.perturbation(found)
 
@@ -202,15 +204,3 @@ def random_pairs(count: int, wanted: int, generator: torch.Generator) -> Tensor:
         found = keys[torch.randperm(keys.numel(), generator=generator)]
     chosen = found[:wanted]
     return torch.stack(key_ends(chosen))
-
-
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's own generators for a block and restore them: PyG draws from no other."""
-    cuda = device.type == "cuda"
-    with torch.random.fork_rng([device] if cuda else []):
-        torch.default_generator.manual_seed(seed)
-        if cuda:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        yield

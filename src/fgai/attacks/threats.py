@@ -20,8 +20,10 @@ from fgai.checks import at_least, one_of
 from fgai.errors import InputError
 from fgai.objectives import Objective, Value
 from fgai.tasks import get_task
+from fgai.typed import typed
 
 
+@typed
 @dataclass(frozen=True)
 class Threat:
     """A named threat: which attack, with which budget, and what for.
@@ -165,6 +167,7 @@ THREATS: dict[str, Threat] = {
 }
 
 
+@typed
 def register_threat(threat: Threat) -> Threat:
     """Make a threat known by its name: to `make_attack`, `evaluate`, the report and the command line.
 
@@ -187,6 +190,7 @@ def register_threat(threat: Threat) -> Threat:
     return threat
 
 
+@typed
 def make_attack(
     threat: str | Threat,
     objective: str | Objective | Value = "prediction",
@@ -212,6 +216,7 @@ def make_attack(
     return threat.attack(replace(threat.budget_for(task), targets=targets), chosen, k=k)
 
 
+@typed
 def threat_of(threat: str | Threat) -> Threat:
     """Return a threat by its name, or as it is.
 
@@ -221,6 +226,7 @@ def threat_of(threat: str | Threat) -> Threat:
     return threat if isinstance(threat, Threat) else THREATS[one_of(threat, "threat", tuple(THREATS))]
 
 
+@typed
 def doubt(name: str) -> str:
     """Return what has to be said beside numbers measured under a threat whose search is weak, or nothing.
 

@@ -20,6 +20,7 @@ from fgai.attention import AttentionMap, call_model, entry_limits, hearing, obse
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import Objective, Value
+from fgai.typed import typed
 
 UNIT = (0.0, 1.0)
 CLIMBS: tuple[tuple[str, str, str, float, str], ...] = (
@@ -33,6 +34,7 @@ INSIDE = 0.02
 """How far from a corner a climb that begins there stands: at it, tanh is flat."""
 
 
+@typed
 class ValueInjection(ReportedAttack):
     """New nodes searched for in the box of what the first layer's limits let a node say.
 

@@ -15,6 +15,7 @@ from fgai.attention.tapped import TappedLayer
 from fgai.errors import FgaiError, InputError
 from fgai.graph import Graph
 from fgai.tasks import link_logits
+from fgai.typed import typed
 
 
 class GraphModel(nn.Module):
@@ -97,7 +98,7 @@ class GraphModelAdapter:
     def prepare(self, graph: Graph) -> Graph:
         """Return `graph` as the model reads it, on its device, once it is known to be readable."""
         self.bare.check_graph(graph)
-        return self.bare.prepare(graph).to(device_of(self.model))
+        return self.bare.prepare(graph).to(device_of(self.model, graph))
 
     def call(self, graph: Graph) -> Tensor:
         """Return `model(graph)`."""
@@ -144,7 +145,7 @@ class PyGAdapter:
         Raises:
             InputError: it does not, see `first_contact`.
         """
-        graph = graph.to(device_of(self.model))
+        graph = graph.to(device_of(self.model, graph))
         arguments = ("x", "edge_index") if graph.batch is None else ("x", "edge_index", "batch")
         first_contact(self.model, graph, lambda edges: self._outputs(graph, edges), arguments)
         return graph
@@ -189,12 +190,14 @@ class PyGAdapter:
         return None
 
 
+@typed
 def adapter_of(model: nn.Module) -> ModelAdapter:
     """Return the adapter of a model: that of `GraphModel` for fgai's own, compiled or not, else PyG's."""
     bare = uncompiled(model)
     return GraphModelAdapter(model, bare) if isinstance(bare, GraphModel) else PyGAdapter(model)
 
 
+@typed
 def prepared(model: nn.Module, graph: Graph) -> Graph:
     """Return `graph` on the model's device, with what the model wants added (self-loops, encodings).
 
@@ -203,9 +206,10 @@ def prepared(model: nn.Module, graph: Graph) -> Graph:
     return adapter_of(model).prepare(graph)
 
 
-def device_of(model: nn.Module) -> Any:
-    """Return the device of a model's parameters."""
-    return next(model.parameters()).device
+def device_of(model: nn.Module, graph: Graph) -> torch.device:
+    """Return the device of a model's parameters; that of the graph if it has none."""
+    held = next(model.parameters(), None)
+    return graph.device if held is None else held.device
 
 
 def _tensor(output: object, model: nn.Module) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,6 +13,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from fgai.alone import alone
 from fgai.attention.adapter import adapter_of
 from fgai.attention.layer import LayerAttention
 from fgai.attention.limited import entry_limits
@@ -25,10 +27,12 @@ from fgai.checks import one_of
 from fgai.errors import AttentionError, InputError
 from fgai.graph import Graph
 from fgai.sparse import Adjacency
+from fgai.typed import typed
 
 HEADS = ("each", "mean")
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class LayerRun:
     """One run of one attention layer.
@@ -46,6 +50,7 @@ class LayerRun:
     version: int
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Observation:
     """What one forward pass showed.
@@ -69,6 +74,7 @@ class Observation:
         return dataclasses.replace(self, attention=self.attention.heads("mean"))
 
 
+@typed
 def call_model(model: nn.Module, graph: Graph) -> Tensor:
     """Return the model's logits on a graph, without looking at its attention.
 
@@ -98,6 +104,7 @@ def call_model(model: nn.Module, graph: Graph) -> Tensor:
         return adapter_of(model).call(graph)
 
 
+@typed
 def observe(
     model: nn.Module,
     graph: Graph,
@@ -174,23 +181,27 @@ def _watched(model: nn.Module, layers: Mapping[str, TappedLayer], graph: Graph) 
     """Let fgai's own layers say their attention, averaged over the heads."""
     seen: list[LayerAttention] = []
     count: Counter[str] = Counter()
+    mine = threading.get_ident()
 
     def watch(name: str) -> Callable[[Tensor, Adjacency], None]:
         def note(values: Tensor, adjacency: Adjacency) -> None:
+            if threading.get_ident() != mine:
+                return
             count[name] += 1
             label = name if count[name] == 1 else f"{name}:{count[name]}"
             seen.append(LayerAttention.on(adjacency, values, label))
 
         return note
 
-    before = [layer.watch for layer in layers.values()]
-    try:
-        for name, layer in layers.items():
-            layer.watch = watch(name)
-        logits = call_model(model, graph)
-    finally:
-        for layer, watched in zip(layers.values(), before, strict=True):
-            layer.watch = watched
+    with alone():
+        before = [layer.watch for layer in layers.values()]
+        try:
+            for name, layer in layers.items():
+                layer.watch = watch(name)
+            logits = call_model(model, graph)
+        finally:
+            for layer, watched in zip(layers.values(), before, strict=True):
+                layer.watch = watched
     if not seen:
         raise AttentionError(f"no attention layer of {type(model).__name__} ran in its forward pass")
     return Observation(graph, logits, AttentionMap(tuple(seen)))

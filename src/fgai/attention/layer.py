@@ -13,10 +13,12 @@ from fgai import checks
 from fgai.errors import AttentionError, InputError
 from fgai.sparse import Adjacency, edge_keys, edge_name, key_ends, match_edges
 from fgai.sparse.adjacency import pointers
+from fgai.typed import typed
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class LayerAttention:
     """Attention of one layer, `w[e, h]`, on edges sorted by (destination, source).

@@ -12,6 +12,7 @@ from fgai.attention.limits import Limits, limits_of
 from fgai.attention.record import find_layers, uncompiled
 from fgai.attention.tapped import TappedLayer
 from fgai.errors import AttentionError, InputError
+from fgai.typed import typed
 
 Limiter = Callable[[Any], None]
 """Adds limits to a layer, in place."""
@@ -25,6 +26,7 @@ def _limit_own(layer: TappedLayer) -> None:
 _LIMITERS: dict[type[nn.Module], Limiter] = {TappedLayer: _limit_own}
 
 
+@typed
 def register_limits(layer_type: type[nn.Module], limiter: Limiter) -> None:
     """Teach `add_limits` another kind of attention layer.
 
@@ -37,6 +39,7 @@ def register_limits(layer_type: type[nn.Module], limiter: Limiter) -> None:
     _LIMITERS[layer_type] = limiter
 
 
+@typed
 def add_limits(model: nn.Module) -> None:
     """Give every attention layer of a model limits, infinite until they are measured; in place.
 
@@ -72,6 +75,7 @@ def _limiter_of(layer: nn.Module) -> Limiter | None:
     return None
 
 
+@typed
 def entry_limits(model: nn.Module) -> list[Limits]:
     """Return the limits of what the first attention layer reads of a node; empty where it has none.
 
@@ -81,6 +85,7 @@ def entry_limits(model: nn.Module) -> list[Limits]:
     return [limits for limits in limits_of(first) if not limits.derived]
 
 
+@typed
 def can_be_limited(model: nn.Module) -> bool:
     """Whether `add_limits` knows every attention layer of a model."""
     layers = find_layers(uncompiled(model)).values()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fgai.errors import InputError
 from fgai.ops import clip, loudness
+from fgai.typed import typed
 
 SAMPLE = 4096
 """Rows that order statistics are taken from while a model trains; all of them once it is done."""
@@ -24,6 +25,7 @@ SLACK = 1e-5
 """By which a radius is larger than the loudness it was measured from: sums of squares differ by rounding."""
 
 
+@typed
 class Limits(nn.Module):
     """The range of one thing that an attention layer reads of every node, channel by channel and as a whole.
 
@@ -180,11 +182,13 @@ class _Measuring:
         return self.cut == self.soften == 0 and self.nodes is None
 
 
+@typed
 def limits_of(model: nn.Module) -> list[Limits]:
     """Return all limits of a model, in the order of its modules; empty where it has none."""
     return [module for module in model.modules() if isinstance(module, Limits)]
 
 
+@typed
 @contextmanager
 def measuring(
     model: nn.Module,
@@ -211,6 +215,7 @@ def measuring(
         yield block.met
 
 
+@typed
 @contextmanager
 def straight_through(model: nn.Module) -> Iterator[None]:
     """Let gradients pass straight through a model's limits in the block."""
@@ -218,6 +223,7 @@ def straight_through(model: nn.Module) -> Iterator[None]:
         yield
 
 
+@typed
 def usual_share(model: nn.Module) -> float:
     """Of all numbers that nodes say, those that limits moved on the graph they were measured on."""
     found = limits_of(model)
@@ -225,6 +231,7 @@ def usual_share(model: nn.Module) -> float:
     return sum(float(limits.usual) * limits.low.numel() for limits in found) / total if total else 0.0
 
 
+@typed
 @contextmanager
 def counting(model: nn.Module) -> Iterator[list[int]]:
     """Count what limits clip in the block.
@@ -237,6 +244,7 @@ def counting(model: nn.Module) -> Iterator[list[int]]:
         yield count
 
 
+@typed
 @contextmanager
 def speaking(points: Mapping[Limits, Tensor], chosen: Tensor) -> Iterator[None]:
     """Let some of the last nodes say points of the unit box, whatever their features are, in the block.
@@ -251,6 +259,7 @@ def speaking(points: Mapping[Limits, Tensor], chosen: Tensor) -> Iterator[None]:
         yield
 
 
+@typed
 @contextmanager
 def hearing(entry: Sequence[Limits]) -> Iterator[dict[Limits, list[Tensor]]]:
     """Note what is said in the block, as points of the unit box: for each of `entry`, [N, ...] a pass."""

@@ -12,10 +12,12 @@ from fgai import checks
 from fgai.attention.layer import LayerAttention
 from fgai.errors import AttentionError, InputError
 from fgai.sparse import EdgeMap
+from fgai.typed import typed
 
 LAYER_REDUCERS = ("last", "mean", "max", "sum")
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
     """Attention of every layer, in the order the layers ran.

@@ -10,6 +10,7 @@ from fgai.attention.layer import LayerAttention
 from fgai.attention.map import AttentionMap
 from fgai.errors import AttentionError, InputError
 from fgai.sparse import edge_name, match_edges
+from fgai.typed import typed
 
 Perturb = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer number, attention [E, H], source [E], destination [E]) → attention [E, H]."""
@@ -18,6 +19,7 @@ Delta = Tensor | LayerAttention
 PerturbLike = Perturb | Mapping[int, Delta] | Sequence[Delta | None] | AttentionMap
 
 
+@typed
 class Perturbation:
     """Changes each layer's attention, edges sorted by (destination, source).
 

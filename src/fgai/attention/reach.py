@@ -8,8 +8,10 @@ from torch import Tensor
 from fgai.attention.layer import LayerAttention
 from fgai.attention.map import AttentionMap
 from fgai.sparse import match_edges
+from fgai.typed import typed
 
 
+@typed
 def touched_rows(before: AttentionMap, after: AttentionMap, changed: Tensor | None = None) -> list[Tensor]:
     """The nodes whose attention is within reach of a perturbation, layer by layer.
 

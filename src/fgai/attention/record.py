@@ -12,12 +12,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from fgai.alone import alone
 from fgai.attention.perturb import PerturbLike
 from fgai.attention.registry import adapter_for, known_layers
 from fgai.attention.tap import Tap
 from fgai.attention.tape import Tape
 from fgai.errors import AttentionError
 from fgai.sparse import Adjacency
+from fgai.typed import typed
 
 _REFUSED = {
     "HeteroConv": "heterogeneous",
@@ -27,6 +29,7 @@ _REFUSED = {
 }
 
 
+@typed
 @contextmanager
 def record(model: nn.Module, *, perturb: PerturbLike | None = None) -> Iterator[Tape]:
     """Record the attention of `model`, and perturb it if asked, while the block runs.
@@ -39,7 +42,7 @@ def record(model: nn.Module, *, perturb: PerturbLike | None = None) -> Iterator[
     The model is unchanged afterwards, also when its forward raises; random numbers are drawn as without
     recording. Blocks may be nested: the outer one perturbs first. Compiled models run uncompiled inside the
     block; autocast works, and attention keeps the type the layer computed it in. Do not copy or pickle the
-    model inside the block.
+    model inside the block, nor call it from another thread: that raises. Blocks in other threads wait.
 
     Args:
         model: any module.
@@ -69,7 +72,7 @@ def record(model: nn.Module, *, perturb: PerturbLike | None = None) -> Iterator[
     model = uncompiled(model)
     layers = find_layers(model)
     tape = Tape(perturb)
-    with ExitStack() as stack:
+    with alone(), ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # otherwise nothing can have been compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         begin = model.register_forward_pre_hook(
@@ -91,6 +94,7 @@ def uncompiled(model: nn.Module) -> nn.Module:
     return model if inner is None else inner
 
 
+@typed
 def find_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the attention layers of a model by name.
 

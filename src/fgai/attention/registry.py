@@ -12,10 +12,12 @@ from fgai.attention.tap import Adapter, Tap
 from fgai.attention.tapped import TappedLayer
 from fgai.errors import InputError
 from fgai.sparse import Adjacency
+from fgai.typed import typed
 
 _PYG_LAYERS = ("GATConv", "GATv2Conv", "TransformerConv", "SuperGATConv")
 
 
+@typed
 def register_adapter(layer_type: type[nn.Module], adapter: Adapter) -> None:
     """Teach `record` another kind of attention layer.
 

@@ -9,15 +9,20 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
+from fgai.alone import alone
+from fgai.typed import typed
+
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
+@typed
 @contextmanager
 def evaluating(model: ModelT, *, freeze: bool = False) -> Iterator[ModelT]:
     """Put `model` in evaluation mode for the block, then restore every module's own flag, also on error.
 
     A model may be partly in training mode (a frozen batch norm, say): the flags come back one by one.
-    Gradients to inputs and to attention still flow; use `torch.no_grad` where none are needed.
+    Gradients to inputs and to attention still flow; use `torch.no_grad` where none are needed. Such blocks in
+    other threads wait for the end of this one (see `fgai.alone`).
 
     Args:
         model: any module.
@@ -36,6 +41,12 @@ def evaluating(model: ModelT, *, freeze: bool = False) -> Iterator[ModelT]:
         >>> model.training, model[0].weight.requires_grad
         (True, True)
     """
+    with alone(), _changed(model, freeze):
+        yield model
+
+
+@contextmanager
+def _changed(model: nn.Module, freeze: bool) -> Iterator[None]:
     flags = [(module, module.training) for module in model.modules()]
     grads = [(parameter, parameter.requires_grad) for parameter in model.parameters()] if freeze else []
     was_training = model.training
@@ -44,7 +55,7 @@ def evaluating(model: ModelT, *, freeze: bool = False) -> Iterator[ModelT]:
             model.eval()
         for parameter, _ in grads:
             parameter.requires_grad_(False)
-        yield model
+        yield
     finally:
         if model.training != was_training:
             model.train(was_training)  # through the model's own `train`, which may do more than set a flag

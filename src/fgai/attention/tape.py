@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from fgai.attention.map import AttentionMap
 from fgai.attention.perturb import Perturbation, PerturbLike
 from fgai.errors import AttentionError
 from fgai.sparse import Adjacency, edge_keys
+from fgai.typed import typed
 
 
 class _Sorted(NamedTuple):
@@ -38,6 +40,7 @@ class _Sorted(NamedTuple):
         return torch.equal(self.given[0], source) and torch.equal(self.given[1], destination)
 
 
+@typed
 class Tape:
     """The attention of the model's last forward.
 
@@ -53,6 +56,7 @@ class Tape:
         self._edges: dict[int, _Sorted] = {}
         self._depth = 0
         self._complete = False
+        self._thread = threading.get_ident()
 
     @property
     def attention(self) -> AttentionMap:
@@ -87,6 +91,7 @@ class Tape:
         adjacency: Adjacency | None,
     ) -> Tensor:
         """Record the attention of one layer run and return the attention to go on with."""
+        self._check_thread()
         self._check(name, attention, source)
         self._runs[name] += 1
         label = name if self._runs[name] == 1 else f"{name}:{self._runs[name]}"
@@ -102,6 +107,7 @@ class Tape:
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The recorded model was called."""
+        self._check_thread()
         for value in (*args, *kwargs.values()):
             if isinstance(value, Mapping) and any(isinstance(key, tuple) and len(key) == 3 for key in value):
                 raise AttentionError(
@@ -121,6 +127,8 @@ class Tape:
 
     def end(self) -> None:
         """The recorded model returned or raised."""
+        if threading.get_ident() != self._thread:
+            return
         self._depth = max(0, self._depth - 1)
         if self._depth == 0 and not self._complete:
             self.clear()
@@ -144,6 +152,13 @@ class Tape:
             raise AttentionError(
                 f"attention of layer {name!r} must have shape [{source.shape[0]}, heads], one row per edge,"
                 f" got {tuple(attention.shape)}"
+            )
+
+    def _check_thread(self) -> None:
+        if threading.get_ident() != self._thread:
+            raise AttentionError(
+                "the model is being recorded in another thread; give every thread a copy of its own"
+                " (`copy.deepcopy(model)`), or wait for the block to end"
             )
 
     def _map(self, layers: list[LayerAttention]) -> AttentionMap:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fgai.attention.limits import Limits
 from fgai.errors import AttentionError
 from fgai.sparse import Adjacency
+from fgai.typed import typed
 
 LayerTap = Callable[[Tensor, Adjacency], Tensor]
 """(attention [E, H], edges) → the attention to go on with."""
@@ -16,6 +17,7 @@ Watch = Callable[[Tensor, Adjacency], None]
 """(attention averaged over the heads [E, 1], edges)."""
 
 
+@typed
 class TappedLayer(nn.Module):
     """An attention layer that calls `tap` and `watch`, where they are set, once in every run.
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fgai.alone import with_gradients
 from fgai.attention import LayerAttention, Observation, observe, prepared
 from fgai.certificates.familiar import unfamiliar
 from fgai.certificates.hidden import find_stages, hidden_predictions
@@ -28,6 +29,7 @@ from fgai.models import as_graph
 from fgai.progress import stage
 from fgai.tasks import task_of
 from fgai.topk import NORMS, check_k, overlap, swap_costs, topk_mask
+from fgai.typed import typed
 from fgai.version import versions
 
 HIDDEN_RADII = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
@@ -39,6 +41,8 @@ MANY_EDGES = 1_000_000
 _AGAIN = 1e-4
 
 
+@typed
+@with_gradients
 def certify(
     model: nn.Module,
     data: Any,

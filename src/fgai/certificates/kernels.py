@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
+from fgai.compiled import compiled
 from fgai.topk import NORMS
 
 # Blocks of rows per thread: several, so that a block of hubs does not keep the others waiting.
@@ -157,7 +157,7 @@ def _over_rows(kernel: Callable[..., None], rowptr: Tensor, *given: Any) -> None
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _collect(row, centre, norm, into):
     """Add one edge to the running dual norms of `row - centre`; l2 collects squares."""
     if norm == 0:
@@ -172,7 +172,7 @@ def _collect(row, centre, norm, into):
             into[c] += abs(row[c] - centre)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _channel_norms(start, stop, rowptr, index, values, norm, out):
     for i in range(start, stop):
         for e in range(rowptr[i], rowptr[i + 1]):
@@ -181,7 +181,7 @@ def _channel_norms(start, stop, rowptr, index, values, norm, out):
             out[i] = np.sqrt(out[i])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _row_largest(start, stop, rowptr, index, values, out):
     # Few columns, so a slice per edge would cost more than the comparisons.
     for i in range(start, stop):
@@ -191,7 +191,7 @@ def _row_largest(start, stop, rowptr, index, values, out):
                 out[i, h] = max(out[i, h], values[j, h])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _class_norms(start, stop, rowptr, index, values, top, norm, margin, spread, total):
     heads, classes = values.shape[1], values.shape[2]
     for i in range(start, stop):
@@ -215,7 +215,7 @@ def _class_norms(start, stop, rowptr, index, values, top, norm, margin, spread, 
         spread[i] = 2 * to_middle.max()
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _widen(row, shift, sign, lowest, highest):
     """Let two running bounds take in `shift + sign · row`."""
     for c in range(row.shape[0]):
@@ -224,7 +224,7 @@ def _widen(row, shift, sign, lowest, highest):
         highest[c] = value if value > highest[c] else highest[c]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _row_extent(start, stop, rowptr, index, values, out):
     channels = values.shape[1]
     for i in range(start, stop):
@@ -236,7 +236,7 @@ def _row_extent(start, stop, rowptr, index, values, out):
         out[i] = highest - lowest
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _margin_extent(start, stop, rowptr, index, values, top, out):
     heads, classes = values.shape[1], values.shape[2]
     for i in range(start, stop):
@@ -250,7 +250,7 @@ def _margin_extent(start, stop, rowptr, index, values, top, out):
             out[i, h] = highest - lowest
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _mixed_margins(start, stop, rowptr, index, weight, radius, growth, change, top, out):
     heads, classes = radius.shape[1], radius.shape[2]
     for i in range(start, stop):

@@ -16,6 +16,7 @@ from fgai.errors import CheckpointError
 from fgai.files import check, check_items
 from fgai.records import PackedArray, pack_array, unpack_array
 from fgai.topk import check_k
+from fgai.typed import typed
 
 KINDS = ("topk", "class")
 RADII = tuple(10 ** (-3 + step / 8) for step in range(17))
@@ -43,6 +44,7 @@ class LayerLayout(TypedDict):
     per_node: dict[str, PackedArray | None]
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class LayerCertificate:
     """Certificates of one layer; everything is about perturbing this layer's attention, its values fixed.

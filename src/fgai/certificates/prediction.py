@@ -7,12 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fgai.typed import typed
+
 EXACT, BOUND, UNKNOWN = "exact", "bound", "unknown"
 STATUSES = (EXACT, BOUND, UNKNOWN)
 SMALLEST = 5e-324
 """The radius of a node that is certified at radius 0 and no further."""
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Prediction:
     """What perturbing one layer's attention can do to the prediction of each node.

@@ -16,6 +16,7 @@ from fgai.certificates.prediction import Prediction
 from fgai.certificates.tables import TABLE_RADII, overview, share_table
 from fgai.errors import CheckpointError, InputError
 from fgai.records import Document, PackedArray, pack_array, plain
+from fgai.typed import typed
 
 PROMISE = (
     "Certified: perturbations of this layer's attention with its values fixed, every head of a node moved by"
@@ -32,6 +33,7 @@ _TENSORS = {
 }
 
 
+@typed
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CertificateRecord(Document):
     """The four properties of each node, measured (1, 3) and certified (2, 4).

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from time import perf_counter
 from typing import Any
 
+import numba
 import torch
 import typer
 from rich.console import Console
@@ -21,6 +22,7 @@ from fgai.certificates import certify
 from fgai.cli import options
 from fgai.cli.data import location_of
 from fgai.cli.output import FAILURE, Output, command
+from fgai.compiled import REBUILT
 from fgai.datasets import paths
 from fgai.errors import FgaiWarning
 from fgai.ops import use_backend
@@ -81,6 +83,8 @@ def _load() -> float | None:
 
 def _kernels() -> str:
     """The compiled CPU kernels agree with plain PyTorch on a small forward pass."""
+    if numba.config.DISABLE_JIT:
+        return "NUMBA_DISABLE_JIT=1: no kernels, the slower reference runs in their place"
     graph = datasets.planted(seed=1, num_nodes=60, num_classes=3)
     model = untrained("GAT", graph).eval()
     with torch.no_grad():
@@ -91,6 +95,13 @@ def _kernels() -> str:
     if not gap < 1e-4:
         raise ValueError(f"kernels and reference differ by {gap:.2g}")
     return f"kernels and reference agree to {gap:.0e}"
+
+
+def _stored() -> str:
+    """The machine code that numba keeps on disk can be read; what cannot was compiled anew by now."""
+    if not REBUILT:
+        return "the stored code of the kernels can be read"
+    return f"the stored code of {len(REBUILT)} kernels was damaged and is rebuilt: {', '.join(REBUILT)}"
 
 
 def _end_to_end() -> str:
@@ -110,7 +121,7 @@ def _picture() -> str:
     return "matplotlib draws"
 
 
-CHECKS = {"kernels": _kernels, "end to end": _end_to_end, "figures": _picture}
+CHECKS = {"kernels": _kernels, "end to end": _end_to_end, "stored code": _stored, "figures": _picture}
 
 
 def _attempt(check: Any) -> dict[str, Any]:

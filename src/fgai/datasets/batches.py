@@ -12,8 +12,10 @@ from fgai.datasets.splits import Split
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.graph.pyg_data import refuse_edge_values
+from fgai.typed import typed
 
 
+@typed
 def batched(
     graphs: Sequence[Any],
     y: Tensor | Sequence[int] | None = None,
@@ -42,8 +44,11 @@ def batched(
         >>> both.num_nodes, both.num_graphs, both.batch.tolist()
         (4, 2, [0, 0, 1, 1])
     """
-    if not graphs:
+    if not len(graphs):
         raise InputError("`graphs` must hold at least one graph, got none")
+    for graph in graphs:
+        if not isinstance(getattr(graph, "edge_index", None), Tensor) or graph.num_nodes is None:
+            raise InputError(f"`graphs` must hold graphs with edges and nodes, got {type(graph).__name__}")
     edges, features, sizes, start = [], [], [], 0
     for graph in graphs:
         refuse_edge_values(graph)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fgai.graph import Graph
 from fgai.sparse import Features, SparseRows
+from fgai.typed import typed
 
 
 def _bytes(values: Tensor | NDArray[Any], kind: str) -> bytes:
@@ -41,6 +42,7 @@ def edge_fingerprint(keys: Tensor | NDArray[Any], num_nodes: int) -> str:
     return digest.hexdigest()[:32]
 
 
+@typed
 def fingerprint(graph: Graph) -> str:
     """Return a hash of the edges, the features and the labels of a graph.
 

@@ -11,8 +11,10 @@ from fgai.graph import Graph
 from fgai.graph.links import Links
 from fgai.sparse import edge_keys
 from fgai.tasks import negative_pairs
+from fgai.typed import typed
 
 
+@typed
 def link_split(
     graph: Graph,
     seed: int = 0,

@@ -19,8 +19,10 @@ from fgai.errors import DataError, InputError
 from fgai.files import digest_of
 from fgai.graph import Graph
 from fgai.sparse import edge_keys, key_ends
+from fgai.typed import typed
 
 
+@typed
 def load_dataset(
     name: str = PLANTED,
     root: str | os.PathLike[str] | None = None,

@@ -7,9 +7,9 @@ import scipy.sparse as sp
 import torch
 
 from fgai import checks
-from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.sparse import edge_keys, key_ends
+from fgai.typed import typed
 
 TOPIC_WORDS = 40  # per class
 COMMON_WORDS = 100
@@ -22,6 +22,7 @@ DEGREE = 8.0
 SAME_CLASS = 0.62  # share of edges drawn inside a class; the others join any two nodes
 
 
+@typed
 def planted(seed: int = 0, num_nodes: int = 2000, num_classes: int = 5) -> Graph:
     """Make a graph in which some neighbours inform, others mislead, and it is known which.
 
@@ -55,10 +56,9 @@ def planted(seed: int = 0, num_nodes: int = 2000, num_classes: int = 5) -> Graph
         >>> graph.num_nodes, graph.num_classes, 0.3 < float(graph.edge_truth.float().mean()) < 0.4
         (2000, 5, True)
     """
-    checks.at_least(num_classes, "num_classes", 2)
-    checks.at_least(num_nodes, "num_nodes", num_classes)
-    if not isinstance(seed, int) or seed < 0:
-        raise InputError(f"`seed` must be a whole number of at least 0, got {seed!r}")
+    checks.whole(num_classes, "num_classes", 2)
+    checks.whole(num_nodes, "num_nodes", num_classes, 10_000_000)
+    checks.seed(seed)
     draw = np.random.Generator(np.random.PCG64(seed))
     y = draw.permutation(np.arange(num_nodes) % num_classes)
     reliable = draw.random(num_nodes) < RELIABLE

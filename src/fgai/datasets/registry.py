@@ -23,6 +23,7 @@ from fgai.datasets.readers import (
 from fgai.errors import DataError, InputError
 from fgai.graph import Graph
 from fgai.tasks import TASKS
+from fgai.typed import typed
 
 PLANTED = "planted"
 
@@ -35,6 +36,7 @@ _HE = "He et al., Harnessing Explanations (TAPE), ICLR 2024 (arXiv:2305.19523)"
 _NO_LICENCE = "none stated by the publishers; published for research"
 
 
+@typed
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
     """What `fgai.datasets.info` tells about a dataset.
@@ -70,6 +72,7 @@ class DatasetInfo:
     files: tuple[tuple[str, ...], ...] = ()
 
 
+@typed
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """How a dataset is made or read, where it is downloaded from, and how it is recognised.
@@ -107,6 +110,7 @@ TASK_SPLITS: dict[str, TaskSplit] = {"link": TaskSplit("node", link_split)}
 """Tasks that datasets made for others serve as well."""
 
 
+@typed
 def register_dataset(info: DatasetInfo, source: Source) -> None:
     """Add a dataset: `fgai.load_dataset`, `fgai data` and `--dataset` then know its name.
 
@@ -143,6 +147,7 @@ def register_dataset(info: DatasetInfo, source: Source) -> None:
     _INFO[info.name], _SOURCES[info.name] = info, source
 
 
+@typed
 def unregister_dataset(name: str) -> None:
     """Take a dataset out again.
 
@@ -152,6 +157,7 @@ def unregister_dataset(name: str) -> None:
     del _INFO[info(name).name], _SOURCES[name]
 
 
+@typed
 def register_task_split(task: str, split: Callable[[Graph, int], Graph], *, of: str) -> None:
     """Let datasets made for one task serve another, as node datasets serve link prediction.
 
@@ -170,6 +176,7 @@ def register_task_split(task: str, split: Callable[[Graph, int], Graph], *, of: 
     TASK_SPLITS[task] = TaskSplit(of, split)
 
 
+@typed
 def unregister_task_split(task: str) -> None:
     """Take a split for a task out again.
 
@@ -342,11 +349,13 @@ _ground_truth("ba-shapes", 700, 4110, 4, "A random graph with 80 houses attached
 _ground_truth("ba-community", 1400, 8920, 8, "Two such graphs joined; features tell them apart.")
 
 
+@typed
 def names() -> tuple[str, ...]:
     """Return the names `fgai.load_dataset` takes."""
     return tuple(_INFO)
 
 
+@typed
 def info(name: str) -> DatasetInfo:
     """Return what is known about a dataset.
 

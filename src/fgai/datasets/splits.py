@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fgai import checks
 from fgai.errors import InputError
+from fgai.typed import typed
 
 
 class Split(NamedTuple):
@@ -19,7 +21,7 @@ class Split(NamedTuple):
 
 
 def _generator(seed: int, generator: torch.Generator | None) -> torch.Generator:
-    return generator if generator is not None else torch.Generator().manual_seed(seed)
+    return generator if generator is not None else torch.Generator().manual_seed(checks.seed(seed))
 
 
 def _cut(order: Tensor, train: float, val: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -28,6 +30,7 @@ def _cut(order: Tensor, train: float, val: float) -> tuple[Tensor, Tensor, Tenso
     return order[:first], order[first:second], order[second:]
 
 
+@typed
 def random_split(
     y: Any,
     seed: int = 0,
@@ -59,11 +62,13 @@ def random_split(
     labels = y if isinstance(y, Tensor) else getattr(y, "y", None)
     if not isinstance(labels, Tensor) or labels.dim() != 1:
         raise InputError(f"`y` must be labels [N], or a graph with labels `y`, got {type(y).__name__}")
+    _check_labels(labels)
     labelled = (labels >= 0).nonzero().flatten().cpu()
     order = labelled[torch.randperm(labelled.numel(), generator=_generator(seed, generator))]
     return _masks(_cut(order, train, val), labels.numel())
 
 
+@typed
 def stratified_split(
     y: Tensor,
     seed: int = 0,
@@ -85,6 +90,7 @@ def stratified_split(
         InputError: if the shares are not positive or leave nothing for test.
     """
     _check_shares(train, val)
+    _check_labels(y)
     source = _generator(seed, generator)
     parts: list[list[Tensor]] = [[], [], []]
     for label in torch.unique(y[y >= 0]).tolist():
@@ -96,6 +102,7 @@ def stratified_split(
     return _masks([torch.cat([empty, *part]) for part in parts], y.numel())
 
 
+@typed
 def fold_split(y: Tensor, fold: int = 0, *, folds: int = 10, seed: int = 0) -> Split:
     """Return one of several folds in which every class has the same share: for cross-validation.
 
@@ -116,9 +123,10 @@ def fold_split(y: Tensor, fold: int = 0, *, folds: int = 10, seed: int = 0) -> S
         >>> [int(mask.sum()) for mask in fold_split(y, 3)]
         [32, 4, 4]
     """
-    if folds < 3 or fold < 0:
-        raise InputError(f"`folds` must be at least 3 and `fold` not negative, got {folds} and {fold}")
-    source = torch.Generator().manual_seed(seed + fold // folds)
+    checks.whole(folds, "folds", 3)
+    checks.whole(fold, "fold")
+    _check_labels(y)
+    source = torch.Generator().manual_seed(checks.seed(checks.seed(seed) + fold // folds))
     place, dealt = torch.full((y.numel(),), -1), 0
     for label in torch.unique(y[y >= 0]).tolist():
         members = (y == label).nonzero().flatten().cpu()
@@ -132,6 +140,11 @@ def fold_split(y: Tensor, fold: int = 0, *, folds: int = 10, seed: int = 0) -> S
 def index_split(train: Tensor, val: Tensor, test: Tensor, num_nodes: int) -> Split:
     """Turn three index vectors (a published split) into masks."""
     return _masks((train, val, test), num_nodes)
+
+
+def _check_labels(y: Tensor) -> None:
+    if y.dim() != 1 or y.is_floating_point() or y.is_complex():
+        raise InputError(f"`y` must be a vector of class numbers, got {y.dtype} {tuple(y.shape)}")
 
 
 def _check_shares(train: float, val: float) -> None:

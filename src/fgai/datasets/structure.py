@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from fgai.checks import at_least
+from fgai.checks import whole
 from fgai.graph import Graph
 from fgai.sparse import Features
+from fgai.typed import typed
+
+LARGEST = 100_000
+"""Columns at most."""
 
 
+@typed
 def with_degrees(graph: Graph, most: int = 10) -> Graph:
     """Return the graph with the degree of every node appended to its features, one-hot.
 
@@ -27,7 +32,7 @@ def with_degrees(graph: Graph, most: int = 10) -> Graph:
         >>> with_degrees(path, 2).features.to_dense().tolist()
         [[1.0, 1.0, 0.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]]
     """
-    at_least(most, "most", 1)
+    whole(most, "most", 1, LARGEST)
     real = graph.adjacency.source != graph.adjacency.destination
     degree = torch.bincount(graph.adjacency.destination[real], minlength=graph.num_nodes)
     columns = torch.nn.functional.one_hot((degree - 1).clamp(0, most - 1), most).float()

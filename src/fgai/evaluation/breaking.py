@@ -9,18 +9,23 @@ from typing import Any
 from rich.console import Console
 from torch import nn
 
+from fgai.alone import with_gradients
 from fgai.attacks import THREATS, Threat
+from fgai.attacks.budget import LARGEST
 from fgai.attention import observe, prepared
 from fgai.attention.reach import touched_rows
-from fgai.checks import at_least, one_of
+from fgai.checks import one_of, whole
+from fgai.checks import seed as check_seed
 from fgai.errors import InputError
 from fgai.evaluation import measures as ms
 from fgai.models import as_graph
 from fgai.records import Column, Table
 from fgai.tasks import task_of
 from fgai.topk import check_k
+from fgai.typed import typed
 
 
+@typed
 @dataclass(frozen=True)
 class BreakingPoint:
     """Where explanations give way, as measured.
@@ -66,6 +71,8 @@ class BreakingPoint:
         Table(title, [Column("nodes", "d"), Column("overlap")], rows, notes).show(console)
 
 
+@typed
+@with_gradients
 def breaking_point(
     model: nn.Module,
     data: Any,
@@ -107,7 +114,8 @@ def breaking_point(
         1
     """
     check_k(k)
-    at_least(limit, "limit", 1)
+    whole(limit, "limit", 1, LARGEST)
+    check_seed(seed)
     if not 0 < threshold <= 1:
         raise InputError(f"`threshold` is an overlap, above 0 and at most 1, got {threshold}")
     one_of(targets, "targets", ("test", "val"))

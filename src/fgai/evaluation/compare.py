@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 from torch import nn
 
+from fgai.alone import with_gradients
 from fgai.attacks import Threat
 from fgai.errors import InputError
 from fgai.evaluation.layout import explanation_table, prediction_table
@@ -15,8 +16,10 @@ from fgai.evaluation.protocol import evaluate
 from fgai.evaluation.record import EvaluationRecord
 from fgai.progress import stage
 from fgai.records import Table, TabledDocument
+from fgai.typed import typed
 
 
+@typed
 @dataclass(frozen=True, kw_only=True)
 class Comparison(TabledDocument):
     """Records of several models under one threat, on the same endpoints.
@@ -71,6 +74,8 @@ class Comparison(TabledDocument):
         return "\n".join(lines) + "\n"
 
 
+@typed
+@with_gradients
 def compare(
     models: Mapping[str, nn.Module],
     data: Any,

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from fgai import checks
+from fgai.alone import with_gradients
 from fgai.attacks import Threat, threat_of
 from fgai.attention import prepared
+from fgai.attention.adapter import device_of
 from fgai.cache import cached_on
 from fgai.checks import one_of
 from fgai.datasets import fingerprint
@@ -22,12 +25,14 @@ from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.records import Meter, plain
 from fgai.tasks import task_of
-from fgai.topk import check_k
+from fgai.typed import typed
 from fgai.version import versions
 
 TARGETS = ("test", "val")
 
 
+@typed
+@with_gradients
 def evaluate(
     model: nn.Module,
     data: Any,
@@ -87,14 +92,15 @@ def evaluate(
         >>> record.value("f1.clean") > 0.5
         True
     """
-    check_k(k)
+    checks.whole(k, "k", 1)
+    checks.seed(seed)
     one_of(targets, "targets", TARGETS)
     threat = threat_of(threat).sized(nodes, edges)
     given = as_graph(data)
     task = task_of(given)
     if getattr(model, "task", task.name) != task.name:
         raise InputError(f"{given.name!r} holds a {task.name} task, got a model for {model.task!r} tasks")
-    original = task.view(given.to(next(model.parameters()).device), targets)
+    original = task.view(given.to(device_of(model, given)), targets)
     graph = prepared(model, original)
     meter = Meter(graph.device)
     with reliability.collected() as notes:
@@ -128,6 +134,7 @@ def evaluate(
     )
 
 
+@typed
 def describe(graph: Graph) -> dict[str, Any]:
     """Name, fingerprint and sizes of a graph; the fingerprint is computed once per graph object."""
     return {

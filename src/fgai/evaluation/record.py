@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from fgai.errors import InputError
 from fgai.evaluation.layout import explanation_table, long_table
 from fgai.records import Table, TabledDocument, unpack_array
+from fgai.typed import typed
 
 
+@typed
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRecord(TabledDocument):
     """One model on one dataset under one threat.

@@ -8,19 +8,24 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fgai.alone import with_gradients
 from fgai.attacks import AttackResult, Threat, make_attack, threat_of
 from fgai.attention import observe, prepared
 from fgai.certificates import PROMISE, certify
-from fgai.checks import at_least
+from fgai.checks import seed as check_seed
+from fgai.checks import whole
 from fgai.errors import InputError
 from fgai.explanations.record import NodeExplanation
 from fgai.figures.cases import GraphView, NodeView
 from fgai.graph import Graph
 from fgai.models import as_graph
+from fgai.typed import typed
 
 Names = Sequence[str] | Mapping[int, str]
 
 
+@typed
+@with_gradients
 def explain(
     model: nn.Module,
     data: Any,
@@ -71,7 +76,8 @@ def explain(
         >>> round(sum(entry["attention"] for entry in found.neighbours), 3), len(found.certified["layers"])
         (1.0, 2)
     """
-    at_least(k, "k", 1)
+    whole(k, "k", 1)
+    check_seed(seed)
     graph = prepared(model, as_graph(data))
     label = threat if isinstance(threat, str) else getattr(threat, "name", "")
     clean = GraphView.of(observe(model, graph), layer=layer).node(node)

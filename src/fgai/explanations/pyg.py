@@ -18,10 +18,12 @@ from fgai.graph import Graph
 from fgai.models import AttentionModel
 from fgai.sparse import edge_keys
 from fgai.tasks import get_task
+from fgai.typed import typed
 
 REDUCERS = ("mean", "max", "last")
 
 
+@typed
 class FaithfulAttention(ExplainerAlgorithm):  # type: ignore[misc]
     """Explains a prediction by the model's attention, one number per edge of the user's own `edge_index`.
 
@@ -123,6 +125,7 @@ class FaithfulAttention(ExplainerAlgorithm):  # type: ignore[misc]
         return stacked.amax(0) if self.layer == "max" else stacked.mean(0)
 
 
+@typed
 class AsPyG(MessagePassing):  # type: ignore[misc]
     """One of fgai's models, called as PyG calls models: `model(x, edge_index, batch=None)`.
 

@@ -9,8 +9,10 @@ from rich.console import Console
 
 from fgai.explanations.view import show
 from fgai.records import Document
+from fgai.typed import typed
 
 
+@typed
 @dataclass(frozen=True, kw_only=True)
 class NodeExplanation(Document):
     """The neighbours one node attends to, what an attack leaves of that, and what is proved about it.

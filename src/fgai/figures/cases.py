@@ -10,14 +10,15 @@ from torch import nn
 
 from fgai.attacks import AttackResult
 from fgai.attention import LayerAttention, Observation, observe, prepared
-from fgai.checks import one_of
-from fgai.errors import InputError
+from fgai.checks import one_of, whole
 from fgai.graph import Graph
 from fgai.models import as_graph
+from fgai.typed import typed
 
 REDUCERS = ("mean", "last", "max")
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Case:
     """One row of a before/after figure.
@@ -33,6 +34,7 @@ class Case:
     attack: AttackResult
 
 
+@typed
 @dataclass(frozen=True)
 class NodeView:
     """What a model says of one node.
@@ -64,6 +66,7 @@ class NodeView:
         return str(neighbour) if neighbour < self.num_original else f"new {neighbour - self.num_original}"
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class GraphView:
     """What a model says of a whole graph: one attention value per edge, and the predictions.
@@ -110,8 +113,7 @@ class GraphView:
         Raises:
             InputError: there is no such node.
         """
-        if not 0 <= node < self.num_original:
-            raise InputError(f"`node` must be in 0..{self.num_original - 1}, got {node}")
+        whole(node, "node", 0, self.num_original - 1)
         first, last = self.attention.rowptr[node : node + 2].tolist()
         sources = self.attention.source[first:last]
         weights = self.attention.values[first:last, 0]
@@ -132,6 +134,7 @@ class GraphView:
         )
 
 
+@typed
 def before_after(case: Case, data: Any, layer: str | int = "mean") -> tuple[GraphView, GraphView]:
     """Return what the model of a case says of the clean graph and of the attacked one."""
     seen = observe(case.model, prepared(case.model, as_graph(data)))

@@ -15,8 +15,10 @@ from fgai.evaluation import EvaluationRecord
 from fgai.figures import style
 from fgai.metrics import FRACTIONS
 from fgai.training import History
+from fgai.typed import typed
 
 
+@typed
 def loss_curves(histories: History | Mapping[str, History]) -> Figure:
     """Draw every loss term over the epochs; one panel per training, the kept epoch marked.
 
@@ -63,6 +65,7 @@ def _losses(axes: Axes, name: str, history: History) -> None:
         axes.legend()
 
 
+@typed
 def certified_curves(
     records: CertificateRecord | Mapping[str, CertificateRecord], *, layer: int = -1
 ) -> Figure:
@@ -105,6 +108,7 @@ def certified_curves(
     return figure
 
 
+@typed
 def f_curves(records: Iterable[EvaluationRecord], *, scope: str = "node") -> Figure:
     """Draw the share of nodes still right as edges are removed by attention, clean and attacked.
 

@@ -18,8 +18,10 @@ from fgai.figures import style
 from fgai.figures.cases import Case, GraphView, NodeView, before_after, of_layer
 from fgai.figures.layout import around
 from fgai.models import as_graph
+from fgai.typed import typed
 
 
+@typed
 def node_attention(
     model: nn.Module, data: Any, node: int, *, layer: str | int = "mean", most: int = 12
 ) -> Figure:
@@ -56,6 +58,7 @@ def node_attention(
     return figure
 
 
+@typed
 def node_before_after(
     cases: Sequence[Case], data: Any, node: int, *, layer: str | int = "mean", most: int = 12
 ) -> Figure:

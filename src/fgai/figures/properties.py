@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from fgai.errors import InputError
 from fgai.evaluation import EvaluationRecord
 from fgai.figures import style
+from fgai.typed import typed
 
 # (title, what is measured, path in the record)
 PROPERTIES = (
@@ -21,6 +22,7 @@ PROPERTIES = (
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")
 
 
+@typed
 def four_properties(records: Iterable[EvaluationRecord]) -> Figure:
     """Draw one bar per model for each property: similarity, explanation stability, closeness, stability.
 

@@ -13,10 +13,12 @@ from fgai.checks import at_least
 from fgai.errors import InputError
 from fgai.figures import style
 from fgai.figures.cases import Case, NodeView, before_after, of_layer
+from fgai.typed import typed
 
 SHARED, LOST = style.COLOURS[0], "#8c8c8c"
 
 
+@typed
 def top_neighbours(
     cases: Sequence[Case], data: Any, node: int, *, k: int = 5, layer: str | int = "mean"
 ) -> Figure:

@@ -18,6 +18,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from fgai.errors import InputError
 from fgai.files import write_atomic
+from fgai.typed import typed
 
 # Okabe and Ito's colours, ordered so that neighbours also differ in grey.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
@@ -90,6 +91,7 @@ def bare(axes: Axes) -> None:
         spine.set_visible(False)
 
 
+@typed
 def save(figure: Figure, path: Path | str, *, dpi: int = 200) -> Path:
     """Write a figure as PNG, PDF or SVG, by the ending of `path`; the file is whole or not there.
 

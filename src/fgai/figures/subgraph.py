@@ -20,8 +20,10 @@ from fgai.figures.layout import Places, between, spring
 from fgai.figures.node import colour_bar
 from fgai.graph import Graph
 from fgai.models import as_graph
+from fgai.typed import typed
 
 
+@typed
 def subgraph_attention(
     cases: Sequence[Case],
     data: Any,

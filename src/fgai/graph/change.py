@@ -9,8 +9,10 @@ from torch import Tensor
 
 from fgai.graph.graph import Graph
 from fgai.sparse import EdgeMap, Features, edge_keys, match_edges
+from fgai.typed import typed
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class GraphChange:
     """A change of a graph, apart from the graph: new nodes, edges that come or go, or changed features.

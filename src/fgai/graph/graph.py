@@ -18,9 +18,10 @@ from fgai.errors import FgaiWarning, InputError
 from fgai.graph.links import Links
 from fgai.graph.nystrom import extend_encoding
 from fgai.graph.pyg_data import arguments_from_data
-from fgai.ops.attach import attach
+from fgai.ops.attach import attach_known, check_targets
 from fgai.sparse import Adjacency, EdgeMap, Features, edge_keys, key_ends, match_edges
 from fgai.sparse.features import as_features
+from fgai.typed import typed
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 NODE_FIELDS = ("y", "train_mask", "val_mask", "test_mask", "positional", "positional_values", "batch")
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Graph:
     """An immutable graph: edges sorted by (destination, source), features, labels and masks.
@@ -165,6 +167,7 @@ class Graph:
         if self.features is not None:
             if self.features.num_rows != n:
                 raise InputError(f"`features` must have {n} rows, one per node, got {self.features.num_rows}")
+            self.features.check()
             checks.finite(self.features.stored, "features")
         for name in NODE_FIELDS:
             value = getattr(self, name)
@@ -271,9 +274,7 @@ class Graph:
             kept[name] = make(self)
         return kept[name]
 
-    def inject(
-        self, targets: Tensor, features: Tensor | None = None, *, trusted: bool = False
-    ) -> tuple[Graph, EdgeMap]:
+    def inject(self, targets: Tensor, features: Tensor | None = None) -> tuple[Graph, EdgeMap]:
         """Add new nodes, each joined to some existing ones by edges in both directions.
 
         New nodes get no label, stand in no mask, and a self-loop if every node has one. Positional
@@ -282,20 +283,21 @@ class Graph:
         Args:
             targets: [M, e] int64, the existing nodes each of the M new nodes is joined to (distinct per row).
             features: [M, F]; gradients flow to them. Zeros when None.
-            trusted: `targets` are known to be right and on the device; nothing is checked or waited for.
 
         Returns:
             The new graph, whose first N nodes are the old ones, and the map of the old edges.
+
+        Raises:
+            InputError: `targets` names no nodes, or one twice in a row; `features` has another shape.
         """
-        if targets.dim() != 2:
-            raise InputError(f"`targets` must have shape [new nodes, edges each], got {tuple(targets.shape)}")
-        m, e = targets.shape
-        if not trusted:
-            checks.edge_index(targets.reshape(1, -1).expand(2, -1), self.num_nodes, "targets")
-            ordered = targets.sort(dim=1).values
-            if e > 1 and bool((ordered[:, 1:] == ordered[:, :-1]).any()):
-                raise InputError("`targets` must name distinct nodes in each row")
-        adjacency, edge_map = self.joined(targets.to(self.device))
+        targets = targets.to(self.device)
+        check_targets(targets, self.adjacency)
+        return self._inject(targets, features)
+
+    def _inject(self, targets: Tensor, features: Tensor | None) -> tuple[Graph, EdgeMap]:
+        """`inject` for targets on the device that are known to be right: nothing is read or waited for."""
+        m = len(targets)
+        adjacency, edge_map = self._joined(targets)
         extra = features
         if self.features is not None and extra is None:
             extra = torch.zeros(m, self.num_features, dtype=self.features.dtype, device=self.device)
@@ -306,11 +308,11 @@ class Graph:
             changes["features"] = self.features.append(extra)
         changes |= self._padded(m)
         if self.batch is not None:
-            changes["batch"] = torch.cat([self.batch, self.batch[targets[:, 0].to(self.device)]])
+            changes["batch"] = torch.cat([self.batch, self.batch[targets[:, 0]]])
         changes |= self._carried(edge_map)
         if self.positional is not None and self.positional_values is not None:
             rows, values = extend_encoding(
-                self.positional, self.positional_values, self._neighbours(), targets.to(self.device)
+                self.positional, self.positional_values, self._neighbours(), targets
             )
             changes["positional"] = torch.cat([self.positional, rows])
             changes["positional_values"] = torch.cat([self.positional_values, values])
@@ -328,9 +330,9 @@ class Graph:
 
         return cached_on(self, ("padded", count), make)
 
-    def joined(self, targets: Tensor) -> tuple[Adjacency, EdgeMap]:
-        """Return the edges alone after `inject`; `targets` [M, e] are on the device and trusted."""
-        adjacency, ours = attach(self.adjacency, targets, self.has_loops)
+    def _joined(self, targets: Tensor) -> tuple[Adjacency, EdgeMap]:
+        """Return the edges alone after `inject`; `targets` [M, e] are on the device and known to be right."""
+        adjacency, ours = attach_known(self.adjacency, targets, self.has_loops)
         return adjacency, EdgeMap(self._positions, ours, self.num_edges, adjacency.num_edges)
 
     @cached_property

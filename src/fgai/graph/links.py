@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from fgai.errors import InputError
+from fgai.typed import typed
 
 PARTS = ("train", "val", "test")
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Links:
     """Pairs of nodes a link predictor scores.

@@ -10,10 +10,13 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.errors import InputError
+from fgai.metrics.given import check_labels
 from fgai.metrics.prediction import classes_of
 from fgai.metrics.spec import metric
+from fgai.typed import typed
 
 
+@typed
 @metric(direction="higher", low=0, high=1, title="fidelity+", paths=("fidelity.*.plus",))
 def fidelity_plus(prediction: Tensor, without: Tensor, target: Tensor | None = None) -> float:
     """How often the prediction changes when the explanation is taken away.
@@ -37,6 +40,7 @@ def fidelity_plus(prediction: Tensor, without: Tensor, target: Tensor | None = N
     return _changed(prediction, without, target)
 
 
+@typed
 @metric(direction="lower", low=0, high=1, title="fidelity−", paths=("fidelity.*.minus",))
 def fidelity_minus(prediction: Tensor, only: Tensor, target: Tensor | None = None) -> float:
     """How often the prediction changes when only the explanation is left.
@@ -57,6 +61,7 @@ def fidelity_minus(prediction: Tensor, only: Tensor, target: Tensor | None = Non
     return _changed(prediction, only, target)
 
 
+@typed
 @metric(direction="higher", low=0, high=1, parameters=("weight",), paths=("fidelity.*.characterization",))
 def characterization(plus: float, minus: float, weight: float = 0.5) -> float:
     """Weighted harmonic mean of fidelity+ and 1 - fidelity-.
@@ -75,6 +80,9 @@ def characterization(plus: float, minus: float, weight: float = 0.5) -> float:
         >>> characterization(0.5, 0.5)
         0.5
     """
+    for name, share in (("plus", plus), ("minus", minus)):
+        if not 0 <= checks.number(share, name) <= 1:
+            raise InputError(f"`{name}` must be between 0 and 1, got {share!r}")
     checks.above(weight, "weight", 0)
     checks.above(1 - weight, "1 - weight", 0)
     if plus == 0 or minus == 1:
@@ -90,4 +98,5 @@ def _changed(prediction: Tensor, masked: Tensor, target: Tensor | None) -> float
         )
     if target is None:
         return float((before != after).double().mean())
+    check_labels(target, tuple(before.shape))
     return float(((before == target) != (after == target)).double().mean())

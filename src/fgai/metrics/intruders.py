@@ -9,13 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fgai import topk
-from fgai.errors import InputError
+from fgai import checks, topk
+from fgai.metrics.given import check_attention, check_edge_mask
 from fgai.metrics.nodes import mean_over
 from fgai.metrics.spec import metric
-from fgai.ops.segments import check_rows, row_sum
+from fgai.ops.segments import row_sum
+from fgai.typed import typed
 
 
+@typed
 def intruder_places_per_node(w: Tensor, injected: Tensor, rowptr: Tensor, k: int = 5) -> Tensor:
     """Share of the places in the top-k that new neighbours take, float64 [N]; NaN at nodes without any.
 
@@ -26,10 +28,12 @@ def intruder_places_per_node(w: Tensor, injected: Tensor, rowptr: Tensor, k: int
         k: how many neighbours are shown; a node with fewer shows them all.
     """
     _check(w, injected, rowptr)
+    checks.whole(k, "k", 1)
     taken = row_sum(topk.topk_mask(w, rowptr, k) & injected, rowptr).double()
-    return _where_joined(taken / rowptr.diff().clamp(min=1, max=k), injected, rowptr)
+    return _where_joined(taken / rowptr.diff().clamp(min=1, max=max(1, min(k, len(w)))), injected, rowptr)
 
 
+@typed
 def intruder_mass_per_node(w: Tensor, injected: Tensor, rowptr: Tensor) -> Tensor:
     """Attention on new neighbours, float64 [N]; NaN at nodes without any.
 
@@ -42,6 +46,7 @@ def intruder_mass_per_node(w: Tensor, injected: Tensor, rowptr: Tensor) -> Tenso
     return _where_joined(row_sum(w.detach().double() * injected, rowptr), injected, rowptr)
 
 
+@typed
 @metric(
     direction="lower",
     low=0,
@@ -83,6 +88,7 @@ def intruder_nodes(
     return mean_over(torch.where(places.isnan(), places, (places > 0).double()), nodes)
 
 
+@typed
 @metric(
     direction="lower",
     low=0,
@@ -116,6 +122,7 @@ def intruder_places(
     return mean_over(intruder_places_per_node(w, injected, rowptr, k), nodes)
 
 
+@typed
 @metric(
     direction="lower",
     low=0,
@@ -154,9 +161,5 @@ def _where_joined(values: Tensor, injected: Tensor, rowptr: Tensor) -> Tensor:
 
 
 def _check(w: Tensor, injected: Tensor, rowptr: Tensor) -> None:
-    if w.shape != injected.shape or w.dim() != 1 or injected.dtype != torch.bool:
-        raise InputError(
-            f"`w` and `injected` must be [num_edges], `injected` boolean, got {tuple(w.shape)} and"
-            f" {injected.dtype} {tuple(injected.shape)}"
-        )
-    check_rows(w, rowptr, "w")
+    check_attention(w, rowptr)
+    check_edge_mask(injected, w, "injected")

@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fgai import checks
+from fgai.errors import InputError
+from fgai.typed import typed
 
+
+@typed
 def mean_over(per_node: Tensor, nodes: Tensor | None = None) -> float:
     """Mean of the entries that are not NaN, among `nodes` if given; NaN if there is none.
 
@@ -17,5 +22,8 @@ def mean_over(per_node: Tensor, nodes: Tensor | None = None) -> float:
         >>> mean_over(torch.tensor([0.5, float("nan"), 1.0]))
         0.75
     """
-    chosen = per_node if nodes is None else per_node[nodes]
+    if per_node.dim() != 1 or not per_node.is_floating_point():
+        got = f"{per_node.dtype} {tuple(per_node.shape)}"
+        raise InputError(f"`per_node` must hold one floating-point number per node, got {got}")
+    chosen = per_node if nodes is None else per_node[checks.positions(nodes, len(per_node), "nodes")]
     return float(torch.nanmean(chosen)) if chosen.numel() else float("nan")

@@ -5,9 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fgai.ops.segments import row_index
+from fgai import checks
+from fgai.errors import InputError
+from fgai.ops.segments import check_row_pointers, row_index
+from fgai.typed import typed
 
 
+@typed
 def uniform_attention(rowptr: Tensor, num_edges: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Uniform attention, 1/degree on every edge, [E].
 
@@ -17,10 +21,13 @@ def uniform_attention(rowptr: Tensor, num_edges: int, dtype: torch.dtype = torch
         >>> uniform_attention(torch.tensor([0, 2, 2, 3]), 3).tolist()
         [0.5, 0.5, 1.0]
     """
+    check_row_pointers(rowptr, checks.whole(num_edges, "num_edges"))
+    _check_dtype(dtype)
     degree = rowptr.diff().clamp(min=1).to(dtype)
     return (1 / degree).index_select(0, row_index(rowptr, num_edges))
 
 
+@typed
 def random_ranking(
     num_edges: int, seed: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Tensor:
@@ -33,5 +40,13 @@ def random_ranking(
         >>> torch.equal(random_ranking(5, seed=3), random_ranking(5, seed=3))
         True
     """
-    generator = torch.Generator().manual_seed(seed)
+    checks.whole(num_edges, "num_edges")
+    _check_dtype(dtype)
+    checks.device(device)
+    generator = torch.Generator().manual_seed(checks.seed(seed))
     return torch.rand(num_edges, generator=generator, dtype=torch.float64).to(device=device, dtype=dtype)
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if not dtype.is_floating_point:
+        raise InputError(f"`dtype` must be a floating-point type, got {dtype}")

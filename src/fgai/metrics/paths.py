@@ -11,8 +11,10 @@ from fgai.metrics.declared import QUANTITIES
 from fgai.metrics.quantity import Quantity
 from fgai.metrics.spec import METRICS
 from fgai.records import look_up
+from fgai.typed import typed
 
 
+@typed
 def quantity(path: str, title: str | None = None, form: str | None = None) -> Quantity:
     """Return what is declared of the number at a path.
 
@@ -37,6 +39,7 @@ def quantity(path: str, title: str | None = None, form: str | None = None) -> Qu
     raise InputError(f"no metric is declared at {path!r}; see fgai.metrics.METRICS")
 
 
+@typed
 def measured(section: str, records: Iterable[Mapping[str, Any]]) -> list[Quantity]:
     """Return what the metrics with a `measure` of their own hold in any of these records.
 
@@ -55,6 +58,7 @@ def measured(section: str, records: Iterable[Mapping[str, Any]]) -> list[Quantit
     return [quantity(path) for path in paths]
 
 
+@typed
 def null_path(path: str) -> str:
     """Where a null row keeps what a record keeps at `path`.
 

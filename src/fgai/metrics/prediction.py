@@ -7,7 +7,9 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.errors import InputError
+from fgai.metrics.given import check_labels
 from fgai.metrics.spec import metric
+from fgai.typed import typed
 
 AVERAGES = ("micro", "macro")
 
@@ -19,8 +21,8 @@ def _by_endpoints(path: str, title: str) -> dict[str, str]:
 
 def classes_of(prediction: Tensor) -> Tensor:
     """Class indices [N], from logits or probabilities [N, C] (largest, first on ties) or as they are."""
-    if prediction.dim() == 2:
-        return prediction.argmax(1)
+    if prediction.dim() == 2 and prediction.shape[1]:
+        return checks.finite(prediction, "prediction").argmax(1)
     if prediction.dim() != 1 or prediction.is_floating_point():
         raise InputError(
             "`prediction` must be logits [num_nodes, num_classes] or class indices [num_nodes],"
@@ -29,6 +31,7 @@ def classes_of(prediction: Tensor) -> Tensor:
     return prediction.long()
 
 
+@typed
 @metric(
     direction="higher",
     low=0,
@@ -54,6 +57,7 @@ def accuracy(prediction: Tensor, target: Tensor) -> float:
     return float((guess == truth).double().mean())
 
 
+@typed
 @metric(
     direction="higher",
     low=0,
@@ -86,13 +90,13 @@ def f1(prediction: Tensor, target: Tensor, average: str = "micro") -> float:
     guess, truth = _known(prediction, target)
     if not truth.numel():
         return float("nan")
-    size = int(torch.maximum(guess.max(), truth.max())) + 1
-    hit = torch.bincount(truth[guess == truth], minlength=size)
-    seen = torch.bincount(guess, minlength=size) + torch.bincount(truth, minlength=size)
-    scores = 2 * hit[seen > 0].double() / seen[seen > 0]
-    return float(scores.mean())
+    classes, label = torch.unique(torch.cat([guess, truth]), return_inverse=True)
+    seen = torch.bincount(label, minlength=len(classes))
+    hit = torch.bincount(label[: len(guess)][guess == truth], minlength=len(classes))
+    return float((2 * hit.double() / seen).mean())
 
 
+@typed
 @metric(
     direction="higher",
     low=0,
@@ -123,6 +127,7 @@ def roc_auc(score: Tensor, target: Tensor) -> float:
     return auc_from_ranks(rank[positive].sum(), positive.sum(), (~positive).sum()).item()
 
 
+@typed
 @metric(direction="higher", low=0, high=1, title="AP", paths=("average_precision.*",))
 def average_precision(score: Tensor, target: Tensor) -> float:
     """Average precision: the precision at every threshold, weighted by the recall gained there.
@@ -158,11 +163,7 @@ def auc_from_ranks(rank_sum: Tensor, positives: Tensor, negatives: Tensor) -> Te
 
 def _known(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     guess = classes_of(prediction)
-    if guess.shape != target.shape:
-        raise InputError(
-            f"`prediction` and `target` must cover the same nodes, got {tuple(guess.shape)} and"
-            f" {tuple(target.shape)}"
-        )
+    check_labels(target, tuple(guess.shape))
     known = target >= 0
     return guess[known], target[known].long()
 

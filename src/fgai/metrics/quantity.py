@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from fgai.checks import one_of
 from fgai.records import Column
+from fgai.typed import typed
 
 DIRECTIONS = ("higher", "lower")
 
 
+@typed
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
     """One number of a record.

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from fgai import checks, topk
-from fgai.errors import InputError
+from fgai.compiled import compiled
+from fgai.metrics.given import check_attentions
 from fgai.metrics.nodes import mean_over
 from fgai.metrics.spec import metric
-from fgai.ops.segments import check_rows, row_index, row_max, row_order, row_sum
+from fgai.ops.segments import check_row_pointers, row_index, row_max, row_order, row_sum
+from fgai.typed import typed
 
 CORRELATIONS = ("spearman", "kendall")
 
 
+@typed
 def overlap_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5) -> Tensor:
     """Top-k overlap `V_k = |T_k ∩ T'_k| / k` of every node with more than k neighbours; NaN for the others.
 
@@ -32,11 +34,13 @@ def overlap_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5) -> 
     Returns:
         float64 [N].
     """
-    _same_edges(w, w_other)
+    check_attentions(w, w_other, rowptr)
+    checks.whole(k, "k", 1)
     shared = topk.overlap(topk.topk_mask(w, rowptr, k), topk.topk_mask(w_other, rowptr, k), rowptr)
     return torch.where(rowptr.diff() > k, shared, float("nan"))
 
 
+@typed
 @metric(
     direction="higher",
     low=0,
@@ -88,6 +92,7 @@ def overlap(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Te
     return mean_over(overlap_per_node(w, w_other, rowptr, k), nodes)
 
 
+@typed
 def overlap_chance(rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None) -> float:
     """What `overlap` is on average for a random ranking: the mean of k/degree over the nodes that count.
 
@@ -95,7 +100,8 @@ def overlap_chance(rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None) -
         >>> overlap_chance(torch.tensor([0, 4, 6]), k=3)
         0.75
     """
-    topk.check_k(k)
+    checks.whole(k, "k", 1)
+    check_row_pointers(rowptr)
     degree = rowptr.diff().double()
     return mean_over(torch.where(degree > k, k / degree, float("nan")), nodes)
 
@@ -130,6 +136,7 @@ def tied_share(w: Tensor, rowptr: Tensor, k: int = 5) -> float:
     return float((last - following <= ROUNDING * last).double().mean())
 
 
+@typed
 @metric(
     direction="higher",
     low=0,
@@ -156,27 +163,28 @@ def overlap_graph(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 100_000) 
         >>> overlap_graph(w, v, torch.tensor([0, 2, 3]), k=2)
         1.0
     """
-    _same_edges(w, w_other)
+    check_attentions(w, w_other, rowptr)
     before, after = (topk.topk_mask(x, rowptr, k, "graph") for x in (w, w_other))
     rows = topk.scoped_rows(rowptr, w.shape[0], "graph")
     return topk.overlap(before, after, rows).item() if w.numel() else float("nan")
 
 
+@typed
 def rank_correlation_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, method: str = "spearman") -> Tensor:
     """Rank correlation of every node with at least two neighbours, float64 [N]; NaN for the others.
 
     Arguments and treatment of ties as in `rank_correlation`.
     """
-    _same_edges(w, w_other)
-    check_rows(w, rowptr, "w")
+    check_attentions(w, w_other, rowptr)
     checks.one_of(method, "method", CORRELATIONS)
-    a, b = checks.finite(w.detach().double(), "w"), checks.finite(w_other.detach().double(), "w_other")
+    a, b = w.detach().double(), w_other.detach().double()
     rho = (_spearman if method == "spearman" else _kendall)(a, b, rowptr)
     flat_a, flat_b = _constant(a, rowptr), _constant(b, rowptr)
     rho = torch.where(flat_a & flat_b, 1.0, torch.where(flat_a | flat_b, 0.0, rho))
     return torch.where(rowptr.diff() >= 2, rho, float("nan"))
 
 
+@typed
 @metric(
     direction="higher",
     low=-1,
@@ -249,15 +257,7 @@ def _constant(values: Tensor, rowptr: Tensor) -> Tensor:
     return row_max(values, rowptr) == -row_max(-values, rowptr)
 
 
-def _same_edges(w: Tensor, w_other: Tensor) -> None:
-    if w.shape != w_other.shape or w.dim() != 1:
-        raise InputError(
-            f"`w` and `w_other` must be [num_edges] on the same edges, got {tuple(w.shape)} and"
-            f" {tuple(w_other.shape)}; match the edges and average the heads first"
-        )
-
-
-@njit(cache=True, nogil=True)
+@compiled
 def _kendall_rows(a: np.ndarray, b: np.ndarray, rowptr: np.ndarray, tau: np.ndarray) -> None:
     for i in range(rowptr.shape[0] - 1):
         balance, ordered_a, ordered_b = 0, 0, 0

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.errors import InputError
+from fgai.metrics.given import check_attention, check_edge_mask, check_labels
 from fgai.metrics.prediction import classes_of
 from fgai.metrics.spec import metric
-from fgai.ops.segments import check_rows, row_index, row_sum
+from fgai.ops.segments import row_index, row_sum
 from fgai.topk import ranks_in_rows, scoped_rows
+from fgai.typed import typed
 
 FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 
@@ -24,6 +26,7 @@ FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 _STEEPEST = 18 / 7
 
 
+@typed
 def edges_to_remove(
     values: Tensor,
     rowptr: Tensor,
@@ -58,18 +61,21 @@ def edges_to_remove(
         >>> edges_to_remove(w, torch.tensor([0, 3, 5]), 0.5, largest=True).tolist()
         [1, 2, 3]
     """
-    check_rows(values, rowptr)
+    check_attention(values, rowptr, "values")
+    if keep is not None:
+        check_edge_mask(keep, values, "keep")
     if not 0 <= fraction <= 1:
         raise InputError(f"`fraction` must be between 0 and 1, got {fraction!r}")
     rows = scoped_rows(rowptr, values.shape[0], scope)
     free = torch.ones_like(values, dtype=torch.bool) if keep is None else ~keep
-    score = checks.finite(values.detach(), "values") if largest else -checks.finite(values.detach(), "values")
+    score = values.detach() if largest else -values.detach()
     ranks = ranks_in_rows(score.masked_fill(~free, float("-inf")), rows)
     # The small shift makes halves go up even where the product falls just short, as 0.3 · 5 may.
     count = (row_sum(free, rows).double() * fraction + 0.5 + 1e-9).floor().long()
     return (ranks < count[row_index(rows, values.shape[0])]).nonzero().flatten()
 
 
+@typed
 def still_right(prediction: Tensor, target: Tensor, right: Tensor) -> float:
     """Share of the nodes in T whose class is still predicted right.
 
@@ -85,9 +91,13 @@ def still_right(prediction: Tensor, target: Tensor, right: Tensor) -> float:
         >>> still_right(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), torch.tensor([True, True, False]))
         0.5
     """
-    return float((classes_of(prediction) == target)[right].double().mean())
+    guess = classes_of(prediction)
+    check_labels(target, tuple(guess.shape))
+    checks.mask(right, tuple(guess.shape), "right")
+    return float((guess == target)[right].double().mean())
 
 
+@typed
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
     """Slope of the least-squares line, `sum (x - mean x)(y - mean y) / sum (x - mean x)^2`.
 
@@ -102,7 +112,10 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
         >>> slope([0.0, 0.5], [1.0, 0.5])
         -1.0
     """
-    a, b = torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64)
+    a, b = (
+        torch.tensor([checks.number(entry, name) for entry in values], dtype=torch.float64)
+        for name, values in (("x", x), ("y", y))
+    )
     if a.shape != b.shape or a.numel() < 2 or bool((a == a[0]).all()):
         raise InputError(
             f"`x` and `y` must be as long and `x` must vary, got x={list(x)} and {len(y)} values of y"
@@ -111,6 +124,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     return float((a * (b - b.mean())).sum() / a.square().sum())
 
 
+@typed
 @metric(
     direction="lower",
     low=-_STEEPEST,
@@ -136,6 +150,7 @@ def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS
     return slope(fractions, shares)
 
 
+@typed
 @metric(
     direction="higher",
     low=-_STEEPEST,
@@ -162,6 +177,7 @@ def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTION
     return slope(fractions, shares)
 
 
+@typed
 @metric(
     direction="higher",
     low=-2 * _STEEPEST,

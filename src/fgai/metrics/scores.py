@@ -8,11 +8,15 @@ import torch
 from torch import Tensor
 
 from fgai.checks import one_of
+from fgai.errors import InputError
+from fgai.metrics.given import check_labels
 from fgai.metrics.prediction import average_precision, roc_auc
 from fgai.metrics.spec import METRICS
 from fgai.tasks import get_task
+from fgai.typed import typed
 
 
+@typed
 def task_scores(task: str, logits: Tensor, target: Tensor) -> dict[str, float]:
     """Return the scores of a task by name.
 
@@ -34,6 +38,10 @@ def task_scores(task: str, logits: Tensor, target: Tensor) -> dict[str, float]:
         >>> task_scores("link", logits, torch.tensor([1, 0, 0]))["roc_auc"]
         0.5
     """
+    if logits.dim() != 2 or logits.shape[1] < 2 or not logits.is_floating_point():
+        got = f"{logits.dtype} {tuple(logits.shape)}"
+        raise InputError(f"`logits` must be floating-point of shape [rows, classes], got {got}")
+    check_labels(target, tuple(logits.shape[:1]))
     known = target >= 0
     logits, target = logits[known], target[known]
     return {name: _function(score)(logits, target) for name, score in get_task(task).scores.items()}

@@ -5,17 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fgai.errors import InputError
+from fgai.metrics.given import check_attention
 from fgai.metrics.nodes import mean_over
 from fgai.metrics.spec import metric
 from fgai.ops.segments import check_rows, row_index, row_max, row_sum
+from fgai.typed import typed
 
 
+@typed
 def sharpness_per_node(w: Tensor, rowptr: Tensor) -> Tensor:
     """`KL(w_i ‖ uniform) / log(degree)` of every node with at least two neighbours, float64 [N]; else NaN.
 
     Each row is divided by its sum first, which changes nothing for attention. Rows of zeros count as uniform.
     """
-    check_rows(w, rowptr, "w")
+    check_attention(w, rowptr)
+    if bool((w < 0).any()):
+        raise InputError(f"`w` must not be negative, as attention is not, got {float(w.min())}")
     w = w.detach().double()
     degree = rowptr.diff().double()
     total = row_sum(w, rowptr)
@@ -25,6 +31,7 @@ def sharpness_per_node(w: Tensor, rowptr: Tensor) -> Tensor:
     return torch.where(degree >= 2, sharp, float("nan"))
 
 
+@typed
 @metric(
     direction="higher", low=0, high=1, paths=("sharpness.*",), headings={"sharpness.clean.all": "sharpness"}
 )

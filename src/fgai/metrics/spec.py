@@ -13,12 +13,14 @@ from fgai.errors import InputError
 from fgai.metrics.declared import QUANTITIES
 from fgai.metrics.quantity import DIRECTIONS
 from fgai.metrics.views import Views
+from fgai.typed import typed
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 SECTIONS = ("prediction", "explanation")
 
 
+@typed
 @dataclass(frozen=True, kw_only=True)
 class MetricSpec:
     """The declaration of one metric.
@@ -82,6 +84,7 @@ _registry: dict[str, MetricSpec] = {}
 METRICS: Mapping[str, MetricSpec] = MappingProxyType(_registry)
 
 
+@typed
 def metric(
     *,
     direction: str,

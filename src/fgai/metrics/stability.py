@@ -9,10 +9,12 @@ import math
 
 from torch import Tensor
 
-from fgai import divergence
+from fgai import checks, divergence
 from fgai.metrics.spec import metric
+from fgai.typed import typed
 
 
+@typed
 @metric(
     direction="lower",
     low=0,
@@ -38,9 +40,10 @@ def g_tvd(y: Tensor, y_other: Tensor) -> float:
         >>> g_tvd(torch.tensor([[1.0, 0.0], [2.0, 2.0]]), torch.tensor([[0.5, 1.0], [2.0, 2.0]]))
         0.375
     """
-    return divergence.graph_tvd(y.detach().double(), y_other.detach().double()).item()
+    return divergence.graph_tvd(*_finite(y, y_other)).item()
 
 
+@typed
 @metric(
     direction="lower",
     low=0,
@@ -64,9 +67,10 @@ def g_tvd_prob(y: Tensor, y_other: Tensor) -> float:
         >>> g_tvd_prob(torch.tensor([[100.0, 0.0]]), torch.tensor([[0.0, 100.0]]))
         1.0
     """
-    return divergence.graph_tvd(y.detach().double(), y_other.detach().double(), "probabilities").item()
+    return divergence.graph_tvd(*_finite(y, y_other), "probabilities").item()
 
 
+@typed
 @metric(
     direction="lower",
     low=0,
@@ -91,9 +95,10 @@ def g_tvd_rel(y: Tensor, y_other: Tensor) -> float:
         >>> g_tvd_rel(torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 2.0]]))
         0.5
     """
-    return divergence.graph_tvd_rel(y.detach().double(), y_other.detach().double()).item()
+    return divergence.graph_tvd_rel(*_finite(y, y_other)).item()
 
 
+@typed
 @metric(
     direction="lower",
     low=0,
@@ -117,4 +122,10 @@ def g_jsd(w: Tensor, w_other: Tensor) -> float:
         >>> g_jsd(torch.tensor([0.25, 0.75]), torch.tensor([0.25, 0.75]))
         0.0
     """
-    return divergence.graph_jsd(w.detach().double(), w_other.detach().double()).item()
+    return divergence.graph_jsd(*_finite(w, w_other, "w")).item()
+
+
+def _finite(one: Tensor, two: Tensor, name: str = "y") -> tuple[Tensor, Tensor]:
+    """Both in float64 and without history, if no entry is NaN or infinite."""
+    first, second = checks.finite(one, name), checks.finite(two, f"{name}_other")
+    return first.detach().double(), second.detach().double()

@@ -6,15 +6,17 @@ import torch
 from torch import Tensor
 
 from fgai import checks
-from fgai.errors import InputError
+from fgai.metrics.given import check_attention, check_edge_mask
 from fgai.metrics.nodes import mean_over
 from fgai.metrics.prediction import auc_from_ranks, roc_auc
 from fgai.metrics.ranking import row_midranks
 from fgai.metrics.spec import metric
-from fgai.ops.segments import row_index, row_sum
+from fgai.ops.segments import check_rows, row_index, row_sum
 from fgai.topk import SCOPES, check_k, ranks_in_rows
+from fgai.typed import typed
 
 
+@typed
 @metric(
     direction="higher",
     low=0,
@@ -53,15 +55,16 @@ def truth_auc(
         >>> truth_auc(torch.tensor([0.7, 0.2, 0.1]), torch.tensor([True, False, False]), torch.tensor([0, 3]))
         1.0
     """
-    _same_edges(w, truth)
+    _check(w, truth, rowptr)
     if checks.one_of(scope, "scope", SCOPES) == "graph":
         counted = _edges_into(nodes, rowptr, w.shape[0])
         return roc_auc(w[counted], truth[counted])
-    rank = row_midranks(checks.finite(w.detach().double(), "w"), rowptr)
+    rank = row_midranks(w.detach().double(), rowptr)
     positives, negatives = row_sum(truth, rowptr), row_sum(~truth, rowptr)
     return mean_over(auc_from_ranks(row_sum(rank * truth, rowptr), positives, negatives), nodes)
 
 
+@typed
 @metric(
     direction="higher",
     low=0,
@@ -95,15 +98,16 @@ def truth_precision(
         >>> truth_precision(w, truth, torch.tensor([0, 3]))
         0.5
     """
-    _same_edges(w, truth)
+    _check(w, truth, rowptr)
     check_k(k)
     positives = row_sum(truth, rowptr)
-    size = positives if k is None else positives.clamp(max=k)
+    size = positives if k is None else positives.clamp(max=min(k, len(w)))
     top = ranks_in_rows(w, rowptr) < size[row_index(rowptr, w.shape[0])]
     found = row_sum(top & truth, rowptr).double() / size
     return mean_over(torch.where(positives < rowptr.diff(), found, float("nan")), nodes)
 
 
+@typed
 def truth_chance(truth: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
     """What `truth_precision` is on average for a random ranking: the mean share of true edges.
 
@@ -111,6 +115,8 @@ def truth_chance(truth: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) 
         >>> truth_chance(torch.tensor([True, False, False, True]), torch.tensor([0, 3, 4])) == 1 / 3
         True
     """
+    checks.mask(truth, tuple(truth.shape[:1]), "truth")
+    check_rows(truth, rowptr, "truth")
     positives, degree = row_sum(truth, rowptr), rowptr.diff()
     counted = (positives > 0) & (positives < degree)
     return mean_over(torch.where(counted, positives.double() / degree, float("nan")), nodes)
@@ -120,13 +126,10 @@ def _edges_into(nodes: Tensor | None, rowptr: Tensor, num_edges: int) -> Tensor:
     chosen = torch.ones(rowptr.numel() - 1, dtype=torch.bool, device=rowptr.device)
     if nodes is not None:
         chosen.zero_()
-        chosen[nodes] = True
+        chosen[checks.positions(nodes, len(chosen), "nodes")] = True
     return chosen[row_index(rowptr, num_edges)]
 
 
-def _same_edges(w: Tensor, truth: Tensor) -> None:
-    if w.shape != truth.shape or w.dim() != 1 or truth.dtype != torch.bool:
-        raise InputError(
-            f"`w` and `truth` must be [num_edges], `truth` boolean, got {tuple(w.shape)} and"
-            f" {truth.dtype} {tuple(truth.shape)}"
-        )
+def _check(w: Tensor, truth: Tensor, rowptr: Tensor) -> None:
+    check_attention(w, rowptr)
+    check_edge_mask(truth, w, "truth")

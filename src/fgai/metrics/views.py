@@ -9,8 +9,10 @@ from torch import Tensor
 
 from fgai.attention import AttentionMap
 from fgai.graph import Graph
+from fgai.typed import typed
 
 
+@typed
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Views:
     """A model's outputs on the clean and on the attacked graph.

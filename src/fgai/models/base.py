@@ -16,6 +16,7 @@ from fgai.ops import dropout
 from fgai.sparse import Features
 from fgai.tasks import POOLINGS, get_task, task_of
 from fgai.tasks.readout import DECODERS
+from fgai.typed import typed
 
 LARGE = 100_000
 """Nodes from which the paper's arXiv architecture (three layers, width 128) is picked."""
@@ -24,6 +25,7 @@ Guard = Callable[[Tensor | Features, Graph], Tensor | None]
 """(input of a layer, graph) → weights of the edges in that layer, [E]."""
 
 
+@typed
 class AttentionModel(GraphModel):
     """Base of `GAT`, `GATv2` and `GT`: embeds nodes, then reads out for the task.
 
@@ -163,6 +165,7 @@ class AttentionModel(GraphModel):
         )
 
 
+@typed
 def as_graph(data: Any) -> Graph:
     """Return `data` as a `Graph`; PyG `Data` is converted, everything else refused."""
     if isinstance(data, Graph):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import elu
 
 from fgai.attention import Layerwise, Stage
-from fgai.checks import at_least, one_of
+from fgai.checks import one_of, rate, whole
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models.base import LARGE, AttentionModel
@@ -17,8 +17,10 @@ from fgai.models.layer import AttentionLayer
 from fgai.models.registry import register_model
 from fgai.sparse import Features
 from fgai.tasks import get_task
+from fgai.typed import typed
 
 
+@typed
 @register_model
 class GAT(AttentionModel):
     """Graph attention network: hidden layers of several heads, an output attention layer of one.
@@ -63,7 +65,8 @@ class GAT(AttentionModel):
     ) -> None:
         super().__init__(task=task, pooling=pooling, decoder=decoder)
         one_of(norm, "norm", (None, "layer"))
-        at_least(num_layers, "num_layers", 1)
+        whole(num_layers, "num_layers", 1, 1000)
+        rate(dropout)
         if one_of(head, "head", (None, "mlp")) == "mlp" and not get_task(task).row_per_graph:
             raise InputError(f"`head='mlp'` classifies pooled graphs, got a {task!r} task")
         self.config = {

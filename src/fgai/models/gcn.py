@@ -11,7 +11,7 @@ from torch.nn.functional import relu
 
 from fgai.attention import Limits, TappedLayer
 from fgai.cache import cached_on
-from fgai.checks import at_least, one_of
+from fgai.checks import at_least, one_of, rate, whole
 from fgai.graph import Graph
 from fgai.models.base import LARGE, AttentionModel
 from fgai.models.layer import InputNorm, Projection
@@ -20,6 +20,7 @@ from fgai.ops import aggregate, node_scores, score_additive, weighted_softmax
 from fgai.ops.segments import row_sum
 from fgai.sparse import Adjacency, Features
 from fgai.tasks import get_task
+from fgai.typed import typed
 
 
 def normalised_weights(adjacency: Adjacency, edge_weight: Tensor | None = None) -> Tensor:
@@ -37,6 +38,7 @@ def normalised_weights(adjacency: Adjacency, edge_weight: Tensor | None = None) 
     return weight * scale[adjacency.source] * scale[adjacency.destination]
 
 
+@typed
 class GCNLayer(TappedLayer):
     """Graph convolution `Σ_{j→i} n_ji z_j + b` with symmetric normalised weights n and values z.
 
@@ -62,7 +64,7 @@ class GCNLayer(TappedLayer):
     ) -> None:
         super().__init__()
         at_least(in_channels, "in_channels", 1, "the graph has no features: give it some, e.g. degrees")
-        at_least(channels, "channels", 1)
+        whole(channels, "channels", 1)
         self.channels, self.gated = channels, gated
         self.input_norm = InputNorm(in_channels) if input_norm else None
         self.value = Projection(in_channels, channels, bias=False)
@@ -123,6 +125,7 @@ def _shares(
     return (weights / sizes.clamp(min=1e-12)[adjacency.destination])[:, None], sizes
 
 
+@typed
 @register_model
 class GCN(AttentionModel):
     """Graph convolutional network on the graph with self-loops; its explanation is the shares of the edges.
@@ -162,7 +165,8 @@ class GCN(AttentionModel):
     ) -> None:
         super().__init__(task=task, pooling=pooling, decoder=decoder)
         one_of(norm, "norm", (None, "layer"))
-        at_least(num_layers, "num_layers", 1)
+        whole(num_layers, "num_layers", 1, 1000)
+        rate(dropout)
         self.config = {
             "in_channels": in_channels,
             "out_channels": out_channels,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from fgai.attention import Layerwise, Stage
-from fgai.checks import one_of
+from fgai.checks import one_of, rate, whole
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models.base import AttentionModel, as_features
@@ -19,6 +19,7 @@ from fgai.models.registry import register_model
 from fgai.ops import dropout
 from fgai.sparse import Features
 from fgai.tasks import get_task
+from fgai.typed import typed
 
 
 class TransformerBlock(nn.Module):
@@ -55,6 +56,7 @@ class TransformerBlock(nn.Module):
         return self.norm_feed(x + dropout(fed, self.dropout, self.training))  # type: ignore[no-any-return]
 
 
+@typed
 @register_model
 class GT(AttentionModel):
     """Graph transformer: linear input plus Laplacian encodings, blocks of attention, an MLP head.
@@ -97,8 +99,11 @@ class GT(AttentionModel):
     ) -> None:
         super().__init__(task=task, pooling=pooling, decoder=decoder)
         one_of(norm, "norm", ("batch", "layer"))
-        heads = tuple(heads)
-        if not heads or any(count < 1 or hidden_channels % count for count in heads):
+        rate(dropout)
+        whole(hidden_channels, "hidden_channels", 1)
+        whole(encodings, "encodings", 0, 10_000)
+        heads = tuple(whole(count, "heads", 1) for count in heads)
+        if not heads or any(hidden_channels % count for count in heads):
             raise InputError(
                 f"`hidden_channels` must be divisible by the `heads` of every block,"
                 f" got {hidden_channels} and {heads}"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attention import Limits, TappedLayer
-from fgai.checks import at_least, one_of
+from fgai.checks import at_least, number, one_of, rate, whole
 from fgai.errors import InputError
 from fgai.ops import (
     aggregate,
@@ -26,8 +26,13 @@ from fgai.ops import (
     weighted_softmax,
 )
 from fgai.sparse import Adjacency, Features
+from fgai.typed import typed
 
 SCORES = ("additive", "dynamic", "dot")
+
+
+LARGEST = 2**31 - 1
+"""Weights of a layer at most."""
 
 
 class Projection(nn.Module):
@@ -41,6 +46,8 @@ class Projection(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, *, bias: bool = True) -> None:
         super().__init__()
+        if in_channels * out_channels > LARGEST:
+            raise InputError(f"a layer holds at most {LARGEST} weights, got {in_channels} × {out_channels}")
         self.weight = nn.Parameter(torch.empty(in_channels, out_channels))
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
         nn.init.xavier_uniform_(self.weight)
@@ -74,6 +81,7 @@ class InputNorm(nn.Module):
         return out if projection.bias is None else out + projection.bias
 
 
+@typed
 class AttentionLayer(TappedLayer):
     """Multi-head attention over the incoming edges of each node.
 
@@ -111,8 +119,10 @@ class AttentionLayer(TappedLayer):
     ) -> None:
         super().__init__()
         at_least(in_channels, "in_channels", 1, "the graph has no features: give it some, e.g. degrees")
-        at_least(channels, "channels", 1)
-        at_least(heads, "heads", 1)
+        whole(channels, "channels", 1)
+        whole(heads, "heads", 1)
+        number(slope, "slope")
+        rate(attention_dropout, "attention_dropout")
         self.score = one_of(score, "score", SCORES)
         self.channels, self.heads, self.concat = channels, heads, concat
         self.slope, self.attention_dropout = slope, attention_dropout

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from fgai.errors import InputError
 from fgai.models.base import AttentionModel
+from fgai.typed import typed
 
 K = TypeVar("K", bound=type[AttentionModel])
 
@@ -17,6 +18,7 @@ EARLIER = {"channels": "hidden_channels", "layers": "num_layers", "width": "hidd
 """Arguments of fgai's models as files of before name them, and their names."""
 
 
+@typed
 def register_model(kind: K) -> K:
     """Make a network known by the name of its class; a decorator.
 
@@ -44,6 +46,7 @@ def register_model(kind: K) -> K:
     return kind
 
 
+@typed
 def current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of a model that a file of before holds, by today's names.
 

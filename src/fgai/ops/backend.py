@@ -10,6 +10,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Protocol, cast
 
+import numba
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from fgai.checks import one_of
 from fgai.errors import FgaiWarning, InputError
 from fgai.ops import cpu, reference
 from fgai.sparse import Adjacency, SparseRows
+from fgai.typed import typed
 
 BACKENDS = ("auto", "reference", "numba", "triton")
 HOMES = {"numba": "cpu", "triton": "cuda"}
@@ -86,6 +88,7 @@ class Kernels(Protocol):
     def project_sparse(self, rows: SparseRows, weight: Tensor) -> Tensor: ...  # noqa: D102
 
 
+@typed
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
     """Force a backend inside the block: `auto` (default), `reference`, `numba` or `triton`.
@@ -119,13 +122,20 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
+def has_numba() -> bool:
+    """Whether numba may be used: not with NUMBA_DISABLE_JIT=1, nor while `torch.compile` reads along."""
+    return not numba.config.DISABLE_JIT and not torch.compiler.is_compiling()
+
+
 def kernels_for(tensor: Tensor) -> Kernels:
-    """Return the kernels for the device and type of `tensor`.
+    """Return the kernels for the device and type of `tensor`; the reference where they cannot be compiled.
 
     Raises:
-        InputError: a backend was forced that does not run on the tensor's device.
+        InputError: a backend was forced that does not run on the tensor's device, or not at all.
     """
     forced = _backend.get()
+    if forced == "numba" and numba.config.DISABLE_JIT:
+        raise InputError('NUMBA_DISABLE_JIT=1 forbids the backend "numba"; use "auto" or unset it')
     home = "cpu" if tensor.device.type == "cpu" else "cuda" if tensor.is_cuda else "other"
     if forced in HOMES and HOMES[forced] != home:
         raise InputError(
@@ -135,5 +145,5 @@ def kernels_for(tensor: Tensor) -> Kernels:
     if forced == "reference" or tensor.dtype not in (torch.float32, torch.float64):
         return reference
     if home == "cpu":
-        return cpu
+        return cpu if has_numba() else reference
     return _triton() if home == "cuda" else reference

@@ -7,9 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fgai.errors import InputError
+from fgai.ops.backend import has_numba
 from fgai.ops.cpu.clip import clip_rows, clip_rows_back
+from fgai.typed import typed
 
 
+@typed
 def clip(
     x: Tensor, low: Tensor, high: Tensor, radius: Tensor | None = None, *, straight: bool = False
 ) -> Tensor:
@@ -38,6 +42,7 @@ def clip(
         tensor([[0.7500, 0.0000, 0.0000],
                 [0.5000, 0.0000, 0.0000]])
     """
+    _check_range(x, low, high)
     given = torch.full((), torch.inf, dtype=x.dtype, device=x.device) if radius is None else radius
     if torch.is_grad_enabled() and x.requires_grad:
         clipped: Tensor = _Clip.apply(x, low, high, given, straight)  # type: ignore[no-untyped-call]
@@ -63,10 +68,22 @@ def _ball(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(finite, (low + high) / 2, 0.0), torch.where(finite & (half > 0), 1 / half, 0.0)
 
 
+def _check_range(x: Tensor, low: Tensor, high: Tensor) -> None:
+    try:
+        wide = torch.broadcast_shapes(x.shape, low.shape, high.shape)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        wide = None
+    if wide != x.shape or not x.dtype == low.dtype == high.dtype or not x.is_floating_point():
+        got = ", ".join(f"{part.dtype} {tuple(part.shape)}" for part in (x, low, high))
+        raise InputError(f"`low` and `high` must broadcast against `x`, floating-point all three, got {got}")
+
+
 def _fits(x: Tensor, low: Tensor, high: Tensor) -> bool:
     """Whether a kernel can serve: whole rows, a range per channel of the same type."""
     known = x.dtype in (torch.float32, torch.float64) and x.dtype == low.dtype == high.dtype
-    plain = not torch.compiler.is_compiling() and type(x) is Tensor
+    plain = type(x) is Tensor and (
+        has_numba() if x.device.type == "cpu" else not torch.compiler.is_compiling()
+    )
     laid = x.dim() > 1 and x.is_contiguous() and low.is_contiguous() and high.is_contiguous()
     return plain and known and laid and x.shape[1:] == low.shape == high.shape
 

@@ -7,48 +7,70 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fgai import checks
+from fgai.errors import InputError
 from fgai.ops.backend import Kernels, kernels_for
 from fgai.ops.draws import draw_seed
+from fgai.ops.fit import check_edges, check_like, check_numbers
 from fgai.sparse import Adjacency, Features, SparseRows
+from fgai.typed import typed
 
 X = TypeVar("X", Tensor, Features, Tensor | Features)
 
 
+@typed
 def edge_softmax(scores: Tensor, adjacency: Adjacency) -> Tensor:
     """Softmax of `scores` [E, H] over the incoming edges of each node → [E, H]."""
+    _check_on_edges(scores, "scores", adjacency)
     return kernels_for(scores).edge_softmax(scores, adjacency)
 
 
+@typed
 def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
     """`out[i] = Σ_{j→i} attention[j→i] · values[j]`: [E, H] and [N, H, C] → [N, H, C]."""
+    _check_values(values, adjacency)
+    check_like(attention, "attention", (adjacency.num_edges, values.shape[1]), values)
     return kernels_for(values).aggregate(attention, values, adjacency)
 
 
+@typed
 def score_additive(source: Tensor, destination: Tensor, adjacency: Adjacency, slope: float = 0.2) -> Tensor:
     """GAT's score, `leaky_relu(source[j] + destination[i])`: [N, H] twice → [E, H]."""
+    check_numbers(source, "source", "NH")
+    _check_additive(source, destination, (adjacency.num_nodes, source.shape[1]), adjacency, slope, source)
     return kernels_for(source).score_additive(source, destination, adjacency, slope)
 
 
+@typed
 def score_dynamic(
     source: Tensor, destination: Tensor, weight: Tensor, adjacency: Adjacency, slope: float = 0.2
 ) -> Tensor:
     """GATv2's score, `Σ_c weight · leaky_relu(source[j] + destination[i])`: [N, H, C] → [E, H]."""
+    _check_dynamic(source, destination, weight, source, adjacency, slope)
     return kernels_for(source).score_dynamic(source, destination, weight, adjacency, slope)
 
 
+@typed
 def score_dot(query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
     """The transformer's score, `⟨query[destination], key[source]⟩ / √C`: [N, H, C] → [E, H]."""
+    _check_values(query, adjacency, "query")
+    check_like(key, "key", tuple(query.shape), query)
     return kernels_for(query).score_dot(query, key, adjacency)
 
 
+@typed
 def node_scores(values: Tensor, source_weight: Tensor, destination_weight: Tensor) -> tuple[Tensor, Tensor]:
     """`⟨source_weight, values⟩` and `⟨destination_weight, values⟩` per head.
 
     [N, H, C] and [H, C] twice → [N, H] twice, the `source` and `destination` of GAT's score.
     """
+    check_numbers(values, "values", "NHC")
+    check_like(source_weight, "source_weight", tuple(values.shape[1:]), values)
+    check_like(destination_weight, "destination_weight", tuple(values.shape[1:]), values)
     return kernels_for(values).node_scores(values, source_weight, destination_weight)
 
 
+@typed
 def attend_additive(
     source: Tensor,
     destination: Tensor,
@@ -80,12 +102,18 @@ def attend_additive(
 
     Returns:
         The aggregated values [N, H, C] and the attention [E, H] (or [E, 1], averaged) before dropout.
+
+    Raises:
+        InputError: shapes, types or devices do not fit, or the rate is not in [0, 1).
     """
+    _check_values(values, adjacency)
+    _check_additive(source, destination, tuple(values.shape[:2]), adjacency, slope, values)
     seed = _seed(values, dropout, seed)
     given = source, destination, values, adjacency, slope, dropout, seed, written
     return _averaged(kernels_for(values), "attend_additive", given, averaged)
 
 
+@typed
 def attend_dynamic(
     source: Tensor,
     destination: Tensor,
@@ -100,11 +128,13 @@ def attend_dynamic(
     averaged: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Fused `score_dynamic` → `edge_softmax` → dropout → `aggregate`; see `attend_additive`."""
+    _check_dynamic(source, destination, weight, values, adjacency, slope)
     seed = _seed(values, dropout, seed)
     given = source, destination, weight, values, adjacency, slope, dropout, seed, written
     return _averaged(kernels_for(values), "attend_dynamic", given, averaged)
 
 
+@typed
 def attend_dot(
     query: Tensor,
     key: Tensor,
@@ -117,6 +147,9 @@ def attend_dot(
     averaged: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Fused `score_dot` → `edge_softmax` → dropout → `aggregate`; see `attend_additive`."""
+    _check_values(values, adjacency)
+    for name, side in (("query", query), ("key", key)):
+        check_like(side, name, tuple(values.shape), values)
     seed = _seed(values, dropout, seed)
     given = query, key, values, adjacency, dropout, seed, written
     return _averaged(kernels_for(values), "attend_dot", given, averaged)
@@ -129,13 +162,18 @@ def dropout(given: X, p: float, training: bool = True, *, seed: int | Tensor | N
     is drawn from torch's global generator by default. Of `Features` only stored values are drawn for, so
     zeros stay free.
     """
+    if not isinstance(p, int | float) or p != 1:
+        checks.rate(p, "p")
     if p == 0.0 or not training:
         return given
     if isinstance(given, Features):
         return given.map(lambda values: dropout(values, p, seed=seed))
+    if not isinstance(given, Tensor):
+        raise TypeError(f"`given` of `dropout` must be Tensor or Features, got {type(given).__name__}")
     return given * 0 if p >= 1.0 else kernels_for(given).dropout(given, p, _seed(given, p, seed))
 
 
+@typed
 def mean_shift(
     one: Tensor, two: Tensor, scale: Tensor | float = 1.0, *, log: bool = False, share: float = 1.0
 ) -> Tensor:
@@ -155,12 +193,16 @@ def mean_shift(
         >>> float(mean_shift(torch.tensor([[1.0, 3.0]]), torch.tensor([[2.0, 2.0]]), 2.0))
         0.5
     """
+    check_numbers(one, "one", "NC")
+    check_like(two, "two", tuple(one.shape), one)
     kernels = kernels_for(one)
     fused = getattr(kernels, "mean_shift", None)
-    fits = one.shape == two.shape and one.dtype == torch.float32  # the kernel reads `scale` in float32
+    fits = one.dtype == torch.float32  # the kernel reads `scale` in float32
     if fused is not None and fits and isinstance(scale, float) and one.numel():
         result: Tensor = fused(one, two, scale, log, share)
         return result
+    if isinstance(scale, Tensor) and scale.numel() != 1 and scale.shape != one.shape[:1]:
+        raise InputError(f"`scale` must be one number or one per row, got {tuple(scale.shape)}")
     distance = (one - two).abs().sum(1) / 2 / scale
     return (torch.log1p(distance) if log else distance).mean() / share
 
@@ -176,14 +218,64 @@ def _averaged(
     return out, attention.mean(1, keepdim=True) if averaged and attention.shape[1] > 1 else attention
 
 
+def _check_values(values: Tensor, adjacency: Adjacency, name: str = "values") -> None:
+    check_edges(adjacency, values)
+    if values.dim() != 3 or values.shape[0] != adjacency.num_nodes or not values.is_floating_point():
+        raise InputError(
+            f"`{name}` must be floating-point of shape [{adjacency.num_nodes}, heads, channels],"
+            f" got {values.dtype} {list(values.shape)}"
+        )
+
+
+def _check_on_edges(scores: Tensor, name: str, adjacency: Adjacency) -> None:
+    check_edges(adjacency, scores)
+    check_numbers(scores, name, "EH")
+    check_like(scores, name, (adjacency.num_edges, scores.shape[1]), scores)
+
+
+def _check_additive(
+    source: Tensor,
+    destination: Tensor,
+    shape: tuple[int, ...],
+    adjacency: Adjacency,
+    slope: float,
+    like: Tensor,
+) -> None:
+    check_edges(adjacency, like)
+    checks.number(slope, "slope")
+    check_like(source, "source", shape, like)
+    check_like(destination, "destination", shape, like)
+
+
+def _check_dynamic(
+    source: Tensor, destination: Tensor, weight: Tensor, values: Tensor, adjacency: Adjacency, slope: float
+) -> None:
+    _check_values(values, adjacency)
+    checks.number(slope, "slope")
+    for name, side in (("source", source), ("destination", destination)):
+        check_like(side, name, tuple(values.shape), values)
+    check_like(weight, "weight", tuple(values.shape[1:]), values)
+
+
 def _seed(given: Tensor, p: float, seed: int | Tensor | None) -> int | Tensor:
     if p == 0.0:
         return 0
-    return draw_seed(given.device) if seed is None else seed
+    checks.rate(p, "dropout")
+    if seed is None:
+        return draw_seed(given.device)
+    if not isinstance(seed, Tensor):
+        return checks.whole(seed, "seed", 0, 2**62 - 1)
+    if seed.numel() != 1 or seed.dtype != torch.int64:
+        raise InputError(f"`seed` must be one whole number, got {seed.dtype} {tuple(seed.shape)}")
+    return seed
 
 
+@typed
 def project(features: Features, weight: Tensor) -> Tensor:
     """Node features times `weight` [F, D] → [N, D]; sparse rows stay sparse, gradients reach dense parts."""
+    features.check()
+    check_numbers(weight, "weight", "FD")
+    check_like(weight, "weight", (features.num_columns, weight.shape[1]), weight)
     base, kernels = features.base, kernels_for(weight)
     out = kernels.project_sparse(base, weight) if isinstance(base, SparseRows) else base @ weight
     if features.rows is not None and features.delta is not None:

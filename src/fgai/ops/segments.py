@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
+from fgai.compiled import compiled
 from fgai.errors import InputError
+from fgai.sparse.valid import check_pointers
 
 # Runs of this length are sorted by insertion, then merged; most neighbourhoods are a single run.
 _RUN = 32
@@ -21,7 +22,7 @@ _RUN = 32
 def check_rows(values: Tensor, rowptr: Tensor, name: str = "values") -> None:
     """Raise unless `values` has one entry per edge and `rowptr` points into it.
 
-    The contents of `rowptr` are read only on the CPU: on CUDA that would stall the device on every call.
+    The contents of `rowptr` are read once for a tensor, and not while a CUDA graph is captured.
 
     Args:
         values: [E] or [E, H], one row entry per edge.
@@ -29,24 +30,25 @@ def check_rows(values: Tensor, rowptr: Tensor, name: str = "values") -> None:
         name: how to call `values` in the message.
 
     Raises:
-        InputError: if a shape, a type, a device or (on the CPU) the last pointer does not fit.
+        InputError: if a shape, a type, a device or a pointer does not fit.
     """
+    if values.dim() < 1:
+        raise InputError(f"`{name}` must have one entry per edge, got a single number")
+    check_row_pointers(rowptr, values.shape[0])
+    if values.device != rowptr.device:
+        raise InputError(
+            f"`{name}` and `rowptr` must be on one device, got {values.device} and {rowptr.device}"
+        )
+
+
+def check_row_pointers(rowptr: Tensor, num_edges: int | None = None) -> None:
+    """Raise unless `rowptr` is int64 [N+1] and rises from 0 to `num_edges` (to wherever it ends, if None)."""
     if rowptr.dim() != 1 or rowptr.numel() < 1 or rowptr.dtype != torch.int64:
         raise InputError(
             "`rowptr` must be an int64 tensor of shape [num_nodes + 1],"
             f" got {rowptr.dtype} {tuple(rowptr.shape)}"
         )
-    if values.dim() < 1:
-        raise InputError(f"`{name}` must have one entry per edge, got a single number")
-    if values.device != rowptr.device:
-        raise InputError(
-            f"`{name}` and `rowptr` must be on one device, got {values.device} and {rowptr.device}"
-        )
-    if rowptr.device.type == "cpu" and int(rowptr[-1]) != values.shape[0]:
-        raise InputError(
-            f"`{name}` must have one entry per edge: `rowptr` ends at {int(rowptr[-1])},"
-            f" got {values.shape[0]} entries"
-        )
+    check_pointers(rowptr, num_edges, "rowptr")
 
 
 def row_index(rowptr: Tensor, num_edges: int) -> Tensor:
@@ -171,7 +173,7 @@ def _order_by_sorting(values: Tensor, row: Tensor) -> Tensor:
     return torch.sort((row << 32) + (2**31 - 1 - ordered), stable=True).indices
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _order_rows(values: np.ndarray, rowptr: np.ndarray, order: np.ndarray) -> None:
     spare = np.empty_like(order)
     for i in range(rowptr.shape[0] - 1):
@@ -191,7 +193,7 @@ def _order_rows(values: np.ndarray, rowptr: np.ndarray, order: np.ndarray) -> No
             length *= 2
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _merge(values: np.ndarray, order: np.ndarray, out: np.ndarray, low: int, middle: int, high: int) -> None:
     left, right = low, middle
     for place in range(low, high):

@@ -7,12 +7,14 @@ from weakref import ref
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from fgai.cache import cached_on
+from fgai.compiled import compiled
+from fgai.errors import InputError
 from fgai.ops.functional import score_dot
 from fgai.sparse import Adjacency, Features, SparseRows, key_ends
+from fgai.typed import typed
 
 SMALLEST = 1e-6
 """Rows shorter than this are not lengthened to 1: a row of zeros is similar to nothing."""
@@ -38,6 +40,7 @@ class _Known:
 # mypy: disable-error-code="no-untyped-def"
 
 
+@typed
 def edge_cosine(x: Tensor | Features, adjacency: Adjacency) -> Tensor:
     """Cosine `⟨x_i, x_j⟩ / (‖x_i‖ ‖x_j‖)` of the ends of every edge → [E].
 
@@ -54,6 +57,14 @@ def edge_cosine(x: Tensor | Features, adjacency: Adjacency) -> Tensor:
         >>> edge_cosine(torch.tensor([[2.0, 0.0], [0.0, 0.0], [3.0, 3.0]]), adjacency).tolist()
         [0.7071067690849304, 0.0]
     """
+    if isinstance(x, Features):
+        x.check()
+    if len(x.shape) != 2 or x.shape[0] != adjacency.num_nodes or not x.dtype.is_floating_point:
+        got = f"{x.dtype} {tuple(x.shape)}"
+        raise InputError(f"`x` must be floating-point of shape [{adjacency.num_nodes}, D], got {got}")
+    if x.device != adjacency.device:
+        raise InputError(f"`x` must be on {adjacency.device}, as the edges are, got {x.device}")
+    adjacency.check_incoming()
     if isinstance(x, Tensor):
         return _dense(x, adjacency)
     if not isinstance(x.base, SparseRows):
@@ -144,7 +155,7 @@ def _between(rows: SparseRows, keys: Tensor) -> Tensor:
     return products / (length[source] * length[destination])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _products(indptr, indices, values, source, destination, row, out):
     """`out[e] = ⟨x_source, x_destination⟩`; the destination's row is laid out once for all its edges."""
     held = -1

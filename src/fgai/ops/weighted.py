@@ -13,6 +13,7 @@ from fgai.errors import InputError
 from fgai.ops.functional import edge_softmax
 from fgai.ops.segments import row_max, row_sum
 from fgai.sparse import Adjacency
+from fgai.typed import typed
 
 _NOWHERE = -1e30
 """Score of an edge of weight 0: finite, so that a node all of whose edges have weight 0 gives no NaN."""
@@ -48,6 +49,7 @@ class _WeightedSoftmax(Function):
         return on_scores, (steep * centred).sum(1), None
 
 
+@typed
 def weighted_softmax(scores: Tensor, weight: Tensor, adjacency: Adjacency) -> Tensor:
     """Softmax over the incoming edges of each node, every edge counted `weight` times.
 
@@ -73,7 +75,7 @@ def weighted_softmax(scores: Tensor, weight: Tensor, adjacency: Adjacency) -> Te
         >>> weighted_softmax(torch.zeros(3, 1), torch.tensor([3.0, 1.0, 0.0]), adjacency).flatten().tolist()
         [0.75, 0.25, 0.0]
     """
-    if weight.shape != (adjacency.num_edges,):
+    if not weight.is_floating_point() or weight.shape != (adjacency.num_edges,):
         raise InputError(
             f"edge weights must have shape [{adjacency.num_edges}], one per edge, got {tuple(weight.shape)}"
         )

@@ -10,8 +10,10 @@ from torch import Tensor
 from fgai.graph import Graph, GraphChange
 from fgai.graph.change import both_ways
 from fgai.sparse import Adjacency, edge_keys, key_ends, match_edges
+from fgai.typed import typed
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Edit:
     """What was changed in a graph of N nodes, apart from the features themselves.

@@ -21,6 +21,7 @@ from fgai.graph.nystrom import extend_encoding
 from fgai.recompute.edit import Edit
 from fgai.recompute.patch import Patch, Sides
 from fgai.sparse import Features
+from fgai.typed import typed
 
 WORTHWHILE = 0.6
 """Share of the work above which a full pass is taken: small graphs cost something to put together."""
@@ -40,6 +41,7 @@ class Touched(NamedTuple):
     attention: list[Tensor]
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Plan:
     """What to compute again after one edit, layer by layer.
@@ -67,6 +69,7 @@ class Plan:
     whole: bool
 
 
+@typed
 class Recompute:
     """A model and a graph with everything the clean forward pass gave, ready to be perturbed.
 

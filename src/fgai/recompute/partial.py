@@ -11,11 +11,13 @@ from fgai.recompute.edit import Edit
 from fgai.recompute.local import Plan, Recompute
 from fgai.recompute.reduced import Reduced, can_reduce, reduced_objective
 from fgai.sparse import Features
+from fgai.typed import typed
 
 STRIKES = 3
 """Plans dropped after a single use, after which an attack is judged by full passes only."""
 
 
+@typed
 class PartialObjective:
     """The objective on perturbed graphs, computed from the touched rows where that pays.
 

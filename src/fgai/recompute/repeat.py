@@ -14,8 +14,10 @@ from torch import Tensor
 from fgai.recompute.local import Plan
 from fgai.recompute.patch import Patch, Sides
 from fgai.sparse import Adjacency
+from fgai.typed import typed
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Repeated:
     """A plan side by side with itself.
@@ -31,6 +33,7 @@ class Repeated:
     places: list[Tensor]
 
 
+@typed
 def repeat_plan(plan: Plan, times: int) -> Repeated:
     """Lay `times` copies of a plan side by side."""
     device = plan.start.device

@@ -15,8 +15,10 @@ from fgai.errors import CheckpointError
 from fgai.files import check_items, parse_json, write_atomic
 from fgai.records.plain import check_arrays, plain, to_text
 from fgai.records.table import Table
+from fgai.typed import typed
 
 
+@typed
 @dataclass(frozen=True, kw_only=True)
 class Document:
     """What all records share: a schema, and files that are whole or not there."""
@@ -89,6 +91,7 @@ class Document:
             raise CheckpointError(f"{path}: {error}") from error
 
 
+@typed
 @dataclass(frozen=True, kw_only=True)
 class TabledDocument(Document, ABC):
     """A document that prints as tables."""
@@ -111,6 +114,7 @@ class TabledDocument(Document, ABC):
         return "\n\n".join(table.to_latex() for table in self.tables())
 
 
+@typed
 def read_json(path: Path) -> Any:
     """Return what a file of JSON holds.
 

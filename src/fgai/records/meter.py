@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 
+from fgai.typed import typed
+
 try:
     import resource
 except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
 
+@typed
 class Meter:
     """Counts wall-clock seconds by part, and peak memory.
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fgai.errors import CheckpointError, InputError
 from fgai.files import check, inflate, most_bytes
+from fgai.typed import typed
 
 WIDTH = 200
 """Longest text, in characters, of a mapping or a list of lists that stands on one line of a record."""
@@ -31,6 +32,7 @@ class PackedArray(TypedDict):
     data: str
 
 
+@typed
 def plain(value: Any) -> Any:
     """Return nested values as JSON holds them: tuples as lists, numbers that are not finite as None."""
     if isinstance(value, Mapping):
@@ -44,6 +46,7 @@ def plain(value: Any) -> Any:
     raise InputError(f"records hold plain values, got {type(value).__name__}")
 
 
+@typed
 def to_text(values: Any, *, sort_keys: bool = False) -> str:
     """Return plain values as JSON that is small and still compares line by line.
 
@@ -81,6 +84,7 @@ def _text(value: Any, depth: int, sort_keys: bool) -> str:
     return f"{opened}\n{body}\n{' ' * depth}{closed}"
 
 
+@typed
 def pack_array(array: NDArray[Any]) -> dict[str, Any]:
     """Return an array as JSON: type, shape and compressed little-endian bytes."""
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
@@ -88,6 +92,7 @@ def pack_array(array: NDArray[Any]) -> dict[str, Any]:
     return {"dtype": little.dtype.str, "shape": list(array.shape), "data": data}
 
 
+@typed
 def unpack_array(packed: Mapping[str, Any]) -> NDArray[Any]:
     """Inverse of `pack_array`.
 
@@ -131,6 +136,7 @@ def _size(packed: Mapping[str, Any]) -> int:
     return int(math.prod(packed["shape"]) * np.dtype(packed["dtype"]).itemsize)
 
 
+@typed
 def look_up(values: Mapping[str, Any], path: str) -> Any:
     """Return a nested value by its dotted path, or None."""
     found: Any = values

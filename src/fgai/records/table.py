@@ -12,6 +12,8 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from fgai.typed import typed
+
 Cell = str | float | int | None
 
 MISSING = "–"
@@ -37,6 +39,7 @@ _LATEX = {
 }
 
 
+@typed
 @dataclass(frozen=True)
 class Column:
     """One column: its heading, how numbers print, and which direction is better.
@@ -63,6 +66,7 @@ class Column:
         return cell if isinstance(cell, str) else format(cell, self.form)
 
 
+@typed
 @dataclass(frozen=True)
 class Table:
     """Columns, rows and notes.

@@ -23,10 +23,12 @@ from fgai.reports.subgraph import subgraph
 from fgai.reports.views import Seen
 from fgai.tasks import task_of
 from fgai.training import History
+from fgai.typed import typed
 
 Records = Comparison | EvaluationRecord | Sequence[EvaluationRecord]
 
 
+@typed
 def make_report(
     records: Records,
     *,

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from fgai.records import Document
+from fgai.typed import typed
 
 
+@typed
 @dataclass(frozen=True, kw_only=True)
 class Report(Document):
     """What the page is made of. Every part but the title may be missing; the page then says so.

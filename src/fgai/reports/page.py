@@ -16,6 +16,7 @@ from fgai.reports.build import make_report
 from fgai.reports.cards import cards
 from fgai.reports.document import Report
 from fgai.reports.sections import all_numbers, configuration, esc, header, missing_box, warnings_box
+from fgai.typed import typed
 
 LIMIT = 9_500_000
 """Bytes a page has at most; nodes are dropped from the explorer until it fits."""
@@ -23,6 +24,7 @@ FEWEST = 50
 SCRIPTS = ("base", "charts", "network", "explorer", "node", "main")
 
 
+@typed
 def write_report(
     report: Report | Comparison | EvaluationRecord | Sequence[EvaluationRecord],
     path: Path | str,
@@ -78,6 +80,7 @@ def checked_page(path: Path | str) -> Path:
     return path if path.suffix.lower() in (".html", ".htm") else path.with_name(f"{path.name}.html")
 
 
+@typed
 def render(report: Report, library: str | None = None) -> str:
     """Return the page as text.
 

@@ -14,6 +14,7 @@ from fgai.records import Document, read_json
 from fgai.reports.build import assemble
 from fgai.reports.document import Report
 from fgai.reports.parts import parts_of
+from fgai.typed import typed
 
 KINDS = ("report", "comparison", "evaluation", "certificate")
 # What each kind of document must be for its parts to be used at all.
@@ -24,6 +25,7 @@ _TYPES: dict[str, Any] = {
 }  # fmt: skip
 
 
+@typed
 def read_report(
     files: Path | str | Sequence[Path | str] | Mapping[str, Path | str], *, node: int | None = None
 ) -> Report:

@@ -10,6 +10,7 @@ from fgai.reports.balance import Change, changes, verdict
 from fgai.reports.document import Report
 from fgai.reports.noise import FALL, Intervals, interval_in
 from fgai.reports.numbers import Record, number, percent, score, score_of, share_phrase
+from fgai.typed import typed
 
 
 def headline(report: Report) -> str:
@@ -129,6 +130,7 @@ def removes_edges(threat: str) -> bool:
     return threat not in THREATS or THREATS[threat].attack.removes
 
 
+@typed
 def missing(report: Report) -> list[str]:
     """What the page cannot show, and how to get it."""
     out = list(report.notes)

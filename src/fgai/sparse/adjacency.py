@@ -9,7 +9,21 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from fgai.cache import cached_on
+from fgai.errors import InputError
 from fgai.sparse.keys import edge_keys, key_ends
+from fgai.sparse.valid import (
+    INTEGERS,
+    check_count,
+    check_index,
+    check_pointers,
+    mark_pointers,
+    owners,
+    unreadable,
+)
+from fgai.typed import typed
+
+_INCOMING, _OUTGOING = "valid incoming", "valid outgoing"
 
 
 class Index32(NamedTuple):
@@ -48,12 +62,15 @@ def _grow(ptr: Tensor, sorted_index: Tensor, num_nodes: int) -> Tensor:
     return longer + pointers(sorted_index, num_nodes)
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Adjacency:
     """Edges sorted by (destination, source), with the incoming and the outgoing view.
 
     The incoming edges of node i are positions `rowptr[i]:rowptr[i + 1]`; the outgoing edges of node j
-    are positions `csc[colptr[j]:colptr[j + 1]]`. Parallel edges are allowed here (`Graph` merges them).
+    are positions `csc[colptr[j]:colptr[j + 1]]`. Parallel edges are allowed here (`Graph` merges them). The
+    indices are checked once, when a kernel first asks for them (see `fgai.sparse.valid`); none may be changed
+    in place.
 
     Attributes:
         num_nodes: N.
@@ -104,7 +121,12 @@ class Adjacency:
 
         Returns:
             The new adjacency, and [E] the new positions of the old edges.
+
+        Raises:
+            InputError: an edge names no node, or the present edges do not fit each other.
         """
+        self.check_outgoing()
+        check_index(edges, num_nodes, "edges")
         keys = torch.sort(edge_keys(edges[0], edges[1])).values
         spots = torch.searchsorted(self.keys, keys)
         ours, theirs = _interleave(spots, self.num_edges)
@@ -122,6 +144,7 @@ class Adjacency:
             csc=_place(ours[self.csc], theirs[order], ours_t, theirs_t),
         )
         adjacency.__dict__["keys"] = merged
+        _mark(adjacency)
         return adjacency, ours
 
     @cached_property
@@ -129,21 +152,73 @@ class Adjacency:
         """[E] int64, sorted: `source · 2³² + destination`, the identity of each edge in `csc` order."""
         return edge_keys(self.destination, self.source)[self.csc]
 
-    @classmethod
-    def of_narrow(cls, num_nodes: int, index: Index32) -> Adjacency:
-        """Build from 32-bit indices; the others are made when somebody asks for them."""
-        made = object.__new__(cls)
-        made.__dict__.update(num_nodes=num_nodes, index32=index)
-        return made
-
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Tensor:
             """Called for what is not there yet: widen the 32-bit indices."""
             if name not in Index32._fields or "index32" not in self.__dict__:
                 raise AttributeError(f"'Adjacency' object has no attribute {name!r}")
-            self.__dict__[name] = getattr(self.__dict__["index32"], name).long()
-            return self.__dict__[name]
+            wide = self.__dict__[name] = getattr(self.__dict__["index32"], name).long()
+            if name in ("rowptr", "colptr"):
+                mark_pointers(wide, self.num_edges)
+            return wide
+
+    def check_incoming(self) -> None:
+        """Raise unless nodes, sources, destinations and row pointers fit each other; looked at once.
+
+        Raises:
+            InputError: they do not, or there are more than the kernels can count.
+        """
+        if not unreadable(self.device):
+            cached_on(self, _INCOMING, self._look_at_incoming)
+
+    def check_outgoing(self) -> None:
+        """Raise unless the order by source and the column pointers fit the edges, too; looked at once.
+
+        Raises:
+            InputError: they do not.
+        """
+        if not unreadable(self.device):
+            cached_on(self, _OUTGOING, self._look_at_outgoing)
+
+    def _look_at_incoming(self) -> bool:
+        source, destination, rowptr = self._parts("source", "destination", "rowptr")
+        check_pointers(rowptr, len(source), "rowptr")
+        check_index(source, self.num_nodes, "source")
+        if not torch.equal(owners(rowptr, len(source)), destination.long()):
+            raise InputError("`destination` must be sorted and hold node i at `rowptr[i]:rowptr[i + 1]`")
+        return True
+
+    def _look_at_outgoing(self) -> bool:
+        self.check_incoming()
+        source, csc, colptr = self._parts("source", "csc", "colptr")
+        check_pointers(colptr, len(source), "colptr")
+        check_index(csc, len(source), "csc")
+        order = csc.long()
+        seen = torch.zeros(len(csc), dtype=torch.bool, device=csc.device).index_fill(0, order, True)
+        if not bool(seen.all()) or not torch.equal(owners(colptr, len(csc)), source[order].long()):
+            raise InputError(
+                "`csc` must hold every edge once, those from node j at `colptr[j]:colptr[j + 1]`"
+            )
+        return True
+
+    def _parts(self, *names: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Two vectors over edges and one of pointers, in 32 bits where only those are there."""
+        known = self.__dict__ if "source" in self.__dict__ else self.index32._asdict()
+        one, two, pointer = (known[name] for name in names)
+        check_count(self.num_nodes, "nodes")
+        if any(part.dim() != 1 or part.dtype not in INTEGERS for part in (one, two, pointer)):
+            raise InputError("the parts of an adjacency must be vectors of integers")
+        check_count(len(one), "edges")
+        if len(two) != len(one) or len(pointer) != self.num_nodes + 1:
+            raise InputError(
+                f"an adjacency of {self.num_nodes} nodes needs {' and '.join(names[:2])} of equal length and"
+                f" {self.num_nodes + 1} entries of {names[2]}, got {len(one)}, {len(two)} and {len(pointer)};"
+                " let `Adjacency.build` make them"
+            )
+        if not one.device == two.device == pointer.device:
+            raise InputError("the parts of an adjacency must be on one device")
+        return one, two, pointer
 
     @property
     def _known(self) -> Tensor:
@@ -173,6 +248,7 @@ class Adjacency:
     @cached_property
     def index32(self) -> Index32:
         """The same indices as 32-bit integers, for the kernels."""
+        self.check_incoming()
         return Index32(
             *(t.to(torch.int32) for t in (self.rowptr, self.source, self.colptr, self.csc, self.destination))
         )
@@ -183,3 +259,19 @@ class Adjacency:
             return self
         moved = (t.to(device) for t in (self.source, self.destination, self.rowptr, self.colptr, self.csc))
         return Adjacency(self.num_nodes, *moved)
+
+
+def of_narrow(num_nodes: int, index: Index32) -> Adjacency:
+    """Return the adjacency a kernel made of one that was checked: nobody looks at its indices again.
+
+    The 64-bit indices are made when somebody asks for them.
+    """
+    made = object.__new__(Adjacency)
+    made.__dict__.update(num_nodes=num_nodes, index32=index)
+    _mark(made)
+    return made
+
+
+def _mark(adjacency: Adjacency) -> None:
+    for name in (_INCOMING, _OUTGOING):
+        cached_on(adjacency, name, lambda: True)

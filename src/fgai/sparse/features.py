@@ -11,14 +11,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fgai.cache import cached_on
 from fgai.errors import InputError
 from fgai.sparse.adjacency import pointers
+from fgai.sparse.valid import INTEGERS, check_count, check_index, check_pointers, unreadable
+from fgai.typed import typed
+
+
+SPARSE_SHARE = 0.1
+"""Dense features with at most this share of non-zeros are kept in compressed rows: training is faster."""
+MIN_COLUMNS = 64
+"""With fewer columns they stay as they are."""
 
 
 class Pattern:
     """The places of a sparse matrix's entries; what the kernels derive from them is kept with it."""
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class SparseRows:
     """A matrix in compressed rows, with the compressed columns the backward pass reads.
@@ -28,6 +38,8 @@ class SparseRows:
         indices: [Z] int64, column of each entry.
         values: [Z].
         num_columns: F.
+
+    The indices are checked once, when they are first followed (see `fgai.sparse.valid`).
     """
 
     indptr: Tensor
@@ -43,12 +55,14 @@ class SparseRows:
     @cached_property
     def rows(self) -> Tensor:
         """[Z] row of each entry."""
+        self.check()
         counts = self.indptr[1:] - self.indptr[:-1]
         return torch.repeat_interleave(torch.arange(self.num_rows, device=self.indptr.device), counts)
 
     @cached_property
     def columns(self) -> tuple[Tensor, Tensor, Tensor]:
         """(column pointers [F + 1], row of each entry [Z], entry position [Z]), ordered by column; int32."""
+        self.check()
         order = torch.argsort(self.indices, stable=True)
         ptr = pointers(self.indices[order], self.num_columns)
         return ptr.to(torch.int32), self.rows[order].to(torch.int32), order.to(torch.int32)
@@ -56,6 +70,7 @@ class SparseRows:
     @cached_property
     def rows32(self) -> tuple[Tensor, Tensor]:
         """(row pointers, column of each entry) as 32-bit integers."""
+        self.check()
         return self.indptr.to(torch.int32), self.indices.to(torch.int32)
 
     @cached_property
@@ -63,8 +78,35 @@ class SparseRows:
         """Stands for the places of the entries, for all matrices that differ in their values alone."""
         return Pattern()
 
+    def check(self) -> None:
+        """Raise unless pointers, columns and values fit each other; looked at once for a pattern.
+
+        Raises:
+            InputError: they do not, or there are more than the kernels can count.
+        """
+        if not unreadable(self.indices.device):
+            cached_on(self.pattern, "valid entries", self._look)
+
+    def _look(self) -> bool:
+        for name, part in (("indptr", self.indptr), ("indices", self.indices)):
+            if part.dim() != 1 or part.dtype not in INTEGERS or part.device != self.values.device:
+                got = f"{part.dtype} {tuple(part.shape)} on {part.device}"
+                raise InputError(f"`{name}` must be a vector of integers beside the values, got {got}")
+        if not len(self.indptr) or self.values.dim() != 1 or not self.values.is_floating_point():
+            raise InputError("sparse rows need `indptr` [rows + 1] and a vector of floating-point `values`")
+        if len(self.indices) != len(self.values):
+            got = f"{len(self.indices)} and {len(self.values)}"
+            raise InputError(f"`indices` and `values` must be as long as each other, got {got}")
+        check_count(len(self.indices), "entries")
+        check_count(self.num_columns, "columns")
+        check_pointers(self.indptr, len(self.indices), "indptr")
+        check_index(self.indices, self.num_columns, "indices")
+        return True
+
     def with_values(self, values: Tensor) -> SparseRows:
         """Return the same pattern with other values; everything derived from the pattern is shared."""
+        if values.shape != self.values.shape:
+            raise InputError(f"expected {tuple(self.values.shape)} values, got {tuple(values.shape)}")
         other = replace(self, values=values)
         for name in ("rows", "columns", "rows32", "pattern"):
             other.__dict__[name] = getattr(self, name)
@@ -83,6 +125,7 @@ class SparseRows:
         return SparseRows(self.indptr.to(device), self.indices.to(device), values, self.num_columns)
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Features:
     """Node features: a dense or sparse base, dense rows appended below, dense deltas added to some rows.
@@ -154,6 +197,35 @@ class Features:
     def device(self) -> torch.device:
         """Where the values live."""
         return self.stored.device
+
+    def check(self) -> None:
+        """Raise unless all parts fit each other; what is shared by many features is looked at once.
+
+        Raises:
+            InputError: a shape, a type or a device differs, or an index points outside.
+        """
+        if isinstance(self.base, SparseRows):
+            self.base.check()
+        elif self.base.dim() != 2 or not self.base.is_floating_point():
+            got = f"{self.base.dtype} {tuple(self.base.shape)}"
+            raise InputError(f"features must be a floating-point matrix [num_nodes, num_features], got {got}")
+        if self.appended is not None:
+            self._check_part(self.appended, "appended", len(self.appended))
+        if self.rows is not None and self.delta is not None:
+            if self.rows.dim() != 1 or self.rows.dtype != torch.int64:
+                got = f"{self.rows.dtype} {tuple(self.rows.shape)}"
+                raise InputError(f"`rows` must be a vector of integers (torch.long), got {got}")
+            check_index(self.rows, self.num_base_rows, "rows")
+            self._check_part(self.delta, "delta", len(self.rows))
+        elif self.rows is not None or self.delta is not None:
+            raise InputError("`rows` and `delta` belong together: give both or neither")
+
+    def _check_part(self, part: Tensor, name: str, rows: int) -> None:
+        wanted = (rows, self.num_columns), self.dtype, self.device
+        if (part.shape, part.dtype, part.device) != wanted:
+            got = f"{part.dtype} {tuple(part.shape)} on {part.device}"
+            shape, dtype, device = wanted
+            raise InputError(f"`{name}` must be {dtype} {shape} on {device}, as the features are, got {got}")
 
     def range(self) -> tuple[float, float]:
         """Smallest and largest value of the base, implicit zeros counted."""
@@ -239,24 +311,56 @@ def as_features(value: Any) -> Features | None:
         return value
     if isinstance(value, Tensor):
         value = value if value.is_floating_point() else value.float()
-        return Features.dense(value) if value.layout == torch.strided else _from_sparse(value)
+        if value.layout == torch.strided and not _is_mostly_zero(value):
+            return Features.dense(value)
+        return _from_sparse(value)
     if hasattr(value, "tocsr"):
-        rows = value.tocsr()
-        rows.sum_duplicates()
-        values = torch.from_numpy(np.asarray(rows.data, dtype=np.float32))
-        indptr, indices = (
-            torch.from_numpy(np.asarray(a, dtype=np.int64)) for a in (rows.indptr, rows.indices)
-        )
-        return Features.sparse(indptr, indices, values, rows.shape[1])
+        return _from_scipy(value)
     if isinstance(value, np.ndarray):
         return Features.dense(torch.from_numpy(np.asarray(value, dtype=np.float32)))
     raise InputError(f"`features` must be a tensor, a scipy sparse matrix or `Features`, got {type(value)}")
 
 
+def _is_mostly_zero(x: Tensor) -> bool:
+    """Whether a dense matrix is better kept in compressed rows: bags of words, one-hot columns."""
+    if x.dim() != 2 or x.shape[1] < MIN_COLUMNS or x.requires_grad:
+        return False
+    return int(torch.count_nonzero(x)) <= SPARSE_SHARE * x.numel()
+
+
 def _from_sparse(x: Tensor) -> Features:
-    """Take over a sparse tensor of any layout; its entries become compressed rows."""
+    """Take over a tensor of any layout; what is not zero becomes compressed rows."""
     entries = x.to_sparse(layout=torch.sparse_coo).coalesce()
     if entries.sparse_dim() != 2 or entries.dense_dim():
         return Features.dense(entries.to_dense())
     rows, columns = entries.indices()
     return Features.sparse(pointers(rows, x.shape[0]), columns, entries.values(), x.shape[1])
+
+
+def _from_scipy(matrix: Any) -> Features:
+    """Wrap a scipy sparse matrix; its indices are checked before scipy follows them, and copied."""
+    if hasattr(matrix, "indptr"):
+        _check_compressed(matrix)
+    elif hasattr(matrix, "row"):
+        for part, count, name in ((matrix.row, matrix.shape[0], "row"), (matrix.col, matrix.shape[1], "col")):
+            check_index(torch.as_tensor(part), count, name)
+    rows = matrix.tocsr()
+    if not rows.has_canonical_format:
+        rows = rows.copy() if rows is matrix else rows
+        rows.sum_duplicates()
+    indptr, indices = (torch.from_numpy(np.array(a, dtype=np.int64)) for a in (rows.indptr, rows.indices))
+    values = torch.from_numpy(np.asarray(rows.data, dtype=np.float32))
+    return Features.sparse(indptr, indices[: rows.nnz], values[: rows.nnz], int(rows.shape[1]))
+
+
+def _check_compressed(matrix: Any) -> None:
+    """Raise unless the pointers and indices of a scipy matrix in rows, columns or blocks stay inside it."""
+    (major, minor), (height, width) = matrix.shape, getattr(matrix, "blocksize", (1, 1))
+    lines, places = (minor, major) if matrix.format == "csc" else (major // height, minor // width)
+    pointers, indices = (torch.as_tensor(part) for part in (matrix.indptr, matrix.indices))
+    if len(pointers) != lines + 1:
+        raise InputError(f"`indptr` of the features must have {lines + 1} entries, got {len(pointers)}")
+    room = min(len(indices), len(matrix.data))
+    used = min(int(pointers[-1]), room)
+    check_pointers(pointers, used, "indptr")
+    check_index(indices[:used], places, "indices")

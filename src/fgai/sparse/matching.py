@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from fgai.errors import AttentionError
+from fgai.typed import typed
 
 
+@typed
 @dataclass(frozen=True)
 class EdgeMap:
     """Which edges of a graph stayed after an edit, and where they are now.
@@ -40,6 +42,7 @@ class EdgeMap:
         return old[self.before], new[self.after]
 
 
+@typed
 def match_edges(keys_a: Tensor, keys_b: Tensor) -> tuple[Tensor, Tensor]:
     """Return positions (ia, ib) of the edges that two sorted key vectors share, in key order.
 

@@ -13,6 +13,7 @@ from fgai.graph import Graph
 from fgai.sparse import Adjacency, Features, SparseRows
 from fgai.tasks.base import Task, node_mask
 from fgai.tasks.readout import pool
+from fgai.typed import typed
 
 
 class GraphTask(Task):
@@ -102,6 +103,7 @@ def batch_of(graph: Graph) -> Tensor:
     return graph.batch
 
 
+@typed
 def take_graphs(graph: Graph, rows: Tensor) -> Graph:
     """Return a batch of some of the small graphs, in their old order.
 

@@ -8,12 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fgai.checks import whole
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.graph.links import Links
 from fgai.sparse import edge_keys, key_ends, match_edges
 from fgai.tasks.base import Task
 from fgai.tasks.readout import link_logits, link_scores
+from fgai.typed import typed
 
 EMBEDDING = 64
 """Width of the embeddings of a model for links."""
@@ -129,6 +131,7 @@ def links_of(graph: Graph) -> Links:
     return graph.links
 
 
+@typed
 def negative_pairs(
     graph: Graph, count: int, generator: torch.Generator, taken: Tensor | None = None
 ) -> Tensor:
@@ -143,6 +146,12 @@ def negative_pairs(
     Raises:
         InputError: the graph is so dense that not enough such pairs were found.
     """
+    whole(count, "count")
+    possible = graph.num_nodes * (graph.num_nodes - 1) // 2
+    if count > possible:
+        raise InputError(f"`count` must be at most {possible}, all pairs of {graph.name!r}, got {count}")
+    if taken is not None and (taken.dim() != 1 or taken.dtype != torch.int64):
+        raise InputError(f"`taken` must be a vector of edge keys (torch.long), got {tuple(taken.shape)}")
     found = torch.zeros(0, dtype=torch.long, device=graph.device)
     for _ in range(64):
         drawn = torch.randint(graph.num_nodes, (2, count + count // 4 + 16), generator=generator)

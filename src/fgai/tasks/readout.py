@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fgai.checks import one_of
+from fgai.checks import edge_index, one_of
+from fgai.errors import InputError
+from fgai.typed import typed
 
 POOLINGS = ("mean", "max")
 DECODERS = ("dot", "cosine")
@@ -30,6 +32,7 @@ def link_scores(embedding: Tensor, pairs: Tensor, decoder: str = "dot") -> Tenso
     return (embedding[pairs[0]] * embedding[pairs[1]]).sum(-1)
 
 
+@typed
 def link_logits(embedding: Tensor, pairs: Tensor, decoder: str = "dot") -> Tensor:
     """Return [L, 2] logits `(−s/2, s/2)` of no link and link, whose cross-entropy is the binary one of s.
 
@@ -37,10 +40,15 @@ def link_logits(embedding: Tensor, pairs: Tensor, decoder: str = "dot") -> Tenso
         >>> link_logits(torch.tensor([[1.0, 1.0], [3.0, 1.0]]), torch.tensor([[0], [1]]))
         tensor([[-2.,  2.]])
     """
+    if embedding.dim() != 2 or not embedding.is_floating_point():
+        got = f"{embedding.dtype} {tuple(embedding.shape)}"
+        raise InputError(f"`embedding` must be floating-point of shape [nodes, width], got {got}")
+    edge_index(pairs, len(embedding), "pairs")
     half = link_scores(embedding, pairs, decoder) / 2
     return torch.stack([-half, half], dim=1)
 
 
+@typed
 def pool(nodes: Tensor, batch: Tensor | None, num_graphs: int, how: str) -> Tensor:
     """Mean or maximum of `nodes` [N, D] over each small graph → [G, D]; a graph without nodes gives zeros."""
     if batch is None:

@@ -11,11 +11,13 @@ from fgai.tasks.base import Task
 from fgai.tasks.batch import GraphTask
 from fgai.tasks.link import LinkTask
 from fgai.tasks.node import NodeTask
+from fgai.typed import typed
 
 TASKS: dict[str, Task] = {}
 """Every task the library knows, by name."""
 
 
+@typed
 def register_task(task: Task) -> Task:
     """Add a task: models, datasets, training, evaluation and the command line then know its name.
 
@@ -38,6 +40,7 @@ def register_task(task: Task) -> Task:
     return task
 
 
+@typed
 def unregister_task(name: str) -> None:
     """Take a task out again.
 
@@ -47,6 +50,7 @@ def unregister_task(name: str) -> None:
     del TASKS[get_task(name).name]
 
 
+@typed
 def get_task(name: str) -> Task:
     """Return a task by its name.
 
@@ -56,6 +60,7 @@ def get_task(name: str) -> Task:
     return TASKS[one_of(name, "task", tuple(TASKS))]
 
 
+@typed
 def task_of(graph: Graph) -> Task:
     """Return the task a graph is for: links if it carries some, graphs if it is a batch, nodes otherwise.
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+
+from fgai.compiled import compiled
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -23,14 +24,14 @@ MANY = 50_000
 SHORT = 64
 
 
-@njit(cache=True, nogil=True, inline="always")
+@compiled(inline="always")
 def _sink(value, above, level):
     """The level after `value` came: the value itself if it fits between the level and the one above."""
     lower = value if value < above else above
     return lower if lower > level else level
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _five(values, first, last, levels):
     """The five largest values of a row, in registers."""
     a = b = c = d = f = values.dtype.type(-np.inf)
@@ -41,7 +42,7 @@ def _five(values, first, last, levels):
     levels[0], levels[1], levels[2], levels[3], levels[4] = a, b, c, d, f
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _levels(values, first, last, count, levels):
     """The `count` largest values of a row with at least so many edges, in falling order.
 
@@ -70,7 +71,7 @@ def _levels(values, first, last, count, levels):
             levels[place] = value
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _spare(levels, count):
     """How many edges with just the last level belong to the `count` largest."""
     found = 0
@@ -79,7 +80,7 @@ def _spare(levels, count):
     return found
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _distance(low, high, rowptr, grown, w, v, mask, k, slope, sums):
     """Σ |w − v| on the top-k of w plus on that of v (all if k is 0) of every row, and its slope in v.
 
@@ -119,7 +120,7 @@ def _distance(low, high, rowptr, grown, w, v, mask, k, slope, sums):
         sums[i] = total
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _margin(low, high, rowptr, values, k, radius, slope, sums):
     """Σ_m relu(R − c(m) / m) / R of every row, and its slope at the edges that matter."""
     levels = np.empty(2 * k, values.dtype)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from fgai import checks
+from fgai.compiled import compiled
 from fgai.errors import InputError
 from fgai.ops.backend import has_triton
-from fgai.ops.segments import check_rows, row_order, row_ranks, row_sum, sortable
+from fgai.ops.segments import check_row_pointers, check_rows, row_order, row_ranks, row_sum, sortable
 from fgai.topk.cut import Cut
+from fgai.typed import typed
 
 SCOPES = ("node", "graph")
 
@@ -19,11 +20,16 @@ SCOPES = ("node", "graph")
 FEW = 64
 
 
+LARGEST_TABLE = 2**28
+"""Entries of a table, nodes times edges or swaps, that are listed at most."""
+
+
 def on_gpu(values: Tensor) -> bool:
     """Whether Triton's row kernels can take `values`."""
     return values.is_cuda and values.dim() == 1 and has_triton()
 
 
+@typed
 def check_k(k: int | None, name: str = "k") -> None:
     """Raise `InputError` unless `k` is None or a whole number of at least 1."""
     if k is None:
@@ -32,14 +38,18 @@ def check_k(k: int | None, name: str = "k") -> None:
         raise InputError(f"`{name}` must be at least 1, got {k!r}; use `{name}=None` to rank all edges")
 
 
+@typed
 def scoped_rows(rowptr: Tensor, num_edges: int, scope: str) -> Tensor:
     """The row pointers that `scope` ranks within: `rowptr` itself, or one row that holds every edge."""
     checks.one_of(scope, "scope", SCOPES)
+    checks.whole(num_edges, "num_edges")
+    check_row_pointers(rowptr, num_edges)
     if scope == "node":
         return rowptr
     return torch.arange(2, device=rowptr.device) * num_edges
 
 
+@typed
 def ranks_in_rows(values: Tensor, rowptr: Tensor) -> Tensor:
     """The place of every edge among the edges into its node: 0 for the largest value.
 
@@ -57,6 +67,7 @@ def ranks_in_rows(values: Tensor, rowptr: Tensor) -> Tensor:
     return row_ranks(row_order(values, rowptr), rowptr)
 
 
+@typed
 def leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
     """Positions of the `count` largest edges of every row, in descending order.
 
@@ -73,6 +84,9 @@ def leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
         [[1, 0], [3, -1]]
     """
     check_rows(values, rowptr)
+    checks.whole(count, "count", 1)
+    if (rowptr.numel() - 1) * count > LARGEST_TABLE:
+        raise InputError(f"{count} leaders at {rowptr.numel() - 1} nodes are too many; use a smaller `count`")
     if values.device.type == "cpu" and count <= FEW and values.dim() == 1:
         found = np.full((rowptr.numel() - 1, count), -1, dtype=np.int64)
         _lead_rows(sortable(values).numpy(), rowptr.numpy(), found)
@@ -89,6 +103,7 @@ def leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
     return torch.where(inside, order[places.clamp(max=order.numel() - 1)], -1)
 
 
+@typed
 def topk_mask(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node") -> Tensor:
     """The top-k set T_k as a mask over edges.
 
@@ -102,7 +117,7 @@ def topk_mask(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node"
         bool [E], with min(k, degree) edges set in every row (scope "node").
 
     Raises:
-        InputError: if k is below 1 or the scope is unknown.
+        InputError: if k is below 1, the scope is unknown or the rows do not fit the values.
 
     Example:
         >>> topk_mask(torch.tensor([0.2, 0.7, 0.1, 1.0]), torch.tensor([0, 3, 4]), 2).tolist()
@@ -124,6 +139,7 @@ def topk_mask(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node"
     return ranks_in_rows(values, rows) < k
 
 
+@typed
 def frozen_topk(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node") -> Tensor | Cut:
     """The top-k sets of a reference that does not change, in the form `topk_l1` reads fastest.
 
@@ -145,6 +161,7 @@ def frozen_topk(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "nod
     return topk_mask(values, rowptr, k, scope)
 
 
+@typed
 def overlap(mask_a: Tensor, mask_b: Tensor, rowptr: Tensor) -> Tensor:
     """Overlap of two top-k sets at every node.
 
@@ -175,12 +192,14 @@ def overlap(mask_a: Tensor, mask_b: Tensor, rowptr: Tensor) -> Tensor:
             f" {tuple(mask_b.shape)}; match the edges first"
         )
     check_rows(mask_a, rowptr, "mask_a")
+    for name, mask in (("mask_a", mask_a), ("mask_b", mask_b)):
+        checks.mask(mask, mask_a.shape, name)
     size = row_sum(mask_a, rowptr).double()
     shared = row_sum(mask_a & mask_b, rowptr).double()
     return torch.where(size > 0, shared / size.clamp(min=1), 1.0)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _lead_rows(values: np.ndarray, rowptr: np.ndarray, found: np.ndarray) -> None:
     rows, count = found.shape
     best = np.empty(count, values.dtype)
@@ -202,7 +221,7 @@ def _lead_rows(values: np.ndarray, rowptr: np.ndarray, found: np.ndarray) -> Non
             found[i, place] = e
 
 
-@njit(cache=True)
+@compiled
 def _mark(found: np.ndarray, mask: np.ndarray) -> None:
     for i in range(found.shape[0]):
         for e in found[i]:

@@ -8,12 +8,15 @@ from torch import Tensor
 from fgai import checks
 from fgai.errors import InputError
 from fgai.ops.segments import check_rows
+from fgai.sparse.valid import check_starts
 from fgai.topk.cut import Cut
-from fgai.topk.sets import FEW, check_k, on_gpu, topk_mask
+from fgai.topk.sets import FEW, SCOPES, check_k, on_gpu, topk_mask
+from fgai.typed import typed
 
 FORMS = ("tv", "paper")
 
 
+@typed
 def topk_l1(
     w: Tensor,
     w_tilde: Tensor,
@@ -61,15 +64,18 @@ def topk_l1(
         0.25
     """
     checks.one_of(form, "form", FORMS)
+    checks.one_of(scope, "scope", SCOPES)
+    checks.number(factor, "factor")
+    check_k(k)
     if w.shape != w_tilde.shape and grown is None:
         raise InputError(
             f"`w` and `w_tilde` must be on the same edges, got {tuple(w.shape)} and {tuple(w_tilde.shape)};"
             " match the edges first"
         )
+    _check_edges(w, w_tilde, rowptr, known, grown)
     if form == "paper" and k is None:
         raise InputError('`k` must be given for form "paper", which divides by it, got None')
     if form == "tv" and scope == "node" and (k is None or k <= FEW) and _fits(w, w_tilde):
-        check_k(k)
         if w_tilde.is_cuda:
             from fgai.topk.gpu import distance
 
@@ -77,7 +83,6 @@ def topk_l1(
             return distance(w, w_tilde, rowptr, k, known if isinstance(known, Cut) else None, factor, grown)
         from fgai.topk import cpu
 
-        check_rows(w, rowptr)
         mask = known if isinstance(known, Tensor) else None
         return cpu.distance(w, w_tilde, rowptr, k, mask, factor, grown)
     if grown is not None:
@@ -96,3 +101,19 @@ def _fits(w: Tensor, w_tilde: Tensor) -> bool:
     """Whether one kernel over the rows can do it all."""
     here = on_gpu(w_tilde) or (w_tilde.device.type == "cpu" and w_tilde.dim() == 1)
     return here and w.dtype == w_tilde.dtype and w.dtype in (torch.float32, torch.float64)
+
+
+def _check_edges(
+    w: Tensor, w_tilde: Tensor, rowptr: Tensor, known: Tensor | Cut | None, grown: Tensor | None
+) -> None:
+    """Raise unless every row of `w` lies in its arrays, and in those of `w_tilde` where `grown` says."""
+    check_rows(w, rowptr, "w")
+    if isinstance(known, Tensor) and (known.dtype != torch.bool or known.shape != w.shape):
+        got = f"{known.dtype} {tuple(known.shape)}"
+        raise InputError(f"`known` must be the mask of the top-k of `w`, bool {tuple(w.shape)}, got {got}")
+    if grown is None:
+        check_rows(w_tilde, rowptr, "w_tilde")
+        return
+    if w.dim() != 1 or w_tilde.dim() != 1:
+        raise InputError("with `grown`, `w` and `w_tilde` must have one number per edge, heads averaged")
+    check_starts(grown, rowptr, len(w_tilde), "grown")

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from fgai import checks
-from fgai.ops.segments import check_rows
-from fgai.topk.sets import FEW, check_k, leaders, on_gpu
+from fgai.errors import InputError
+from fgai.ops.segments import check_rows, row_order
+from fgai.topk.sets import FEW, LARGEST_TABLE, check_k, leaders, on_gpu
+from fgai.typed import typed
 
 NORMS = ("l1", "l2", "linf")
 
 
+@typed
 def swap_costs(values: Tensor, rowptr: Tensor, k: int | None, norm: str = "l1") -> Tensor:
     """The least change of attention, in `norm`, after which m members of the top-k set can have left it.
 
@@ -41,7 +44,7 @@ def swap_costs(values: Tensor, rowptr: Tensor, k: int | None, norm: str = "l1") 
         edges is all infinite. Differentiable in `values`; where an l2 cost is 0 its gradient is set to 0.
 
     Raises:
-        InputError: if k is below 1 or the norm is unknown.
+        InputError: if k is below 1, the norm is unknown, or k asks for more costs than memory holds.
 
     Example:
         >>> a = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
@@ -51,19 +54,52 @@ def swap_costs(values: Tensor, rowptr: Tensor, k: int | None, norm: str = "l1") 
     check_k(k)
     checks.one_of(norm, "norm", NORMS)
     check_rows(values, rowptr)
-    num_rows, num_edges = rowptr.numel() - 1, values.shape[0]
-    width = 0 if k is None or k >= num_edges else k
-    if width > FEW:  # Padding to k would waste memory; reading the degrees once is the lesser evil.
-        degree = rowptr.diff()
-        width = int((degree - width).clamp(min=0, max=width).max())
-    if k is None or width == 0:
+    num_rows = rowptr.numel() - 1
+    if k is None or k >= values.shape[0]:
         return values.new_full((num_rows, 0), float("inf"))
-    lead = leaders(values, rowptr, k + width)
-    members, outsiders = lead[:, k - width : k].flip(1), lead[:, k:]
+    if k <= FEW:
+        return _costs(values, *_around_cut(values, rowptr, k), norm)
+    rows, members, outsiders = _around_deep_cut(values, rowptr, k)
+    if num_rows * members.shape[1] > LARGEST_TABLE:
+        raise InputError(
+            f"`k` of {k} asks for {members.shape[1]} costs at each of {num_rows} nodes, too many to list;"
+            " take a smaller `k`"
+        )
+    table = values.new_full((num_rows, members.shape[1]), float("inf"))
+    return table.index_copy(0, rows, _costs(values, members, outsiders, norm))
+
+
+def _around_cut(values: Tensor, rowptr: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Positions of the weakest members and the strongest outsiders of every row, [N, k] each; -1 for none."""
+    lead = leaders(values, rowptr, 2 * k)
+    return lead[:, :k].flip(1), lead[:, k:]
+
+
+def _around_deep_cut(values: Tensor, rowptr: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The R rows with more than k edges, and `_around_cut` of those alone, [R, M] each.
+
+    There are at most E / k such rows, so that no more than 2 E positions are listed, however large k is.
+    Reading the degrees waits for the device once.
+    """
+    degree = rowptr.diff()
+    rows = (degree > k).nonzero().flatten()
+    count = (degree[rows] - k).clamp(max=k)
+    steps = torch.arange(int(count.max()) if len(rows) else 0, device=rowptr.device)
+    there, order = steps < count[:, None], row_order(values, rowptr)
+    middle = rowptr[rows, None] + k
+    members, outsiders = middle - 1 - steps, middle + steps
+    members, outsiders = (
+        torch.where(there, order[torch.where(there, places, 0)], -1) for places in (members, outsiders)
+    )
+    return rows, members, outsiders
+
+
+def _costs(values: Tensor, members: Tensor, outsiders: Tensor, norm: str) -> Tensor:
+    """c(m) where there is an m-th outsider, infinity elsewhere; like `members` and `outsiders`."""
     valid = outsiders >= 0
     # Entries without an outsider gather some value; the fill hides it and stops its gradient. Each row uses
     # an edge of its own for that, or their zero gradients would queue for one address on a GPU.
-    spare = rowptr[:-1, None].clamp(max=num_edges - 1)
+    spare = torch.arange(len(valid), device=values.device)[:, None].clamp(max=values.shape[0] - 1)
     upper = _gather(values, torch.where(valid, members, spare)).masked_fill(~valid, 0)
     lower = _gather(values, torch.where(valid, outsiders, spare)).masked_fill(~valid, 0)
     if norm == "l1":
@@ -75,6 +111,7 @@ def swap_costs(values: Tensor, rowptr: Tensor, k: int | None, norm: str = "l1") 
     return costs.masked_fill(~valid, float("inf"))
 
 
+@typed
 def swap_margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor:
     """How far the top-k sets are from being certified at `radius` R, relative to it; 0 when every one is.
 
@@ -96,7 +133,11 @@ def swap_margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor
         >>> round(float(swap_margin(a, torch.tensor([0, 4]), 2, 0.4)), 6)
         0.625
     """
-    check_k(k)
+    checks.whole(k, "k", 1)
+    radius = float(checks.above(radius, "radius", 0))
+    check_rows(values, rowptr)
+    if k >= values.shape[0]:
+        return values.sum() * 0
     if 2 * k <= FEW and values.dtype in (torch.float32, torch.float64):
         if on_gpu(values):
             from fgai.topk.gpu import margin
@@ -105,9 +146,9 @@ def swap_margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor
         if values.device.type == "cpu" and values.dim() == 1:
             from fgai.topk.cpu import margin as margin_cpu
 
-            check_rows(values, rowptr)
             return margin_cpu(values, rowptr, k, radius)
-    costs = swap_costs(values, rowptr, k)
+    around = _around_cut(values, rowptr, k) if k <= FEW else _around_deep_cut(values, rowptr, k)[1:]
+    costs = _costs(values, *around, "l1")
     real = torch.isfinite(costs)
     steps = torch.arange(1, costs.shape[1] + 1, device=values.device, dtype=values.dtype)
     short = (radius - torch.where(real, costs, radius * steps) / steps).clamp(min=0) / radius

@@ -1,5 +1,6 @@
 """One loop, several recipes: vanilla, layer norm, adversarial and faithful training, defences."""
 
+from fgai.alone import seeded
 from fgai.training.adversarial import Adversarial
 from fgai.training.attempts import make_faithful
 from fgai.training.build import ALONE, METHODS, setting_names, untrained
@@ -7,7 +8,7 @@ from fgai.training.checkpoint import load_model, read_header, save_model
 from fgai.training.defended import Regularised
 from fgai.training.faithful import Faithful
 from fgai.training.limiting import Clipped, clipped, limit
-from fgai.training.loop import History, Recipe, TrainConfig, fit, seeded
+from fgai.training.loop import History, Recipe, TrainConfig, fit
 from fgai.training.methods import settings_for, train_method
 from fgai.training.presets import preset
 from fgai.training.recipes import Vanilla, labelled

@@ -16,8 +16,10 @@ from fgai.training.capture import Drawn, replayable
 from fgai.training.loop import PROBE, epoch_seed
 from fgai.training.ranges import Tightness, range_pass, set_ranges
 from fgai.training.recipes import Vanilla
+from fgai.typed import typed
 
 
+@typed
 @replayable
 class Adversarial(Vanilla):
     """Cross-entropy on the clean graph and on one with adversarial nodes, in equal parts.

@@ -93,7 +93,7 @@ class InjectionAdversary:
             for limits, points in self.points.items():
                 self.points[limits] = points.detach()[: len(endpoints)].clone().requires_grad_()
             self.chosen = self.chosen[: len(endpoints)]
-        return self.graph.inject(endpoints, self.features, trusted=True)
+        return self.graph._inject(endpoints, self.features)
 
     @torch.no_grad()
     def climb(self) -> None:

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from fgai.alone import with_gradients
 from fgai.attention import add_limits, can_be_limited, prepared
-from fgai.checks import at_least
+from fgai.checks import whole
 from fgai.errors import FgaiWarning
 from fgai.graph import Graph
 from fgai.models import as_graph
@@ -24,12 +25,15 @@ from fgai.training.ranges import set_ranges
 from fgai.training.resume import run_label
 from fgai.training.settings import FaithfulConfig
 from fgai.training.train import copied, history_of, preset_class, set_history
+from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
 APART = 7_001
 """Between the seeds of two attempts."""
 
 
+@typed
+@with_gradients
 def make_faithful(
     model: M,
     data: Any,
@@ -82,7 +86,7 @@ def make_faithful(
     method = "fgai-features" if settings.get("limits") is False and task.name == "node" else "fgai"
     chosen = preset_named(preset, method, preset_class(model), given.name, task.name)
     config = (config or FaithfulConfig().replace(**chosen)).replace(**settings)
-    at_least(max_attempts, "max_attempts", 1)
+    whole(max_attempts, "max_attempts", 1, 1000)
     graph = prepared(model, task.view(given, "fit"))
     graph = task.epoch(graph, torch.Generator().manual_seed(epoch_seed(seed, -3)))
     if config.limits and not can_be_limited(model):

@@ -8,19 +8,24 @@ from typing import Any
 
 import torch
 
+from fgai import checks
+from fgai.alone import seeded, with_gradients
 from fgai.checks import one_of
 from fgai.graph import Graph
 from fgai.models import DEFENCES, MODELS, AttentionModel
-from fgai.training.loop import TrainConfig, seeded
+from fgai.training.loop import TrainConfig
 from fgai.training.ranges import Tightness
 from fgai.training.settings import ADVERSARY_FIELDS, LIMIT_FIELDS, FaithfulConfig
 from fgai.training.terms import TERMS
+from fgai.typed import typed
 
 METHODS = ("vanilla", "ln", "limits", "at", "at-limits", "fgai", "fgai-paper", *DEFENCES)
 ALONE = ("vanilla", "ln", *DEFENCES)
 """Methods that train from new weights and need no trained vanilla model."""
 
 
+@typed
+@with_gradients
 def untrained(
     model: str, graph: Graph, *, seed: int = 0, defence: str | None = None, **arguments: Any
 ) -> AttentionModel:
@@ -34,13 +39,14 @@ def untrained(
         **arguments: of the model, and of the defence.
     """
     one_of(model, "model", tuple(MODELS))
-    with seeded(seed, torch.device("cpu")):
+    with seeded(checks.seed(seed), torch.device("cpu")):
         if defence is None:
             return MODELS[model].for_data(graph, **arguments)
         kind = DEFENCES[one_of(defence, "defence", tuple(DEFENCES))]
         return kind.for_data(graph, base=model, **arguments)
 
 
+@typed
 def setting_names(method: str, model: str) -> list[str]:
     """Return the names of the settings that a method takes: of the training, of the model, of the defence.
 

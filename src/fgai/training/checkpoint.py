@@ -16,6 +16,7 @@ from fgai.files import check, pack, parse_json, read_metadata, unpack, write_ato
 from fgai.models import DEFENCES, MODELS, AttentionModel, current_names
 from fgai.training.loop import History
 from fgai.training.train import set_history
+from fgai.typed import typed
 
 SCHEMA = 2
 """2: arguments of models by the names of PyG."""
@@ -35,6 +36,7 @@ Header = TypedDict(
 """What a file says of the model in it."""
 
 
+@typed
 def save_model(
     model: nn.Module, path: Path | str, *, data_fingerprint: str = "", about: dict[str, Any] | None = None
 ) -> Path:
@@ -76,6 +78,7 @@ def save_model(
     return path
 
 
+@typed
 def read_header(path: Path | str) -> dict[str, Any]:
     """Read what a checkpoint says of itself, without its weights.
 
@@ -109,6 +112,7 @@ def read_header(path: Path | str) -> dict[str, Any]:
     return header
 
 
+@typed
 def load_model(path: Path | str, expect: str | None = None) -> nn.Module:
     """Read a model written by `save_model`, in eval mode.
 

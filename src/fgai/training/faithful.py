@@ -27,8 +27,10 @@ from fgai.training.ranges import range_pass, set_ranges
 from fgai.training.settings import FaithfulConfig
 from fgai.training.targets import Injection, Targets
 from fgai.training.terms import attention_distance, margin_loss, prediction_distance, weighted_sum
+from fgai.typed import typed
 
 
+@typed
 @replayable
 class Faithful:
     """The recipe: closeness, similarity and stability against frozen vanilla targets.

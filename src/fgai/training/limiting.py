@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fgai.alone import with_gradients
 from fgai.attention import (
     add_limits,
     call_model,
@@ -25,6 +26,7 @@ from fgai.tasks import task_of
 from fgai.training.ranges import Tightness
 from fgai.training.recipes import labelled
 from fgai.training.train import copied
+from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
 CUTS = (0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0)
@@ -33,6 +35,7 @@ ALLOWED_LOSS = 0.002
 """Accuracy on validation rows that `cut="auto"` may cost."""
 
 
+@typed
 @dataclass(frozen=True)
 class Clipped:
     """How much of what nodes say on a graph lies outside a model's limits, clipped or softened.
@@ -53,6 +56,8 @@ class Clipped:
         return self.count / self.total if self.total else 0.0
 
 
+@typed
+@with_gradients
 def limit(
     model: M, data: Any, cut: float | str = 0.0, *, soften: float = 0.0, nodes: Tensor | None = None
 ) -> M:
@@ -105,6 +110,8 @@ def limit(
     return limited
 
 
+@typed
+@with_gradients
 def clipped(model: nn.Module, data: Any) -> Clipped:
     """Return how much a model's limits clip on a graph: nothing on its own, unless some was cut off.
 

@@ -6,27 +6,34 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol, get_type_hints
+from typing import Any, Protocol, get_type_hints, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from fgai.checks import above, at_least, one_of
+from fgai.alone import seeded, with_gradients
+from fgai.checks import above, at_least, one_of, whole
+from fgai.checks import seed as check_seed
 from fgai.errors import DivergenceError, InputError
 from fgai.files import check_items
 from fgai.progress import shown, stage
 from fgai.training.capture import Replays, Terms, can_replay, run_parts, summed
 from fgai.training.interrupt import held_interrupt
 from fgai.training.resume import read_state, write_state
+from fgai.typed import typed
 
 PROBE = 10
 """Climbing steps of the fresh attack by which adversarial recipes score an epoch."""
 
 
+LONGEST = 10_000_000
+"""Epochs at most: more would not end."""
+
+
+@typed
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """How long and how fast to train.
@@ -50,11 +57,11 @@ class TrainConfig:
     decay: float = 0.0
 
     def __post_init__(self) -> None:
-        at_least(self.epochs, "epochs", 1)
+        whole(self.epochs, "epochs", 1, LONGEST)
         above(self.lr, "lr", 0.0)
         at_least(self.weight_decay, "weight_decay", 0.0)
-        at_least(self.patience, "patience", 1)
-        at_least(self.validate_every, "validate_every", 1)
+        whole(self.patience, "patience", 1)
+        whole(self.validate_every, "validate_every", 1)
         at_least(self.clip, "clip", 0.0)
         if not 0.0 <= self.decay <= 1.0:
             raise InputError(f"`decay` must be between 0 and 1, got {self.decay}")
@@ -73,6 +80,7 @@ class TrainConfig:
 TRAIN_FIELDS = tuple(field.name for field in dataclasses.fields(TrainConfig))
 
 
+@runtime_checkable
 class Recipe(Protocol):
     """What is minimised, and what decides which epoch's weights are kept."""
 
@@ -98,6 +106,7 @@ class Recipe(Protocol):
         """Take back what `state` gave."""
 
 
+@typed
 @dataclass
 class History:
     """What happened while training.
@@ -157,20 +166,22 @@ class History:
         return history
 
 
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw from `seed` inside the block and leave the global generators as they were."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
-        yield
+def _device(model: nn.Module) -> torch.device:
+    """Return the device of the parameters, of which there must be some."""
+    held = next(model.parameters(), None)
+    if held is None:
+        raise InputError(f"there is nothing to train: {type(model).__name__} has no parameters")
+    return held.device
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
     """Return the seed of one epoch; depends on nothing but its arguments, so a run can resume anywhere."""
+    check_seed(seed)
     return (seed * 1_000_003 + epoch * 7_919 + 12_345) % (2**63 - 1)
 
 
+@typed
+@with_gradients
 def fit(
     model: nn.Module,
     recipe: Recipe,
@@ -200,7 +211,7 @@ def fit(
     Raises:
         DivergenceError: when a term is not finite; the last good weights are in the model then.
     """
-    device = next(model.parameters()).device
+    device = _device(model)
     optimizer = _optimizer(model, config, device)
     history, best, first = History(), _copy(model), 0
     best_score = -math.inf

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fgai.alone import with_gradients
 from fgai.attacks import Budget
 from fgai.attention import add_limits, prepared
 from fgai.checks import one_of
@@ -23,14 +24,18 @@ from fgai.training.presets import preset
 from fgai.training.ranges import Tightness, set_ranges
 from fgai.training.settings import ADVERSARY_FIELDS, LIMIT_FIELDS, FaithfulConfig
 from fgai.training.train import copied, history_of, set_history, train
+from fgai.typed import typed
 
 
+@typed
 def settings_for(method: str, model: str, dataset: str, task: str = "node") -> dict[str, Any]:
     """Return the preset of a method; a defence takes the vanilla model's where it has none of its own."""
     chosen = preset("at" if method == "at-limits" else method, model, dataset, task)
     return {**preset("vanilla", model, dataset, task), **chosen} if method in DEFENCES else chosen
 
 
+@typed
+@with_gradients
 def train_method(
     method: str,
     model: str,

@@ -9,6 +9,7 @@ from typing import Any
 
 from fgai.checks import one_of
 from fgai.tasks import get_task
+from fgai.typed import typed
 
 
 @cache
@@ -16,6 +17,7 @@ def _table() -> dict[str, Any]:
     return tomllib.loads(files("fgai.training").joinpath("presets.toml").read_text(encoding="utf-8"))
 
 
+@typed
 def preset(method: str, model: str, dataset: str, task: str = "node") -> dict[str, Any]:
     """Return the settings of a method, the special ones laid over the general ones.
 

@@ -9,14 +9,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fgai.attention import call_model, evaluating
+from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.metrics import task_scores
-from fgai.tasks import task_of
+from fgai.tasks import PARTS, task_of
 from fgai.training.capture import Drawn, replayable
 from fgai.training.loop import epoch_seed
+from fgai.typed import typed
 
 
+@typed
 @replayable
 class Vanilla:
     """Cross-entropy on the training nodes, links or graphs; validation score: the task's own.
@@ -89,6 +92,7 @@ class Vanilla:
         """Nothing to take back."""
 
 
+@typed
 def labelled(graph: Graph, mask: str) -> tuple[Tensor, Tensor]:
     """Return the rows of the logits (nodes, links or small graphs) in a mask, and their labels.
 
@@ -99,7 +103,7 @@ def labelled(graph: Graph, mask: str) -> tuple[Tensor, Tensor]:
     truth = task.labels(graph)
     if truth is None:
         raise InputError(f"{graph.name!r} has no labels `y` to train on")
-    part = mask.removesuffix("_mask")
+    part = one_of(mask.removesuffix("_mask"), "mask", PARTS)
     rows = task.rows(graph, part) if task.has_part(graph, part) else None
     if rows is None or not rows.numel():
         remedy = f"make a split with `{task.split_function}`"

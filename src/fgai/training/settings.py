@@ -6,11 +6,14 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from fgai.checks import above, at_least, one_of
+from fgai.attacks.budget import LARGEST
+from fgai.checks import above, at_least, one_of, whole
 from fgai.errors import InputError
+from fgai.topk import check_k
 from fgai.training.loop import TRAIN_FIELDS, TrainConfig
 from fgai.training.ranges import Tightness
 from fgai.training.terms import DIVERGENCES, TERMS, Weights
+from fgai.typed import typed
 
 ADVERSARIES = ("hybrid", "injection", "attention")
 SPACES = ("mixed", "values", "features")
@@ -22,6 +25,7 @@ FIRMER = 0.4
 """Share of the nodes that are softened, at least, in a second attempt at stability."""
 
 
+@typed
 @dataclass(frozen=True, kw_only=True)
 class FaithfulConfig:
     """How `make_faithful` trains; the defaults suit a graph nobody tuned.
@@ -93,13 +97,13 @@ class FaithfulConfig:
         _ = self.tightness
         for name in ("k1", "k2"):
             if getattr(self, name) is not None:
-                at_least(getattr(self, name), name, 1, f"use `{name}=None` to rank all edges")
+                check_k(getattr(self, name), name)
         if not 0.0 <= self.ramp <= 1.0:
             raise InputError(f"`ramp` must be between 0 and 1, got {self.ramp}")
         at_least(self.contrast, "contrast", 0.0)
-        at_least(self.nodes, "nodes", 1)
-        at_least(self.edges, "edges", 1)
-        at_least(self.steps, "steps", 1)
+        whole(self.nodes, "nodes", 1, LARGEST)
+        whole(self.edges, "edges", 1, LARGEST)
+        whole(self.steps, "steps", 1, LARGEST)
         above(self.step_size, "step_size", 0.0)
         above(self.radius, "radius", 0.0)
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import nn
 
+from fgai.alone import with_gradients
 from fgai.attention import call_model, duplicate, evaluating, prepared
 from fgai.checks import one_of
 from fgai.errors import InputError
@@ -19,6 +20,7 @@ from fgai.training.loop import TRAIN_FIELDS, History, Recipe, TrainConfig, fit
 from fgai.training.presets import preset_named
 from fgai.training.recipes import Vanilla
 from fgai.training.resume import run_label
+from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -53,6 +55,8 @@ def train(
 ) -> AttentionModel: ...
 
 
+@typed
+@with_gradients
 def train(
     model: nn.Module | str,
     data: Any,
@@ -155,6 +159,7 @@ def set_history(model: nn.Module, history: History) -> None:
     object.__setattr__(model, "history", history)
 
 
+@typed
 def history_of(model: nn.Module) -> History:
     """Return the history of a model that was trained here.
 

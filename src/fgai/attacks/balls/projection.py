@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from fgai import checks
+from fgai.compiled import compiled
 from fgai.errors import InputError
 from fgai.ops.segments import check_rows, row_index, row_max, row_order, row_sum, sortable
 from fgai.topk import NORMS
@@ -132,7 +132,7 @@ def _threshold_by_sorting(size: Tensor, rowptr: Tensor, limit: Tensor) -> Tensor
     return torch.where(row_sum(ordered, rowptr) > limit, unit * (total - limit) / count, 0.0)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _threshold_rows(size: np.ndarray, rowptr: np.ndarray, limit: np.ndarray, threshold: np.ndarray) -> None:
     # Start from the whole row and drop what θ = (sum - R) / count excludes until nothing more goes: the same
     # θ as by sorting, in a few passes. θ never falls, so the set never grows; `>=` guards that in rounding.

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fgai.attacks.budget import LARGEST
 from fgai.attacks.search.aims import ROW_LOSSES
 from fgai.attacks.search.gradients import GRADIENTS
 from fgai.attacks.search.optimisers import OPTIMISERS
 from fgai.attacks.search.spaces import SPACES
 from fgai.attacks.search.starts import STARTS
-from fgai.checks import at_least, one_of
+from fgai.checks import one_of, whole
+from fgai.typed import typed
 
 
+@typed
 @dataclass(frozen=True, kw_only=True)
 class Member:
     """One way to search.
@@ -42,7 +45,7 @@ class Member:
         one_of(self.optimiser, "optimiser", tuple(OPTIMISERS))
         one_of(self.loss, "loss", tuple(ROW_LOSSES))
         one_of(self.gradient, "gradient", tuple(GRADIENTS))
-        at_least(self.steps, "steps", 0)
+        whole(self.steps, "steps", 0, LARGEST)
 
 
 PREDICTION_MEMBERS: tuple[Member, ...] = (

@@ -14,10 +14,12 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models.base import AttentionModel, as_graph
 from fgai.models.registry import MODELS, register
+from fgai.typed import typed
 
 DefendedT = TypeVar("DefendedT", bound="type[Defended]")
 
 
+@typed
 class Defended(AttentionModel):
     """Base of the defences: a model whose edges are re-weighted before, or while, it reads the graph.
 
@@ -86,6 +88,7 @@ DEFENCES: dict[str, type[Defended]] = {}
 """Defences by the name of the training method."""
 
 
+@typed
 def register_defence(method: str) -> Callable[[DefendedT], DefendedT]:
     """Make a defence known by the name of the method that trains it; a decorator, see `register_model`."""
 

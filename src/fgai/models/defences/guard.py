@@ -14,8 +14,10 @@ from fgai.models.defences.base import Defended, attention_layers, register_defen
 from fgai.ops import edge_cosine
 from fgai.ops.segments import row_sum
 from fgai.sparse import Adjacency, Features
+from fgai.typed import typed
 
 
+@typed
 @register_defence("gnnguard")
 class GNNGuard(Defended):
     """A model whose every layer trusts an edge as far as its two ends resemble each other there.

@@ -14,8 +14,10 @@ from fgai.models.defences.base import Defended, register_defence
 from fgai.ops import edge_cosine
 from fgai.ops.lowrank import reconstruct
 from fgai.sparse import match_edges
+from fgai.typed import typed
 
 
+@typed
 @register_defence("pro-gnn")
 class ProGNN(Defended):
     """A model that learns how much of each edge to believe.

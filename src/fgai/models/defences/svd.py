@@ -11,8 +11,10 @@ from fgai.checks import at_least
 from fgai.graph import Graph
 from fgai.models.defences.base import Defended, register_defence
 from fgai.ops.lowrank import reconstruct
+from fgai.typed import typed
 
 
+@typed
 @register_defence("gnn-svd")
 class GNNSVD(Defended):
     """A model that reads the graph through its best approximation of low rank.

@@ -15,7 +15,7 @@ from fgai.ops.cpu.parallel import run_blocks, threads_for
 from fgai.ops.cpu.plan import Incoming, Outgoing, blocks, incoming, outgoing
 from fgai.ops.cpu.rows import kernel
 from fgai.sparse import Adjacency
-from fgai.sparse.adjacency import Index32
+from fgai.sparse.adjacency import Index32, of_narrow
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
@@ -71,7 +71,7 @@ def _new_edges(targets, loops, rowptr, colptr, shift, filled, new_rowptr, new_co
 
 
 def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacency, Tensor]:
-    """See `Adjacency.attach`; the views of the kernels are made too."""
+    """See `fgai.ops.attach`; the views of the kernels are made too."""
     (nodes, width), first = targets.shape, adjacency.num_nodes
     rows, columns = incoming(adjacency), outgoing(adjacency)
     old, each = adjacency.num_edges, width + int(loops)
@@ -92,7 +92,7 @@ def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacenc
     _new_edges(ends, loops, rows.rowptr, columns.colptr, shift, filled, rowptr, colptr, out)
     source, destination, csc, target = out
     index = Index32(*(torch.from_numpy(a) for a in (rowptr, source, colptr, csc, destination)))
-    grown = Adjacency.of_narrow(first + nodes, index)
+    grown = of_narrow(first + nodes, index)
     cached_on(grown, "cpu incoming", lambda: Incoming(blocks(rowptr), rowptr, source))
     cached_on(grown, "cpu outgoing", lambda: Outgoing(blocks(colptr), colptr, csc, target))
     return grown, torch.from_numpy(ours)

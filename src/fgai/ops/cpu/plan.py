@@ -54,6 +54,7 @@ def incoming(adjacency: Adjacency) -> Incoming:
     """Return the incoming edges of `adjacency` as the kernels read them, made once and kept with it."""
 
     def make() -> Incoming:
+        adjacency.check_incoming()
         index = adjacency.index32
         rowptr = index.rowptr.numpy()
         return Incoming(blocks(rowptr), rowptr, index.source.numpy())
@@ -65,6 +66,7 @@ def outgoing(adjacency: Adjacency) -> Outgoing:
     """Return the outgoing edges of `adjacency` as the kernels read them, made once and kept with it."""
 
     def make() -> Outgoing:
+        adjacency.check_outgoing()
         index = adjacency.index32
         colptr = index.colptr.numpy()
         # The destinations in this order, so that no kernel has to look them up edge by edge.

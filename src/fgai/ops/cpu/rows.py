@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from numba import njit
 
+from fgai.compiled import compiled
 from fgai.ops.cpu.lanes import (
     LANES,
     exp_nonpositive,
@@ -27,8 +27,8 @@ from fgai.ops.cpu.lanes import (
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 # Kernels only read and write arrays they are given, so numba's reference counting is switched off (`_nrt`):
 # left on, it costs more than the arithmetic of a short row.
-_OPTIONS = {"fastmath": FAST, "nogil": True, "cache": True, "_nrt": False}
-piece = njit(inline="always", **_OPTIONS)
+_OPTIONS = {"fastmath": FAST, "_nrt": False}
+piece = compiled(inline="always", **_OPTIONS)
 # How many edges ahead rows are asked for.
 AHEAD = 6
 _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
@@ -41,7 +41,7 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
     numba compiles again when the file of the function has changed; a kernel also has to be compiled again
     when a piece of it has, so the stamp of the stored code covers all files here.
     """
-    made: Callable[..., None] = njit(**_OPTIONS)(function)
+    made: Callable[..., None] = compiled(**_OPTIONS)(function)
     stored = getattr(getattr(made, "_cache", None), "_cache_file", None)
     if stored is not None and hasattr(stored, "_source_stamp"):
         stored._source_stamp = _STAMP

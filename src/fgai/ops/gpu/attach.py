@@ -15,7 +15,7 @@ from torch import Tensor
 from fgai.cache import cached_on
 from fgai.ops.gpu.plan import grown_layouts, place
 from fgai.sparse import Adjacency
-from fgai.sparse.adjacency import Index32
+from fgai.sparse.adjacency import Index32, of_narrow
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -152,7 +152,7 @@ def _grid(count: int) -> tuple[int]:
 
 
 def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacency, Tensor]:
-    """See `Adjacency.attach`; the pieces for the kernels are laid out too."""
+    """See `fgai.ops.attach`; the pieces for the kernels are laid out too."""
     (nodes, width), first = targets.shape, adjacency.num_nodes
     old, new = adjacency.num_edges, nodes * (2 * width + int(loops))
     keys, turned, count = adjacency.keys, adjacency.turned_keys, first + nodes + 1
@@ -178,7 +178,7 @@ def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacenc
     _pointers[_grid(count)](
         fresh, adjacency.rowptr, adjacency.colptr, rowptr, colptr, first, count, new, STEPS=short, B=BLOCK
     )
-    grown = Adjacency.of_narrow(first + nodes, Index32(rowptr, source, colptr, csc, destination))
+    grown = of_narrow(first + nodes, Index32(rowptr, source, colptr, csc, destination))
     cached_on(grown, "gpu incoming", lambda: place(incoming, rowptr, source, source))
     cached_on(grown, "gpu outgoing", lambda: place(outgoing, colptr, csc, target))
     return grown, ours

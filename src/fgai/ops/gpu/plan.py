@@ -113,6 +113,7 @@ def incoming(adjacency: Adjacency) -> Work:
     """Return the work over incoming edges (`edge` is not used: positions are the edges), made once."""
 
     def make() -> Work:
+        adjacency.check_incoming()
         index = adjacency.index32
         return place(lay_out(index.rowptr.diff()), index.rowptr, index.source, index.source)
 
@@ -123,6 +124,7 @@ def outgoing(adjacency: Adjacency) -> Work:
     """Return the work over outgoing edges, made once."""
 
     def make() -> Work:
+        adjacency.check_outgoing()
         index = adjacency.index32
         target = index.destination[adjacency.csc]
         return place(lay_out(index.colptr.diff()), index.colptr, index.csc, target)
@@ -138,6 +140,7 @@ def grown_layouts(adjacency: Adjacency, nodes: int, width: int) -> tuple[Layout,
     """
 
     def make() -> tuple[Layout, Layout, int]:
+        adjacency.check_outgoing()
         index = adjacency.index32
         fresh = index.rowptr.new_full((nodes,), width)
         degrees = [pointer.diff() for pointer in (index.rowptr, index.colptr)]

@@ -1,0 +1,49 @@
+"""What torch shares between threads: its random generators and a model's mode and hooks.
+
+fgai seeds the generators for a block, and puts models into evaluation mode or listens to them for one. Two
+threads that do so at once would take each other's numbers, so such blocks run one after the other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_LOCK = threading.RLock()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Run a block while no other thread runs one; blocks of one thread may be nested."""
+    with _LOCK:
+        yield
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw from `seed` inside the block, alone, and leave the global generators as they were."""
+    cuda = device.type == "cuda"
+    with alone(), torch.random.fork_rng([device] if cuda else []):
+        torch.default_generator.manual_seed(seed)
+        if cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
+def with_gradients(function: Callable[P, T]) -> Callable[P, T]:
+    """Give a function the gradients it needs, also under `torch.no_grad` and `torch.inference_mode`."""
+
+    @wraps(function)
+    def enabled(*args: P.args, **kwargs: P.kwargs) -> T:
+        with torch.inference_mode(False), torch.enable_grad():
+            return function(*args, **kwargs)
+
+    return enabled

@@ -1,0 +1,102 @@
+"""Whether indices point where kernels may read: looked at once, and known from then on.
+
+Kernels follow indices without looking. So what they follow is checked before: pointers when they are first
+seen, an adjacency and a sparse matrix when a kernel first asks for them. The result is kept with the object,
+and loops pay nothing. Pointers that were changed in place are read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from fgai.errors import InputError
+
+LARGEST = 2**31 - 1
+"""Nodes, edges and entries are counted in 32 bits by the kernels."""
+T = TypeVar("T")
+INTEGERS = (torch.int64, torch.int32)
+_SEEN: MutableMapping[Tensor, dict[str, tuple[int, Any]]] = WeakTensorKeyDictionary()
+"""What was seen in a tensor. Beside it, not on it: it may be the caller's, who may save it."""
+_POINTERS = "valid pointers"
+
+
+def check_index(index: Tensor, count: int, name: str) -> None:
+    """Raise unless every entry of the integers `index` is in 0..count-1; read once for a tensor."""
+    if unreadable(index.device):
+        return
+    low, high = _kept(index, "valid index", _ends)
+    if low < 0 or high >= count:
+        raise InputError(f"`{name}` must be in 0..{count - 1}, got {low}..{high}")
+
+
+def check_pointers(pointers: Tensor, count: int | None, name: str) -> None:
+    """Raise unless the integers `pointers` rise from 0 to `count`, if given; read once for a tensor."""
+    if unreadable(pointers.device):
+        return
+    first, last, rising = _kept(pointers, _POINTERS, _steps)
+    if first != 0 or not rising:
+        raise InputError(f"`{name}` must begin at 0 and never fall, since row i is `{name}[i]:{name}[i + 1]`")
+    if count not in (None, last):
+        raise InputError(f"`{name}` ends at {last}, but there are {count} entries")
+
+
+def check_starts(starts: Tensor, pointers: Tensor, count: int, name: str) -> None:
+    """Raise unless rows as long as those of `pointers` fit into `count` entries where `starts` puts them."""
+    rows = len(pointers) - 1
+    if starts.dim() != 1 or starts.dtype not in INTEGERS or len(starts) < rows:
+        got = f"{starts.dtype} {tuple(starts.shape)}"
+        raise InputError(f"`{name}` must be a vector of at least {rows} integers, got {got}")
+    if not rows or unreadable(starts.device):
+        return
+    first = starts[:rows]
+    limits = torch.cat([first[1:], first.new_tensor([count])])
+    if int(first[0]) < 0 or bool((first + pointers.diff() > limits).any()):
+        raise InputError(f"rows that begin at `{name}` must not run into each other or past {count} entries")
+
+
+def mark_pointers(pointers: Tensor, count: int) -> None:
+    """Say of pointers made from some that were checked that they end at `count` and need not be read."""
+    _kept(pointers, _POINTERS, lambda _: (0, count, True))
+
+
+def check_count(count: int, what: str) -> None:
+    """Raise unless the kernels can count so many nodes, edges or entries."""
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= LARGEST:
+        raise InputError(f"the number of {what} must be a whole number in 0..{LARGEST}, got {count!r}")
+
+
+def owners(pointers: Tensor, count: int) -> Tensor:
+    """The row of each of `count` entries, for pointers that were checked."""
+    steps = torch.arange(len(pointers) - 1, device=pointers.device)
+    return torch.repeat_interleave(steps, pointers.diff(), output_size=count)
+
+
+def _ends(index: Tensor) -> tuple[int, int]:
+    return (int(index.min()), int(index.max())) if index.numel() else (0, -1)
+
+
+def _steps(pointers: Tensor) -> tuple[int, int, bool]:
+    return int(pointers[0]), int(pointers[-1]), bool((pointers[1:] >= pointers[:-1]).all())
+
+
+def _kept(tensor: Tensor, key: str, look: Callable[[Tensor], T]) -> T:
+    """What `look` sees in the tensor; seen again when it was changed in place."""
+    if tensor.is_inference():  # such tensors do not count their changes
+        return look(tensor)
+    seen = _SEEN.setdefault(tensor, {})
+    version, known = seen.get(key, (-1, None))
+    if version != tensor._version:
+        known = look(tensor)
+        seen[key] = tensor._version, known
+    found: T = known
+    return found
+
+
+def unreadable(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured there, during which nothing can be read."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

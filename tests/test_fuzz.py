@@ -1,0 +1,73 @@
+"""Every public function and class, called as nobody planned: no crash, no hang, no foreign exception."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+import fgai
+from support import fuzz
+
+PIECES = 20
+"""20,000 calls in all, a thousand at a time."""
+LIMITS = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+
+
+def check(call: tuple[fuzz.Door, dict[str, Any]]) -> None:
+    door, arguments = call
+    found = fuzz.foreign(door, arguments)
+    shown = ", ".join(f"{name}={value!r:.120}" for name, value in arguments.items())
+    assert found is None, f"{door.home}.{door.name}({shown}) {found}"
+
+
+@settings(max_examples=400, phases=[Phase.generate], derandomize=True, **LIMITS)
+@given(fuzz.calls())
+def test_a_few_hundred_calls(call: tuple[fuzz.Door, dict[str, Any]]) -> None:
+    check(call)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("piece", range(PIECES))
+def test_twenty_thousand_calls(piece: int) -> None:
+    @seed(piece)
+    @settings(max_examples=20_000 // PIECES, phases=[Phase.generate], **LIMITS)
+    @given(fuzz.calls())
+    def calls(call: tuple[fuzz.Door, dict[str, Any]]) -> None:
+        check(call)
+
+    calls()
+
+
+class TestTheFuzzer:
+    """It would find nothing if its calls were all refused at the door."""
+
+    def test_knows_every_public_function(self) -> None:
+        known = {door.name for door in fuzz.doors()} | fuzz.LEFT_OUT
+        public = [name for name in fgai.__all__ if inspect.isfunction(getattr(fgai, name))]
+        assert set(public) <= known and len(known) > 250
+
+    @pytest.mark.parametrize("name", ["evaluate", "explain", "train", "make_faithful", "certify", "limit"])
+    def test_gets_to_the_bottom(self, name: str) -> None:
+        pools = fuzz.pools()
+        fitting = {"model": pools["model"][0], "data": pools["graph"][0], "node": 3, "radius": 0.1}
+        fitting["threat"] = pools["threat"][0]
+        known = inspect.signature(getattr(fgai, name)).parameters
+        wanted = {key: value for key, value in fitting.items() if key in known}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            getattr(fgai, name)(**wanted, **fuzz.SHORT.get(name, {}))
+
+    def test_notices(self) -> None:
+        def foreign() -> None:
+            raise KeyError("a")
+
+        def slow() -> None:
+            while True:
+                pass
+
+        assert "KeyError" in str(fuzz.foreign(fuzz.Door("", "", foreign), {}))
+        assert "hangs" in str(fuzz.foreign(fuzz.Door("", "", slow), {}, seconds=0.2))
