@@ -101,6 +101,7 @@ def test_tables_are_whole_on_narrow_terminals(
     assert {"vanilla", "again", "attacked", "chance", "sharpness"} <= set(re.findall(r"\w+", text))
     shown = here("explain", "gat.safetensors", "--node", 24, "-t", "random", cwd=trained).stdout
     assert max(map(len, shown.splitlines())) <= columns and "attention" in shown
+    assert "…" not in shown
 
 
 def commands() -> list[tuple[str, ...]]:

@@ -45,7 +45,7 @@ def test_both_sets_of_endpoints_are_shown_and_the_worst_counts() -> None:
 
 def test_records_of_other_attacks_read_and_print_as_before() -> None:
     record = whole_record()
-    assert set(record.value("f1")) == {"clean", "attacked", "attacked_explanation"}
+    assert set(record.value("f1")) == {"clean", "attacked", "attacked_explanation", "chance"}
     assert record.get("lost") is None
     assert not [heading for heading in headings(record) if "ends" in heading]
 

@@ -161,6 +161,7 @@ CALLS = {
     "overlap_graph": lambda c: fm.overlap_graph(c["w"], c["v"], c["rowptr"], 10),
     "rank_correlation": lambda c: fm.rank_correlation(c["w"], c["v"], c["rowptr"], "kendall"),
     "sharpness": lambda c: fm.sharpness(c["w"], c["rowptr"]),
+    "top_share": lambda c: fm.top_share(c["w"], c["rowptr"]),
     "f_slope_plus": lambda c: fm.f_slope_plus([float(x) for x in c["shares"]]),
     "f_slope_minus": lambda c: fm.f_slope_minus([float(x) for x in c["shares"]]),
     "f_slope_gap": lambda c: fm.f_slope_gap(float(c["shares"][0]), float(c["shares"][1])),

@@ -126,10 +126,10 @@ def chance_path(path: str) -> str:
     if path.startswith("similarity."):  # an overlap, over the same nodes
         name, *rest = path.split(".")[1:]
         return ".".join([name, "chance", *rest])
-    name, what, *rest = path.split(".")
-    if name.startswith("truth") and what != "precision":
+    name, *rest = path.split(".")
+    if name.startswith("truth") and rest[:1] != ["precision"]:
         return ""
-    return ".".join([name, "chance", *rest])
+    return ".".join([name, "chance", *rest[1:]])
 
 
 def _holds(record: _Evaluated, path: str) -> bool:

@@ -10,8 +10,10 @@ from rich.table import Table
 
 BAR = 24
 SHOWN = 10
-ROOM = 44
+ROOM = 51
 """Columns that everything but the bars takes."""
+LEAST = 4
+"""Columns below which bars are left out."""
 
 
 def show(values: dict[str, Any], console: Console) -> None:
@@ -28,7 +30,7 @@ def show(values: dict[str, Any], console: Console) -> None:
         highlight=False,
     )
     if values["neighbours"]:
-        console.print(_table(values, min(BAR, max(4, console.width - ROOM))))
+        console.print(_table(values, min(BAR, console.width - ROOM)))
     else:
         console.print("It has no neighbours, so it attends to nothing.")
     hidden = len(values["neighbours"]) - max(values["k"], SHOWN)
@@ -43,7 +45,8 @@ def show(values: dict[str, Any], console: Console) -> None:
 def _table(values: dict[str, Any], longest: int) -> Table:
     attacked, k = values["attacked"], values["k"]
     told = any(entry["informative"] is not None for entry in values["neighbours"])
-    headings = ["neighbour", "attention", ""]
+    bars = longest >= LEAST
+    headings = ["neighbour", "attention"] + [""] * bars
     headings += ["explains"] * told + (["attacked", "stays"] if attacked else [])
     table = Table(box=None, padding=(0, 1))
     for heading in headings:
@@ -51,8 +54,9 @@ def _table(values: dict[str, Any], longest: int) -> Table:
     most = max(entry["attention"] for entry in values["neighbours"]) or 1.0
     kept = set(attacked["kept"]) if attacked else set()
     for rank, entry in enumerate(values["neighbours"][: max(k, SHOWN)]):
-        bar = "█" * max(1, round(longest * entry["attention"] / most))
-        cells = ["itself" if entry["itself"] else escape(entry["name"]), f"{entry['attention']:.3f}", bar]
+        cells = ["itself" if entry["itself"] else escape(entry["name"]), f"{entry['attention']:.3f}"]
+        if bars:
+            cells.append("█" * max(1, round(longest * entry["attention"] / most)))
         if told:
             cells.append("yes" if entry["informative"] else "")
         if attacked:
