@@ -17,7 +17,6 @@ from fgai.sparse.adjacency import pointers
 from fgai.sparse.valid import INTEGERS, check_count, check_index, check_pointers, unreadable
 from fgai.typed import typed
 
-
 SPARSE_SHARE = 0.1
 """Dense features with at most this share of non-zeros are kept in compressed rows: training is faster."""
 MIN_COLUMNS = 64
