@@ -40,7 +40,6 @@ def overlap_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5) -> 
     return torch.where(rowptr.diff() > k, shared, float("nan"))
 
 
-@typed
 @metric(
     direction="higher",
     low=0,
@@ -67,6 +66,7 @@ def overlap_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5) -> 
         "similarity.overlap.all": "similarity",
     },
 )
+@typed
 def overlap(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None) -> float:
     """Mean top-k overlap over nodes with more than k neighbours.
 
@@ -106,7 +106,6 @@ def overlap_chance(rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None) -
     return mean_over(torch.where(degree > k, k / degree, float("nan")), nodes)
 
 
-@typed
 @metric(
     direction="higher",
     low=0,
@@ -114,6 +113,7 @@ def overlap_chance(rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None) -
     parameters=("k",),
     paths=("overlap_graph.prediction", "overlap_graph.explanation", "similarity.overlap_graph"),
 )
+@typed
 def overlap_graph(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 100_000) -> float:
     """Overlap of the top-k edges of the whole graph, `|T_k ∩ T'_k| / min(k, |E|)`.
 
@@ -154,7 +154,6 @@ def rank_correlation_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, method
     return torch.where(rowptr.diff() >= 2, rho, float("nan"))
 
 
-@typed
 @metric(
     direction="higher",
     low=-1,
@@ -162,6 +161,7 @@ def rank_correlation_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, method
     parameters=("method",),
     paths=("rank_correlation.prediction", "rank_correlation.explanation", "similarity.rank_correlation"),
 )
+@typed
 def rank_correlation(
     w: Tensor, w_other: Tensor, rowptr: Tensor, method: str = "spearman", *, nodes: Tensor | None = None
 ) -> float:
