@@ -11,6 +11,7 @@ from torch import nn
 from fgai.attacks import AttackResult
 from fgai.attention import LayerAttention, Observation, observe, prepared
 from fgai.checks import one_of
+from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.typed import typed
