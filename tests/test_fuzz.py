@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,12 @@ from support import fuzz
 PIECES = 20
 """20,000 calls in all, a thousand at a time."""
 LIMITS = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls may write files."""
+    monkeypatch.chdir(tmp_path)
 
 
 def check(call: tuple[fuzz.Door, dict[str, Any]]) -> None:

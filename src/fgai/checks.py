@@ -75,8 +75,8 @@ def whole(value: int, name: str, low: int = 0, high: int | None = None) -> int:
     """Return `value` if it is a whole number in `low..high`, else raise."""
     above = high is not None and isinstance(value, int) and value > high
     if isinstance(value, bool) or not isinstance(value, int) or value < low or above:
-        limit = f"at least {low}" if high is None else f"in {low}..{high}"
-        raise InputError(f"`{name}` must be {limit} and whole, got {value!r}")
+        limit = "" if high is None else f", at most {high}"
+        raise InputError(f"`{name}` must be at least {low}{limit} and whole, got {value!r}")
     return value
 
 

@@ -176,7 +176,7 @@ def test_nothing_to_perturb() -> None:
         (lambda x, p: project(x, p, torch.tensor([0.1, -0.1])), "must not be negative"),
         (lambda x, p: project(x, p, torch.ones(3)), r"one per node, \[2\]"),
         (lambda x, p: project(x, p, 1.0, "l0"), "`norm` must be one of"),
-        (lambda x, p: project(x[:2], p, 1.0), "`delta` must have one entry per edge"),
+        (lambda x, p: project(x[:2], p, 1.0), "ends at 5, but there are 2 entries of `delta`"),
         (lambda x, p: steepest(x, p, -0.1), "`step_size` must be at least 0"),
     ],
 )

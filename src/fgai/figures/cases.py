@@ -10,7 +10,8 @@ from torch import nn
 
 from fgai.attacks import AttackResult
 from fgai.attention import LayerAttention, Observation, observe, prepared
-from fgai.checks import one_of, whole
+from fgai.checks import one_of
+from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.typed import typed
@@ -113,7 +114,8 @@ class GraphView:
         Raises:
             InputError: there is no such node.
         """
-        whole(node, "node", 0, self.num_original - 1)
+        if isinstance(node, bool) or not 0 <= node < self.num_original:
+            raise InputError(f"`node` must be in 0..{self.num_original - 1}, got {node}")
         first, last = self.attention.rowptr[node : node + 2].tolist()
         sources = self.attention.source[first:last]
         weights = self.attention.values[first:last, 0]

@@ -16,8 +16,8 @@ from fgai.metrics.spec import metric
 from fgai.typed import typed
 
 
-@typed
 @metric(direction="higher", low=0, high=1, title="fidelity+", paths=("fidelity.*.plus",))
+@typed
 def fidelity_plus(prediction: Tensor, without: Tensor, target: Tensor | None = None) -> float:
     """How often the prediction changes when the explanation is taken away.
 
@@ -40,8 +40,8 @@ def fidelity_plus(prediction: Tensor, without: Tensor, target: Tensor | None = N
     return _changed(prediction, without, target)
 
 
-@typed
 @metric(direction="lower", low=0, high=1, title="fidelity−", paths=("fidelity.*.minus",))
+@typed
 def fidelity_minus(prediction: Tensor, only: Tensor, target: Tensor | None = None) -> float:
     """How often the prediction changes when only the explanation is left.
 
@@ -61,8 +61,8 @@ def fidelity_minus(prediction: Tensor, only: Tensor, target: Tensor | None = Non
     return _changed(prediction, only, target)
 
 
-@typed
 @metric(direction="higher", low=0, high=1, parameters=("weight",), paths=("fidelity.*.characterization",))
+@typed
 def characterization(plus: float, minus: float, weight: float = 0.5) -> float:
     """Weighted harmonic mean of fidelity+ and 1 - fidelity-.
 

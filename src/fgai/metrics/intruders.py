@@ -46,7 +46,6 @@ def intruder_mass_per_node(w: Tensor, injected: Tensor, rowptr: Tensor) -> Tenso
     return _where_joined(row_sum(w.detach().double() * injected, rowptr), injected, rowptr)
 
 
-@typed
 @metric(
     direction="lower",
     low=0,
@@ -59,6 +58,7 @@ def intruder_mass_per_node(w: Tensor, injected: Tensor, rowptr: Tensor) -> Tenso
         "intruders.explanation.nodes.all": "intruded, expl.",
     },
 )
+@typed
 def intruder_nodes(
     w: Tensor, injected: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None
 ) -> float:
@@ -88,7 +88,6 @@ def intruder_nodes(
     return mean_over(torch.where(places.isnan(), places, (places > 0).double()), nodes)
 
 
-@typed
 @metric(
     direction="lower",
     low=0,
@@ -97,6 +96,7 @@ def intruder_nodes(
     title="intruders' places",
     paths=("intruders.*.places",),
 )
+@typed
 def intruder_places(
     w: Tensor, injected: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None
 ) -> float:
@@ -122,7 +122,6 @@ def intruder_places(
     return mean_over(intruder_places_per_node(w, injected, rowptr, k), nodes)
 
 
-@typed
 @metric(
     direction="lower",
     low=0,
@@ -134,6 +133,7 @@ def intruder_places(
         "intruders.explanation.mass.all": "their mass, expl.",
     },
 )
+@typed
 def intruder_mass(w: Tensor, injected: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
     """Attention that new neighbours take, mean over the nodes that have any.
 

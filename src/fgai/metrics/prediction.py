@@ -31,7 +31,6 @@ def classes_of(prediction: Tensor) -> Tensor:
     return prediction.long()
 
 
-@typed
 @metric(
     direction="higher",
     low=0,
@@ -39,6 +38,7 @@ def classes_of(prediction: Tensor) -> Tensor:
     paths=("accuracy.*",),
     headings=_by_endpoints("accuracy", "accuracy"),
 )
+@typed
 def accuracy(prediction: Tensor, target: Tensor) -> float:
     """Share of nodes whose predicted class is the true one.
 
@@ -57,7 +57,6 @@ def accuracy(prediction: Tensor, target: Tensor) -> float:
     return float((guess == truth).double().mean())
 
 
-@typed
 @metric(
     direction="higher",
     low=0,
@@ -67,6 +66,7 @@ def accuracy(prediction: Tensor, target: Tensor) -> float:
     paths=("f1.*",),
     headings=_by_endpoints("f1", "F1"),
 )
+@typed
 def f1(prediction: Tensor, target: Tensor, average: str = "micro") -> float:
     """F1 score of a classification with one class a node.
 
@@ -96,7 +96,6 @@ def f1(prediction: Tensor, target: Tensor, average: str = "micro") -> float:
     return float((2 * hit.double() / seen).mean())
 
 
-@typed
 @metric(
     direction="higher",
     low=0,
@@ -105,6 +104,7 @@ def f1(prediction: Tensor, target: Tensor, average: str = "micro") -> float:
     paths=("roc_auc.*",),
     headings=_by_endpoints("roc_auc", "AUC"),
 )
+@typed
 def roc_auc(score: Tensor, target: Tensor) -> float:
     """Area under the ROC curve: the chance that a positive outranks a negative.
 
@@ -127,8 +127,8 @@ def roc_auc(score: Tensor, target: Tensor) -> float:
     return auc_from_ranks(rank[positive].sum(), positive.sum(), (~positive).sum()).item()
 
 
-@typed
 @metric(direction="higher", low=0, high=1, title="AP", paths=("average_precision.*",))
+@typed
 def average_precision(score: Tensor, target: Tensor) -> float:
     """Average precision: the precision at every threshold, weighted by the recall gained there.
 

@@ -40,7 +40,6 @@ def overlap_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5) -> 
     return torch.where(rowptr.diff() > k, shared, float("nan"))
 
 
-@typed
 @metric(
     direction="higher",
     low=0,
@@ -67,6 +66,7 @@ def overlap_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5) -> 
         "similarity.overlap.all": "similarity",
     },
 )
+@typed
 def overlap(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None) -> float:
     """Mean top-k overlap over nodes with more than k neighbours.
 
@@ -136,7 +136,6 @@ def tied_share(w: Tensor, rowptr: Tensor, k: int = 5) -> float:
     return float((last - following <= ROUNDING * last).double().mean())
 
 
-@typed
 @metric(
     direction="higher",
     low=0,
@@ -144,6 +143,7 @@ def tied_share(w: Tensor, rowptr: Tensor, k: int = 5) -> float:
     parameters=("k",),
     paths=("overlap_graph.prediction", "overlap_graph.explanation", "similarity.overlap_graph"),
 )
+@typed
 def overlap_graph(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 100_000) -> float:
     """Overlap of the top-k edges of the whole graph, `|T_k ∩ T'_k| / min(k, |E|)`.
 
@@ -184,7 +184,6 @@ def rank_correlation_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, method
     return torch.where(rowptr.diff() >= 2, rho, float("nan"))
 
 
-@typed
 @metric(
     direction="higher",
     low=-1,
@@ -192,6 +191,7 @@ def rank_correlation_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, method
     parameters=("method",),
     paths=("rank_correlation.prediction", "rank_correlation.explanation", "similarity.rank_correlation"),
 )
+@typed
 def rank_correlation(
     w: Tensor, w_other: Tensor, rowptr: Tensor, method: str = "spearman", *, nodes: Tensor | None = None
 ) -> float:

@@ -124,7 +124,6 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     return float((a * (b - b.mean())).sum() / a.square().sum())
 
 
-@typed
 @metric(
     direction="lower",
     low=-_STEEPEST,
@@ -133,6 +132,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     title="f+",
     paths=("f_slope.*.*.plus",),
 )
+@typed
 def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS) -> float:
     """Slope of the share still right against the fraction of edges removed from the top of the ranking.
 
@@ -150,7 +150,6 @@ def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS
     return slope(fractions, shares)
 
 
-@typed
 @metric(
     direction="higher",
     low=-_STEEPEST,
@@ -159,6 +158,7 @@ def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS
     title="f−",
     paths=("f_slope.*.*.minus",),
 )
+@typed
 def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS) -> float:
     """Slope of the share still right against the fraction of edges removed from the bottom of the ranking.
 
@@ -177,7 +177,6 @@ def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTION
     return slope(fractions, shares)
 
 
-@typed
 @metric(
     direction="higher",
     low=-2 * _STEEPEST,
@@ -186,6 +185,7 @@ def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTION
     paths=("f_slope.node.*.gap", "f_slope.graph.*.gap"),
     headings={"f_slope.graph.clean.gap": "paper's clean", "f_slope.graph.attacked.gap": "paper's attacked"},
 )
+@typed
 def f_slope_gap(minus: float, plus: float) -> float:
     """How much faster predictions fail from the top than from the bottom: `f_slope_minus - f_slope_plus`.
 

@@ -31,10 +31,10 @@ def sharpness_per_node(w: Tensor, rowptr: Tensor) -> Tensor:
     return torch.where(degree >= 2, sharp, float("nan"))
 
 
-@typed
 @metric(
     direction="higher", low=0, high=1, paths=("sharpness.*",), headings={"sharpness.clean.all": "sharpness"}
 )
+@typed
 def sharpness(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
     """Mean distance of attention from uniform over nodes with at least two neighbours.
 

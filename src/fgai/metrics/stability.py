@@ -14,7 +14,6 @@ from fgai.metrics.spec import metric
 from fgai.typed import typed
 
 
-@typed
 @metric(
     direction="lower",
     low=0,
@@ -23,6 +22,7 @@ from fgai.typed import typed
     form=".2f",
     paths=("g_tvd.logits", "g_tvd_explanation.logits"),
 )
+@typed
 def g_tvd(y: Tensor, y_other: Tensor) -> float:
     """Total variation of the logits, per node: `1/(2|N|) sum |y - y'|`.
 
@@ -43,7 +43,6 @@ def g_tvd(y: Tensor, y_other: Tensor) -> float:
     return divergence.graph_tvd(*_finite(y, y_other)).item()
 
 
-@typed
 @metric(
     direction="lower",
     low=0,
@@ -52,6 +51,7 @@ def g_tvd(y: Tensor, y_other: Tensor) -> float:
     form=".2e",
     paths=("g_tvd.probs", "g_tvd_explanation.probs"),
 )
+@typed
 def g_tvd_prob(y: Tensor, y_other: Tensor) -> float:
     """Total variation of the class probabilities, per node: `1/(2|N|) sum |softmax(y) - softmax(y')|`.
 
@@ -70,7 +70,6 @@ def g_tvd_prob(y: Tensor, y_other: Tensor) -> float:
     return divergence.graph_tvd(*_finite(y, y_other), "probabilities").item()
 
 
-@typed
 @metric(
     direction="lower",
     low=0,
@@ -79,6 +78,7 @@ def g_tvd_prob(y: Tensor, y_other: Tensor) -> float:
     form=".2e",
     paths=("g_tvd.rel", "g_tvd_explanation.rel"),
 )
+@typed
 def g_tvd_rel(y: Tensor, y_other: Tensor) -> float:
     """Change of the logits relative to their spread: `sum |y - y'| / sum |y - mean_c y|`.
 
@@ -98,7 +98,6 @@ def g_tvd_rel(y: Tensor, y_other: Tensor) -> float:
     return divergence.graph_tvd_rel(*_finite(y, y_other)).item()
 
 
-@typed
 @metric(
     direction="lower",
     low=0,
@@ -107,6 +106,7 @@ def g_tvd_rel(y: Tensor, y_other: Tensor) -> float:
     form=".2e",
     paths=("g_jsd", "g_jsd_explanation", "similarity.g_jsd"),
 )
+@typed
 def g_jsd(w: Tensor, w_other: Tensor) -> float:
     """Jensen-Shannon divergence of attention per edge: `1/(2|E|) (KL(w‖m) + KL(w'‖m))`.
 

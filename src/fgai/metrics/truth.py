@@ -16,7 +16,6 @@ from fgai.topk import SCOPES, check_k, ranks_in_rows
 from fgai.typed import typed
 
 
-@typed
 @metric(
     direction="higher",
     low=0,
@@ -33,6 +32,7 @@ from fgai.typed import typed
     ),
     headings={"truth.auc.all": "truth AUC", "truth_prediction.auc.all": "attacked truth AUC"},
 )
+@typed
 def truth_auc(
     w: Tensor, truth: Tensor, rowptr: Tensor, scope: str = "graph", *, nodes: Tensor | None = None
 ) -> float:
@@ -64,7 +64,6 @@ def truth_auc(
     return mean_over(auc_from_ranks(row_sum(rank * truth, rowptr), positives, negatives), nodes)
 
 
-@typed
 @metric(
     direction="higher",
     low=0,
@@ -73,6 +72,7 @@ def truth_auc(
     title="truth precision",
     paths=("truth.precision", "truth_prediction.precision", "truth_explanation.precision"),
 )
+@typed
 def truth_precision(
     w: Tensor, truth: Tensor, rowptr: Tensor, k: int | None = 5, *, nodes: Tensor | None = None
 ) -> float:

@@ -92,7 +92,7 @@ class GT(AttentionModel):
         encodings: int = 8,
         dropout: float = 0.5,
         attention_dropout: float = 0.0,
-        norm: str = "batch",
+        norm: str | None = "batch",
         task: str = "node",
         pooling: str = "mean",
         decoder: str = "dot",

@@ -34,21 +34,21 @@ def check_rows(values: Tensor, rowptr: Tensor, name: str = "values") -> None:
     """
     if values.dim() < 1:
         raise InputError(f"`{name}` must have one entry per edge, got a single number")
-    check_row_pointers(rowptr, values.shape[0])
+    check_row_pointers(rowptr, values.shape[0], f"entries of `{name}`")
     if values.device != rowptr.device:
         raise InputError(
             f"`{name}` and `rowptr` must be on one device, got {values.device} and {rowptr.device}"
         )
 
 
-def check_row_pointers(rowptr: Tensor, num_edges: int | None = None) -> None:
+def check_row_pointers(rowptr: Tensor, num_edges: int | None = None, entries: str = "edges") -> None:
     """Raise unless `rowptr` is int64 [N+1] and rises from 0 to `num_edges` (to wherever it ends, if None)."""
     if rowptr.dim() != 1 or rowptr.numel() < 1 or rowptr.dtype != torch.int64:
         raise InputError(
             "`rowptr` must be an int64 tensor of shape [num_nodes + 1],"
             f" got {rowptr.dtype} {tuple(rowptr.shape)}"
         )
-    check_pointers(rowptr, num_edges, "rowptr")
+    check_pointers(rowptr, num_edges, "rowptr", entries)
 
 
 def row_index(rowptr: Tensor, num_edges: int) -> Tensor:

@@ -34,7 +34,7 @@ def check_index(index: Tensor, count: int, name: str) -> None:
         raise InputError(f"`{name}` must be in 0..{count - 1}, got {low}..{high}")
 
 
-def check_pointers(pointers: Tensor, count: int | None, name: str) -> None:
+def check_pointers(pointers: Tensor, count: int | None, name: str, entries: str = "entries") -> None:
     """Raise unless the integers `pointers` rise from 0 to `count`, if given; read once for a tensor."""
     if unreadable(pointers.device):
         return
@@ -42,7 +42,7 @@ def check_pointers(pointers: Tensor, count: int | None, name: str) -> None:
     if first != 0 or not rising:
         raise InputError(f"`{name}` must begin at 0 and never fall, since row i is `{name}[i]:{name}[i + 1]`")
     if count not in (None, last):
-        raise InputError(f"`{name}` ends at {last}, but there are {count} entries")
+        raise InputError(f"`{name}` ends at {last}, but there are {count} {entries}")
 
 
 def check_starts(starts: Tensor, pointers: Tensor, count: int, name: str) -> None:
