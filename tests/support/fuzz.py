@@ -45,6 +45,10 @@ LEFT_OUT = {
 }
 
 
+PLUMBING = ("files",)
+"""Packages that only fgai calls; kinds of files have a fuzzer of their own, see tests/files."""
+
+
 class Door(NamedTuple):
     """A public name: where it is found, and what it is."""
 
@@ -61,7 +65,7 @@ class Hang(BaseException):
 def doors() -> tuple[Door, ...]:
     """Every public function and class of the package, each once."""
     found: dict[int, Door] = {}
-    for home in ("fgai", *(f"fgai.{name}" for name in fgai._PACKAGES)):
+    for home in ("fgai", *(f"fgai.{name}" for name in fgai._PACKAGES if name not in PLUMBING)):
         module = importlib.import_module(home)
         own = [
             name

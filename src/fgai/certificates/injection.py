@@ -31,12 +31,13 @@ from fgai.attention import Limits, limits_of, prepared
 from fgai.certificates.familiar import unfamiliar
 from fgai.certificates.hidden import _behind
 from fgai.certificates.injection_kernels import class_kept, mean_bounds
-from fgai.checks import at_least, one_of
+from fgai.checks import one_of, whole
 from fgai.graph import Graph
 from fgai.models import GAT, AttentionLayer, GATv2, as_graph
 from fgai.ops import aggregate, edge_softmax
 from fgai.sparse import Adjacency, Features
 from fgai.tasks import get_task
+from fgai.typed import typed
 
 PIECES = 8
 """Into which the interval of a destination's score is cut."""
@@ -71,6 +72,7 @@ class InjectionCertificate:
         return float(chosen.double().mean()) if chosen.numel() else 0.0
 
 
+@typed
 def certify_injection(
     model: nn.Module, data: Any, *, neighbours: int = 1, where: str = "any"
 ) -> InjectionCertificate:
@@ -96,7 +98,7 @@ def certify_injection(
         >>> certify_injection(model, data, neighbours=0).share()
         1.0
     """
-    at_least(neighbours, "neighbours", 0)
+    whole(neighbours, "neighbours", 0)
     one_of(where, "where", WHERE)
     graph = prepared(model, as_graph(data)).to("cpu")
     exact = copy.deepcopy(model).double().cpu().eval()

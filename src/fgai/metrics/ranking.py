@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fgai import checks, topk
 from fgai.compiled import compiled
-from fgai.metrics.given import check_attentions
+from fgai.metrics.given import check_attention, check_attentions
 from fgai.metrics.nodes import mean_over
 from fgai.metrics.spec import metric
 from fgai.ops.segments import check_row_pointers, row_index, row_max, row_order, row_sum
@@ -110,6 +110,7 @@ ROUNDING = 1e-6
 """Attentions that differ by no more, relative to the larger, may be in either order: a few float32 steps."""
 
 
+@typed
 def tied_share(w: Tensor, rowptr: Tensor, k: int = 5) -> float:
     """Share of the nodes with more than k neighbours whose top-k is cut within rounding.
 
@@ -129,6 +130,7 @@ def tied_share(w: Tensor, rowptr: Tensor, k: int = 5) -> float:
         0.5
     """
     topk.check_k(k)
+    check_attention(w, rowptr)
     w = w.detach().double()
     places = topk.leaders(w, rowptr, k + 1)
     ranked = places[places[:, k] >= 0]

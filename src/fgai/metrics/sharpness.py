@@ -58,6 +58,7 @@ def sharpness(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> floa
     return mean_over(sharpness_per_node(w, rowptr), nodes)
 
 
+@typed
 def top_share_per_node(w: Tensor, rowptr: Tensor) -> Tensor:
     """Share of its attention that a node gives its strongest neighbour, float64 [N]; NaN with fewer than two.
 
@@ -73,6 +74,7 @@ def top_share_per_node(w: Tensor, rowptr: Tensor) -> Tensor:
 
 
 @metric(direction="higher", low=0, high=1, paths=("top_share.*",), title="top neighbour's share")
+@typed
 def top_share(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
     """Mean share of its attention that a node gives its strongest neighbour: sharpness in plain words.
 
@@ -93,6 +95,7 @@ def top_share(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> floa
     return mean_over(top_share_per_node(w, rowptr), nodes)
 
 
+@typed
 def uniform_share(rowptr: Tensor) -> float:
     """What `top_share` is for uniform attention: the mean of 1/degree over nodes with two neighbours or more.
 

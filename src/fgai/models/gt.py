@@ -33,7 +33,9 @@ class TransformerBlock(nn.Module):
         norm: `"batch"` or `"layer"`.
     """
 
-    def __init__(self, width: int, heads: int, dropout: float, attention_dropout: float, norm: str) -> None:
+    def __init__(
+        self, width: int, heads: int, dropout: float, attention_dropout: float, norm: str | None
+    ) -> None:
         super().__init__()
         self.attention = AttentionLayer(
             width, width // heads, heads, score="dot", attention_dropout=attention_dropout, bias=False

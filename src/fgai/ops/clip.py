@@ -50,6 +50,7 @@ def clip(
     return _moved(x, low, high, given, torch.empty_like(x), noted=False)[0]
 
 
+@typed
 def loudness(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """How far each row [N, ...] inside a range is from its middle, in units of half the range: [N].
 
@@ -57,6 +58,9 @@ def loudness(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
         >>> loudness(torch.tensor([[3.0, 4.0]]), torch.tensor([-5.0, -5.0]), torch.tensor([5.0, 5.0]))
         tensor([1.])
     """
+    _check_range(x, low, high)
+    if x.dim() < 2:
+        raise InputError(f"`x` must hold rows, [N, ...], got {tuple(x.shape)}")
     middle, inverse = _ball(low, high)
     return ((x - middle) * inverse).flatten(1).square().sum(1).sqrt()
 
