@@ -100,11 +100,11 @@ def _row(
 
 
 def _vanilla_sharpness(store: Store) -> dict[tuple[str, str, int], float]:
-    """Of the vanilla models that were attacked, by model, dataset and seed."""
+    """Of the vanilla models of this grid, which the others came from, by model, dataset and seed."""
     found = {}
     for record in store.records("attack"):
         cell = record["cell"]
-        if cell["method"] == PLAIN:
+        if cell["method"] == PLAIN and cell["label"]:
             value = look_up(record["evaluations"]["ensemble"]["metrics"], "sharpness.clean.all")
             if value is not None:
                 found[cell["model"], cell["dataset"], cell["seed"]] = value
