@@ -23,6 +23,8 @@ def write_atomic(path: Path, content: bytes | str) -> None:
     Raises:
         FgaiError: if the folder cannot be written to.
     """
+    if not path.name:
+        raise FgaiError(f"cannot write {str(path)!r}: it names no file")
     raw = content.encode() if isinstance(content, str) else content
     temporary = None
     try:

@@ -312,6 +312,8 @@ def place_value(values: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _check_shape(logits: Tensor, rows: int, graph: Graph) -> None:
+    if not bool(torch.isfinite(logits).all()):
+        raise InputError(f"the model's output on {graph.name!r} is not finite; there is nothing to evaluate")
     if logits.dim() != 2 or logits.shape[0] != rows or logits.shape[1] < graph.num_classes:
         raise InputError(
             f"the model must return logits [{rows}, {max(2, graph.num_classes)}] on"
