@@ -29,6 +29,8 @@ __all__ = [
 ]
 
 S = TypeVar("S", str, str | None)
+LARGEST = 2**63 - 1
+"""The largest whole number that tensors hold."""
 
 
 def one_of(value: S, name: str, options: Sequence[S]) -> S:
@@ -73,8 +75,8 @@ def fraction(value: float, name: str, remedy: str = "") -> float:
 
 def whole(value: int, name: str, low: int = 0, high: int | None = None) -> int:
     """Return `value` if it is a whole number in `low..high`, else raise."""
-    above = high is not None and isinstance(value, int) and value > high
-    if isinstance(value, bool) or not isinstance(value, int) or value < low or above:
+    most = LARGEST if high is None else high
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= most:
         limit = "" if high is None else f", at most {high}"
         raise InputError(f"`{name}` must be at least {low}{limit} and whole, got {value!r}")
     return value
@@ -154,4 +156,4 @@ def positions(index: Tensor, count: int, name: str = "positions") -> Tensor:
 def _is_finite(value: object) -> bool:
     if isinstance(value, float):
         return isfinite(value)
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST

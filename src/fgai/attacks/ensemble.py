@@ -77,6 +77,8 @@ class EnsembleInjection(ReportedAttack):
         baselines: Sequence[tuple[int, float, int]] = PLAIN,
     ) -> None:
         super().__init__(budget, objective, k=k)
+        if any(not isinstance(baseline, tuple) or len(baseline) != 3 for baseline in baselines):
+            raise InputError(f"`baselines` must be (steps, step size, restarts) each, got {baselines!r}")
         self.baselines = [
             PGDInjection(replace(budget, steps=steps, step_size=size, restarts=starts), objective, k=k)
             for steps, size, starts in baselines

@@ -321,5 +321,18 @@ def place_value(values: dict[str, Any], path: str, value: Any) -> None:
     values[last] = value
 
 
+<<<<<<< HEAD
+=======
+def _check_shape(logits: Tensor, rows: int, graph: Graph) -> None:
+    if not bool(torch.isfinite(logits).all()):
+        raise InputError(f"the model's output on {graph.name!r} is not finite; there is nothing to evaluate")
+    if logits.dim() != 2 or logits.shape[0] != rows or logits.shape[1] < graph.num_classes:
+        raise InputError(
+            f"the model must return logits [{rows}, {max(2, graph.num_classes)}] on"
+            f" {graph.name!r}, got {tuple(logits.shape)}"
+        )
+
+
+>>>>>>> h-kernels
 def _ledger(result: AttackResult) -> dict[str, Any]:
     return {"value": result.value, "start": result.start, "noise": result.noise, **result.ledger.to_dict()}

@@ -162,6 +162,8 @@ def dropout(given: X, p: float, training: bool = True, *, seed: int | Tensor | N
     is drawn from torch's global generator by default. Of `Features` only stored values are drawn for, so
     zeros stay free.
     """
+    if not isinstance(training, bool):
+        raise TypeError(f"`training` of `dropout` must be True or False, got {type(training).__name__}")
     if not isinstance(p, int | float) or p != 1:
         checks.rate(p, "p")
     if p == 0.0 or not training:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fgai.checks import edge_index, one_of
+from fgai.checks import edge_index, one_of, whole
 from fgai.errors import InputError
+from fgai.sparse.valid import LARGEST, check_index
 from fgai.typed import typed
 
 POOLINGS = ("mean", "max")
@@ -51,6 +52,15 @@ def link_logits(embedding: Tensor, pairs: Tensor, decoder: str = "dot") -> Tenso
 @typed
 def pool(nodes: Tensor, batch: Tensor | None, num_graphs: int, how: str) -> Tensor:
     """Mean or maximum of `nodes` [N, D] over each small graph → [G, D]; a graph without nodes gives zeros."""
+    whole(num_graphs, "num_graphs", 0, LARGEST)
+    if nodes.dim() != 2 or not nodes.is_floating_point():
+        got = f"{nodes.dtype} {tuple(nodes.shape)}"
+        raise InputError(f"`nodes` must be floating-point of shape [nodes, width], got {got}")
+    if batch is not None and (batch.shape != nodes.shape[:1] or batch.dtype != torch.int64):
+        got = f"{batch.dtype} {tuple(batch.shape)}"
+        raise InputError(f"`batch` must be one graph number per node (torch.long), got {got}")
+    if batch is not None:
+        check_index(batch, num_graphs, "batch")
     if batch is None:
         batch = torch.zeros(nodes.shape[0], dtype=torch.long, device=nodes.device)
     if one_of(how, "pooling", POOLINGS) == "mean" and nodes.is_cuda:

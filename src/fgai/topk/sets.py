@@ -34,7 +34,7 @@ def check_k(k: int | None, name: str = "k") -> None:
     """Raise `InputError` unless `k` is None or a whole number of at least 1."""
     if k is None:
         return
-    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+    if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= checks.LARGEST:
         raise InputError(f"`{name}` must be at least 1, got {k!r}; use `{name}=None` to rank all edges")
 
 
