@@ -14,7 +14,7 @@ from fgai import metrics
 from fgai.attacks import AttackResult, Threat, make_attack, threat_of
 from fgai.attention import AttentionMap, Observation, counting, observe, prepared, usual_share
 from fgai.attention.reach import touched_rows
-from fgai.errors import FgaiWarning
+from fgai.errors import FgaiWarning, InputError
 from fgai.evaluation import measures as ms
 from fgai.evaluation import reliability
 from fgai.evaluation.curves import all_curves, fidelity, removals
@@ -125,6 +125,10 @@ class Run:
         reliability.check_split(self.graph, self.targets)
         self.clean = observe(self.model, self.graph).averaged()
         check_logits(self.clean.logits, self.graph)
+        if not bool(torch.isfinite(self.clean.logits).all()):
+            raise InputError(
+                f"the model's outputs on {self.graph.name!r} are not finite: nothing to evaluate"
+            )
         with counting(self.model) as count:
             again = ms.logits_again(self.model, self.graph)
         reliability.check_outputs(self.clean.logits, again)
@@ -321,18 +325,5 @@ def place_value(values: dict[str, Any], path: str, value: Any) -> None:
     values[last] = value
 
 
-<<<<<<< HEAD
-=======
-def _check_shape(logits: Tensor, rows: int, graph: Graph) -> None:
-    if not bool(torch.isfinite(logits).all()):
-        raise InputError(f"the model's output on {graph.name!r} is not finite; there is nothing to evaluate")
-    if logits.dim() != 2 or logits.shape[0] != rows or logits.shape[1] < graph.num_classes:
-        raise InputError(
-            f"the model must return logits [{rows}, {max(2, graph.num_classes)}] on"
-            f" {graph.name!r}, got {tuple(logits.shape)}"
-        )
-
-
->>>>>>> h-kernels
 def _ledger(result: AttackResult) -> dict[str, Any]:
     return {"value": result.value, "start": result.start, "noise": result.noise, **result.ledger.to_dict()}
