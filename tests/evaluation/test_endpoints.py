@@ -92,6 +92,7 @@ def test_without_new_nodes_there_are_no_intruders() -> None:
 
 def test_weak_searches_are_called_so() -> None:
     weak = record_of(threat=Threat("standard", THREAT.attack, THREAT.budget, "as the paper's"))
+    assert str(weak) == weak.to_markdown()
     for text in (weak.to_markdown(), attack_words(weak.to_dict())):
         assert doubt("standard") in text
     strong = ensemble_record()

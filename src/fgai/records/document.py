@@ -109,6 +109,9 @@ class TabledDocument(Document, ABC):
         """Return the tables as Markdown."""
         return "\n\n".join(f"**{table.title}**\n\n{table.to_markdown()}" for table in self.tables())
 
+    def __str__(self) -> str:
+        return self.to_markdown()
+
     def to_latex(self) -> str:
         """Return the tables as LaTeX."""
         return "\n\n".join(table.to_latex() for table in self.tables())
