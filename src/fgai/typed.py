@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
+from itertools import chain
 from types import UnionType
 from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin
 
@@ -38,6 +39,8 @@ class Kind(NamedTuple):
 
     def fits(self, value: object) -> bool:
         """Whether `value` may be given; the entries of something read only once are not looked at."""
+        if type(value) in self.classes and not self.entries:
+            return True
         if not isinstance(value, self.classes) or (isinstance(value, str) and str not in self.classes):
             return False  # a word is a sequence of words to Python, but nobody means that
         if not self.entries or isinstance(value, self.entries):
@@ -76,12 +79,10 @@ def typed(door: Door) -> Door:
     def checked(*args: Any, **options: Any) -> Any:
         if not kinds:
             kinds.update(_annotated(door))
-        for name, value in zip(names, args, strict=False):
-            if name in kinds and not kinds[name].fits(value):
-                raise TypeError(f"`{name}` of `{called}` must be {kinds[name].words}, got {_named(value)}")
-        for name, value in options.items():
-            if name in kinds and not kinds[name].fits(value):
-                raise TypeError(f"`{name}` of `{called}` must be {kinds[name].words}, got {_named(value)}")
+        for name, value in chain(zip(names, args, strict=False), options.items()):
+            kind = kinds.get(name)
+            if kind is not None and not kind.fits(value):
+                raise TypeError(f"`{name}` of `{called}` must be {kind.words}, got {_named(value)}")
         return door(*args, **options)
 
     return checked  # type: ignore[return-value]

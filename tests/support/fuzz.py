@@ -7,6 +7,7 @@ things that are wrong in one way.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import resource
@@ -269,6 +270,8 @@ def _argument(parameter: inspect.Parameter, careful: bool) -> st.SearchStrategy[
 
 def foreign(door: Door, given: dict[str, Any], seconds: float = SECONDS) -> str | None:
     """Make the call; what came out that may not, in words, or None."""
+    # Some calls change the model they are given, which the next call must not see.
+    given = {name: copy.deepcopy(v) if isinstance(v, nn.Module) else v for name, v in given.items()}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         with _limited(seconds), warnings.catch_warnings():

@@ -100,7 +100,7 @@ class GT(AttentionModel):
         decoder: str = "dot",
     ) -> None:
         super().__init__(task=task, pooling=pooling, decoder=decoder)
-        one_of(norm, "norm", ("batch", "layer"))
+        norm = str(one_of(norm, "norm", ("batch", "layer")))
         rate(dropout)
         whole(hidden_channels, "hidden_channels", 1)
         whole(encodings, "encodings", 0, 10_000)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from fgai.cache import cached_on
 from fgai.errors import InputError
 from fgai.sparse.keys import edge_keys, key_ends
 from fgai.sparse.valid import (
@@ -23,7 +22,7 @@ from fgai.sparse.valid import (
 )
 from fgai.typed import typed
 
-_INCOMING, _OUTGOING = "valid incoming", "valid outgoing"
+_INCOMING, _OUTGOING = "_incoming_fits", "_outgoing_fits"
 
 
 class Index32(NamedTuple):
@@ -169,8 +168,8 @@ class Adjacency:
         Raises:
             InputError: they do not, or there are more than the kernels can count.
         """
-        if not unreadable(self.device):
-            cached_on(self, _INCOMING, self._look_at_incoming)
+        if _INCOMING not in self.__dict__ and not unreadable(self.device):
+            self.__dict__[_INCOMING] = self._look_at_incoming()
 
     def check_outgoing(self) -> None:
         """Raise unless the order by source and the column pointers fit the edges, too; looked at once.
@@ -178,8 +177,8 @@ class Adjacency:
         Raises:
             InputError: they do not.
         """
-        if not unreadable(self.device):
-            cached_on(self, _OUTGOING, self._look_at_outgoing)
+        if _OUTGOING not in self.__dict__ and not unreadable(self.device):
+            self.__dict__[_OUTGOING] = self._look_at_outgoing()
 
     def _look_at_incoming(self) -> bool:
         source, destination, rowptr = self._parts("source", "destination", "rowptr")
@@ -273,5 +272,4 @@ def of_narrow(num_nodes: int, index: Index32) -> Adjacency:
 
 
 def _mark(adjacency: Adjacency) -> None:
-    for name in (_INCOMING, _OUTGOING):
-        cached_on(adjacency, name, lambda: True)
+    adjacency.__dict__.update({_INCOMING: True, _OUTGOING: True})
