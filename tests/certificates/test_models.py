@@ -246,7 +246,7 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
     narrow = graph.replace(features=Features.dense(torch.ones(graph.num_nodes, 2, dtype=torch.float64)))
-    with pytest.raises(RuntimeError):
+    with pytest.raises(InputError, match="features it reads"):
         certify(model, narrow, radius=0.01)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     model.eval()

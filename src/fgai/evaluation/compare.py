@@ -74,7 +74,6 @@ class Comparison(TabledDocument):
         return "\n".join(lines) + "\n"
 
 
-@typed
 @with_gradients
 def compare(
     models: Mapping[str, nn.Module],

@@ -79,7 +79,8 @@ def sharpness_words(metrics: Mapping[str, Any]) -> str:
 
     Example:
         >>> shares = {"clean": {"all": 0.26}, "uniform": {"all": 0.13}}
-        >>> sharpness_words({"sharpness": {"clean": {"all": 0.08}}, "top_share": shares})
+        >>> words = sharpness_words({"sharpness": {"clean": {"all": 0.08}}, "top_share": shares})
+        >>> " ".join(words.split())
         "sharpness 0.080: the strongest neighbour gets 26 % of a node's attention, 13 % if all got the same"
     """
     sharp = look_up(metrics, "sharpness.clean.all")
