@@ -42,6 +42,7 @@ def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 55
 
 
+@pytest.mark.filterwarnings("ignore::fgai.errors.ReliabilityWarning")  # of models that trained for a moment
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
