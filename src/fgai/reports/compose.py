@@ -19,13 +19,11 @@ from fgai.models import as_graph
 from fgai.reports.build import make_report
 from fgai.reports.document import Report
 from fgai.reports.page import checked_page, write_report
-from fgai.typed import typed
 
 RADIUS = 0.01
 """The radius that certificates on the page are about."""
 
 
-@typed
 @with_gradients
 def report(
     models: Mapping[str, nn.Module],
