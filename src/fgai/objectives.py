@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax, one_hot
 
 from fgai.attention import AttentionMap, LayerAttention
+from fgai.attention.layer import mean_log
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.ops.segments import row_sum
@@ -37,7 +38,7 @@ class Clean:
         """Return per layer the top-k mask [E] and the nodes with more than k neighbours; found once."""
         if k not in self._members:
             self._members[k] = [
-                (topk_mask(w.values.mean(1), w.rowptr, k), (w.degree > k).nonzero().flatten())
+                (topk_mask(w.ranking(), w.rowptr, k), (w.degree > k).nonzero().flatten())
                 for w in self.attention.layers
             ]
         return self._members[k]
@@ -46,7 +47,7 @@ class Clean:
 Value = Callable[[Tensor, AttentionMap, Clean], Tensor]
 """(logits, attention, clean) → a scalar the attacker maximises."""
 
-READS = ("logits", "mean", "heads")
+READS = ("logits", "ranking", "heads")
 
 
 @typed
@@ -57,7 +58,8 @@ class Objective:
     Attributes:
         name: for messages and records.
         value: (logits, attention, clean) → a scalar.
-        reads: `logits` alone, the `mean` of the attention over heads, or the attention of all `heads`.
+        reads: `logits` alone, the `ranking` of neighbours and the mean of the attention over heads, or the
+            attention of all `heads`.
         node_mean: whether the value is the mean over the attacked rows of a function of that row's logits.
         constrained: whether a value below zero means that a demand was not met.
 
@@ -138,7 +140,8 @@ class Explanation:
 
     At a node with more than k clean neighbours, on the original edges that are still there, let
     o_1 >= o_2 >= ... be the largest log-attentions outside the clean top-k and m_1 <= m_2 <= ... the smallest
-    inside. The s-th margin, o_s - m_s, is positive exactly if s members have left, so
+    inside, means over the heads (see `LayerAttention.ranking`). The s-th margin, o_s - m_s, is positive
+    exactly if s members have left, so
 
         mean over s = 1..min(k, degree - k) of sigmoid(o_s - m_s)
 
@@ -219,16 +222,17 @@ def _carried(before: LayerAttention, after: LayerAttention) -> tuple[Tensor, Ten
     """Log-attention after the attack on the original edges [E], and which of them are still there [E]."""
     spot = torch.searchsorted(after.keys, before.keys).clamp(max=max(0, after.num_edges - 1))
     there = after.keys[spot] == before.keys
-    return log_attention(after.values)[spot], there
+    now = log_attention(after.values) if after.scores is None else after.scores
+    return now[spot], there
 
 
 @typed
 def log_attention(values: Tensor) -> Tensor:
-    """Logarithm of the attention [E, H] averaged over heads; [E]."""
+    """Logarithm of the attention [E, H], mean over the heads; [E]."""
     if values.dim() != 2 or not values.is_floating_point():
         got = f"{values.dtype} {tuple(values.shape)}"
         raise InputError(f"`values` must be floating-point of shape [edges, heads], got {got}")
-    return values.mean(1).clamp(min=1e-12).log()
+    return mean_log(values)
 
 
 class Intruders:
@@ -304,16 +308,16 @@ MARGIN = Objective("margin", margin, "logits", node_mean=True)
 @typed
 def explanation(k: int = 5) -> Objective:
     """Return the objective of `Explanation`: another top-k."""
-    return Objective("explanation", Explanation(k), "mean")
+    return Objective("explanation", Explanation(k), "ranking")
 
 
-INTRUDERS = Objective("intruders", Intruders(), "mean")
+INTRUDERS = Objective("intruders", Intruders(), "ranking")
 
 
 @typed
 def preserving(k: int = 5, keep: float = 0.995, slack: float = 0.5) -> Objective:
     """Return the objective of `Preserving`: another top-k, the same class."""
-    return Objective("preserving", Preserving(k, keep, slack), "mean", constrained=True)
+    return Objective("preserving", Preserving(k, keep, slack), "ranking", constrained=True)
 
 
 OBJECTIVES: dict[str, Callable[[int], Objective]] = {

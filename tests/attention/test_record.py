@@ -84,7 +84,7 @@ def test_own_models_in_training_record_before_dropout(kind):
 def test_own_model_is_unchanged_when_forward_raises():
     model = make_own("gat")
     earlier = []
-    model.convs[0].tap = lambda attention, adjacency: (earlier.append(attention.shape), attention)[1]
+    model.convs[0].tap = lambda attention, *_: (earlier.append(attention.shape), attention)[1]
     before = snapshot(model)
     with pytest.raises(InputError), record(model):
         model(make_graph().replace(features=None))

@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -293,8 +294,8 @@ def test_ground_truth_is_measured_where_there_is_one() -> None:
     record = record_of(network, graph=graph.replace(edge_truth=truth), nulls=True)
     ready = prepared(network, graph)
     attention = observe(network, ready).averaged().attention
-    for index, layer in enumerate(attention):
-        weights = dict(zip(layer.keys.tolist(), layer.values[:, 0].tolist(), strict=True))
+    for (index, layer), (name, how) in product(enumerate(attention), (("auc", "log"), ("auc_mean", "mean"))):
+        weights = dict(zip(layer.keys.tolist(), layer.heads(how).tolist(), strict=True))
         told = {int(d) for d in destination[truth]}
         pairs = [
             (weights[int(key)], bool(t))
@@ -308,7 +309,7 @@ def test_ground_truth_is_measured_where_there_is_one() -> None:
             for b, bad in pairs
             if not bad
         ]
-        assert record.value(f"truth.auc.layers.{index}") == pytest.approx(sum(wins) / len(wins))
+        assert record.value(f"truth.{name}.layers.{index}") == pytest.approx(sum(wins) / len(wins))
     assert record.value("null.uniform.truth.auc_node.all") == pytest.approx(0.5)
 
 

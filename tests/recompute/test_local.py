@@ -127,7 +127,7 @@ def test_any_graph(given_edges: tuple[int, list[tuple[int, int]]], shape: str, s
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_whole_rows_give_the_attention(shape: str) -> None:
+def test_whole_rows_give_the_ranking(shape: str) -> None:
     graph = doubled(small_data(nodes=60))
     model = network(shape, graph)
     again = Recompute(model, prepared(model, graph))
@@ -140,12 +140,12 @@ def test_whole_rows_give_the_attention(shape: str) -> None:
     touched = again.forward(plan, attacked.features, encoded)
     torch.testing.assert_close(touched.logits, logits[touched.nodes])
     torch.testing.assert_close(again.clean_logits, model(again.graph))
-    for patch, values, layer, clean in zip(
-        plan.patches, touched.attention, attention.layers, again.clean_attention.layers, strict=True
+    for patch, ranks, layer, clean in zip(
+        plan.patches, touched.ranks, attention.layers, again.clean_attention.layers, strict=True
     ):
         old = patch.positions >= 0
         spot = torch.searchsorted(layer.keys, clean.keys[patch.positions[old]])
-        torch.testing.assert_close(values[old], layer.values[spot])
+        torch.testing.assert_close(ranks[old], layer.ranking()[spot])
 
 
 @pytest.mark.parametrize("kind", [PGDInjection, FeaturePGD, RandomEdges])

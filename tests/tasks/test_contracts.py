@@ -230,9 +230,9 @@ def test_explanations_of_links_and_graphs_equal_a_loop(task: str) -> None:
     rows = task_of(seen).rows(seen, "test")
     from fgai.metrics import overlap_per_node
 
-    per_node = torch.stack([overlap_per_node(p.before, p.after, p.rowptr, k) for p in pairs])
+    per_node = torch.stack([overlap_per_node(*p.ranks, p.rowptr, k) for p in pairs])
     found = item_overlaps(pairs, per_node, seen, rows, k, 0)
-    first = pairs[0]
+    ranks, shown = pairs[0].ranks, pairs[0].shown
     ends = seen.adjacency.destination.tolist()
 
     def top(values: torch.Tensor, edges: list[int]) -> set[int]:
@@ -247,7 +247,7 @@ def test_explanations_of_links_and_graphs_equal_a_loop(task: str) -> None:
                 if int(seen.links.y[row]) != label:
                     continue
                 explained = [n for n in seen.links.pairs[:, row].tolist() if len(into[n]) > k]
-                kept = sum(len(top(first.before, into[n]) & top(first.after, into[n])) for n in explained)
+                kept = sum(len(top(ranks[0], into[n]) & top(ranks[1], into[n])) for n in explained)
                 shares += [kept / (k * len(explained))] if explained else []
             assert found[name]["layers"][0] == pytest.approx(sum(shares) / len(shares))
         return
@@ -257,7 +257,7 @@ def test_explanations_of_links_and_graphs_equal_a_loop(task: str) -> None:
     for group in rows.tolist():
         edges = [e for e, end in enumerate(ends) if int(seen.batch[end]) == group]
         weight = degree[seen.adjacency.destination].float()
-        kept = top(first.before * weight, edges) & top(first.after * weight, edges)
+        kept = top(shown[0] * weight, edges) & top(shown[1] * weight, edges)
         shares.append(len(kept) / k)
     assert found["graphs"]["layers"][0] == pytest.approx(sum(shares) / len(shares))
 

@@ -213,7 +213,7 @@ class Judge:
         self._count(1.0)
         if reads == "logits":
             return call_model(self._model, attacked), AttentionMap(())
-        seen = observe(self._model, attacked, heads="mean" if reads == "mean" else "each", grad=True)
+        seen = observe(self._model, attacked, heads="mean" if reads == "ranking" else "each", grad=True)
         return seen.logits, seen.attention
 
     def _count(self, share: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -22,7 +22,7 @@ from fgai.attention.map import AttentionMap
 from fgai.attention.perturb import PerturbLike
 from fgai.attention.record import find_layers, record, uncompiled
 from fgai.attention.state import evaluating
-from fgai.attention.tapped import TappedLayer
+from fgai.attention.tapped import TappedLayer, Watch
 from fgai.checks import one_of
 from fgai.errors import AttentionError, InputError
 from fgai.graph import Graph
@@ -113,6 +113,7 @@ def observe(
     grad: bool = False,
     inputs: bool = False,
     perturb: PerturbLike | None = None,
+    ranked: bool = True,
 ) -> Observation:
     """Run the model once and return its logits and attention, and leave it as it was.
 
@@ -129,6 +130,7 @@ def observe(
             everything is detached.
         inputs: also keep what went into and came out of each attention layer.
         perturb: what to change in the attention before dropout, see `record`.
+        ranked: also keep what neighbours are ranked by where heads are averaged; training has no use for it.
 
     Raises:
         AttentionError: the model has no attention that can be recorded, see `record`.
@@ -144,24 +146,24 @@ def observe(
     """
     one_of(heads, "heads", HEADS)
     if grad:
-        return _observe(model, graph, heads, inputs, perturb)
+        return _observe(model, graph, heads, inputs, perturb, ranked)
     with evaluating(model), torch.no_grad():
-        seen = _observe(model, graph, heads, inputs, perturb)
+        seen = _observe(model, graph, heads, inputs, perturb, ranked)
     return dataclasses.replace(seen, logits=seen.logits.detach(), attention=seen.attention.detach())
 
 
 def _observe(
-    model: nn.Module, graph: Graph, heads: str, inputs: bool, perturb: PerturbLike | None
+    model: nn.Module, graph: Graph, heads: str, inputs: bool, perturb: PerturbLike | None, ranked: bool
 ) -> Observation:
     if heads == "mean" and perturb is None and not inputs:
         layers = find_layers(uncompiled(model))
         if _all_tapped(layers):
-            return _watched(model, layers, graph)
+            return _watched(model, layers, graph, ranked)
     runs: list[LayerRun] = []
     with ExitStack() as stack:
         if inputs:
             stack.enter_context(_noted(find_layers(uncompiled(model)).values(), runs))
-        tape = stack.enter_context(record(model, perturb=perturb))
+        tape = stack.enter_context(record(model, perturb=perturb, ranked=ranked))
         logits = call_model(model, graph)
     attention = tape.attention
     if len(runs) != len(attention):
@@ -177,31 +179,31 @@ def _all_tapped(layers: Mapping[str, nn.Module]) -> TypeGuard[Mapping[str, Tappe
     return all(isinstance(layer, TappedLayer) for layer in layers.values())
 
 
-def _watched(model: nn.Module, layers: Mapping[str, TappedLayer], graph: Graph) -> Observation:
+def _watched(model: nn.Module, layers: Mapping[str, TappedLayer], graph: Graph, ranked: bool) -> Observation:
     """Let fgai's own layers say their attention, averaged over the heads."""
     seen: list[LayerAttention] = []
     count: Counter[str] = Counter()
     mine = threading.get_ident()
 
-    def watch(name: str) -> Callable[[Tensor, Adjacency], None]:
-        def note(values: Tensor, adjacency: Adjacency) -> None:
+    def watch(name: str) -> Watch:
+        def note(values: Tensor, adjacency: Adjacency, scores: Tensor | None) -> None:
             if threading.get_ident() != mine:
                 return
             count[name] += 1
             label = name if count[name] == 1 else f"{name}:{count[name]}"
-            seen.append(LayerAttention.on(adjacency, values, label))
+            seen.append(LayerAttention.on(adjacency, values, label, scores))
 
         return note
 
     with alone():
-        before = [layer.watch for layer in layers.values()]
+        before = [(layer.watch, layer.ranked) for layer in layers.values()]
         try:
             for name, layer in layers.items():
-                layer.watch = watch(name)
+                layer.watch, layer.ranked = watch(name), ranked
             logits = call_model(model, graph)
         finally:
-            for layer, watched in zip(layers.values(), before, strict=True):
-                layer.watch = watched
+            for layer, (watched, wanted) in zip(layers.values(), before, strict=True):
+                layer.watch, layer.ranked = watched, wanted
     if not seen:
         raise AttentionError(f"no attention layer of {type(model).__name__} ran in its forward pass")
     return Observation(graph, logits, AttentionMap(tuple(seen)))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,9 +12,15 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.errors import AttentionError, InputError
+from fgai.ops.segments import row_index, row_max, row_sum
 from fgai.sparse import Adjacency, edge_keys, edge_name, key_ends, match_edges
 from fgai.sparse.adjacency import pointers
 from fgai.typed import typed
+
+Reduce = str | Callable[[Tensor], Tensor]
+"""How heads become one number an edge: by a word, or by a function of the attention [E, H]."""
+
+REDUCTIONS = ("log", "mean", "max")
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 
@@ -33,6 +40,8 @@ class LayerAttention:
         num_nodes: N; a node without incoming edges has no entry.
         name: the layer's place in the model, e.g. `"convs.0"`.
         adjacency: the structure the edges come from, if there is one (saves computing `keys` again).
+        scores: [E], mean over the heads of the scores before the softmax, where the layer told them. Up to a
+            number per node it is the mean of `log w` over the heads, whatever underflows in `values`.
 
     Example:
         >>> import torch
@@ -47,6 +56,7 @@ class LayerAttention:
     num_nodes: int
     name: str = ""
     adjacency: Adjacency | None = field(default=None, repr=False)
+    scores: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.values.dim() != 2:
@@ -57,6 +67,8 @@ class LayerAttention:
                 f"`source` and `destination` must have one entry per row of `values` ({edges[0]}),"
                 f" got {tuple(self.source.shape)} and {tuple(self.destination.shape)}"
             )
+        if self.scores is not None and self.scores.shape != edges:
+            raise InputError(f"`scores` must have shape {list(edges)}, got {tuple(self.scores.shape)}")
 
     def __repr__(self) -> str:
         sizes = f"edges={self.num_edges}, heads={self.num_heads}, nodes={self.num_nodes}"
@@ -85,14 +97,17 @@ class LayerAttention:
         return cls(values[order], ends[0][order], ends[1][order], num_nodes, name)
 
     @classmethod
-    def on(cls, adjacency: Adjacency, values: Tensor, name: str = "") -> LayerAttention:
-        """Put values [E, H] on the edges of an adjacency, in its order."""
+    def on(
+        cls, adjacency: Adjacency, values: Tensor, name: str = "", scores: Tensor | None = None
+    ) -> LayerAttention:
+        """Put values [E, H], and scores [E] where they are known, on the edges of an adjacency."""
         if values.dim() != 2 or values.shape[0] != adjacency.num_edges:
             raise InputError(
                 f"`values` must have shape [{adjacency.num_edges}, heads], got {tuple(values.shape)}"
             )
         made = object.__new__(cls)
         made.__dict__.update(values=values, num_nodes=adjacency.num_nodes, name=name, adjacency=adjacency)
+        made.__dict__["scores"] = scores
         return made
 
     if not TYPE_CHECKING:
@@ -139,21 +154,64 @@ class LayerAttention:
         return bool((self.keys[1:] == self.keys[:-1]).any())
 
     def with_values(self, values: Tensor) -> LayerAttention:
-        """Return the same edges with other values [E, H']; what is known of the edges is shared."""
+        """Return the same edges with other values [E, H'], without scores; the rest is shared."""
         if self.adjacency is not None:
             other = LayerAttention.on(self.adjacency, values, self.name)
         else:
-            other = replace(self, values=values)
+            other = replace(self, values=values, scores=None)
         for name in ("keys", "rowptr", "degree", "has_duplicates"):
             if name in self.__dict__:
                 other.__dict__[name] = self.__dict__[name]
         return other
 
+    def with_scores(self, scores: Tensor | None) -> LayerAttention:
+        """Return the same attention with other scores [E]."""
+        other = self.with_values(self.values)
+        other.__dict__["scores"] = scores
+        return other
+
+    def ranking(self, reduce: Reduce = "log") -> Tensor:
+        """What the neighbours of a node are ranked by, the larger the earlier.
+
+        By `"log"`, the mean over the heads of `log w = score − log Z`: the normaliser Z is the same for all
+        neighbours of a node, so their order is that of the mean score. A new neighbour changes Z alone: where
+        a layer reads unchanged inputs it cannot reorder the others. Numbers of different nodes do not
+        compare; those of `heads("log")` do.
+
+        Args:
+            reduce: `"log"`, `"mean"`, `"max"`, or a function from the attention [E, H] to [E].
+
+        Returns:
+            [E].
+
+        Raises:
+            InputError: an unknown word, or a function that returns another shape.
+
+        Example:
+            >>> import torch
+            >>> w = LayerAttention.from_edges(torch.tensor([[0.9, 0.1], [0.1, 0.9]]), [0, 1], [1, 1], 2)
+            >>> w.ranking(lambda heads: heads[:, 0]).tolist()
+            [0.8999999761581421, 0.10000000149011612]
+        """
+        if not isinstance(reduce, str):
+            found = reduce(self.values)
+            if not isinstance(found, Tensor) or found.shape != self.values.shape[:1]:
+                got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+                raise InputError(f"`reduce` must return shape [{self.num_edges}], got {got}")
+            return found
+        checks.one_of(reduce, "reduce", REDUCTIONS)
+        if reduce != "log":
+            return self.heads(reduce)
+        if self.scores is not None:
+            return self.scores
+        return self.values.squeeze(1) if self.num_heads == 1 else mean_log(self.values)
+
     def heads(self, how: str | int = "mean") -> Tensor:
         """Reduce the heads to one number per edge.
 
         Args:
-            how: `"mean"`, `"max"`, or the number of one head.
+            how: `"mean"`, `"max"`, `"log"` for their geometric mean, made to sum to one at every node, or the
+                number of one head.
 
         Returns:
             [E].
@@ -167,24 +225,28 @@ class LayerAttention:
                     f"`heads` must be below {self.num_heads}, the layer's number of heads, got {how}"
                 )
             return self.values[:, how]
-        checks.one_of(how, "heads", ("mean", "max"))
+        checks.one_of(how, "heads", REDUCTIONS)
+        if how == "log" and (self.scores is not None or self.num_heads > 1):
+            return _softmax(mean_log(self.values) if self.scores is None else self.scores, self.rowptr)
         if self.num_heads == 1:
             return self.values.squeeze(1)
         return self.values.mean(dim=1) if how == "mean" else self.values.amax(dim=1)
 
     def detach(self) -> LayerAttention:
         """Return the values cut from the gradient tape."""
-        return self.with_values(self.values.detach())
+        scores = None if self.scores is None else self.scores.detach()
+        return self.with_values(self.values.detach()).with_scores(scores)
 
     def to(self, device: torch.device | str) -> LayerAttention:
         """Return values and edges on `device` (itself when they are there)."""
         if self.values.device == torch.device(device):
             return self
         adjacency = None if self.adjacency is None else self.adjacency.to(device)
+        scores = None if self.scores is None else self.scores.to(device)
         if adjacency is not None:
-            return LayerAttention.on(adjacency, self.values.to(device), self.name)
+            return LayerAttention.on(adjacency, self.values.to(device), self.name, scores)
         ends = self.source.to(device), self.destination.to(device)
-        return LayerAttention(self.values.to(device), *ends, self.num_nodes, self.name)
+        return LayerAttention(self.values.to(device), *ends, self.num_nodes, self.name, scores=scores)
 
     def same_edges(self, other: LayerAttention) -> bool:
         """Whether both stand on the same edges in the same order, so that rows may be compared."""
@@ -210,7 +272,9 @@ class LayerAttention:
     def take(self, positions: Tensor, num_nodes: int | None = None) -> LayerAttention:
         """Return the edges at increasing `positions` [K]; rows no longer sum to one."""
         ends = self.source[positions], self.destination[positions]
-        return LayerAttention(self.values[positions], *ends, num_nodes or self.num_nodes, self.name)
+        scores = None if self.scores is None else self.scores[positions]
+        nodes = num_nodes or self.num_nodes
+        return LayerAttention(self.values[positions], *ends, nodes, self.name, scores=scores)
 
     def restrict(self, keys: Tensor) -> LayerAttention:
         """Return only the edges with the given keys, all of which must be there.
@@ -300,6 +364,23 @@ class LayerAttention:
                 f"edge {edge_name(first)} occurs more than once in layer {self.name!r}, so it has no partner;"
                 " use `merged` to add parallel edges up"
             )
+
+
+def mean_log(values: Tensor) -> Tensor:
+    """Mean over the heads of log-attention, from [E, H] to [E]; what underflowed counts as the smallest."""
+    return mean_heads(values.clamp(min=torch.finfo(values.dtype).tiny).log())
+
+
+def mean_heads(scores: Tensor) -> Tensor:
+    """Mean over the heads of [E, H], added up in their order: no other edge has a say in any bit of it."""
+    return reduce(torch.add, scores.unbind(1)) / scores.shape[1]
+
+
+def _softmax(scores: Tensor, rowptr: Tensor) -> Tensor:
+    """Softmax of [E] over the edges of each row."""
+    row = row_index(rowptr, scores.shape[0])
+    raised = (scores - row_max(scores, rowptr)[row]).exp()
+    return raised / row_sum(raised, rowptr)[row]
 
 
 def _first_difference(first: LayerAttention, second: LayerAttention) -> str:

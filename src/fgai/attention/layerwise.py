@@ -31,6 +31,9 @@ class SplitLayer(Protocol):
     def score_edges(self, source: Tensor, destination: Tensor, adjacency: Adjacency) -> Tensor:
         """Return the scores [E, H] from the two sides that `sides` gave."""
 
+    def mean_scores(self, source: Tensor, destination: Tensor, adjacency: Adjacency) -> Tensor:
+        """Return the mean of the scores over the heads [E], from what `sides` gave."""
+
     def fused(
         self,
         source: Tensor,

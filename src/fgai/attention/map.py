@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fgai import checks
-from fgai.attention.layer import LayerAttention
+from fgai.attention.layer import LayerAttention, Reduce
 from fgai.errors import AttentionError, InputError
 from fgai.sparse import EdgeMap
 from fgai.typed import typed
@@ -77,15 +77,28 @@ class AttentionMap:
         return self if layers == "all" else AttentionMap((self.last,))
 
     def heads(self, how: str | int = "mean") -> AttentionMap:
-        """Return the map with one head per layer: the `"mean"`, the `"max"`, or one by number."""
-        return self._each(lambda w: w.with_values(w.heads(how)[:, None]))
+        """Return the map with one head per layer: the `"mean"`, the `"max"`, the `"log"`, or one by number.
+
+        Unless it is one head alone, what neighbours are ranked by is kept, see `LayerAttention.ranking`.
+        """
+
+        def reduced(w: LayerAttention) -> LayerAttention:
+            scores = w.ranking() if isinstance(how, str) and w.num_heads > 1 else w.scores
+            found = w.with_values(w.heads(how)[:, None])
+            return found.with_scores(scores) if isinstance(how, str) else found
+
+        return self._each(reduced)
+
+    def ranking(self, reduce: Reduce = "log") -> list[Tensor]:
+        """What neighbours are ranked by, a vector [E_l] per layer; see `LayerAttention.ranking`."""
+        return [w.ranking(reduce) for w in self.layers]
 
     def reduce(self, layers: str | int = "all", heads: str | int = "mean") -> list[Tensor]:
         """Return one vector [E_l] per selected layer.
 
         Args:
             layers: `"all"`, `"last"` or a layer's number.
-            heads: `"mean"`, `"max"` or a head's number.
+            heads: `"mean"`, `"max"`, `"log"` or a head's number.
         """
         return [w.heads(heads) for w in self.select(layers)]
 
@@ -94,7 +107,7 @@ class AttentionMap:
 
         Args:
             how: `"last"`, `"mean"`, `"max"` or `"sum"` over layers.
-            heads: `"mean"`, `"max"` or a head's number.
+            heads: `"mean"`, `"max"`, `"log"` or a head's number.
 
         Returns:
             Values [E, 1] on the layers' common edges. With `"sum"` they sum to the number of layers.

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout
+from torch.nn.functional import dropout, leaky_relu
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import GATConv, GATv2Conv, SuperGATConv, TransformerConv
 from torch_geometric.utils import softmax
@@ -114,12 +114,38 @@ def _check_layer(layer: Any, method: str, owner: type[nn.Module]) -> None:
         raise AttentionError(f"`dropout` of {kind} must be a number, got {type(layer.dropout).__name__}")
 
 
-def _edge_updater_adapter(owner: type[nn.Module], nodes: str) -> Adapter:
+def _additive_scores(layer: Any, far: Tensor, near: Tensor, edge_attr: Tensor | None) -> Tensor:
+    """Scores [E, H] of GATConv from the sides of both ends [E, H]."""
+    scores = far + near
+    if edge_attr is not None and layer.lin_edge is not None:
+        scores = scores + (_edge_part(layer, edge_attr) * layer.att_edge).sum(dim=-1)
+    return leaky_relu(scores, float(layer.negative_slope))
+
+
+def _dynamic_scores(layer: Any, far: Tensor, near: Tensor, edge_attr: Tensor | None) -> Tensor:
+    """Scores [E, H] of GATv2Conv from the sides of both ends [E, H, C]."""
+    joined = near + far
+    if edge_attr is not None:
+        joined = joined + _edge_part(layer, edge_attr)
+    found: Tensor = (leaky_relu(joined, float(layer.negative_slope)) * layer.att).sum(dim=-1)
+    return found
+
+
+def _edge_part(layer: Any, edge_attr: Tensor) -> Tensor:
+    wide = edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
+    mapped: Tensor = layer.lin_edge(wide)
+    return mapped.view(-1, layer.heads, layer.out_channels)
+
+
+def _edge_updater_adapter(
+    owner: type[nn.Module], nodes: str, score: Callable[[Any, Tensor, Tensor, Tensor | None], Tensor]
+) -> Adapter:
     """Adapter for layers whose `edge_updater` returns the dropped-out attention.
 
     Args:
         owner: the PyG class.
         nodes: the keyword of `edge_updater` that holds the (source, destination) pair of node tensors.
+        score: (layer, sides of the sources, of the destinations, edge features) → scores [E, H].
     """
 
     @contextmanager
@@ -132,7 +158,12 @@ def _edge_updater_adapter(owner: type[nn.Module], nodes: str) -> Adapter:
             num_nodes = _node_count(layer, *kwargs[nodes])
             with override(layer, "dropout", 0.0):
                 attention = original(edge_index, **kwargs)
-            attention = tap(attention, source, destination, num_nodes)
+
+            def scores() -> Tensor:
+                far, near = kwargs[nodes]
+                return score(layer, far[source], near[destination], kwargs.get("edge_attr"))
+
+            attention = tap(attention, source, destination, num_nodes, scores=scores)
             return dropout(attention, p=layer.dropout, training=layer.training)
 
         handle = layer.register_forward_pre_hook(_refuse_pairs, with_kwargs=True)
@@ -202,7 +233,7 @@ def _transformer(layer: Any, tap: Tap) -> Iterator[None]:
             key_j = key_j + edge_attr
         scores = (query_i * key_j).sum(dim=-1) / math.sqrt(layer.out_channels)
         attention = softmax(scores, index, ptr, size_i)
-        attention = tap(attention, *edges[0])
+        attention = tap(attention, *edges[0], scores=lambda: scores)
         layer._alpha = attention  # what `return_attention_weights` shows
         weights = dropout(attention, p=layer.dropout, training=layer.training)
         values = value_j if edge_attr is None else value_j + edge_attr
@@ -228,8 +259,8 @@ def _supergat(layer: Any, tap: Tap) -> Iterator[None]:
 
 
 PYG_ADAPTERS: dict[type[nn.Module], Adapter] = {
-    GATConv: _edge_updater_adapter(GATConv, "alpha"),
-    GATv2Conv: _edge_updater_adapter(GATv2Conv, "x"),
+    GATConv: _edge_updater_adapter(GATConv, "alpha", _additive_scores),
+    GATv2Conv: _edge_updater_adapter(GATv2Conv, "x", _dynamic_scores),
     TransformerConv: _transformer,
     SuperGATConv: _supergat,
 }

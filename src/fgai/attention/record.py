@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fgai.alone import alone
 from fgai.attention.perturb import PerturbLike
 from fgai.attention.registry import adapter_for, known_layers
-from fgai.attention.tap import Tap
+from fgai.attention.tap import Scores, Tap
 from fgai.attention.tape import Tape
 from fgai.errors import AttentionError
 from fgai.sparse import Adjacency
@@ -31,7 +31,7 @@ _REFUSED = {
 
 @typed
 @contextmanager
-def record(model: nn.Module, *, perturb: PerturbLike | None = None) -> Iterator[Tape]:
+def record(model: nn.Module, *, perturb: PerturbLike | None = None, ranked: bool = True) -> Iterator[Tape]:
     """Record the attention of `model`, and perturb it if asked, while the block runs.
 
     Works for fgai's models and for any model built from GATConv, GATv2Conv, TransformerConv or SuperGATConv
@@ -49,6 +49,7 @@ def record(model: nn.Module, *, perturb: PerturbLike | None = None) -> Iterator[
         perturb: what to change, see `Perturbation`: a function `(layer number, attention [E, H], source,
             destination) → attention`, or deltas to add, as `{layer number: delta}`, one per layer, or an
             `AttentionMap`. Layers are numbered in the order they run. None records only.
+        ranked: also keep the scores neighbours are ranked by, see `LayerAttention.ranking`.
 
     Yields:
         The tape; `tape.attention` is the `AttentionMap` of the last forward.
@@ -71,7 +72,7 @@ def record(model: nn.Module, *, perturb: PerturbLike | None = None) -> Iterator[
         raise AttentionError("`record` cannot be compiled; open it outside `torch.compile`")
     model = uncompiled(model)
     layers = find_layers(model)
-    tape = Tape(perturb)
+    tape = Tape(perturb, ranked=ranked)
     with alone(), ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # otherwise nothing can have been compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -124,10 +125,13 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 @dataclass
 class _Installed:
-    """An adapter that is open on a layer, and the taps it feeds, outermost block first."""
+    """An adapter that is open on a layer, and the taps it feeds, outermost block first.
+
+    With each stands whether it perturbs.
+    """
 
     adapter: AbstractContextManager[None] | None = None
-    taps: list[Tap] = field(default_factory=list)
+    taps: list[tuple[Tap, bool]] = field(default_factory=list)
 
     def tap(
         self,
@@ -137,9 +141,12 @@ class _Installed:
         num_nodes: int,
         *,
         adjacency: Adjacency | None = None,
+        scores: Scores | None = None,
     ) -> Tensor:
-        for tap in tuple(self.taps):
-            attention = tap(attention, source, destination, num_nodes, adjacency=adjacency)
+        ends = source, destination, num_nodes
+        for tap, perturbs in tuple(self.taps):
+            attention = tap(attention, *ends, adjacency=adjacency, scores=scores)
+            scores = None if perturbs else scores  # of what was changed they say nothing
         return attention
 
 
@@ -158,9 +165,10 @@ def _tapped(layer: nn.Module, name: str, tape: Tape) -> Iterator[None]:
         num_nodes: int,
         *,
         adjacency: Adjacency | None = None,
+        scores: Scores | None = None,
     ) -> Tensor:
         runs[0] += 1
-        return tape.tap(name, attention, source, destination, num_nodes, adjacency)
+        return tape.tap(name, attention, source, destination, num_nodes, adjacency, scores)
 
     def before(*_: Any) -> None:
         runs[0] = 0
@@ -173,14 +181,14 @@ def _tapped(layer: nn.Module, name: str, tape: Tape) -> Iterator[None]:
             )
 
     with ExitStack() as stack:
-        stack.enter_context(_installed(layer, tap))
+        stack.enter_context(_installed(layer, tap, tape.perturbs))
         stack.callback(layer.register_forward_pre_hook(before).remove)
         stack.callback(layer.register_forward_hook(after).remove)
         yield
 
 
 @contextmanager
-def _installed(layer: nn.Module, tap: Tap) -> Iterator[None]:
+def _installed(layer: nn.Module, tap: Tap, perturbs: bool) -> Iterator[None]:
     installed = _INSTALLED.get(layer)
     if installed is None:
         installed = _Installed()
@@ -189,11 +197,11 @@ def _installed(layer: nn.Module, tap: Tap) -> Iterator[None]:
         installed.adapter = adapter(layer, installed.tap)
         installed.adapter.__enter__()
         _INSTALLED[layer] = installed
-    installed.taps.append(tap)
+    installed.taps.append((tap, perturbs))
     try:
         yield
     finally:
-        installed.taps.remove(tap)
+        installed.taps.remove((tap, perturbs))
         if not installed.taps:
             del _INSTALLED[layer]
             if installed.adapter is not None:

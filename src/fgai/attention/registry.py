@@ -88,11 +88,14 @@ def _own_layer(layer: TappedLayer, tap: Tap) -> Iterator[None]:
     """Use the `tap` attribute of fgai's own layers; a tap that is already set is called first."""
     previous = layer.tap
 
-    def tapped(attention: Tensor, adjacency: Adjacency) -> Tensor:
+    def tapped(attention: Tensor, adjacency: Adjacency, scores: Tensor | None = None) -> Tensor:
         if previous is not None:
-            attention = previous(attention, adjacency)
+            given = attention
+            attention = previous(given, adjacency, scores)
+            scores = scores if attention is given else None
         source, destination = adjacency.source, adjacency.destination
-        return tap(attention, source, destination, adjacency.num_nodes, adjacency=adjacency)
+        known = None if scores is None else lambda: scores
+        return tap(attention, source, destination, adjacency.num_nodes, adjacency=adjacency, scores=known)
 
     layer.tap = tapped
     try:

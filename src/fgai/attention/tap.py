@@ -10,6 +10,9 @@ from torch import Tensor
 
 from fgai.sparse import Adjacency
 
+Scores = Callable[[], Tensor]
+"""Computes scores [E, H] when somebody wants them."""
+
 
 class Tap(Protocol):
     """What an adapter calls, once per run of its layer, on the attention before dropout."""
@@ -22,6 +25,7 @@ class Tap(Protocol):
         num_nodes: int,
         *,
         adjacency: Adjacency | None = None,
+        scores: Scores | None = None,
     ) -> Tensor:
         """Record `attention` and return the attention the layer must go on with.
 
@@ -31,6 +35,7 @@ class Tap(Protocol):
             destination: [E] int64, the node it goes to. Any order, parallel edges allowed.
             num_nodes: N, the same for sources and destinations.
             adjacency: pass it where the edges are those of an `Adjacency`, in its order; saves sorting.
+            scores: gives [E, H] before the softmax, where it can be known: neighbours are ranked by it.
 
         Returns:
             [E, H] in the order given.

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fgai.attention.layer import LayerAttention
+from fgai.attention.layer import LayerAttention, mean_heads
 from fgai.attention.map import AttentionMap
 from fgai.attention.perturb import Perturbation, PerturbLike
+from fgai.attention.tap import Scores
 from fgai.errors import AttentionError
 from fgai.sparse import Adjacency, edge_keys
 from fgai.typed import typed
@@ -48,7 +49,8 @@ class Tape:
     `model.encode(...)`) adds to the tape until `clear`.
     """
 
-    def __init__(self, perturb: PerturbLike | None = None) -> None:
+    def __init__(self, perturb: PerturbLike | None = None, *, ranked: bool = True) -> None:
+        self._ranked = ranked
         self._perturbation = None if perturb is None else Perturbation(perturb)
         self._used: list[LayerAttention] = []
         self._computed: list[LayerAttention] = []
@@ -57,6 +59,11 @@ class Tape:
         self._depth = 0
         self._complete = False
         self._thread = threading.get_ident()
+
+    @property
+    def perturbs(self) -> bool:
+        """Whether layers go on with other attention than they computed."""
+        return self._perturbation is not None
 
     @property
     def attention(self) -> AttentionMap:
@@ -89,20 +96,24 @@ class Tape:
         destination: Tensor,
         num_nodes: int,
         adjacency: Adjacency | None,
+        scores: Scores | None = None,
     ) -> Tensor:
         """Record the attention of one layer run and return the attention to go on with."""
         self._check_thread()
         self._check(name, attention, source)
+        ranks = mean_heads(scores()) if self._ranked and scores is not None else None
         self._runs[name] += 1
         label = name if self._runs[name] == 1 else f"{name}:{self._runs[name]}"
         if adjacency is not None:
-            return self._write(LayerAttention.on(adjacency, attention, label))
+            return self._write(LayerAttention.on(adjacency, attention, label, ranks))
         index = len(self._used)
         edges = self._edges.get(index)
         if edges is None or not edges.fits(source, destination):
             edges = self._edges[index] = _Sorted.of(source, destination)
         values = attention.index_select(0, edges.order)
-        used = self._write(LayerAttention(values, edges.source, edges.destination, num_nodes, label))
+        ranks = None if ranks is None else ranks.index_select(0, edges.order)
+        ends = edges.source, edges.destination
+        used = self._write(LayerAttention(values, *ends, num_nodes, label, scores=ranks))
         return used.index_select(0, edges.inverse)
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -11,10 +11,10 @@ from fgai.errors import AttentionError
 from fgai.sparse import Adjacency
 from fgai.typed import typed
 
-LayerTap = Callable[[Tensor, Adjacency], Tensor]
-"""(attention [E, H], edges) → the attention to go on with."""
-Watch = Callable[[Tensor, Adjacency], None]
-"""(attention averaged over the heads [E, 1], edges)."""
+LayerTap = Callable[[Tensor, Adjacency, Tensor | None], Tensor]
+"""(attention [E, H], edges, scores before the softmax [E, H] if there are any) → attention to go on with."""
+Watch = Callable[[Tensor, Adjacency, Tensor | None], None]
+"""(attention averaged over the heads [E, 1], edges, scores averaged likewise [E] or None)."""
 
 
 @typed
@@ -26,17 +26,20 @@ class TappedLayer(nn.Module):
             instead. So attention is recorded and perturbed.
         watch: called with the attention the layer goes on with, averaged over the heads [E, 1]; only sees it,
             so that fused kernels, which return it beside the output, can serve.
+        ranked: whether `watch` wants the scores.
         limits: ranges of what each node says, by what the layer reads of it; None for none, see `fgai.limit`.
     """
 
     tap: LayerTap | None
     watch: Watch | None
+    ranked: bool
     limits: nn.ModuleDict | None
 
     def __init__(self) -> None:
         super().__init__()
         self.tap = None
         self.watch = None
+        self.ranked = False
         self.limits = None
 
     def what_is_said(self) -> dict[str, Limits]:

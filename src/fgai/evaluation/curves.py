@@ -29,8 +29,12 @@ def combined(attention: AttentionMap) -> LayerAttention:
 
 
 def ranking(attention: AttentionMap, scope: str) -> LayerAttention:
-    """What edges are ranked by: the last layer in scope `graph`, the mean over layers in scope `node`."""
-    return attention.last if scope == "graph" else combined(attention)
+    """What edges are ranked by: the last layer in scope `graph`, the mean over layers in scope `node`.
+
+    Heads are reduced by their geometric mean, see `LayerAttention.heads`.
+    """
+    shown = attention.heads("log")
+    return shown.last if scope == "graph" else combined(shown)
 
 
 def predict_without(model: nn.Module, observed: Observation, removed: Tensor) -> Tensor:
@@ -138,7 +142,7 @@ def fidelity(model: nn.Module, observed: Observation, nodes: Tensor, k: int) -> 
     Returns:
         `plus`, `minus` and `characterization`.
     """
-    scored = combined(observed.attention)
+    scored = ranking(observed.attention, "node")
     loops = scored.source == scored.destination
     top = topk_mask(scored.values[:, 0].masked_fill(loops, float("-inf")), scored.rowptr, k) & ~loops
     rest = ~top & ~loops

@@ -48,7 +48,8 @@ def range_overlap(pair: Pair, starts: Tensor | None, k: int) -> Tensor:
     degree = pair.rowptr.diff()
     weight = torch.repeat_interleave(degree, degree).to(pair.before.dtype)
     rowptr = pair.rowptr if starts is None else starts
-    return metrics.overlap_per_node(pair.before * weight, pair.after * weight, rowptr, k)
+    before, after = (shown * weight for shown in pair.shown)
+    return metrics.overlap_per_node(before, after, rowptr, k)
 
 
 def item_chance(pairs: Sequence[Pair], graph: Graph, rows: Tensor, k: int, sharpest: int) -> dict[str, Any]:

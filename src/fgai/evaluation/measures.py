@@ -17,11 +17,21 @@ NAN = float("nan")
 
 
 class Pair(NamedTuple):
-    """One layer's attention before and after, [E] each, on the same edges."""
+    """One layer before and after, [E] each, on the same edges.
+
+    Attributes:
+        before: attention, mean over the heads.
+        after: the same, after.
+        rowptr: [N + 1].
+        ranks: what neighbours are ranked by, before and after; see `LayerAttention.ranking`.
+        shown: the heads' geometric mean, before and after, which compares between nodes.
+    """
 
     before: Tensor
     after: Tensor
     rowptr: Tensor
+    ranks: tuple[Tensor, Tensor]
+    shown: tuple[Tensor, Tensor]
 
 
 def logits_again(model: nn.Module, graph: Graph) -> Tensor:
@@ -34,7 +44,13 @@ def paired(before: AttentionMap, after: AttentionMap) -> list[Pair]:
     """Match two head-averaged maps layer by layer, by (source, destination)."""
     ours, theirs = before.align(after)
     return [
-        Pair(a.values[:, 0], b.values[:, 0], a.rowptr)
+        Pair(
+            a.values[:, 0],
+            b.values[:, 0],
+            a.rowptr,
+            (a.ranking(), b.ranking()),
+            (a.heads("log"), b.heads("log")),
+        )
         for a, b in zip(ours.layers, theirs.layers, strict=True)
     ]
 
@@ -89,7 +105,8 @@ class Agreement:
     """How far two attentions agree.
 
     Attributes:
-        metrics: `g_jsd`, `overlap`, `overlap_touched`, `overlap_graph`, `rank_correlation`, each per layer.
+        metrics: `g_jsd`, `overlap`, `overlap_touched`, `overlap_graph`, `rank_correlation`, each per layer;
+            and `overlap_mean`, `overlap_mean_touched`, where heads are averaged before neighbours are ranked.
         per_node: [L, N] top-k overlap, NaN at nodes that do not count.
     """
 
@@ -108,15 +125,18 @@ def agreement(
         sharpest: which layer is reported as such.
         touched: per layer bool [N], for overlap on these nodes only; None leaves it out.
     """
-    nodes = [metrics.overlap_per_node(p.before, p.after, p.rowptr, k) for p in pairs]
+    nodes = [metrics.overlap_per_node(*p.ranks, p.rowptr, k) for p in pairs]
+    averaged = [metrics.overlap_per_node(p.before, p.after, p.rowptr, k) for p in pairs]
     values = {
         "g_jsd": [metrics.g_jsd(p.before, p.after) for p in pairs],
         "overlap": [metrics.mean_over(v) for v in nodes],
+        "overlap_mean": [metrics.mean_over(v) for v in averaged],
         "overlap_graph": [metrics.overlap_graph(p.before, p.after, p.rowptr, half_of(p)) for p in pairs],
-        "rank_correlation": [metrics.rank_correlation(p.before, p.after, p.rowptr) for p in pairs],
+        "rank_correlation": [metrics.rank_correlation(*p.ranks, p.rowptr) for p in pairs],
     }
     if touched is not None:
-        values["overlap_touched"] = [metrics.mean_over(v, t) for v, t in zip(nodes, touched, strict=True)]
+        for name, found in (("overlap_touched", nodes), ("overlap_mean_touched", averaged)):
+            values[name] = [metrics.mean_over(v, t) for v, t in zip(found, touched, strict=True)]
     return Agreement({name: layered(v, sharpest) for name, v in values.items()}, torch.stack(nodes))
 
 
@@ -146,12 +166,11 @@ def intruders(attention: AttentionMap, originals: int, k: int, sharpest: int) ->
     """
     values: dict[str, list[float]] = {"nodes": [], "places": [], "mass": []}
     for layer in attention:
-        w, injected = layer.values[:, 0], layer.source >= originals
+        w, ranks, new = layer.values[:, 0], layer.ranking(), layer.source >= originals
         old = torch.arange(layer.num_nodes, device=w.device) < originals
-        common = (w, injected, layer.rowptr)
-        values["nodes"].append(metrics.intruder_nodes(*common, k, nodes=old))
-        values["places"].append(metrics.intruder_places(*common, k, nodes=old))
-        values["mass"].append(metrics.intruder_mass(*common, nodes=old))
+        values["nodes"].append(metrics.intruder_nodes(ranks, new, layer.rowptr, k, nodes=old))
+        values["places"].append(metrics.intruder_places(ranks, new, layer.rowptr, k, nodes=old))
+        values["mass"].append(metrics.intruder_mass(w, new, layer.rowptr, nodes=old))
     return {name: layered(v, sharpest) for name, v in values.items()}
 
 
@@ -169,14 +188,17 @@ def against_truth(attention: AttentionMap, graph: Graph, k: int, sharpest: int) 
     assert graph.edge_truth is not None
     real = (graph.adjacency.source != graph.adjacency.destination).nonzero().flatten()
     keys, truth = graph.keys[real], graph.edge_truth[real]
-    values: dict[str, list[float]] = {"auc": [], "auc_node": [], "precision": [], "chance": []}
+    values: dict[str, list[float]] = {
+        name: [] for name in ("auc", "auc_mean", "auc_node", "precision", "chance")
+    }
     there = torch.isin(keys, attention.layers[0].keys)  # all of them, unless the attack removed some
     keys, truth = keys[there], truth[there]
-    for layer in attention.restrict(keys):
+    for layer, averaged in zip(attention.heads("log").restrict(keys), attention.restrict(keys), strict=True):
         w, rowptr = layer.values[:, 0], layer.rowptr
         meant = torch.zeros(layer.num_nodes, dtype=torch.bool, device=w.device)
         meant[layer.destination[truth]] = True
         values["auc"].append(metrics.truth_auc(w, truth, rowptr, nodes=meant))
+        values["auc_mean"].append(metrics.truth_auc(averaged.values[:, 0], truth, rowptr, nodes=meant))
         values["auc_node"].append(metrics.truth_auc(w, truth, rowptr, "node"))
         values["precision"].append(metrics.truth_precision(w, truth, rowptr, k))
         values["chance"].append(metrics.truth_chance(truth, rowptr))

@@ -177,7 +177,7 @@ def check_attention(sharpness: list[float], attention: AttentionMap, k: int) -> 
     if not any(bool((layer.degree > k).any()) for layer in attention):
         warn("no-ranked-nodes", f"no node has more than k={k} neighbours: overlap is undefined, lower `k`")
         return
-    tied = max(metrics.tied_share(layer.values[:, 0], layer.rowptr, k) for layer in attention)
+    tied = max(metrics.tied_share(layer.heads("log"), layer.rowptr, k) for layer in attention)
     if tied > TIED:
         warn(
             "tied-ranking",

@@ -265,7 +265,7 @@ class Run:
             "top_share": ms.top_shares(pairs, self.sharpest),
             "sharpest": self.sharpest,
         }
-        for metric in ("overlap", "overlap_touched", "overlap_graph", "rank_correlation"):
+        for metric in first.agreement.metrics.keys() - {"g_jsd"}:
             out[metric] = {name: a.agreement.metrics[metric] for name, a in attacked.items()}
         if "explanation" in attacked:
             other = attacked["explanation"]

@@ -12,6 +12,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import k_hop_subgraph
 
 from fgai.attention import AttentionMap, LayerAttention, evaluating, record
+from fgai.attention.layer import REDUCTIONS
 from fgai.checks import one_of
 from fgai.errors import AttentionError, InputError
 from fgai.graph import Graph
@@ -27,10 +28,11 @@ REDUCERS = ("mean", "max", "last")
 class FaithfulAttention(ExplainerAlgorithm):  # type: ignore[misc]
     """Explains a prediction by the model's attention, one number per edge of the user's own `edge_index`.
 
-    Attention is taken before dropout, averaged over heads, matched to the given edges by (source,
-    destination) and then reduced over layers, so that self-loops a layer adds or re-orders cannot shift it:
+    Attention is taken before dropout, its heads are reduced by their geometric mean, matched to the given
+    edges by (source, destination) and then reduced over layers, so that self-loops a layer adds or re-orders
+    cannot shift it:
 
-        mask[e] = reduce_l  mean_h  w_l[source(e), destination(e), h]
+        mask[e] = reduce_l  reduce_h  w_l[source(e), destination(e), h]
 
     An edge a layer did not use counts 0 there. Parallel edges keep their own values. For node tasks with an
     `index`, edges outside the receptive field are 0. How far the numbers can be trusted is the model's
@@ -38,7 +40,8 @@ class FaithfulAttention(ExplainerAlgorithm):  # type: ignore[misc]
 
     Args:
         layer: `mean`, `max` or `last` over layers, or one layer by number.
-        heads: `mean` or `max` over heads, or one head by number.
+        heads: `log` for their geometric mean, made to sum to one at every node, `mean`, `max`, or one head by
+            number.
 
     Raises:
         InputError: unknown words; on use: heterogeneous graphs, node masks, phenomenon explanations.
@@ -58,12 +61,12 @@ class FaithfulAttention(ExplainerAlgorithm):  # type: ignore[misc]
         ([0.333, 0.333, 0.0], True)
     """
 
-    def __init__(self, layer: str | int = "mean", heads: str | int = "mean") -> None:
+    def __init__(self, layer: str | int = "mean", heads: str | int = "log") -> None:
         super().__init__()
         if isinstance(layer, str):
             one_of(layer, "layer", REDUCERS)
         if isinstance(heads, str):
-            one_of(heads, "heads", ("mean", "max"))
+            one_of(heads, "heads", REDUCTIONS)
         self.layer, self.heads = layer, heads
 
     def forward(
@@ -184,7 +187,7 @@ class AsPyG(MessagePassing):  # type: ignore[misc]
         return out
 
 
-def looked_up(layer: LayerAttention, keys: Tensor, heads: str | int = "mean") -> Tensor:
+def looked_up(layer: LayerAttention, keys: Tensor, heads: str | int = "log") -> Tensor:
     """Attention of edges in any order, 0 for those the layer does not have; parallel edges one by one.
 
     Args:

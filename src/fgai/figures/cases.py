@@ -74,7 +74,7 @@ class GraphView:
 
     Attributes:
         graph: as the model read it.
-        attention: [E, 1], heads averaged, layers reduced.
+        attention: [E, 1], the heads' geometric mean, layers reduced.
         predicted: class of each node.
         confidence: probability of that class.
         num_original: nodes from this number on were injected.
@@ -92,12 +92,13 @@ class GraphView:
 
         Args:
             seen: see `fgai.attention.observe`.
-            layer: `mean`, `last` or `max` over layers, or one layer by number; heads are averaged.
+            layer: `mean`, `last` or `max` over layers, or one layer by number; of the heads their geometric
+                mean, whose order is that of `LayerAttention.ranking`.
             original: number of nodes that were not injected; all by default.
         """
         if isinstance(layer, str):
             one_of(layer, "layer", REDUCERS)
-        chosen = seen.attention.heads("mean")
+        chosen = seen.attention.heads("log")
         reduced = chosen.layer(layer) if isinstance(layer, int) else chosen.over_layers(layer)
         confidence, predicted = seen.logits.softmax(1).max(1)
         return cls(

@@ -1,6 +1,7 @@
 """Whether two attentions point at the same neighbours: top-k overlap and rank correlation.
 
-Both arguments hold one value per edge on the same edges (matched by source and destination), heads averaged.
+Both arguments hold one value per edge on the same edges (matched by source and destination): what neighbours
+are ranked by, see `LayerAttention.ranking`.
 Before and after an attack, that means the original edges: the top-k of a node among its old neighbours.
 """
 
@@ -50,7 +51,12 @@ def overlap_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5) -> 
         "overlap.explanation",
         "overlap_touched.prediction",
         "overlap_touched.explanation",
+        "overlap_mean.prediction",
+        "overlap_mean.explanation",
+        "overlap_mean_touched.prediction",
+        "overlap_mean_touched.explanation",
         "similarity.overlap",
+        "similarity.overlap_mean",
         "same_class.*.overlap",
         "explanations.prediction",
         "explanations.explanation",

@@ -24,10 +24,13 @@ from fgai.typed import typed
     title="truth AUC",
     paths=(
         "truth.auc",
+        "truth.auc_mean",
         "truth.auc_node",
         "truth_prediction.auc",
+        "truth_prediction.auc_mean",
         "truth_prediction.auc_node",
         "truth_explanation.auc",
+        "truth_explanation.auc_mean",
         "truth_explanation.auc_node",
     ),
     headings={"truth.auc.all": "truth AUC", "truth_prediction.auc.all": "attacked truth AUC"},

@@ -110,9 +110,9 @@ class GCNLayer(TappedLayer):
         """Return [N, C]; `edge_weight` [E] is how much of each edge there is."""
         shares, values, sizes = self.attend(x, adjacency, edge_weight)
         if self.tap is not None:
-            shares = self.tap(shares, adjacency)
+            shares = self.tap(shares, adjacency, None)
         if self.watch is not None:
-            self.watch(shares, adjacency)
+            self.watch(shares, adjacency, None)
         return sizes[:, None] * aggregate(shares, values, adjacency).squeeze(1) + self.bias
 
 

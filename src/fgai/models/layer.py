@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attention import Limits, TappedLayer
+from fgai.attention.layer import mean_heads
 from fgai.checks import at_least, number, one_of, rate, whole
 from fgai.errors import InputError
 from fgai.ops import (
@@ -188,24 +189,38 @@ class AttentionLayer(TappedLayer):
 
     def score_edges(self, source: Tensor, destination: Tensor, adjacency: Adjacency) -> Tensor:
         """Return the scores [E, H] from the two sides that `sides` gave."""
+        return self._score_heads(source, destination, adjacency, slice(None))
+
+    def _score_heads(self, source: Tensor, destination: Tensor, adjacency: Adjacency, heads: slice) -> Tensor:
         if self.score == "additive":
             return score_additive(source, destination, adjacency, self.slope)
         if self.score == "dynamic":
-            return score_dynamic(source, destination, self.score_weight, adjacency, self.slope)
+            return score_dynamic(source, destination, self.score_weight[heads], adjacency, self.slope)
         return score_dot(destination, source, adjacency)
+
+    def mean_scores(self, source: Tensor, destination: Tensor, adjacency: Adjacency) -> Tensor:
+        """Return the mean over the heads of `score_edges` [E]; nothing of size [E, H] is made."""
+        total = None
+        for h in range(self.heads):
+            far, near = (side.narrow(1, h, 1) for side in (source, destination))
+            one = self._score_heads(far, near, adjacency, slice(h, h + 1)).squeeze(1)
+            total = one if total is None else total + one
+        assert total is not None
+        return total / self.heads
 
     def attend(
         self, x: Tensor | Features, adjacency: Adjacency, edge_weight: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the attention [E, H] before tap and dropout, and the values [N, H, C].
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the attention [E, H] before tap and dropout, the values [N, H, C] and the scores [E, H].
 
         `edge_weight` [E], where given, enters as a log-weight on the score, see `weighted_softmax`.
         """
         source, destination, values = self._sides(x, adjacency)
         scores = self.score_edges(source, destination, adjacency)
         if edge_weight is not None:
-            return weighted_softmax(scores, edge_weight, adjacency), values
-        return edge_softmax(scores, adjacency), values
+            weighted = weighted_softmax(scores, edge_weight, adjacency)
+            return weighted, values, scores + edge_weight.log()[:, None]
+        return edge_softmax(scores, adjacency), values, scores
 
     def attend_and_combine(
         self, x: Tensor | Features, adjacency: Adjacency, *, written: bool = True, averaged: bool = False
@@ -216,9 +231,17 @@ class AttentionLayer(TappedLayer):
         reach the input, but none flows from one to the other. Unless `written`, the attention may be empty;
         `averaged` over the heads it is [E, 1].
         """
+        out, attention, _ = self._attended(x, adjacency, written, averaged)
+        return out, attention
+
+    def _attended(
+        self, x: Tensor | Features, adjacency: Adjacency, written: bool, averaged: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """As `attend_and_combine`, and the mean scores [E] where they are wanted."""
         sides = self._sides(x, adjacency)
         out, attention = self.fused(*sides, adjacency, written=written, averaged=averaged)
-        return self.join(out), attention
+        scores = self.mean_scores(*sides[:2], adjacency) if self.ranked else None
+        return self.join(out), attention, scores
 
     def fused(
         self,
@@ -256,14 +279,15 @@ class AttentionLayer(TappedLayer):
         """Return [N, H·C], or [N, C] when the heads are averaged; `edge_weight` [E] as in `attend`."""
         if self.tap is None and edge_weight is None:
             seen = self.watch is not None
-            out, attention = self.attend_and_combine(x, adjacency, written=seen, averaged=seen)
+            out, attention, ranks = self._attended(x, adjacency, seen, seen)
             if self.watch is not None:
-                self.watch(attention, adjacency)
+                self.watch(attention, adjacency, ranks)
             return out
-        attention, values = self.attend(x, adjacency, edge_weight)
+        attention, values, scores = self.attend(x, adjacency, edge_weight)
         if self.tap is not None:
-            attention = self.tap(attention, adjacency)
+            attention = self.tap(attention, adjacency, scores)
         if self.watch is not None:
-            self.watch(attention if self.heads == 1 else attention.mean(1, keepdim=True), adjacency)
+            ranks = mean_heads(scores) if self.ranked else None
+            self.watch(attention if self.heads == 1 else attention.mean(1, keepdim=True), adjacency, ranks)
         attention = dropout(attention, self.attention_dropout, self.training)
         return self.combine(attention, values, adjacency)

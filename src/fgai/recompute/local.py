@@ -33,12 +33,12 @@ class Touched(NamedTuple):
     Attributes:
         nodes: [T] whose logits were computed again.
         logits: [T, C].
-        attention: per layer [E', H] on the edges of its patch; empty unless asked for.
+        ranks: per layer [E'] on its patch's edges, what neighbours are ranked by; empty unless asked for.
     """
 
     nodes: Tensor
     logits: Tensor
-    attention: list[Tensor]
+    ranks: list[Tensor]
 
 
 @typed
@@ -55,7 +55,7 @@ class Plan:
         keep: [T] which of the last layer's touched rows have logits wanted.
         nodes: [T] their nodes.
         share: of the work of a full pass, counted in edges and rows times their widths.
-        whole: whether attention can be read.
+        whole: whether the ranking of neighbours can be read.
     """
 
     edit: Edit
@@ -130,7 +130,8 @@ class Recompute:
             state = update(before, layer.join(out))
             self._sides.append(sides)
             self._states.append(before)
-            layers.append(LayerAttention.on(graph.adjacency, attention, name))
+            ranks = layer.mean_scores(*sides[:2], graph.adjacency)
+            layers.append(LayerAttention.on(graph.adjacency, attention, name, ranks))
         assert isinstance(state, Tensor)
         self.clean_logits: Tensor = stages.leave(state)
         self.clean_attention = AttentionMap(tuple(layers))
@@ -144,7 +145,7 @@ class Recompute:
         Args:
             edit: what changes in the graph.
             wanted: [T] the nodes whose logits are asked for; all by default.
-            whole: also give the whole attention of every touched row.
+            whole: also give the whole ranking of every touched row.
             limit: share of the work of a full pass that is still worthwhile.
         """
         clean, total = self.graph.adjacency, self.graph.num_nodes + edit.new
@@ -194,18 +195,18 @@ class Recompute:
             parts.append(features.appended)
         rows = torch.cat(parts) if parts else features.select(plan.start)
         state = self.stages.enter(Features.dense(rows), positional)
-        seen = []
+        seen: list[Tensor] = []
         steps = zip(plan.patches, plan.constants, plan.states, self.stages.stages, strict=True)
         for index, (patch, (fixed, score), before, (layer, update)) in enumerate(steps):
-            out, attention = patch.forward(layer, layer.sides(state), fixed, score, written=plan.whole)
+            out, ranks = patch.forward(layer, layer.sides(state), fixed, score, ranked=plan.whole)
             joined = torch.cat([state, before]) if isinstance(state, Tensor) and before is not None else None
             if index == len(plan.patches) - 1:
                 out = out[plan.keep]
                 joined = None if joined is None else joined[plan.keep]
             state = update(joined, layer.join(out))
-            seen.append(attention)
+            seen += [] if ranks is None else [ranks]
         assert isinstance(state, Tensor)
-        return Touched(plan.nodes, self.stages.leave(state), seen if plan.whole else [])
+        return Touched(plan.nodes, self.stages.leave(state), seen)
 
     def logits(self, change: GraphChange, wanted: Tensor | None = None) -> Touched:
         """Return the logits `change` can move; all others are those of `clean_logits`.

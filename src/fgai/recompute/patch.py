@@ -153,18 +153,18 @@ class Patch:
         return total, mixed[inverse[: fresh.numel()]]
 
     def forward(
-        self, layer: SplitLayer, sides: Sides, constants: Sides, score: Tensor, *, written: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Return the mixed values of the touched rows [T, H, C], and the attention [E', H] if written."""
+        self, layer: SplitLayer, sides: Sides, constants: Sides, score: Tensor, *, ranked: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the mixed values of the touched rows [T, H, C], and what neighbours are ranked by [E']."""
         joined = (torch.cat([mine, fixed]) for mine, fixed in zip(sides, constants, strict=True))
         source, destination, values = joined
         if not self.spots.numel() or (layer.score == "additive" and layer.slope > 0):
-            out, attention = layer.fused(source, destination, values, self.adjacency, written=written)
+            out, _ = layer.fused(source, destination, values, self.adjacency, written=False)
         else:
             scores = layer.score_edges(source, destination, self.adjacency).index_copy(0, self.spots, score)
-            attention = edge_softmax(scores, self.adjacency)
-            out = aggregate(attention, values, self.adjacency)
-        return out[: self.touched], attention
+            out = aggregate(edge_softmax(scores, self.adjacency), values, self.adjacency)
+        ranks = layer.mean_scores(source, destination, self.adjacency) if ranked else None
+        return out[: self.touched], ranks
 
 
 def _without(positions: Tensor, removed: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fgai.attention import AttentionMap
-from fgai.objectives import Clean, Explanation, Objective, log_attention
+from fgai.objectives import Clean, Explanation, Objective
 from fgai.recompute.edit import incoming
 from fgai.recompute.local import Plan, Recompute, Touched
 from fgai.recompute.repeat import Repeated
@@ -123,7 +123,7 @@ class ReducedExplanation:
             inside[touched[touched < adjacency.num_nodes]] = True
             ours, rest = rows[inside[rows]], rows[~inside[rows]]
             everything = torch.ones_like(members)
-            now = log_attention(before.values)
+            now = before.ranking()
             lost, terms = objective.lost(now, everything, members, before.rowptr, rest)
             edges, owner = incoming(adjacency, ours)
             order = torch.argsort(patch.positions)
@@ -143,10 +143,10 @@ class ReducedExplanation:
     def shares(self, touched: Touched) -> tuple[Tensor, Tensor]:
         """Return the objective and the share of the top-k the touched rows lost, both [copies]."""
         total, gone = (touched.logits.new_zeros(self._copies) for _ in range(2))
-        for layer, values in zip(self._layers, touched.attention, strict=True):
+        for layer, ranks in zip(self._layers, touched.ranks, strict=True):
             lost, terms = layer.lost.expand(self._copies), layer.terms.expand(self._copies)
             if len(layer.rows):
-                now = log_attention(values)[layer.spots]
+                now = ranks[layer.spots]
                 margins, real = (
                     part.view(self._copies, -1)
                     for part in self._objective.margins(

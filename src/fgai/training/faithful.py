@@ -164,7 +164,7 @@ class Faithful:
     def _seen(self, model: nn.Module, *, sampled: bool = False) -> Observation:
         """Run the model on the clean graph; limits take their ranges from the same pass."""
         with range_pass(model, self.config.tightness, sampled=sampled), straight_through(model):
-            return observe(model, self.graph, heads="mean", grad=True)
+            return observe(model, self.graph, heads="mean", grad=True, ranked=False)
 
     def _clean(self, logits: Tensor, layers: Sequence[LayerAttention]) -> dict[str, Tensor]:
         """Return closeness, similarity and margin on the clean graph."""
@@ -191,7 +191,7 @@ class Faithful:
         config, targets, shares = self.config, self.targets, attack.shares
         attacked, edge_map = attack.adversary.joined(attack.endpoints)
         with attack.adversary.speaking(), straight_through(model):
-            seen = observe(model, attacked, heads="mean", grad=True)
+            seen = observe(model, attacked, heads="mean", grad=True, ranked=False)
         now, moved = seen.logits, seen.attention.select(config.layers)
         before, after, grown = _paired(layers, moved, self.graph, attacked, edge_map)
         known = targets.leaders if layers is targets.layers else None

@@ -63,7 +63,7 @@ class Targets:
             graph: prepared for it.
             config: which layers count, and what of them.
         """
-        seen = observe(vanilla, graph, heads="mean")
+        seen = observe(vanilla, graph, heads="mean", ranked=False)
         logits, chosen = seen.logits, seen.attention.select(config.layers)
         values, rowptrs = [layer.heads() for layer in chosen], [layer.rowptr for layer in chosen]
         pairs = list(zip(values, rowptrs, strict=True))
