@@ -212,7 +212,7 @@ print(topk.topk_mask(torch.tensor([0.1, 0.5, 0.2]), torch.tensor([0, 3]), 1).tol
 """
 
 
-@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+@pytest.mark.parametrize("ending", [pytest.param("nbi", marks=pytest.mark.slow), "nbc"])
 def test_damaged_code_is_compiled_again(ending: str, tmp_path: Path) -> None:
     run(TOPK, NUMBA_CACHE_DIR=str(tmp_path))
     files = sorted(tmp_path.rglob(f"*.{ending}"))

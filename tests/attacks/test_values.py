@@ -16,8 +16,15 @@ from support import attack_cases as cases
 BUDGET = Budget(nodes=2, edges=3, box=(-1.0, 1.0), steps=6)
 
 
-@pytest.mark.parametrize("name", ["gat", "gatv2", "gt", "pyg"])
-@pytest.mark.parametrize("objective", ["prediction", "explanation"])
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [
+        *((name, "prediction") for name in ("gat", "gatv2", "pyg")),
+        ("gat", "explanation"),
+        pytest.param("gt", "prediction", marks=pytest.mark.slow),
+        *(pytest.param(name, "explanation", marks=pytest.mark.slow) for name in ("gatv2", "gt", "pyg")),
+    ],
+)
 def test_never_weaker_than_the_attack_by_features_it_contains(name: str, objective: str) -> None:
     graph = cases.tiny_graph()
     model = limit(cases.trained(name, "vanilla"), graph)

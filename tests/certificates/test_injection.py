@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,15 @@ import torch
 from torch import Tensor, nn
 
 import fgai
-from fgai.attention import call_model, entry_limits, prepared
-from fgai.certificates import certify_injection
+from fgai.attention import call_model, entry_limits, observe, prepared
+from fgai.certificates import Injection, InjectionCertificate, certify_injection, invariant_layers
+from fgai.certificates.injection import _sectors
 from fgai.certificates.injection_kernels import mean_bounds
+from fgai.certificates.reading import Ball, State
 from fgai.errors import InputError
+from fgai.evaluation.measures import paired
 from fgai.graph import Graph
+from fgai.metrics import overlap_per_node
 from fgai.models import GAT, GT, GATv2
 from fgai.sparse import Adjacency
 
@@ -83,8 +88,8 @@ def test_no_injection_changes_a_certified_class(kind: type[Any], layers: int, wh
         certified += len(nodes)
         with torch.no_grad():
             assert torch.equal(call_model(model, graph).argmax(1), found.classes)
-            for seed in range(6):
-                chosen: list[int | None] = [None] if where == "any" else list(nodes[:3])
+            for seed in range(4):
+                chosen: list[int | None] = [None] if where == "any" else list(nodes[:2])
                 for node in chosen:
                     classes = call_model(model, injections(graph, model, t, node, seed)).argmax(1)
                     mine = nodes if node is None else [node]
@@ -158,3 +163,116 @@ def test_what_cannot_be_followed_is_unknown() -> None:
         certify_injection(model, given, neighbours=-1)
     with pytest.raises(InputError, match="`where`"):
         certify_injection(model, given, where="elsewhere")
+
+
+def two_camps() -> Graph:
+    """Two cliques of 24 that say opposite things, and four nodes that hear two of one, all of the other."""
+    first, second = torch.arange(24), torch.arange(24, 48)
+    pairs = [torch.combinations(first), torch.combinations(second)]
+    pairs += [torch.tensor([[node, other] for other in (0, 1, *range(24, 48))]) for node in range(48, 52)]
+    edges = torch.cat(pairs).t()
+    generator = torch.Generator().manual_seed(0)
+    side = torch.ones(52, 1)
+    side[24:] = -1
+    features = side * torch.tensor([[1.0, -1.0, 0.5, 0.0]]) + 0.05 * torch.randn(52, 4, generator=generator)
+    return Graph.from_edges(torch.cat([edges, edges.flip(0)], dim=1), 52, features)
+
+
+@pytest.mark.parametrize("where", ["any", "direct"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_no_injection_reorders_a_certified_explanation(kind: type[Any], where: str) -> None:
+    given, k, listeners = two_camps(), 2, torch.arange(48, 52)
+    torch.manual_seed(1)
+    model = kind(given.num_features, 3, hidden_channels=3, heads=2).eval()
+    last = model.convs[-1]
+    weight = last.source_weight if kind is GAT else last.score_weight
+    first = observe(model, prepared(model, given)).attention[1]
+    mine = first.destination == 48
+    if int(first.source[mine][first.ranking()[mine].argmax()]) >= 24:
+        weight.data.neg_()  # the smaller camp on top
+    model = fgai.limit(model, given)
+    graph = prepared(model, given)
+    found = certify_injection(model, given, neighbours=1, where=where, k=k)
+    assert [layer.status for layer in found.layers] == ["invariant", "bound"]
+    held = found.layers[1].holds
+    assert held is not None and bool(held[listeners].any())
+    clean = observe(model, graph).averaged().attention
+    for seed in range(20):
+        node = None if where == "any" else int(listeners[seed % 4])
+        after = observe(model, injections(graph, model, 1, node, seed)).averaged().attention
+        for layer, pair in zip(found.layers, paired(clean, after), strict=True):
+            assert layer.holds is not None
+            kept = overlap_per_node(*pair.ranks, pair.rowptr, k)
+            counted = layer.holds & ~kept.isnan()
+            if node is not None:
+                counted &= torch.arange(len(kept)) == node
+            assert bool((kept[counted] == 1).all())
+
+
+def test_the_ball_is_tighter_than_the_box_and_still_true() -> None:
+    generator = torch.Generator().manual_seed(0)
+    base, drift = (torch.randn(50, 6, generator=generator).double() for _ in range(2))
+    spread = torch.rand(50, 6, generator=generator).double()
+    radius = torch.tensor(1.2).double()
+    low = base + drift.clamp(max=0) - spread
+    high = base + drift.clamp(min=0) + spread
+    weight = torch.randn(6, 9, generator=generator).double()
+    box = State(low, high).through(weight)
+    both = State(low, high, Ball(base, drift, spread, radius)).through(weight)
+    assert bool((both[0] >= box[0]).all() & (both[1] <= box[1]).all() & (both[1] < box[1]).any())
+    for _ in range(200):
+        share = torch.rand(50, 6, generator=generator).double()
+        point = torch.randn(50, 6, generator=generator).double()
+        point = (point / point.norm(dim=1, keepdim=True) * radius).clamp(-1, 1)
+        moved = (base + share * drift + spread * point) @ weight
+        assert bool((moved >= both[0] - 1e-9).all() & (moved <= both[1] + 1e-9).all())
+
+
+def test_sectors_hold_every_voice() -> None:
+    given = graph_of("random")
+    model = model_of(GAT, given, 2, 0.6).double()
+    layer = model.convs[-1]
+    with torch.no_grad():
+        ceilings, words = _sectors(layer)
+    limits = layer.limits["value"]
+    points = torch.rand(20_000, *limits.low.shape, generator=torch.Generator().manual_seed(3)).double()
+    values = limits(limits.at((1.6 * (points - 0.5) + 0.5).round(decimals=1)))
+    scores = layer.limits["source"]((values * layer.source_weight).sum(2))[:, 0]
+    said = values[:, 0] + layer.bias
+    lead = said[:, :, None] - said[:, None, :]
+    for a, b in itertools.permutations(range(3), 2):
+        covered = (scores[:, None] <= ceilings[0] + 1e-9) & (lead[:, a, b, None] >= words[:, a, b] - 1e-9)
+        assert bool(covered.any(1).all())
+    assert len(words) > 1 and float(ceilings.min()) < float(ceilings.max())
+
+
+def test_one_door_a_record_and_its_table(tmp_path: Path) -> None:
+    given = graph_of("clique")
+    model = model_of(GAT, given, 2, 0.2)
+    found = fgai.certify(model, given, threat=Injection(2, "direct"), k2=3)
+    same = certify_injection(model, given, neighbours=2, where="direct", k=3)
+    assert torch.equal(found.holds, same.holds) and found.k == 3
+    again = InjectionCertificate.load(found.save(tmp_path / "proof.json"))
+    assert torch.equal(again.holds, found.holds) and again.layers[0].status == "invariant"
+    assert again.to_dict() == found.to_dict()
+    assert "t = 2 injected neighbours, direct" in str(again) and "normaliser" in str(again)
+    with pytest.raises(InputError, match="not both"):
+        fgai.certify(model, given, threat=Injection(), radius=0.1)
+    with pytest.raises(InputError, match="give `radius`"):
+        fgai.certify(model, given)
+    for wrong in ({"neighbours": -1}, {"where": "elsewhere"}):
+        with pytest.raises(InputError):
+            Injection(**wrong)
+
+
+def test_invariant_layers_are_named_for_models_without_limits_too() -> None:
+    given = graph_of("clique")
+    for kind in (GAT, GATv2, GT):
+        model = kind.for_data(given, out_channels=3).eval()
+        why = list(invariant_layers(model, prepared(model, given)).values())
+        assert why[0] and why[1:] == [None] * (len(why) - 1)
+        found = certify_injection(model, given)
+        assert not found.known and found.layers[0].status == "invariant" and found.order_share(0) == 1.0
+        assert found.layers[1].status == "unknown" and found.order_share(1) is None
+        model.register_forward_hook(lambda module, inputs, output: output)
+        assert set(invariant_layers(model, prepared(model, given)).values()) == {None}

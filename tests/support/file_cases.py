@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from experiments import Cell, Store, read_grid, read_record
-from fgai.certificates import CertificateRecord
+from fgai.certificates import CertificateRecord, InjectionCertificate
 from fgai.datasets.ogb import read_ogbn_arxiv
 from fgai.datasets.readers import read_ground_truth, read_npz, read_planetoid, read_tape, read_tu
 from fgai.evaluation import Comparison, EvaluationRecord
@@ -159,6 +159,7 @@ KINDS: dict[str, Kind] = {
     "evaluation": _document(EvaluationRecord, lambda: comparison()["GAT"]),
     "comparison": _document(Comparison, comparison),
     "certificate": _document(CertificateRecord, lambda: certificates()["GAT"]),
+    "injection": _document(InjectionCertificate, injection_certificate),
     "report": Kind(lambda folder: [whole_report().save(folder / "report.json")], _report, text=True),
     "compared": Kind(lambda folder: [comparison().save(folder / "both.json")], _report, text=True),
     "proof": Kind(

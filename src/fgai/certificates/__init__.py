@@ -1,20 +1,26 @@
 """Certificates: what no perturbation of a layer's attention within a radius can do to a node."""
 
 from fgai.certificates.certification import certify
-from fgai.certificates.injection import InjectionCertificate, certify_injection
+from fgai.certificates.injected import INJECTION_PROMISE, Injection, InjectionCertificate, LayerOrder
+from fgai.certificates.injection import certify_injection
+from fgai.certificates.invariance import invariant_layers
 from fgai.certificates.layer import RADII, LayerCertificate
 from fgai.certificates.prediction import Prediction
 from fgai.certificates.record import PROMISE, CertificateRecord
 from fgai.certificates.tables import TABLE_RADII
 
 __all__ = [
+    "INJECTION_PROMISE",
     "PROMISE",
     "RADII",
     "TABLE_RADII",
     "CertificateRecord",
+    "Injection",
     "InjectionCertificate",
     "LayerCertificate",
+    "LayerOrder",
     "Prediction",
     "certify",
     "certify_injection",
+    "invariant_layers",
 ]

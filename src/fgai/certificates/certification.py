@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from time import perf_counter
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,8 @@ from fgai.alone import with_gradients
 from fgai.attention import LayerAttention, Observation, observe, prepared
 from fgai.certificates.familiar import unfamiliar
 from fgai.certificates.hidden import find_stages, hidden_predictions
+from fgai.certificates.injected import Injection, InjectionCertificate
+from fgai.certificates.injection import certify_injection
 from fgai.certificates.items import item_prediction
 from fgai.certificates.layer import LayerCertificate
 from fgai.certificates.linear import find_linear, linear_prediction
@@ -41,8 +43,7 @@ MANY_EDGES = 1_000_000
 _AGAIN = 1e-4
 
 
-@typed
-@with_gradients
+@overload
 def certify(
     model: nn.Module,
     data: Any,
@@ -55,8 +56,31 @@ def certify(
     alpha: float | None = None,
     beta: float | None = None,
     divergence: str = "probabilities",
-) -> CertificateRecord:
+    threat: None = None,
+) -> CertificateRecord: ...
+@overload
+def certify(
+    model: nn.Module, data: Any, *, threat: Injection, k2: int | None = 5
+) -> InjectionCertificate: ...
+@typed
+@with_gradients
+def certify(
+    model: nn.Module,
+    data: Any,
+    *,
+    vanilla: nn.Module | None = None,
+    radius: float | None = None,
+    k1: int | None = 5,
+    k2: int | None = 5,
+    norm: str = "l1",
+    alpha: float | None = None,
+    beta: float | None = None,
+    divergence: str = "probabilities",
+    threat: Injection | None = None,
+) -> CertificateRecord | InjectionCertificate:
     """Certify every node of a graph: what no perturbation of its attention within `radius` can do.
+
+    With a `threat` in the place of a radius, what no injected nodes can do: see `certify_injection`.
 
     For each layer, with the values the attention weighs held fixed and each head of each node moved by at
     most R in `norm`:
@@ -76,16 +100,17 @@ def certify(
         model: fgai's or any PyG attention model; run once in evaluation mode and left as it was.
         data: a `Graph` or PyG `Data`.
         vanilla: the model the faithful one came from, for properties 1 and 3.
-        radius: R ≥ 0.
+        radius: R ≥ 0; unless there is a `threat`.
         k1: size of the top-k compared with vanilla, None for all neighbours.
         k2: size of the certified top-k, None for all neighbours.
         norm: "l1", "l2" or "linf".
         alpha: α ≥ 0, largest change of prediction allowed; None leaves properties 3 and 4 out of the share.
         beta: β in [0, 1], least overlap wanted; None leaves properties 1 and 2 out of the share.
         divergence: D, total variation on "probabilities" or on "logits".
+        threat: new nodes with any features; only `k2` counts beside it.
 
     Returns:
-        A record with everything per node and layer, shares and curves.
+        A record with everything per node and layer, shares and curves; with a threat, its certificate.
 
     Raises:
         InputError: an argument out of range, a graph the model cannot read, or a model that computes in less
@@ -103,6 +128,10 @@ def certify(
         >>> certify(model, data, radius=0.01).layer().prediction.class_status
         'exact'
     """
+    if threat is not None:
+        return _injected(model, data, threat, k2, radius, vanilla)
+    if radius is None:
+        raise InputError("give `radius`, a ball around the attention, or `threat`, e.g. `Injection()`")
     _check(radius, k1, k2, norm, alpha, beta, divergence)
     began = perf_counter()
     given = as_graph(data)
@@ -139,6 +168,23 @@ def certify(
         version=versions(),
         seconds={"forward": ran - began, "certificates": done - ran, "total": done - began},
     )
+
+
+def _injected(
+    model: nn.Module,
+    data: Any,
+    threat: Injection,
+    k: int | None,
+    radius: float | None,
+    vanilla: nn.Module | None,
+) -> InjectionCertificate:
+    if radius is not None or vanilla is not None:
+        raise InputError(
+            "give `radius` (and `vanilla`) for balls around the attention, or `threat`, not both"
+        )
+    if k is None:
+        raise InputError("`k2` must be a number: with all neighbours in the explanation nothing can leave it")
+    return certify_injection(model, data, neighbours=threat.neighbours, where=threat.where, k=k)
 
 
 def _check(

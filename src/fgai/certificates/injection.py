@@ -1,16 +1,20 @@
 """Certificates against injection: no few new neighbours, whatever their features, change a node's class.
 
 Threat: nodes gain up to t injected neighbours each, with any features and any wiring of their own. Behind
-limits (`fgai.limit`) whatever such a neighbour is, its value lies in the box of the layer's limits and its
-score has a ceiling. We carry an interval per node and channel through the network:
+limits (`fgai.limit`) whatever such a neighbour is, its value lies in the box and ball of the layer's limits
+and its score has a ceiling. We carry what is known of every node through the network:
 
 - first layer: old edges keep their scores, since features do not change. New neighbours take a mass of at
   most `M = t e^s / (Z + t e^s)`, s their score at its ceiling and Z the sum over old edges; so an output h
-  lies between `h + M min(0, low − h)` and `h + M max(0, high − h)`;
+  lies between `h + M min(0, low − h)` and `h + M max(0, high − h)`, and in a ball, see `reading`;
 - further layers: values and scores of old neighbours lie in intervals around those of the middle state. The
   least weighted mean `Σ e^{s_j} v_j / Σ e^{s_j}` is at least λ if `Σ_j min_s e^{s_j} (v_j − λ) ≥ 0`, new
   neighbours included; bisection on λ finds the best;
-- output: the class stays if for every other class the same sum of `z_top − z_other` is positive at λ = 0.
+- output: the class stays if for every other class the same sum of `z_top − z_other` is positive at λ = 0. A
+  new neighbour that scores high does not say the worst, and the other way round: both lie on an ellipse,
+  whose arc between them is cut in sectors;
+- top-k: members stay if the least score of each is above the largest of every other old neighbour. The
+  destination's side is common to all of them.
 
 The score of the destination is common to all neighbours; its interval is cut in pieces, the worst of which
 counts. Everything is computed in float64 and never says more than what holds.
@@ -19,71 +23,55 @@ counts. Everything is computed in float64 and never says more than what holds.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu, leaky_relu
 
-from fgai.attention import Limits, limits_of, prepared
+from fgai.attention import limits_of, observe, prepared
 from fgai.certificates.familiar import unfamiliar
-from fgai.certificates.hidden import _behind
-from fgai.certificates.injection_kernels import class_kept, mean_bounds
-from fgai.checks import one_of, whole
+from fgai.certificates.injected import Injection, InjectionCertificate, LayerOrder
+from fgai.certificates.injection_kernels import class_kept, mean_bounds, order_kept
+from fgai.certificates.invariance import invariant_layers
+from fgai.certificates.reading import Ball, Reading, State, bias_lead, limits_named, loudest
+from fgai.checks import whole
+from fgai.errors import AttentionError
 from fgai.graph import Graph
 from fgai.models import GAT, AttentionLayer, GATv2, as_graph
 from fgai.ops import aggregate, edge_softmax
 from fgai.sparse import Adjacency, Features
 from fgai.tasks import get_task
+from fgai.topk import topk_mask
 from fgai.typed import typed
+from fgai.version import versions
 
 PIECES = 8
 """Into which the interval of a destination's score is cut."""
-WHERE = ("any", "direct")
+SECTORS = 16
+"""Into which the arc between a new neighbour's highest score and its worst word is cut."""
 ROUNDING = 1e-5
 """Of the model's own float32 arithmetic, relative to what is summed; a class must stay by more."""
 
 
-@dataclass(frozen=True, eq=False)
-class InjectionCertificate:
-    """Which nodes keep their class whatever is injected.
-
-    Attributes:
-        neighbours: t, injected neighbours of a node at most.
-        where: `any`, every node may gain them, or `direct`, the certified node alone.
-        holds: [N] bool, the class provably stays.
-        classes: [N] the class that does.
-        reason: why nothing is certified, or how it was; for readers.
-        known: whether a bound could be computed at all.
-    """
-
-    neighbours: int
-    where: str
-    holds: Tensor
-    classes: Tensor
-    reason: str
-    known: bool
-
-    def share(self, nodes: Tensor | None = None) -> float:
-        """Of all nodes, or of those under a mask, the certified ones."""
-        chosen = self.holds if nodes is None else self.holds[nodes.to(self.holds.device)]
-        return float(chosen.double().mean()) if chosen.numel() else 0.0
-
-
 @typed
 def certify_injection(
-    model: nn.Module, data: Any, *, neighbours: int = 1, where: str = "any"
+    model: nn.Module, data: Any, *, neighbours: int = 1, where: str = "any", k: int = 5
 ) -> InjectionCertificate:
-    """Certify which nodes keep their predicted class when nodes with any features are injected.
+    """Certify which nodes keep class and explanation when nodes with any features are injected.
 
     Args:
-        model: GAT or GATv2 behind limits; of others nothing is known, and no node is certified.
+        model: GAT or GATv2 behind limits; of others no class is certified. Of the ranking of old neighbours
+            the first layer is certified without limits, too, see `fgai.certificates.invariance`.
         data: a `Graph` or PyG `Data`.
         neighbours: t, injected neighbours that a node gains at most.
         where: `any`: every node of the graph may gain t of them; `direct`: the certified node alone does.
             With more than two layers `direct` is answered by the bound for `any`, which holds for it, too.
+        k: size of an explanation.
 
     Returns:
         A certificate per node; `share(mask)` of it.
@@ -95,18 +83,59 @@ def certify_injection(
         >>> import fgai
         >>> data = fgai.load_dataset("planted")
         >>> model = fgai.limit(fgai.train("GAT", data, epochs=20, progress=False), data)
-        >>> certify_injection(model, data, neighbours=0).share()
-        1.0
+        >>> found = certify_injection(model, data, neighbours=0)
+        >>> found.share(), found.layers[0].status
+        (1.0, 'invariant')
     """
-    whole(neighbours, "neighbours", 0)
-    one_of(where, "where", WHERE)
+    began = perf_counter()
+    threat = Injection(neighbours, where)
+    whole(k, "k", 1)
     graph = prepared(model, as_graph(data)).to("cpu")
-    exact = copy.deepcopy(model).double().cpu().eval()
+    exact = copy.deepcopy(model).cpu().eval()
     with torch.no_grad():
         doubt = _doubt(exact, graph)
-        if doubt is not None:
-            return _unknown(graph, neighbours, where, doubt)
-        return _certified(exact, graph, neighbours, where)
+        orders = _orders(exact, graph, k)
+        if doubt is None:
+            proof = _Proof(exact.double(), graph, threat)
+            holds, classes, reason = *proof.classes(), proof.reason
+            ranks = observe(model, prepared(model, as_graph(data))).attention.ranking()
+            orders = [
+                order if order.status == "invariant" else proof.order(order.name, place, rank.cpu(), k)
+                for place, (order, rank) in enumerate(zip(orders, ranks, strict=True))
+            ]
+        else:
+            holds = torch.zeros(graph.num_nodes, dtype=torch.bool)
+            classes, reason = torch.full((graph.num_nodes,), -1), doubt
+    return InjectionCertificate(
+        neighbours=neighbours,
+        where=where,
+        k=k,
+        holds=holds,
+        classes=classes,
+        degree=graph.adjacency.degree,
+        reason=reason,
+        known=doubt is None,
+        layers=tuple(orders),
+        model={"class": type(model).__name__, "config": getattr(model, "config", None)},
+        data={"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges},
+        version=versions(),
+        seconds=perf_counter() - began,
+    )
+
+
+def _orders(model: nn.Module, graph: Graph, k: int) -> list[LayerOrder]:
+    """What is known of every layer's ranking without any bound."""
+    everything = torch.ones(graph.num_nodes, dtype=torch.bool)
+    try:
+        found = invariant_layers(model, graph)
+    except AttentionError:
+        return []
+    return [
+        LayerOrder(name, "unknown", "its inputs change, and they are not followed here", None)
+        if why is None
+        else LayerOrder(name, "invariant", why, everything)
+        for name, why in found.items()
+    ]
 
 
 def _doubt(model: nn.Module, graph: Graph) -> str | None:
@@ -132,235 +161,222 @@ def _doubt(model: nn.Module, graph: Graph) -> str | None:
     return None
 
 
-def _unknown(graph: Graph, neighbours: int, where: str, reason: str) -> InjectionCertificate:
-    nothing = torch.zeros(graph.num_nodes, dtype=torch.bool)
-    classes = torch.full((graph.num_nodes,), -1)
-    return InjectionCertificate(neighbours, where, nothing, classes, reason, known=False)
+class _Proof:
+    """What every layer reads under the threat.
 
-
-def _certified(model: Any, graph: Graph, neighbours: int, where: str) -> InjectionCertificate:
-    assert graph.features is not None
-    *hidden, last = model.convs
-    adjacency = graph.adjacency
-    features = Features.dense(graph.features.to_dense().double())
-    clean: Tensor | Features = features
-    ends: tuple[Tensor, Tensor] | None = None
-    for layer in hidden:
-        reading = _Reading.exact(layer, features) if ends is None else _Reading.around(layer, *ends)
-        ends = _hidden(layer, reading, adjacency, neighbours)
-        clean = elu(layer(clean, adjacency))
-    point = _Reading.exact(last, clean)
-    moved = point if ends is None else _Reading.around(last, *ends)
-    if where == "direct" and len(hidden) <= 1:
-        others, own = point, moved
-    else:
-        others, own = moved, moved
-    classes = last(clean, adjacency).argmax(1)
-    holds = torch.ones(graph.num_nodes, dtype=torch.bool)
-    apart, mine = _lead(last, others), _lead(last, own)
-    box = _box_lead(last)
-    for scores in _scores(last, own, others, adjacency):
-        holds &= class_kept(
-            adjacency, scores.low, scores.high, scores.new, apart, mine, box, classes, neighbours, ROUNDING
-        )
-    reason = "intervals behind limits; new neighbours at the ceiling of their scores and values"
-    return InjectionCertificate(neighbours, where, holds, classes, reason, known=True)
-
-
-@dataclass(frozen=True, eq=False)
-class _Reading:
-    """What a layer reads of every node, as intervals; float64.
-
-    Attributes:
-        low: of the values, [N, H, C].
-        high: of the values.
-        source: ends of the source's side of the score [N, H] (GAT) or of the values themselves (GATv2).
-        destination: ends of the destination's side, [N, H] or [N, H, C].
-        state: middle and radius of the input [N, D] where it is not exact.
-        calm: [N], where nothing is clipped or softened anywhere in the interval.
+    Args:
+        model: GAT or GATv2 behind limits, float64, in eval mode.
+        graph: prepared for it, on the CPU.
+        threat: what is injected.
     """
 
-    low: Tensor
-    high: Tensor
-    source: tuple[Tensor, Tensor]
-    destination: tuple[Tensor, Tensor]
-    state: tuple[Tensor, Tensor] | None = None
-    calm: Tensor | None = None
+    reason = "intervals behind limits; new neighbours at the ceiling of their scores and values"
 
-    @classmethod
-    def exact(cls, layer: AttentionLayer, x: Tensor | Features) -> _Reading:
-        """Without an interval."""
-        source, destination, values = layer.sides(x)
-        return cls(values, values, (source, source), (destination, destination))
+    def __init__(self, model: Any, graph: Graph, threat: Injection) -> None:
+        assert graph.features is not None
+        self.layers: list[AttentionLayer] = list(model.convs)
+        self.adjacency, self.neighbours = graph.adjacency, threat.neighbours
+        clean: Tensor | Features = Features.dense(graph.features.to_dense().double())
+        state: State | None = None
+        self.readings: list[Reading] = []
+        self.exact: list[Reading] = []
+        for layer in self.layers:
+            point = Reading.exact(layer, clean)
+            moved = point if state is None else Reading.around(layer, state)
+            self.exact.append(point)
+            self.readings.append(moved)
+            out = layer(clean, self.adjacency)
+            if layer is not self.layers[-1]:
+                state, clean = _hidden(layer, moved, self.adjacency, self.neighbours), elu(out)
+        self.logits = out
+        self.direct = threat.where == "direct" and len(self.layers) <= 2
 
-    @classmethod
-    def around(cls, layer: AttentionLayer, low: Tensor, high: Tensor) -> _Reading:
-        """From an interval of the input [N, D]."""
-        middle, radius = (low + high) / 2, (high - low) / 2
-        source, destination, values = layer.sides(middle)
-        moved = _moved(layer.limits["value"], values, radius, layer.value.weight)  # type: ignore[index]
-        calm = _calm(layer, middle, radius)
-        ends = _inside(layer, "value", values, moved)
-        if layer.score == "dynamic":
-            shown = _moved(layer.limits["right"], None, radius, layer.right.weight)  # type: ignore[index]
-            return cls(*ends, ends, _inside(layer, "right", destination, shown), (middle, radius), calm)
-        sides = []
-        for name, clean, weight in (
-            ("source", source, layer.source_weight),
-            ("destination", destination, layer.destination_weight),
-        ):
-            far = (moved * weight.abs()).sum(2)
-            map_ = (layer.value.weight.view(-1, layer.heads, layer.channels) * weight).sum(2)
-            far = torch.where(calm[:, None], torch.minimum(far, radius @ map_.abs()), far)
-            sides.append(_inside(layer, name, clean, far))
-        return cls(*ends, sides[0], sides[1], (middle, radius), calm)
+    def classes(self) -> tuple[Tensor, Tensor]:
+        """Return which nodes keep their class, and the classes."""
+        last, own = self.layers[-1], self.readings[-1]
+        others = self.exact[-1] if self.direct else own
+        classes = self.logits.argmax(1)
+        holds = torch.ones(len(classes), dtype=torch.bool)
+        apart, mine = others.lead(last), own.lead(last)
+        for scores in _scores(last, own, others, self.adjacency):
+            holds &= class_kept(
+                self.adjacency,
+                scores.low,
+                scores.high,
+                scores.new,
+                apart,
+                mine,
+                scores.words,
+                classes,
+                self.neighbours,
+                ROUNDING,
+            )
+        return holds, classes
 
-
-def _moved(limits: nn.Module, said: Tensor | None, radius: Tensor, weight: Tensor) -> Tensor:
-    assert isinstance(limits, Limits)
-    return _behind(limits, said, (radius @ weight.abs()).view(-1, *limits.low.shape))
-
-
-def _inside(layer: AttentionLayer, name: str, clean: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
-    """Ends of an interval, cut at the layer's limits, which hold whatever the input is."""
-    limits = layer.limits[name]  # type: ignore[index]
-    assert isinstance(limits, Limits)
-    return torch.maximum(clean - moved, limits.low), torch.minimum(clean + moved, limits.high)
-
-
-def _calm(layer: AttentionLayer, middle: Tensor, radius: Tensor) -> Tensor:
-    """[N]: whether the values' limits do nothing anywhere in the interval, so that they are linear."""
-    limits = layer.limits["value"]  # type: ignore[index]
-    assert isinstance(limits, Limits)
-    shape = (-1, *limits.low.shape)
-    weight, bias = layer.value.weight, layer.value.bias
-    raw = middle @ weight if bias is None else middle @ weight + bias
-    raw, far = raw.view(shape), (radius @ weight.abs()).view(shape)
-    within = ((raw - far >= limits.low) & (raw + far <= limits.high)).flatten(1).all(1)
-    half = ((limits.high - limits.low) / 2).clamp(min=1e-300)
-    size = ((raw - (limits.low + limits.high) / 2).abs() + far) / half
-    return within & (size.flatten(1).square().sum(1).sqrt() <= limits.radius)
+    def order(self, name: str, place: int, ranks: Tensor, k: int) -> LayerOrder:
+        """Where the top-k among old neighbours provably stays."""
+        layer, own = self.layers[place], self.readings[place]
+        others = self.exact[place] if self.direct else own
+        members = topk_mask(ranks, self.adjacency.rowptr, k)
+        if layer.score == "additive":
+            low, high = _source_ends(own, others, self.adjacency)
+            slope, why = layer.slope, "scores of sources apart; the destination's side is common"
+        else:
+            (scores,) = _scores(layer, own, others, self.adjacency)
+            low, high, slope, why = scores.low, scores.high, 1.0, "intervals of scores apart"
+        holds = order_kept(self.adjacency, low, high, members, slope, ROUNDING)
+        return LayerOrder(name, "bound", why, holds)
 
 
 @dataclass(frozen=True, eq=False)
 class _Scores:
-    """Ends of the scores of old edges [E, H], and the ceiling of a new neighbour's [N, H]."""
+    """Ends of the scores of old edges [E, H], and what a new neighbour may do.
+
+    Attributes:
+        low: of old edges.
+        high: of old edges.
+        new: ceilings of a new neighbour's score, [N, H, S] by sector.
+        words: with each, the least lead of class a over b that it says then, [S, C, C]; empty where H > 1.
+    """
 
     low: Tensor
     high: Tensor
     new: Tensor
+    words: Tensor
 
 
-def _scores(
-    layer: AttentionLayer, own: _Reading, others: _Reading, adjacency: Adjacency
-) -> Iterator[_Scores]:
-    """Scores for every piece of the destinations' intervals; `own` counts for a node itself."""
+def _source_ends(own: Reading, others: Reading, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
+    """Ends of the source's side on every edge; `own` counts for a node itself."""
     source, destination = adjacency.source, adjacency.destination
     itself = (source == destination)[(...,) + (None,) * (own.source[0].dim() - 1)]
-    ends = [
+    low, high = (
         torch.where(itself, mine[source], other[source])
         for mine, other in zip(own.source, others.source, strict=True)
-    ]
-    if layer.score == "dynamic":
-        yield _dynamic(layer, ends, own.destination, destination)
-        return
-    limits = layer.limits["source"]  # type: ignore[index]
-    assert isinstance(limits, Limits)
-    start, stop = own.destination
-    pieces = 1 if torch.equal(start, stop) else PIECES
-    for piece in range(pieces):
-        low, high = (start + (stop - start) * (piece + k) / pieces for k in (0, 1))
-        yield _Scores(
-            leaky_relu(ends[0] + low[destination], layer.slope),
-            leaky_relu(ends[1] + high[destination], layer.slope),
-            leaky_relu(limits.high + high, layer.slope),
-        )
-
-
-def _dynamic(
-    layer: AttentionLayer, ends: list[Tensor], shown: tuple[Tensor, Tensor], destination: Tensor
-) -> _Scores:
-    """GATv2: each channel of the score is monotone in both sides."""
-    weight = layer.score_weight
-    limits = layer.limits["value"]  # type: ignore[index]
-    assert isinstance(limits, Limits)
-    small = leaky_relu(ends[0] + shown[0][destination], layer.slope) * weight
-    large = leaky_relu(ends[1] + shown[1][destination], layer.slope) * weight
-    new = [
-        leaky_relu(end + side, layer.slope) * weight
-        for end, side in ((limits.low, shown[0]), (limits.high, shown[1]))
-    ]
-    return _Scores(
-        torch.minimum(small, large).sum(2),
-        torch.maximum(small, large).sum(2),
-        torch.maximum(*new).sum(2),
     )
-
-
-def _hidden(
-    layer: AttentionLayer, reading: _Reading, adjacency: Adjacency, neighbours: int
-) -> tuple[Tensor, Tensor]:
-    """Ends of a hidden layer's activated output [N, D]."""
-    limits = layer.limits["value"]  # type: ignore[index]
-    assert isinstance(limits, Limits)
-    ends: tuple[Tensor, Tensor] | None = None
-    for scores in _scores(layer, reading, reading, adjacency):
-        if reading.state is None:
-            found = _first(scores, reading.low, limits, adjacency, neighbours)
-        else:
-            box = limits.low, limits.high
-            found = mean_bounds(
-                adjacency, scores.low, scores.high, scores.new, reading.low, reading.high, box, neighbours
-            )
-        ends = found if ends is None else (torch.minimum(ends[0], found[0]), torch.maximum(ends[1], found[1]))
-    assert ends is not None
-    low, high = (elu(layer.join(end)) for end in ends)
     return low, high
 
 
+def _scores(layer: AttentionLayer, own: Reading, others: Reading, adjacency: Adjacency) -> Iterator[_Scores]:
+    """Scores for every piece of the destinations' intervals."""
+    low, high = _source_ends(own, others, adjacency)
+    destination, slope = adjacency.destination, layer.slope
+    if layer.score == "dynamic":
+        yield _dynamic(layer, low, high, own.destination, destination)
+        return
+    ceilings, words = _sectors(layer)
+    start, stop = own.destination
+    pieces = 1 if torch.equal(start, stop) else PIECES
+    for piece in range(pieces):
+        first, last = (start + (stop - start) * (piece + end) / pieces for end in (0, 1))
+        yield _Scores(
+            leaky_relu(low + first[destination], slope),
+            leaky_relu(high + last[destination], slope),
+            leaky_relu(ceilings[None] + last[:, :, None], slope),
+            words,
+        )
+
+
+def _sectors(layer: AttentionLayer) -> tuple[Tensor, Tensor]:
+    """Ceilings of the source's side of a new neighbour [H, S], and its least leads with each [S, C, C].
+
+    In units of half the range a new neighbour is a point u of a ball of radius R. Its score `p + R|α| x` and
+    `z_b − z_a = q + R|β| (x cos θ + y sin θ)` trace an ellipse; what is largest in both lies on the arc from
+    the top of one to the top of the other.
+    """
+    limits, value = limits_named(layer, "source"), limits_named(layer, "value")
+    top = torch.minimum(limits.high, loudest(value, layer.source_weight))
+    top = torch.maximum(top, limits.low)
+    if layer.heads > 1:
+        return top[:, None], top.new_zeros(0, 0, 0)
+    half, middle = (value.high - value.low)[0] / 2, (value.high + value.low)[0] / 2
+    weight, radius = layer.source_weight[0], value.radius
+    across = half[:, None] + half[None, :]
+    least = middle[:, None] - middle[None, :] - across  # z_a − z_b in the box
+    if not bool(radius.isfinite()):
+        return top[:, None], (least + bias_lead(layer))[None]
+    alpha = weight * half
+    size = alpha.square().sum().sqrt()
+    beta = (half[:, None].square() + half[None, :].square()).sqrt()
+    product = (alpha * half)[None, :] - (alpha * half)[:, None]
+    toward = product / (size * beta).clamp(min=1e-300)
+    angle = torch.acos(toward.clamp(-1, 1))  # [a, b]: between the score and z_b − z_a
+    centre = (weight * middle).sum()
+    ceilings, words = [], []
+    for sector in range(SECTORS):
+        # Sectors are cut by the angle from the top of the score, up to π; beyond θ both only fall.
+        first, last = math.pi * sector / SECTORS, math.pi * (sector + 1) / SECTORS
+        ceilings.append(torch.minimum(top, centre + radius * size * math.cos(first)).clamp(min=limits.low))
+        nearest = torch.where(angle <= last, 0.0, angle - last)
+        said = torch.minimum(across, radius * beta * nearest.cos())
+        words.append(middle[:, None] - middle[None, :] - said)
+    return torch.stack(ceilings, dim=1), torch.stack(words) + bias_lead(layer)
+
+
+def _dynamic(
+    layer: AttentionLayer, low: Tensor, high: Tensor, shown: tuple[Tensor, Tensor], destination: Tensor
+) -> _Scores:
+    """GATv2: each channel of the score is monotone in both sides."""
+    weight, slope, limits = layer.score_weight, layer.slope, limits_named(layer, "value")
+    small = leaky_relu(low + shown[0][destination], slope) * weight
+    large = leaky_relu(high + shown[1][destination], slope) * weight
+    new = [
+        leaky_relu(end + side, slope) * weight
+        for end, side in ((limits.low, shown[0]), (limits.high, shown[1]))
+    ]
+    ceiling = torch.maximum(*new).sum(2)
+    if bool(limits.radius.isfinite()):
+        middle, half = (limits.low + limits.high) / 2, (limits.high - limits.low) / 2
+        steep = weight.abs() * max(1.0, abs(slope))
+        calm = [leaky_relu(middle + side, slope) * weight for side in shown]
+        around = limits.radius * (steep * half).square().sum(1).sqrt()
+        ceiling = torch.minimum(ceiling, torch.maximum(*calm).sum(2) + around)
+    words = low.new_zeros(0, 0, 0)
+    if layer.heads == 1:
+        words = (limits.low[0][:, None] - limits.high[0][None, :] + bias_lead(layer))[None]
+    return _Scores(
+        torch.minimum(small, large).sum(2), torch.maximum(small, large).sum(2), ceiling[:, :, None], words
+    )
+
+
+def _hidden(layer: AttentionLayer, reading: Reading, adjacency: Adjacency, neighbours: int) -> State:
+    """A hidden layer's activated output [N, D]."""
+    limits = limits_named(layer, "value")
+    if reading.said is None:
+        (scores,) = _scores(layer, reading, reading, adjacency)
+        return _first(layer, scores, reading.low, adjacency, neighbours)
+    ends: tuple[Tensor, Tensor] | None = None
+    for scores in _scores(layer, reading, reading, adjacency):
+        box, new = (limits.low, limits.high), scores.new.amax(2)
+        common = (scores.low, scores.high, new, reading.low, reading.high, box, neighbours)
+        found = mean_bounds(adjacency, *common)
+        ends = found if ends is None else (torch.minimum(ends[0], found[0]), torch.maximum(ends[1], found[1]))
+    assert ends is not None
+    return State(elu(layer.join(ends[0])), elu(layer.join(ends[1])))
+
+
 def _first(
-    scores: _Scores, values: Tensor, limits: Limits, adjacency: Adjacency, neighbours: int
-) -> tuple[Tensor, Tensor]:
+    layer: AttentionLayer, scores: _Scores, values: Tensor, adjacency: Adjacency, neighbours: int
+) -> State:
     """Scores and values of old edges are known: new neighbours take a mass and say something in the box."""
+    limits = limits_named(layer, "value")
+    ceiling = scores.new.amax(2)
     index = adjacency.destination[:, None].expand_as(scores.low)
-    top = torch.full_like(scores.new, -torch.inf).scatter_reduce(0, index, scores.high, "amax")
-    top = torch.maximum(top, scores.new)
+    top = torch.full_like(ceiling, -torch.inf).scatter_reduce(0, index, scores.high, "amax")
+    top = torch.maximum(top, ceiling)
     total = torch.zeros_like(top).index_add(
         0, adjacency.destination, torch.exp(scores.low - top[adjacency.destination])
     )
-    new = neighbours * torch.exp(scores.new - top)
+    new = neighbours * torch.exp(ceiling - top)
     mass = (new / (total + new).clamp(min=1e-300))[:, :, None]
     mean = aggregate(edge_softmax(scores.low, adjacency), values, adjacency)
-    return (
-        mean + mass * (limits.low - mean).clamp(max=0),
-        mean + mass * (limits.high - mean).clamp(min=0),
-    )
-
-
-def _lead(layer: AttentionLayer, reading: _Reading) -> Tensor:
-    """[N, C, C]: least `z_a − z_b + bias_a − bias_b` of a neighbour, for classes a and b."""
-    low, high = reading.low[:, 0], reading.high[:, 0]
-    least = low[:, :, None] - high[:, None, :]
-    if reading.state is not None:
-        assert reading.calm is not None
-        middle, radius = reading.state
-        weight = layer.value.weight
-        across = weight[:, :, None] - weight[:, None, :]
-        plain = middle @ weight if layer.value.bias is None else middle @ weight + layer.value.bias
-        linear = plain[:, :, None] - plain[:, None, :]
-        linear = linear - (radius @ across.abs().flatten(1)).view_as(linear)
-        least = torch.where(reading.calm[:, None, None], torch.maximum(least, linear), least)
-    return least + _bias_lead(layer)
-
-
-def _box_lead(layer: AttentionLayer) -> Tensor:
-    """[C, C]: least lead that a new neighbour can say."""
-    limits = layer.limits["value"]  # type: ignore[index]
-    assert isinstance(limits, Limits)
-    return limits.low[0][:, None] - limits.high[0][None, :] + _bias_lead(layer)
-
-
-def _bias_lead(layer: AttentionLayer) -> Tensor:
-    width = layer.channels
-    bias = layer.value.weight.new_zeros(width) if layer.bias is None else layer.bias
-    return bias[:, None] - bias[None, :]
+    low = layer.join(mean + mass * (limits.low - mean).clamp(max=0))
+    high = layer.join(mean + mass * (limits.high - mean).clamp(min=0))
+    ball = None
+    if bool(limits.radius.isfinite()) and layer.concat:
+        slope = high.clamp(max=0).exp()  # of ELU, largest at the upper end
+        middle, half = (limits.low + limits.high) / 2, (limits.high - limits.low) / 2
+        # Heads may listen to different new neighbours: each of them brings a ball of its own.
+        radius = limits.radius * math.sqrt(max(1, min(neighbours, layer.heads)))
+        drift, spread = slope * (mass * (middle - mean)).flatten(1), slope * (mass * half).flatten(1)
+        ball = Ball(elu(layer.join(mean)), drift, spread, radius)
+    return State(elu(low), elu(high), ball)

@@ -22,7 +22,7 @@ def class_kept(
     new: Tensor,
     lead: Tensor,
     own: Tensor,
-    box: Tensor,
+    words: Tensor,
     classes: Tensor,
     neighbours: int,
     rounding: float,
@@ -33,17 +33,17 @@ def class_kept(
         adjacency: the layer's edges.
         low: lower ends of the scores [E, 1].
         high: upper ends.
-        new: ceiling of a new neighbour's score [N, 1].
+        new: ceilings of a new neighbour's score [N, 1, S].
         lead: least lead of class a over b that a neighbour says [N, C, C].
         own: the same for a node itself.
-        box: the same for a new neighbour [C, C].
+        words: with each ceiling, the same for a new neighbour [S, C, C].
         classes: [N].
         neighbours: new ones.
         rounding: relative to what is summed.
     """
     out = np.zeros(classes.numel(), dtype=np.bool_)
     arrays = [
-        _array(t) for t in (adjacency.source, low[:, 0], high[:, 0], new[:, 0], lead, own, box, classes)
+        _array(t) for t in (adjacency.source, low[:, 0], high[:, 0], new[:, 0], lead, own, words, classes)
     ]
     _over_rows(_class_kept, adjacency.rowptr, *arrays, float(neighbours), rounding, out)
     return torch.from_numpy(out)
@@ -80,14 +80,60 @@ def mean_bounds(
     return ends[0], ends[1]
 
 
+def order_kept(
+    adjacency: Adjacency, low: Tensor, high: Tensor, members: Tensor, slope: float, rounding: float
+) -> Tensor:
+    """Whether every member of a node's top-k scores above every other neighbour, in the mean over the heads.
+
+    Args:
+        adjacency: the layer's edges.
+        low: lower ends of what differs between neighbours [E, H].
+        high: upper ends.
+        members: bool [E], the top-k.
+        slope: least slope of the score in it, at most 1.
+        rounding: relative to the ends.
+    """
+    out = np.zeros(adjacency.num_nodes, dtype=np.bool_)
+    arrays = [_array(t) for t in (low, high, members)]
+    _over_rows(_order_kept, adjacency.rowptr, *arrays, float(slope), rounding, out)
+    return torch.from_numpy(out)
+
+
+@njit(cache=True, nogil=True)
+def _order_kept(start, stop, rowptr, low, high, members, slope, rounding, out):
+    heads = low.shape[1]
+    for i in range(start, stop):
+        kept = True
+        for e in range(rowptr[i], rowptr[i + 1]):
+            if not members[e]:
+                continue
+            for f in range(rowptr[i], rowptr[i + 1]):
+                if members[f]:
+                    continue
+                ahead, size = 0.0, 0.0
+                for h in range(heads):
+                    gap = low[e, h] - high[f, h]
+                    ahead += slope * gap if gap > 0 else gap
+                    size += abs(low[e, h]) + abs(high[f, h])
+                if not ahead > rounding * size:
+                    kept = False
+                    break
+            if not kept:
+                break
+        out[i] = kept
+
+
 @njit(cache=True, nogil=True)
 def _class_kept(
-    start, stop, rowptr, source, low, high, new, lead, own, box, classes, neighbours, rounding, out
+    start, stop, rowptr, source, low, high, new, lead, own, words, classes, neighbours, rounding, out
 ):
-    width = box.shape[0]
+    sectors, width = words.shape[0], words.shape[1]
     for i in range(start, stop):
         top = classes[i]
-        peak = new[i] if neighbours > 0 else -np.inf
+        peak = -np.inf
+        if neighbours > 0:
+            for s in range(sectors):
+                peak = max(peak, new[i, s])
         for e in range(rowptr[i], rowptr[i + 1]):
             peak = max(peak, high[e])
         kept = rowptr[i + 1] > rowptr[i]
@@ -101,10 +147,13 @@ def _class_kept(
                 term = np.exp((high[e] if least < 0 else low[e]) - peak) * least
                 total += term
                 size += abs(term)
-            if neighbours > 0 and box[top, c] < 0:
-                term = neighbours * np.exp(new[i] - peak) * box[top, c]
-                total += term
-                size += abs(term)
+            if neighbours > 0:
+                worst = 0.0
+                for s in range(sectors):
+                    if words[s, top, c] < 0:
+                        worst = min(worst, np.exp(new[i, s] - peak) * words[s, top, c])
+                total += neighbours * worst
+                size -= neighbours * worst
             kept = total > rounding * size
         out[i] = kept
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from fgai.certificates import CertificateRecord, Injection, InjectionCertificate
 from fgai.certificates import certify as certify_model
 from fgai.cli import options
 from fgai.cli.files import checked_output, open_model
@@ -27,6 +28,13 @@ def certify(
     divergence: Annotated[str, typer.Option(help="Change of prediction on probabilities or logits.")] = (
         "probabilities"
     ),
+    injected: Annotated[
+        int | None,
+        typer.Option(min=0, help="Instead of a ball: new neighbours of a node at most, with any features."),
+    ] = None,
+    where: Annotated[
+        str, typer.Option(help="With --injected: any node gains them, or the certified one alone, direct.")
+    ] = "any",
     dataset: options.OtherDataset = None,
     root: options.Root = None,
     output: options.Record = None,
@@ -35,27 +43,34 @@ def certify(
 ) -> None:
     """Prove, node by node, that explanation and prediction stay within a radius of the attention.
 
+    With --injected, that they stay whatever few new neighbours say; for models behind limits.
+
     Examples:
     - `fgai certify gat.safetensors --radius 0.01`
     - `fgai certify fgai.safetensors --vanilla gat.safetensors --alpha 0.1 --beta 0.8 --json`
+    - `fgai certify fgai.safetensors --injected 1 --where direct`
     """
     out = Output(json, quiet)
     opened = open_model(model, dataset, root)
     plain = None if vanilla is None else load_model(vanilla)
     path = None if output is None else checked_output(output)
     out.say(f"certifying {model} on {opened.graph!r}")
-    record = certify_model(
-        opened.model,
-        opened.graph,
-        vanilla=plain,
-        radius=radius,
-        k1=k1,
-        k2=k2,
-        norm=norm,
-        alpha=alpha,
-        beta=beta,
-        divergence=divergence,
-    )
+    record: CertificateRecord | InjectionCertificate
+    if injected is not None:
+        record = certify_model(opened.model, opened.graph, threat=Injection(injected, where), k2=k2)
+    else:
+        record = certify_model(
+            opened.model,
+            opened.graph,
+            vanilla=plain,
+            radius=radius,
+            k1=k1,
+            k2=k2,
+            norm=norm,
+            alpha=alpha,
+            beta=beta,
+            divergence=divergence,
+        )
     if path is not None:
         out.say(f"written to {record.save(path)}")
     out.result(record.to_dict(), record.show)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from fgai.alone import with_gradients
 from fgai.attacks import AttackResult, Threat, make_attack, threat_of
-from fgai.attention import observe, prepared
-from fgai.certificates import PROMISE, certify
+from fgai.attention import limits_of, observe, prepared
+from fgai.certificates import PROMISE, Injection, certify, invariant_layers
 from fgai.checks import seed as check_seed
 from fgai.checks import whole
 from fgai.errors import InputError
@@ -164,7 +164,19 @@ def _certified(model: nn.Module, graph: Graph, node: int, k: int) -> dict[str, A
         }
         for layer in record.layers
     ]
-    return {"norm": record.norm, "k": k, "layers": layers, "promise": PROMISE}
+    certified = {"norm": record.norm, "k": k, "layers": layers, "promise": PROMISE}
+    return {**certified, "injection": _against_injection(model, graph, node)}
+
+
+def _against_injection(model: nn.Module, graph: Graph, node: int) -> dict[str, Any]:
+    """Layers no injected node can reorder, and whether the class holds against one injected neighbour."""
+    fixed = [name for name, why in invariant_layers(model, graph).items() if why is not None]
+    held: dict[str, bool | None] = {"any": None, "direct": None}
+    if limits_of(model):
+        for where in held:
+            found = certify(model, graph, threat=Injection(1, where))
+            held[where] = bool(found.holds[node]) if found.known else None
+    return {"invariant": fixed, "class_holds": held}
 
 
 def _number(values: Tensor | None, node: int) -> float | None:

@@ -31,8 +31,9 @@ class NodeExplanation(Document):
         attacked: under attack: `threat`, `predicted`, `confidence`, `kept` (nodes of the top-k that stay
             among the original neighbours), `overlap`, `chance` (the overlap of a random order),
             `new_neighbours` and the share of attention they take, `new_attention`; None without an attack.
-        certified: `norm`, `k`, `layers` (radius of the top-k and of the class, and what is known of them) and
-            `promise`; None if it was not asked for.
+        certified: `norm`, `k`, `layers` (radius of the top-k and of the class, and what is known of them),
+            `promise` and `injection` (layers that injected nodes cannot reorder, and whether the class holds
+            against one of them); None if it was not asked for.
     """
 
     KIND: ClassVar[str] = "explanation"

@@ -106,3 +106,18 @@ def _show_certified(certified: dict[str, Any], console: Console) -> None:
             f"{layer['layer']}, {certified['norm']} ball: {'; '.join(words)}", markup=False, highlight=False
         )
     console.print(certified["promise"], style="dim", markup=False, highlight=False)
+    for line in injection_words(certified.get("injection") or {}):
+        console.print(line, markup=False, highlight=False)
+
+
+def injection_words(found: dict[str, Any]) -> list[str]:
+    """Say what is proved against injected nodes, a sentence each."""
+    lines = [f"{name}: injected nodes cannot reorder its neighbours" for name in found.get("invariant", ())]
+    held = found.get("class_holds") or {}
+    if held.get("any"):
+        lines.append("class: holds if every node gains an injected neighbour, whatever it says")
+    elif held.get("direct"):
+        lines.append("class: holds if the node gains an injected neighbour, whatever it says")
+    elif held.get("direct") is not None:
+        lines.append("class: not proved to hold against an injected neighbour")
+    return lines

@@ -1,0 +1,237 @@
+"""What an attention layer reads behind limits when its input is uncertain: intervals, box and ball; float64.
+
+After the first layer every channel of a node lies in an interval, and all of them together in a ball: a new
+neighbour may stand at the end of any channel, but behind limits of loudness not at the end of all. So a
+linear reading `⟨g, x⟩` of the state moves by at most the smaller of
+
+    Σ_c |g_c| r_c                                         (the box)
+    Σ_c |g_c| s_c M |middle_c − x_c|  +  R ‖g · s M half‖₂   (the ball)
+
+with M the mass new neighbours take, `middle ± half` the range of what they may say, R their loudness and s
+the steepest slope of the activation in the interval.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fgai.attention import Limits
+from fgai.certificates.hidden import _behind
+from fgai.models import AttentionLayer
+from fgai.sparse import Features
+
+
+def limits_named(layer: AttentionLayer, name: str) -> Limits:
+    """The limits of what a layer reads of a node."""
+    assert layer.limits is not None
+    found = layer.limits[name]
+    assert isinstance(found, Limits)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Ball:
+    """How the state can move, as a drift that only grows and a ball.
+
+    Attributes:
+        base: [N, D] the clean state.
+        drift: [N, D] signed; any share of it, channel by channel.
+        spread: [N, D] half-axes of the ball.
+        radius: its size.
+    """
+
+    base: Tensor
+    drift: Tensor
+    spread: Tensor
+    radius: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """An uncertain input [N, D] of a layer.
+
+    Attributes:
+        low: lower ends.
+        high: upper ends.
+        ball: what is known of all channels together, or None.
+    """
+
+    low: Tensor
+    high: Tensor
+    ball: Ball | None = None
+
+    def through(self, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Ends of `x @ weight + bias` [N, F]."""
+        middle, radius = (self.low + self.high) / 2, (self.high - self.low) / 2
+        centre, far = middle @ weight, radius @ weight.abs()
+        low, high = centre - far, centre + far
+        if self.ball is not None:
+            ball = self.ball
+            up, down = weight.clamp(min=0), weight.clamp(max=0)
+            rising, falling = ball.drift.clamp(min=0), ball.drift.clamp(max=0)
+            around = ball.radius * (ball.spread.square() @ weight.square()).sqrt()
+            clean = ball.base @ weight
+            low = torch.maximum(low, clean + rising @ down + falling @ up - around)
+            high = torch.minimum(high, clean + rising @ up + falling @ down + around)
+            # Both hold, so they meet; rounding must not make them cross.
+            low, high = torch.minimum(low, high), torch.maximum(low, high)
+        return (low, high) if bias is None else (low + bias, high + bias)
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What a layer reads of every node.
+
+    Attributes:
+        low: of the values, [N, H, C].
+        high: of the values.
+        source: ends of the source's side of the score [N, H] (GAT) or of the values themselves (GATv2).
+        destination: ends of the destination's side, [N, H] or [N, H, C].
+        said: how the values follow the input, where that is uncertain.
+    """
+
+    low: Tensor
+    high: Tensor
+    source: tuple[Tensor, Tensor]
+    destination: tuple[Tensor, Tensor]
+    said: Said | None = None
+
+    @classmethod
+    def exact(cls, layer: AttentionLayer, x: Tensor | Features) -> Reading:
+        """Without uncertainty."""
+        source, destination, values = layer.sides(x)
+        return cls(values, values, (source, source), (destination, destination))
+
+    @classmethod
+    def around(cls, layer: AttentionLayer, state: State) -> Reading:
+        """From an uncertain input."""
+        said = Said.of(state, layer.value.weight, layer.value.bias, limits_named(layer, "value"))
+        low, high = said.low, said.high
+        if layer.score == "dynamic":
+            right = Said.of(state, layer.right.weight, layer.right.bias, limits_named(layer, "right"))
+            return cls(low, high, (low, high), (right.low, right.high), said)
+        sides = []
+        for name, weight in (("source", layer.source_weight), ("destination", layer.destination_weight)):
+            limits = limits_named(layer, name)
+            ends = said.through(_by_head(weight))
+            sides.append((ends[0].clamp(limits.low, limits.high), ends[1].clamp(limits.low, limits.high)))
+        return cls(low, high, sides[0], sides[1], said)
+
+    def lead(self, layer: AttentionLayer) -> Tensor:
+        """[N, C, C]: least `z_a − z_b + bias_a − bias_b` of a neighbour, for classes a and b."""
+        width = layer.channels
+        least = self.low[:, 0, :, None] - self.high[:, 0, None, :]
+        if self.said is not None:
+            one = torch.eye(width, dtype=least.dtype)
+            across = (one[:, :, None] - one[:, None, :]).flatten(1)
+            least = torch.maximum(least, self.said.through(across)[0].view_as(least))
+        return least + bias_lead(layer)
+
+
+@dataclass(frozen=True, eq=False)
+class Said:
+    """Values behind limits that follow an uncertain input.
+
+    Attributes:
+        state: the input.
+        weight: of the map, [D, H · C].
+        bias: of the map, or None.
+        limits: behind which they are.
+        over: [N, H · C] by how much they may be above the range before it is enforced.
+        under: the same below.
+        drawn: [N, 1] share by which loud rows may be drawn to the middle.
+        low: lower ends [N, H, C].
+        high: upper ends.
+    """
+
+    state: State
+    weight: Tensor
+    bias: Tensor | None
+    limits: Limits
+    over: Tensor
+    under: Tensor
+    drawn: Tensor
+    low: Tensor
+    high: Tensor
+
+    @classmethod
+    def of(cls, state: State, weight: Tensor, bias: Tensor | None, limits: Limits) -> Said:
+        """From the input and the map."""
+        shape = (-1, *limits.low.shape)
+        raw = [end.view(shape) for end in state.through(weight, bias)]
+        low, high = (end.clamp(limits.low, limits.high) for end in raw)
+        middle, half = (limits.low + limits.high) / 2, (limits.high - limits.low) / 2
+        away = torch.maximum((low - middle).abs(), (high - middle).abs())
+        size = torch.where(half > 0, away / half.clamp(min=1e-300), 0.0)
+        loud = size.flatten(1).square().sum(1).sqrt()
+        drawn = (1 - limits.radius / loud.clamp(min=1e-300)).clamp(min=0)[:, None]
+        ends = _drawn(low, high, middle, drawn[:, :, None])
+        near, far = (raw[0] + raw[1]) / 2, (raw[1] - raw[0]) / 2
+        said = limits(near.clone())
+        moved = _behind(limits, said, far)
+        over, under = (raw[1] - limits.high).clamp(min=0), (limits.low - raw[0]).clamp(min=0)
+        return cls(
+            state,
+            weight,
+            bias,
+            limits,
+            over.flatten(1),
+            under.flatten(1),
+            drawn,
+            torch.maximum(ends[0], said - moved),
+            torch.minimum(ends[1], said + moved),
+        )
+
+    def through(self, reading: Tensor) -> tuple[Tensor, Tensor]:
+        """Ends of `⟨g, value⟩` [N, F] for readings g, the columns of [H · C, F].
+
+        Linear in the input but for what limits do: a value above the range is lowered by what is above, so a
+        reading moves by at most `g · over`; a loud row goes some of the way to the middle.
+        """
+        up, down = reading.clamp(min=0), (-reading).clamp(min=0)
+        low, high = self.low.flatten(1), self.high.flatten(1)
+        least, most = low @ up - high @ down, high @ up - low @ down
+        shift = None if self.bias is None else self.bias @ reading
+        first, last = self.state.through(self.weight @ reading, shift)
+        first = first - self.over @ up - self.under @ down
+        last = last + self.over @ down + self.under @ up
+        middle = ((self.limits.low + self.limits.high) / 2).flatten() @ reading
+        first, last = _drawn(first, last, middle, self.drawn)
+        least, most = torch.maximum(least, first), torch.minimum(most, last)
+        return torch.minimum(least, most), torch.maximum(least, most)
+
+
+def _drawn(low: Tensor, high: Tensor, middle: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """Ends of what is drawn to the middle by any share up to the given one."""
+    return (
+        torch.minimum(low, low + share * (middle - low)),
+        torch.maximum(high, high + share * (middle - high)),
+    )
+
+
+def _by_head(weight: Tensor) -> Tensor:
+    """[H · C, H]: one column per head, from [H, C]."""
+    heads = torch.eye(weight.shape[0], dtype=weight.dtype)
+    return (weight[:, :, None] * heads[:, None, :]).flatten(0, 1)
+
+
+def bias_lead(layer: AttentionLayer) -> Tensor:
+    """[C, C]: what the layer's bias adds to the lead of class a over b."""
+    bias = layer.value.weight.new_zeros(layer.channels) if layer.bias is None else layer.bias
+    return bias[:, None] - bias[None, :]
+
+
+def loudest(limits: Limits, weight: Tensor) -> Tensor:
+    """[...]: the largest `⟨weight, v⟩` over the last dimensions that anything inside limits can say.
+
+    Args:
+        limits: of values [H, C].
+        weight: [H, C]; the sum is over C.
+    """
+    middle, half = (limits.low + limits.high) / 2, (limits.high - limits.low) / 2
+    size = weight * half
+    far = torch.minimum(size.abs().sum(-1), limits.radius * size.square().sum(-1).sqrt())
+    return (weight * middle).sum(-1) + far
