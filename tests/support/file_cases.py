@@ -20,7 +20,7 @@ from fgai.reports import read_report
 from fgai.reports.page import render
 from fgai.training import load_model, save_model, train
 from support import dataset_cases
-from support.report_cases import certificates, comparison, whole_report
+from support.report_cases import certificates, comparison, injection_certificate, whole_report
 from support.training_cases import GRAPH, fresh
 
 GRID = """

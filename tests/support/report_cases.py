@@ -7,12 +7,12 @@ from functools import cache
 from typing import Any
 
 from fgai.attacks import AttackResult, Budget, PGDInjection, Threat
-from fgai.certificates import CertificateRecord, certify
+from fgai.certificates import CertificateRecord, Injection, InjectionCertificate, certify
 from fgai.errors import FgaiWarning
 from fgai.evaluation import Comparison, compare
 from fgai.models import AttentionModel
 from fgai.reports import Report, make_report
-from fgai.training import train, untrained
+from fgai.training import limit, train, untrained
 from support.graph_cases import small_data
 
 GRAPH = small_data()
@@ -48,6 +48,11 @@ def comparison() -> Comparison:
 @cache
 def certificates() -> dict[str, CertificateRecord]:
     return {name: certify(m, GRAPH, radius=0.01, k1=K, k2=K) for name, m in models().items()}
+
+
+@cache
+def injection_certificate() -> InjectionCertificate:
+    return certify(limit(models()["GAT"], GRAPH), GRAPH, threat=Injection(), k2=K)
 
 
 def report(**options: Any) -> Report:
