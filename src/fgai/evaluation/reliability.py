@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fgai import metrics
+from fgai import errors, metrics
 from fgai.attacks import AttackResult
 from fgai.attention import AttentionMap
 from fgai.errors import FgaiWarning, ReliabilityWarning
@@ -31,7 +31,7 @@ TIED = 0.1
 
 def warn(code: str, message: str) -> None:
     """Give a reliability warning."""
-    warnings.warn(ReliabilityWarning(code, message), stacklevel=3)
+    errors.warn(ReliabilityWarning(code, message))
 
 
 @dataclass
