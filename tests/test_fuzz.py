@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import fgai
 from support import fuzz
+from support.graph_cases import small_data
 
 PIECES = 20
 """20,000 calls in all, a thousand at a time."""
@@ -47,6 +50,22 @@ def test_twenty_thousand_calls(piece: int) -> None:
         check(call)
 
     calls()
+
+
+FOUND: list[tuple[Callable[..., Any], dict[str, Any]]] = [
+    (fgai.attention.duplicate, {"model": ()}),
+    (fgai.figures.certified_curves, {"records": "node"}),
+    (fgai.limit, {"model": torch.ones(3), "data": small_data()}),
+    (fgai.metrics.chance_score, {"name": "f1", "target": torch.tensor([0.5, 1.0])}),
+    (fgai.metrics.chance_score, {"name": "f1", "target": torch.tensor([0, 2 * 10**15])}),
+    (fgai.report, {"models": {}, "data": small_data(), "on_step": torch.ones(2)}),
+    (fgai.tasks.check_logits, {"logits": "l1", "graph": small_data()}),
+]
+
+
+@pytest.mark.parametrize(("call", "arguments"), FOUND)
+def test_what_it_has_found_stays_mended(call: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    check((fuzz.Door(call.__module__, call.__name__, call), arguments))
 
 
 class TestTheFuzzer:

@@ -65,6 +65,7 @@ def _losses(axes: Axes, name: str, history: History) -> None:
         axes.legend()
 
 
+@typed
 def certified_curves(
     records: CertificateRecord | Mapping[str, CertificateRecord], *, layer: int = -1
 ) -> Figure:
