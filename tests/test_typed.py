@@ -88,7 +88,7 @@ def test_a_variable_stands_for_its_bound() -> None:
 
     assert isinstance(same(nn.Identity()), nn.Identity)
     with pytest.raises(TypeError, match=r"`model` of .*same` must be Module, got Tensor"):
-        same(X)
+        same(X)  # type: ignore[type-var]
 
 
 UNTYPED = {"compare", "report", "dropout", "check_arrays", "seeded"}

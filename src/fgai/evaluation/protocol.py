@@ -16,7 +16,7 @@ from fgai.attention.adapter import device_of
 from fgai.cache import cached_on
 from fgai.checks import one_of
 from fgai.datasets import fingerprint
-from fgai.errors import InputError, warn
+from fgai.errors import InputError
 from fgai.evaluation import reliability
 from fgai.evaluation.record import EvaluationRecord
 from fgai.evaluation.run import Run
@@ -105,8 +105,7 @@ def evaluate(
     with reliability.collected() as notes:
         run = Run(model, original, graph, k, seed, targets, on_step)
         body = run.measure(threat, vanilla, explanation_attack, curves, nulls, per_node, meter)
-    for entry in notes.caught:
-        warn(entry.message)
+    notes.give_again()
     return EvaluationRecord(
         name=name or type(model).__name__,
         model={"class": type(model).__name__, "config": plain_config(model), "parameters": count(model)},

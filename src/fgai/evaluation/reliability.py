@@ -44,6 +44,12 @@ class Notes:
 
     caught: list[warnings.WarningMessage] = field(default_factory=list)
 
+    def give_again(self) -> None:
+        """Warn of everything once more, now where it is heard."""
+        for entry in self.caught:
+            assert isinstance(entry.message, Warning)  # Python makes one of a text
+            errors.warn(entry.message)
+
     def entries(self) -> list[dict[str, str]]:
         """Return code and message of fgai's warnings, each once, as records keep them."""
         found = {
