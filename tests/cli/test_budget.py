@@ -110,6 +110,14 @@ class TestTheSameAsInPython:
         assert "--threat standard --nodes 2 --edges 3 --k 5" in document["reproduce"][-1]
 
 
+def test_faithful_training_has_a_budget_too(club: Path) -> None:
+    words = ("faithful", "club.safetensors", "--epochs", 1, "-o", "faithful.safetensors")
+    assert refused(*words, "--edges", 30, "-q", cwd=club).rstrip().endswith("lower `--edges`")
+    done = here(*words, *SIZES, "--json", cwd=club)
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["settings"] == {"epochs": 1, "nodes": 2, "edges": 3}
+
+
 def test_a_breaking_point_searches_the_nodes_itself(club: Path) -> None:
     found = run("attack", "--breaking-point", 0.9, "--max-nodes", 2, "--edges", 3, cwd=club)
     assert found["breaking_point"]["edges"] == 3
