@@ -101,7 +101,7 @@ def body_of(cell: Cell) -> dict[str, Any]:
                 "kind": "evaluation", "schema": 1, "name": cell.row, "model": {}, "version": {},
                 "data": {"name": cell.dataset}, "threat": {"name": threat}, "config": {"k": 5},
                 "seed": cell.seed, "device": "cpu", "seconds": {"total": 1.0}, "peak_memory": {"bytes": 1},
-                "ledgers": {}, "warnings": [],
+                "ledgers": {}, "warnings": [], "per_node": {},
                 "metrics": metrics_of(cell, attacked - 0.2 * (threat == "strong")),
             }
             for threat in cell.threats
