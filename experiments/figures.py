@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -13,7 +13,7 @@ from experiments.results import Results, settings_in
 from experiments.store import Store
 from experiments.subjects import K, Source, attacked, telling_node
 from fgai import figures as draw
-from fgai.certificates import CertificateRecord, certify
+from fgai.certificates import certify
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.evaluation import EvaluationRecord
@@ -175,10 +175,10 @@ def _certified(store: Store, source: Source, choice: Choice) -> Named:
     drawn = False
     for model in results.models():
         for dataset in results.datasets(model):
-            named: dict[str, CertificateRecord] = {}
+            named: dict[str, _Certificates] = {}
             for row in results.rows(model, dataset):
                 held = [record["certificate"] for record in results.held(model, dataset, row)]
-                named[name_of(row)] = cast(CertificateRecord, _Certificates(held))
+                named[name_of(row)] = _Certificates(held)
             if choice.holds(model, dataset):
                 drawn = True
                 title = f"{model} on {dataset}, output layer, mean over seeds"

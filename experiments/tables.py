@@ -108,8 +108,8 @@ def headline(store: Store) -> list[Sheet | Table]:
         Column("paper's FGAI"),
         Column("predictions move"),
         Column("attention moves"),
-        Column("top 5 as vanilla"),
-        Column("top 5 lost under attack"),
+        Column("top 5 as vanilla (chance)"),
+        Column("top 5 lost under attack (chance)"),
         Column("seeds"),
     ]
     rows = [
@@ -120,7 +120,8 @@ def headline(store: Store) -> list[Sheet | Table]:
     ]
     notes = (
         "vanilla → FGAI, means over seeds, `standard` attack. “move”: g-TVD rel and g-JSD of the output"
-        " layer, how many times less than vanilla's. “lost”: share of a node's top 5, nodes in reach.",
+        " layer, how many times less than vanilla's. “lost”: share of a node's top 5, nodes in reach."
+        " “chance”: what a random ranking would share with vanilla's top 5, or lose.",
         *(
             []
             if not results.missing
@@ -135,10 +136,17 @@ def _headline_row(results: Results, model: str, dataset: str) -> list[Cell]:
         found = results.estimate(model, dataset, row, path)
         return None if found is None else found.mean
 
+    def share(row: str, path: str, lost: bool = False) -> str | None:
+        value = mean(row, path)
+        return None if value is None else f"{1 - value if lost else value:.3f}"
+
     def arrow(path: str, lost: bool = False) -> str | None:
-        held = [mean(row, path) for row in ("vanilla", "fgai")]
-        texts = ["–" if value is None else f"{1 - value if lost else value:.3f}" for value in held]
-        return None if held == [None, None] else " → ".join(texts)
+        held = [share(row, path, lost) for row in ("vanilla", "fgai")]
+        return None if held == [None, None] else " → ".join(text or "–" for text in held)
+
+    def beside(text: str | None, path: str, lost: bool = False) -> str | None:
+        chance = share("fgai", path, lost)
+        return text if text is None or chance is None else f"{text} ({chance})"
 
     def factor(path: str) -> str | None:
         base, ours = (mean(row, path) for row in ("vanilla", "fgai"))
@@ -153,8 +161,8 @@ def _headline_row(results: Results, model: str, dataset: str) -> list[Cell]:
         None if known is None else f"{known.mean:.3f}",
         factor("g_tvd.rel"),
         factor("g_jsd.last"),
-        mean("fgai", "similarity.overlap.all"),
-        arrow("overlap_touched.prediction.all", lost=True),
+        beside(share("fgai", "similarity.overlap.all"), "overlap.chance.all"),
+        beside(arrow("overlap_touched.prediction.all", lost=True), "overlap_touched.chance.all", lost=True),
         str(len(results.values(model, dataset, "fgai", "f1.clean"))),
     ]
 

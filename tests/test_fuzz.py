@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import fgai
 from support import fuzz
+from support.graph_cases import small_data
 
-PIECES = 20
-"""20,000 calls in all, a thousand at a time."""
+FEW, MANY, PIECES = 2, 20_000, 20
+"""Calls of each function; in all where there is time, and in how many pieces."""
 LIMITS = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 
 
@@ -31,22 +34,47 @@ def check(call: tuple[fuzz.Door, dict[str, Any]]) -> None:
     assert found is None, f"{door.home}.{door.name}({shown}) {found}"
 
 
-@settings(max_examples=400, phases=[Phase.generate], derandomize=True, **LIMITS)
-@given(fuzz.calls())
-def test_a_few_hundred_calls(call: tuple[fuzz.Door, dict[str, Any]]) -> None:
-    check(call)
+def make_calls(count: int, number: int, among: tuple[fuzz.Door, ...] | None = None) -> int:
+    """Draw calls from a seed and make them; how many it were."""
+    made = 0
+
+    @seed(number)
+    @settings(max_examples=count, phases=[Phase.generate], **LIMITS)
+    @given(fuzz.calls(among))
+    def calls(call: tuple[fuzz.Door, dict[str, Any]]) -> None:
+        nonlocal made
+        made += 1
+        check(call)
+
+    calls()
+    return made
+
+
+def test_every_function_is_called() -> None:
+    made = [make_calls(FEW, number, (door,)) for number, door in enumerate(fuzz.doors())]
+    assert min(made) >= 1 and sum(made) > 500
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("piece", range(PIECES))
 def test_twenty_thousand_calls(piece: int) -> None:
-    @seed(piece)
-    @settings(max_examples=20_000 // PIECES, phases=[Phase.generate], **LIMITS)
-    @given(fuzz.calls())
-    def calls(call: tuple[fuzz.Door, dict[str, Any]]) -> None:
-        check(call)
+    assert make_calls(MANY // PIECES, piece) == MANY // PIECES
 
-    calls()
+
+FOUND: list[tuple[Callable[..., Any], dict[str, Any]]] = [
+    (fgai.attention.duplicate, {"model": ()}),
+    (fgai.figures.certified_curves, {"records": "node"}),
+    (fgai.limit, {"model": torch.ones(3), "data": small_data()}),
+    (fgai.metrics.chance_score, {"name": "f1", "target": torch.tensor([0.5, 1.0])}),
+    (fgai.metrics.chance_score, {"name": "f1", "target": torch.tensor([0, 2 * 10**15])}),
+    (fgai.report, {"models": {}, "data": small_data(), "on_step": torch.ones(2)}),
+    (fgai.tasks.check_logits, {"logits": "l1", "graph": small_data()}),
+]
+
+
+@pytest.mark.parametrize(("call", "arguments"), FOUND)
+def test_what_it_has_found_stays_mended(call: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    check((fuzz.Door(call.__module__, call.__name__, call), arguments))
 
 
 class TestTheFuzzer:

@@ -55,6 +55,11 @@ def test_every_folder_of_tests_has_its_source() -> None:
     assert {"support", "experiments", "attacks", "training"} <= folders
 
 
+def test_no_module_hides_behind_a_package_of_its_name() -> None:
+    files = [path for name in ("src", "experiments") for path in python_files(ROOT / name)]
+    assert not [path for path in files if path.with_suffix("").is_dir()]
+
+
 def test_files_fit() -> None:
     files = [path for folder in CODE for path in python_files(ROOT / folder)]
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files}

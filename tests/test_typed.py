@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fgai.typed import typed
+from support import fuzz
 
 
 @typed
@@ -74,6 +76,40 @@ def test_takes_what_fits(options: dict[str, Any]) -> None:
 def test_refuses_the_rest_in_words(options: dict[str, Any], words: str) -> None:
     with pytest.raises(TypeError, match=words):
         door(X, **options)
+
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def test_a_variable_stands_for_its_bound() -> None:
+    @typed
+    def same(model: Module) -> Module:
+        return model
+
+    assert isinstance(same(nn.Identity()), nn.Identity)
+    with pytest.raises(TypeError, match=r"`model` of .*same` must be Module, got Tensor"):
+        same(X)  # type: ignore[type-var]
+
+
+UNTYPED = {"compare", "report", "dropout", "check_arrays", "seeded"}
+"""They check what they are given themselves, or take anything."""
+
+
+def test_every_public_function_is_typed() -> None:
+    functions = [door for door in fuzz.doors() if inspect.isfunction(door.call)]
+    bare = {door.name for door in functions if not any(map(is_checked, wrapped(door.call)))}
+    assert len(functions) > 100 and bare == UNTYPED
+
+
+def wrapped(function: Any) -> Iterator[Any]:
+    """A function, and those it was decorated from."""
+    while function is not None:
+        yield function
+        function = getattr(function, "__wrapped__", None)
+
+
+def is_checked(function: Any) -> bool:
+    return function.__code__.co_filename == typed.__code__.co_filename
 
 
 def test_looks_at_positions_too() -> None:

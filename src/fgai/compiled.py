@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any, overload
 
 from numba import njit
 
-from fgai.errors import FgaiWarning
+from fgai.errors import FgaiWarning, warn
 
 REBUILT: list[str] = []
 """Kernels whose stored code was found damaged by this process, and was made anew."""
@@ -35,7 +34,7 @@ class _Store:
             return self._store.load_overload(signature, target)
         except Exception as error:  # whatever damaged bytes make of unpickling
             if not REBUILT:
-                warnings.warn(FgaiWarning(f"{_DAMAGED} ({type(error).__name__})"), stacklevel=2)
+                warn(FgaiWarning(f"{_DAMAGED} ({type(error).__name__})"))
             REBUILT.append(self._name)
             self._store.flush()
             return None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 __all__ = [
     "AttentionError",
     "BudgetError",
@@ -14,6 +17,9 @@ __all__ = [
     "MissingExtraError",
     "ReliabilityWarning",
 ]
+
+_BETWEEN = {"fgai", "contextlib", "functools", "numba", "torch", "torch_geometric"}
+"""Packages that may stand between a caller's line and a warning: fgai, and those it calls itself through."""
 
 
 class FgaiError(Exception):
@@ -65,3 +71,25 @@ class ReliabilityWarning(FgaiWarning):
     def __init__(self, code: str, message: str) -> None:
         self.code = code
         super().__init__(f"[{code}] {message}")
+
+
+def warn(warning: Warning) -> None:
+    """Give a warning that points at the caller's line, however deep inside fgai it was noticed.
+
+    That is the innermost line of a package other than fgai and those fgai calls itself through. A fixed
+    `stacklevel` would count decorators and helpers, and point at one of them.
+
+    Args:
+        warning: with its message.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _BETWEEN:
+        frame = frame.f_back
+    warnings.warn_explicit(
+        warning,
+        type(warning),
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=frame.f_globals.get("__name__"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )

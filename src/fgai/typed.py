@@ -114,6 +114,8 @@ def _kind(hint: Any) -> Kind | None:
     """What an annotation asks; None if that cannot be told."""
     if hint is None or hint is type(None):
         return Kind((type(None),), (), "None")
+    if isinstance(hint, TypeVar):
+        return None if hint.__bound__ is None else _kind(hint.__bound__)
     if get_origin(hint) in (Union, UnionType):
         parts = [part for part in map(_kind, get_args(hint)) if part is not None]
         if len(parts) < len(get_args(hint)):

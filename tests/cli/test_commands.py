@@ -129,7 +129,7 @@ class TestSameAsPython:
         assert_same(load_model(tmp_path / "soft.safetensors"), expected)
         plain = here("limit", workshop / "gat.safetensors", "-o", "same.safetensors", cwd=tmp_path)
         assert plain.exit_code == 0 and "\n0 of " in plain.stdout
-        assert "`cut` must be a number" in refused(
+        assert "`--cut` must be a number" in refused(
             "limit", workshop / "gat.safetensors", "--cut", "much", cwd=tmp_path
         )
 
@@ -271,7 +271,7 @@ class TestRefused:
         (("train", "--set", "drpout=1"), "did you mean 'dropout'?"),
         (("train", "--set", "dropout"), "NAME=VALUE"),
         (("train", "--epochs", "0"), "--epochs"),
-        (("train", "--lr", "-1"), "`lr` must be above 0"),
+        (("train", "--lr", "-1"), "`--lr` must be above 0"),
         (("train", "--wings"), "No such option"),
         (("train", "--root", "nowhere", "-d", "cora"), "which is not a folder"),
         (("data", "info", "corra"), "did you mean 'cora'?"),
@@ -294,10 +294,10 @@ class TestRefused:
         for words, message in (
             (("evaluate", "gat.safetensors", "--threat", "stron"), "did you mean 'strong'?"),
             (("attack", "gat.safetensors", "--objective", "mood"), "`--objective` must be one of"),
-            (("certify", "gat.safetensors", "--radius", "-1"), "`radius` must be at least 0"),
-            (("certify", "gat.safetensors", "--norm", "l3"), "`norm` must be one of"),
+            (("certify", "gat.safetensors", "--radius", "-1"), "`--radius` must be at least 0"),
+            (("certify", "gat.safetensors", "--norm", "l3"), "`--norm` must be one of"),
             (("explain", "gat.safetensors", "--node", "2000", "-t", "none"), "0..1999, got 2000"),
-            (("explain", "gat.safetensors", "--node", "1", "--layer", "first"), "`layer` must be one of"),
+            (("explain", "gat.safetensors", "--node", "1", "--layer", "first"), "`--layer` must be one of"),
         ):
             assert message in refused(*words, cwd=workshop)
 

@@ -11,22 +11,14 @@ import pytest
 import torch
 
 import fgai
-from fgai.datasets import DatasetInfo, Source, info, names, register_dataset, unregister_dataset
+from fgai.datasets import Source, info, names, register_dataset, unregister_dataset
 from fgai.datasets.readers import Raw
 from fgai.errors import DataError, InputError
 from fgai.graph import Graph
 from support.cli_cases import here
+from support.dataset_cases import about
 from support.graph_cases import small_data
 from support.task_cases import batch_of_graphs
-
-
-def about(graph: Graph, name: str, **more: object) -> DatasetInfo:
-    sizes = {
-        field: getattr(graph, field)
-        for field in ("num_nodes", "num_edges", "num_features", "num_classes", "num_graphs")
-    }
-    words = dict.fromkeys(("description", "source", "citation", "licence"), "of a test")
-    return DatasetInfo(name=name, **{**words, **sizes, **more})  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -52,6 +52,7 @@ def test_small_graphs_take_a_smaller_budget_by_name() -> None:
     assert (record.threat["name"], record.threat["budget"]["nodes"], record.threat["budget"]["edges"]) == (
         "standard", 2, 3
     )  # fmt: skip
+    assert "threat standard (nodes=2, edges=3), test nodes" in record.to_markdown()
     assert found.attacked is not None and page.records[0]["threat"]["budget"]["edges"] == 3
     with pytest.raises(InputError, match="'edges' has no `nodes` to change"):
         evaluate(model, few, "edges", nodes=2)

@@ -388,7 +388,7 @@ class TestCommands:
     def test_refusals(self, whole: Store, tmp_path: Path) -> None:
         assert "did you mean" in self.ask("table", "f-slop", "--results", whole.root, code=2)
         assert "there is no grid" in self.ask("run", "nodes", "--results", tmp_path, code=2)
-        assert "`shard`" in self.ask("run", "node", "--shard", "6/5", "--results", tmp_path, code=2)
+        assert "`--shard`" in self.ask("run", "node", "--shard", "6/5", "--results", tmp_path, code=2)
         assert "no search records" in self.ask("choose", "--results", tmp_path, code=2)
 
     def test_run_reports_failures(self, tmp_path: Path) -> None:

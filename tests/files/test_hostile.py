@@ -25,12 +25,13 @@ from fgai.datasets.readers import read_npz, read_planetoid, read_tu
 from fgai.datasets.unpickle import load_pickle
 from fgai.errors import CheckpointError, DataError, FgaiError, InputError
 from fgai.evaluation import EvaluationRecord
+from fgai.explanations import NodeExplanation
 from fgai.files import parse_json, read_arrays
-from fgai.records import pack_array, unpack_array
+from fgai.records import Document, pack_array, unpack_array
 from fgai.training import load_model, save_model, train
 from support import dataset_cases
 from support.cli_cases import refused
-from support.report_cases import certificates, comparison
+from support.report_cases import certificates, comparison, whole_report
 from support.training_cases import GRAPH, fresh, header_of
 
 MOST = 320 << 20
@@ -47,6 +48,20 @@ def cheaply(read: Callable[[], Any], kind: type[FgaiError], message: str) -> Non
         assert tracemalloc.get_traced_memory()[1] < MOST
     finally:
         tracemalloc.stop()
+
+
+def explained() -> NodeExplanation:
+    return NodeExplanation(
+        dataset="tiny",
+        node=3,
+        name="3",
+        layer="mean",
+        k=5,
+        predicted=1,
+        confidence=0.9,
+        label=1,
+        neighbours=[],
+    )
 
 
 def bomb() -> bytes:
@@ -187,6 +202,17 @@ class TestNewerAndOdd:
         for change in odd:
             with pytest.raises(CheckpointError):
                 CertificateRecord.from_dict({**proof, **change})
+
+    @pytest.mark.parametrize(
+        "make",
+        [comparison, lambda: comparison()["GAT"], lambda: certificates()["GAT"], whole_report, explained],
+    )
+    def test_a_part_that_is_missing_is_not_made_up(self, make: Callable[[], Document]) -> None:
+        record = make()
+        values = record.to_dict()
+        for name in record.layout().keys() & values.keys() - {"summary"}:
+            with pytest.raises(CheckpointError, match=f"lacks {name}"):
+                type(record).from_dict({key: value for key, value in values.items() if key != name})
 
     def test_arrays_that_are_read_as_others(self) -> None:
         proof = certificates()["GAT"].to_dict()

@@ -88,6 +88,24 @@ class TestNewerAndBroken:
             assert any("is left out" in note for note in odd.notes)
             render(odd, LIBRARY)
 
+    @pytest.mark.parametrize("value", [None, "x", [1], {"layers": [1]}])
+    @pytest.mark.parametrize("name", ["gat", "certificate-gat"])
+    def test_any_part_of_a_record_may_be_odd(self, folder: Path, name: str, value: Any) -> None:
+        whole = json.loads((folder / f"{name}.json").read_text())
+        for part in whole.keys() - {"kind"}:
+            written(folder / f"{name}.json", {**whole, part: value})
+            found = read_report([folder / "gat.json", folder / "certificate-gat.json"])
+            render(found, LIBRARY)
+            if part == "version":
+                assert any("version of" in note for note in found.notes if note.startswith("Left out: "))
+
+    @pytest.mark.parametrize("budget", ["x", 3, [1], {"nodes": "x", "edges": [], "radius": {}, "rows": "x"}])
+    def test_budgets_may_be_odd(self, folder: Path, budget: Any) -> None:
+        values = json.loads((folder / "both.json").read_text())
+        for record in values["records"]:
+            record["threat"]["budget"] = budget
+        render(read_report(written(folder / "odd.json", values)), LIBRARY)
+
     @pytest.mark.parametrize("metric", list(comparison()["GAT"].metrics))
     def test_any_metric_may_be_missing_or_odd(self, folder: Path, metric: str) -> None:
         for value in (None, "x", [1], {"layers": []}):

@@ -47,6 +47,7 @@ def metrics_of(cell: Cell, attacked: float) -> dict[str, Any]:
         "f1": {"clean": 0.92, "attacked": attacked, "attacked_explanation": attacked},
         "g_tvd": {"logits": 50 * moved, "probs": moved**4, "rel": moved**4},
         "g_jsd": layered(moved**4 / 100),
+        "overlap": {"chance": layered(0.25)},
         "overlap_touched": {**overlaps, "chance": layered(0.3)},
         "sharpness": {"clean": layered(0.2), "attacked": layered(0.2)},
         "similarity": {"overlap": layered(1.0 if cell.method == "vanilla" else 0.95)},
@@ -100,7 +101,7 @@ def body_of(cell: Cell) -> dict[str, Any]:
                 "kind": "evaluation", "schema": 1, "name": cell.row, "model": {}, "version": {},
                 "data": {"name": cell.dataset}, "threat": {"name": threat}, "config": {"k": 5},
                 "seed": cell.seed, "device": "cpu", "seconds": {"total": 1.0}, "peak_memory": {"bytes": 1},
-                "ledgers": {}, "warnings": [],
+                "ledgers": {}, "warnings": [], "per_node": {},
                 "metrics": metrics_of(cell, attacked - 0.2 * (threat == "strong")),
             }
             for threat in cell.threats

@@ -1,4 +1,4 @@
-"""Small files in the raw formats of the real datasets."""
+"""Small files in the raw formats of the real datasets, and graphs registered as datasets."""
 
 from __future__ import annotations
 
@@ -16,10 +16,21 @@ import scipy.sparse as sp
 import torch
 from torch_geometric.io import read_npz as pyg_npz
 
-from fgai.datasets import registry
+from fgai.datasets import DatasetInfo, registry
+from fgai.graph import Graph
 
 NODES, WORDS, CLASSES = 23, 11, 3
 PHOTO = "amazon/Photo/raw/amazon_electronics_photo.npz"
+
+
+def about(graph: Graph, name: str, **more: object) -> DatasetInfo:
+    """What there is to say of a graph, to register it as a dataset of this name."""
+    sizes = {
+        field: getattr(graph, field)
+        for field in ("num_nodes", "num_edges", "num_features", "num_classes", "num_graphs")
+    }
+    words = dict.fromkeys(("description", "source", "citation", "licence"), "of a test")
+    return DatasetInfo(name=name, **{**words, **sizes, **more})  # type: ignore[arg-type]
 
 
 def random_edges(draw: np.random.Generator, nodes: int = NODES, count: int = 40) -> np.ndarray:

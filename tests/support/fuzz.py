@@ -263,6 +263,12 @@ def _argument(parameter: inspect.Parameter, careful: bool) -> st.SearchStrategy[
     if kind is None:
         annotation = str(parameter.annotation)
         kind = next((found for word, found in WORDS if word in annotation), "odd")
+    return _values(kind, careful)
+
+
+@cache
+def _values(kind: str, careful: bool) -> st.SearchStrategy[Any]:
+    """What is given for an argument of a kind; made once, as that takes longer than most calls."""
     fitting, near = st.sampled_from(pools()[kind][:2]), st.sampled_from(pools()[kind])
     anything = st.sampled_from([value for pool in pools().values() for value in pool])
     return fitting if careful else st.one_of(fitting, near, near, anything)

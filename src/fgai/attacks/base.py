@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from fgai.alone import with_gradients
 from fgai.attacks.budget import Budget, check
 from fgai.attacks.judge import Judge, Ledger
 from fgai.attention import evaluating, observe, prepared
-from fgai.errors import BudgetError, InputError, ReliabilityWarning
+from fgai.errors import BudgetError, InputError, ReliabilityWarning, warn
 from fgai.graph import Graph, GraphChange
 from fgai.models import as_graph
 from fgai.objectives import Clean, Objective, Value
@@ -203,4 +202,4 @@ def _warn_if_weak(attack: Attack, result: AttackResult) -> None:
         )
     else:
         return
-    warnings.warn(ReliabilityWarning(code, text), stacklevel=3)
+    warn(ReliabilityWarning(code, text))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -33,7 +32,7 @@ from fgai.attacks.search.spaces import SPACES
 from fgai.attacks.search.starts import STARTS, Place
 from fgai.attention import call_model, evaluating, observe, prepared, straight_through
 from fgai.checks import one_of
-from fgai.errors import InputError, ReliabilityWarning
+from fgai.errors import InputError, ReliabilityWarning, warn
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import Clean, Objective, Value
 from fgai.recompute import Recompute
@@ -265,14 +264,14 @@ def _warn_if_masked(free: Found, climbed: Sequence[Found]) -> None:
     blind = sum(one.steps > 0 and one.gradient == 0.0 for one in climbed)
     if blind:
         text = f"{blind} of {len(climbed)} climbs saw gradients of exactly zero only: they searched blindly"
-        warnings.warn(ReliabilityWarning("zero-gradient", text), stacklevel=5)
+        warn(ReliabilityWarning("zero-gradient", text))
     most = max((one.damage for one in climbed), default=0.0)
     if free.damage > most + MASKED:
         text = (
             f"a search without gradients did more damage ({free.damage:.3f}) than every climb ({most:.3f}):"
             " the model masks its gradients, so its robustness is not shown"
         )
-        warnings.warn(ReliabilityWarning("masked-gradients", text), stacklevel=5)
+        warn(ReliabilityWarning("masked-gradients", text))
 
 
 def _warn_if_saturated(clean: Clean) -> None:
@@ -283,4 +282,4 @@ def _warn_if_saturated(clean: Clean) -> None:
             f"attention of layer {name!r} gives one neighbour everything at {share:.0%} of nodes:"
             " its softmax is saturated, and gradients through it vanish"
         )
-        warnings.warn(ReliabilityWarning("saturated-attention", text), stacklevel=5)
+        warn(ReliabilityWarning("saturated-attention", text))

@@ -65,6 +65,7 @@ def _changed(model: nn.Module, freeze: bool) -> Iterator[None]:
             parameter.requires_grad_(grad)
 
 
+@typed
 def duplicate(model: ModelT) -> ModelT:
     """Return an independent copy of a model.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from time import perf_counter
 from typing import Any, overload
 
@@ -24,7 +23,7 @@ from fgai.certificates.relu import find_relu, relu_prediction
 from fgai.certificates.tables import TABLE_RADII
 from fgai.checks import at_least, finite, fraction, one_of
 from fgai.divergence import tvd
-from fgai.errors import AttentionError, InputError, ReliabilityWarning
+from fgai.errors import AttentionError, InputError, ReliabilityWarning, warn
 from fgai.graph import Graph
 from fgai.metrics import sharpness
 from fgai.models import as_graph
@@ -257,7 +256,7 @@ def _predictions(model: nn.Module, seen: Observation, radius: float, norm: str) 
     last = _last(model, seen, radius, norm)
     if last.class_status == UNKNOWN:
         text = f"predictions cannot be certified: {last.reason}"
-        warnings.warn(ReliabilityWarning("certificate-unknown", text), stacklevel=4)
+        warn(ReliabilityWarning("certificate-unknown", text))
     return [*before, last]
 
 

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from fgai import metrics
-from fgai.attacks import make_attack
+from fgai.attacks import make_attack, threat_of
 from fgai.attention import prepared
 from fgai.checks import one_of
 from fgai.cli import options
@@ -17,6 +17,7 @@ from fgai.cli.members import members_of, show_members
 from fgai.cli.output import Output, command
 from fgai.cli.threats import find_breaking_point, list_threats
 from fgai.cli.train import NAMES
+from fgai.errors import InputError
 from fgai.evaluation.measures import logits_again
 from fgai.files import write_atomic
 from fgai.objectives import OBJECTIVES
@@ -29,6 +30,8 @@ def attack(
     model: options.ModelFile,
     *,
     threat: options.Threat = "standard",
+    nodes: options.Nodes = None,
+    edges: options.Edges = None,
     objective: Annotated[
         str, typer.Option(help=f"What is attacked: {options.listed(OBJECTIVES)}.")
     ] = "prediction",
@@ -73,13 +76,16 @@ def attack(
     """
     out = Output(json, quiet)
     one_of(objective, "--objective", tuple(OBJECTIVES))
+    sized = threat_of(threat).sized(nodes, edges)
+    if breaking is not None and nodes is not None:
+        raise InputError("`nodes` is what `--breaking-point` searches; set the most with `--max-nodes`")
     opened = open_model(model, dataset, root)
     task = task_of(opened.graph)
-    chosen = make_attack(threat, objective, targets=targets, k=k, task=task.name)
+    chosen = make_attack(sized, objective, targets=targets, k=k, task=task.name)
     path = None if output is None else checked_output(output)
     out.say(f"attacking {model} on {opened.graph!r}")
     if breaking is not None:
-        wanted = {"threat": threat, "threshold": breaking, "limit": most, "k": k, "seed": seed}
+        wanted = {"threat": sized, "threshold": breaking, "limit": most, "k": k, "seed": seed}
         find_breaking_point(out, opened, path, {**wanted, "targets": targets})
         return
     result = chosen.run(opened.model, opened.graph, seed=seed)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fgai.attacks import THREATS
+from fgai.attacks import threat_of
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.evaluate import Curves, Nulls, PerNode
@@ -29,6 +29,8 @@ def compare(
     ],
     *,
     threat: options.Threat = "standard",
+    nodes: options.Nodes = None,
+    edges: options.Edges = None,
     k: options.K = 5,
     seed: options.Seed = 0,
     curves: Curves = True,
@@ -50,7 +52,7 @@ def compare(
     - `fgai compare GAT=gat.safetensors FGAI=fgai.safetensors --format markdown -o both.json`
     """
     out = Output(json, quiet)
-    one_of(threat, "--threat", tuple(THREATS))
+    chosen = threat_of(threat).sized(nodes, edges)
     one_of(format_, "--format", FORMATS)
     opened = open_models(models, dataset, root)
     path = None if output is None else checked_output(output)
@@ -59,7 +61,7 @@ def compare(
     comparison = compare_models(
         {name: entry.model for name, entry in opened.items()},
         graph,
-        threat,
+        chosen,
         seed=seed,
         k=k,
         curves=curves,

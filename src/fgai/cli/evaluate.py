@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fgai.attacks import THREATS
-from fgai.checks import one_of
+from fgai.attacks import threat_of
 from fgai.cli import options
 from fgai.cli.files import checked_output, open_model
 from fgai.cli.output import Output, command
@@ -29,6 +28,8 @@ def evaluate(
     *,
     vanilla: options.VanillaFile = None,
     threat: options.Threat = "standard",
+    nodes: options.Nodes = None,
+    edges: options.Edges = None,
     k: options.K = 5,
     seed: options.Seed = 0,
     curves: Curves = True,
@@ -45,9 +46,10 @@ def evaluate(
     Examples:
     - `fgai evaluate gat.safetensors`
     - `fgai evaluate faithful-gat.safetensors --vanilla gat.safetensors --threat ensemble -o claim.json`
+    - `fgai evaluate club.safetensors --nodes 2 --edges 2`
     """
     out = Output(json, quiet)
-    one_of(threat, "--threat", tuple(THREATS))
+    chosen = threat_of(threat).sized(nodes, edges)
     opened = open_model(model, dataset, root)
     plain = None if vanilla is None else load_model(vanilla)
     path = None if output is None else checked_output(output)
@@ -55,7 +57,7 @@ def evaluate(
     record = evaluate_model(
         opened.model,
         opened.graph,
-        threat,
+        chosen,
         vanilla=plain,
         seed=seed,
         name=model.stem,

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from fgai.attacks import make_attack
+from fgai.attacks import make_attack, threat_of
 from fgai.cli import options
 from fgai.cli.files import checked_output, open_model
 from fgai.cli.output import Output, command
+from fgai.errors import InputError
 
 
 @command
@@ -25,6 +26,8 @@ def explain(
     threat: Annotated[
         str, typer.Option("--threat", "-t", help="Attack to try the explanation with; `none` for no attack.")
     ] = "standard",
+    nodes: options.Nodes = None,
+    edges: options.Edges = None,
     seed: options.Seed = 0,
     dataset: options.OtherDataset = None,
     root: options.Root = None,
@@ -47,20 +50,20 @@ def explain(
 
     out = Output(json, quiet)
     chosen: str | int = int(layer) if layer.lstrip("-").isdigit() else layer
+    sized = None if threat == "none" else threat_of(threat).sized(nodes, edges)
+    if sized is None and (nodes is not None or edges is not None):
+        raise InputError("`nodes` and `edges` size an attack, and `--threat none` has none; leave them out")
     opened = open_model(model, dataset, root)
     path = None if output is None else checked_output(output)
-    out.say(
-        f"explaining node {node} of {opened.graph!r}" + ("" if threat == "none" else f", threat {threat}")
-    )
+    out.say(f"explaining node {node} of {opened.graph!r}" + ("" if sized is None else f", threat {threat}"))
     common: dict[str, Any] = {"k": k, "layer": chosen, "seed": seed}
     explain_node(
         opened.model, opened.graph, node, **common, threat=None, certificate=False
     )  # bad input first
     attack = None
-    if threat != "none":
-        attack = make_attack(threat, "prediction", k=k).run(opened.model, opened.graph, seed=seed)
-    tried = None if attack is None else threat
-    found = explain_node(opened.model, opened.graph, node, **common, threat=tried, attack=attack)
+    if sized is not None:
+        attack = make_attack(sized, "prediction", k=k).run(opened.model, opened.graph, seed=seed)
+    found = explain_node(opened.model, opened.graph, node, **common, threat=sized, attack=attack)
     if path is not None:
         if attack is None:
             picture = figures.node_attention(opened.model, opened.graph, node, layer=chosen)

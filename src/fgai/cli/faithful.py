@@ -24,6 +24,13 @@ def faithful(
     seed: options.Seed = 0,
     epochs: options.Epochs = None,
     lr: options.Rate = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option("--nodes", min=1, help="Nodes its adversary injects; the preset's otherwise."),
+    ] = None,
+    edges: Annotated[
+        int | None, typer.Option("--edges", min=1, help="Edges of each of them; the preset's otherwise.")
+    ] = None,
     set_: options.Settings = None,
     root: options.Root = None,
     json: options.Json = False,
@@ -36,11 +43,13 @@ def faithful(
     Examples:
     - `fgai faithful gat.safetensors`
     - `fgai faithful gat.safetensors --epochs 100 --set similarity=4 --output fgai.safetensors`
+    - `fgai faithful club.safetensors --nodes 2 --edges 2`
     """
     out = Output(json, quiet)
     opened = open_model(model, None, root)
     settings = parsed_settings(set_, opened.kind, "fgai")
-    settings |= {name: value for name, value in (("epochs", epochs), ("lr", lr)) if value is not None}
+    given = {"epochs": epochs, "lr": lr, "nodes": nodes, "edges": edges}
+    settings |= {name: value for name, value in given.items() if value is not None}
     path = checked_output(output or model.with_name(f"faithful-{model.name}"))
     out.say(f"making {model} faithful on {opened.graph!r}")
     with resumable(out, path) as folder:

@@ -47,6 +47,16 @@ Threat = Annotated[
         help=f"{listed(THREATS)}. standard is fast and weak: a claim needs ensemble, minutes on a CPU.",
     ),
 ]
+Nodes = Annotated[
+    int | None,
+    typer.Option("--nodes", min=1, help="Nodes the attack injects; the threat's own number by default."),
+]
+Edges = Annotated[
+    int | None,
+    typer.Option(
+        "--edges", min=1, help="Edges of each injected node, or in all where none is injected; likewise."
+    ),
+]
 K = Annotated[int, typer.Option("--k", "-k", min=1, help="Neighbours in a node's explanation.")]
 Epochs = Annotated[
     int | None, typer.Option("--epochs", min=1, help="Training epochs; the preset's by default.")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -63,8 +65,10 @@ def command(work: Callable[P, None]) -> Callable[P, None]:
     """Turn what a command raises into a message and an exit code, without a traceback.
 
     Errors of `FgaiError` mean bad input (2), all others a failure (1), Ctrl-C 130. With `--json` the error is
-    printed as JSON too. How far it has come is shown on a terminal. `FGAI_DEBUG=1` adds the traceback.
+    printed as JSON too. Arguments of the library that an error names are given as flags of the command. How
+    far it has come is shown on a terminal. `FGAI_DEBUG=1` adds the traceback.
     """
+    flags = _flags(work)
 
     @functools.wraps(work)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -81,7 +85,7 @@ def command(work: Callable[P, None]) -> Callable[P, None]:
         except DivergenceError as error:
             _fail(output, str(error), type(error).__name__, FAILURE)
         except FgaiError as error:
-            _fail(output, str(error), type(error).__name__, BAD_INPUT)
+            _fail(output, _with_flags(str(error), flags), type(error).__name__, BAD_INPUT)
         except BrokenPipeError:
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 (nobody reads on)
             raise typer.Exit(FAILURE) from None
@@ -92,6 +96,18 @@ def command(work: Callable[P, None]) -> Callable[P, None]:
             _notes.reset(token)
 
     return guarded
+
+
+def _flags(work: Callable[..., None]) -> dict[str, str]:
+    """Options of a command by the name of their argument: `node_names` is given as `--node-names`."""
+    parameters = inspect.signature(work).parameters.values()
+    names = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    return {name: f"--{name.strip('_').replace('_', '-')}" for name in names}
+
+
+def _with_flags(message: str, flags: dict[str, str]) -> str:
+    """A message of the library, its arguments spelled as they were given: `edges` becomes `--edges`."""
+    return re.sub(r"`(\w+)`", lambda found: f"`{flags.get(found[1], found[1])}`", message)
 
 
 def _fail(output: Output, message: str, kind: str, code: int) -> None:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fgai.attacks import THREATS
-from fgai.checks import one_of
+from fgai.attacks import threat_of
 from fgai.cli import options
 from fgai.cli.compare import open_models
 from fgai.cli.files import Opened, checked_output
@@ -45,6 +44,8 @@ def report(
         Path | None, typer.Option(help="Text file with one name per class, line by line.")
     ] = None,
     threat: options.Threat = "standard",
+    nodes: options.Nodes = None,
+    edges: options.Edges = None,
     k: options.K = 5,
     seed: options.Seed = 0,
     dataset: options.OtherDataset = None,
@@ -55,7 +56,8 @@ def report(
     """Write one HTML page: headline numbers, attention before and after, every node, curves, settings.
 
     The page is one file, needs no network and opens from disk. From models everything is measured anew (the
-    threat, k and seed count then); from records the page shows what they hold and says what is missing.
+    threat, its budget, k and seed count then); from records the page shows what they hold and says what is
+    missing.
 
     Examples:
     - `fgai report GAT=gat.safetensors FGAI=faithful-gat.safetensors --open`
@@ -66,7 +68,7 @@ def report(
     from fgai.reports.page import checked_page
 
     out = Output(json, quiet)
-    one_of(threat, "--threat", tuple(THREATS))
+    threat_of(threat).sized(nodes, edges)  # bad input first
     page = checked_output(checked_page(output))
     names = {
         "node_names": None if node_names is None else _lines(node_names),
@@ -78,7 +80,8 @@ def report(
         raise InputError("give models or records, not both: records of models are made anew")
     document = page.with_suffix(".json")
     if models:
-        options: dict[str, Any] = {"threat": threat, "k": k, "seed": seed, "node": node, **names}
+        chosen = {"threat": threat, "nodes": nodes, "edges": edges, "k": k, "seed": seed}
+        options: dict[str, Any] = {**chosen, "node": node, **names}
         made = _from_models(out, models, page, open_models(models, dataset, root), options)
     else:
         if node_names is not None or class_names is not None:
@@ -99,7 +102,7 @@ def _from_models(
 
     graph, node = next(iter(opened.values())).graph, options["node"]
     if node is not None and node >= graph.num_nodes:
-        raise InputError(f"`--node` must be in 0..{graph.num_nodes - 1}, got {node}")
+        raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
     about = {"comparing": f"comparing {', '.join(opened)} on {graph!r}, threat {options['threat']}"}
     line = shlex.join(["fgai", "report", *words, *_options(options)])
     return make_page(
@@ -134,7 +137,8 @@ def reproduce(opened: dict[str, Opened]) -> list[str]:
 
 
 def _options(given: dict[str, Any]) -> list[str]:
-    return [word for name in ("threat", "k", "seed") for word in (f"--{name}", str(given[name]))]
+    names = [name for name in ("threat", "nodes", "edges", "k", "seed") if given[name] is not None]
+    return [word for name in names for word in (f"--{name}", str(given[name]))]
 
 
 def _named(words: list[str]) -> dict[str, Path] | list[Path]:

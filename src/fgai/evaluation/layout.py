@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from fgai.attacks import doubt
+from fgai.attacks import THREATS, doubt
 from fgai.metrics import Quantity, measured, null_path, quantity
 from fgai.records import Cell, Column, Table, look_up
 from fgai.tasks import TASKS
@@ -61,7 +61,7 @@ def notes_of(records: Sequence[_Evaluated]) -> tuple[str, ...]:
     task = TASKS.get(first.config.get("task", "node"))
     what = "rows" if task is None else task.rows_are
     about = (
-        f"{first.data['name']}, threat {first.threat['name']}, {first.config['targets']} {what},"
+        f"{first.data['name']}, threat {threat_words(first)}, {first.config['targets']} {what},"
         f" seed {first.seed}, k={first.config['k']}; `all` layers unless said otherwise;"
         " F-gap = f− − f+ by node, the paper's over the whole graph by the last layer."
     )
@@ -69,6 +69,16 @@ def notes_of(records: Sequence[_Evaluated]) -> tuple[str, ...]:
     sharp = [f"{r.name}, {words}." for r in records if (words := sharpness_words(r.metrics))]
     warned = [f"{record.name}: {entry['message']}" for record in records for entry in record.warnings]
     return (about, *([weak] if weak else []), *sharp, *warned)
+
+
+def threat_words(record: _Evaluated) -> str:
+    """The name of a threat, and its size where that is not its own: `standard (nodes=2, edges=3)`."""
+    name, task = record.threat["name"], record.config.get("task", "node")
+    if name not in THREATS or task not in TASKS:
+        return str(name)
+    own, used = THREATS[name].budget_for(task).to_dict(), record.threat.get("budget") or {}
+    sizes = [f"{part}={used[part]}" for part in ("nodes", "edges") if used.get(part, own[part]) != own[part]]
+    return f"{name} ({', '.join(sizes)})" if sizes else str(name)
 
 
 def sharpness_words(metrics: Mapping[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -106,8 +105,7 @@ def evaluate(
     with reliability.collected() as notes:
         run = Run(model, original, graph, k, seed, targets, on_step)
         body = run.measure(threat, vanilla, explanation_attack, curves, nulls, per_node, meter)
-    for entry in notes.caught:
-        warnings.warn(entry.message, entry.category, stacklevel=2)
+    notes.give_again()
     return EvaluationRecord(
         name=name or type(model).__name__,
         model={"class": type(model).__name__, "config": plain_config(model), "parameters": count(model)},

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fgai import metrics
+from fgai import errors, metrics
 from fgai.attacks import AttackResult
 from fgai.attention import AttentionMap
 from fgai.errors import FgaiWarning, ReliabilityWarning
@@ -31,7 +31,7 @@ TIED = 0.1
 
 def warn(code: str, message: str) -> None:
     """Give a reliability warning."""
-    warnings.warn(ReliabilityWarning(code, message), stacklevel=3)
+    errors.warn(ReliabilityWarning(code, message))
 
 
 @dataclass
@@ -43,6 +43,12 @@ class Notes:
     """
 
     caught: list[warnings.WarningMessage] = field(default_factory=list)
+
+    def give_again(self) -> None:
+        """Warn of everything once more, now where it is heard."""
+        for entry in self.caught:
+            assert isinstance(entry.message, Warning)  # Python makes one of a text
+            errors.warn(entry.message)
 
     def entries(self) -> list[dict[str, str]]:
         """Return code and message of fgai's warnings, each once, as records keep them."""

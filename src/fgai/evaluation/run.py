@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from fgai import metrics
 from fgai.attacks import AttackResult, Threat, make_attack, threat_of
 from fgai.attention import AttentionMap, Observation, counting, observe, prepared, usual_share
 from fgai.attention.reach import touched_rows
-from fgai.errors import FgaiWarning, InputError
+from fgai.errors import FgaiWarning, InputError, warn
 from fgai.evaluation import measures as ms
 from fgai.evaluation import reliability
 from fgai.evaluation.curves import all_curves, fidelity, removals
@@ -214,7 +213,7 @@ class Run:
         if len(attention) == len(self.clean.attention):
             return attention
         text = f"`vanilla` has {len(attention)} attention layers, the model {len(self.clean.attention)}"
-        warnings.warn(FgaiWarning(f"{text}: their similarity is left out"), stacklevel=2)
+        warn(FgaiWarning(f"{text}: their similarity is left out"))
         return None
 
     def _same_class(self, attacked: dict[str, _Attacked]) -> dict[str, Any]:

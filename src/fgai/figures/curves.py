@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from fgai.certificates import PROMISE, RADII, CertificateRecord
+from fgai.certificates import PROMISE, RADII
 from fgai.errors import InputError
 from fgai.evaluation import EvaluationRecord
 from fgai.figures import style
@@ -65,9 +65,31 @@ def _losses(axes: Axes, name: str, history: History) -> None:
         axes.legend()
 
 
-def certified_curves(
-    records: CertificateRecord | Mapping[str, CertificateRecord], *, layer: int = -1
-) -> Figure:
+class CertifiedLayer(Protocol):
+    """What `certified_curves` reads of a layer."""
+
+    def curve(self, kind: str) -> Sequence[float | None]:
+        """The share of nodes at each of `RADII`, None where nothing is known."""
+
+
+@runtime_checkable
+class Certified(Protocol):
+    """What `certified_curves` reads: a `CertificateRecord`, or what stands for several."""
+
+    @property
+    def k2(self) -> int | None:
+        """Size of the certified top-k."""
+
+    @property
+    def norm(self) -> str:
+        """Of the balls."""
+
+    def layer(self, index: int) -> CertifiedLayer:
+        """One layer's shares."""
+
+
+@typed
+def certified_curves(records: Certified | Mapping[str, Certified], *, layer: int = -1) -> Figure:
     """Draw the share of nodes whose top-k, and whose class, provably stay, against the radius.
 
     Only nodes with more than k2 neighbours count. A panel says so where nothing is known. What is promised,
@@ -77,7 +99,7 @@ def certified_curves(
         records: one certificate, or several by name.
         layer: which layer's.
     """
-    named = {"": records} if isinstance(records, CertificateRecord) else dict(records)
+    named = dict(records) if isinstance(records, Mapping) else {"": records}
     if not named:
         raise InputError("`records` must hold at least one certificate")
     first = next(iter(named.values()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.cache import cached_on
-from fgai.errors import FgaiWarning, InputError
+from fgai.errors import FgaiWarning, InputError, warn
 from fgai.graph.links import Links
 from fgai.graph.nystrom import extend_encoding
 from fgai.graph.pyg_data import arguments_from_data
@@ -132,9 +131,7 @@ class Graph:
         merged = None
         if not undirected and unique.numel() < given:
             merged = torch.stack(key_ends(torch.repeat_interleave(unique, counts - 1)))
-            warnings.warn(
-                FgaiWarning(f"{merged.shape[1]} duplicate edges of {name!r} were merged"), stacklevel=2
-            )
+            warn(FgaiWarning(f"{merged.shape[1]} duplicate edges of {name!r} were merged"))
         adjacency = Adjacency.from_sorted(*key_ends(unique), num_nodes)
         if edge_truth is not None:
             edge_truth = torch.zeros_like(unique).index_add(0, inverse, edge_truth.long()) > 0

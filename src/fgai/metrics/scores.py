@@ -47,6 +47,7 @@ def task_scores(task: str, logits: Tensor, target: Tensor) -> dict[str, float]:
     return {name: _function(score)(logits, target) for name, score in get_task(task).scores.items()}
 
 
+@typed
 def chance_score(name: str, target: Tensor) -> float:
     """What a score is without looking: 0.5 for ROC-AUC, else the share of the most frequent class.
 
@@ -62,10 +63,12 @@ def chance_score(name: str, target: Tensor) -> float:
         >>> chance_score("f1", torch.tensor([2, 2, 0, -1]))
         0.6666666666666666
     """
+    check_labels(target, tuple(target.shape))
     known = target[target >= 0]
     if not known.numel():
         return float("nan")
-    return 0.5 if name == "roc_auc" else float(torch.bincount(known).max()) / known.numel()
+    counts = torch.unique(known, return_counts=True)[1]
+    return 0.5 if name == "roc_auc" else float(counts.max()) / known.numel()
 
 
 def link_auc(logits: Tensor, target: Tensor) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fgai.checks import one_of
-from fgai.errors import FgaiWarning, InputError
+from fgai.errors import FgaiWarning, InputError, warn
 from fgai.ops import cpu, reference
 from fgai.sparse import Adjacency, SparseRows
 from fgai.typed import typed
@@ -111,7 +110,7 @@ def _triton() -> Kernels:
         from fgai.ops import gpu
     except ImportError as error:
         note = f"Triton is not available ({error}); the GPU runs plain PyTorch operations, which are slower"
-        warnings.warn(note, FgaiWarning, stacklevel=4)
+        warn(FgaiWarning(note))
         return reference
     return cast(Kernels, gpu)
 

@@ -51,9 +51,8 @@ class Document:
                 f" {cls.SCHEMA}); update fgai"
             )
         given = {key: value for key, value in values.items() if key not in ("kind", "schema")}
-        fields = {f.name: f for f in dataclasses.fields(cls)}
-        needed = [name for name, f in fields.items() if f.default is f.default_factory is dataclasses.MISSING]
-        check_items(given, cls.layout(), "the record", required=needed)
+        fields = [f.name for f in dataclasses.fields(cls)]
+        check_items(given, cls.layout(), "the record", required=fields)  # all are written, empty ones too
         check_arrays(given)
         return cls._build({key: value for key, value in given.items() if key in fields})
 

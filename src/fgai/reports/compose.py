@@ -78,7 +78,7 @@ def report(
     if node is not None and not 0 <= node < graph.num_nodes:
         raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
     page = None if path is None else checked_page(path)
-    say = on_step or _silent
+    say = _silent if on_step is None else on_step
     comparison, certificates = measure(models, graph, threat=threat, k=k, seed=seed, on_step=on_step)
     say("making the page")
     made = make_report(
@@ -108,7 +108,7 @@ def measure(
     on_step: Callable[[str], None] | None = None,
 ) -> tuple[Comparison, dict[str, CertificateRecord]]:
     """Return what the page tells of models: the comparison, and certificates against the first of them."""
-    say = on_step or _silent
+    say = _silent if on_step is None else on_step
     say("comparing")
     comparison = compare(models, graph, threat, seed=seed, k=k, per_node=True)
     say("certifying")

@@ -108,6 +108,11 @@ def parts_of(
     return out
 
 
+def objects(value: Any) -> list[Mapping[str, Any]]:
+    """The objects in a list from a file; what is no object is passed over."""
+    return [entry for entry in value if isinstance(entry, Mapping)] if isinstance(value, list) else []
+
+
 def _unpacked(packed: Any, where: str, notes: list[str]) -> Arrays:
     out: Arrays = {}
     for name, value in (packed if isinstance(packed, Mapping) else {}).items():
@@ -139,6 +144,6 @@ def _summary(proof: Mapping[str, Any]) -> dict[str, Any]:
                 "reason": layer.get("reason"),
                 "satisfied": layer.get("satisfied_share"),
             }
-            for layer in summary.get("layers") or []
+            for layer in objects(summary.get("layers"))
         ],
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,11 @@ from typing import Any
 from fgai.certificates import CertificateRecord
 from fgai.errors import CheckpointError, InputError
 from fgai.evaluation import Comparison, EvaluationRecord
+from fgai.files import Schema, check
 from fgai.records import Document, read_json
 from fgai.reports.build import assemble
 from fgai.reports.document import Report
-from fgai.reports.parts import parts_of
+from fgai.reports.parts import objects, parts_of
 from fgai.typed import typed
 
 KINDS = ("report", "comparison", "evaluation", "certificate")
@@ -23,6 +23,9 @@ _TYPES: dict[str, Any] = {
     "histories": dict, "distribution": dict | None, "subgraph": dict | None, "explorer": dict | None,
     "reproduce": list, "notes": list,
 }  # fmt: skip
+_RECORD = EvaluationRecord.layout()
+# Layers of a newer fgai may say more.
+_PROOF = {**CertificateRecord.layout(), "layers": list[dict[str, Any]]}
 
 
 @typed
@@ -60,17 +63,13 @@ def read_report(
                 raise InputError(f"{path} is a whole report; give it alone")
             return _report(values, path, notes)
         if kind == "certificate":
-            proofs[str(path)] = (label, values)
+            proofs[str(path)] = (label, _sound(values, _PROOF, path.name, notes))
         elif kind == "comparison":
             reference = reference or str(values.get("reference") or "")
-            entries = values.get("records")
-            for entry in entries if isinstance(entries, list) else []:
-                if isinstance(entry, dict):
-                    _tell_missing(entry, EvaluationRecord, f"A record in {path.name}", notes)
-                    records.append(entry)
+            records += _records(values.get("records"), path, notes)
         else:
-            _tell_missing(values, EvaluationRecord, path.name, notes)
-            records.append({**values, "name": label or values.get("name", "model")})
+            found = _record(values, path.name, notes)
+            records.append({**found, "name": label or found.get("name", "model")})
     if not records:
         raise InputError("there is no evaluation in these files; give a comparison or an evaluation record")
     owners = {
@@ -113,11 +112,29 @@ def _tell_schema(values: Mapping[str, Any], path: Path, notes: list[str]) -> Non
         )
 
 
-def _tell_missing(values: Mapping[str, Any], kind: type[Any], where: str, notes: list[str]) -> None:
-    wanted = [field.name for field in dataclasses.fields(kind)]
-    missing = [name for name in wanted if name not in values and name not in ("warnings", "per_node")]
+def _records(values: Any, path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    return [_record(entry, f"a record in {path.name}", notes) for entry in objects(values)]
+
+
+def _record(values: Mapping[str, Any], where: str, notes: list[str]) -> dict[str, Any]:
+    """An evaluation as far as it is sound; what it lacks is noted."""
+    missing = [name for name in _RECORD if name not in values and name not in ("warnings", "per_node")]
     if missing:
-        notes.append(f"{where} lacks {', '.join(missing)}.")
+        notes.append(f"{where[0].upper()}{where[1:]} lacks {', '.join(missing)}.")
+    return _sound(values, _RECORD, where, notes)
+
+
+def _sound(values: Mapping[str, Any], layout: Schema, where: str, notes: list[str]) -> dict[str, Any]:
+    """The values without the parts that are not what such a file holds, which are noted."""
+    sound: dict[str, Any] = {}
+    for name, value in values.items():
+        try:
+            check(value, layout.get(name, Any), f"{name} of {where}")
+        except CheckpointError as error:
+            notes.append(f"Left out: {error}.")
+        else:
+            sound[name] = value
+    return sound
 
 
 def _report(values: Mapping[str, Any], path: Path, notes: list[str]) -> Report:
@@ -129,9 +146,7 @@ def _report(values: Mapping[str, Any], path: Path, notes: list[str]) -> Report:
             fields[name] = values[name]
         else:
             notes.append(f"{path.name}: {name} is not what it should be and is left out.")
-    fields["records"] = [record for record in fields.get("records", []) if isinstance(record, dict)]
-    for record in fields["records"]:
-        _tell_missing(record, EvaluationRecord, f"A record in {path.name}", notes)
+    fields["records"] = _records(fields.get("records"), path, notes)
     return Report(**{**fields, "notes": [*map(str, fields.get("notes", [])), *notes]})
 
 

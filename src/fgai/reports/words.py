@@ -94,7 +94,8 @@ def size_of(record: Record) -> int:
 def attack_words(record: Record) -> str:
     """What the attack may do, from its budget."""
     threat: Mapping[str, Any] = record.get("threat") or {}
-    budget: Mapping[str, Any] = threat.get("budget") or {}
+    found = threat.get("budget")
+    budget: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
     who = {"test": "test", "val": "validation"}.get(str(budget.get("targets")), "tested")
     nodes, edges, steps = (budget.get(name) or 0 for name in ("nodes", "edges", "steps"))
     did, what = [], "what it adds"

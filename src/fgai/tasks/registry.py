@@ -79,6 +79,7 @@ def task_of(graph: Graph) -> Task:
     raise InputError(f"{graph.name!r} fits none of the tasks {', '.join(TASKS)}")
 
 
+@typed
 def check_logits(logits: Tensor, graph: Graph) -> None:
     """Raise if a model's outputs do not fit what is to be predicted on a graph.
 

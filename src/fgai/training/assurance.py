@@ -12,7 +12,7 @@ from fgai.attacks import EnsembleInjection, make_attack
 from fgai.attacks.search.members import SHORT_MEMBERS
 from fgai.attention import call_model, evaluating
 from fgai.divergence import tvd
-from fgai.errors import BudgetError, ReliabilityWarning
+from fgai.errors import BudgetError, ReliabilityWarning, warn
 from fgai.graph import Graph
 from fgai.progress import stage
 from fgai.tasks import task_of
@@ -74,13 +74,13 @@ class Standing:
                 f" (total variation), the vanilla model's by {self.vanilla:.3f}: it is hardly more stable;"
                 " raise `prediction_stability`, `soften` or `epochs`"
             )
-            warnings.warn(ReliabilityWarning("not-steadier", text), stacklevel=3)
+            warn(ReliabilityWarning("not-steadier", text))
         if not self.is_close:
             text = (
                 f"the faithful model agrees with the vanilla one on {self.agreement:.0%} of the validation"
                 " nodes only; raise `closeness`, or lower `lr`, `cut` or `soften`"
             )
-            warnings.warn(ReliabilityWarning("not-close", text), stacklevel=3)
+            warn(ReliabilityWarning("not-close", text))
 
 
 def standing_of(

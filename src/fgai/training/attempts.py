@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +11,7 @@ from torch import nn
 from fgai.alone import with_gradients
 from fgai.attention import add_limits, can_be_limited, prepared
 from fgai.checks import whole
-from fgai.errors import FgaiWarning
+from fgai.errors import FgaiWarning, warn
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.progress import shown
@@ -90,12 +89,11 @@ def make_faithful(
     graph = prepared(model, task.view(given, "fit"))
     graph = task.epoch(graph, torch.Generator().manual_seed(epoch_seed(seed, -3)))
     if config.limits and not can_be_limited(model):
-        warnings.warn(
+        warn(
             FgaiWarning(
                 f"{type(model).__name__} has a layer that cannot be limited, so it is trained without limits;"
                 " see `fgai.attention.register_limits`"
-            ),
-            stacklevel=2,
+            )
         )
         config = config.replace(limits=False)
     saving: dict[str, Any] = {"progress": progress, "checkpoint_every": checkpoint_every}

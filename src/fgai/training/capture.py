@@ -8,7 +8,6 @@ and updates are those of the step run kernel by kernel: the results are the same
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attention import adapter_of
-from fgai.errors import FgaiWarning
+from fgai.errors import FgaiWarning, warn
 from fgai.ops.replay import Replay
 
 WARM_UP = 2
@@ -215,6 +214,6 @@ class Replays:
             note = (
                 f"a training step could not be captured ({error}); it runs kernel by kernel, which is slower"
             )
-            warnings.warn(note, FgaiWarning, stacklevel=6)
+            warn(FgaiWarning(note))
             return work()
         return self.graphs[name]()

@@ -1,0 +1,130 @@
+"""`--nodes` and `--edges`: commands that choose a threat take a budget that fits a graph of 34 nodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+import fgai
+from fgai.cli import app
+from fgai.datasets import Source, register_dataset, unregister_dataset
+from support.attack_cases import quiet
+from support.cli_cases import here, refused
+from support.dataset_cases import about
+from support.graph_cases import small_data
+
+SIZES = ("--nodes", 2, "--edges", 3)
+COMMANDS: dict[str, tuple[object, ...]] = {
+    "attack": ("club.safetensors",),
+    "evaluate": ("club.safetensors", "--no-curves"),
+    "compare": ("club.safetensors", "B=club.safetensors", "--no-curves"),
+    "explain": ("club.safetensors", "--node", 1),
+    "report": ("club.safetensors", "-o", "club.html"),
+}
+
+
+@pytest.fixture(scope="module")
+def club(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a model of a graph as small as Zachary's: 34 nodes, 12 of them to be tested."""
+    folder = tmp_path_factory.mktemp("club")
+    graph = small_data(nodes=34)
+    register_dataset(about(graph, "club", splits=("public",)), Source(make=lambda: graph))
+    small = ("--set", "hidden_channels=2", "--set", "heads=2", "--epochs", 2, "-o", "club.safetensors")
+    assert here("train", "--dataset", "club", *small, cwd=folder).exit_code == 0
+    yield folder
+    unregister_dataset("club")
+
+
+def run(command: str, *words: object, cwd: Path) -> dict[str, Any]:
+    done = here(command, *COMMANDS[command], *words, "--json", cwd=cwd)
+    assert done.exit_code == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_wherever_a_threat_is_chosen_it_can_be_sized() -> None:
+    flags = {
+        name: {flag for option in command.params for flag in option.opts}
+        for name, command in get_command(app).commands.items()  # type: ignore[attr-defined]
+    }
+    chosen = {name for name, known in flags.items() if "--threat" in known}
+    assert chosen == set(COMMANDS) and all({"--nodes", "--edges"} <= flags[name] for name in chosen)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_budget_that_does_not_fit_is_refused_and_the_flag_named(club: Path, command: str) -> None:
+    told = refused(command, *COMMANDS[command], cwd=club)
+    assert "20 edges per new node were asked for, but there are only 12 test nodes to join" in told
+    assert told.rstrip().endswith("lower `--edges`")
+    assert "lower `--edges`" in refused(command, *COMMANDS[command], "--edges", 35, cwd=club)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("flag", ["--nodes", "--edges"])
+@pytest.mark.parametrize("count", [0, -1, 1.5])
+def test_numbers_that_are_none_are_refused(club: Path, command: str, flag: str, count: float) -> None:
+    assert flag in refused(command, *COMMANDS[command], flag, count, cwd=club)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_a_threat_does_not_add_cannot_be_sized(club: Path, command: str) -> None:
+    told = refused(command, *COMMANDS[command], "-t", "edges", "--nodes", 2, cwd=club)
+    assert "the threat 'edges' has no `--nodes` to change; leave it out" in told
+
+
+class TestTheSameAsInPython:
+    def test_attack(self, club: Path) -> None:
+        budget = run("attack", *SIZES, cwd=club)["budget"]
+        assert (budget["nodes"], budget["edges"], budget["steps"]) == (2, 3, 10)
+
+    def test_evaluate(self, club: Path) -> None:
+        model, data = fgai.load_model(club / "club.safetensors"), fgai.load_dataset("club")
+        with quiet():
+            record = fgai.evaluate(model, data, nodes=2, edges=3, curves=False)
+        told = run("evaluate", *SIZES, cwd=club)
+        assert told["threat"] == record.to_dict()["threat"] and told["metrics"] == record.to_dict()["metrics"]
+
+    def test_one_of_the_two(self, club: Path) -> None:
+        budget = run("evaluate", "--edges", 4, cwd=club)["threat"]["budget"]
+        assert (budget["nodes"], budget["edges"]) == (20, 4)
+        budget = run("evaluate", "-t", "edges", "--edges", 4, cwd=club)["threat"]["budget"]
+        assert (budget["nodes"], budget["edges"]) == (0, 4)
+
+    def test_compare(self, club: Path) -> None:
+        for record in run("compare", *SIZES, cwd=club)["records"]:
+            assert (record["threat"]["budget"]["nodes"], record["threat"]["budget"]["edges"]) == (2, 3)
+
+    def test_explain(self, club: Path) -> None:
+        model, data = fgai.load_model(club / "club.safetensors"), fgai.load_dataset("club")
+        found = run("explain", "--nodes", 5, "--edges", 9, cwd=club)
+        assert found["attacked"] == fgai.explain(model, data, 1, nodes=5, edges=9).to_dict()["attacked"]
+        assert found["attacked"]["threat"] == "standard" and found["attacked"]["new_neighbours"] > 0
+
+    def test_report_says_how_to_get_it_again(self, club: Path) -> None:
+        document = json.loads((club / run("report", *SIZES, cwd=club)["document"]).read_text())
+        assert document["records"][0]["threat"]["budget"]["edges"] == 3
+        assert "--threat standard --nodes 2 --edges 3 --k 5" in document["reproduce"][-1]
+
+
+def test_faithful_training_has_a_budget_too(club: Path) -> None:
+    words = ("faithful", "club.safetensors", "--epochs", 1, "-o", "faithful.safetensors")
+    assert refused(*words, "--edges", 30, "-q", cwd=club).rstrip().endswith("lower `--edges`")
+    done = here(*words, *SIZES, "--json", cwd=club)
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["settings"] == {"epochs": 1, "nodes": 2, "edges": 3}
+
+
+def test_a_breaking_point_searches_the_nodes_itself(club: Path) -> None:
+    found = run("attack", "--breaking-point", 0.9, "--max-nodes", 2, "--edges", 3, cwd=club)
+    assert found["breaking_point"]["edges"] == 3
+    told = refused("attack", "club.safetensors", "--breaking-point", 0.9, "--nodes", 2, cwd=club)
+    assert "`--nodes` is what `--breaking-point` searches" in told
+
+
+def test_no_attack_has_no_size(club: Path) -> None:
+    told = refused("explain", "club.safetensors", "--node", 1, "-t", "none", "--edges", 3, cwd=club)
+    assert "`--threat none` has none; leave them out" in told

@@ -1,0 +1,32 @@
+"""The table the README shows: vanilla and FGAI in one line, and what chance would get beside every share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from experiments import Store, read_grid
+from experiments.tables import render
+from support import bench_cases as cases
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    cells = [c for c in read_grid("node") if (c.model, c.dataset) == ("GAT", "amazon-photo")]
+    text = render("headline", cases.fill(Store(tmp_path_factory.mktemp("results")), cells))
+    titles, _, values, *_ = (row.split(" | ") for row in text.splitlines() if row.startswith("|"))
+    return dict(zip(titles, values, strict=False))
+
+
+def test_chance_stands_beside_shares(line: dict[str, str]) -> None:
+    assert line["top 5 as vanilla (chance)"] == "0.950 (0.250)"
+    before, after = line["top 5 lost under attack (chance)"].split(" → ")
+    assert 0 < float(before) < 1 and after.endswith(" (0.700)")
+
+
+def test_the_readme_has_it() -> None:
+    rows = [row for row in (ROOT / "README.md").read_text().splitlines() if row.startswith("| G")]
+    assert len(rows) > 10 and all(row.count("(") == row.count(")") == 2 for row in rows)
