@@ -17,7 +17,7 @@ from fgai.errors import InputError
 from fgai.evaluation.measures import paired
 from fgai.graph import Graph, GraphChange
 from fgai.metrics import overlap
-from fgai.models import GAT, GT, GATv2
+from fgai.models import GAT, GT, AttentionModel, GATv2
 from fgai.sparse import Features
 from support import attack_cases as cases
 
@@ -172,7 +172,7 @@ def injected(graph: Graph, seed: int, new: int, ends: int, size: float) -> Graph
     size=st.sampled_from([0.0, 1.0, 1e3, 1e8]),
 )
 def test_no_injection_reorders_the_first_layer(
-    kind: type, limited: bool, dtype: torch.dtype, seed: int, new: int, ends: int, size: float
+    kind: type[AttentionModel], limited: bool, dtype: torch.dtype, seed: int, new: int, ends: int, size: float
 ) -> None:
     data = cases.tiny_graph()
     torch.manual_seed(seed)

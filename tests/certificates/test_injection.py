@@ -257,9 +257,9 @@ def test_one_door_a_record_and_its_table(tmp_path: Path) -> None:
     assert again.to_dict() == found.to_dict()
     assert "t = 2 injected neighbours, direct" in str(again) and "normaliser" in str(again)
     with pytest.raises(InputError, match="not both"):
-        fgai.certify(model, given, threat=Injection(), radius=0.1)
+        fgai.certify(model, given, threat=Injection(), radius=0.1)  # type: ignore[call-overload]
     with pytest.raises(InputError, match="give `radius`"):
-        fgai.certify(model, given)
+        fgai.certify(model, given)  # type: ignore[call-overload]
     for wrong in ({"neighbours": -1}, {"where": "elsewhere"}):
         with pytest.raises(InputError):
             Injection(**wrong)

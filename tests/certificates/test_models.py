@@ -286,7 +286,7 @@ def test_against_vanilla_and_what_does_not_match() -> None:
 def test_bad_arguments_are_named(changes: dict[str, object], word: str) -> None:
     model, graph = case("GAT")
     with pytest.raises(InputError, match=f"`{word}`"):
-        certify(model, graph, **{"radius": 0.01, **changes})  # type: ignore[arg-type]
+        certify(model, graph, **{"radius": 0.01, **changes})  # type: ignore[call-overload]
 
 
 SLOW = pytest.mark.slow
