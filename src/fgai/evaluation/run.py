@@ -264,7 +264,7 @@ class Run:
             "top_share": ms.top_shares(pairs, self.sharpest),
             "sharpest": self.sharpest,
         }
-        for metric in first.agreement.metrics.keys() - {"g_jsd"}:
+        for metric in (name for name in first.agreement.metrics if name != "g_jsd"):
             out[metric] = {name: a.agreement.metrics[metric] for name, a in attacked.items()}
         if "explanation" in attacked:
             other = attacked["explanation"]
