@@ -8,6 +8,7 @@ from fgai.certificates.layer import RADII, LayerCertificate
 from fgai.certificates.prediction import Prediction
 from fgai.certificates.record import PROMISE, CertificateRecord
 from fgai.certificates.tables import TABLE_RADII
+from fgai.certificates.voting import VotingCertificate, vote
 
 __all__ = [
     "INJECTION_PROMISE",
@@ -20,7 +21,9 @@ __all__ = [
     "LayerCertificate",
     "LayerOrder",
     "Prediction",
+    "VotingCertificate",
     "certify",
     "certify_injection",
     "invariant_layers",
+    "vote",
 ]

@@ -7,6 +7,7 @@ from fgai.training.build import ALONE, METHODS, setting_names, untrained
 from fgai.training.checkpoint import load_model, read_header, save_model
 from fgai.training.defended import Regularised
 from fgai.training.faithful import Faithful
+from fgai.training.features import features_alone
 from fgai.training.limiting import Clipped, clipped, limit
 from fgai.training.loop import History, Recipe, TrainConfig, fit
 from fgai.training.methods import settings_for, train_method
@@ -30,6 +31,7 @@ __all__ = [
     "TrainConfig",
     "Vanilla",
     "clipped",
+    "features_alone",
     "fit",
     "history_of",
     "labelled",

@@ -1,0 +1,176 @@
+"""Voting over groups of nodes: a certificate against any injected nodes, for any model that classifies nodes.
+
+Every node belongs to one of T groups by a hash of its number. In the graph of group g only nodes of that group
+speak: an edge j → i stays if j is in g, and every node keeps its own features. The model classifies every node
+T times, and the majority counts.
+
+An injected node belongs to one group, so whatever its features and whoever it is joined to, it is heard in
+one of the T graphs and changes one vote of a node at most. If the leading class of a node is ahead of
+every other by more than 2 m votes (ties go to the smaller class), no m injected nodes change it. Asked of the
+model is only that nodes hear of each other along edges and in no other way: no encodings of the graph, no
+norms over all nodes. That is tried once, by changing the features of a node that does not speak.
+
+A model that hears a T-th of every neighbourhood is often worse, and at worst classifies by features alone.
+So what is certified stands beside what features alone would give (`fgai.training.features_alone`): a
+certificate below that protects nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fgai.attention import call_model, evaluating, prepared
+from fgai.checks import seed as check_seed
+from fgai.checks import whole
+from fgai.errors import InputError
+from fgai.graph import Graph
+from fgai.models import as_graph
+from fgai.tasks import check_logits, task_of
+from fgai.typed import typed
+
+_SAME = 1e-5
+"""Of the largest logit: what rounding may change."""
+
+
+@typed
+@dataclass(frozen=True, eq=False)
+class VotingCertificate:
+    """How many injected nodes the majority over groups of nodes stands.
+
+    Attributes:
+        groups: T.
+        votes: int64 [N, C].
+        classes: int64 [N], the class with most votes; ties go to the smaller one.
+        tolerated: int64 [N], injected nodes, with any features and any wiring, that cannot change it.
+    """
+
+    groups: int
+    votes: Tensor
+    classes: Tensor
+    tolerated: Tensor
+
+    def share(self, injected: int, nodes: Tensor | None = None) -> float:
+        """Of all nodes, or of those under a mask, the ones whose class stands so many injected nodes."""
+        whole(injected, "injected", 0)
+        held = self.tolerated >= injected
+        chosen = held if nodes is None else held[nodes.to(held.device)]
+        return float(chosen.double().mean()) if chosen.numel() else 0.0
+
+    def certified_accuracy(self, injected: int, y: Tensor, nodes: Tensor | None = None) -> float:
+        """Of all nodes, or of those under a mask, the ones that are right and stay so."""
+        whole(injected, "injected", 0)
+        held = (self.tolerated >= injected) & (self.classes == y.to(self.classes.device))
+        chosen = held if nodes is None else held[nodes.to(held.device)]
+        return float(chosen.double().mean()) if chosen.numel() else 0.0
+
+
+@typed
+def vote(model: nn.Module, data: Any, *, groups: int = 20, seed: int = 0) -> VotingCertificate:
+    """Classify nodes by a majority over groups of their neighbours, and certify it against injected nodes.
+
+    Args:
+        model: any that classifies nodes, fgai's or a PyG model; run `groups` times in evaluation mode.
+        data: a `Graph` or PyG `Data`.
+        groups: T; more of them tolerate more injected nodes and hear less of each neighbourhood.
+        seed: of the hash.
+
+    Returns:
+        Votes, classes and what they tolerate, node by node.
+
+    Raises:
+        InputError: another task than nodes, fewer than one group, or a model in which nodes hear of each other
+            in other ways than along edges.
+
+    Example:
+        >>> import fgai
+        >>> data = fgai.load_dataset("planted")
+        >>> model = fgai.train("GAT", data, epochs=5, progress=False)
+        >>> found = vote(model, data, groups=5)
+        >>> found.votes.sum(1).unique().tolist(), found.share(3)
+        ([5], 0.0)
+    """
+    whole(groups, "groups", 1)
+    check_seed(seed)
+    graph = as_graph(data)
+    if not task_of(graph).row_per_node:
+        raise InputError(f"voting is for the classes of nodes, {graph.name!r} holds another task")
+    group = group_of(torch.arange(graph.num_nodes), groups, seed)
+    votes: Tensor | None = None
+    with evaluating(model), torch.no_grad():
+        for one in range(groups):
+            heard = prepared(model, spoken_by(graph, group == one))
+            logits = call_model(model, heard)
+            if one == 0:
+                _require_local(model, heard, group != one, logits)
+            check_logits(logits, heard)
+            chosen = torch.nn.functional.one_hot(logits.argmax(1).cpu(), logits.shape[1])
+            votes = chosen if votes is None else votes + chosen
+    assert votes is not None
+    return _counted(votes, groups)
+
+
+@typed
+def group_of(nodes: Tensor, groups: int, seed: int = 0) -> Tensor:
+    """Return the group [M] of each node by its number alone, so that new nodes leave the others where they are.
+
+    Args:
+        nodes: int64 [M], numbers of nodes.
+        groups: T.
+        seed: of the hash.
+    """
+    mixed = nodes.long() + (seed + 1) * 0x9E3779B9
+    for shift, factor in ((16, 0x45D9F3B), (15, 0x2C1B3C6D)):
+        mixed = ((mixed ^ (mixed >> shift)) * factor) & 0xFFFFFFFF
+    return (mixed ^ (mixed >> 16)) % groups
+
+
+@typed
+def spoken_by(graph: Graph, speakers: Tensor) -> Graph:
+    """Return the graph in which only some nodes speak to others: edges from the rest are gone.
+
+    Args:
+        graph: with or without self-loops, which stay.
+        speakers: bool [N].
+    """
+    adjacency = graph.adjacency
+    source, destination = adjacency.source, adjacency.destination
+    gone = ~speakers.to(source.device)[source] & (source != destination)
+    return graph.remove(gone.nonzero().flatten())[0]
+
+
+def _require_local(model: nn.Module, heard: Graph, silent: Tensor, logits: Tensor) -> None:
+    """Raise if a node that speaks to nobody is heard by others."""
+    if heard.positional is not None:
+        raise InputError(
+            f"{type(model).__name__} reads encodings of the whole graph, which every new node changes"
+        )
+    quiet = silent.nonzero().flatten()
+    if not len(quiet) or heard.features is None:
+        return
+    node = quiet[:1].to(heard.device)
+    delta = torch.ones(1, heard.num_features, dtype=heard.features.dtype, device=heard.device)
+    moved = call_model(model, heard.replace(features=heard.features.perturb(node, delta)))
+    others = torch.arange(len(logits), device=logits.device) != node
+    room = _SAME * logits.abs().max()
+    if not bool(((moved - logits).abs().amax(1)[others] <= room).all()):
+        raise InputError(
+            f"in {type(model).__name__} nodes hear of each other in other ways than along edges (a norm over all"
+            " nodes, perhaps), so one injected node may change every vote"
+        )
+
+
+def _counted(votes: Tensor, groups: int) -> VotingCertificate:
+    classes = votes.argmax(1)
+    rows = torch.arange(len(votes))
+    leading = votes[rows, classes]
+    others = votes.clone()
+    others[rows, classes] = -1
+    # A smaller class wins ties, so it must stay behind by one vote more.
+    smaller = torch.arange(votes.shape[1])[None, :] < classes[:, None]
+    ahead = (leading[:, None] - others - smaller.long()).masked_fill(others < 0, 2 * groups + 1)
+    tolerated = ahead.amin(1) // 2
+    return VotingCertificate(groups, votes, classes, tolerated.clamp(max=groups))
