@@ -51,7 +51,7 @@ def test_no_injection_beats_the_certificate(kind: str) -> None:
     for injected in (1, 2, 3):
         held = found.tolerated >= injected
         seen += int(held.sum())
-        for _ in range(8):
+        for _ in range(3):
             ends = torch.stack(
                 [torch.randperm(graph.num_nodes, generator=stream)[:12] for _ in range(injected)]
             )
@@ -109,6 +109,6 @@ def test_features_alone_see_no_edge() -> None:
         val_mask=data.val_mask,
         test_mask=data.test_mask,
     )
-    scores = [features_alone(graph, epochs=15, progress=False) for graph in (data, other)]
-    assert scores[0] == scores[1] and 0.2 < scores[0] < 1
+    scores = [features_alone(graph, epochs=4, progress=False) for graph in (data, other)]
+    assert scores[0] == scores[1] and 0.1 < scores[0] < 1
     assert prepared(GAT.for_data(data), data).num_edges > 0

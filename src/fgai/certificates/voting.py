@@ -1,8 +1,8 @@
 """Voting over groups of nodes: a certificate against any injected nodes, for any model that classifies nodes.
 
-Every node belongs to one of T groups by a hash of its number. In the graph of group g only nodes of that group
-speak: an edge j → i stays if j is in g, and every node keeps its own features. The model classifies every node
-T times, and the majority counts.
+Every node belongs to one of T groups by a hash of its number. In the graph of group g only nodes of that
+group speak: an edge j → i stays if j is in g, and every node keeps its own features. The model classifies
+every node T times, and the majority counts.
 
 An injected node belongs to one group, so whatever its features and whoever it is joined to, it is heard in
 one of the T graphs and changes one vote of a node at most. If the leading class of a node is ahead of
@@ -82,8 +82,8 @@ def vote(model: nn.Module, data: Any, *, groups: int = 20, seed: int = 0) -> Vot
         Votes, classes and what they tolerate, node by node.
 
     Raises:
-        InputError: another task than nodes, fewer than one group, or a model in which nodes hear of each other
-            in other ways than along edges.
+        InputError: another task than nodes, fewer than one group, or a model in which nodes hear of each
+            other in other ways than along edges.
 
     Example:
         >>> import fgai
@@ -115,7 +115,7 @@ def vote(model: nn.Module, data: Any, *, groups: int = 20, seed: int = 0) -> Vot
 
 @typed
 def group_of(nodes: Tensor, groups: int, seed: int = 0) -> Tensor:
-    """Return the group [M] of each node by its number alone, so that new nodes leave the others where they are.
+    """Return the group [M] of each node by its number alone: new nodes leave the others where they are.
 
     Args:
         nodes: int64 [M], numbers of nodes.
@@ -158,8 +158,8 @@ def _require_local(model: nn.Module, heard: Graph, silent: Tensor, logits: Tenso
     room = _SAME * logits.abs().max()
     if not bool(((moved - logits).abs().amax(1)[others] <= room).all()):
         raise InputError(
-            f"in {type(model).__name__} nodes hear of each other in other ways than along edges (a norm over all"
-            " nodes, perhaps), so one injected node may change every vote"
+            f"in {type(model).__name__} nodes hear of each other in other ways than along edges (a norm over"
+            " all nodes, perhaps), so one injected node may change every vote"
         )
 
 
