@@ -89,7 +89,7 @@ class TestTheFuzzer:
     def test_gets_to_the_bottom(self, name: str) -> None:
         pools = fuzz.pools.__wrapped__()
         fitting = {"model": pools["model"][0], "data": pools["graph"][0], "node": 3, "radius": 0.1}
-        fitting["threat"] = pools["threat"][0]
+        fitting["threat"] = pools["threat"][0] if name != "certify" else None
         known = inspect.signature(getattr(fgai, name)).parameters
         wanted = {key: value for key, value in fitting.items() if key in known}
         with warnings.catch_warnings():

@@ -327,10 +327,10 @@ def test_the_explanation_objective_equals_a_loop(seed: int, k: int) -> None:
     after = AttentionMap((LayerAttention.from_edges(moved, *extra, num_nodes=8),))
     clean = Clean(torch.zeros(7, 2), before, torch.arange(7))
     found = explanation(k)(torch.zeros(8, 2), after, clean)
-    now = {(s, d): m.mean().log() for s, d, m in zip(*extra.tolist(), moved, strict=True)}
+    now = {(s, d): m.log().mean() for s, d, m in zip(*extra.tolist(), moved, strict=True)}
     margins = []
     for node in range(7):
-        row = [(s, d, v.mean()) for s, d, v in zip(*edges.tolist(), values, strict=True) if d == node]
+        row = [(s, d, v.log().mean()) for s, d, v in zip(*edges.tolist(), values, strict=True) if d == node]
         if len(row) > k:
             row.sort(key=lambda entry: (-float(entry[2]), entry[0]))
             out = sorted((float(now[s, d]) for s, d, _ in row[k:]), reverse=True)

@@ -107,11 +107,11 @@ def looped_explanation(before: AttentionMap, after: AttentionMap, k: int) -> flo
     """Node by node; members and outsiders that are gone do not count."""
     layers = []
     for old, new in zip(before, after, strict=True):
-        now = dict(zip(new.keys.tolist(), new.values.mean(1).log().tolist(), strict=True))
+        now = dict(zip(new.keys.tolist(), new.values.log().mean(1).tolist(), strict=True))
         shares = []
         for node in range(old.num_nodes):
             row = [e for e in range(old.num_edges) if int(old.destination[e]) == node]
-            row.sort(key=lambda e: (-float(old.values[e].mean()), e))
+            row.sort(key=lambda e: (-float(old.values[e].log().mean()), e))
             keys = [int(old.keys[e]) for e in row]
             if len(row) > k:
                 out = sorted((now[key] for key in keys[k:] if key in now), reverse=True)

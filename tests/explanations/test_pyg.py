@@ -65,7 +65,7 @@ class TestMask:
         edges = torch.cat([loops[:, :1], DATA.edge_index, loops[:, 1:]], dim=1)
         edges = edges[:, torch.randperm(edges.shape[1], generator=torch.Generator().manual_seed(1))]
         model = Net(layer).eval()
-        found = explainer(model)(DATA.x, edges)
+        found = explainer(model, algorithm=FaithfulAttention(heads="mean"))(DATA.x, edges)
         first = by_hand(model.first, DATA.x, edges)
         second = by_hand(model.second, model.first(DATA.x, edges).relu(), edges)
         for spot, pair in enumerate(map(tuple, edges.t().tolist())):
@@ -164,7 +164,7 @@ class TestFgaiModels:
         order = torch.randperm(DATA.edge_index.shape[1], generator=torch.Generator().manual_seed(2))
         found = explainer(wrapped)(DATA.x, DATA.edge_index[:, order])
         _, attention = seen_by(model, model.prepare(GRAPH))
-        wanted = attention.detach().restrict(GRAPH.keys).over_layers("mean").values[:, 0]
+        wanted = attention.detach().heads("log").restrict(GRAPH.keys).over_layers("mean").values[:, 0]
         torch.testing.assert_close(found.edge_mask, wanted[order])
         assert found.validate()
 

@@ -219,7 +219,9 @@ class AttentionLayer(TappedLayer):
         scores = self.score_edges(source, destination, adjacency)
         if edge_weight is not None:
             weighted = weighted_softmax(scores, edge_weight, adjacency)
-            return weighted, values, scores + edge_weight.log()[:, None]
+            # An edge of weight 0 ranks last, by a number that can be compared.
+            least = torch.finfo(scores.dtype).tiny
+            return weighted, values, scores + edge_weight.to(scores.dtype).clamp(min=least).log()[:, None]
         return edge_softmax(scores, adjacency), values, scores
 
     def attend_and_combine(
