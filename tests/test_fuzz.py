@@ -68,6 +68,10 @@ FOUND: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (fgai.metrics.chance_score, {"name": "f1", "target": torch.tensor([0.5, 1.0])}),
     (fgai.metrics.chance_score, {"name": "f1", "target": torch.tensor([0, 2 * 10**15])}),
     (fgai.report, {"models": {}, "data": small_data(), "on_step": torch.ones(2)}),
+    (fgai.report, {"models": {}, "data": small_data(), "node": torch.ones(2)}),
+    (fgai.attacks.Budget, {"box": torch.ones(2, 3)}),
+    (fgai.attacks.EnsembleInjection, {"budget": fgai.attacks.Budget(), "members": [None]}),
+    (fgai.metrics.random_ranking, {"num_edges": 10**12, "seed": 1}),
     (fgai.tasks.check_logits, {"logits": "l1", "graph": small_data()}),
 ]
 

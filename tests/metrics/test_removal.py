@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fgai.metrics as fm
+from fgai.errors import InputError
 from support.csr_rows import attention, rows
 
 DEGREES = [7, 0, 2, 9, 1, 6, 4]
@@ -100,3 +101,11 @@ def test_fidelity_equals_pyg(kind: str) -> None:
     score = characterization_score(torch.tensor(0.7), torch.tensor(0.2), 0.25, 0.75)
     assert fm.characterization(0.7, 0.2, 0.25) == pytest.approx(float(score))
     assert fm.characterization(0.0, 0.3) == fm.characterization(0.4, 1.0) == 0.0
+
+
+def test_a_slope_through_what_is_undefined_is_undefined() -> None:
+    """No node is right without an attack: shares of none of them."""
+    assert math.isnan(fm.slope([0.0, 0.5], [math.nan, math.nan]))
+    assert math.isnan(fm.f_slope_plus([1.0, 0.9, math.nan, 0.7, 0.6, 0.5]))
+    with pytest.raises(InputError, match="`y`"):
+        fm.slope([0.0, 0.5], [math.inf, 1.0])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -18,6 +20,13 @@ from fgai.typed import typed
 SLACK = 1e-6
 LARGEST = 1_000_000
 """New nodes, edges, steps and restarts at most: more would not end."""
+
+
+def _is_interval(box: Any) -> bool:
+    """Whether something is two finite numbers, the smaller first."""
+    if not isinstance(box, Sequence) or len(box) != 2 or not all(isinstance(end, Real) for end in box):
+        return False
+    return -math.inf < float(box[0]) < float(box[1]) < math.inf
 
 
 @typed
@@ -64,9 +73,7 @@ class Budget:
                 raise BudgetError(f"`{name}` must be finite and not negative, got {value}")
         if self.rows > 1:
             raise BudgetError(f"`rows` is a share of the targets, at most 1, got {self.rows}")
-        if self.box is not None and not (
-            len(self.box) == 2 and -math.inf < self.box[0] < self.box[1] < math.inf
-        ):
+        if self.box is not None and not _is_interval(self.box):
             raise BudgetError(f"`box` must be (low, high) with low < high, got {self.box}")
         if self.targets not in ("test", "val", "fit"):
             raise BudgetError(f"`targets` must be test, val or fit, got {self.targets!r}")

@@ -84,6 +84,8 @@ class EnsembleInjection(ReportedAttack):
         ]
         if members is None:
             members = EXPLANATION_MEMBERS if self.reads else PREDICTION_MEMBERS
+        if not all(isinstance(member, Member) for member in members):
+            raise InputError("`members` must hold `Member`s, see fgai.attacks.search.members")
         self.members = tuple(
             member if not budget.steps else replace(member, steps=min(member.steps, budget.steps))
             for member in members

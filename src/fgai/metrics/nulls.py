@@ -44,7 +44,11 @@ def random_ranking(
     _check_dtype(dtype)
     checks.device(device)
     generator = torch.Generator().manual_seed(checks.seed(seed))
-    return torch.rand(num_edges, generator=generator, dtype=torch.float64).to(device=device, dtype=dtype)
+    try:
+        drawn = torch.rand(num_edges, generator=generator, dtype=torch.float64)
+    except RuntimeError as error:  # of the allocator
+        raise InputError(f"`num_edges` of {num_edges} scores do not fit in memory") from error
+    return drawn.to(device=device, dtype=dtype)
 
 
 def _check_dtype(dtype: torch.dtype) -> None:

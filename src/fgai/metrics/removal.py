@@ -6,6 +6,7 @@ The loop is short and needs a model, so it belongs to whoever holds one: for eac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -103,7 +104,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
     Args:
         x: at least two values, not all equal.
-        y: as many values.
+        y: as many values; where one is NaN, so is the slope.
 
     Raises:
         InputError: if the lengths differ or x does not vary.
@@ -112,14 +113,18 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
         >>> slope([0.0, 0.5], [1.0, 0.5])
         -1.0
     """
+    undefined = [isinstance(entry, float) and math.isnan(entry) for entry in y]
+    known = [0.0 if gone else entry for entry, gone in zip(y, undefined, strict=True)]
     a, b = (
         torch.tensor([checks.number(entry, name) for entry in values], dtype=torch.float64)
-        for name, values in (("x", x), ("y", y))
+        for name, values in (("x", x), ("y", known))
     )
     if a.shape != b.shape or a.numel() < 2 or bool((a == a[0]).all()):
         raise InputError(
             f"`x` and `y` must be as long and `x` must vary, got x={list(x)} and {len(y)} values of y"
         )
+    if any(undefined):
+        return math.nan
     a = a - a.mean()
     return float((a * (b - b.mean())).sum() / a.square().sum())
 

@@ -75,7 +75,7 @@ def report(
         ['GAT']
     """
     graph, threat = as_graph(data), threat_of(threat).sized(nodes, edges)
-    if node is not None and not 0 <= node < graph.num_nodes:
+    if node is not None and (not isinstance(node, int) or not 0 <= node < graph.num_nodes):
         raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
     page = None if path is None else checked_page(path)
     say = _silent if on_step is None else on_step
