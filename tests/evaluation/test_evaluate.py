@@ -384,3 +384,13 @@ def test_every_code_has_its_entry_in_the_docs() -> None:
     codes = {code for path in sources for code in pattern.findall(path.read_text(encoding="utf-8"))}
     told = set(re.findall(r"^## `([a-z-]+)`", page.read_text(encoding="utf-8"), flags=re.M))
     assert codes and codes <= told, sorted(codes - told)
+
+
+def test_a_model_that_is_right_nowhere_has_no_slopes() -> None:
+    network, graph = cases.trained("gat", "vanilla"), cases.tiny_graph()
+    with evaluating(network), torch.no_grad():
+        wrong = (call_model(network, prepared(network, graph)).argmax(1) + 1) % 3
+    record = record_of(network, graph=graph.replace(y=wrong), nulls=True, curves=True)
+    assert record.value("f1.clean") == 0.0
+    assert record.value("f_slope.node.clean.gap") is None
+    assert EvaluationRecord.from_dict(record.to_dict()).value("f_slope.node.clean.plus") is None
