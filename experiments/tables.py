@@ -120,8 +120,8 @@ def headline(store: Store) -> list[Sheet | Table]:
     ]
     notes = (
         "vanilla → FGAI, means over seeds, `standard` attack. “move”: g-TVD rel and g-JSD of the output"
-        " layer, how many times less than vanilla's. “lost”: share of a node's top 5, nodes in reach."
-        " “chance”: what a random ranking would share with vanilla's top 5, or lose.",
+        " layer, how many times less than vanilla's. “lost”: share of a node's top 5 by the mean over heads,"
+        " nodes in reach. “chance”: what a random ranking would share with vanilla's top 5, or lose.",
         *(
             []
             if not results.missing

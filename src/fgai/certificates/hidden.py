@@ -237,7 +237,7 @@ def _scores_moved(stage: Stage, radius: Tensor) -> tuple[Tensor, Tensor]:
     weight = layer.score_weight.detach().cpu().double().abs()
     shown = (radius @ layer.right.weight.detach().cpu().double().abs()).view_as(stage.values)
     if layer.limits is not None:
-        shown = _behind(layer.limits["right"], None, shown)
+        shown = behind_limits(layer.limits["right"], None, shown)
     return (_values_moved(stage, radius) * weight).sum(2), (shown * weight).sum(2)
 
 
@@ -245,10 +245,10 @@ def _values_moved(stage: Stage, radius: Tensor) -> Tensor:
     """[N, H, C]: how far the values move."""
     moved = (radius @ _matrix(stage.layer).abs()).view_as(stage.values)
     limits = stage.layer.limits
-    return moved if limits is None else _behind(limits["value"], stage.values, moved)
+    return moved if limits is None else behind_limits(limits["value"], stage.values, moved)
 
 
-def _behind(limits: nn.Module, said: Tensor | None, moved: Tensor) -> Tensor:
+def behind_limits(limits: nn.Module, said: Tensor | None, moved: Tensor) -> Tensor:
     """How far numbers move behind limits, if they move by `moved` [N, H, C] before.
 
     Clipping moves nothing further. In units of half the range, drawing loud rows to the radius r projects

@@ -118,7 +118,7 @@ class InjectionCertificate(TabledDocument):
 
     def share(self, nodes: Tensor | None = None) -> float:
         """Of all nodes, or of those under a mask, the ones whose class is certified."""
-        return _share(self.holds, nodes)
+        return share_of(self.holds, nodes)
 
     def order_share(self, layer: int, nodes: Tensor | None = None) -> float | None:
         """Of the nodes with more than k neighbours, those whose top-k is certified; None where unknown."""
@@ -128,7 +128,7 @@ class InjectionCertificate(TabledDocument):
         counted = self.degree > self.k
         if nodes is not None:
             counted &= nodes.to(counted.device)
-        return _share(held, counted)
+        return share_of(held, counted)
 
     def tables(self) -> list[Table]:
         """Return one row for the class and one for every layer."""
@@ -196,6 +196,7 @@ def _unpacked(packed: Mapping[str, Any], name: str) -> Tensor:
     return found.bool()
 
 
-def _share(holds: Tensor, nodes: Tensor | None) -> float:
+def share_of(holds: Tensor, nodes: Tensor | None) -> float:
+    """Of all nodes, or of those under a mask, the ones where a bool [N] holds; 0 of none."""
     chosen = holds if nodes is None else holds[nodes.to(holds.device)]
     return float(chosen.double().mean()) if chosen.numel() else 0.0

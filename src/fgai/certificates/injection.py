@@ -40,7 +40,6 @@ from fgai.certificates.injection_kernels import class_kept, mean_bounds, order_k
 from fgai.certificates.invariance import invariant_layers
 from fgai.certificates.reading import Ball, Reading, State, bias_lead, limits_named, loudest
 from fgai.checks import whole
-from fgai.errors import AttentionError
 from fgai.graph import Graph
 from fgai.models import GAT, AttentionLayer, GATv2, as_graph
 from fgai.ops import aggregate, edge_softmax
@@ -94,13 +93,13 @@ def certify_injection(
     exact = copy.deepcopy(model).cpu().eval()
     with torch.no_grad():
         doubt = _doubt(exact, graph)
-        orders = _orders(exact, graph, k)
+        orders = _orders(exact, graph)
         if doubt is None:
+            ranks = observe(exact, graph).attention.ranking()
             proof = _Proof(exact.double(), graph, threat)
             holds, classes, reason = *proof.classes(), proof.reason
-            ranks = observe(model, prepared(model, as_graph(data))).attention.ranking()
             orders = [
-                order if order.status == "invariant" else proof.order(order.name, place, rank.cpu(), k)
+                order if order.status == "invariant" else proof.order(order.name, place, rank, k)
                 for place, (order, rank) in enumerate(zip(orders, ranks, strict=True))
             ]
         else:
@@ -123,18 +122,14 @@ def certify_injection(
     )
 
 
-def _orders(model: nn.Module, graph: Graph, k: int) -> list[LayerOrder]:
+def _orders(model: nn.Module, graph: Graph) -> list[LayerOrder]:
     """What is known of every layer's ranking without any bound."""
     everything = torch.ones(graph.num_nodes, dtype=torch.bool)
-    try:
-        found = invariant_layers(model, graph)
-    except AttentionError:
-        return []
     return [
         LayerOrder(name, "unknown", "its inputs change, and they are not followed here", None)
         if why is None
         else LayerOrder(name, "invariant", why, everything)
-        for name, why in found.items()
+        for name, why in invariant_layers(model, graph).items()
     ]
 
 
@@ -176,7 +171,7 @@ class _Proof:
         assert graph.features is not None
         self.layers: list[AttentionLayer] = list(model.convs)
         self.adjacency, self.neighbours = graph.adjacency, threat.neighbours
-        clean: Tensor | Features = Features.dense(graph.features.to_dense().double())
+        clean: Tensor | Features = graph.features.to("cpu", torch.float64)
         state: State | None = None
         self.readings: list[Reading] = []
         self.exact: list[Reading] = []

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fgai.attention import Limits
-from fgai.certificates.hidden import _behind
+from fgai.certificates.hidden import behind_limits
 from fgai.models import AttentionLayer
 from fgai.sparse import Features
 
@@ -171,7 +171,7 @@ class Said:
         ends = _drawn(low, high, middle, drawn[:, :, None])
         near, far = (raw[0] + raw[1]) / 2, (raw[1] - raw[0]) / 2
         said = limits(near.clone())
-        moved = _behind(limits, said, far)
+        moved = behind_limits(limits, said, far)
         over, under = (raw[1] - limits.high).clamp(min=0), (limits.low - raw[0]).clamp(min=0)
         return cls(
             state,

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attention import call_model, evaluating, prepared
+from fgai.certificates.injected import share_of
 from fgai.checks import seed as check_seed
 from fgai.checks import whole
 from fgai.errors import InputError
@@ -56,16 +57,12 @@ class VotingCertificate:
     def share(self, injected: int, nodes: Tensor | None = None) -> float:
         """Of all nodes, or of those under a mask, the ones whose class stands so many injected nodes."""
         whole(injected, "injected", 0)
-        held = self.tolerated >= injected
-        chosen = held if nodes is None else held[nodes.to(held.device)]
-        return float(chosen.double().mean()) if chosen.numel() else 0.0
+        return share_of(self.tolerated >= injected, nodes)
 
     def certified_accuracy(self, injected: int, y: Tensor, nodes: Tensor | None = None) -> float:
         """Of all nodes, or of those under a mask, the ones that are right and stay so."""
         whole(injected, "injected", 0)
-        held = (self.tolerated >= injected) & (self.classes == y.to(self.classes.device))
-        chosen = held if nodes is None else held[nodes.to(held.device)]
-        return float(chosen.double().mean()) if chosen.numel() else 0.0
+        return share_of((self.tolerated >= injected) & (self.classes == y.to(self.classes.device)), nodes)
 
 
 @typed

@@ -173,9 +173,11 @@ def _against_injection(model: nn.Module, graph: Graph, node: int) -> dict[str, A
     fixed = [name for name, why in invariant_layers(model, graph).items() if why is not None]
     held: dict[str, bool | None] = {"any": None, "direct": None}
     if limits_of(model):
-        for where in held:
-            found = certify(model, graph, threat=Injection(1, where))
-            held[where] = bool(found.holds[node]) if found.known else None
+        near = certify(model, graph, threat=Injection(1, "direct"))
+        if near.known:
+            held = dict.fromkeys(held, bool(near.holds[node]))
+        if held["direct"]:  # a class that one new neighbour of its own can change holds no better against all
+            held["any"] = bool(certify(model, graph, threat=Injection(1, "any")).holds[node])
     return {"invariant": fixed, "class_holds": held}
 
 

@@ -3,9 +3,10 @@
 What tables and reports show of a metric is declared with it (`metric`) and found by its path in a record
 (`quantity`). A metric declared with `measure`, in this package or outside, is measured by `fgai.evaluate`.
 
-Attention arguments are one value per edge, [E], heads averaged, on matched edges in one order, with `rowptr`
-[N+1]; all return a Python float. `METRICS` holds the declarations by name. Functions ending in `_per_node`
-give the values behind a mean, with NaN at nodes that do not count.
+Attention arguments are one value per edge, [E], on matched edges in one order, with `rowptr` [N+1]: heads
+averaged for distances, `LayerAttention.ranking` for what ranks. All return a Python float. `METRICS` holds the
+declarations by name. Functions ending in `_per_node` give the values behind a mean, with NaN at nodes that do
+not count.
 """
 
 from fgai.metrics.fidelity import characterization, fidelity_minus, fidelity_plus

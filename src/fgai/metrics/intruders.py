@@ -70,7 +70,7 @@ def intruder_nodes(
     shows them all and counts.
 
     Args:
-        w: [E], heads averaged, on the attacked graph.
+        w: [E], what neighbours are ranked by, on the attacked graph.
         injected: bool [E], the edges from new nodes.
         rowptr: [N+1].
         k: how many neighbours are shown.
@@ -105,7 +105,7 @@ def intruder_places(
         mean over joined i of |T_k(i) ∩ new| / min(k, degree_i)
 
     Args:
-        w: [E], heads averaged, on the attacked graph.
+        w: [E], what neighbours are ranked by, on the attacked graph.
         injected: bool [E], the edges from new nodes.
         rowptr: [N+1].
         k: how many neighbours are shown; a node with fewer has as many places as neighbours.

@@ -57,7 +57,7 @@ def softened(model: nn.Module, graph: Graph) -> nn.Module | None:
         other = duplicate(model)
         for layer in find_layers(other).values():
             _cool(layer, 1 / temperature)
-        if saturated_layer(observe(other, graph, heads="mean").attention) is None:
+        if saturated_layer(observe(other, graph, heads="mean", ranked=False).attention) is None:
             return other
         temperature *= 10
     return None
