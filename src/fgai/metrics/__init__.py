@@ -4,9 +4,9 @@ What tables and reports show of a metric is declared with it (`metric`) and foun
 (`quantity`). A metric declared with `measure`, in this package or outside, is measured by `fgai.evaluate`.
 
 Attention arguments are one value per edge, [E], on matched edges in one order, with `rowptr` [N+1]: heads
-averaged for distances, `LayerAttention.ranking` for what ranks. All return a Python float. `METRICS` holds the
-declarations by name. Functions ending in `_per_node` give the values behind a mean, with NaN at nodes that do
-not count.
+averaged for distances, `LayerAttention.ranking` for what ranks. All return a Python float. `METRICS` holds
+the declarations by name. Functions ending in `_per_node` give the values behind a mean, with NaN at nodes
+that do not count.
 """
 
 from fgai.metrics.fidelity import characterization, fidelity_minus, fidelity_plus
