@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 import fgai
 from fgai.attention import call_model, entry_limits, observe, prepared
+from fgai.bounds import ranges_of
+from fgai.bounds.reading import Ball, State
+from fgai.bounds.scores import _sectors
 from fgai.certificates import Injection, InjectionCertificate, certify_injection, invariant_layers
-from fgai.certificates.injection import _sectors
 from fgai.certificates.injection_kernels import mean_bounds
-from fgai.certificates.reading import Ball, State
 from fgai.errors import InputError
 from fgai.evaluation.measures import paired
 from fgai.graph import Graph
@@ -233,7 +234,7 @@ def test_sectors_hold_every_voice() -> None:
     model = model_of(GAT, given, 2, 0.6).double()
     layer = model.convs[-1]
     with torch.no_grad():
-        ceilings, words = _sectors(layer)
+        ceilings, words = _sectors(layer, ranges_of(layer))
     limits = layer.limits["value"]
     points = torch.rand(20_000, *limits.low.shape, generator=torch.Generator().manual_seed(3)).double()
     values = limits(limits.at((1.6 * (points - 0.5) + 0.5).round(decimals=1)))

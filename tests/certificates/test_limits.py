@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fgai.attention import Limits
-from fgai.certificates.hidden import behind_limits
+from fgai.bounds import Range
 
 
 @given(st.integers(0, 10_000), st.floats(0.0, 0.8), st.floats(0.0, 0.2), st.floats(1e-3, 3.0))
@@ -19,7 +19,7 @@ def test_nothing_moves_further_than_said(seed: int, soften: float, cut: float, s
     limits.measure(x, cut, soften)
     moved = size * torch.rand(30, 2, 3, generator=generator, dtype=torch.float64)
     said = limits(x.clone())
-    known, unknown = behind_limits(limits, said, moved), behind_limits(limits, None, moved)
+    known, unknown = Range.of(limits).moved(said, moved), Range.of(limits).moved_at_most(moved)
     for _ in range(20):
         step = moved * (2 * torch.rand(x.shape, generator=generator, dtype=torch.float64) - 1)
         if seed % 2:
@@ -31,4 +31,4 @@ def test_nothing_moves_further_than_said(seed: int, soften: float, cut: float, s
 
 def test_without_a_radius_nothing_is_added() -> None:
     limits, moved = Limits(1, 2), torch.rand(4, 1, 2, dtype=torch.float64)
-    assert torch.equal(behind_limits(limits, None, moved), moved)
+    assert torch.equal(Range.of(limits).moved_at_most(moved), moved)

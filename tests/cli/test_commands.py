@@ -395,5 +395,5 @@ class TestTerminal:
         os.close(reader)
         running = self.start("data", "list", cwd=tmp_path, stdout=writer)
         os.close(writer)
-        _, errors = running.communicate(timeout=60)
+        _, errors = running.communicate(timeout=300)
         assert b"Traceback" not in errors

@@ -11,6 +11,7 @@ import pytest
 import fgai
 from fgai.errors import FgaiWarning, InputError
 from fgai.reports import Report, make_report
+from fgai.reports.injections import certify_injections
 from support.report_cases import GRAPH, THREAT, K, attacks, comparison, models
 
 
@@ -25,16 +26,25 @@ class TestOneCall:
     def test_it_is_what_the_steps_give(self, tmp_path: Path) -> None:
         steps: list[str] = []
         made = self.made(tmp_path / "page", node=3, class_names=["a", "b", "c"], on_step=steps.append)
-        assert steps == ["comparing", "certifying", "making the page"]
+        assert steps == ["comparing", "certifying", "certifying against injection", "making the page"]
         assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "page.json"]
         assert Report.load(tmp_path / "page.json") == made
         proofs = {n: fgai.certify(m, GRAPH, vanilla=models()["GAT"], radius=0.01, k1=K, k2=K)
                   for n, m in models().items()}  # fmt: skip
         same = make_report(
             comparison(), models=models(), data=GRAPH, certificates=proofs, attacks=attacks(), node=3,
-            class_names=["a", "b", "c"],
+            injections=certify_injections(models(), GRAPH, K), class_names=["a", "b", "c"],
         )  # fmt: skip
-        for part in ("title", "reference", "histories", "distribution", "subgraph", "explorer", "notes"):
+        for part in (
+            "title",
+            "reference",
+            "histories",
+            "distribution",
+            "subgraph",
+            "explorer",
+            "notes",
+            "injections",
+        ):
             assert getattr(made, part) == getattr(same, part), part
         assert [r["metrics"] for r in made.records] == [r["metrics"] for r in same.records]
 

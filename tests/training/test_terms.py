@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fgai.errors import InputError
+from fgai.metrics import sharpness
 from fgai.ops import aggregate, edge_softmax
 from fgai.sparse import Adjacency
 from fgai.topk import topk_l1
@@ -19,8 +21,11 @@ from fgai.training.terms import (
     Weights,
     attention_distance,
     contrast,
+    flattening,
     margin_loss,
     prediction_distance,
+    sharp,
+    shortfall,
     spread,
 )
 
@@ -157,3 +162,28 @@ def test_weights_refuse_nothing_to_train() -> None:
         Weights(closeness=0, similarity=0, prediction_stability=0, explanation_stability=0, margin=0)
     with pytest.raises(InputError, match="similarity"):
         Weights(similarity=-1.0)
+
+
+class TestSharpnessKept:
+    def test_sharp_is_the_metric(self) -> None:
+        rowptr = torch.tensor([0, 1, 4, 4, 9])
+        w = torch.rand(9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        destination = torch.repeat_interleave(torch.arange(4), rowptr.diff())
+        w = w / torch.zeros(4, dtype=torch.float64).index_add(0, destination, w)[destination]
+        assert float(sharp(w, rowptr, destination)) == pytest.approx(sharpness(w, rowptr), abs=1e-12)
+
+    def test_only_what_is_flatter_counts(self) -> None:
+        now = [torch.tensor(0.4), torch.tensor(0.1)]
+        assert float(flattening(now, [0.3, 0.1])) == 0.0
+        assert float(flattening(now, [0.3, 0.2])) == pytest.approx(0.45)
+
+
+class TestShortfall:
+    def test_the_nearest_class_counts_and_a_lead_is_enough(self) -> None:
+        leads = torch.tensor([[torch.inf, 2.0, 3.0], [1.0, torch.inf, -1.4]])
+        expected = math.log(1 + 0.3 + 0.7) / 2
+        assert float(shortfall(leads, 2.0)) == pytest.approx(expected)
+
+    def test_a_lost_node_weighs_little_more_than_a_near_one(self) -> None:
+        near, lost = torch.tensor([[-1.0, torch.inf]]), torch.tensor([[-1e4, torch.inf]])
+        assert float(shortfall(lost, 1.0)) < 12 * float(shortfall(near, 1.0))

@@ -112,7 +112,7 @@ class Limits(nn.Module):
         if not self.derived:
             counted = rows[::every].contiguous() if soften else rows
             loud = loudness(clip(counted, self.low, self.high), self.low, self.high)
-            self.radius.copy_(_largest(loud, soften) * (1 + SLACK))
+            self.radius.copy_(largest(loud, soften) * (1 + SLACK))
         if every == 1:
             moved = clip(rows, self.low, self.high, self.radius) != rows
             self.usual.copy_(moved.to(self.usual.dtype).mean())
@@ -157,7 +157,7 @@ def ranges(x: Tensor, cut: float) -> tuple[Tensor, Tensor]:
     return low.view(x.shape[1:]), high.view(x.shape[1:])
 
 
-def _largest(x: Tensor, share: float) -> Tensor:
+def largest(x: Tensor, share: float) -> Tensor:
     """The largest of numbers [N], a share of them left out."""
     count = int(share * x.numel())
     return x.max() if count == 0 else x.kthvalue(x.numel() - count).values

@@ -17,6 +17,7 @@ What does not depend on the radius (dual norms, extents of the values) is comput
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn.functional import elu
 
 from fgai.attention import Limits, Observation
+from fgai.bounds import Range
 from fgai.certificates.familiar import layer_values, unfamiliar
 from fgai.certificates.kernels import channel_norms, margin_extent, mixed_margins, row_extent, row_largest
 from fgai.certificates.prediction import BOUND, Prediction, gaps, probability_change
@@ -237,7 +239,7 @@ def _scores_moved(stage: Stage, radius: Tensor) -> tuple[Tensor, Tensor]:
     weight = layer.score_weight.detach().cpu().double().abs()
     shown = (radius @ layer.right.weight.detach().cpu().double().abs()).view_as(stage.values)
     if layer.limits is not None:
-        shown = behind_limits(layer.limits["right"], None, shown)
+        shown = _range(layer.limits["right"]).moved_at_most(shown)
     return (_values_moved(stage, radius) * weight).sum(2), (shown * weight).sum(2)
 
 
@@ -245,30 +247,13 @@ def _values_moved(stage: Stage, radius: Tensor) -> Tensor:
     """[N, H, C]: how far the values move."""
     moved = (radius @ _matrix(stage.layer).abs()).view_as(stage.values)
     limits = stage.layer.limits
-    return moved if limits is None else behind_limits(limits["value"], stage.values, moved)
+    return moved if limits is None else _range(limits["value"]).moved(stage.values, moved)
 
 
-def behind_limits(limits: nn.Module, said: Tensor | None, moved: Tensor) -> Tensor:
-    """How far numbers move behind limits, if they move by `moved` [N, H, C] before.
-
-    Clipping moves nothing further. In units of half the range, drawing loud rows to the radius r projects
-    them on a ball, so a row moves no further than before, by d in the Euclidean norm; and channel by channel
-    no further than `moved` and what the change of the factor adds, at most `|y − middle| d / r`.
-
-    Args:
-        limits: of the numbers.
-        said: what is said now [N, H, C]; None where it is not known.
-        moved: before the limits.
-    """
+def _range(limits: nn.Module) -> Range:
+    """Of limits, in float64 on the CPU."""
     assert isinstance(limits, Limits)
-    low, high, r = (t.detach().cpu().double() for t in (limits.low, limits.high, limits.radius))
-    if bool(r.isinf()):
-        return moved
-    half = (high - low) / 2
-    rows = torch.where(half > 0, moved / half.clamp(min=1e-300), 0.0).flatten(1)
-    whole = rows.square().sum(1).sqrt()[:, None, None]
-    away = half if said is None else (said - (low + high) / 2).abs()
-    return torch.minimum(half * whole, moved + away * whole / r.clamp(min=1e-300))
+    return Range.of(copy.deepcopy(limits).cpu().double())
 
 
 def _matrix(layer: AttentionLayer) -> Tensor:

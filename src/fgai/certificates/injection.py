@@ -23,26 +23,22 @@ counts. Everything is computed in float64 and never says more than what holds.
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import elu, leaky_relu
+from torch.nn.functional import elu
 
 from fgai.attention import limits_of, observe, prepared
+from fgai.bounds import Ranges, Reading, State, first_layer, ranges_of, scores_of, source_ends
 from fgai.certificates.familiar import unfamiliar
 from fgai.certificates.injected import Injection, InjectionCertificate, LayerOrder
 from fgai.certificates.injection_kernels import class_kept, mean_bounds, order_kept
 from fgai.certificates.invariance import invariant_layers
-from fgai.certificates.reading import Ball, Reading, State, bias_lead, limits_named, loudest
 from fgai.checks import whole
 from fgai.graph import Graph
 from fgai.models import GAT, AttentionLayer, GATv2, as_graph
-from fgai.ops import aggregate, edge_softmax
 from fgai.sparse import Adjacency, Features
 from fgai.tasks import get_task
 from fgai.topk import topk_mask
@@ -51,8 +47,6 @@ from fgai.version import versions
 
 PIECES = 8
 """Into which the interval of a destination's score is cut."""
-SECTORS = 16
-"""Into which the arc between a new neighbour's highest score and its worst word is cut."""
 ROUNDING = 1e-5
 """Of the model's own float32 arithmetic, relative to what is summed; a class must stay by more."""
 
@@ -170,19 +164,20 @@ class _Proof:
     def __init__(self, model: Any, graph: Graph, threat: Injection) -> None:
         assert graph.features is not None
         self.layers: list[AttentionLayer] = list(model.convs)
+        self.ranges = [ranges_of(layer) for layer in self.layers]
         self.adjacency, self.neighbours = graph.adjacency, threat.neighbours
         clean: Tensor | Features = graph.features.to("cpu", torch.float64)
         state: State | None = None
         self.readings: list[Reading] = []
         self.exact: list[Reading] = []
-        for layer in self.layers:
+        for layer, ranges in zip(self.layers, self.ranges, strict=True):
             point = Reading.exact(layer, clean)
-            moved = point if state is None else Reading.around(layer, state)
+            moved = point if state is None else Reading.around(layer, ranges, state)
             self.exact.append(point)
             self.readings.append(moved)
             out = layer(clean, self.adjacency)
             if layer is not self.layers[-1]:
-                state, clean = _hidden(layer, moved, self.adjacency, self.neighbours), elu(out)
+                state, clean = _hidden(layer, ranges, moved, self.adjacency, self.neighbours), elu(out)
         self.logits = out
         self.direct = threat.where == "direct" and len(self.layers) <= 2
 
@@ -193,7 +188,7 @@ class _Proof:
         classes = self.logits.argmax(1)
         holds = torch.ones(len(classes), dtype=torch.bool)
         apart, mine = others.lead(last), own.lead(last)
-        for scores in _scores(last, own, others, self.adjacency):
+        for scores in scores_of(last, self.ranges[-1], own, others, self.adjacency, PIECES):
             holds &= class_kept(
                 self.adjacency,
                 scores.low,
@@ -214,164 +209,28 @@ class _Proof:
         others = self.exact[place] if self.direct else own
         members = topk_mask(ranks, self.adjacency.rowptr, k)
         if layer.score == "additive":
-            low, high = _source_ends(own, others, self.adjacency)
+            low, high = source_ends(own, others, self.adjacency)
             slope, why = layer.slope, "scores of sources apart; the destination's side is common"
         else:
-            (scores,) = _scores(layer, own, others, self.adjacency)
+            (scores,) = scores_of(layer, self.ranges[place], own, others, self.adjacency)
             low, high, slope, why = scores.low, scores.high, 1.0, "intervals of scores apart"
         holds = order_kept(self.adjacency, low, high, members, slope, ROUNDING)
         return LayerOrder(name, "bound", why, holds)
 
 
-@dataclass(frozen=True, eq=False)
-class _Scores:
-    """Ends of the scores of old edges [E, H], and what a new neighbour may do.
-
-    Attributes:
-        low: of old edges.
-        high: of old edges.
-        new: ceilings of a new neighbour's score, [N, H, S] by sector.
-        words: with each, the least lead of class a over b that it says then, [S, C, C]; empty where H > 1.
-    """
-
-    low: Tensor
-    high: Tensor
-    new: Tensor
-    words: Tensor
-
-
-def _source_ends(own: Reading, others: Reading, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
-    """Ends of the source's side on every edge; `own` counts for a node itself."""
-    source, destination = adjacency.source, adjacency.destination
-    itself = (source == destination)[(...,) + (None,) * (own.source[0].dim() - 1)]
-    low, high = (
-        torch.where(itself, mine[source], other[source])
-        for mine, other in zip(own.source, others.source, strict=True)
-    )
-    return low, high
-
-
-def _scores(layer: AttentionLayer, own: Reading, others: Reading, adjacency: Adjacency) -> Iterator[_Scores]:
-    """Scores for every piece of the destinations' intervals."""
-    low, high = _source_ends(own, others, adjacency)
-    destination, slope = adjacency.destination, layer.slope
-    if layer.score == "dynamic":
-        yield _dynamic(layer, low, high, own.destination, destination)
-        return
-    ceilings, words = _sectors(layer)
-    start, stop = own.destination
-    pieces = 1 if torch.equal(start, stop) else PIECES
-    for piece in range(pieces):
-        first, last = (start + (stop - start) * (piece + end) / pieces for end in (0, 1))
-        yield _Scores(
-            leaky_relu(low + first[destination], slope),
-            leaky_relu(high + last[destination], slope),
-            leaky_relu(ceilings[None] + last[:, :, None], slope),
-            words,
-        )
-
-
-def _sectors(layer: AttentionLayer) -> tuple[Tensor, Tensor]:
-    """Ceilings of the source's side of a new neighbour [H, S], and its least leads with each [S, C, C].
-
-    In units of half the range a new neighbour is a point u of a ball of radius R. Its score `p + R|α| x` and
-    `z_b − z_a = q + R|β| (x cos θ + y sin θ)` trace an ellipse; what is largest in both lies on the arc from
-    the top of one to the top of the other.
-    """
-    limits, value = limits_named(layer, "source"), limits_named(layer, "value")
-    top = torch.minimum(limits.high, loudest(value, layer.source_weight))
-    top = torch.maximum(top, limits.low)
-    if layer.heads > 1:
-        return top[:, None], top.new_zeros(0, 0, 0)
-    half, middle = (value.high - value.low)[0] / 2, (value.high + value.low)[0] / 2
-    weight, radius = layer.source_weight[0], value.radius
-    across = half[:, None] + half[None, :]
-    least = middle[:, None] - middle[None, :] - across  # z_a − z_b in the box
-    if not bool(radius.isfinite()):
-        return top[:, None], (least + bias_lead(layer))[None]
-    alpha = weight * half
-    size = alpha.square().sum().sqrt()
-    beta = (half[:, None].square() + half[None, :].square()).sqrt()
-    product = (alpha * half)[None, :] - (alpha * half)[:, None]
-    toward = product / (size * beta).clamp(min=1e-300)
-    angle = torch.acos(toward.clamp(-1, 1))  # [a, b]: between the score and z_b − z_a
-    centre = (weight * middle).sum()
-    ceilings, words = [], []
-    for sector in range(SECTORS):
-        # Sectors are cut by the angle from the top of the score, up to π; beyond θ both only fall.
-        first, last = math.pi * sector / SECTORS, math.pi * (sector + 1) / SECTORS
-        ceilings.append(torch.minimum(top, centre + radius * size * math.cos(first)).clamp(min=limits.low))
-        nearest = torch.where(angle <= last, 0.0, angle - last)
-        said = torch.minimum(across, radius * beta * nearest.cos())
-        words.append(middle[:, None] - middle[None, :] - said)
-    return torch.stack(ceilings, dim=1), torch.stack(words) + bias_lead(layer)
-
-
-def _dynamic(
-    layer: AttentionLayer, low: Tensor, high: Tensor, shown: tuple[Tensor, Tensor], destination: Tensor
-) -> _Scores:
-    """GATv2: each channel of the score is monotone in both sides."""
-    weight, slope, limits = layer.score_weight, layer.slope, limits_named(layer, "value")
-    small = leaky_relu(low + shown[0][destination], slope) * weight
-    large = leaky_relu(high + shown[1][destination], slope) * weight
-    new = [
-        leaky_relu(end + side, slope) * weight
-        for end, side in ((limits.low, shown[0]), (limits.high, shown[1]))
-    ]
-    ceiling = torch.maximum(*new).sum(2)
-    if bool(limits.radius.isfinite()):
-        middle, half = (limits.low + limits.high) / 2, (limits.high - limits.low) / 2
-        steep = weight.abs() * max(1.0, abs(slope))
-        calm = [leaky_relu(middle + side, slope) * weight for side in shown]
-        around = limits.radius * (steep * half).square().sum(1).sqrt()
-        ceiling = torch.minimum(ceiling, torch.maximum(*calm).sum(2) + around)
-    words = low.new_zeros(0, 0, 0)
-    if layer.heads == 1:
-        words = (limits.low[0][:, None] - limits.high[0][None, :] + bias_lead(layer))[None]
-    return _Scores(
-        torch.minimum(small, large).sum(2), torch.maximum(small, large).sum(2), ceiling[:, :, None], words
-    )
-
-
-def _hidden(layer: AttentionLayer, reading: Reading, adjacency: Adjacency, neighbours: int) -> State:
+def _hidden(
+    layer: AttentionLayer, ranges: Ranges, reading: Reading, adjacency: Adjacency, neighbours: int
+) -> State:
     """A hidden layer's activated output [N, D]."""
-    limits = limits_named(layer, "value")
+    limits = ranges["value"]
     if reading.said is None:
-        (scores,) = _scores(layer, reading, reading, adjacency)
-        return _first(layer, scores, reading.low, adjacency, neighbours)
+        (scores,) = scores_of(layer, ranges, reading, reading, adjacency)
+        return first_layer(layer, limits, scores, reading.low, adjacency, neighbours)
     ends: tuple[Tensor, Tensor] | None = None
-    for scores in _scores(layer, reading, reading, adjacency):
+    for scores in scores_of(layer, ranges, reading, reading, adjacency, PIECES):
         box, new = (limits.low, limits.high), scores.new.amax(2)
         common = (scores.low, scores.high, new, reading.low, reading.high, box, neighbours)
         found = mean_bounds(adjacency, *common)
         ends = found if ends is None else (torch.minimum(ends[0], found[0]), torch.maximum(ends[1], found[1]))
     assert ends is not None
     return State(elu(layer.join(ends[0])), elu(layer.join(ends[1])))
-
-
-def _first(
-    layer: AttentionLayer, scores: _Scores, values: Tensor, adjacency: Adjacency, neighbours: int
-) -> State:
-    """Scores and values of old edges are known: new neighbours take a mass and say something in the box."""
-    limits = limits_named(layer, "value")
-    ceiling = scores.new.amax(2)
-    index = adjacency.destination[:, None].expand_as(scores.low)
-    top = torch.full_like(ceiling, -torch.inf).scatter_reduce(0, index, scores.high, "amax")
-    top = torch.maximum(top, ceiling)
-    total = torch.zeros_like(top).index_add(
-        0, adjacency.destination, torch.exp(scores.low - top[adjacency.destination])
-    )
-    new = neighbours * torch.exp(ceiling - top)
-    mass = (new / (total + new).clamp(min=1e-300))[:, :, None]
-    mean = aggregate(edge_softmax(scores.low, adjacency), values, adjacency)
-    low = layer.join(mean + mass * (limits.low - mean).clamp(max=0))
-    high = layer.join(mean + mass * (limits.high - mean).clamp(min=0))
-    ball = None
-    if bool(limits.radius.isfinite()) and layer.concat:
-        slope = high.clamp(max=0).exp()  # of ELU, largest at the upper end
-        middle, half = (limits.low + limits.high) / 2, (limits.high - limits.low) / 2
-        # Heads may listen to different new neighbours: each of them brings a ball of its own.
-        radius = limits.radius * math.sqrt(max(1, min(neighbours, layer.heads)))
-        drift, spread = slope * (mass * (middle - mean)).flatten(1), slope * (mass * half).flatten(1)
-        ball = Ball(elu(layer.join(mean)), drift, spread, radius)
-    return State(elu(low), elu(high), ball)

@@ -26,6 +26,7 @@ from fgai.models import MODELS
 from fgai.reports import Report, make_report, write_report
 from fgai.reports.balance import RULE, Change, balance_words, table
 from fgai.reports.compose import RADIUS, measure
+from fgai.reports.injections import certify_injections
 from fgai.reports.page import checked_page
 from fgai.reports.words import attack_words, changes_in, headline, meaning
 from fgai.training import History, train_method
@@ -98,7 +99,12 @@ def demo(
         name: make_attack("standard", "prediction").run(entry, graph, seed=seed)
         for name, entry in models.items()
     }
-    shown_with: dict[str, Any] = {"models": models, "data": graph, "certificates": certificates}
+    shown_with: dict[str, Any] = {
+        "models": models,
+        "data": graph,
+        "certificates": certificates,
+        "injections": certify_injections(models, graph, K),
+    }
     made = make_report(comparison, **shown_with, attacks=attacks, reproduce=[shlex.join(again)])
     node = int((made.explorer or {})["nodes"]["id"][0])
     pictures = draw(folder, models, graph, comparison, certificates, attacks, node)

@@ -16,6 +16,7 @@ from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.reports.document import Report
 from fgai.reports.explorer import clipped
+from fgai.reports.injections import Injections, summary
 from fgai.reports.nodes import nodes_of_models, nodes_of_records
 from fgai.reports.noise import intervals_of
 from fgai.reports.parts import Part, parts_of
@@ -35,6 +36,7 @@ def make_report(
     models: Mapping[str, nn.Module] | None = None,
     data: Any = None,
     certificates: Mapping[str, CertificateRecord] | None = None,
+    injections: Injections | None = None,
     attacks: Mapping[str, AttackResult] | None = None,
     threat: str | Threat | None = None,
     node: int | None = None,
@@ -51,6 +53,7 @@ def make_report(
         models: by the names of their rows; with `data` the page shows attention before and after.
         data: the `Graph` or PyG `Data` they were evaluated on.
         certificates: by the names of the rows.
+        injections: certificates against injection, by the names of the rows.
         attacks: results of the prediction attack by the names of the rows, instead of running it again.
         threat: the attack to run; the records' own by default.
         node: the page opens with; one that tells the story by default.
@@ -78,7 +81,7 @@ def make_report(
         whole = as_graph(data)
         graph = task_of(whole).view(whole, targets).to("cpu")
     notes: list[str] = []
-    parts = parts_of([record.to_dict() for record in given], plain_certificates, notes)
+    parts = parts_of([record.to_dict() for record in given], plain_certificates, notes, injections)
     seen: list[Seen] = []
     if models and graph is not None:
         seen = _look(parts, models, graph, attacks or {}, threat, notes)
@@ -131,6 +134,11 @@ def assemble(
         reference=reference,
         records=[part.record for part in parts],
         certificates={part.name: part.certificate for part in parts if part.certificate is not None},
+        injections={
+            part.name: summary(part.injections, None if graph is None else graph.test_mask)
+            for part in parts
+            if part.injections
+        },
         intervals=intervals_of(parts, reference),
         histories=dict(histories),
         distribution=_distribution(parts),

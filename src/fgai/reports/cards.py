@@ -38,7 +38,7 @@ def cards(report: Report) -> str:
     """All cards that have an answer, as HTML."""
     made = (
         _predictions(report), _explanations(report), _output_shift(report), _same(report), _decides(report),
-        _proved(report),
+        _proved(report), _injected(report),
     )  # fmt: skip
     found = changes_in(report)
     shown = "".join(
@@ -156,6 +156,22 @@ def _proved(report: Report) -> Card:
                 f" moves by at most {proof.get('radius')} ({proof.get('norm')}), its values fixed."
             )
     return Card("proved", "Explanations that are proved", words, bars)
+
+
+def _injected(report: Report) -> Card:
+    bars, words = [], ""
+    for name in report.names:
+        told = {str(one.get("where")): one for one in report.injections.get(name) or [] if one.get("known")}
+        shares = [told[where]["share"] if where in told else None for where in ("direct", "any")]
+        shown = [percent(share, 1) for share in shares if share is not None]
+        bars.append(Bar(name, shares[1], " and ".join(shown) or "–", shares[0]))
+        if told:
+            count = next(iter(told.values())).get("neighbours")
+            words = (
+                "Nodes whose class provably stays, whatever features new nodes have: if the node itself gains"
+                f" {count} injected neighbour (tick), and if every node does (bar)."
+            )
+    return Card("injected", "Classes no injected node can change", words, bars)
 
 
 def _html(card: Card, names: list[str], kinds: list[str | None]) -> str:

@@ -18,6 +18,7 @@ from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.reports.build import make_report
 from fgai.reports.document import Report
+from fgai.reports.injections import certify_injections
 from fgai.reports.page import checked_page, write_report
 
 RADIUS = 0.01
@@ -80,12 +81,15 @@ def report(
     page = None if path is None else checked_page(path)
     say = _silent if on_step is None else on_step
     comparison, certificates = measure(models, graph, threat=threat, k=k, seed=seed, on_step=on_step)
+    say("certifying against injection")
+    injections = certify_injections(models, graph, k)
     say("making the page")
     made = make_report(
         comparison,
         models=models,
         data=graph,
         certificates=certificates,
+        injections=injections,
         threat=threat,
         node=node,
         node_names=node_names,

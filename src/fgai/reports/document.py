@@ -20,6 +20,7 @@ class Report(Document):
         reference: name of the model the others are compared with.
         records: evaluation records as plain values, without their per-node arrays.
         certificates: by model: norm, radius, k, promise, and shares over radii for each layer.
+        injections: by model: shares of nodes that no injected neighbour can change, threat by threat.
         intervals: by model: what its differences from the reference may be, see `fgai.reports.noise`.
         histories: by model: loss terms per epoch, and the epoch kept.
         distribution: per-node overlap under each attack, counted in bins.
@@ -35,6 +36,7 @@ class Report(Document):
     reference: str = ""
     records: list[dict[str, Any]] = field(default_factory=list)
     certificates: dict[str, dict[str, Any]] = field(default_factory=dict)
+    injections: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     intervals: dict[str, dict[str, Any]] = field(default_factory=dict)
     histories: dict[str, dict[str, Any]] = field(default_factory=dict)
     distribution: dict[str, Any] | None = None

@@ -11,6 +11,7 @@ from fgai.explanations.node import Names
 from fgai.graph import Graph
 from fgai.reports import choose
 from fgai.reports.explorer import facts, neighbourhoods, predictions, radii, recorded
+from fgai.reports.injections import of_nodes
 from fgai.reports.parts import Part
 from fgai.reports.subgraph import subgraph
 from fgai.reports.views import UNIT, Seen
@@ -60,6 +61,7 @@ def nodes_of_models(
                 **around["models"][spot],
                 "changed": changed,
                 "radii": radii(part.layers, choice.nodes) if part.layers else None,
+                "injections": of_nodes(part.injections, choice.nodes),
             }
         )
     listed = {n for row in around["neighbours"] for n in row if n < graph.num_nodes}

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fgai.certificates import InjectionCertificate
 from fgai.records import look_up, unpack_array
 from fgai.reports.explorer import over_layers
+from fgai.reports.injections import Injections
 from fgai.reports.numbers import score_of
 
 Arrays = dict[str, NDArray[Any]]
@@ -26,6 +28,7 @@ class Part:
         arrays: those arrays, by name.
         certificate: settings and curves as plain values, or None.
         layers: per layer of the certificate: `name`, `class_status` and per-node arrays.
+        injections: certificates against injection.
     """
 
     name: str
@@ -33,6 +36,7 @@ class Part:
     arrays: Arrays = field(default_factory=dict)
     certificate: dict[str, Any] | None = None
     layers: list[dict[str, Any]] = field(default_factory=list)
+    injections: Sequence[InjectionCertificate] = ()
 
     def worst(self, count: int) -> list[int]:
         """The nodes whose explanation suffers most, those without a value left out."""
@@ -84,7 +88,10 @@ class Part:
 
 
 def parts_of(
-    records: Sequence[Mapping[str, Any]], certificates: Mapping[str, Mapping[str, Any]], notes: list[str]
+    records: Sequence[Mapping[str, Any]],
+    certificates: Mapping[str, Mapping[str, Any]],
+    notes: list[str],
+    injections: Injections | None = None,
 ) -> list[Part]:
     """Split records and certificates into plain values and arrays.
 
@@ -92,6 +99,7 @@ def parts_of(
         records: as `EvaluationRecord.to_dict` gives them, perhaps with parts missing.
         certificates: as `CertificateRecord.to_dict` gives them, by the names of the rows.
         notes: gets a sentence for whatever cannot be read.
+        injections: certificates against injection, by the names of the rows.
     """
     out = []
     for record in records:
@@ -104,7 +112,8 @@ def parts_of(
                 words = {"name": layer.get("name", ""), "class_status": layer.get("class_status", "unknown")}
                 layers.append({**words, **found})
         kept = {key: value for key, value in record.items() if key != "per_node"}
-        out.append(Part(name, kept, arrays, None if proof is None else _summary(proof), layers))
+        against = (injections or {}).get(name, ())
+        out.append(Part(name, kept, arrays, None if proof is None else _summary(proof), layers, against))
     return out
 
 

@@ -19,7 +19,8 @@ from fgai.typed import typed
 KINDS = ("report", "comparison", "evaluation", "certificate")
 # What each kind of document must be for its parts to be used at all.
 _TYPES: dict[str, Any] = {
-    "title": str, "reference": str, "records": list, "certificates": dict, "intervals": dict,
+    "title": str, "reference": str, "records": list, "certificates": dict, "injections": dict,
+    "intervals": dict,
     "histories": dict, "distribution": dict | None, "subgraph": dict | None, "explorer": dict | None,
     "reproduce": list, "notes": list,
 }  # fmt: skip

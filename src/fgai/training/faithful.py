@@ -17,6 +17,7 @@ from fgai.attention import (
     observe,
     straight_through,
 )
+from fgai.bounds import check_followed, worst_leads
 from fgai.graph import Graph
 from fgai.sparse import EdgeMap
 from fgai.tasks import task_of
@@ -26,7 +27,15 @@ from fgai.training.loop import PROBE, epoch_seed
 from fgai.training.ranges import range_pass, set_ranges
 from fgai.training.settings import FaithfulConfig
 from fgai.training.targets import Injection, Targets
-from fgai.training.terms import attention_distance, margin_loss, prediction_distance, weighted_sum
+from fgai.training.terms import (
+    attention_distance,
+    flattening,
+    margin_loss,
+    prediction_distance,
+    sharp,
+    shortfall,
+    weighted_sum,
+)
 from fgai.typed import typed
 
 
@@ -48,6 +57,8 @@ class Faithful:
 
     def __init__(self, vanilla: nn.Module, graph: Graph, config: FaithfulConfig) -> None:
         self.vanilla, self.graph, self.config = vanilla, graph, config
+        if config.weights.certified:
+            check_followed(vanilla)
         self.injects = config.adversary != "attention"
         budget = Budget(
             nodes=config.nodes, edges=config.edges, box=config.box, step_size=config.step_size, targets="fit"
@@ -91,11 +102,12 @@ class Faithful:
     def _drawn(self, epoch: int) -> Drawn:
         config = self.config
         alone = config.turns and self.injects and epoch > 0
-        if not self.injects or (alone and epoch % 2 == 0):
-            return Drawn("clean")
-        generator, rising = self._generator(epoch), config.ramp * config.train.epochs
-        endpoints = torch.stack([self.adversary.draw(generator) for _ in range(config.steps)])
+        rising = config.ramp * config.train.epochs
         rise = torch.tensor(min(1.0, (epoch + 1) / max(1.0, rising)), dtype=self.targets.logits.dtype)
+        if not self.injects or (alone and epoch % 2 == 0):
+            return Drawn("clean", {"rise": rise})
+        generator = self._generator(epoch)
+        endpoints = torch.stack([self.adversary.draw(generator) for _ in range(config.steps)])
         return Drawn("attacked" if alone else "both", {"endpoints": endpoints, "rise": rise})
 
     def replayed(self, model: nn.Module, drawn: Drawn) -> Iterator[dict[str, Tensor]]:
@@ -111,6 +123,9 @@ class Faithful:
             seen = self._seen(model, sampled=True)
             logits, layers = seen.logits, seen.attention.select(config.layers).layers
             yield self._with_total(self._clean(logits, layers))
+            if config.weights.certified:
+                terms = {"certified": self._certified(model)}
+                yield {**terms, "total": self._total(terms) * drawn.tensors["rise"]}
             logits, layers = logits.detach(), tuple(layer.detach() for layer in layers)
             del seen
         if drawn.kind == "clean":
@@ -135,6 +150,9 @@ class Faithful:
                 seen = self._seen(model)
             logits, layers = seen.logits, seen.attention.select(self.config.layers).layers
             total = self._total(self._clean(logits, layers))
+            if self.config.weights.certified:
+                with torch.no_grad():
+                    total = total + self._total({"certified": self._certified(model)})
             if not self.injects:
                 return -total.detach()
             self.probe.adversary.restart()
@@ -178,7 +196,23 @@ class Faithful:
         }
         if config.adversary != "injection" and config.weights.margin > 0:
             terms["margin"] = margin_loss(values, targets.rowptrs, config.k2 or 5, config.radius)
+        if config.weights.sharpness > 0:
+            now = [sharp(w, one.rowptr, one.destination) for w, one in zip(values, layers, strict=True)]
+            terms["sharpness"] = flattening(now, targets.sharpness)
         return terms
+
+    def _certified(self, model: nn.Module) -> Tensor:
+        """How far the vanilla model's classes are from a certificate on the clean graph."""
+        config, targets = self.config, self.targets
+        leads = worst_leads(
+            model,
+            self.graph,
+            targets.logits.argmax(1),
+            neighbours=config.neighbours,
+            cut=config.cut,
+            soften=config.soften,
+        )
+        return shortfall(leads, targets.scale)
 
     def _stability(
         self,

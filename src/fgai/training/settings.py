@@ -57,6 +57,7 @@ class FaithfulConfig:
         steps: climbing steps per epoch; the first costs nothing.
         step_size: of each.
         radius: of the ball in attention space, for the margin.
+        neighbours: injected ones of every node, for the term `certified`.
         dropout: keep the model's dropout while training.
         train: epochs, learning rate and so on.
     """
@@ -81,6 +82,7 @@ class FaithfulConfig:
     steps: int = 2
     step_size: float = 0.1
     radius: float = 0.01
+    neighbours: int = 1
     dropout: bool = False
     train: TrainConfig = field(
         default_factory=lambda: TrainConfig(
@@ -106,6 +108,9 @@ class FaithfulConfig:
         whole(self.steps, "steps", 1, LARGEST)
         above(self.step_size, "step_size", 0.0)
         above(self.radius, "radius", 0.0)
+        whole(self.neighbours, "neighbours", 1, LARGEST)
+        if self.weights.certified and not self.limits:
+            raise InputError("`certified` needs limits: without them a new neighbour may say anything")
 
     @property
     def tightness(self) -> Tightness:

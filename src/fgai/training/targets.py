@@ -12,7 +12,7 @@ from fgai.graph import Graph
 from fgai.topk import Cut, frozen_topk
 from fgai.training.adversary import InjectionAdversary, reach_shares
 from fgai.training.settings import FaithfulConfig
-from fgai.training.terms import contrast, spread
+from fgai.training.terms import contrast, sharp, spread
 
 FLATTEST = 0.01
 """Layers with less contrast, relative to the sharpest, are uniform up to rounding and get no more weight."""
@@ -41,6 +41,7 @@ class Targets:
         rowptrs: per layer [N + 1].
         leaders: per layer, the top-k kept under perturbation.
         contrasts: per layer, what similarity is divided by.
+        sharpness: per layer.
         scale: spread of the logits.
         depth: layers of the model, counting or not.
     """
@@ -51,6 +52,7 @@ class Targets:
     rowptrs: list[Tensor]
     leaders: list[Tensor | Cut]
     contrasts: list[float]
+    sharpness: list[float]
     scale: float
     depth: int
 
@@ -75,6 +77,9 @@ class Targets:
             rowptrs=rowptrs,
             leaders=[frozen_topk(w, ptr, config.k2, config.scope) for w, ptr in pairs],
             contrasts=[max(value / max(contrasts), FLATTEST) ** config.contrast for value in contrasts],
+            sharpness=[
+                float(sharp(w, one.rowptr, one.destination)) for w, one in zip(values, chosen, strict=True)
+            ],
             scale=float(spread(logits)),
             depth=len(seen.attention),
         )

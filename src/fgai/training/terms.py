@@ -15,7 +15,19 @@ from fgai.ops import mean_shift
 from fgai.topk import Cut, swap_margin, topk_l1
 
 DIVERGENCES = ("log", "relative", "logits", "probabilities", "kl")
-TERMS = ("closeness", "similarity", "prediction_stability", "explanation_stability", "margin")
+TERMS = (
+    "closeness",
+    "similarity",
+    "prediction_stability",
+    "explanation_stability",
+    "margin",
+    "certified",
+    "sharpness",
+)
+LEAD = 0.3
+"""By which a class shall lead in the worst case, in units of the vanilla logits' spread."""
+KEPT = 0.95
+"""Share of the vanilla sharpness below which attention counts as flattened."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +40,8 @@ class Weights:
         prediction_stability: its predictions stay under perturbation.
         explanation_stability: its attention stays under perturbation.
         margin: distance between the top-k and the rest, in attention space.
+        certified: the class provably stays ahead when every node gains new neighbours, see `shortfall`.
+        sharpness: the attention is no flatter than the vanilla one, see `flattening`.
     """
 
     closeness: float = 1.0
@@ -35,6 +49,8 @@ class Weights:
     prediction_stability: float = 1.0
     explanation_stability: float = 1.0
     margin: float = 0.1
+    certified: float = 0.0
+    sharpness: float = 0.0
 
     def __post_init__(self) -> None:
         for name in TERMS:
@@ -142,3 +158,42 @@ def margin_loss(values: Sequence[Tensor], rowptrs: Sequence[Tensor], k: int, rad
     """
     terms = [swap_margin(w, ptr, k, radius) for w, ptr in zip(values, rowptrs, strict=True)]
     return weighted_sum(terms, [1.0] * len(terms))
+
+
+def sharp(w: Tensor, rowptr: Tensor, destination: Tensor) -> Tensor:
+    """`fgai.metrics.sharpness` of an attention that sums to one at every node, with a gradient.
+
+    Args:
+        w: [E].
+        rowptr: [N + 1].
+        destination: [E].
+    """
+    degree = rowptr.diff().to(w.dtype)
+    many = degree >= 2
+    size = degree.clamp(min=2)
+    apart = w * (w.clamp(min=torch.finfo(w.dtype).tiny) * size[destination]).log()
+    each = torch.zeros_like(degree).index_add(0, destination, apart) / size.log()
+    return torch.where(many, each, 0.0).sum() / many.sum().clamp(min=1)
+
+
+def flattening(now: Sequence[Tensor], before: Sequence[float]) -> Tensor:
+    """Σ over layers of `relu(0.95 − sharpness / vanilla sharpness)`; 0 where no layer is flatter.
+
+    Args:
+        now: sharpness per layer.
+        before: the vanilla model's.
+    """
+    terms = [(KEPT - value / max(old, 1e-7)).clamp(min=0) for value, old in zip(now, before, strict=True)]
+    return weighted_sum(terms, [1.0] * len(terms))
+
+
+def shortfall(leads: Tensor, scale: float) -> Tensor:
+    """How far classes are from a certificate: mean over nodes of `log(1 + relu(0.3 − least lead / scale))`.
+
+    The logarithm keeps nodes that no training can certify from drowning those that are near.
+
+    Args:
+        leads: [N, C] least leads over every other class, see `fgai.bounds.worst_leads`.
+        scale: spread of the vanilla logits.
+    """
+    return torch.log1p((LEAD - leads.amin(1) / scale).clamp(min=0)).mean()

@@ -72,6 +72,7 @@ function side(model, index, at) {
   if (model.kept_explanation && model.kept_explanation[at] !== null) row("… if aimed at", `${model.kept_explanation[at]} % stay when the attack aims at the explanation (mean over layers)`);
   const proofs = model.radii || [];
   proofs.forEach((layer, n) => row(proofs.length > 1 ? `Proved, layer ${n + 1}` : "Proved", proved(model, layer, at)));
+  if (model.injections?.length) row("Injected nodes", againstInjected(model.injections, at));
   const box = el("div", { class: "side" }, el("h4", {}, el("i", { class: `swatch m${names.indexOf(model.name) % 7}` }), model.name), el("dl", {}, ...rows));
   if (model.before) {
     const stars = el("div", { class: "stars" });
@@ -103,6 +104,22 @@ function proved(model, layer, at) {
   if (kind === -1) words.push("class: attention has no say");
   else if (kind !== null && kind !== undefined) words.push(`class up to ${layer.class_status === "bound" ? "at least " : ""}${radius(kind)}`);
   return words.join("; ") || "nothing known";
+}
+
+// What no injected node can do to it, whatever its features: order of the old neighbours, and class.
+function againstInjected(threats, at) {
+  const words = [];
+  const [near] = threats;
+  near.layers.forEach((layer, n) => {
+    const name = near.layers.length > 1 ? ` of layer ${n + 1}` : "";
+    if (layer.status === "invariant") words.push(`none of them can reorder the others${name}`);
+    else if (layer.holds?.[at]) words.push(`top ${near.k}${name} holds against ${near.neighbours}`);
+  });
+  const held = threats.filter((threat) => threat.class?.[at]);
+  const who = { direct: "its own", any: "every node's" };
+  if (held.length) words.push(`class holds against ${held[0].neighbours} (${held.map((threat) => who[threat.where]).join(" and ")})`);
+  else words.push(near.class ? "class not proved" : "class: nothing known without limits");
+  return words.join("; ");
 }
 
 function rankList(model, at) {

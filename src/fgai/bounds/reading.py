@@ -1,4 +1,4 @@
-"""What an attention layer reads behind limits when its input is uncertain: intervals, box and ball; float64.
+"""What an attention layer reads behind limits when its input is uncertain: intervals, box and ball.
 
 After the first layer every channel of a node lies in an interval, and all of them together in a ball: a new
 neighbour may stand at the end of any channel, but behind limits of loudness not at the end of all. So a
@@ -18,18 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fgai.attention import Limits
-from fgai.certificates.hidden import behind_limits
+from fgai.bounds.ranges import Range, Ranges, root
 from fgai.models import AttentionLayer
 from fgai.sparse import Features
-
-
-def limits_named(layer: AttentionLayer, name: str) -> Limits:
-    """The limits of what a layer reads of a node."""
-    assert layer.limits is not None
-    found = layer.limits[name]
-    assert isinstance(found, Limits)
-    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +63,7 @@ class State:
             ball = self.ball
             up, down = weight.clamp(min=0), weight.clamp(max=0)
             rising, falling = ball.drift.clamp(min=0), ball.drift.clamp(max=0)
-            around = ball.radius * (ball.spread.square() @ weight.square()).sqrt()
+            around = ball.radius * root(ball.spread.square() @ weight.square())
             clean = ball.base @ weight
             low = torch.maximum(low, clean + rising @ down + falling @ up - around)
             high = torch.minimum(high, clean + rising @ up + falling @ down + around)
@@ -106,18 +97,17 @@ class Reading:
         return cls(values, values, (source, source), (destination, destination))
 
     @classmethod
-    def around(cls, layer: AttentionLayer, state: State) -> Reading:
+    def around(cls, layer: AttentionLayer, ranges: Ranges, state: State) -> Reading:
         """From an uncertain input."""
-        said = Said.of(state, layer.value.weight, layer.value.bias, limits_named(layer, "value"))
+        said = Said.of(state, layer.value.weight, layer.value.bias, ranges["value"])
         low, high = said.low, said.high
         if layer.score == "dynamic":
-            right = Said.of(state, layer.right.weight, layer.right.bias, limits_named(layer, "right"))
+            right = Said.of(state, layer.right.weight, layer.right.bias, ranges["right"])
             return cls(low, high, (low, high), (right.low, right.high), said)
         sides = []
         for name, weight in (("source", layer.source_weight), ("destination", layer.destination_weight)):
-            limits = limits_named(layer, name)
-            ends = said.through(_by_head(weight))
-            sides.append((ends[0].clamp(limits.low, limits.high), ends[1].clamp(limits.low, limits.high)))
+            low_side, high_side = said.through(_by_head(weight))
+            sides.append((ranges[name].heard(low_side), ranges[name].heard(high_side)))
         return cls(low, high, sides[0], sides[1], said)
 
     def lead(self, layer: AttentionLayer) -> Tensor:
@@ -125,7 +115,7 @@ class Reading:
         width = layer.channels
         least = self.low[:, 0, :, None] - self.high[:, 0, None, :]
         if self.said is not None:
-            one = torch.eye(width, dtype=least.dtype)
+            one = torch.eye(width, dtype=least.dtype, device=least.device)
             across = (one[:, :, None] - one[:, None, :]).flatten(1)
             least = torch.maximum(least, self.said.through(across)[0].view_as(least))
         return least + bias_lead(layer)
@@ -150,7 +140,7 @@ class Said:
     state: State
     weight: Tensor
     bias: Tensor | None
-    limits: Limits
+    limits: Range
     over: Tensor
     under: Tensor
     drawn: Tensor
@@ -158,20 +148,19 @@ class Said:
     high: Tensor
 
     @classmethod
-    def of(cls, state: State, weight: Tensor, bias: Tensor | None, limits: Limits) -> Said:
+    def of(cls, state: State, weight: Tensor, bias: Tensor | None, limits: Range) -> Said:
         """From the input and the map."""
         shape = (-1, *limits.low.shape)
         raw = [end.view(shape) for end in state.through(weight, bias)]
-        low, high = (end.clamp(limits.low, limits.high) for end in raw)
-        middle, half = (limits.low + limits.high) / 2, (limits.high - limits.low) / 2
-        away = torch.maximum((low - middle).abs(), (high - middle).abs())
-        size = torch.where(half > 0, away / half.clamp(min=1e-300), 0.0)
-        loud = size.flatten(1).square().sum(1).sqrt()
-        drawn = (1 - limits.radius / loud.clamp(min=1e-300)).clamp(min=0)[:, None]
-        ends = _drawn(low, high, middle, drawn[:, :, None])
-        near, far = (raw[0] + raw[1]) / 2, (raw[1] - raw[0]) / 2
-        said = limits(near.clone())
-        moved = behind_limits(limits, said, far)
+        low, high = (torch.clamp(end, limits.low, limits.high) for end in raw)
+        drawn = low.new_zeros(low.shape[0], 1)
+        if limits.radius is not None:
+            middle = limits.middle
+            loud = limits.loudness(middle + torch.maximum((low - middle).abs(), (high - middle).abs()))
+            drawn = (1 - limits.radius / loud).clamp(min=0)[:, None]
+        ends = _drawn(low, high, limits.middle, drawn[:, :, None])
+        said = limits.heard((raw[0] + raw[1]) / 2)
+        moved = limits.moved(said, (raw[1] - raw[0]) / 2)
         over, under = (raw[1] - limits.high).clamp(min=0), (limits.low - raw[0]).clamp(min=0)
         return cls(
             state,
@@ -198,7 +187,7 @@ class Said:
         first, last = self.state.through(self.weight @ reading, shift)
         first = first - self.over @ up - self.under @ down
         last = last + self.over @ down + self.under @ up
-        middle = ((self.limits.low + self.limits.high) / 2).flatten() @ reading
+        middle = self.limits.middle.flatten() @ reading
         first, last = _drawn(first, last, middle, self.drawn)
         least, most = torch.maximum(least, first), torch.minimum(most, last)
         return torch.minimum(least, most), torch.maximum(least, most)
@@ -214,7 +203,7 @@ def _drawn(low: Tensor, high: Tensor, middle: Tensor, share: Tensor) -> tuple[Te
 
 def _by_head(weight: Tensor) -> Tensor:
     """[H · C, H]: one column per head, from [H, C]."""
-    heads = torch.eye(weight.shape[0], dtype=weight.dtype)
+    heads = torch.eye(weight.shape[0], dtype=weight.dtype, device=weight.device)
     return (weight[:, :, None] * heads[:, None, :]).flatten(0, 1)
 
 
@@ -224,14 +213,15 @@ def bias_lead(layer: AttentionLayer) -> Tensor:
     return bias[:, None] - bias[None, :]
 
 
-def loudest(limits: Limits, weight: Tensor) -> Tensor:
-    """[...]: the largest `⟨weight, v⟩` over the last dimensions that anything inside limits can say.
+def loudest(limits: Range, weight: Tensor) -> Tensor:
+    """[...]: the largest `⟨weight, v⟩` over the last dimensions that anything inside a range can say.
 
     Args:
         limits: of values [H, C].
         weight: [H, C]; the sum is over C.
     """
-    middle, half = (limits.low + limits.high) / 2, (limits.high - limits.low) / 2
-    size = weight * half
-    far = torch.minimum(size.abs().sum(-1), limits.radius * size.square().sum(-1).sqrt())
-    return (weight * middle).sum(-1) + far
+    size = weight * limits.half
+    far = size.abs().sum(-1)
+    if limits.radius is not None:
+        far = torch.minimum(far, limits.radius * root(size.square().sum(-1)))
+    return (weight * limits.middle).sum(-1) + far

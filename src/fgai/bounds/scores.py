@@ -1,0 +1,230 @@
+"""What attention scores may be under injection, and what the first layer says then.
+
+Everything is computed from tensors alone, on any device and with gradients, so that a certificate proves
+with it in float64 and a training can raise it in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import elu, leaky_relu
+
+from fgai.bounds.ranges import Range, Ranges, root
+from fgai.bounds.reading import Ball, Reading, State, bias_lead, loudest
+from fgai.models import AttentionLayer
+from fgai.ops import aggregate, edge_softmax
+from fgai.sparse import Adjacency
+
+SECTORS = 16
+"""Into which the arc between a new neighbour's highest score and its worst word is cut."""
+COLLINEAR = 1 - 1e-7
+"""Cosine beyond which two directions count as one: the slope of an angle is not finite there."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Ends of the scores of old edges [E, H], and what a new neighbour may do.
+
+    Attributes:
+        low: of old edges.
+        high: of old edges.
+        new: ceilings of a new neighbour's score, [N, H, S] by sector.
+        words: with each, the least lead of class a over b that it says then, [S, C, C]; empty where H > 1.
+    """
+
+    low: Tensor
+    high: Tensor
+    new: Tensor
+    words: Tensor
+
+
+def source_ends(own: Reading, others: Reading, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
+    """Ends of the source's side on every edge; `own` counts for a node itself."""
+    source, destination = adjacency.source, adjacency.destination
+    itself = (source == destination)[(...,) + (None,) * (own.source[0].dim() - 1)]
+    low, high = (
+        torch.where(itself, mine[source], other[source])
+        for mine, other in zip(own.source, others.source, strict=True)
+    )
+    return low, high
+
+
+def scores_of(
+    layer: AttentionLayer,
+    ranges: Ranges,
+    own: Reading,
+    others: Reading,
+    adjacency: Adjacency,
+    pieces: int = 1,
+) -> Iterator[Scores]:
+    """Scores for every piece of the destinations' intervals, the worst of which counts.
+
+    Args:
+        layer: that reads.
+        ranges: of its limits.
+        own: what it reads of a node itself.
+        others: what it reads of neighbours.
+        adjacency: its edges.
+        pieces: of the destination's interval, where it is one; GATv2's is taken as a whole.
+    """
+    low, high = source_ends(own, others, adjacency)
+    destination = adjacency.destination
+    if layer.score == "dynamic":
+        yield _dynamic(layer, ranges["value"], low, high, own.destination, destination)
+        return
+    ceilings, words = _sectors(layer, ranges)
+    start, stop = own.destination
+    if own.said is None:
+        pieces = 1
+    for piece in range(pieces):
+        side = tuple(start + (stop - start) * (piece + end) / pieces for end in (0, 1))
+        near = tuple(end[destination] for end in side)
+        above = tuple(end[:, :, None] for end in side)
+        level = ceilings[:, 0]
+        yield Scores(
+            _relative(low, near, level, layer.slope, least=True),
+            _relative(high, near, level, layer.slope),
+            _relative(ceilings[None], above, level[:, None], layer.slope),
+            words,
+        )
+
+
+def _relative(
+    x: Tensor,
+    side: tuple[Tensor, ...],
+    level: Tensor,
+    slope: float,
+    weight: Tensor | None = None,
+    *,
+    least: bool = False,
+) -> Tensor:
+    """End of the score of a source x when the destination's side d lies between two ends.
+
+    Scores of one destination count relative to each other, so what d adds to all of them is left out: with
+    f the activation, `f(x + d) − f(level + d)` is monotone in d, and so extreme at its ends; where f has one
+    slope, d cancels. What is returned is that, and the score of the level at the middle of d.
+
+    Args:
+        x: the source's side.
+        side: ends of the destination's side.
+        level: source that the others are compared with.
+        slope: of the activation below 0.
+        weight: of the channel, which is multiplied in; 1 by default.
+        least: the lower end, or the upper one.
+    """
+    factor = 1.0 if weight is None else weight
+    apart = [(leaky_relu(x + end, slope) - leaky_relu(level + end, slope)) * factor for end in side]
+    middle = leaky_relu(level + (side[0] + side[1]) / 2, slope) * factor
+    return (torch.minimum(*apart) if least else torch.maximum(*apart)) + middle
+
+
+def _sectors(layer: AttentionLayer, ranges: Ranges) -> tuple[Tensor, Tensor]:
+    """Ceilings of the source's side of a new neighbour [H, S], and its least leads with each [S, C, C].
+
+    In units of half the range a new neighbour is a point u of a ball of radius R. Its score `p + R|α| x` and
+    `z_b − z_a = q + R|β| (x cos θ + y sin θ)` trace an ellipse; what is largest in both lies on the arc from
+    the top of one to the top of the other.
+    """
+    limits, value = ranges["source"], ranges["value"]
+    top = torch.minimum(limits.high, loudest(value, layer.source_weight))
+    top = torch.maximum(top, limits.low)
+    if layer.heads > 1:
+        return top[:, None], top.new_zeros(0, 0, 0)
+    half, middle, weight = value.half[0], value.middle[0], layer.source_weight[0]
+    across = half[:, None] + half[None, :]
+    if value.radius is None:
+        least = middle[:, None] - middle[None, :] - across  # z_a − z_b in the box
+        return top[:, None], (least + bias_lead(layer))[None]
+    alpha, radius = weight * half, value.radius
+    size = root(alpha.square().sum())
+    beta = root(half[:, None].square() + half[None, :].square())
+    product = (alpha * half)[None, :] - (alpha * half)[:, None]
+    toward = product / (size * beta).clamp(min=torch.finfo(beta.dtype).tiny)
+    angle = torch.acos(toward.clamp(-COLLINEAR, COLLINEAR))  # [a, b]: between the score and z_b − z_a
+    slack = math.acos(COLLINEAR)
+    centre = (weight * middle).sum()
+    ceilings, words = [], []
+    for sector in range(SECTORS):
+        # Sectors are cut by the angle from the top of the score, up to π; beyond θ both only fall.
+        first, last = math.pi * sector / SECTORS, math.pi * (sector + 1) / SECTORS
+        ceilings.append(torch.minimum(top, centre + radius * size * math.cos(first)).clamp(min=limits.low))
+        nearest = (angle - last - slack).clamp(min=0)
+        said = torch.minimum(across, radius * beta * nearest.cos())
+        words.append(middle[:, None] - middle[None, :] - said)
+    return torch.stack(ceilings, dim=1), torch.stack(words) + bias_lead(layer)
+
+
+def _dynamic(
+    layer: AttentionLayer,
+    limits: Range,
+    low: Tensor,
+    high: Tensor,
+    shown: tuple[Tensor, Tensor],
+    destination: Tensor,
+) -> Scores:
+    """GATv2: each channel of the score is monotone in both sides."""
+    weight, slope, level = layer.score_weight, layer.slope, limits.middle
+    near = tuple(end[destination] for end in shown)
+    small, large = (
+        pick(*(_relative(x, near, level, slope, weight, least=least) for x in (low, high))).sum(2)
+        for pick, least in ((torch.minimum, True), (torch.maximum, False))
+    )
+    ends = (_relative(end, shown, level, slope, weight) for end in (limits.low, limits.high))
+    ceiling = torch.maximum(*ends).sum(2)
+    if limits.radius is not None:
+        steep = weight.abs() * max(1.0, abs(slope))
+        around = limits.radius * root((steep * limits.half).square().sum(1))
+        calm = _relative(level, shown, level, slope, weight).sum(2)
+        ceiling = torch.minimum(ceiling, calm + around)
+    words = low.new_zeros(0, 0, 0)
+    if layer.heads == 1:
+        words = (limits.low[0][:, None] - limits.high[0][None, :] + bias_lead(layer))[None]
+    return Scores(small, large, ceiling[:, :, None], words)
+
+
+def first_layer(
+    layer: AttentionLayer,
+    limits: Range,
+    scores: Scores,
+    values: Tensor,
+    adjacency: Adjacency,
+    neighbours: int,
+) -> State:
+    """The first layer's activated output [N, D]: new neighbours take a mass and say something in the box.
+
+    Args:
+        layer: the first.
+        limits: of its values.
+        scores: of its edges, whose ends are one.
+        values: of old nodes [N, H, C].
+        adjacency: its edges.
+        neighbours: new ones of every node.
+    """
+    ceiling = scores.new.amax(2)
+    index = adjacency.destination[:, None].expand_as(scores.low)
+    top = torch.full_like(ceiling, -torch.inf).scatter_reduce(0, index, scores.high, "amax").detach()
+    top = torch.maximum(top, ceiling.detach())
+    total = torch.zeros_like(top).index_add(
+        0, adjacency.destination, torch.exp(scores.low - top[adjacency.destination])
+    )
+    new = neighbours * torch.exp(ceiling - top)
+    mass = (new / (total + new).clamp(min=torch.finfo(new.dtype).tiny))[:, :, None]
+    mean = aggregate(edge_softmax(scores.low, adjacency), values, adjacency)
+    low = layer.join(mean + mass * (limits.low - mean).clamp(max=0))
+    high = layer.join(mean + mass * (limits.high - mean).clamp(min=0))
+    ball = None
+    if limits.radius is not None and layer.concat:
+        slope = high.clamp(max=0).exp()  # of ELU, largest at the upper end
+        # Heads may listen to different new neighbours: each of them brings a ball of its own.
+        radius = limits.radius * math.sqrt(max(1, min(neighbours, layer.heads)))
+        drift, spread = (
+            slope * (mass * (limits.middle - mean)).flatten(1),
+            slope * (mass * limits.half).flatten(1),
+        )
+        ball = Ball(elu(layer.join(mean)), drift, spread, radius)
+    return State(elu(low), elu(high), ball)

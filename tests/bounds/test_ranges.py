@@ -1,0 +1,54 @@
+"""A range says what the limits it stands for do, and lets gradients reach the nodes at its ends."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fgai.attention import Limits
+from fgai.bounds import Range
+
+
+def said(seed: int, rows: int = 40) -> torch.Tensor:
+    return torch.randn(rows, 2, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@given(st.integers(0, 10_000), st.floats(0.0, 0.2), st.floats(0.0, 0.8))
+@settings(max_examples=60, deadline=None)
+def test_measures_and_hears_what_limits_do(seed: int, cut: float, soften: float) -> None:
+    x, later = said(seed), 3 * said(seed + 1)
+    limits = Limits(2, 3).double()
+    limits.measure(x, cut, soften)
+    found = Range.measured(x, cut, soften)
+    assert torch.equal(found.low, limits.low)
+    assert torch.equal(found.high, limits.high)
+    assert found.radius is not None
+    torch.testing.assert_close(found.radius, limits.radius, rtol=1e-9, atol=0.0)
+    torch.testing.assert_close(found.heard(later), limits(later.clone()), rtol=1e-7, atol=1e-9)
+
+
+def test_limits_without_a_radius_clip_alone() -> None:
+    limits = Limits(2, 3, derived=True).double()
+    limits.measure(said(0))
+    found, later = Range.of(limits), 3 * said(1)
+    assert found.radius is None
+    assert torch.equal(found.heard(later), later.clamp(limits.low, limits.high))
+
+
+def test_gradients_reach_the_nodes_at_the_ends_alone() -> None:
+    x = said(3).requires_grad_()
+    found = Range.measured(x, 0.0, 0.0, whole=False)
+    found.high.sum().backward()
+    assert x.grad is not None
+    assert int(x.grad.count_nonzero()) == 6
+    assert torch.equal(x.detach()[x.grad.bool()].sort().values, found.high.detach().flatten().sort().values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_channel_without_width_is_no_louder(dtype: torch.dtype) -> None:
+    x = torch.ones(5, 1, 2, dtype=dtype)
+    found = Range.measured(x, 0.0, 0.0)
+    assert torch.equal(found.heard(x), x)
+    assert torch.equal(found.heard(9 * x), x)
