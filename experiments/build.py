@@ -14,6 +14,8 @@ NAMES = {
     "vanilla": "vanilla",
     "ln": "LN",
     "at": "AT",
+    "limits": "vanilla + limits",
+    "at-limits": "AT + limits",
     "fgai": "FGAI",
     "fgai-paper": "FGAI-paper",
     "pro-gnn": "Pro-GNN",

@@ -21,7 +21,7 @@ from fgai.files import check_items
 PROTOCOL = 1
 """Raised whenever a change of the protocol alters numbers; records of another version do not match."""
 
-KINDS = ("evaluate", "attack", "search", "certify", "cost")
+KINDS = ("evaluate", "attack", "search", "certify", "inject", "cost")
 MOST_CELLS = 100_000
 _FILE_NAME = re.compile(r"(?![.])[^\x00-\x1f/\\]{0,100}")
 TASKS = ("", "link", "graph", "truth")
@@ -34,8 +34,8 @@ class Cell:
 
     Attributes:
         kind: `evaluate` (test nodes), `attack` (the same without curves and null rows, for strong searches),
-            `search` (validation nodes only), `certify` (certificates) or `cost` (seconds and memory of the
-            training alone).
+            `search` (validation nodes only), `certify` (certificates of attention), `inject` (certificates
+            against injected nodes) or `cost` (seconds and memory of the training alone).
         model: class name.
         dataset: name for `fgai.load_dataset`.
         method: see `fgai.training.METHODS`.

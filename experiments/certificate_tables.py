@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.build import about, name_of
+from experiments.cells import Cell as Grid
 from experiments.results import Results, settings_in
+from experiments.run import INJECTED
 from experiments.sheet import Sheet
 from experiments.statistics import estimate
 from experiments.store import Store
-from fgai.certificates import PROMISE, TABLE_RADII
+from fgai.certificates import INJECTION_PROMISE, PROMISE, TABLE_RADII, WHERE
 from fgai.metrics import quantity
 from fgai.records import Cell, Column, Table
 
@@ -77,6 +79,58 @@ def _margins(store: Store) -> Table:
         " than five neighbours whose top 5 no perturbation in the l1 ball can change, mean ± std over seeds.",
     )
     return Table("Training towards certificates", columns, rows, notes)
+
+
+def injection(store: Store) -> list[Sheet | Table]:
+    """What no injected neighbour can do to a class, whatever its features: by method and number of them."""
+    held: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for record in store.records("inject"):
+        cell = Grid.from_dict(record["cell"])
+        held.setdefault((cell.model, cell.dataset, cell.row), []).append(record)
+    columns = [Column(name) for name in ("model", "dataset", "method")]
+    columns += [quantity("f1.clean", "F1").column, Column("sharpness")]
+    columns += [Column(f"t = {t}, {where}") for where in WHERE for t in INJECTED]
+    columns += [Column("right, t = 1"), Column("features alone"), Column("seeds")]
+    rows: list[Sequence[Cell]] = []
+    for (model, dataset, row), records in sorted(held.items()):
+        shares = [_injected(records, where, t, "share") for where in WHERE for t in INJECTED]
+        right = [_injected(records, where, 1, "right") for where in WHERE]
+        rows.append(
+            [
+                model,
+                dataset,
+                name_of(row),
+                _spread([record["scores"]["f1"] for record in records], 1.0, ".3f"),
+                " / ".join(f"{mean:.2g}" for mean in _means([record["sharpness"] for record in records])),
+                *shares,
+                " / ".join(one or "–" for one in right),
+                _spread([record["alone"] for record in records], 100.0, ".1f"),
+                str(len(records)),
+            ]
+        )
+    notes = (
+        "Share of the test nodes in % whose class provably stays when every node (`any`), or the node itself"
+        " (`direct`), gains t injected neighbours with any features; – where nothing is known, as without"
+        " limits. `right`: of those, the ones that are classified right (any / direct). `features alone`:"
+        " what a network without edges classifies right; a certificate below it protects nothing.",
+        INJECTION_PROMISE,
+    )
+    return [Table("Classes no injected neighbour can change", columns, rows, notes)]
+
+
+def _injected(records: Sequence[dict[str, Any]], where: str, neighbours: int, what: str) -> str | None:
+    """A share over the seeds, in %; None where nothing is known."""
+    found = [
+        one[what]
+        for record in records
+        for one in record["injection"]
+        if one["where"] == where and one["neighbours"] == neighbours and one["known"]
+    ]
+    return _spread(found, 100.0, ".1f")
+
+
+def _means(rows: Sequence[Sequence[float]]) -> list[float]:
+    return [sum(column) / len(column) for column in zip(*rows, strict=True)]
 
 
 def _shares() -> list[Column]:

@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.build import name_of
+from experiments.cells import Cell
 from experiments.results import Results, settings_in
 from experiments.store import Store
 from experiments.subjects import K, Source, attacked, telling_node
@@ -194,6 +195,39 @@ def _certified(store: Store, source: Source, choice: Choice) -> Named:
             yield f"certified-{entry.dataset}-{entry.model}", drawing
 
 
+def _injection(store: Store, source: Source, choice: Choice) -> Named:
+    held: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
+    for record in store.records("inject"):
+        cell = Cell.from_dict(record["cell"])
+        if choice.holds(cell.model, cell.dataset):
+            held.setdefault((cell.model, cell.dataset), {}).setdefault(cell.row, []).append(record)
+    if not held:
+        raise InputError(
+            f"{store.root} has no certificates against injection; run `fgai bench run injection` first"
+        )
+    for (model, dataset), rows in sorted(held.items()):
+        seen = [record for records in rows.values() for record in records]
+        alone = sum(record["alone"] for record in seen) / len(seen)
+        curves = {name_of(row): _curve(records) for row, records in sorted(rows.items(), key=_place)}
+        title = f"{model} on {dataset}: classes that no injected neighbour can change, mean over seeds"
+        yield f"injection-{dataset}-{model}", titled(draw.injected_curves(curves, alone=alone), title)
+
+
+def _place(row: tuple[str, Any]) -> int:
+    """Where a row stands; those trained otherwise come last."""
+    order = ("vanilla", "limits", "at", "at-limits", "fgai")
+    return order.index(row[0]) if row[0] in order else len(order)
+
+
+def _curve(records: Sequence[dict[str, Any]]) -> draw.InjectedCurve:
+    """Mean over the seeds of what is certified and right."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for one in (one for record in records for one in record["injection"]):
+        found.setdefault(one["where"], {}).setdefault(one["neighbours"], []).append(one["right"])
+    means = {where: [sum(v) / len(v) for _, v in sorted(by.items())] for where, by in found.items()}
+    return draw.InjectedCurve(sorted(next(iter(found.values()))), means)
+
+
 def _of_models(
     stem: str, paint: Callable[[Any, Any, int], Figure], both: bool = True
 ) -> Callable[..., Named]:
@@ -219,6 +253,7 @@ FIGURES: dict[str, Callable[[Store, Source, Choice], Named]] = {
         "topk-neighbours", lambda cases, graph, node: draw.top_neighbours(cases, graph, node, k=K)
     ),
     "certified": _certified,
+    "injection": _injection,
     "instability": _of_models("instability", draw.node_before_after, both=False),
     "properties": _properties,
 }

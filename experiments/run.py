@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 import traceback
 import warnings
@@ -19,19 +20,22 @@ from experiments.store import Store
 from experiments.trained import model_of, settings_of, vanilla_of
 from fgai import CheckpointError, FgaiWarning, Graph, certify, evaluate, load_dataset
 from fgai.attacks import make_attack
-from fgai.attention import call_model, evaluating, prepared
+from fgai.attention import call_model, evaluating, observe, prepared
+from fgai.certificates import WHERE, Injection, share_of
 from fgai.datasets import with_degrees
 from fgai.evaluation import describe
-from fgai.metrics import task_scores
+from fgai.metrics import sharpness, task_scores
 from fgai.models import current_names
 from fgai.records import plain
 from fgai.tasks import task_of
-from fgai.training import ALONE, history_of, labelled
+from fgai.training import ALONE, features_alone, history_of, labelled
 
 EXPLAINED = {"link": 5, "graph": 2, "truth": 5}
 """Neighbours in an explanation; atoms of a molecule have too few for five."""
 EXPLAINED_SEEDS = 2
 """Seeds, from 0 on, whose explanations are attacked in `attack` cells too."""
+INJECTED = (1, 2, 3, 5)
+"""Injected neighbours that `inject` cells certify against."""
 RADIUS = 0.01
 """Of the certificates in `certify` cells; curves run over all radii."""
 
@@ -103,6 +107,8 @@ def _measure(cell: Cell, device: str, root: Path | str | None, cache: Path | Non
         body["validation"] = _validate(model, graph, cell)
     elif cell.kind == "certify":
         body |= _certify(model, graph, parent)
+    elif cell.kind == "inject":
+        body |= _inject(model, graph, cell.seed)
     elif cell.kind in ("evaluate", "attack"):
         body["evaluations"] = _evaluate(model, graph, parent, cell)
     return body
@@ -139,6 +145,36 @@ def _certify(model: nn.Module, graph: Graph, parent: nn.Module | None) -> dict[s
     }
 
 
+def _inject(model: nn.Module, graph: Graph, seed: int) -> dict[str, Any]:
+    """Of the test nodes, those whose class, and whose class and truth, no injection can change."""
+    graph = graph.to("cpu")
+    assert graph.y is not None
+    scored, found = graph.test_mask, list[dict[str, Any]]()
+    for where, count in itertools.product(WHERE, INJECTED):
+        made = certify(model, graph, threat=Injection(count, where))
+        right = made.holds & (made.classes == graph.y)
+        found.append(
+            {
+                "where": where,
+                "neighbours": count,
+                "known": made.known,
+                "share": made.share(scored),
+                "right": share_of(right, scored),
+                "order": [made.order_share(place, scored) for place in range(len(made.layers))],
+                "status": [layer.status for layer in made.layers],
+                "seconds": made.seconds,
+            }
+        )
+    model = model.to("cpu")
+    attention = observe(model, prepared(model, graph), heads="mean").attention
+    return {
+        "injection": found,
+        "alone": features_alone(graph, seed=seed, progress=False),
+        "sharpness": [sharpness(layer.heads(), layer.rowptr) for layer in attention],
+        "scores": _scores(model, prepared(model, graph), task_of(graph).name, "test_mask"),
+    }
+
+
 def _evaluate(model: nn.Module, graph: Graph, parent: nn.Module | None, cell: Cell) -> dict[str, Any]:
     """One evaluation per threat; of the further ones tables need how predictions and attention hold."""
     found = {}
@@ -170,10 +206,15 @@ def is_done(record: dict[str, Any], cell: Cell, store: Store, redo: bool = False
     return changed is None
 
 
+LATER = {"certified": 0.0, "sharpness": 0.0, "neighbours": 1}
+"""Settings that records of before lack, with the values that change nothing."""
+
+
 def change_of(record: dict[str, Any], cell: Cell) -> str | None:
     """The first setting that a record's training had otherwise than it would have now, in words."""
     for part, now in settings_of(cell).items():
         then = current_names(record.get("training", {}).get(part, now))
+        then = {**{name: value for name, value in LATER.items() if name in now}, **then}
         for name in sorted({**then, **now}):
             if then.get(name) != now.get(name):
                 return f"another {name!r} ({part}: {then.get(name)!r}, now {now.get(name)!r})"

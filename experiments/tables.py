@@ -8,7 +8,7 @@ from experiments import task_tables as tasks
 from experiments import training_tables as trained
 from experiments.attack_tables import attack, members
 from experiments.build import sheet
-from experiments.certificate_tables import certificates
+from experiments.certificate_tables import certificates, injection
 from experiments.defence_tables import defences
 from experiments.limits_tables import limits
 from experiments.paper import published
@@ -180,6 +180,7 @@ TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "cost": trained.cost,
     "defences": defences,
     "certificates": certificates,
+    "injection": injection,
     "link": tasks.link,
     "graphs": tasks.graphs,
     "truth": tasks.truth,

@@ -21,7 +21,7 @@ from support import bench_cases as cases
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """Photo and Amazon-CS for GAT and GT, evaluated and certified."""
     made = Store(tmp_path_factory.mktemp("results"))
-    for grid in ("node", "certify"):
+    for grid in ("node", "certify", "injection"):
         chosen = [cell for cell in read_grid(grid) if cell.model != "GATv2" and "amazon" in cell.dataset]
         cases.fill(made, chosen)
     return made
@@ -42,19 +42,22 @@ class TestFromRecords:
         assert history.best_epoch == 3
 
     @pytest.mark.parametrize(
-        ("name", "count"), [("f-curves", 2 * 2 * 2), ("properties", 2 * 2), ("loss", 2), ("certified", 2 * 2)]
+        ("name", "count"),
+        [("f-curves", 2 * 2 * 2), ("properties", 2 * 2), ("loss", 2), ("certified", 2 * 2), ("injection", 1)],
     )
     def test_one_figure_per_case(self, store: Store, name: str, count: int) -> None:
         drawn = dict(figure(name, store, Source()))
         assert len(drawn) == count
         for stem, made in drawn.items():
             assert stem.startswith(name) and "amazon" in made.get_suptitle()
+        if name == "injection":
+            return
         some = dict(figure(name, store, Source(), Choice(("amazon-cs",), ("GT",))))
         assert 1 <= len(some) <= 2 and all("amazon-cs" in stem for stem in some)
 
     def test_nothing_to_draw(self, tmp_path: Path) -> None:
-        for name in ("f-curves", "properties", "loss"):
-            with pytest.raises(InputError, match=r"there (are|is) no"):
+        for name in ("f-curves", "properties", "loss", "injection"):
+            with pytest.raises(InputError, match=r"there (are|is) no|has no certificates"):
                 list(figure(name, Store(tmp_path), Source()))
         with pytest.raises(InputError, match="did you mean 'loss'"):
             figure("los", Store(tmp_path), Source())

@@ -28,6 +28,7 @@ from experiments import (
     status,
     trained,
 )
+from experiments.run import INJECTED, change_of
 from fgai.errors import CheckpointError, FgaiError, InputError
 from fgai.records import plain
 from support import bench_cases as cases
@@ -271,6 +272,25 @@ class TestRun:
         assert made["status"] == "done", made.get("trace")
         layers = made["certificate"]["layers"]
         assert len(layers) == 2 and len(layers[0]["topk"]["curve"]) == len(made["certificate"]["radii"])
+
+    def test_injection_cells(self, tmp_path: Path) -> None:
+        made = run_cell(cases.tiny(kind="inject", method="limits", settings={}), Store(tmp_path))
+        assert made["status"] == "done", made.get("trace")
+        assert len(made["injection"]) == 2 * len(INJECTED)
+        assert all(one["known"] and 0 <= one["right"] <= one["share"] <= 1 for one in made["injection"])
+        assert made["injection"][0]["status"] == ["invariant", "bound"]
+        assert 0.2 < made["alone"] < 1 and len(made["sharpness"]) == 2
+
+    def test_records_of_before_lack_settings_that_change_nothing(self, tmp_path: Path) -> None:
+        store, cell = Store(tmp_path), cases.tiny(method="fgai")
+        body = cases.body_of(cell)
+        for name in ("certified", "sharpness", "neighbours"):
+            del body["training"]["defaults"][name]
+        store.write(cell, body)
+        record = store.read(cell)
+        assert record is not None and change_of(record, cell) is None
+        body["training"]["defaults"]["certified"] = 1.0
+        assert "certified" in str(change_of(body, cell))
 
     @pytest.mark.parametrize("method", ["vanilla", "ln"])
     def test_certificates_take_the_models_of_evaluations(

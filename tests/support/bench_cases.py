@@ -7,7 +7,9 @@ from typing import Any
 from unittest.mock import patch
 
 from experiments import Cell, Store, read_grid
+from experiments.run import INJECTED
 from experiments.trained import settings_of
+from fgai.certificates import WHERE
 
 GOOD = {"vanilla": 0.4, "ln": 0.6, "at": 0.7, "fgai": 0.9, "fgai-paper": 0.8}
 """Attacked F1 of seed 0; every further seed adds 0.01."""
@@ -95,6 +97,19 @@ def body_of(cell: Cell) -> dict[str, Any]:
         }  # fmt: skip
         body["certificate"] = {"radius": 0.01, "norm": "l1", "k2": 5, "layers": [layer, layer]}
         body["scores"] = {"f1": 0.9}
+    if cell.kind == "inject":
+        known = cell.method not in ("vanilla", "at")
+        body["injection"] = [
+            {
+                "where": where, "neighbours": count, "known": known, "seconds": 1.0,
+                "share": known * (0.5 + 0.2 * (where == "direct")) / count,
+                "right": known * (0.4 + 0.2 * (where == "direct")) / count,
+                "order": [1.0, None], "status": ["invariant", "unknown"],
+            }
+            for where in WHERE
+            for count in INJECTED
+        ]  # fmt: skip
+        body |= {"alone": 0.6, "sharpness": [0.25, 0.5], "scores": {"f1": 0.9}}
     if cell.kind == "evaluate":
         body["evaluations"] = {
             threat: {
@@ -119,6 +134,6 @@ def fill(store: Store, cells: Iterable[Cell]) -> Store:
 
 def everything(store: Store) -> Store:
     """Every grid that comes with fgai, run."""
-    for name in ("node", "ablation", "cost", "defences", "certify", "search"):
+    for name in ("node", "ablation", "cost", "defences", "certify", "injection", "search"):
         fill(store, read_grid(name))
     return store

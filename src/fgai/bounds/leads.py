@@ -40,15 +40,22 @@ def check_followed(model: Any) -> None:
 
 
 def worst_leads(
-    model: Any, graph: Graph, classes: Tensor, *, neighbours: int, cut: float, soften: float
+    model: Any,
+    graph: Graph,
+    classes: Tensor,
+    *,
+    neighbours: int,
+    cut: float,
+    soften: float,
+    heard: Tensor | float = 1.0,
 ) -> Tensor:
     """Least lead of a node's class over every other one when all nodes gain new neighbours.
 
         Σ_j min e^{s_j} (z_top − z_other)_j  /  Σ_j e^{s_j}
 
     over old neighbours j and new ones, scores and values anywhere in their intervals; positive for all others
-    means that the class stays. It is what `fgai.certify` bounds, with the limits of this very pass: gradients
-    reach the nodes that stand at their ends.
+    means that the class stays. It is what `fgai.certify` bounds, with the destination's score at the middle
+    of its interval and the limits of this very pass: gradients reach the nodes that stand at their ends.
 
     Args:
         model: GAT or GATv2, see `check_followed`; its limits are not read.
@@ -57,6 +64,7 @@ def worst_leads(
         neighbours: new ones of every node.
         cut: see `fgai.limit`.
         soften: see `fgai.limit`.
+        heard: share of the new neighbours' mass that counts, for trainings that begin with little of it.
 
     Returns:
         [N, C], infinite at the class itself.
@@ -65,17 +73,17 @@ def worst_leads(
     adjacency = graph.adjacency
     first, last = model.convs
     assert isinstance(first, AttentionLayer) and isinstance(last, AttentionLayer)
-    heard, ranges = _heard(first, graph.features, cut, soften)
-    (scores,) = scores_of(first, ranges, heard, heard, adjacency)
-    state = first_layer(first, ranges["value"], scores, heard.low, adjacency, neighbours)
-    hidden = elu(first.join(aggregate(edge_softmax(scores.low, adjacency), heard.low, adjacency)))
-    _, ranges = _heard(last, hidden, cut, soften)
-    around = Reading.around(last, ranges, state)
+    read, ranges = _read(first, graph.features, cut, soften)
+    (scores,) = scores_of(first, ranges, read, read, adjacency)
+    state = first_layer(first, ranges["value"], scores, read.low, adjacency, neighbours, heard)
+    hidden = elu(first.join(aggregate(edge_softmax(scores.low, adjacency), read.low, adjacency)))
+    _, ranges = _read(last, hidden, cut, soften)
+    around = Reading.around(last, ranges, state).centred()
     (scores,) = scores_of(last, ranges, around, around, adjacency)
-    return _leads(adjacency, scores, around.lead(last), classes, neighbours)
+    return _leads(adjacency, scores, around.lead(last), classes, heard * neighbours)
 
 
-def _heard(layer: AttentionLayer, x: Tensor | Features, cut: float, soften: float) -> tuple[Reading, Ranges]:
+def _read(layer: AttentionLayer, x: Tensor | Features, cut: float, soften: float) -> tuple[Reading, Ranges]:
     """What a layer reads behind limits of its own input, and those limits."""
 
     def behind(name: str, raw: Tensor, *, whole: bool = True) -> Tensor:
@@ -96,7 +104,9 @@ def _heard(layer: AttentionLayer, x: Tensor | Features, cut: float, soften: floa
     return Reading(values, values, (source, source), (destination, destination)), ranges
 
 
-def _leads(adjacency: Adjacency, scores: Scores, lead: Tensor, classes: Tensor, neighbours: int) -> Tensor:
+def _leads(
+    adjacency: Adjacency, scores: Scores, lead: Tensor, classes: Tensor, neighbours: Tensor | float
+) -> Tensor:
     """The worst weighted mean of leads [N, C], see `worst_leads`."""
     source, destination = adjacency.source, adjacency.destination
     low, high, new = scores.low[:, 0], scores.high[:, 0], scores.new[:, 0]

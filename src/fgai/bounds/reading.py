@@ -13,7 +13,7 @@ the steepest slope of the activation in the interval.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -109,6 +109,11 @@ class Reading:
             low_side, high_side = said.through(_by_head(weight))
             sides.append((ranges[name].heard(low_side), ranges[name].heard(high_side)))
         return cls(low, high, sides[0], sides[1], said)
+
+    def centred(self) -> Reading:
+        """The same, the destination's side at the middle of its interval."""
+        middle = (self.destination[0] + self.destination[1]) / 2
+        return replace(self, destination=(middle, middle))
 
     def lead(self, layer: AttentionLayer) -> Tensor:
         """[N, C, C]: least `z_a − z_b + bias_a − bias_b` of a neighbour, for classes a and b."""

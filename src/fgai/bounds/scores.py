@@ -194,6 +194,7 @@ def first_layer(
     values: Tensor,
     adjacency: Adjacency,
     neighbours: int,
+    heard: Tensor | float = 1.0,
 ) -> State:
     """The first layer's activated output [N, D]: new neighbours take a mass and say something in the box.
 
@@ -204,6 +205,7 @@ def first_layer(
         values: of old nodes [N, H, C].
         adjacency: its edges.
         neighbours: new ones of every node.
+        heard: share of their mass that counts, for trainings that begin with little of it.
     """
     ceiling = scores.new.amax(2)
     index = adjacency.destination[:, None].expand_as(scores.low)
@@ -212,7 +214,7 @@ def first_layer(
     total = torch.zeros_like(top).index_add(
         0, adjacency.destination, torch.exp(scores.low - top[adjacency.destination])
     )
-    new = neighbours * torch.exp(ceiling - top)
+    new = heard * neighbours * torch.exp(ceiling - top)
     mass = (new / (total + new).clamp(min=torch.finfo(new.dtype).tiny))[:, :, None]
     mean = aggregate(edge_softmax(scores.low, adjacency), values, adjacency)
     low = layer.join(mean + mass * (limits.low - mean).clamp(max=0))

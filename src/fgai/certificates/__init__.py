@@ -1,7 +1,14 @@
 """Certificates: what no perturbation of a layer's attention within a radius can do to a node."""
 
 from fgai.certificates.certification import certify
-from fgai.certificates.injected import INJECTION_PROMISE, Injection, InjectionCertificate, LayerOrder
+from fgai.certificates.injected import (
+    INJECTION_PROMISE,
+    WHERE,
+    Injection,
+    InjectionCertificate,
+    LayerOrder,
+    share_of,
+)
 from fgai.certificates.injection import certify_injection
 from fgai.certificates.invariance import invariant_layers
 from fgai.certificates.layer import RADII, LayerCertificate
@@ -15,6 +22,7 @@ __all__ = [
     "PROMISE",
     "RADII",
     "TABLE_RADII",
+    "WHERE",
     "CertificateRecord",
     "Injection",
     "InjectionCertificate",
@@ -25,5 +33,6 @@ __all__ = [
     "certify",
     "certify_injection",
     "invariant_layers",
+    "share_of",
     "vote",
 ]

@@ -124,8 +124,7 @@ class Faithful:
             logits, layers = seen.logits, seen.attention.select(config.layers).layers
             yield self._with_total(self._clean(logits, layers))
             if config.weights.certified:
-                terms = {"certified": self._certified(model)}
-                yield {**terms, "total": self._total(terms) * drawn.tensors["rise"]}
+                yield self._with_total({"certified": self._certified(model, drawn.tensors["rise"])})
             logits, layers = logits.detach(), tuple(layer.detach() for layer in layers)
             del seen
         if drawn.kind == "clean":
@@ -201,8 +200,12 @@ class Faithful:
             terms["sharpness"] = flattening(now, targets.sharpness)
         return terms
 
-    def _certified(self, model: nn.Module) -> Tensor:
-        """How far the vanilla model's classes are from a certificate on the clean graph."""
+    def _certified(self, model: nn.Module, heard: Tensor | float = 1.0) -> Tensor:
+        """How far the vanilla model's classes are from a certificate on the clean graph.
+
+        The mass of new neighbours rises to its full size: at once it would leave no class anywhere ahead, and
+        no slope that leads back.
+        """
         config, targets = self.config, self.targets
         leads = worst_leads(
             model,
@@ -211,6 +214,7 @@ class Faithful:
             neighbours=config.neighbours,
             cut=config.cut,
             soften=config.soften,
+            heard=heard,
         )
         return shortfall(leads, targets.scale)
 
