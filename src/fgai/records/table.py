@@ -181,7 +181,7 @@ class Table:
         notes = "".join(f"<p><small>{html.escape(note)}</small></p>" for note in self.notes)
         caption = f'<caption style="text-align:left">{html.escape(self.title)}</caption>'
         table = f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>"
-        return f'<div class="fgai-table">{table}{notes}</div>'
+        return f'<div class="fgai-table" style="overflow-x:auto">{table}{notes}</div>'
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
