@@ -6,6 +6,7 @@ import re
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import wraps
 from html.parser import HTMLParser
 from pathlib import Path
@@ -87,6 +88,9 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     alone = shortened(fgai.training.features_alone, SHORT["train"])
     monkeypatch.setattr(fgai.training, "features_alone", alone)
     monkeypatch.setattr(fgai, "load_dataset", small)
+    for name, threat in list(THREATS.items()):
+        budget = replace(threat.budget, steps=min(threat.budget.steps, 2), restarts=1)
+        monkeypatch.setitem(THREATS, name, replace(threat, budget=budget))
     registries: list[dict[str, Any]] = [THREATS, MODELS, TASKS, spec._registry]
     before = [dict(registry) for registry in registries]
     with warnings.catch_warnings():

@@ -1,13 +1,14 @@
 """Build the documentation site: python -m tools.site (or `make docs`).
 
-The pages of docs/ are copied to build/pages, others are written beside them (one per public package of fgai, from
-its docstrings; one per notebook, with what it printed; the list of decisions), and Zensical makes build/site of
-it all. A warning is an error. Nothing is fetched, neither to build the site nor to read it.
+The pages of docs/ are copied to build/pages, others are written beside them (one per public package of fgai,
+from its docstrings; one per notebook, with what it printed; the list of decisions), and Zensical makes
+build/site of it all. A warning is an error. Nothing is fetched, neither to build the site nor to read it.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from tools.notebooks import write_page
 ROOT = Path(__file__).parent.parent
 DOCS, PAGES, SITE = ROOT / "docs", ROOT / "build" / "pages", ROOT / "build" / "site"
 COPIED = ("*.md", "*.png", "*.css")
+NOTEBOOK = re.compile(r"(\]\((?:\.\./)*notebooks/[\w-]+)\.py(?=\))")
+"""A link to a notebook: in the repository it leads to the source, on the site to the page."""
 API = """# `{name}`
 
 ::: {name}
@@ -46,6 +49,8 @@ def stage(pages: Path = PAGES) -> None:
             target = pages / source.relative_to(DOCS)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
+    for page in pages.rglob("*.md"):
+        page.write_text(NOTEBOOK.sub(r"\1.md", page.read_text(encoding="utf-8")), encoding="utf-8")
     write_reference(pages / "api")
     write_decisions(pages / "decisions")
     for source in sorted((DOCS / "notebooks").glob("*.py")):

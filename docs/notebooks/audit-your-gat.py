@@ -13,8 +13,9 @@
 # %% [markdown]
 # # Audit your own GAT
 #
-# A plain PyTorch Geometric model, trained in a plain loop. May its attention be shown to anybody? Four questions,
-# and then one attempt to mend it. Put your own model and `Data` in the first two cells; nothing else changes.
+# A plain PyTorch Geometric model, trained in a plain loop. May its attention be shown to anybody? Four
+# questions, and then one attempt to mend it. Put your own model and `Data` in the first two cells; nothing
+# else changes.
 
 # %%
 import torch

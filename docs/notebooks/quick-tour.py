@@ -13,9 +13,9 @@
 # %% [markdown]
 # # A quick tour
 #
-# One small graph, one GAT, one faithful model made from it, and what an attack does to both. The graph is made
-# from a seed: half of its nodes speak of their class, the others mislead, so it is known which neighbours a good
-# explanation should name.
+# One small graph, one GAT, one faithful model made from it, and what an attack does to both. The graph is
+# made from a seed: half of its nodes speak of their class, the others mislead, so it is known which
+# neighbours a good explanation should name.
 
 # %%
 import fgai
