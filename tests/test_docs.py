@@ -160,21 +160,23 @@ JOURNEYS = {
 }
 
 
+@pytest.fixture(scope="module")
+def site() -> Path:
+    """The site as `make docs` builds it: notebooks run, a warning fails."""
+    pytest.importorskip("zensical")
+    from tools import site as tool
+
+    tool.stage()
+    assert tool.build() == 0
+    return tool.SITE
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Links]:
+    return {path.resolve(): Links(path) for path in site.rglob("*.html") if path.name != "404.html"}
+
+
 class TestSite:
-    @pytest.fixture(scope="class")
-    def site(self) -> Path:
-        """The site as `make docs` builds it: notebooks run, a warning fails."""
-        pytest.importorskip("zensical")
-        from tools import site as tool
-
-        tool.stage()
-        assert tool.build() == 0
-        return tool.SITE
-
-    @pytest.fixture(scope="class")
-    def pages(self, site: Path) -> dict[Path, Links]:
-        return {path.resolve(): Links(path) for path in site.rglob("*.html") if path.name != "404.html"}
-
     def test_every_link_leads_somewhere(self, pages: dict[Path, Links]) -> None:
         assert len(pages) > 60
         for page, found in pages.items():

@@ -91,7 +91,7 @@ fgai.certify(model, data, radius=0.01)
 
 # %%
 limited = fgai.limit(model, data)
-faithful = fgai.make_faithful(model, data, epochs=40, lr=0.01, progress=False, **size)
+faithful = fgai.make_faithful(model, data, epochs=30, lr=0.01, progress=False, **size)
 models = {"mine": model, "limits": limited, "faithful": faithful}
 after = fgai.compare(models, data, curves=False, nulls=False, **size)
 rows = ["f1.clean", "f1.attacked", "overlap_touched.explanation.all", "sharpness.clean.all"]

@@ -18,6 +18,7 @@
 # neighbours a good explanation should name.
 
 # %%
+# %matplotlib inline
 import fgai
 from fgai.datasets import planted, random_split
 
@@ -34,7 +35,7 @@ data
 # %%
 small = {"nodes": 5, "edges": 5}  # an attack that fits so small a graph
 model = fgai.train("GAT", data, epochs=120, progress=False)
-faithful = fgai.make_faithful(model, data, epochs=40, progress=False, **small)
+faithful = fgai.make_faithful(model, data, epochs=30, progress=False, **small)
 
 # %% [markdown]
 # ## Attack both alike
