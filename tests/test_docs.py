@@ -124,6 +124,28 @@ class TestPython:
         assert guides <= {page.stem for page in WITH_PYTHON}
 
 
+def headings(page: Path) -> set[str]:
+    """The names under which the headings of a Markdown file can be linked to."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    found = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+def test_links_in_the_repository_name_files_and_headings() -> None:
+    """Of what is read without the site as well; the pages of the site are checked as they are built."""
+    sources = [
+        ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
+    ]
+    for page in [*sources, *PAGES]:
+        for link in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", page.read_text(encoding="utf-8"))):
+            address, _, name = link.partition("#")
+            if address.startswith("http"):
+                continue
+            target = page.parent / address if address else page
+            assert target.exists(), f"{page.name}: {link}"
+            assert not name or name in headings(target), f"{page.name}: {link}"
+
+
 class Links(HTMLParser):
     """Links, names and outside files of one page; apart, the links of its text."""
 

@@ -87,7 +87,7 @@ def test_tables_escape_every_text() -> None:
     "kind", ["comparison", "evaluation", "certificate", "injection", "votes", "explanation", "attention"]
 )
 def test_every_result_shows_its_tables_in_a_notebook(results: dict[str, Tabled], kind: str) -> None:
-    read = Reader(results[kind]._repr_html_())  # type: ignore[attr-defined]
+    read = Reader(results[kind]._repr_html_())
     tables = results[kind].tables()
     assert read.tags.count("table") == len(tables) and "script" not in read.tags
     shown = set(read.words)

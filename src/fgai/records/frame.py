@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fgai.errors import MissingExtraError
+from fgai.typed import typed
 
 if TYPE_CHECKING:
     import pandas
 
 
+@typed
 def data_frame(
     values: Mapping[str, Any] | Sequence[Any], columns: Sequence[str] | None = None
 ) -> pandas.DataFrame:
