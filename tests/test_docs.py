@@ -146,6 +146,14 @@ def test_links_in_the_repository_name_files_and_headings() -> None:
             assert not name or name in headings(target), f"{page.name}: {link}"
 
 
+def test_lists_and_tables_begin_after_a_blank_line() -> None:
+    """The site would show them as running text."""
+    begins = re.compile(r"^(?![-|<>\s]|\d+\. ).+\n(?:- |\d+\. |\|)", re.MULTILINE)
+    for page in PAGES:
+        found = begins.search(FENCE.sub("", page.read_text(encoding="utf-8")))
+        assert not found, f"{page.name}: {found[0] if found else ''}"
+
+
 class Links(HTMLParser):
     """Links, names and outside files of one page; apart, the links of its text."""
 

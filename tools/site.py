@@ -71,9 +71,17 @@ def write_reference(folder: Path) -> None:
     entries = []
     for name in packages():
         page = f"{name.removeprefix('fgai.')}.md"
-        (folder / page).write_text(API.format(name=name), encoding="utf-8")
+        text = API.format(name=name) + (verbs_first() if name == "fgai" else "")
+        (folder / page).write_text(text, encoding="utf-8")
         entries.append(f"- [`{name}`]({page}): {first_sentence(name)}")
     (folder / "index.md").write_text(API_INDEX.format(entries="\n".join(entries)), encoding="utf-8")
+
+
+def verbs_first() -> str:
+    """Return the option that puts functions before classes, and errors last."""
+    public = [name for name in fgai.__all__ if not name.startswith("_")]
+    order = sorted(public, key=lambda name: (name[0].isupper(), name.endswith(("Error", "Warning"))))
+    return f"    options:\n      group_by_category: false\n      members: [{', '.join(order)}]\n"
 
 
 def packages() -> list[str]:
