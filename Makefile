@@ -1,11 +1,11 @@
-# make demo | make test | make check | make results: each sets up .venv on first use and does nothing twice.
+# make demo | make test | make check | make results | make docs: each sets up .venv on first use and does nothing twice.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 # Threads that wait must not spin: on a busy machine that slows everything down many times.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-slow check results clean
+.PHONY: demo test test-slow check results docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -31,5 +31,9 @@ check: $(STAMP)
 results: $(STAMP)
 	$(BIN)/fgai bench fill docs/results.md docs/threat-model.md README.md
 
+# The site, in build/site: pages of docs/, notebooks with their output, the reference. A warning fails.
+docs: $(STAMP)
+	$(BIN)/python -m tools.site
+
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build .cache .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("fgai", "experiments")
-CODE = ("benchmarks", "examples", "experiments", "src", "tests")
+CODE = ("benchmarks", "examples", "experiments", "src", "tests", "tools")
 MOST_LINES = 400
 
 

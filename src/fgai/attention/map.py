@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fgai import checks
 from fgai.attention.layer import LayerAttention, Reduce
 from fgai.errors import AttentionError, InputError
+from fgai.ops.segments import row_max
+from fgai.records import Column, Table, Tabled, data_frame
 from fgai.sparse import EdgeMap
 from fgai.typed import typed
+
+if TYPE_CHECKING:
+    import pandas
 
 LAYER_REDUCERS = ("last", "mean", "max", "sum")
 
 
 @typed
 @dataclass(frozen=True, eq=False)
-class AttentionMap:
+class AttentionMap(Tabled):
     """Attention of every layer, in the order the layers ran.
 
     Two maps are compared only on matched edges: `align` matches by (source, destination), by given keys or
@@ -53,6 +60,37 @@ class AttentionMap:
     def __repr__(self) -> str:
         parts = ", ".join(f"{w.name or 'layer'} [{w.num_edges} × {w.num_heads}]" for w in self.layers)
         return f"AttentionMap({parts})"
+
+    def tables(self) -> list[Table]:
+        """Return one row per layer: its sizes, and what a node gives its strongest neighbour, on average."""
+        columns = [
+            Column("layer"),
+            *(Column(name, "d") for name in ("nodes", "edges", "heads")),
+            Column("strongest neighbour's share, mean"),
+        ]
+        rows = [
+            [w.name or str(place), w.num_nodes, w.num_edges, w.num_heads, _strongest(w)]
+            for place, w in enumerate(self.layers)
+        ]
+        return [Table("Attention, layer by layer", columns, rows)]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a `DataFrame` with a row per layer, edge and head; `heads("mean")` first leaves one head.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        names = [w.name or str(place) for place, w in enumerate(self.layers)]
+        rows = [w.num_edges * w.num_heads for w in self.layers]
+        ends = {
+            end: [getattr(w, end).repeat_interleave(w.num_heads) for w in self.layers]
+            for end in ("source", "destination")
+        }
+        heads = [torch.arange(w.num_heads).repeat(w.num_edges) for w in self.layers]
+        values = [w.values.detach().flatten() for w in self.layers]
+        columns = {**ends, "head": heads, "attention": values}
+        stacked = {name: torch.cat([part.cpu() for part in parts]).numpy() for name, parts in columns.items()}
+        return data_frame({"layer": np.repeat(np.array(names, dtype=object), rows), **stacked})
 
     @property
     def last(self) -> LayerAttention:
@@ -197,6 +235,14 @@ class AttentionMap:
             raise AttentionError(
                 f"one map has {len(self)} layers, the other {len(other)}; `select` those to compare"
             )
+
+
+def _strongest(layer: LayerAttention) -> float | None:
+    """Mean over the nodes that attend to something of their largest attention; heads are averaged."""
+    if not layer.num_edges:
+        return None
+    largest = row_max(layer.heads("mean"), layer.rowptr)
+    return float(largest[layer.degree > 0].mean())
 
 
 def _follow(

@@ -15,13 +15,14 @@ from fgai.certificates.layer import RADII, LayerCertificate
 from fgai.certificates.prediction import Prediction
 from fgai.certificates.record import PROMISE, CertificateRecord
 from fgai.certificates.tables import TABLE_RADII
-from fgai.certificates.voting import VotingCertificate, vote
+from fgai.certificates.voting import VOTING_PROMISE, VotingCertificate, vote
 
 __all__ = [
     "INJECTION_PROMISE",
     "PROMISE",
     "RADII",
     "TABLE_RADII",
+    "VOTING_PROMISE",
     "WHERE",
     "CertificateRecord",
     "Injection",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict
 
 import torch
 from torch import Tensor
@@ -14,8 +14,11 @@ from fgai.certificates.layer import tensor_from
 from fgai.checks import one_of, whole
 from fgai.errors import CheckpointError
 from fgai.files import check
-from fgai.records import Cell, Column, PackedArray, Table, TabledDocument, pack_array, plain
+from fgai.records import Cell, Column, PackedArray, Table, TabledDocument, data_frame, pack_array, plain
 from fgai.typed import typed
+
+if TYPE_CHECKING:
+    import pandas
 
 WHERE = ("any", "direct")
 INJECTION_PROMISE = (
@@ -140,6 +143,16 @@ class InjectionCertificate(TabledDocument):
         columns = [Column("what stays"), Column("status"), Column("share", ".3f"), Column("why")]
         title = f"{self.model['class']} on {self.data['name']}: {threat}"
         return [Table(title, columns, rows, (self.promise,))]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a `DataFrame` with a row per node, and for every layer whose order is known a column.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        orders = {f"top {self.k} of {one.name}": one.holds for one in self.layers if one.holds is not None}
+        values = {"degree": self.degree, "class": self.classes, "class holds": self.holds, **orders}
+        return data_frame({name: tensor.numpy() for name, tensor in values.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; arrays are packed."""

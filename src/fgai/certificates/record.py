@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
+import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from fgai.certificates.layer import RADII, LayerCertificate, LayerLayout, tensor_from
 from fgai.certificates.prediction import Prediction
-from fgai.certificates.tables import TABLE_RADII, overview, share_table
+from fgai.certificates.tables import TABLE_RADII, node_columns, overview, share_table
 from fgai.errors import CheckpointError, InputError
-from fgai.records import Document, PackedArray, pack_array, plain
+from fgai.records import PackedArray, Table, TabledDocument, data_frame, pack_array, plain
 from fgai.typed import typed
+
+if TYPE_CHECKING:
+    import pandas
 
 PROMISE = (
     "Certified: perturbations of this layer's attention with its values fixed, every head of a node moved by"
@@ -35,7 +38,7 @@ _TENSORS = {
 
 @typed
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CertificateRecord(Document):
+class CertificateRecord(TabledDocument):
     """The four properties of each node, measured (1, 3) and certified (2, 4).
 
     1. similarity: `beta1`, overlap of the top-k1 with the vanilla model's
@@ -167,14 +170,18 @@ class CertificateRecord(Document):
             "alpha1": _mean(self.alpha1),
         }
 
-    def show(self, console: Console | None = None) -> None:
-        """Print the certificates in a terminal."""
-        overview(self).show(console)
-        share_table(self).show(console)
+    def tables(self) -> list[Table]:
+        """Return an overview of every layer, and the certified shares against the radius."""
+        return [overview(self), share_table(self)]
 
-    def to_markdown(self) -> str:
-        """Return the certificates as Markdown."""
-        return f"{overview(self).to_markdown()}\n\n{share_table(self).to_markdown()}"
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a `DataFrame` with a row per layer and node; NaN where nothing is known of single nodes.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        parts = [node_columns(layer, self.radius) for layer in self.layers]
+        return data_frame({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values: settings, the summary, then everything per node, packed."""

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
 from fgai.certificates.layer import LayerCertificate
 from fgai.certificates.prediction import UNKNOWN
 from fgai.records import Cell, Column, Table
@@ -84,6 +88,30 @@ def share_table(record: _Certified, radii: tuple[float, ...] = TABLE_RADII) -> T
             rows.append([layer.name, label, status, *shares])
     columns = [Column("layer"), Column("what"), Column("how"), *(Column(f"R = {r:g}") for r in radii)]
     return Table(f"Nodes certified, {record.norm} ball", columns, rows, (record.promise,))
+
+
+def node_columns(layer: LayerCertificate, radius: float) -> dict[str, NDArray[Any]]:
+    """What is certified about every node at one layer, by name; NaN where that is unknown of single nodes."""
+    nodes, prediction = layer.num_nodes, layer.prediction
+
+    def predicted(values: Tensor | None) -> NDArray[Any]:
+        return _or_nan(values if prediction.rows_are == "nodes" else None, nodes)
+
+    return {
+        "layer": np.full(nodes, layer.name, dtype=object),
+        "node": np.arange(nodes),
+        "degree": layer.degree.numpy(),
+        "topk_radius": layer.topk_radius.numpy(),
+        "beta2": layer.beta2(radius).numpy(),
+        "class_radius": predicted(prediction.class_radius),
+        "alpha2_logits": predicted(prediction.alpha2_logits),
+        "alpha2_probabilities": predicted(prediction.alpha2_probabilities),
+        "beta1": _or_nan(layer.beta1, nodes),
+    }
+
+
+def _or_nan(values: Tensor | None, count: int) -> NDArray[Any]:
+    return np.full(count, np.nan) if values is None else values.numpy()
 
 
 def _title(record: _Certified) -> str:

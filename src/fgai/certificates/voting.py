@@ -18,7 +18,7 @@ certificate below that protects nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -30,16 +30,24 @@ from fgai.checks import whole
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import as_graph
+from fgai.records import Column, Table, Tabled, data_frame
 from fgai.tasks import check_logits, task_of
 from fgai.typed import typed
 
+if TYPE_CHECKING:
+    import pandas
+
+VOTING_PROMISE = (
+    "Certified: so many injected nodes, with any features and any wiring, leave the class of the majority"
+    " as it is."
+)
 _SAME = 1e-5
 """Of the largest logit: what rounding may change."""
 
 
 @typed
 @dataclass(frozen=True, eq=False)
-class VotingCertificate:
+class VotingCertificate(Tabled):
     """How many injected nodes the majority over groups of nodes stands.
 
     Attributes:
@@ -63,6 +71,23 @@ class VotingCertificate:
         """Of all nodes, or of those under a mask, the ones that are right and stay so."""
         whole(injected, "injected", 0)
         return share_of((self.tolerated >= injected) & (self.classes == y.to(self.classes.device)), nodes)
+
+    def tables(self) -> list[Table]:
+        """Return the share of nodes whose class stands so many injected nodes, up to the most any stands."""
+        most = int(self.tolerated.max()) if len(self.tolerated) else 0
+        rows = [[injected, self.share(injected)] for injected in range(most + 1)]
+        columns = [Column("injected nodes", "d"), Column("class stays, share of nodes")]
+        return [Table(f"Majority over {self.groups} groups", columns, rows, (VOTING_PROMISE,))]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a `DataFrame` with a row per node: its class, the votes for it, and what it tolerates.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        leading = self.votes.amax(1)
+        values = {"class": self.classes, "votes": leading, "tolerated": self.tolerated}
+        return data_frame({name: tensor.numpy() for name, tensor in values.items()})
 
 
 @typed

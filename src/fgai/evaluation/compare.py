@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import nn
 
@@ -15,8 +15,11 @@ from fgai.evaluation.layout import explanation_table, prediction_table
 from fgai.evaluation.protocol import evaluate
 from fgai.evaluation.record import EvaluationRecord
 from fgai.progress import stage
-from fgai.records import Table, TabledDocument
+from fgai.records import Table, TabledDocument, data_frame
 from fgai.typed import typed
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @typed
@@ -72,6 +75,14 @@ class Comparison(TabledDocument):
         for record in self.records:
             lines += [f"{_quoted(record.name)},{line}" for line in record.to_csv().splitlines()[1:]]
         return "\n".join(lines) + "\n"
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return every number as a `DataFrame`: a row per dotted metric, a column per model.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return data_frame({record.name: record.flat() for record in self.records})
 
 
 @with_gradients

@@ -6,14 +6,17 @@ import csv
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from numpy.typing import NDArray
 
 from fgai.errors import InputError
 from fgai.evaluation.layout import explanation_table, long_table
-from fgai.records import Table, TabledDocument, unpack_array
+from fgai.records import Table, TabledDocument, data_frame, unpack_array
 from fgai.typed import typed
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @typed
@@ -101,12 +104,24 @@ class EvaluationRecord(TabledDocument):
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(["metric", "value"])
-        writer.writerows(_flat("", self.metrics))
+        writer.writerows(self.flat().items())
         return out.getvalue()
 
+    def flat(self) -> dict[str, Any]:
+        """Return every number by its dotted metric, layers and curves by position."""
+        return dict(_flat("", self.metrics))
 
-def _flat(prefix: str, values: Any) -> list[list[Any]]:
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return every number as a `DataFrame`: a row per dotted metric, one column of the record's name.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return data_frame({self.name: self.flat()})
+
+
+def _flat(prefix: str, values: Any) -> list[tuple[str, Any]]:
     if not isinstance(values, Mapping | list):
-        return [[prefix, "" if values is None else values]]
+        return [(prefix, values)]
     items = enumerate(values) if isinstance(values, list) else values.items()
     return [row for key, value in items for row in _flat(f"{prefix}.{key}" if prefix else str(key), value)]

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Console
 
-from fgai.explanations.view import show
-from fgai.records import Document
+from fgai.explanations.view import neighbour_table, show
+from fgai.records import Table, TabledDocument, data_frame
 from fgai.typed import typed
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @typed
 @dataclass(frozen=True, kw_only=True)
-class NodeExplanation(Document):
+class NodeExplanation(TabledDocument):
     """The neighbours one node attends to, what an attack leaves of that, and what is proved about it.
 
     Attributes:
@@ -53,3 +56,15 @@ class NodeExplanation(Document):
     def show(self, console: Console | None = None) -> None:
         """Print in a terminal."""
         show(self.to_dict(), console or Console())
+
+    def tables(self) -> list[Table]:
+        """Return the neighbours; what the attack did and what is proved stands in notes."""
+        return [neighbour_table(self.to_dict())]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the neighbours as a `DataFrame`, by falling attention.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return data_frame(self.neighbours)

@@ -1,4 +1,4 @@
-"""One node's explanation in a terminal."""
+"""One node's explanation: in a terminal, as a table, in sentences."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Table as RichTable
 
+from fgai.records import Cell, Column, Table
+
+NO_NEIGHBOURS = "It has no neighbours, so it attends to nothing."
 BAR = 24
 SHOWN = 10
 ROOM = 51
@@ -23,91 +26,129 @@ def show(values: dict[str, Any], console: Console) -> None:
         values: of `NodeExplanation.to_dict`.
         console: where to.
     """
-    truth = "" if values["label"] < 0 else f" (truth: {values['label']})"
-    console.print(
-        f"[bold]node {escape(values['name'])}[/] of {escape(values['dataset'])}: class {values['predicted']},"
-        f" {100 * values['confidence']:.0f} %{truth}",
-        highlight=False,
-    )
+    node, rest = heading(values)
+    console.print(f"[bold]{escape(node)}[/]{escape(rest)}", highlight=False)
     if values["neighbours"]:
-        console.print(_table(values, min(BAR, console.width - ROOM)))
+        console.print(_drawn(values, min(BAR, console.width - ROOM)))
     else:
-        console.print("It has no neighbours, so it attends to nothing.")
+        console.print(NO_NEIGHBOURS)
     hidden = len(values["neighbours"]) - max(values["k"], SHOWN)
     if hidden > 0:
         console.print(f"and {hidden} others", style="dim", highlight=False)
-    if values["attacked"]:
-        _show_attack(values, console)
-    if values["certified"]:
-        _show_certified(values["certified"], console)
+    for line in attack_sentences(values):
+        console.print(line, markup=False, highlight=False)
+    for line in certified_sentences(values):
+        style = "dim" if line == values["certified"]["promise"] else None
+        console.print(line, style=style, markup=False, highlight=False)
 
 
-def _table(values: dict[str, Any], longest: int) -> Table:
+def heading(values: dict[str, Any]) -> tuple[str, str]:
+    """Return the node, and the rest of the sentence that says its class."""
+    truth = "" if values["label"] < 0 else f" (truth: {values['label']})"
+    share = f"{100 * values['confidence']:.0f} %"
+    return f"node {values['name']}", f" of {values['dataset']}: class {values['predicted']}, {share}{truth}"
+
+
+def neighbour_table(values: dict[str, Any]) -> Table:
+    """Return all neighbours by falling attention; what is said of the attack and proved stands below."""
     attacked, k = values["attacked"], values["k"]
-    told = any(entry["informative"] is not None for entry in values["neighbours"])
-    bars = longest >= LEAST
+    told = _has_truth(values)
+    columns = [Column("neighbour"), Column("attention")]
+    columns += [Column("explains")] * told + ([Column("attacked"), Column("stays")] if attacked else [])
+    rows: list[list[Cell]] = []
+    for rank, entry in enumerate(values["neighbours"]):
+        row: list[Cell] = [_called(entry), entry["attention"]]
+        row += [_explains(entry)] * told
+        row += [entry["attacked"], _stays(entry, rank, k, attacked)] if attacked else []
+        rows.append(row)
+    notes = [] if rows else [NO_NEIGHBOURS]
+    notes += [*attack_sentences(values), *certified_sentences(values)]
+    return Table("".join(heading(values)), columns, rows, notes)
+
+
+def _has_truth(values: dict[str, Any]) -> bool:
+    return any(entry["informative"] is not None for entry in values["neighbours"])
+
+
+def _called(entry: dict[str, Any]) -> str:
+    return "itself" if entry["itself"] else str(entry["name"])
+
+
+def _explains(entry: dict[str, Any]) -> str:
+    return "yes" if entry["informative"] else ""
+
+
+def _stays(entry: dict[str, Any], rank: int, k: int, attacked: dict[str, Any]) -> str:
+    return ("yes" if entry["node"] in attacked["kept"] else "no") if rank < k else ""
+
+
+def _drawn(values: dict[str, Any], longest: int) -> RichTable:
+    attacked, k = values["attacked"], values["k"]
+    told, bars = _has_truth(values), longest >= LEAST
     headings = ["neighbour", "attention"] + [""] * bars
     headings += ["explains"] * told + (["attacked", "stays"] if attacked else [])
-    table = Table(box=None, padding=(0, 1))
+    table = RichTable(box=None, padding=(0, 1))
     for heading in headings:
         table.add_column(heading, justify="right" if heading in ("attention", "attacked") else "left")
     most = max(entry["attention"] for entry in values["neighbours"]) or 1.0
-    kept = set(attacked["kept"]) if attacked else set()
     for rank, entry in enumerate(values["neighbours"][: max(k, SHOWN)]):
-        cells = ["itself" if entry["itself"] else escape(entry["name"]), f"{entry['attention']:.3f}"]
+        cells = [escape(_called(entry)), f"{entry['attention']:.3f}"]
         if bars:
             cells.append("█" * max(1, round(longest * entry["attention"] / most)))
         if told:
-            cells.append("yes" if entry["informative"] else "")
+            cells.append(_explains(entry))
         if attacked:
             cells.append("–" if entry["attacked"] is None else f"{entry['attacked']:.3f}")
-            cells.append(("yes" if entry["node"] in kept else "no") if rank < k else "")
+            cells.append(_stays(entry, rank, k, attacked))
         table.add_row(*cells, style="" if rank < k else "dim")
     return table
 
 
-def _show_attack(values: dict[str, Any], console: Console) -> None:
+def attack_sentences(values: dict[str, Any]) -> list[str]:
+    """Say what the attack did to the prediction and the neighbours; nothing where there was none."""
     attacked = values["attacked"]
+    if not attacked:
+        return []
     top = min(values["k"], len(values["neighbours"]))
     chance = (
         f" (by chance {top * attacked['chance']:.1f})" if top < len(values["neighbours"]) else ", all it has"
     )
     moved = "" if attacked["predicted"] == values["predicted"] else ", another one"
-    console.print(
+    lines = [
         f"under the {attacked['threat']} attack: class {attacked['predicted']}"
         f" ({100 * attacked['confidence']:.0f} %){moved}; {len(attacked['kept'])} of the top {top}"
-        f" stay{chance}",
-        markup=False,
-        highlight=False,
-    )
+        f" stay{chance}"
+    ]
     new = attacked["new_neighbours"]
     if new:
         share = 100 * attacked["new_attention"]
-        console.print(
-            f"{new} injected neighbour{'s' if new > 1 else ''} took {share:.0f} % of its attention",
-            highlight=False,
-        )
+        lines.append(f"{new} injected neighbour{'s' if new > 1 else ''} took {share:.0f} % of its attention")
+    return lines
 
 
-def _show_certified(certified: dict[str, Any], console: Console) -> None:
-    for layer in certified["layers"]:
-        top, kind = layer["topk_radius"], layer["class_radius"]
-        words = [
-            f"top-{certified['k']} cannot change below {top:.4f}"
-            if top is not None
-            else f"top-{certified['k']}: no other neighbour to swap in"
-        ]
-        if kind is not None:
-            words.append(f"class not below {kind:.4f} ({layer['class_status']})")
-        else:
-            known = layer["class_status"] != "unknown"
-            words.append("class: attention has no say" if known else "class: unknown")
-        console.print(
-            f"{layer['layer']}, {certified['norm']} ball: {'; '.join(words)}", markup=False, highlight=False
-        )
-    console.print(certified["promise"], style="dim", markup=False, highlight=False)
-    for line in injection_words(certified.get("injection") or {}):
-        console.print(line, markup=False, highlight=False)
+def certified_sentences(values: dict[str, Any]) -> list[str]:
+    """Say what is proved about the node, layer by layer; nothing where that was not asked for."""
+    certified = values["certified"]
+    if not certified:
+        return []
+    lines = [
+        f"{layer['layer']}, {certified['norm']} ball: {_radii(layer, certified['k'])}"
+        for layer in certified["layers"]
+    ]
+    return [*lines, certified["promise"], *injection_words(certified.get("injection") or {})]
+
+
+def _radii(layer: dict[str, Any], k: int) -> str:
+    top, kind = layer["topk_radius"], layer["class_radius"]
+    order = (
+        f"top-{k} cannot change below {top:.4f}"
+        if top is not None
+        else f"top-{k}: no other neighbour to swap in"
+    )
+    if kind is not None:
+        return f"{order}; class not below {kind:.4f} ({layer['class_status']})"
+    known = layer["class_status"] != "unknown"
+    return f"{order}; {'class: attention has no say' if known else 'class: unknown'}"
 
 
 def injection_words(found: dict[str, Any]) -> list[str]:

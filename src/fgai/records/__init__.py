@@ -1,9 +1,11 @@
 """Records and tables: JSON documents that say everything about themselves, and how they print."""
 
 from fgai.records.document import Document, TabledDocument, read_json
+from fgai.records.frame import data_frame
 from fgai.records.meter import Meter
 from fgai.records.plain import PackedArray, check_arrays, look_up, pack_array, plain, to_text, unpack_array
 from fgai.records.table import ARROWS, MISSING, Cell, Column, Table
+from fgai.records.tabled import Tabled
 
 __all__ = [
     "ARROWS",
@@ -14,8 +16,10 @@ __all__ = [
     "Meter",
     "PackedArray",
     "Table",
+    "Tabled",
     "TabledDocument",
     "check_arrays",
+    "data_frame",
     "look_up",
     "pack_array",
     "plain",

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_type_hints
 
-from rich.console import Console
-
 from fgai.errors import CheckpointError
 from fgai.files import check_items, parse_json, write_atomic
 from fgai.records.plain import check_arrays, plain, to_text
-from fgai.records.table import Table
+from fgai.records.tabled import Tabled
 from fgai.typed import typed
 
 
@@ -92,28 +89,11 @@ class Document:
 
 @typed
 @dataclass(frozen=True, kw_only=True)
-class TabledDocument(Document, ABC):
+class TabledDocument(Document, Tabled):
     """A document that prints as tables."""
-
-    @abstractmethod
-    def tables(self) -> list[Table]:
-        """Return the tables, in the order they are shown."""
-
-    def show(self, console: Console | None = None) -> None:
-        """Print in a terminal."""
-        for table in self.tables():
-            table.show(console)
-
-    def to_markdown(self) -> str:
-        """Return the tables as Markdown."""
-        return "\n\n".join(f"**{table.title}**\n\n{table.to_markdown()}" for table in self.tables())
 
     def __str__(self) -> str:
         return self.to_markdown()
-
-    def to_latex(self) -> str:
-        """Return the tables as LaTeX."""
-        return "\n\n".join(table.to_latex() for table in self.tables())
 
 
 @typed

@@ -1,22 +1,30 @@
-"""`Table`: rows of plain values that print in a terminal and as Markdown, LaTeX or CSV."""
+"""`Table`: rows of plain values that print in a terminal and as Markdown, HTML, LaTeX or CSV."""
 
 from __future__ import annotations
 
 import csv
+import html
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from fgai.records.frame import data_frame
 from fgai.typed import typed
+
+if TYPE_CHECKING:
+    import pandas
 
 Cell = str | float | int | None
 
 MISSING = "–"
+_PROSE = 40
+"""Characters from which on a column holds sentences, which are aligned at the left."""
 ARROWS = {"higher": "↑", "lower": "↓", "": ""}
 """Which direction is better, as headings show it."""
 _LATEX = {
@@ -165,6 +173,28 @@ class Table:
         lines += [_line(row, _plain) for row in self.texts()]
         return "\n".join([*lines, *(f"\n{note}" for note in self.notes)])
 
+    def to_html(self) -> str:
+        """Return an HTML table, notes below it; every text is escaped."""
+        left = [place == 0 or max(map(len, cells)) > _PROSE for place, cells in enumerate(self._cells())]
+        head = _html_row([column.heading for column in self.columns], left, "th")
+        body = "".join(_html_row(row, left, "td") for row in self.texts())
+        notes = "".join(f"<p><small>{html.escape(note)}</small></p>" for note in self.notes)
+        caption = f'<caption style="text-align:left">{html.escape(self.title)}</caption>'
+        table = f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>"
+        return f'<div class="fgai-table" style="overflow-x:auto">{table}{notes}</div>'
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return self.to_html()
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a `DataFrame` with full precision; undefined values are missing.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return data_frame(self.rows, [column.title for column in self.columns])
+
     def to_latex(self) -> str:
         """Return a LaTeX `tabular` in booktabs style, notes as comments."""
         width = len(self.columns)
@@ -186,6 +216,14 @@ class Table:
 
 def _line(cells: Sequence[str], escape: Callable[[str], str]) -> str:
     return "| " + " | ".join(escape(cell) for cell in cells) + " |"
+
+
+def _html_row(texts: Sequence[str], left: Sequence[bool], tag: str) -> str:
+    cells = (
+        f'<{tag} style="text-align:{"left" if at_left else "right"}">{html.escape(text)}</{tag}>'
+        for text, at_left in zip(texts, left, strict=True)
+    )
+    return f"<tr>{''.join(cells)}</tr>"
 
 
 def _plain(text: str) -> str:

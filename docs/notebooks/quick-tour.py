@@ -1,0 +1,78 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # A quick tour
+#
+# One small graph, one GAT, one faithful model made from it, and what an attack does to both. The graph is
+# made from a seed: half of its nodes speak of their class, the others mislead, so it is known which
+# neighbours a good explanation should name.
+
+# %%
+# %matplotlib inline
+import fgai
+from fgai.datasets import planted, random_split
+
+graph = planted(num_nodes=500, num_classes=3)
+split = random_split(graph, seed=0)
+data = graph.replace(train_mask=split.train, val_mask=split.val, test_mask=split.test)
+data
+
+# %% [markdown]
+# ## Train, and make it faithful
+#
+# Short trainings, to be quick here; leave `epochs` out for the chosen settings.
+
+# %%
+small = {"nodes": 5, "edges": 5}  # an attack that fits so small a graph
+model = fgai.train("GAT", data, epochs=120, progress=False)
+faithful = fgai.make_faithful(model, data, epochs=30, progress=False, **small)
+
+# %% [markdown]
+# ## Attack both alike
+#
+# Five injected nodes with five edges each. Below the models stand attention that says nothing and what chance
+# would get.
+
+# %%
+models = {"GAT": model, "FGAI": faithful}
+comparison = fgai.compare(models, data, curves=False, **small)
+comparison
+
+# %% [markdown]
+# ## Whom does a node listen to?
+
+# %%
+fgai.explain(faithful, data, node=24, **small)
+
+# %%
+fgai.figures.node_attention(faithful, data, node=24)
+
+# %% [markdown]
+# The dotted line is what every neighbour would get if attention said nothing; ticks are neighbours that are
+# known to inform.
+#
+# ## What is proved?
+
+# %%
+record = fgai.certify(faithful, data, vanilla=model, radius=0.01)
+record
+
+# %% [markdown]
+# How to read it: [read a certificate](../read-a-certificate.md). The numbers, as a data frame:
+
+# %%
+frame = record.to_pandas()
+frame[["layer", "node", "degree", "topk_radius", "class_radius"]].head()
+
+# %% [markdown]
+# Next: [your own model](../own-model.md).

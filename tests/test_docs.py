@@ -1,0 +1,274 @@
+"""The documentation: its Python runs, its links lead somewhere, and its site builds without a warning."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import wraps
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+import torch
+
+import fgai
+from fgai.attacks import THREATS
+from fgai.datasets import link_split, planted, random_split
+from fgai.errors import FgaiWarning
+from fgai.graph import Graph
+from fgai.metrics import spec
+from fgai.models import MODELS
+from fgai.tasks import TASKS
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LANGUAGES = {"python", "console", ""}
+SHORT = {
+    "train": {"epochs": 3, "progress": False},
+    "make_faithful": {"epochs": 2, "progress": False},
+    "evaluate": {"curves": False, "nulls": False},
+    "compare": {"curves": False, "nulls": False, "explanation_attack": False},
+}
+
+
+def blocks(page: Path) -> list[str]:
+    """The Python of a page, in order."""
+    return [code for kind, code in FENCE.findall(page.read_text(encoding="utf-8")) if kind == "python"]
+
+
+WITH_PYTHON = [page for page in PAGES if blocks(page)]
+
+
+def shortened(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    """The same call, with options that make it quick."""
+
+    @wraps(function)
+    def quick(*args: Any, **given: Any) -> Any:
+        return function(*args, **{**given, **options})
+
+    return quick
+
+
+def small(name: str = "planted", *, task: str | None = None, seed: int = 0) -> Graph:
+    """What `load_dataset` gives to a page: the built-in graph, made small."""
+    assert name == "planted", "a page must not need files"
+    graph = planted(num_nodes=120)
+    split = random_split(graph, seed)
+    graph = graph.replace(train_mask=split.train, val_mask=split.val, test_mask=split.test)
+    return graph if task is None else link_split(graph, seed)
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, Any]:
+    """What the pages speak of without making it: a graph, a model and the faithful one made from it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FgaiWarning)
+        data = small()
+        model = fgai.train("GAT", data, **SHORT["train"])
+        faithful = fgai.make_faithful(model, data, **SHORT["make_faithful"])
+    return {"fgai": fgai, "data": data, "model": model, "faithful": faithful}
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Trainings and evaluations that take a moment; whatever a page registers is forgotten."""
+    monkeypatch.chdir(tmp_path)
+    for name, options in SHORT.items():
+        monkeypatch.setattr(fgai, name, shortened(getattr(fgai, name), options))
+    method = fgai.training.train_method
+    options = {"settings": {"epochs": 3}, "progress": False}
+    monkeypatch.setattr(fgai.training, "train_method", shortened(method, options))
+    alone = shortened(fgai.training.features_alone, SHORT["train"])
+    monkeypatch.setattr(fgai.training, "features_alone", alone)
+    monkeypatch.setattr(fgai, "load_dataset", small)
+    for name, threat in list(THREATS.items()):
+        budget = replace(threat.budget, steps=min(threat.budget.steps, 2), restarts=1)
+        monkeypatch.setitem(THREATS, name, replace(threat, budget=budget))
+    registries: list[dict[str, Any]] = [THREATS, MODELS, TASKS, spec._registry]
+    before = [dict(registry) for registry in registries]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FgaiWarning)  # models this raw are rightly doubted
+        yield
+    for registry, held in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(held)
+
+
+class TestPython:
+    @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.stem)
+    @pytest.mark.usefixtures("quick")
+    def test_every_block_runs(self, page: Path, trained: dict[str, Any]) -> None:
+        """In order, each page on names of its own; what `trained` holds is there from the start."""
+        torch.manual_seed(0)
+        names = dict(trained)
+        for code in blocks(page):
+            exec(compile(code, page.name, "exec"), names)
+
+    def test_all_python_is_in_such_blocks(self) -> None:
+        """No other language, and no indented block that would not be run."""
+        python = re.compile(r"^ {4}(?:import |from \w+ import |(?:\w+ = )?fgai\.\w+\()", re.MULTILINE)
+        for page in [ROOT / "README.md", *PAGES]:
+            text = page.read_text(encoding="utf-8")
+            assert {kind for kind, _ in FENCE.findall(text)} <= LANGUAGES, page.name
+            assert not python.search(FENCE.sub("", text)), page.name
+
+    def test_readers_find_some_on_every_guide(self) -> None:
+        guides = {"five-minutes", "own-model", "faithful", "read-a-certificate", "attack", "defend", "extend"}
+        assert guides <= {page.stem for page in WITH_PYTHON}
+
+
+def headings(page: Path) -> set[str]:
+    """The names under which the headings of a Markdown file can be linked to."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    found = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+def test_links_in_the_repository_name_files_and_headings() -> None:
+    """Of what is read without the site as well; the pages of the site are checked as they are built."""
+    sources = [
+        ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
+    ]
+    for page in [*sources, *PAGES]:
+        for link in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", page.read_text(encoding="utf-8"))):
+            address, _, name = link.partition("#")
+            if address.startswith("http"):
+                continue
+            target = page.parent / address if address else page
+            assert target.exists(), f"{page.name}: {link}"
+            assert not name or name in headings(target), f"{page.name}: {link}"
+
+
+def test_lists_and_tables_begin_after_a_blank_line() -> None:
+    """The site would show them as running text."""
+    begins = re.compile(r"^(?![-|<>\s]|\d+\. ).+\n(?:- |\d+\. |\|)", re.MULTILINE)
+    for page in PAGES:
+        found = begins.search(FENCE.sub("", page.read_text(encoding="utf-8")))
+        assert not found, f"{page.name}: {found[0] if found else ''}"
+
+
+class Links(HTMLParser):
+    """Links, names and outside files of one page; apart, the links of its text."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.links: set[str] = set()
+        self.text: set[str] = set()
+        self.names: set[str] = set()
+        self.loaded: set[str] = set()
+        self._in_text = False
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self._in_text |= tag == "article"
+        self.names.add(found.get("id", ""))
+        if tag == "a" and "href" in found:
+            self.links.add(found["href"])
+            if self._in_text:
+                self.text.add(found["href"])
+        if tag in ("script", "img", "iframe") and "src" in found:
+            self.loaded.add(found["src"])
+        if tag == "link" and found.get("rel") in ("stylesheet", "preconnect", "preload", "icon"):
+            self.loaded.add(found["href"])
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_text &= tag != "article"
+
+
+JOURNEYS = {
+    "with a model of one's own": ("own-model.html", "faithful.html", "read-a-certificate.html"),
+    "with the paper": ("reproduce.html", "method.html", "results.html"),
+    "as an auditor": ("attack.html", "read-a-certificate.html", "threat-model.html"),
+}
+
+
+@pytest.fixture(scope="module")
+def site() -> Path:
+    """The site as `make docs` builds it: notebooks run, a warning fails."""
+    pytest.importorskip("zensical")
+    from tools import site as tool
+
+    tool.stage()
+    assert tool.build() == 0
+    return tool.SITE
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Links]:
+    return {path.resolve(): Links(path) for path in site.rglob("*.html") if path.name != "404.html"}
+
+
+class TestSite:
+    def test_every_link_leads_somewhere(self, pages: dict[Path, Links]) -> None:
+        assert len(pages) > 60
+        for page, found in pages.items():
+            for link in found.links | found.loaded:
+                address, _, name = link.partition("#")
+                if address.startswith(("http:", "https:", "mailto:")):
+                    continue
+                target = (page.parent / unquote(address)).resolve() if address else page
+                assert target.exists(), f"{page.name}: {link}"
+                if name and target in pages and name != "__codelineno":
+                    assert unquote(name) in pages[target].names, f"{page.name}: {link}"
+
+    def test_nothing_is_fetched(self, site: Path, pages: dict[Path, Links]) -> None:
+        for page, found in pages.items():
+            outside = [address for address in found.loaded if address.startswith(("http", "//"))]
+            assert not outside, f"{page.name}: {outside}"
+        for sheet in site.rglob("*.css"):
+            assert not re.search(r"url\(['\"]?(?:https?:)?//", sheet.read_text(encoding="utf-8")), sheet.name
+
+    @pytest.mark.parametrize("journey", JOURNEYS)
+    def test_goals_are_near_the_front_page(self, site: Path, pages: dict[Path, Links], journey: str) -> None:
+        """Under five clicks by links of the text alone, each from the one before."""
+        clicks, here = 0, (site / "index.html").resolve()
+        for goal in JOURNEYS[journey]:
+            there = (site / goal).resolve()
+            clicks += distance(here, there, pages)
+            here = there
+        assert clicks < 5
+
+    def test_every_page_is_in_the_menu(self, site: Path, pages: dict[Path, Links]) -> None:
+        menu = {
+            (site / unquote(link.partition("#")[0])).resolve()
+            for link in pages[(site / "index.html").resolve()].links
+        }
+        decisions = (site / "decisions").resolve()
+        assert {page for page in pages if page.parent != decisions} <= menu
+
+    def test_every_public_package_has_its_reference(self, pages: dict[Path, Links]) -> None:
+        from tools.site import packages
+
+        named = {name for page, found in pages.items() if page.parent.name == "api" for name in found.names}
+        assert {f"fgai.{name}" for name in fgai.__all__ if not name.startswith("_")} <= named
+        assert {"fgai.metrics.overlap", "fgai.attacks.Budget", "fgai.training.train_method"} <= named
+        assert len([page for page in pages if page.parent.name == "api"]) == len(packages()) + 1
+
+    def test_notebooks_show_what_they_printed(self, site: Path) -> None:
+        for name in ("quick-tour", "audit-your-gat"):
+            page = (site / "notebooks" / f"{name}.html").read_text(encoding="utf-8")
+            assert page.count('class="fgai-table"') >= 3 and 'class="dataframe"' in page
+        assert list((site / "notebooks").glob("quick-tour-*.png"))
+
+
+def distance(start: Path, goal: Path, pages: dict[Path, Links]) -> int:
+    """Clicks between two pages."""
+    seen, waiting = {start: 0}, deque([start])
+    while waiting:
+        page = waiting.popleft()
+        if page == goal:
+            return seen[page]
+        for link in pages[page].text:
+            target = (page.parent / unquote(link.partition("#")[0])).resolve()
+            if target in pages and target not in seen:
+                seen[target] = seen[page] + 1
+                waiting.append(target)
+    pytest.fail(f"{goal.name} cannot be reached from {start.name}")
