@@ -17,6 +17,7 @@ from fgai.version import __version__
 
 if TYPE_CHECKING:
     from fgai.attention.record import record
+    from fgai.attention.wrap import wrap
     from fgai.certificates import certify
     from fgai.datasets import load_dataset
     from fgai.errors import (
@@ -69,10 +70,11 @@ __all__ = [
     "report",
     "save_model",
     "train",
+    "wrap",
 ]
 
 _NAMES = {
-    "attention": ("record",),
+    "attention": ("record", "wrap"),
     "certificates": ("certify",),
     "datasets": ("load_dataset",),
     "errors": tuple(name for name in __all__ if name.endswith(("Error", "Warning"))),

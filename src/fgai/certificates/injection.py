@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu, leaky_relu
 
-from fgai.attention import limits_of, observe, prepared
+from fgai.attention import limits_of, model_name, observe, prepared
 from fgai.certificates.familiar import unfamiliar
 from fgai.certificates.injected import Injection, InjectionCertificate, LayerOrder
 from fgai.certificates.injection_kernels import class_kept, mean_bounds, order_kept
@@ -115,7 +115,7 @@ def certify_injection(
         reason=reason,
         known=doubt is None,
         layers=tuple(orders),
-        model={"class": type(model).__name__, "config": getattr(model, "config", None)},
+        model={"class": model_name(model), "config": getattr(model, "config", None)},
         data={"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges},
         version=versions(),
         seconds=perf_counter() - began,
