@@ -110,7 +110,7 @@ def test_other_arguments_are_refused_in_words(door: str, model: type[Plain]) -> 
 
 
 def test_an_argument_the_data_does_not_have_is_named() -> None:
-    with pytest.raises(InputError, match="'graph' has no `edge_attr`, give `data.edge_attr`"):
+    with pytest.raises(InputError, match=r"'graph' has no `edge_attr`, give `data.edge_attr`"):
         prepared(NeedsEdgeValues().eval(), Graph.from_data(GRAPH.to_data()))
 
 
@@ -176,7 +176,9 @@ def test_values_on_edges_of_another_type_are_refused() -> None:
 
 
 def test_what_fails_inside_a_model_is_said_with_its_cause() -> None:
-    with pytest.raises(InputError, match=r"Plain failed .* x \[40, 6\], edge_index .*how many features") as caught:
+    with pytest.raises(
+        InputError, match=r"Plain failed .* x \[40, 6\], edge_index .*how many features"
+    ) as caught:
         prepared(Plain(WIDTH + 1).eval(), GRAPH.replace())
     assert isinstance(caught.value.__cause__, RuntimeError)
     model = NodeValues().eval()

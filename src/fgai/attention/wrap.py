@@ -32,7 +32,7 @@ def wrap(model: nn.Module, call: Call, data: Any = None) -> Wrapped:
         model: trained or not; kept as it is inside, as `.model`.
         call: `(model, data) → logits`, a row per node or per small graph. It must use the model it is given:
             copies of it are trained and attacked.
-        data: the PyG `Data` to try it on; optional.
+        data: a PyG `Data` or a `Graph` to try it on; optional.
 
     Returns:
         The wrapped model, called on a PyG `Data`. What `make_faithful` and others make of it is wrapped
@@ -64,12 +64,13 @@ def wrap(model: nn.Module, call: Call, data: Any = None) -> Wrapped:
 
 def _try(wrapped: Wrapped, data: Any) -> None:
     """Make sure that the model says the same of fgai's copy of `data` as of `data` itself."""
-    graph = prepared(wrapped, Graph.from_data(data))
+    graph = prepared(wrapped, data if isinstance(data, Graph) else Graph.from_data(data))
     fields = fields_of(graph)
     with evaluating(wrapped), torch.no_grad():
         ours = call_with(wrapped, fields)
         try:
-            theirs = wrapped(data.clone().to(device_of(wrapped, graph)))
+            given = data.to_data() if isinstance(data, Graph) else data.clone()
+            theirs = wrapped(given.to(device_of(wrapped, graph)))
         except Exception as error:
             raise InputError(f"`call` failed on `data` itself: {error}") from error
         if differ(ours, theirs) and not differ(ours, call_with(wrapped, fields)):
