@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fgai.attention.record import record
     from fgai.attention.wrap import wrap
     from fgai.certificates import certify
-    from fgai.datasets import load_dataset
+    from fgai.datasets import load_dataset, load_graph
     from fgai.errors import (
         AttentionError,
         BudgetError,
@@ -64,6 +64,7 @@ __all__ = [
     "explain",
     "limit",
     "load_dataset",
+    "load_graph",
     "load_model",
     "make_faithful",
     "record",
@@ -76,7 +77,7 @@ __all__ = [
 _NAMES = {
     "attention": ("record", "wrap"),
     "certificates": ("certify",),
-    "datasets": ("load_dataset",),
+    "datasets": ("load_dataset", "load_graph"),
     "errors": tuple(name for name in __all__ if name.endswith(("Error", "Warning"))),
     "evaluation": ("compare", "evaluate"),
     "explanations": ("explain",),
