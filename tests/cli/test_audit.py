@@ -44,8 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place, data = tmp_path_factory.mktemp("audit"), own.own_data()
     (place / "mine_to_audit.py").write_text(MODULE)
     save_file(dict(own.own_model().state_dict()), place / "mine.safetensors")
-    fields = data.to_dict()
-    np.savez(place / "mine.npz", **{name: value.numpy() for name, value in fields.items()})
+    np.savez(place / "mine.npz", **{name: np.asarray(value) for name, value in data.to_dict().items()})
     torch.save(data, place / "mine.pt")
     return place
 
@@ -55,8 +54,7 @@ def test_an_audit_says_what_the_library_says(folder: Path) -> None:
     found = answer(*words, *COMMON, "--out", "page.html", "--node", 3, cwd=folder)
     assert found["command"] == "audit" and found["models"] == ["Mine"] and found["nodes"] == 40
     model, data = own.own_model(), own.own_data()
-    with pytest.warns(library.ReliabilityWarning):
-        wanted = library.evaluate(model, data, "random", nodes=2, edges=3, k=2)
+    wanted = library.evaluate(model, data, "random", nodes=2, edges=3, k=2)
     assert found["metrics"]["f1"]["clean"] == wanted.metrics["f1"]["clean"] == own.own_accuracy(model, data)
     assert found["metrics"] == wanted.to_dict()["metrics"]
     made = Report.load(folder / found["document"])
@@ -80,7 +78,7 @@ def test_an_audit_says_what_the_library_says(folder: Path) -> None:
         ({"data": "none.npz"}, "there is no file none.npz"),
         ({"data": "bomb.pt"}, "was refused"),
         ({"data": "mine.safetensors"}, "must be a graph as .npz, .pt or .csv"),
-        ({"data": "bare.npz"}, "does not have|failed on"),
+        ({"data": "bare.npz"}, "'bare' has no node features"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(folder: Path, change: dict[str, str], words: str) -> None:
@@ -88,9 +86,9 @@ def test_what_does_not_fit_is_refused_in_words(folder: Path, change: dict[str, s
     (folder / "cut.safetensors").write_bytes(whole[:-30])
     (folder / "bomb.pt").write_bytes(b"cos\nsystem\n(S'touch fgai-was-here'\ntR.")
     data = own.own_data()
-    np.savez(folder / "bare.npz", x=data.x.numpy(), edge_index=data.edge_index.numpy(), y=data.y.numpy())
+    np.savez(folder / "bare.npz", edge_index=data.edge_index.numpy(), y=data.y.numpy())
     given = {"model": "mine_to_audit:make", "weights": "mine.safetensors", "data": "mine.pt", **change}
     options = [word for name, value in given.items() for word in (f"--{name}", value)]
     message = refused("audit", *options, *COMMON, cwd=folder)
-    assert any(part in message.replace("\n", " ") for part in words.split("|")), message
+    assert words in message.replace("\n", " ")
     assert not (folder / "fgai-was-here").exists()

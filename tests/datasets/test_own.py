@@ -78,6 +78,8 @@ def test_weights_and_bare_edge_lists(tmp_path: Path) -> None:
     path.write_text("destination,weight,source\n1,0.5,0\n2,1.5,4\n")
     graph = fgai.load_graph(path)
     assert graph.num_nodes == 5 and graph.features is None and graph.edge_attr is None
+    np.savez(tmp_path / "more.npz", edge_index=graph.edge_index.numpy(), num_nodes=7)
+    assert fgai.load_graph(tmp_path / "more.npz").num_nodes == 7
     assert graph.edge_index.tolist() == [[0, 4], [1, 2]] and graph.edge_weight.tolist() == [0.5, 1.5]
 
 

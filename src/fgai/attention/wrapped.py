@@ -7,10 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fgai.typed import typed
+
 Call = Callable[[Any, Any], Tensor]
 """From a model and a PyG `Data` to the model's logits."""
 
 
+@typed
 class Wrapped(nn.Module):
     """A model that is called in a way of its own; made by `fgai.wrap`.
 
@@ -30,6 +33,7 @@ class Wrapped(nn.Module):
         return self.call(self.model, data)
 
 
+@typed
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside a `Wrapped`; any other as it is."""
     return model.model if isinstance(model, Wrapped) else model
@@ -41,6 +45,7 @@ def uncompiled(model: nn.Module) -> nn.Module:
     return model if inner is None else inner
 
 
+@typed
 def model_name(model: nn.Module) -> str:
     """Return the name of a model's class, for messages and records: that of the model inside a wrapper."""
     return type(uncompiled(unwrapped(uncompiled(model)))).__name__

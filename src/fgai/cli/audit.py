@@ -88,7 +88,7 @@ def audit(
         reproduce=[_line(given, page)],
         on_step=out.say,
     )
-    record = EvaluationRecord.from_dict(made.records[0])
+    record = EvaluationRecord.from_dict({**made.records[0], "per_node": {}})  # which the page has elsewhere
     tell_page(
         out, made, page, open_=open_, command="audit", above=record.show, metrics=record.to_dict()["metrics"]
     )

@@ -23,7 +23,8 @@ from fgai.graph import Graph
 from fgai.graph.pyg_data import arguments_from_data
 from fgai.typed import typed
 
-FIELDS = ("edge_index", "x", "y", "train_mask", "val_mask", "test_mask", "edge_attr", "edge_weight")
+MASKS = ("train_mask", "val_mask", "test_mask")
+FIELDS = ("edge_index", "x", "y", *MASKS, "edge_attr", "edge_weight", "num_nodes")
 """Names in an archive, those of PyG's `Data`; all but the first may be missing."""
 PARTS = ("train", "val", "test")
 
@@ -70,18 +71,19 @@ def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
         raise DataError(f"{path} is damaged, or not what its name says ({reason})") from error
 
 
-def _graph(fields: dict[str, Tensor], path: Path) -> Graph:
+def _graph(fields: dict[str, Any], path: Path) -> Graph:
     """The graph of PyG's fields, after all checks."""
     if "edge_index" not in fields:
         raise DataError(f"{path} holds no `edge_index` [2, edges]; it has {', '.join(fields) or 'nothing'}")
     edges = fields["edge_index"]
-    known = [len(fields[name]) for name in ("x", "y", "train_mask") if name in fields]
-    count = known[0] if known else int(edges.max()) + 1 if edges.numel() else 0
-    given = SimpleNamespace(**fields, num_nodes=count)
+    if "num_nodes" not in fields:
+        known = [len(fields[name]) for name in ("x", "y", *MASKS) if name in fields]
+        fields["num_nodes"] = known[0] if known else int(edges.max()) + 1 if edges.numel() else 0
+    given = SimpleNamespace(**fields)
     return Graph.from_edges(**arguments_from_data(given), name=path.stem)
 
 
-def _archive(path: Path) -> dict[str, Tensor]:
+def _archive(path: Path) -> dict[str, Any]:
     with zipfile.ZipFile(path) as archive:
         names = [name.removesuffix(".npy") for name in archive.namelist()]
     odd = [name for name in names if name not in FIELDS]
@@ -95,12 +97,12 @@ def _as_tensor(values: Any, name: str, path: Path) -> Tensor:
     if values.dtype.kind not in "biuf":
         raise DataError(f"`{name}` of {path} must hold numbers, got {values.dtype}")
     tensor = torch.from_numpy(values)
-    if name in ("edge_index", "y"):
+    if name in ("edge_index", "y", "num_nodes"):
         return tensor.long() if values.dtype.kind in "iu" else tensor
     return tensor if values.dtype.kind == "b" else tensor.float()
 
 
-def _saved(path: Path) -> dict[str, Tensor]:
+def _saved(path: Path) -> dict[str, Any]:
     """The fields of a `Data` or of a dictionary, by the loader that makes tensors and nothing else."""
     from torch_geometric.data import Data
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
@@ -124,10 +126,11 @@ def _saved(path: Path) -> dict[str, Tensor]:
         raise DataError(
             f"{path} must hold a PyG `Data` or a dictionary of tensors, got {type(found).__name__}"
         )
-    return {name: given[name] for name in (*FIELDS, "edge_type") if isinstance(given.get(name), Tensor)}
+    kept = (*FIELDS, "edge_type")
+    return {name: given[name] for name in kept if isinstance(given.get(name), Tensor | int)}
 
 
-def _tables(path: Path, nodes: Path | None) -> dict[str, Tensor]:
+def _tables(path: Path, nodes: Path | None) -> dict[str, Any]:
     """The fields of an edge list and, where there is one, a node table."""
     columns = _columns(path, ("source", "destination"))
     ends = [_whole(columns.pop(name), name, path) for name in ("source", "destination")]

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from fgai.errors import InputError
+from fgai.typed import typed
 
 Factory = Callable[..., nn.Module] | str
 """A function or a class, or `package.module:name`."""
@@ -33,6 +34,7 @@ def factory_name(factory: Factory) -> str:
     return factory
 
 
+@typed
 def make_model(factory: Factory, arguments: Mapping[str, Any] | None = None) -> nn.Module:
     """Return the model a factory makes; a name is imported.
 
