@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,7 +22,7 @@ from support import own_cases as own
 Edges = dict[tuple[int, int], list[float]]
 
 
-def as_dictionary(data: object) -> Edges:
+def as_dictionary(data: Any) -> Edges:
     """(source, destination) → attributes."""
     pairs = zip(*data.edge_index.tolist(), strict=True)
     return dict(zip(pairs, data.edge_attr.tolist(), strict=True))
@@ -115,3 +118,26 @@ def test_a_search_over_partial_edges_leaves_the_users_weights_alone() -> None:
         assert not torch.allclose(logits, call_model(model, graph))
         doubled = call_model(model, graph.replace(edge_weight=2 * graph.edge_weight))
         assert not torch.allclose(doubled, call_model(model, graph))
+
+
+@pytest.mark.parametrize("conv", own.CONVS)
+def test_certificates_of_such_models_hold(conv: str) -> None:
+    model, data = own.own_model(conv), own.own_data()
+    certificate = fgai.certify(model, data, radius=0.01).layer().prediction
+    assert certificate.class_status == "exact"
+    graph = prepared(model, Graph.from_data(data))
+    seen = observe(model, graph)
+    last, radius = seen.attention.last, certificate.class_radius
+    rows, generator = last.destination, torch.Generator().manual_seed(0)
+    flipped = torch.zeros(graph.num_nodes, dtype=torch.bool)
+    for share, _ in itertools.product((0.99, 3.0), range(40)):
+        order = torch.rand(last.num_edges, generator=generator)
+        highest = torch.zeros(graph.num_nodes).scatter_reduce(0, rows, order, "amax")
+        lowest = torch.ones(graph.num_nodes).scatter_reduce(0, rows, order, "amin")
+        sign = (order == highest[rows]).float() - (order == lowest[rows]).float()
+        size = radius.nan_to_num(posinf=0.0).float()[rows] * share / 2  # l1: half onto one edge, half off one
+        delta = (sign * size)[:, None]
+        moved = observe(model, graph, perturb={1: delta}).logits.argmax(1) != seen.logits.argmax(1)
+        assert share > 1 or not bool(moved.any())
+        flipped |= moved
+    assert int(flipped.sum()) > 5  # and beyond the radius classes do change

@@ -108,7 +108,10 @@ def _with(**changes: Any) -> Callable[[Path], None]:
 
 
 def _text(text: str) -> Callable[[Path], None]:
-    return lambda path: path.write_text(text) and None
+    def write(path: Path) -> None:
+        path.write_text(text)
+
+    return write
 
 
 def _holed(values: np.ndarray) -> np.ndarray:

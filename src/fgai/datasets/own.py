@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ MASKS = ("train_mask", "val_mask", "test_mask")
 FIELDS = ("edge_index", "x", "y", *MASKS, "edge_attr", "edge_weight", "num_nodes")
 """Names in an archive, those of PyG's `Data`; all but the first may be missing."""
 PARTS = ("train", "val", "test")
+Reader = Callable[[Path], dict[str, Any]]
 
 
 @typed
@@ -54,7 +56,7 @@ def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
     """
     path = Path(path)
     table = None if node_table is None else Path(node_table)
-    readers = {".npz": _archive, ".pt": _saved, ".csv": lambda one: _tables(one, table)}
+    readers: dict[str, Reader] = {".npz": _archive, ".pt": _saved, ".csv": partial(_tables, nodes=table)}
     if path.suffix not in readers:
         raise DataError(f"{path} must be a graph as .npz, .pt or .csv; see `fgai.load_graph`")
     if table is not None and path.suffix != ".csv":
