@@ -42,6 +42,7 @@ def test_a_wrapped_model_is_taken_where_a_model_is_taken() -> None:
     plain = own.own_model()
     assert wrapped.model is model and model_name(wrapped) == "Odd"
     assert list(find_layers(wrapped)) == ["first", "second"]
+    assert torch.equal(fgai.wrap(model, odd_call, graph)(graph), call_model(wrapped, graph))
     torch.testing.assert_close(wrapped(data), 2 * plain(data.x, data.edge_index, data.edge_attr))
     with record(wrapped) as tape:
         call_model(wrapped, graph)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fgai.attention.adapter import GraphModel, device_of, prepared
+from fgai.attention.adapter import GraphModel, prepared
 from fgai.attention.calls import call_with, fields_of
 from fgai.attention.contact import differ
 from fgai.attention.state import evaluating
@@ -35,8 +35,8 @@ def wrap(model: nn.Module, call: Call, data: Any = None) -> Wrapped:
         data: a PyG `Data` or a `Graph` to try it on; optional.
 
     Returns:
-        The wrapped model, called on a PyG `Data`. What `make_faithful` and others make of it is wrapped
-        likewise.
+        The wrapped model, called on a PyG `Data` or a `Graph`. What `make_faithful` and others make of it is
+        wrapped likewise.
 
     Raises:
         InputError: nothing to call, one of fgai's own models, or, with `data`, a call that fails, returns
@@ -69,8 +69,8 @@ def _try(wrapped: Wrapped, data: Any) -> None:
     with evaluating(wrapped), torch.no_grad():
         ours = call_with(wrapped, fields)
         try:
-            given = data.to_data() if isinstance(data, Graph) else data.clone()
-            theirs = wrapped(given.to(device_of(wrapped, graph)))
+            given = graph if isinstance(data, Graph) else data.clone().to(graph.device)
+            theirs = wrapped(given)
         except Exception as error:
             raise InputError(f"`call` failed on `data` itself: {error}") from error
         if differ(ours, theirs) and not differ(ours, call_with(wrapped, fields)):

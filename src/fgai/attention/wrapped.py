@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fgai.graph import Graph
 from fgai.typed import typed
 
 Call = Callable[[Any, Any], Tensor]
@@ -17,7 +18,7 @@ Call = Callable[[Any, Any], Tensor]
 class Wrapped(nn.Module):
     """A model that is called in a way of its own; made by `fgai.wrap`.
 
-    It is called on a PyG `Data`, and so are the models made of it.
+    It is called on a PyG `Data` or a `Graph`, and so are the models made of it.
 
     Attributes:
         model: as given.
@@ -29,8 +30,8 @@ class Wrapped(nn.Module):
         self.model, self.call = model, call
 
     def forward(self, data: Any) -> Tensor:
-        """Return what the model says of a PyG `Data`."""
-        return self.call(self.model, data)
+        """Return what the model says of a PyG `Data`, or of a `Graph` as such."""
+        return self.call(self.model, data.to_data() if isinstance(data, Graph) else data)
 
 
 @typed
