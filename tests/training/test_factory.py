@@ -96,6 +96,7 @@ REFUSED: dict[str, tuple[Any, type[FgaiError], str]] = {
     "no such module": ("no_such_module:make", InputError, "cannot import `no_such_module:make`"),
     "no such function": ("support.own_cases:missing", InputError, "cannot import .*no attribute 'missing'"),
     "no function": ("support.own_cases:WIDTH", InputError, "must be a function or a class, got int"),
+    "a number": (2, InputError, "must be a function, a class or a name, got int"),
     "no name": ("support.own_cases", InputError, "must be of the form package.module:name"),
     "a path": ("../own_cases.py:make", InputError, "must be of the form package.module:name"),
     "it fails": (_fails, InputError, "called with conv, failed"),

@@ -25,13 +25,15 @@ def factory_name(factory: Factory) -> str:
     """Return `package.module:name` of a factory, without importing anything.
 
     Raises:
-        InputError: a text of another form.
+        InputError: a text of another form, or nothing that can be called.
     """
-    if not isinstance(factory, str):
-        return f"{factory.__module__}:{getattr(factory, '__qualname__', type(factory).__qualname__)}"
-    if _NAME.fullmatch(factory) is None:
-        raise InputError(f"`factory` must be of the form package.module:name, got {factory!r}")
-    return factory
+    if isinstance(factory, str):
+        if _NAME.fullmatch(factory) is None:
+            raise InputError(f"`factory` must be of the form package.module:name, got {factory!r}")
+        return factory
+    if not callable(factory):
+        raise InputError(f"`factory` must be a function, a class or a name, got {type(factory).__name__}")
+    return f"{factory.__module__}:{getattr(factory, '__qualname__', type(factory).__qualname__)}"
 
 
 @typed
