@@ -56,7 +56,10 @@ def test_an_audit_says_what_the_library_says(folder: Path) -> None:
     model, data = own.own_model(), own.own_data()
     wanted = library.evaluate(model, data, "random", nodes=2, edges=3, k=2)
     assert found["metrics"]["f1"]["clean"] == wanted.metrics["f1"]["clean"] == own.own_accuracy(model, data)
-    assert found["metrics"] == wanted.to_dict()["metrics"]
+    compared = {"null", "similarity"}  # of the first model of a page to itself
+    assert {name: found["metrics"][name] for name in wanted.metrics.keys() - compared} == {
+        name: value for name, value in wanted.to_dict()["metrics"].items() if name not in compared
+    }
     made = Report.load(folder / found["document"])
     assert made.subgraph is not None and made.subgraph["centre"] == 3
     assert made.reproduce == [
