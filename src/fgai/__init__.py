@@ -17,8 +17,9 @@ from fgai.version import __version__
 
 if TYPE_CHECKING:
     from fgai.attention.record import record
+    from fgai.attention.wrap import wrap
     from fgai.certificates import certify
-    from fgai.datasets import load_dataset
+    from fgai.datasets import load_dataset, load_graph
     from fgai.errors import (
         AttentionError,
         BudgetError,
@@ -63,18 +64,20 @@ __all__ = [
     "explain",
     "limit",
     "load_dataset",
+    "load_graph",
     "load_model",
     "make_faithful",
     "record",
     "report",
     "save_model",
     "train",
+    "wrap",
 ]
 
 _NAMES = {
-    "attention": ("record",),
+    "attention": ("record", "wrap"),
     "certificates": ("certify",),
-    "datasets": ("load_dataset",),
+    "datasets": ("load_dataset", "load_graph"),
     "errors": tuple(name for name in __all__ if name.endswith(("Error", "Warning"))),
     "evaluation": ("compare", "evaluate"),
     "explanations": ("explain",),

@@ -224,7 +224,7 @@ class TestWeights:
         weight = torch.isin(edge_keys(*flips.nodes[local]), exact.keys).float()
         with evaluating(model), torch.no_grad():
             expected, attention = seen_by(model, exact)
-            logits, seen = weighted_forward(model, flips.weighted(local, weight))
+            logits, seen = weighted_forward(model, *flips.weighted(local, weight))
         torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-4)
         for ours, theirs in zip(seen, attention, strict=True):
             torch.testing.assert_close(ours.restrict(theirs.keys).values, theirs.values, atol=1e-5, rtol=1e-4)
@@ -276,7 +276,7 @@ class TestPRBCD:
         weight = torch.full((pairs.shape[1],), 0.4, dtype=torch.float64, requires_grad=True)
 
         def value(w: Tensor) -> Tensor:
-            logits, _ = weighted_forward(model, flips.weighted(both, torch.cat([w, w])))
+            logits, _ = weighted_forward(model, *flips.weighted(both, torch.cat([w, w])))
             return logits[clean.nodes].sum()
 
         with evaluating(model, freeze=True):

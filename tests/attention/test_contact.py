@@ -50,7 +50,7 @@ class TakesData(Plain):
         return super().forward(data.x, data.edge_index)
 
 
-class TakesThree(Plain):
+class NeedsEdgeValues(Plain):
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         return self.conv(x, edge_index, edge_attr)
 
@@ -96,15 +96,32 @@ def test_values_kept_per_edge_are_refused_at_every_door(door: str) -> None:
     sorted_edges = Graph.from_data(data).edge_index
     with torch.no_grad():
         assert float((model(data.x, data.edge_index) - model(data.x, sorted_edges)).abs().max()) > 1
-    with pytest.raises(InputError, match=r"KeepsEdgeValues gives other outputs .* in another order"):
+    words = r"KeepsEdgeValues gives other outputs .* in another order.*give them as `data.edge_attr`"
+    with pytest.raises(InputError, match=words):
         DOORS[door](model, data)
 
 
 @pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("model", [TakesData, TakesThree])
+@pytest.mark.parametrize("model", [TakesData, NeedsEdgeValues])
 def test_other_arguments_are_refused_in_words(door: str, model: type[Plain]) -> None:
-    with pytest.raises(InputError, match=rf"{model.__name__}.forward takes \(.*fgai calls it as model\(x, "):
+    words = rf"{model.__name__}.forward takes \(.*fgai calls it as model\(x, .*say how.*fgai.wrap"
+    with pytest.raises(InputError, match=words):
         DOORS[door](model().eval(), GRAPH.to_data())
+
+
+def test_an_argument_the_data_does_not_have_is_named() -> None:
+    with pytest.raises(InputError, match=r"'graph' has no `edge_attr`, give `data.edge_attr`"):
+        prepared(NeedsEdgeValues().eval(), Graph.from_data(GRAPH.to_data()))
+
+
+@pytest.mark.parametrize("name", ["edge_attr", "edge_weight"])
+@pytest.mark.parametrize("door", DOORS)
+def test_values_a_model_would_not_see_are_refused(door: str, name: str) -> None:
+    data = GRAPH.to_data()
+    setattr(data, name, torch.rand(GRAPH.num_edges))
+    words = rf"`{name}` of the graph would not be seen by Plain.forward\(x.*set `data.{name} = None`"
+    with pytest.raises(InputError, match=words):
+        DOORS[door](Plain().eval(), data)
 
 
 def test_counted_duplicates_are_refused_and_the_remedy_works() -> None:
@@ -151,8 +168,17 @@ def test_features_of_another_type_are_refused(dtype: torch.dtype, own: bool) -> 
             model(data)
 
 
+def test_values_on_edges_of_another_type_are_refused() -> None:
+    data = GRAPH.to_data()
+    data.edge_attr = torch.rand(GRAPH.num_edges, 2, dtype=torch.float64)
+    with pytest.raises(InputError, match=r"attributes of edges .* torch.float64.*use `data.edge_attr = "):
+        prepared(NeedsEdgeValues().eval(), Graph.from_data(data))
+
+
 def test_what_fails_inside_a_model_is_said_with_its_cause() -> None:
-    with pytest.raises(InputError, match=r"Plain failed .* x \[40, 6\].*how many features") as caught:
+    with pytest.raises(
+        InputError, match=r"Plain failed .* x \[40, 6\], edge_index .*how many features"
+    ) as caught:
         prepared(Plain(WIDTH + 1).eval(), GRAPH.replace())
     assert isinstance(caught.value.__cause__, RuntimeError)
     model = NodeValues().eval()

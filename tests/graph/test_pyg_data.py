@@ -24,24 +24,30 @@ def data_with(**fields: Any) -> Data:
     return data
 
 
-@pytest.mark.parametrize("name", ["edge_attr", "edge_weight", "edge_type"])
-def test_values_on_edges_are_refused(name: str) -> None:
-    values = torch.ones(GRAPH.num_edges, dtype=torch.long if name == "edge_type" else torch.float)
-    data = data_with(**{name: values})
-    words = f"`data.{name}` would be lost.*set `data.{name} = None`"
+def test_types_of_edges_are_refused() -> None:
+    data = data_with(edge_type=torch.ones(GRAPH.num_edges, dtype=torch.long))
+    words = "`data.edge_type` would be lost.*set `data.edge_type = None`"
     for refusing in (Graph.from_data, fgai.GAT.for_data, fgai.GAT.for_data(GRAPH), lambda d: batched([d])):
         with pytest.raises(InputError, match=words):
             refusing(data)
-    setattr(data, name, None)
+    data.edge_type = None
     assert Graph.from_data(data).num_edges == GRAPH.num_edges
 
 
-def test_weights_in_the_order_of_the_edges_are_refused_and_weights_survive_the_way_out() -> None:
-    edges, weights = GRAPH.edge_index.flip(1), torch.rand(GRAPH.num_edges)
-    with pytest.raises(InputError, match=r"`edge_weight` must follow .*`graph.replace"):
-        Graph.from_edges(edges, GRAPH.num_nodes, edge_weight=weights)
-    out = GRAPH.replace(edge_weight=weights).to_data()
-    assert torch.equal(out.edge_weight, weights)
+def test_attributes_of_edges_are_refused_by_models_that_do_not_read_them() -> None:
+    data = data_with(edge_attr=torch.ones(GRAPH.num_edges, 2))
+    graph, model = Graph.from_data(data), fgai.GAT.for_data(GRAPH)
+    doors = {
+        "for_data": lambda: fgai.GAT.for_data(data),
+        "a defence": lambda: fgai.models.GNNGuard.for_data(data),
+        "model(data)": lambda: model(data),
+        "model(graph)": lambda: model(graph),
+        "train": lambda: fgai.train("GAT", data, epochs=1),
+        "evaluate": lambda: fgai.evaluate(model, data, "random", nodes=2, edges=3),
+    }
+    for door in doors.values():
+        with pytest.raises(InputError, match=r"GAT does not read `edge_attr`.*set `data.edge_attr = None`"):
+            door()
 
 
 class One(InMemoryDataset):

@@ -170,10 +170,10 @@ class Judge:
         self._work += passes * share
         self._ledger.share = self._work / max(1, self._ledger.forwards)
 
-    def relaxed(self, attacked: Graph) -> Tensor:
-        """Return the objective on a graph with weights on its edges: no candidate, so not in the curve."""
+    def relaxed(self, attacked: Graph, weight: Tensor) -> Tensor:
+        """Return the objective where edges are there in part, [E]: no candidate, so not in the curve."""
         self._count(1.0)
-        return self._objective(*weighted_forward(self._model, attacked), self.clean)
+        return self._objective(*weighted_forward(self._model, attacked, weight), self.clean)
 
     def mark(self) -> Mark:
         """Return where the books stand, for `back_to`."""

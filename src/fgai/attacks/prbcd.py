@@ -135,13 +135,13 @@ class Flips:
         there = torch.isin(edge_keys(*ends), self.graph.keys)
         return GraphChange(edges=ends[:, ~there], removed=ends[:, there])
 
-    def weighted(self, pairs: Tensor, weight: Tensor) -> Graph:
-        """Return the graph on which the directed `pairs` [2, K] have `weight` [K] and other edges 1."""
+    def weighted(self, pairs: Tensor, weight: Tensor) -> tuple[Graph, Tensor]:
+        """Return the graph with the directed `pairs` [2, K], and weights [E]: theirs [K], other edges 1."""
         ends = self.nodes[pairs]
         union, _ = self.graph.inject_edges(ends)
         spot = torch.searchsorted(union.keys, edge_keys(*ends))
         ones = torch.ones(union.num_edges, dtype=weight.dtype, device=weight.device)
-        return union.replace(edge_weight=ones.index_copy(0, spot, weight))
+        return union, ones.index_copy(0, spot, weight)
 
     def rounded(self, pairs: Tensor, weight: Tensor) -> Graph:
         """Return the graph whose edges among the targets are the `pairs` of weight above one half."""
@@ -167,7 +167,7 @@ class _Bridge(nn.Module):
         self.ledger.steps += 1
         current().advance()
         edge_weight.register_hook(self._note)  # type: ignore[no-untyped-call]
-        value = self.judge.relaxed(self.flips.weighted(edge_index, edge_weight))
+        value = self.judge.relaxed(*self.flips.weighted(edge_index, edge_weight))
         return value if value.requires_grad else value + 0 * edge_weight.sum()
 
     def _note(self, gradient: Tensor) -> None:

@@ -13,8 +13,8 @@ TINY = 1e-12
 """Smallest weight and row sum that is divided by."""
 
 
-def weighted_forward(model: nn.Module, graph: Graph) -> tuple[Tensor, AttentionMap]:
-    """Return the logits on a graph with edge weights, and its attention with the weights divided out.
+def weighted_forward(model: nn.Module, graph: Graph, weight: Tensor) -> tuple[Tensor, AttentionMap]:
+    """Return the logits where edges are there in part, and the attention with the parts divided out.
 
     Weights enter attention as log-weights on the score: w_e exp(s_e) / Σ w exp(s) over a node's edges. fgai's
     models read them from the graph. In any other model, attention a_e = exp(s_e) / Σ exp(s) is turned into
@@ -23,23 +23,22 @@ def weighted_forward(model: nn.Module, graph: Graph) -> tuple[Tensor, AttentionM
         w_e a_e · (Σ a) / (Σ w a)
 
     The attention returned is that divided by w_e. Within a node it ranks edges by score alone, as where an
-    edge is there or not: half an edge is not half as good an explanation.
+    edge is there or not: half an edge is not half as good an explanation. Weights the graph has itself are
+    the model's affair and stay.
 
     Args:
         model: fgai's or the user's, see `fgai.attention.record`.
-        graph: with `edge_weight` [E]; gradients flow to it.
+        graph: prepared for it.
+        weight: [E], how much of each edge is there; gradients flow to it.
 
     Returns:
         Logits and attention, not detached.
     """
-    weight = graph.edge_weight
-    if weight is None or adapter_of(model).reads_weights:
-        seen = observe(model, graph, grad=True)
+    if adapter_of(model).reads_weights:
+        whole = weight if graph.edge_weight is None else weight * graph.edge_weight
+        seen = observe(model, graph.replace(edge_weight=whole), grad=True)
     else:
-        weigh = Weigh(graph.keys, weight)
-        seen = observe(model, graph.replace(edge_weight=None), grad=True, perturb=weigh)
-    if weight is None:
-        return seen.logits, seen.attention
+        seen = observe(model, graph, grad=True, perturb=Weigh(graph.keys, weight))
     divided = (_divided(layer, graph.keys, weight) for layer in seen.attention)
     return seen.logits, AttentionMap(tuple(divided))
 

@@ -24,6 +24,8 @@ from fgai.attention.state import duplicate, evaluating
 from fgai.attention.tap import Adapter, Tap
 from fgai.attention.tape import Tape
 from fgai.attention.tapped import TappedLayer
+from fgai.attention.wrap import wrap
+from fgai.attention.wrapped import Wrapped, model_name, unwrapped
 
 __all__ = [
     "Adapter",
@@ -42,6 +44,7 @@ __all__ = [
     "Tap",
     "Tape",
     "TappedLayer",
+    "Wrapped",
     "adapter_of",
     "add_limits",
     "call_model",
@@ -54,6 +57,7 @@ __all__ = [
     "hearing",
     "limits_of",
     "measuring",
+    "model_name",
     "observe",
     "prepared",
     "record",
@@ -62,5 +66,7 @@ __all__ = [
     "speaking",
     "straight_through",
     "touched_rows",
+    "unwrapped",
     "usual_share",
+    "wrap",
 ]

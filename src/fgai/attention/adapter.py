@@ -8,10 +8,11 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from fgai.attention.calls import call_with, check_rows, fields_of
 from fgai.attention.contact import check_dtype, first_contact
 from fgai.attention.layerwise import Layerwise
-from fgai.attention.record import uncompiled
 from fgai.attention.tapped import TappedLayer
+from fgai.attention.wrapped import Wrapped, model_name, uncompiled
 from fgai.errors import FgaiError, InputError
 from fgai.graph import Graph
 from fgai.tasks import link_logits
@@ -24,10 +25,13 @@ class GraphModel(nn.Module):
     What else such a model can do it says by overriding what stands here.
 
     Attributes:
+        reads_edge_attr: whether it reads `edge_attr` of the graph, too; graphs that have some are refused
+            otherwise.
         forward_parts: names of the methods that make up the forward pass. A subclass that changes one of them
             must define `layerwise` again beside it; otherwise it has no stages.
     """
 
+    reads_edge_attr: ClassVar[bool] = False
     forward_parts: ClassVar[frozenset[str]] = frozenset({"forward"})
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -43,9 +47,24 @@ class GraphModel(nn.Module):
         """Raise if the model cannot read this graph.
 
         Raises:
-            InputError: the features are of another type than the parameters.
+            InputError: the features are of another type than the parameters, or edges have attributes that
+                it does not read.
         """
+        self.check_edges(graph)
         check_dtype(self, graph)
+
+    @classmethod
+    def check_edges(cls, graph: Graph) -> None:
+        """Raise if the edges have attributes, and models of this class do not read them.
+
+        Raises:
+            InputError: they have; says what to do.
+        """
+        if graph.edge_attr is not None and not cls.reads_edge_attr:
+            raise InputError(
+                f"{cls.__name__} does not read `edge_attr`, which {graph.name!r} has; use a model of PyG"
+                " layers with `edge_dim`, or set `data.edge_attr = None`"
+            )
 
     def prepare(self, graph: Graph) -> Graph:
         """Return `graph` as this model reads it; itself where it already is so."""
@@ -125,11 +144,12 @@ class GraphModelAdapter:
 class PyGAdapter:
     """Of any other model, called as `model(x, edge_index)`; it adds self-loops itself if it wants them.
 
-    On a graph with links it must return embeddings [N, D], whose dot products are the scores; on a batch of
-    small graphs it is called as `model(x, edge_index, batch)` and must return a row per small graph. A model
-    that is called otherwise is wrapped in a module that takes these. Values per node (positional encodings)
-    belong into `x`. Values per edge (`edge_attr`) cannot be had: edges are sorted, and attacks add some, so
-    values kept in a wrapper would meet other edges. Whoever keeps some is refused, see `first_contact`.
+    What else the graph has (`edge_attr`, `edge_weight`, `batch`) goes to the arguments of these names, see
+    `fgai.attention.calls`; a model that is called otherwise is wrapped, see `fgai.wrap`. On a graph with
+    links it must return embeddings [N, D], whose dot products are the scores; on a batch of small graphs a
+    row per small graph. Values per node (positional encodings) belong into `x`, values per edge into
+    `edge_attr`: edges are sorted, and attacks add some, so that values a model keeps itself would meet other
+    edges. Whoever keeps some is refused, see `first_contact`.
 
     Attributes:
         model: as given.
@@ -146,44 +166,37 @@ class PyGAdapter:
             InputError: it does not, see `first_contact`.
         """
         graph = graph.to(device_of(self.model, graph))
-        arguments = ("x", "edge_index") if graph.batch is None else ("x", "edge_index", "batch")
-        first_contact(self.model, graph, lambda edges: self._outputs(graph, edges), arguments)
+        first_contact(self.model, graph, lambda order: self._outputs(graph, order))
         return graph
 
     def call(self, graph: Graph) -> Tensor:
         """Return the logits; features [N, F] are made dense.
 
         Raises:
-            InputError: the graph has no features or has edge weights, or the model failed on it.
+            InputError: the graph has no features, or the model failed on it or would not see what it has.
         """
-        outputs = self._outputs(graph, graph.edge_index)
+        outputs = self._outputs(graph)
         if graph.batch is not None or graph.links is None:
             return outputs
         return link_logits(outputs, graph.links.pairs)
 
-    def _outputs(self, graph: Graph, edge_index: Tensor) -> Tensor:
+    def _outputs(self, graph: Graph, order: Tensor | None = None) -> Tensor:
         """Return what the model says when the edges of `graph` come in this order."""
-        name = type(self.model).__name__
-        if graph.edge_weight is not None:
-            raise InputError(
-                f"{graph.name!r} has edge weights, which {name} called as model(x, edge_index) would not see;"
-                " use one of fgai's models"
-            )
-        if graph.features is None:
-            raise InputError(f"{graph.name!r} has no node features, which {name} needs; give it some")
-        x = graph.features.to_dense()
-        inputs = (x, edge_index) if graph.batch is None else (x, edge_index, graph.batch)
+        fields = fields_of(graph, order)
         try:
-            outputs = self.model(*inputs)
+            outputs = call_with(self.model, fields)
         except (FgaiError, torch.OutOfMemoryError):
             raise
         except Exception as error:
+            shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in fields.items())
             raise InputError(
-                f"{name} failed on {graph.name!r} with x {list(x.shape)} and edge_index"
-                f" {list(edge_index.shape)}: {error}; check how many features it reads, and that it keeps"
-                " nothing per node or edge"
+                f"{model_name(self.model)} failed on {graph.name!r} with {shapes}: {error}; check how it is"
+                " called, how many features it reads, and that it keeps nothing per node or edge"
             ) from error
-        return _tensor(outputs, self.model)
+        outputs = _tensor(outputs, self.model)
+        if isinstance(uncompiled(self.model), Wrapped):
+            check_rows(outputs, graph, self.model)
+        return outputs
 
     def layerwise(self) -> Layerwise | None:
         """None: what lies between the layers is not known."""
@@ -216,6 +229,6 @@ def _tensor(output: object, model: nn.Module) -> Tensor:
     if isinstance(output, Tensor):
         return output
     raise InputError(
-        f"{type(model).__name__} must return one tensor of logits, got {type(output).__name__};"
-        " wrap it in a module that returns the logits only"
+        f"{model_name(model)} must return one tensor of logits, got {type(output).__name__}; say where"
+        " they are: `fgai.wrap(model, call=lambda m, g: m(g.x, g.edge_index)[0])`"
     )

@@ -20,9 +20,10 @@ from fgai.attention.limited import entry_limits
 from fgai.attention.limits import voiced
 from fgai.attention.map import AttentionMap
 from fgai.attention.perturb import PerturbLike
-from fgai.attention.record import find_layers, record, uncompiled
+from fgai.attention.record import find_layers, record
 from fgai.attention.state import evaluating
 from fgai.attention.tapped import TappedLayer, Watch
+from fgai.attention.wrapped import model_name, uncompiled
 from fgai.checks import one_of
 from fgai.errors import AttentionError, InputError
 from fgai.graph import Graph
@@ -97,7 +98,7 @@ def call_model(model: nn.Module, graph: Graph) -> Tensor:
     entry = entry_limits(model)
     if not entry:
         raise InputError(
-            f"{graph.name!r} has voices, which only models with limits hear; this {type(model).__name__} has"
+            f"{graph.name!r} has voices, which only models with limits hear; this {model_name(model)} has"
             " none, see `fgai.limit`"
         )
     with voiced(entry, graph.voices):
@@ -205,7 +206,7 @@ def _watched(model: nn.Module, layers: Mapping[str, TappedLayer], graph: Graph, 
             for layer, (watched, wanted) in zip(layers.values(), before, strict=True):
                 layer.watch, layer.ranked = watched, wanted
     if not seen:
-        raise AttentionError(f"no attention layer of {type(model).__name__} ran in its forward pass")
+        raise AttentionError(f"no attention layer of {model_name(model)} ran in its forward pass")
     return Observation(graph, logits, AttentionMap(tuple(seen)))
 
 

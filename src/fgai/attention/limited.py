@@ -9,8 +9,9 @@ from typing import Any
 from torch import nn
 
 from fgai.attention.limits import Limits, limits_of
-from fgai.attention.record import find_layers, uncompiled
+from fgai.attention.record import find_layers
 from fgai.attention.tapped import TappedLayer
+from fgai.attention.wrapped import model_name, uncompiled
 from fgai.errors import AttentionError, InputError
 from fgai.typed import typed
 
@@ -50,7 +51,7 @@ def add_limits(model: nn.Module) -> None:
     """
     layers = find_layers(uncompiled(model))
     if not layers:
-        raise AttentionError(f"{type(model).__name__} has no attention layer to limit")
+        raise AttentionError(f"{model_name(model)} has no attention layer to limit")
     for name, layer in layers.items():
         if limits_of(layer):
             continue

@@ -17,6 +17,7 @@ from fgai.attention.perturb import PerturbLike
 from fgai.attention.registry import adapter_for, known_layers
 from fgai.attention.tap import Scores, Tap
 from fgai.attention.tape import Tape
+from fgai.attention.wrapped import model_name, uncompiled, unwrapped
 from fgai.errors import AttentionError
 from fgai.sparse import Adjacency
 from fgai.typed import typed
@@ -89,22 +90,16 @@ def record(model: nn.Module, *, perturb: PerturbLike | None = None, ranked: bool
         yield tape
 
 
-def uncompiled(model: nn.Module) -> nn.Module:
-    """Return the module that `torch.compile` wrapped; any other as it is."""
-    inner = model._modules.get("_orig_mod")
-    return model if inner is None else inner
-
-
 @typed
 def find_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the attention layers of a model by name.
+    """Return the attention layers of a model by name; those of a wrapped one by their names inside.
 
     Raises:
         AttentionError: there is none, or the model is scripted or heterogeneous.
     """
     found: dict[str, nn.Module] = {}
     seen: set[str] = set()
-    for path, module in model.named_modules():
+    for path, module in unwrapped(model).named_modules():
         kind = type(module).__name__
         if isinstance(module, torch.jit.ScriptModule):
             raise AttentionError(f"{path or 'the model'} is scripted by TorchScript and cannot be recorded")
@@ -117,7 +112,7 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
         seen.add(kind)
     if not found:
         raise AttentionError(
-            f"{type(model).__name__} has no attention layer fgai knows ({', '.join(known_layers())});"
+            f"{model_name(model)} has no attention layer fgai knows ({', '.join(known_layers())});"
             f" looked at: {', '.join(sorted(seen))}; see `fgai.attention.register_adapter`"
         )
     return found

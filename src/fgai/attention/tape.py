@@ -173,6 +173,11 @@ class Tape:
             )
 
     def _map(self, layers: list[LayerAttention]) -> AttentionMap:
+        if not layers and self._complete and not self._depth:
+            raise AttentionError(
+                "the model ran and none of its attention layers did; a `call` of `fgai.wrap` must use the"
+                " model it is given"
+            )
         if not layers or self._depth:
             raise AttentionError("nothing is recorded yet: call the model inside `record` and let it finish")
         return AttentionMap(tuple(layers))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai.alone import with_gradients
-from fgai.attention import LayerAttention, Observation, observe, prepared
+from fgai.attention import LayerAttention, Observation, model_name, observe, prepared
 from fgai.certificates.familiar import unfamiliar
 from fgai.certificates.hidden import find_stages, hidden_predictions
 from fgai.certificates.injected import Injection, InjectionCertificate
@@ -148,7 +148,7 @@ def certify(
     classes = predictions[-1].class_radius is not None
     done = perf_counter()
     return CertificateRecord(
-        model={"class": type(model).__name__, "config": getattr(model, "config", None)},
+        model={"class": model_name(model), "config": getattr(model, "config", None)},
         data={"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges},
         norm=norm,
         radius=float(radius),
@@ -229,7 +229,7 @@ def _require_repeatable(model: nn.Module, seen: Observation) -> None:
     if len(before) == len(after) and all(map(_alike, before, after)):
         return
     raise InputError(
-        f"{type(model).__name__} gives something else when it runs again in evaluation mode, so nothing can"
+        f"{model_name(model)} gives something else when it runs again in evaluation mode, so nothing can"
         " be certified of it; take out what draws random numbers or remembers its last run"
     )
 

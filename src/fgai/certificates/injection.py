@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
-from fgai.attention import limits_of, observe, prepared
+from fgai.attention import limits_of, model_name, observe, prepared
 from fgai.bounds import Ranges, Reading, State, first_layer, ranges_of, scores_of, source_ends
 from fgai.certificates.familiar import unfamiliar
 from fgai.certificates.injected import Injection, InjectionCertificate, LayerOrder
@@ -109,7 +109,7 @@ def certify_injection(
         reason=reason,
         known=doubt is None,
         layers=tuple(orders),
-        model={"class": type(model).__name__, "config": getattr(model, "config", None)},
+        model={"class": model_name(model), "config": getattr(model, "config", None)},
         data={"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges},
         version=versions(),
         seconds=perf_counter() - began,

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fgai.attention import call_model, evaluating, prepared
+from fgai.attention import call_model, evaluating, model_name, prepared
 from fgai.certificates.injected import share_of
 from fgai.checks import seed as check_seed
 from fgai.checks import whole
@@ -168,7 +168,7 @@ def _require_local(model: nn.Module, heard: Graph, silent: Tensor, logits: Tenso
     """Raise if a node that speaks to nobody is heard by others."""
     if heard.positional is not None:
         raise InputError(
-            f"{type(model).__name__} reads encodings of the whole graph, which every new node changes"
+            f"{model_name(model)} reads encodings of the whole graph, which every new node changes"
         )
     quiet = silent.nonzero().flatten()
     if not len(quiet) or heard.features is None:
@@ -180,7 +180,7 @@ def _require_local(model: nn.Module, heard: Graph, silent: Tensor, logits: Tenso
     room = _SAME * logits.abs().max()
     if not bool(((moved - logits).abs().amax(1)[others] <= room).all()):
         raise InputError(
-            f"in {type(model).__name__} nodes hear of each other in other ways than along edges (a norm over"
+            f"in {model_name(model)} nodes hear of each other in other ways than along edges (a norm over"
             " all nodes, perhaps), so one injected node may change every vote"
         )
 

@@ -10,6 +10,7 @@ import typer
 
 from fgai.cli import (
     attack,
+    audit,
     bench,
     certify,
     compare,
@@ -38,6 +39,7 @@ app = App(
 app.command("demo", rich_help_panel="See it")(demo.demo)
 app.command("explain", rich_help_panel="See it")(explain.explain)
 app.command("report", rich_help_panel="See it")(report.report)
+app.command("audit", rich_help_panel="See it")(audit.audit)
 app.command("train", rich_help_panel="Make models")(train.train)
 app.command("faithful", rich_help_panel="Make models")(faithful.faithful)
 app.command("limit", rich_help_panel="Make models")(limit.limit)

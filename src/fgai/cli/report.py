@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as encoder
 import shlex
 import webbrowser
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -89,9 +90,7 @@ def report(
         made = read_report(_named(records), node=node)
         given = {Path(word.rpartition("=")[2]).resolve() for word in records}
         write_report(made, page, document=document.resolve() not in given)
-    _tell(out, made, page, document if document.exists() else None)
-    if open_:
-        webbrowser.open(page.resolve().as_uri())
+    tell_page(out, made, page, open_=open_)
 
 
 def _from_models(
@@ -162,22 +161,45 @@ def _lines(path: Path) -> list[str]:
         raise CheckpointError(f"{path} must be a readable text file ({error})") from error
 
 
-def _tell(out: Output, made: Report, path: Path, document: Path | None) -> None:
+def tell_page(
+    out: Output,
+    made: Report,
+    path: Path,
+    *,
+    open_: bool,
+    command: str = "report",
+    above: Callable[[Console], None] | None = None,
+    **more: Any,
+) -> None:
+    """Say what was written, and open it if asked.
+
+    Args:
+        out: where to.
+        made: what the page shows.
+        path: of the page.
+        open_: open it in a browser.
+        command: that made it.
+        above: draws what is shown before.
+        **more: for the JSON document.
+    """
     from fgai.reports import missing
 
-    lacking = missing(made)
+    lacking, document = missing(made), path.with_suffix(".json")
     explorer = made.explorer or {}
     values: dict[str, Any] = {
-        "command": "report",
+        "command": command,
         "output": str(path),
-        "document": None if document is None else str(document),
+        "document": str(document) if document.exists() else None,
         "bytes": path.stat().st_size,
         "models": made.names,
         "nodes": len((explorer.get("nodes") or {}).get("id") or []),
         "missing": lacking,
+        **more,
     }
 
     def show(console: Console) -> None:
+        if above is not None:
+            above(console)
         for line in lacking:
             console.print(f"not shown: {line}", style="dim", markup=False, soft_wrap=True)
         size = values["bytes"] / 1e6
@@ -186,3 +208,5 @@ def _tell(out: Output, made: Report, path: Path, document: Path | None) -> None:
         )
 
     out.result(values, show)
+    if open_:
+        webbrowser.open(path.resolve().as_uri())

@@ -4,6 +4,7 @@ from fgai.datasets.batches import batched
 from fgai.datasets.fingerprint import fingerprint
 from fgai.datasets.links import link_split
 from fgai.datasets.loader import load_dataset
+from fgai.datasets.own import load_graph
 from fgai.datasets.planted import planted
 from fgai.datasets.registry import (
     DatasetInfo,
@@ -28,6 +29,7 @@ __all__ = [
     "info",
     "link_split",
     "load_dataset",
+    "load_graph",
     "names",
     "planted",
     "random_split",

@@ -11,7 +11,8 @@ from torch import Tensor
 from fgai.datasets.splits import Split
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.graph.pyg_data import refuse_edge_values
+from fgai.graph.edge_values import VALUES
+from fgai.graph.pyg_data import refuse_edge_types
 from fgai.typed import typed
 
 
@@ -27,7 +28,8 @@ def batched(
 
     Args:
         graphs: PyG `Data` objects or anything with `edge_index`, `num_nodes` and features `x` [n, F]; fgai's
-            own graphs too. Edges are taken as they are.
+            own graphs too. Edges are taken as they are, with `edge_attr` and `edge_weight` where all have
+            them.
         y: [G] classes of the graphs; None reads each graph's own `y` of one entry, where all have one.
         split: masks over the graphs, e.g. of `fold_split`.
         name: for messages and records.
@@ -36,7 +38,7 @@ def batched(
         A graph with `batch`, `graph_y` and masks that are constant inside each small graph.
 
     Raises:
-        InputError: no graphs, features of different widths, or values on edges, which would be lost.
+        InputError: no graphs, features of different widths, or values on the edges of some graphs alone.
 
     Example:
         >>> pair = Graph.from_edges(torch.tensor([[0, 1], [1, 0]]), 2, torch.ones(2, 3))
@@ -51,7 +53,7 @@ def batched(
             raise InputError(f"`graphs` must hold graphs with edges and nodes, got {type(graph).__name__}")
     edges, features, sizes, start = [], [], [], 0
     for graph in graphs:
-        refuse_edge_values(graph)
+        refuse_edge_types(graph)
         count, x = int(graph.num_nodes), _features(graph)
         edges.append(graph.edge_index + start)
         features.append(x)
@@ -65,9 +67,20 @@ def batched(
         raise InputError(f"`y` must have one entry per graph ({len(graphs)}), got {labels.numel()}")
     batch = torch.repeat_interleave(torch.arange(len(graphs)), torch.tensor(sizes))
     masks = {} if split is None else {f"{part}_mask": mask[batch] for part, mask in split._asdict().items()}
-    return Graph.from_edges(
-        torch.cat(edges, dim=1), start, torch.cat(features), batch=batch, graph_y=labels, name=name, **masks
-    )
+    fields = {"batch": batch, "graph_y": labels, **masks, **_edge_values(graphs)}
+    return Graph.from_edges(torch.cat(edges, dim=1), start, torch.cat(features), name=name, **fields)
+
+
+def _edge_values(graphs: Sequence[Any]) -> dict[str, Tensor]:
+    """Values on the edges of all graphs, one after the other."""
+    joined = {}
+    for name in VALUES:
+        found = [value for graph in graphs if (value := getattr(graph, name, None)) is not None]
+        if found and (len(found) < len(graphs) or len({value.shape[1:] for value in found}) > 1):
+            raise InputError(f"all graphs or none must have `{name}`, of one width; {len(found)} have some")
+        if found:
+            joined[name] = torch.cat(found)
+    return joined
 
 
 def _features(graph: Any) -> Tensor:

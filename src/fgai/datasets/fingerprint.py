@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fgai.graph import Graph
+from fgai.graph.edge_values import VALUES
 from fgai.sparse import Features, SparseRows
 from fgai.typed import typed
 
@@ -44,7 +45,7 @@ def edge_fingerprint(keys: Tensor | NDArray[Any], num_nodes: int) -> str:
 
 @typed
 def fingerprint(graph: Graph) -> str:
-    """Return a hash of the edges, the features and the labels of a graph.
+    """Return a hash of the edges with their values, the features and the labels of a graph.
 
     The same content gives the same 32 hexadecimal digits on every platform and device, whether the
     features are dense or sparse, float32 or float64. Masks, encodings and the name do not enter: two
@@ -64,6 +65,10 @@ def fingerprint(graph: Graph) -> str:
     if graph.features is not None:
         spot, value = _entries(graph.features)
         digest.update(b"\nfeatures" + _bytes(spot, "<i8") + _bytes(value, "<f8"))
+    for name in VALUES:
+        values = getattr(graph, name)
+        if values is not None:
+            digest.update(f"\n{name} {list(values.shape)}".encode() + _bytes(values, "<f8"))
     for name in ("y", "batch", "graph_y"):
         labels = getattr(graph, name)
         if labels is not None:

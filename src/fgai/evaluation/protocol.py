@@ -11,7 +11,7 @@ from torch import nn
 from fgai import checks
 from fgai.alone import with_gradients
 from fgai.attacks import Threat, threat_of
-from fgai.attention import prepared
+from fgai.attention import model_name, prepared
 from fgai.attention.adapter import device_of
 from fgai.cache import cached_on
 from fgai.checks import one_of
@@ -107,8 +107,8 @@ def evaluate(
         body = run.measure(threat, vanilla, explanation_attack, curves, nulls, per_node, meter)
     notes.give_again()
     return EvaluationRecord(
-        name=name or type(model).__name__,
-        model={"class": type(model).__name__, "config": plain_config(model), "parameters": count(model)},
+        name=name or model_name(model),
+        model={"class": model_name(model), "config": plain_config(model), "parameters": count(model)},
         data=describe(given),
         threat={"name": threat.name, "budget": body.pop("budget")},
         config={

@@ -14,6 +14,7 @@ from torch import Tensor
 from fgai import checks
 from fgai.cache import cached_on
 from fgai.errors import FgaiWarning, InputError, warn
+from fgai.graph.edge_values import FILL, carry_values, check_values, merge_values
 from fgai.graph.links import Links
 from fgai.graph.nystrom import extend_encoding
 from fgai.graph.pyg_data import arguments_from_data
@@ -48,8 +49,10 @@ class Graph:
         positional: [N, P] positional encodings or None.
         positional_values: [N, P] eigenvalue of each entry of `positional`, needed to extend it.
         edge_truth: [E] bool or None, the edges of the true explanation.
-        edge_weight: [E] or None, at least 0: how much of each edge there is, with gradients; attention reads
-            it as a log-weight on the score (see `fgai.ops.weighted_softmax`). Edges that edits add have 1.
+        edge_weight: [E] or None: how much of each edge there is, with gradients. fgai's attention reads it as
+            a log-weight on the score (see `fgai.ops.weighted_softmax`), so it must be at least 0 there; other
+            models read it as they like. Edges that edits add have 1.
+        edge_attr: [E] or [E, D] or None, what models with edge features read. Edges that edits add have 0.
         batch: [N] int64 or None, the graph each node belongs to in a batch of small graphs.
         graph_y: [G] int64 or None, one label per small graph.
         links: pairs of nodes to predict links for, or None; the edges are then those messages pass along.
@@ -69,6 +72,7 @@ class Graph:
     positional_values: Tensor | None = None
     edge_truth: Tensor | None = None
     edge_weight: Tensor | None = None
+    edge_attr: Tensor | None = None
     batch: Tensor | None = None
     graph_y: Tensor | None = None
     links: Links | None = None
@@ -92,6 +96,8 @@ class Graph:
         *,
         undirected: bool = False,
         edge_truth: Tensor | None = None,
+        edge_attr: Tensor | None = None,
+        edge_weight: Tensor | None = None,
         name: str = "graph",
         **fields: Tensor | None,
     ) -> Graph:
@@ -101,33 +107,34 @@ class Graph:
             edge_index: [2, E] sources and destinations. Duplicates are merged with a warning.
             num_nodes: N, at least 1.
             features: [N, F] tensor, `Features`, scipy sparse matrix, or None.
-            undirected: also add every edge's reverse (no warning for those that are there already).
+            undirected: also add every edge's reverse, with its values (no warning where it is there already).
             edge_truth: [E] bool for `edge_index`; an edge is true if any of its duplicates is.
+            edge_attr: [E] or [E, D] for `edge_index`; duplicates must agree.
+            edge_weight: [E] for `edge_index`; duplicates must agree.
             name: for messages and records.
             **fields: `y`, `train_mask`, `val_mask`, `test_mask`, `batch`, `graph_y`, `positional`,
                 `positional_values`.
 
         Raises:
-            InputError: empty graph, edges out of range, features not finite, wrong lengths, one class, or
-                `edge_weight`, whose order is the graph's and not that of `edge_index`.
+            InputError: empty graph, edges out of range, features or values of edges that are not finite,
+                wrong lengths, one class, or duplicates with different values.
         """
         if num_nodes < 1:
             raise InputError(f"a graph must have at least one node, got num_nodes={num_nodes}")
-        if fields.get("edge_weight") is not None:
-            raise InputError(
-                "`edge_weight` must follow the graph's own order of edges, which is not that of `edge_index`;"
-                " build the graph first, then use `graph.replace(edge_weight=...)`"
-            )
         edges = checks.edge_index(edge_index, num_nodes)
         given = edges.shape[1]
         if edge_truth is not None and edge_truth.shape != (given,):
             raise InputError(f"`edge_truth` must have shape [{given}], got {tuple(edge_truth.shape)}")
+        both = {"edge_attr": edge_attr, "edge_weight": edge_weight}
+        values = {key: check_values(one, key, given) for key, one in both.items() if one is not None}
         if undirected:
             edges = torch.cat([edges, edges.flip(0)], dim=1)
             edge_truth = None if edge_truth is None else torch.cat([edge_truth, edge_truth])
+            values = {key: torch.cat([one, one]) for key, one in values.items()}
         unique, inverse, counts = torch.unique(
             edge_keys(edges[0], edges[1]), return_inverse=True, return_counts=True
         )
+        values = {key: merge_values(one, key, inverse, unique.numel()) for key, one in values.items()}
         merged = None
         if not undirected and unique.numel() < given:
             merged = torch.stack(key_ends(torch.repeat_interleave(unique, counts - 1)))
@@ -135,7 +142,7 @@ class Graph:
         adjacency = Adjacency.from_sorted(*key_ends(unique), num_nodes)
         if edge_truth is not None:
             edge_truth = torch.zeros_like(unique).index_add(0, inverse, edge_truth.long()) > 0
-        others: dict[str, Any] = {"edge_truth": edge_truth, "merged": merged, **fields}
+        others: dict[str, Any] = {"edge_truth": edge_truth, "merged": merged, **values, **fields}
         graph = cls(adjacency, as_features(features), name=name, **others)
         graph._validate()
         return graph
@@ -145,8 +152,8 @@ class Graph:
         """Build a graph from a PyG `Data` object (homogeneous, one graph).
 
         Raises:
-            InputError: values on the edges (`edge_attr`, `edge_weight`), which would be lost; a dataset,
-                heterogeneous data, and whatever `from_edges` refuses.
+            InputError: types of edges (`edge_type`), which would be lost; a dataset, heterogeneous data, and
+                whatever `from_edges` refuses.
         """
         return cls.from_edges(**arguments_from_data(data), name=str(getattr(data, "name", name)))
 
@@ -155,7 +162,7 @@ class Graph:
         from torch_geometric.data import Data
 
         x = None if self.features is None else self.features.to_dense()
-        names = ("y", "train_mask", "val_mask", "test_mask", "edge_truth", "edge_weight", "batch")
+        names = ("y", "train_mask", "val_mask", "test_mask", "batch", *FILL)
         present = {name: value for name in names if (value := getattr(self, name)) is not None}
         return Data(x=x, edge_index=self.edge_index, num_nodes=self.num_nodes, **present)
 
@@ -258,13 +265,14 @@ class Graph:
     def derived(self, name: str, make: Callable[[Graph], Graph]) -> Graph:
         """Return `make(self)`, made once under this name and kept as long as the graph.
 
-        With edge weights, which may be computed and carry gradients, it is made every time.
+        With values on edges that carry gradients, and with edge weights, it is made every time.
 
         Args:
             name: of what is made, e.g. `self-loops`.
             make: gives another graph; must depend on nothing but this one and the name.
         """
-        if self.edge_weight is not None:
+        attributes = self.edge_attr
+        if self.edge_weight is not None or (attributes is not None and attributes.requires_grad):
             return make(self)
         kept: dict[str, Graph] = self.__dict__.setdefault("_derived", {})
         if name not in kept:
@@ -371,14 +379,8 @@ class Graph:
         return dataclasses.replace(self, adjacency=adjacency, merged=None, **fields), edge_map
 
     def _carried(self, edge_map: EdgeMap) -> dict[str, Any]:
-        """The fields per edge after an edit: new edges are no explanation and have weight 1."""
-        truth, weight = self.edge_truth, self.edge_weight
-        if truth is not None:
-            truth = truth.new_zeros(edge_map.num_after).index_copy(0, edge_map.after, truth[edge_map.before])
-        if weight is not None:
-            kept = weight[edge_map.before]
-            weight = weight.new_ones(edge_map.num_after).index_copy(0, edge_map.after, kept)
-        return {"edge_truth": truth, "edge_weight": weight}
+        """The fields per edge after an edit."""
+        return {name: carry_values(getattr(self, name), edge_map, fill) for name, fill in FILL.items()}
 
     def _merge(self, edges: Tensor, num_nodes: int) -> tuple[Adjacency, EdgeMap]:
         """Merge new, distinct edges into the sorted ones without sorting the old again."""

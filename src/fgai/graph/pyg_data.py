@@ -6,9 +6,8 @@ import sys
 from typing import Any
 
 from fgai.errors import InputError
+from fgai.graph.edge_values import FILL
 
-EDGE_FIELDS = ("edge_attr", "edge_weight", "edge_type")
-"""What PyG's models read of an edge beside its ends."""
 NODE_FIELDS = ("y", "train_mask", "val_mask", "test_mask")
 
 
@@ -16,8 +15,8 @@ def arguments_from_data(data: Any) -> dict[str, Any]:
     """Return the arguments of `Graph.from_edges` for a PyG `Data`.
 
     Raises:
-        InputError: a dataset instead of one of its graphs, heterogeneous data, no edges, or edges with values
-            of their own, which fgai would drop.
+        InputError: a dataset instead of one of its graphs, heterogeneous data, no edges, or edges of several
+            types, which fgai would drop.
     """
     kind = type(data).__name__
     if _is_dataset(data):
@@ -26,8 +25,8 @@ def arguments_from_data(data: Any) -> dict[str, Any]:
         raise InputError(f"expected a homogeneous PyG `Data` with `edge_index`, got {kind}")
     if data.edge_index is None:
         raise InputError("`data.edge_index` is missing; transposed `adj_t` is not read, convert it first")
-    refuse_edge_values(data)
-    fields = {name: getattr(data, name, None) for name in NODE_FIELDS}
+    refuse_edge_types(data)
+    fields = {name: getattr(data, name, None) for name in (*NODE_FIELDS, *FILL)}
     labels = fields["y"]
     if labels is not None and labels.dim() == 2 and labels.shape[1] == 1:
         fields["y"] = labels.flatten()
@@ -35,23 +34,21 @@ def arguments_from_data(data: Any) -> dict[str, Any]:
         "edge_index": data.edge_index,
         "num_nodes": int(data.num_nodes or 0),
         "features": getattr(data, "x", None),
-        "edge_truth": getattr(data, "edge_truth", None),
         **fields,
     }
 
 
-def refuse_edge_values(data: Any) -> None:
-    """Raise if the edges of `data` carry values that would be dropped without a word.
+def refuse_edge_types(data: Any) -> None:
+    """Raise if the edges of `data` have types, which would be dropped without a word.
 
     Raises:
-        InputError: naming the field.
+        InputError: they have; says what to do.
     """
-    for name in EDGE_FIELDS:
-        if getattr(data, name, None) is not None:
-            raise InputError(
-                f"`data.{name}` would be lost: fgai reads `x` and `edge_index` alone, and a model that needs"
-                f" it would answer differently. Models that do not read it: set `data.{name} = None` first"
-            )
+    if getattr(data, "edge_type", None) is not None:
+        raise InputError(
+            "`data.edge_type` would be lost: of edges fgai reads `edge_attr` and `edge_weight`. Put the types"
+            " into `data.edge_attr`, see `fgai.wrap`, and set `data.edge_type = None`"
+        )
 
 
 def _is_dataset(data: Any) -> bool:

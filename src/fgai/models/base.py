@@ -8,9 +8,11 @@ from typing import Any, ClassVar, Self
 from torch import Tensor, nn
 
 from fgai.attention import GraphModel
+from fgai.cache import cached_on
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
+from fgai.graph.edge_values import VALUES
 from fgai.graph.pyg_data import arguments_from_data
 from fgai.ops import dropout
 from fgai.sparse import Features
@@ -63,6 +65,7 @@ class AttentionModel(GraphModel):
             InputError: if the data has no features or, for node and graph tasks, no labels.
         """
         graph = as_graph(data)
+        cls.check_edges(graph)
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no node features; add some, e.g. node degrees")
         task = overrides.get("task", task_of(graph).name)
@@ -121,9 +124,15 @@ class AttentionModel(GraphModel):
         raise TypeError("abstract")
 
     def check_graph(self, graph: Graph) -> None:
-        """Raise if the features are not as many, or not of the type, that the model reads."""
+        """Raise if the model does not read what the graph has: features, attributes or weights of edges."""
         self._check_width(graph)
         super().check_graph(graph)
+        weight = graph.edge_weight
+        if weight is not None and cached_on(graph, "fgai.models.base", lambda: bool((weight < 0).any())):
+            raise InputError(
+                f"`edge_weight` of {graph.name!r} must be at least 0 for {type(self).__name__}: it reads"
+                " it as how much of each edge there is; shift it, or set `data.edge_weight = None`"
+            )
 
     def _check_width(self, graph: Graph) -> None:
         if graph.features is None or graph.num_features != self.config["in_channels"]:
@@ -155,7 +164,8 @@ class AttentionModel(GraphModel):
             edges = edge_index if links is None else links
             graph, links = _graph_of(graph, edges, batch), None
             self.check_graph(graph)
-        self._check_width(graph)  # the type is looked up once, by `prepared`
+        self._check_width(graph)  # types and weights are looked up once, by `prepared`
+        self.check_edges(graph)
         return self.read_out(self.embed(self.prepare(graph)), graph, links)
 
     def read_out(self, nodes: Tensor, graph: Graph, links: Tensor | None = None) -> Tensor:
@@ -182,7 +192,7 @@ def _graph_of(data: Any, edge_index: Tensor | None, batch: Tensor | None) -> Gra
             raise InputError("call it as model(graph), model(data) or model(x, edge_index), got `x` alone")
         return Graph.from_edges(edge_index, data.shape[0], data, batch=batch)
     given = arguments_from_data(data)
-    read = {name: given[name] for name in ("edge_index", "num_nodes", "features")}
+    read = {name: given[name] for name in ("edge_index", "num_nodes", "features", *VALUES)}
     return Graph.from_edges(**read, batch=getattr(data, "batch", None))
 
 

@@ -237,7 +237,7 @@ class Recompute:
 
 
 def _plain(graph: Graph) -> bool:
-    """Whether a graph has features, none of them changed already, and no edge weights."""
+    """Whether a graph has features, none of them changed already, and no values on edges."""
     features = graph.features
     plain = features is not None and features.appended is None and features.rows is None
-    return plain and graph.edge_weight is None
+    return plain and graph.edge_weight is None and graph.edge_attr is None

@@ -10,6 +10,7 @@ from torch import nn
 
 from fgai.alone import with_gradients
 from fgai.attacks import Threat, threat_of
+from fgai.attention import model_name
 from fgai.certificates import CertificateRecord, certify
 from fgai.errors import InputError
 from fgai.evaluation import Comparison, compare
@@ -27,7 +28,7 @@ RADIUS = 0.01
 
 @with_gradients
 def report(
-    models: Mapping[str, nn.Module],
+    models: Mapping[str, nn.Module] | nn.Module,
     data: Any,
     path: Path | str | None = None,
     *,
@@ -46,7 +47,7 @@ def report(
     """Attack, measure and certify models equally, and show it all on one page.
 
     Args:
-        models: by name, the reference first.
+        models: by name, the reference first; or one model, called by the name of its class.
         data: the `Graph` or PyG `Data` they are for.
         path: of the page; the document it is made of lies beside it. None writes nothing.
         threat: a name from `fgai.attacks.THREATS` or a `Threat` of your own.
@@ -76,6 +77,7 @@ def report(
         ['GAT']
     """
     graph, threat = as_graph(data), threat_of(threat).sized(nodes, edges)
+    models = {model_name(models): models} if isinstance(models, nn.Module) else models
     if node is not None and (not isinstance(node, int) or not 0 <= node < graph.num_nodes):
         raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
     page = None if path is None else checked_page(path)

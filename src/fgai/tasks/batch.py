@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fgai.errors import InputError
 from fgai.graph import Graph
+from fgai.graph.edge_values import FILL
 from fgai.sparse import Adjacency, Features, SparseRows
 from fgai.tasks.base import Task, node_mask
 from fgai.tasks.readout import pool
@@ -130,10 +131,7 @@ def take_graphs(graph: Graph, rows: Tensor) -> Graph:
         name: None if (value := getattr(graph, name)) is None else value[nodes]
         for name in ("y", "train_mask", "val_mask", "test_mask", "positional", "positional_values")
     }
-    edge_fields = {
-        name: None if (value := getattr(graph, name)) is None else value[edges]
-        for name in ("edge_truth", "edge_weight")
-    }
+    edge_fields = {name: None if (value := getattr(graph, name)) is None else value[edges] for name in FILL}
     return Graph(
         Adjacency.from_sorted(source, destination, nodes.numel()),
         None if graph.features is None else _take_rows(graph.features, nodes),

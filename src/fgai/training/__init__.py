@@ -6,6 +6,7 @@ from fgai.training.attempts import make_faithful
 from fgai.training.build import ALONE, METHODS, setting_names, untrained
 from fgai.training.checkpoint import load_model, read_header, save_model
 from fgai.training.defended import Regularised
+from fgai.training.factory import make_model
 from fgai.training.faithful import Faithful
 from fgai.training.features import features_alone
 from fgai.training.limiting import Clipped, clipped, limit
@@ -38,6 +39,7 @@ __all__ = [
     "limit",
     "load_model",
     "make_faithful",
+    "make_model",
     "preset",
     "read_header",
     "save_model",

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fgai.alone import with_gradients
-from fgai.attention import add_limits, can_be_limited, prepared
+from fgai.attention import add_limits, can_be_limited, model_name, prepared
 from fgai.checks import whole
 from fgai.errors import FgaiWarning, warn
 from fgai.graph import Graph
@@ -91,7 +91,7 @@ def make_faithful(
     if config.limits and not can_be_limited(model):
         warn(
             FgaiWarning(
-                f"{type(model).__name__} has a layer that cannot be limited, so it is trained without limits;"
+                f"{model_name(model)} has a layer that cannot be limited, so it is trained without limits;"
                 " see `fgai.attention.register_limits`"
             )
         )

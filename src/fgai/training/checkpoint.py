@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from fgai.attention import add_limits, limits_of
-from fgai.errors import CheckpointError
+from fgai.attention import add_limits, limits_of, model_name, unwrapped
+from fgai.errors import CheckpointError, InputError
 from fgai.files import check, pack, parse_json, read_metadata, unpack, write_atomic
 from fgai.models import DEFENCES, MODELS, AttentionModel, current_names
+from fgai.training.factory import Factory, factory_name, make_model
 from fgai.training.loop import History
 from fgai.training.train import set_history
 from fgai.typed import typed
@@ -27,6 +29,7 @@ Header = TypedDict(
         "schema": int,
         "class": str,
         "config": dict[str, Any],
+        "factory": NotRequired[str],
         "limits": NotRequired[bool],
         "data_fingerprint": NotRequired[str],
         "about": NotRequired[dict[str, Any]],
@@ -38,28 +41,41 @@ Header = TypedDict(
 
 @typed
 def save_model(
-    model: nn.Module, path: Path | str, *, data_fingerprint: str = "", about: dict[str, Any] | None = None
+    model: nn.Module,
+    path: Path | str,
+    *,
+    data_fingerprint: str = "",
+    about: dict[str, Any] | None = None,
+    factory: Factory | None = None,
+    arguments: dict[str, Any] | None = None,
 ) -> Path:
     """Write a model to one safetensors file with its architecture inside; atomic.
 
+    Of a model of your own the file holds the weights, the name of what makes it anew and the arguments that
+    takes; no code.
+
     Args:
-        model: a fgai model, or one of a registered class. For your own PyG model use
-            `safetensors.torch.save_model`.
+        model: a fgai model, one of a registered class, or with a `factory` any other, wrapped or not.
         path: the file; the suffix `.safetensors` is added when missing.
         data_fingerprint: of the graph it was trained on; shown and checked by the command line.
         about: anything JSON can hold, kept beside the weights.
+        factory: of a model of your own: its class, a function, or `package.module:name`.
+        arguments: of the factory, by name; anything JSON can hold.
 
     Returns:
         The path written.
 
     Raises:
-        CheckpointError: if its class is not registered, see `fgai.models.register_model`.
+        CheckpointError: a class that is not registered and no factory, or arguments that JSON cannot hold.
     """
-    name, known = type(model).__name__, _classes()
-    if known.get(name) is not type(model):
+    name, known = model_name(model), _classes()
+    own: dict[str, Any] = {}
+    if factory is not None:
+        own = {"factory": factory_name(factory), "config": arguments or {}}
+    elif known.get(name) is not type(model):
         raise CheckpointError(
-            f"only {', '.join(known)} can be saved here, got {name}; register its class with"
-            " `fgai.models.register_model`, or use safetensors directly"
+            f"only {', '.join(known)} can be saved as they are, got {name}; say what makes it anew, e.g."
+            f" `factory={name}, arguments={{...}}`, or register its class, `fgai.models.register_model`"
         )
     path = Path(path)
     if path.suffix != ".safetensors":
@@ -68,13 +84,18 @@ def save_model(
     header = {
         "schema": SCHEMA,
         "class": name,
-        "config": model.config,
+        "config": getattr(model, "config", {}),
         "limits": bool(limits_of(model)),
         "data_fingerprint": data_fingerprint,
         "about": about or {},
         "history": history.to_dict() if history is not None else None,
+        **own,
     }
-    write_atomic(path, pack(dict(model.state_dict()), {"fgai": json.dumps(header)}))
+    try:
+        text = json.dumps(header)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"`arguments` and `about` must be what JSON can hold ({error})") from error
+    write_atomic(path, pack(dict(unwrapped(model).state_dict()), {"fgai": text}))
     return path
 
 
@@ -86,14 +107,14 @@ def read_header(path: Path | str) -> dict[str, Any]:
         CheckpointError: if the file is missing, damaged, foreign or from a newer fgai.
     """
     path = Path(path)
+    text = _header_text(path)
+    if text is None:
+        raise CheckpointError(
+            f"{path} holds tensors but no fgai model; was it saved by another program? If they are the"
+            " weights of a model of your own, give what makes it: `load_model(path, factory=...)`"
+        )
     try:
-        metadata = read_metadata(path)
-    except FileNotFoundError:
-        raise CheckpointError(f"there is no checkpoint at {path}") from None
-    if "fgai" not in metadata:
-        raise CheckpointError(f"{path} holds tensors but no fgai model; was it saved by another program?")
-    try:
-        header: dict[str, Any] = parse_json(metadata["fgai"], finite=False)
+        header: dict[str, Any] = parse_json(text, finite=False)
         check(header, dict[str, Any], "the header")
         check(header.get("schema"), int, "schema of the header")
         schema = int(header["schema"])
@@ -112,28 +133,47 @@ def read_header(path: Path | str) -> dict[str, Any]:
     return header
 
 
+def _header_text(path: Path) -> str | None:
+    """What fgai wrote beside the tensors; None where another program wrote them."""
+    try:
+        return read_metadata(path).get("fgai")
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no checkpoint at {path}") from None
+
+
 @typed
-def load_model(path: Path | str, expect: str | None = None) -> nn.Module:
+def load_model(path: Path | str, expect: str | None = None, *, factory: Factory | None = None) -> nn.Module:
     """Read a model written by `save_model`, in eval mode.
+
+    Weights of a model of your own need what makes the model: nothing a file names is imported unless you
+    name it yourself. With a factory, files of any program that writes safetensors are read.
 
     Args:
         path: the file.
         expect: class name it must have, e.g. `"GAT"`.
+        factory: of a model of your own: its class, a function, or `package.module:name`, which is imported.
+            Called with the arguments the file has for it.
 
     Raises:
-        CheckpointError: as `read_header`, or if the class or the weights do not fit.
+        CheckpointError: as `read_header`, or if the class or the weights do not fit, or a factory is needed.
+        InputError: the factory cannot be imported, fails or makes no model.
     """
-    path, header = Path(path), read_header(path)
-    name, known = header.get("class"), _classes()
-    if name not in known or (expect is not None and name != expect):
-        raise CheckpointError(f"{path} holds a {name}, expected {expect or ' or '.join(known)}")
+    path = Path(path)
+    foreign = factory is not None and _header_text(path) is None
+    header = {"class": None, "config": {}} if foreign else read_header(path)
+    if expect is not None and header["class"] != expect:
+        raise CheckpointError(f"{path} holds a {header['class']}, expected {expect}")
+    if factory is None:
+        _require_known(path, header)
     tensors = unpack(path)
     try:
-        _check_sizes(known[name], header, tensors)
-        model = _built(known[name], header)
-        model.load_state_dict(tensors)
+        model = _made(header, tensors) if factory is None else _made_by(factory, header, tensors)
+        unwrapped(model).load_state_dict(tensors)
     except Exception as error:
-        raise CheckpointError(f"{path} is truncated or does not fit its own architecture: {error}") from error
+        if factory is not None and isinstance(error, InputError):
+            raise
+        place = "its own architecture" if factory is None else f"what `{factory_name(factory)}` makes"
+        raise CheckpointError(f"{path} is truncated or does not fit {place}: {error}") from error
     if header.get("history"):
         try:
             set_history(model, History.from_dict(header["history"]))
@@ -142,26 +182,55 @@ def load_model(path: Path | str, expect: str | None = None) -> nn.Module:
     return model.eval()
 
 
-def _built(kind: type[AttentionModel], header: Mapping[str, Any]) -> nn.Module:
-    model = kind(**header["config"])
+def _require_known(path: Path, header: Mapping[str, Any]) -> None:
+    """Raise unless fgai can make the model anew by itself."""
+    name, known = header["class"], _classes()
+    if "factory" not in header:
+        if name not in known:
+            raise CheckpointError(f"{path} holds a {name}, expected {' or '.join(known)}")
+        return
+    raise CheckpointError(
+        f"{path} holds a {name} of somebody's own, made by {header['factory']!r}. That is imported only if"
+        f" you say so: `load_model(path, factory={header['factory']!r})`, or give the function itself"
+    )
+
+
+def _limited(model: nn.Module, header: Mapping[str, Any]) -> nn.Module:
     if header.get("limits"):
         add_limits(model)
     return model
 
 
-def _check_sizes(
-    kind: type[AttentionModel], header: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> None:
-    """Raise unless the architecture has the weights of the file, before it takes any memory.
+def _made(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A model of one of fgai's classes without its weights, once these are known to fit.
 
     A header may claim a billion channels or layers: layers are counted first, and the rest is built where
-    tensors have a shape and nothing else.
+    tensors have a shape and nothing else, before it takes any memory.
     """
-    layers = header["config"].get("num_layers", 1)
+    kind, layers = _classes()[header["class"]], header["config"].get("num_layers", 1)
     if isinstance(layers, int) and layers > max(len(tensors), 1):
         raise CheckpointError(f"it claims {layers} layers and holds {len(tensors)} tensors")
     with torch.device("meta"):
-        wanted = {name: tuple(value.shape) for name, value in _built(kind, header).state_dict().items()}
+        wanted = _shapes(_limited(kind(**header["config"]), header))
+    _compare(wanted, tensors)
+    return _limited(kind(**header["config"]), header)
+
+
+def _made_by(factory: Factory, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A model of the user's own without its weights, first without memory, where that can be done."""
+    arguments, wanted = header["config"], None
+    with suppress(Exception), torch.device("meta"):
+        wanted = _shapes(_limited(make_model(factory, arguments), header))
+    if wanted is not None:
+        _compare(wanted, tensors)
+    return _limited(make_model(factory, arguments), header)
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in unwrapped(model).state_dict().items()}
+
+
+def _compare(wanted: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor]) -> None:
     found = {name: tuple(value.shape) for name, value in tensors.items()}
     if odd := sorted({*wanted.items()} ^ {*found.items()}):
         raise CheckpointError(f"{odd[0][0]} must be {wanted.get(odd[0][0])}, got {found.get(odd[0][0])}")

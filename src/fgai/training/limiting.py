@@ -16,6 +16,7 @@ from fgai.attention import (
     evaluating,
     limits_of,
     measuring,
+    model_name,
     prepared,
     usual_share,
 )
@@ -123,7 +124,7 @@ def clipped(model: nn.Module, data: Any) -> Clipped:
         InputError: the model has no limits.
     """
     if not limits_of(model):
-        raise InputError(f"this {type(model).__name__} has no limits; `fgai.limit` adds them")
+        raise InputError(f"this {model_name(model)} has no limits; `fgai.limit` adds them")
     graph = prepared(model, as_graph(data))
     with evaluating(model), torch.no_grad(), counting(model) as count:
         call_model(model, graph)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fgai.alone import with_gradients
-from fgai.attention import call_model, duplicate, evaluating, prepared
+from fgai.attention import call_model, duplicate, evaluating, model_name, prepared, unwrapped
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.models import AttentionModel, Defended, as_graph
@@ -142,8 +142,8 @@ def train(
 
 
 def preset_class(model: nn.Module) -> str:
-    """Return the class whose presets a model takes: its own, or that of the model behind a defence."""
-    return type(model.model if isinstance(model, Defended) else model).__name__
+    """Return the class whose presets a model takes: its own, or that of the model inside another."""
+    return type(model.model if isinstance(model, Defended) else unwrapped(model)).__name__
 
 
 def copied(model: M) -> M:
@@ -168,5 +168,5 @@ def history_of(model: nn.Module) -> History:
     """
     history = getattr(model, "history", None)
     if not isinstance(history, History):
-        raise InputError(f"this {type(model).__name__} has no history; it was not trained by fgai")
+        raise InputError(f"this {model_name(model)} has no history; it was not trained by fgai")
     return history

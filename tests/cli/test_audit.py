@@ -1,0 +1,97 @@
+"""`fgai audit`: a model and a graph of one's own from files, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import fgai as library
+from fgai.reports import Report
+from support import own_cases as own
+from support.cli_cases import answer, refused
+
+MODULE = """
+import torch
+from torch.nn.functional import elu
+from torch_geometric.nn import GATv2Conv
+import fgai
+
+class Mine(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = GATv2Conv(6, 4, heads=2, edge_dim=2)
+        self.second = GATv2Conv(8, 3, edge_dim=2)
+
+    def forward(self, g):
+        return self.second(elu(self.first(g.x, g.edge_index, g.edge_attr)), g.edge_index, g.edge_attr)
+
+def make():
+    return fgai.wrap(Mine(), lambda m, g: m(g))
+
+def number():
+    return 3
+"""
+COMMON = ("--nodes", 2, "--edges", 3, "-k", 2, "-t", "random")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A module of the user's, weights as safetensors writes them, and data in two kinds of files."""
+    place, data = tmp_path_factory.mktemp("audit"), own.own_data()
+    (place / "mine_to_audit.py").write_text(MODULE)
+    save_file(dict(own.own_model().state_dict()), place / "mine.safetensors")
+    np.savez(place / "mine.npz", **{name: np.asarray(value) for name, value in data.to_dict().items()})
+    torch.save(data, place / "mine.pt")
+    return place
+
+
+def test_an_audit_says_what_the_library_says(folder: Path) -> None:
+    words = ("audit", "--model", "mine_to_audit:make", "--weights", "mine.safetensors", "--data", "mine.npz")
+    found = answer(*words, *COMMON, "--out", "page.html", "--node", 3, cwd=folder)
+    assert found["command"] == "audit" and found["models"] == ["Mine"] and found["nodes"] == 40
+    model, data = own.own_model(), own.own_data()
+    wanted = library.evaluate(model, data, "random", nodes=2, edges=3, k=2)
+    assert found["metrics"]["f1"]["clean"] == wanted.metrics["f1"]["clean"] == own.own_accuracy(model, data)
+    compared = {"null", "similarity"}  # of the first model of a page to itself
+    assert {name: found["metrics"][name] for name in wanted.metrics.keys() - compared} == {
+        name: value for name, value in wanted.to_dict()["metrics"].items() if name not in compared
+    }
+    made = Report.load(folder / found["document"])
+    assert made.subgraph is not None and made.subgraph["centre"] == 3
+    assert made.reproduce == [
+        "fgai audit --model mine_to_audit:make --weights mine.safetensors --data mine.npz --threat random"
+        " --nodes 2 --edges 3 --k 2 --seed 0 --node 3 --out page.html"
+    ]
+    assert (folder / "page.html").stat().st_size == found["bytes"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": "nowhere:make"}, "cannot import `nowhere:make`"),
+        ({"model": "mine_to_audit:missing"}, "no attribute 'missing'"),
+        ({"model": "mine_to_audit:number"}, "must return a torch.nn.Module, got int"),
+        ({"model": "mine_to_audit"}, "must be of the form package.module:name"),
+        ({"weights": "none.safetensors"}, "there is no checkpoint"),
+        ({"weights": "cut.safetensors"}, "truncated"),
+        ({"data": "none.npz"}, "there is no file none.npz"),
+        ({"data": "bomb.pt"}, "was refused"),
+        ({"data": "mine.safetensors"}, "must be a graph as .npz, .pt or .csv"),
+        ({"data": "bare.npz"}, "'bare' has no node features"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_words(folder: Path, change: dict[str, str], words: str) -> None:
+    whole = (folder / "mine.safetensors").read_bytes()
+    (folder / "cut.safetensors").write_bytes(whole[:-30])
+    (folder / "bomb.pt").write_bytes(b"cos\nsystem\n(S'touch fgai-was-here'\ntR.")
+    data = own.own_data()
+    np.savez(folder / "bare.npz", edge_index=data.edge_index.numpy(), y=data.y.numpy())
+    given = {"model": "mine_to_audit:make", "weights": "mine.safetensors", "data": "mine.pt", **change}
+    options = [word for name, value in given.items() for word in (f"--{name}", value)]
+    message = refused("audit", *options, *COMMON, cwd=folder)
+    assert words in message.replace("\n", " ")
+    assert not (folder / "fgai-was-here").exists()
