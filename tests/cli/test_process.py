@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from experiments import Cell, Store
@@ -20,6 +19,7 @@ from fgai.cli import app
 from fgai.cli.files import write_model
 from fgai.training import untrained
 from support.bench_cases import fill
+from support.cli_cases import commands
 from support.cli_process import Done, Processes
 from support.report_cases import comparison
 
@@ -131,16 +131,8 @@ INTERRUPTED: dict[str, tuple[Words, str]] = {
 }
 
 
-def commands(group: Any, name: str = "") -> Iterator[str]:
-    """The names of all commands below a group."""
-    if not hasattr(group, "commands"):
-        yield name
-    for word, child in getattr(group, "commands", {}).items():
-        yield from commands(child, f"{name} {word}".strip())
-
-
 def test_every_command_has_its_cases() -> None:
-    known = set(commands(typer.main.get_command(app)))
+    known = set(commands())
     assert known == set(GOOD) == set(BAD) == set(MISSING)
     assert set(UNWRITABLE) <= known and set(INTERRUPTED) <= known
 

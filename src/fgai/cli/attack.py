@@ -60,6 +60,7 @@ def attack(
     seed: options.Seed = 0,
     dataset: options.OtherDataset = None,
     root: options.Root = None,
+    device: options.Device = "cpu",
     output: options.Record = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -79,7 +80,7 @@ def attack(
     sized = threat_of(threat).sized(nodes, edges)
     if breaking is not None and nodes is not None:
         raise InputError("`nodes` is what `--breaking-point` searches; set the most with `--max-nodes`")
-    opened = open_model(model, dataset, root)
+    opened = open_model(model, dataset, root, device)
     task = task_of(opened.graph)
     chosen = make_attack(sized, objective, targets=targets, k=k, task=task.name)
     path = None if output is None else checked_output(output)

@@ -33,6 +33,7 @@ def faithful(
     ] = None,
     set_: options.Settings = None,
     root: options.Root = None,
+    device: options.Device = "cpu",
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -46,7 +47,7 @@ def faithful(
     - `fgai faithful club.safetensors --nodes 2 --edges 2`
     """
     out = Output(json, quiet)
-    opened = open_model(model, None, root)
+    opened = open_model(model, None, root, device)
     settings = parsed_settings(set_, opened.kind, "fgai")
     given = {"epochs": epochs, "lr": lr, "nodes": nodes, "edges": edges}
     settings |= {name: value for name, value in given.items() if value is not None}

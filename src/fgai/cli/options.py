@@ -33,6 +33,9 @@ OtherDataset = Annotated[
 Root = Annotated[
     Path | None, typer.Option("--root", help="Folder with the datasets' files; $FGAI_DATA by default.")
 ]
+Device = Annotated[
+    str, typer.Option("--device", help="Where to compute: cpu, cuda, or cuda:1 for the second GPU.")
+]
 Model = Annotated[str, typer.Option("--model", "-m", help=f"Architecture: {listed(MODELS)}.")]
 ModelFile = Annotated[Path, typer.Argument(help="A model written by `fgai train` or `fgai faithful`.")]
 VanillaFile = Annotated[
