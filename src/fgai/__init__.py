@@ -17,6 +17,7 @@ from fgai.version import __version__
 
 if TYPE_CHECKING:
     from fgai.attention.record import record
+    from fgai.cards import card
     from fgai.certificates import certify
     from fgai.datasets import load_dataset
     from fgai.errors import (
@@ -57,6 +58,7 @@ __all__ = [
     "MissingExtraError",
     "ReliabilityWarning",
     "__version__",
+    "card",
     "certify",
     "compare",
     "evaluate",
@@ -73,6 +75,7 @@ __all__ = [
 
 _NAMES = {
     "attention": ("record",),
+    "cards": ("card",),
     "certificates": ("certify",),
     "datasets": ("load_dataset",),
     "errors": tuple(name for name in __all__ if name.endswith(("Error", "Warning"))),

@@ -15,6 +15,7 @@ PANELS = {
     "See it": ("demo", "explain", "report"),
     "Make models": ("train", "faithful", "limit"),
     "Judge models": ("attack", "evaluate", "compare", "certify", "bench"),
+    "Publish what was found": ("card", "check", "cards"),
     "Around": ("doctor", "data"),
 }
 
