@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fgai.evaluation.compare import compare
     from fgai.explanations import explain
     from fgai.graph import Graph
+    from fgai.hub import from_pretrained, save_pretrained
     from fgai.models import GAT, GCN, GT, GATv2
     from fgai.reports import report
     from fgai.training import limit, load_model, make_faithful, save_model
@@ -63,6 +64,7 @@ __all__ = [
     "compare",
     "evaluate",
     "explain",
+    "from_pretrained",
     "limit",
     "load_dataset",
     "load_model",
@@ -70,6 +72,7 @@ __all__ = [
     "record",
     "report",
     "save_model",
+    "save_pretrained",
     "train",
 ]
 
@@ -82,6 +85,7 @@ _NAMES = {
     "evaluation": ("compare", "evaluate"),
     "explanations": ("explain",),
     "graph": ("Graph",),
+    "hub": ("from_pretrained", "save_pretrained"),
     "models": ("GAT", "GCN", "GT", "GATv2"),
     "reports": ("report",),
     "training": ("limit", "load_model", "make_faithful", "save_model", "train"),
@@ -101,6 +105,7 @@ _PACKAGES = (
     "sparse",
     "tasks",
     "topk",
+    "trackers",
 )
 
 

@@ -24,6 +24,7 @@ from fgai.errors import CheckpointError, FgaiError, InputError
 from fgai.files import check, is_stream
 from fgai.graph import Graph
 from fgai.tasks import task_of
+from fgai.trackers import Tracker, tracker_named
 from fgai.training import load_model, read_header, save_model, setting_names
 
 
@@ -80,6 +81,11 @@ def open_model(
             f"the files of {name!r} are not those {path} was trained on; restore them, or train anew"
         )
     return Opened(path, model.to(place), graph.to(place), about)
+
+
+def opened_log(text: str | None) -> Tracker | None:
+    """Return the tracker that `--log` names, before the work: what it needs must be there."""
+    return None if text is None else tracker_named(text)
 
 
 def write_model(model: nn.Module, path: Path, graph: Graph, about: dict[str, Any]) -> Path:

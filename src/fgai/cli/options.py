@@ -65,6 +65,13 @@ Epochs = Annotated[
     int | None, typer.Option("--epochs", min=1, help="Training epochs; the preset's by default.")
 ]
 Rate = Annotated[float | None, typer.Option("--lr", help="Learning rate; the preset's by default.")]
+Log = Annotated[
+    str | None,
+    typer.Option(
+        "--log",
+        help="Also log every epoch: FILE.csv, FILE.jsonl, tensorboard:FOLDER, wandb:PROJECT or mlflow:NAME.",
+    ),
+]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Any other setting as NAME=VALUE; may be repeated.")
 ]

@@ -12,7 +12,7 @@ from fgai import datasets
 from fgai.checks import device as checked_device
 from fgai.checks import one_of
 from fgai.cli import options
-from fgai.cli.files import checked_output, parsed_settings, resumable, scores, write_model
+from fgai.cli.files import checked_output, opened_log, parsed_settings, resumable, scores, write_model
 from fgai.cli.output import Output, command
 from fgai.models import MODELS
 from fgai.tasks import get_task, task_of
@@ -38,6 +38,7 @@ def train(
     epochs: options.Epochs = None,
     lr: options.Rate = None,
     set_: options.Settings = None,
+    log: options.Log = None,
     root: options.Root = None,
     device: options.Device = "cpu",
     json: options.Json = False,
@@ -63,6 +64,7 @@ def train(
     kind = task_of(graph).name
     mark = "" if kind == datasets.info(dataset).task else f"-{kind}"
     path = checked_output(output or Path(f"{method}-{model}-{dataset}{mark}.safetensors".lower()))
+    tracker = opened_log(log)
     out.say(f"training {model} ({method}) on {graph!r}")
     with resumable(out, path) as folder:
         trained = train_method(
@@ -73,6 +75,7 @@ def train(
             device=place,
             progress=out.progress,
             checkpoint=folder,
+            tracker=tracker,
             settings=settings,
         )
         about = {"dataset": dataset, "split_seed": seed, "seed": seed, "method": method, "settings": settings}

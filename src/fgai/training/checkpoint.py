@@ -14,7 +14,7 @@ from fgai.attention import add_limits, limits_of
 from fgai.errors import CheckpointError
 from fgai.files import check, pack, parse_json, read_metadata, unpack, write_atomic
 from fgai.models import DEFENCES, MODELS, AttentionModel, current_names
-from fgai.training.loop import History
+from fgai.training.history import History
 from fgai.training.train import set_history
 from fgai.typed import typed
 
