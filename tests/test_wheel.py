@@ -40,7 +40,7 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder)
     (wheel,) = built.glob("*.whl")
     python = folder / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", python]
+    pip: list[Any] = [sys.executable, "-m", "pip", "--python", python]
     subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
     outside = [path for path in sys.path if Path(path).name == "site-packages"]

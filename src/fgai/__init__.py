@@ -17,7 +17,7 @@ from fgai.version import __version__
 
 if TYPE_CHECKING:
     from fgai.attention.record import record
-    from fgai.cards import card
+    from fgai.cards.card import card
     from fgai.certificates import certify
     from fgai.datasets import load_dataset
     from fgai.errors import (

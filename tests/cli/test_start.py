@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -44,7 +45,8 @@ def test_nothing_heavy_is_imported(word: str, tmp_path: Path) -> None:
 
 def test_help_lists_every_command_by_its_own_first_sentence() -> None:
     text = " ".join(here("--help", cwd=Path()).stdout.replace("│", " ").split())
-    for name, later in get_command(app).commands.items():
+    group: Any = get_command(app)
+    for name, later in group.commands.items():
         first = later.loaded.help.partition("\n\n")[0].replace("\n", " ")
         assert f"{name} {first}" in text, name
 

@@ -151,7 +151,9 @@ def card(
         _check_same(record, proof)
         numbers |= _proved(proof)
         limits.append(proof.promise)
-    task = {part: record.config[part] for part in ("task", "targets", "k") if part in record.config}
+    task: dict[str, Any] = {
+        part: record.config[part] for part in ("task", "targets", "k") if part in record.config
+    }
     return Card(
         name=record.name if name is None else name,
         model=record.model,

@@ -56,8 +56,8 @@ class Watch:
                 break
             scores[epoch] = score
         for epoch in numbers:
-            score = {"score": scores[epoch]} if epoch in scores else {}
-            yield {**self.history.terms[epoch], **score}
+            found = {"score": scores[epoch]} if epoch in scores else {}
+            yield {**self.history.terms[epoch], **found}
 
 
 @contextmanager
