@@ -77,3 +77,21 @@ def test_a_device_that_is_not_there_is_refused_first(name: str, folder: Path) ->
     assert "`--device` must be there, got cuda:99" in refused(name, *words, "--device", "cuda:99", cwd=folder)
     assert "must be a device of torch" in refused(name, *words, "--device", "abacus", cwd=folder)
     assert set(folder.iterdir()) == before
+
+
+def test_what_a_log_needs_is_asked_for_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    for words in (("train",), ("faithful", "gat.safetensors"), ("attack", "gat.safetensors")):
+        assert "pip install 'fgai[wandb]'" in refused(*words, "--log", "wandb:x", cwd=folder)
+        assert "`--log` must be *.csv" in refused(*words, "--log", "log.txt", cwd=folder)
+
+
+def test_every_epoch_is_logged(folder: Path) -> None:
+    words = ("--epochs", 2, "--log", "log.csv", "-o", "new.safetensors", "-q")
+    assert here("train", *words, cwd=folder).exit_code == 0
+    words = ("--threat", "random", "--log", "log.csv", "-q")
+    assert here("attack", "gat.safetensors", *words, cwd=folder).exit_code == 0
+    head, *rows = (folder / "log.csv").read_text().splitlines()
+    assert head.startswith("run,epoch,") and {"total", "score", "value"} <= set(head.split(","))
+    assert [row.split(",")[:2] for row in rows[:2]] == [["vanilla", "0"], ["vanilla", "1"]]
+    assert rows[2].startswith("prediction attack,0,")
