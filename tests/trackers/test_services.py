@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fgai.errors import InputError
 from fgai.trackers import MlflowTracker, TensorBoardTracker, Tracker, WandbTracker
 
 
@@ -95,6 +96,16 @@ def test_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     logged = [call[1:] for call in calls if len(call) == 4 and call[0] == "r"]
     assert logged == [("total", 0.5, 0), ("total", 0.25, 1), ("total", 0.125, 2), ("score", 1.0, 2)]
     assert ("r", "stopped", "epochs") in calls
+
+
+def test_mlflow_that_cannot_be_reached_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing:
+        def __init__(self, tracking_uri: str | None) -> None:
+            raise RuntimeError("no such store")
+
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=Refusing))
+    with pytest.raises(InputError, match="MLflow cannot log to `uri` 'nowhere': no such store"):
+        MlflowTracker(uri="nowhere")
 
 
 def test_mlflow_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

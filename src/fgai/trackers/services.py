@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fgai.errors import InputError
 from fgai.extras import extra
 from fgai.trackers.base import Summary, Tracker, Values
 
@@ -82,17 +83,21 @@ class MlflowTracker(Tracker):
 
     Args:
         experiment: its name; MLflow's default when None.
-        uri: of the tracking server or folder; MLflow's own choice when None.
+        uri: of the tracking server or database; MLflow's own choice when None.
 
     Raises:
         MissingExtraError: mlflow is not installed.
+        InputError: MLflow cannot log there.
     """
 
     def __init__(self, experiment: str | None = None, *, uri: str | None = None) -> None:
-        self._client = extra("mlflow").MlflowClient(tracking_uri=uri)
-        name = experiment or "Default"
-        held = self._client.get_experiment_by_name(name)
-        self._experiment = self._client.create_experiment(name) if held is None else held.experiment_id
+        mlflow, name = extra("mlflow"), experiment or "Default"
+        try:
+            self._client = mlflow.MlflowClient(tracking_uri=uri)
+            held = self._client.get_experiment_by_name(name)
+            self._experiment = self._client.create_experiment(name) if held is None else held.experiment_id
+        except Exception as error:  # MLflow's own errors, and those of whatever lies behind the address
+            raise InputError(f"MLflow cannot log to `uri` {uri!r}: {str(error)[:300]}") from error
         self._ids: dict[str, str] = {}
 
     def on_start(self, run: str, past: Sequence[Values]) -> None:
