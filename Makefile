@@ -1,11 +1,12 @@
-# make demo | make test | make check | make results | make docs: each sets up .venv on first use and does nothing twice.
+# make demo | make test | make check | make wheel-check | make results | make docs: each sets up .venv on first use
+# and does nothing twice.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 # Threads that wait must not spin: on a busy machine that slows everything down many times.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-slow check results docs clean
+.PHONY: demo test test-slow check wheel-check results docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -26,6 +27,10 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The wheel and the source distribution: built, installed in a fresh environment, and used from there.
+wheel-check: $(STAMP)
+	$(BIN)/python -m pytest tests/test_wheel.py
 
 # The tables of docs/results.md, docs/threat-model.md and README.md anew, from the records in results/ alone.
 results: $(STAMP)

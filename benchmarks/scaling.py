@@ -25,6 +25,7 @@ from fgai.figures import style
 from fgai.graph import Graph
 from fgai.models import GAT
 from fgai.sparse import Adjacency, Features, edge_keys
+from fgai.trackers import Tracker
 from fgai.training import FaithfulConfig, TrainConfig, Vanilla, fit
 from fgai.training.faithful import Faithful
 
@@ -53,10 +54,6 @@ def synthetic(edges: int, device: str) -> Graph:
     return graph
 
 
-def nothing(epoch: int, terms: dict[str, float]) -> None:
-    """Ask for every epoch's terms and leave them."""
-
-
 def measure(way: str, graph: Graph, epochs: int, device: str) -> dict[str, float]:
     torch.manual_seed(0)
     model = GAT(WIDTH, CLASSES, hidden_channels=8, heads=8).to(device)
@@ -70,7 +67,7 @@ def measure(way: str, graph: Graph, epochs: int, device: str) -> dict[str, float
     more = 32 if device.startswith("cuda") and not large else 8
     config = TrainConfig(epochs=epochs + more, validate_every=10_000, weight_decay=0.0)
     with PeakMemory(device) as memory:
-        history = fit(model, recipe, config, progress=False, on_epoch=nothing if large else None)
+        history = fit(model, recipe, config, progress=False, tracker=Tracker() if large else None)
     times = history.epoch_seconds[more:]
     pairs = [(a + b) / 2 for a, b in zip(times[::2], times[1::2], strict=False)]
     return {"edges": graph.num_edges, "seconds": statistics.median(pairs), "bytes": memory.above}

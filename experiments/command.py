@@ -22,7 +22,6 @@ from fgai.records import Column, Table
 app = App(
     help="Reproduce: run grids of experiments, make tables and figures from records.",
     no_args_is_help=True,
-    rich_markup_mode="markdown",
 )
 
 Grid = Annotated[

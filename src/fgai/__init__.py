@@ -18,6 +18,7 @@ from fgai.version import __version__
 if TYPE_CHECKING:
     from fgai.attention.record import record
     from fgai.attention.wrap import wrap
+    from fgai.cards.card import card
     from fgai.certificates import certify
     from fgai.datasets import load_dataset, load_graph
     from fgai.errors import (
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from fgai.evaluation.compare import compare
     from fgai.explanations import explain
     from fgai.graph import Graph
+    from fgai.hub import from_pretrained, save_pretrained
     from fgai.models import GAT, GCN, GT, GATv2
     from fgai.reports import report
     from fgai.training import limit, load_model, make_faithful, save_model
@@ -58,10 +60,12 @@ __all__ = [
     "MissingExtraError",
     "ReliabilityWarning",
     "__version__",
+    "card",
     "certify",
     "compare",
     "evaluate",
     "explain",
+    "from_pretrained",
     "limit",
     "load_dataset",
     "load_graph",
@@ -70,18 +74,21 @@ __all__ = [
     "record",
     "report",
     "save_model",
+    "save_pretrained",
     "train",
     "wrap",
 ]
 
 _NAMES = {
     "attention": ("record", "wrap"),
+    "cards": ("card",),
     "certificates": ("certify",),
     "datasets": ("load_dataset", "load_graph"),
     "errors": tuple(name for name in __all__ if name.endswith(("Error", "Warning"))),
     "evaluation": ("compare", "evaluate"),
     "explanations": ("explain",),
     "graph": ("Graph",),
+    "hub": ("from_pretrained", "save_pretrained"),
     "models": ("GAT", "GCN", "GT", "GATv2"),
     "reports": ("report",),
     "training": ("limit", "load_model", "make_faithful", "save_model", "train"),
@@ -101,6 +108,7 @@ _PACKAGES = (
     "sparse",
     "tasks",
     "topk",
+    "trackers",
 )
 
 

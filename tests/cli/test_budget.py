@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
 
 import fgai
-from fgai.cli import app
 from fgai.datasets import Source, register_dataset, unregister_dataset
 from support.attack_cases import quiet
-from support.cli_cases import here, refused
+from support.cli_cases import commands, here, refused
 from support.dataset_cases import about
 from support.graph_cases import small_data
 
@@ -49,7 +47,7 @@ def run(command: str, *words: object, cwd: Path) -> dict[str, Any]:
 def test_wherever_a_threat_is_chosen_it_can_be_sized() -> None:
     flags = {
         name: {flag for option in command.params for flag in option.opts}
-        for name, command in get_command(app).commands.items()  # type: ignore[attr-defined]
+        for name, command in commands().items()
     }
     chosen = {name for name, known in flags.items() if "--threat" in known}
     assert chosen == set(COMMANDS) and all({"--nodes", "--edges"} <= flags[name] for name in chosen)

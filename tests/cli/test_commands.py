@@ -22,17 +22,15 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from typer.main import get_command
 
 import fgai as root
 from fgai.attacks import THREATS
-from fgai.cli import app
 from fgai.errors import InputError
 from fgai.evaluation import Comparison, EvaluationRecord
 from fgai.models import MODELS
 from fgai.objectives import OBJECTIVES
 from fgai.training import METHODS, load_model, read_header, untrained
-from support.cli_cases import answer, environment, fgai, here, refused
+from support.cli_cases import answer, commands, environment, fgai, here, refused
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +162,7 @@ class TestHelp:
         ],
     )
     def test_every_choice_is_listed(self, command: str, option: str, names: Iterable[str]) -> None:
-        group: Any = get_command(app)
-        parameters = group.commands[command].params
+        parameters = commands()[command].params
         (text,) = (found.help for found in parameters if option in found.opts)
         assert set(names) <= set(re.findall(r"[\w-]+", text))
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from experiments import Cell, Store
-from fgai import datasets
+from fgai import card, datasets
 from fgai.cli import app
 from fgai.cli.files import write_model
 from fgai.training import untrained
 from support.bench_cases import fill
+from support.cli_cases import commands
 from support.cli_process import Done, Processes
 from support.report_cases import comparison
 
@@ -39,6 +39,9 @@ GOOD: dict[str, Words | None] = {
     "evaluate": ("gat.safetensors", *FAST),
     "compare": ("gat.safetensors", "faithful.safetensors", *FAST),
     "certify": ("gat.safetensors",),
+    "card": ("both.json", "--name", "GAT", "-o", "new.json"),
+    "check": ("cards/gat.json", "--min", "f1=0"),
+    "cards": ("cards", "-o", "page.html"),
     "bench run": ("grid.toml", "-r", "here"),
     "bench status": ("grid.toml", "-r", "results"),
     "bench table": ("f1", "-r", "results"),
@@ -64,6 +67,9 @@ BAD: dict[str, tuple[Words, str]] = {
     "evaluate": (("gat.safetensors", "-k", "0"), "--k"),
     "compare": (("gat.safetensors", "--format", "word"), "`--format` must be one of"),
     "certify": (("gat.safetensors", "--radius", "-1"), "`--radius` must be at least 0"),
+    "card": (("both.json",), "`--name` must say whose card"),
+    "check": (("cards/gat.json", "--min", "beauty=1"), "no quantity 'beauty'"),
+    "cards": (("results",), "there is no card in results"),
     "bench run": (("grid.toml", "--shard", "6/5"), "`--shard`"),
     "bench status": ((), "Missing argument"),
     "bench table": (("f-slop",), "did you mean"),
@@ -88,6 +94,9 @@ MISSING: dict[str, tuple[Words, str]] = {
     "evaluate": (("gat.safetensors", "--vanilla", "nowhere"), "no checkpoint at nowhere"),
     "compare": (("gat.safetensors", "nowhere"), "no checkpoint at nowhere"),
     "certify": (("gat.safetensors", "--vanilla", "nowhere"), "no checkpoint at nowhere"),
+    "card": (("nowhere.json",), "there is no record at nowhere.json"),
+    "check": (("nowhere.json", "--min", "f1=0"), "there is no record at nowhere.json"),
+    "cards": (("nowhere",), "nowhere is none"),
     "bench run": (("nowhere.toml",), "there is no grid"),
     "bench status": (("nowhere.toml",), "there is no grid"),
     "bench table": (("f1", "-r", "nowhere"), "no folder of records at nowhere"),
@@ -112,6 +121,8 @@ UNWRITABLE: dict[str, Words] = {
     "evaluate": ("gat.safetensors", "-t", "strong", "-o", "file/record.json"),
     "compare": ("gat.safetensors", "faithful.safetensors", "-t", "strong", "-o", "file/both.json"),
     "certify": ("gat.safetensors", "-o", "file/proof.json"),
+    "card": ("both.json", "--name", "GAT", "-o", "file/card.json"),
+    "cards": ("cards", "-o", "file/page.html"),
     "bench run": ("long.toml", "-r", "file/results"),
     "bench table": ("f1", "-r", "results", "-o", "file/f1.md"),
     "bench figure": ("properties", "-r", "results", "-o", "file/figures"),
@@ -131,16 +142,8 @@ INTERRUPTED: dict[str, tuple[Words, str]] = {
 }
 
 
-def commands(group: Any, name: str = "") -> Iterator[str]:
-    """The names of all commands below a group."""
-    if not hasattr(group, "commands"):
-        yield name
-    for word, child in getattr(group, "commands", {}).items():
-        yield from commands(child, f"{name} {word}".strip())
-
-
 def test_every_command_has_its_cases() -> None:
-    known = set(commands(typer.main.get_command(app)))
+    known = set(commands())
     assert known == set(GOOD) == set(BAD) == set(MISSING)
     assert set(UNWRITABLE) <= known and set(INTERRUPTED) <= known
 
@@ -163,6 +166,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model = untrained("GAT", graph, seed=seed, hidden_channels=2, heads=2)
         write_model(model, folder / f"{name}.safetensors", graph, {**about, "method": method})
     comparison().save(folder / "both.json")
+    card(comparison(), name="GAT").save(folder / "cards" / "gat.json")
     cells = [Cell(method=method) for method in ("vanilla", "fgai")]
     searched = [Cell(kind="search", settings={"lr": 0.01})]
     fill(Store(folder / "results"), [*cells, *searched])

@@ -10,9 +10,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from fgai.cli import app
+
+
+def commands(command: Any = None, name: str = "") -> dict[str, Any]:
+    """Every command by its words, imported."""
+    command = command or get_command(app)
+    command = getattr(command, "loaded", command)
+    inner = getattr(command, "commands", {})
+    found = {} if inner else {name: command}
+    for word, child in inner.items():
+        found |= commands(child, f"{name} {word}".strip())
+    return found
 
 
 def environment(**more: str) -> dict[str, str]:

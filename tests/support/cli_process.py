@@ -17,7 +17,10 @@ from typing import Any, NamedTuple
 
 PARENT = r"""
 import json, os, sys
-from fgai.cli import main
+from typer.main import get_command
+from fgai.cli import app, main
+for command in get_command(app).commands.values():
+    command.loaded
 print("ready", flush=True)
 for line in sys.stdin:
     asked = json.loads(line)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from experiments import Cell, Store, read_grid, read_record
+from fgai.cards import Card, Listing, card, write_page
 from fgai.certificates import CertificateRecord, InjectionCertificate
 from fgai.datasets.ogb import read_ogbn_arxiv
 from fgai.datasets.readers import read_ground_truth, read_npz, read_planetoid, read_tape, read_tu
@@ -146,6 +147,17 @@ def _record(folder: Path) -> Any:
     return found
 
 
+def _written_card(folder: Path) -> list[Path]:
+    return [card(comparison(), name="GAT").save(folder / "card.json")]
+
+
+def _card(folder: Path) -> str:
+    """Read a card, and make all that is made of it."""
+    found = Card.load(folder / "card.json")
+    write_page(Listing(cards={"card.json": found}, unusable={}), folder / "page.html")
+    return found.to_markdown()
+
+
 KINDS: dict[str, Kind] = {
     "model": Kind(
         lambda folder: (
@@ -160,6 +172,9 @@ KINDS: dict[str, Kind] = {
     "comparison": _document(Comparison, comparison),
     "certificate": _document(CertificateRecord, lambda: certificates()["GAT"]),
     "injection": _document(InjectionCertificate, injection_certificate),
+    "card": Kind(
+        lambda folder: [card(comparison(), name="GAT").save(folder / "card.json")], _card, text=True
+    ),
     "report": Kind(lambda folder: [whole_report().save(folder / "report.json")], _report, text=True),
     "compared": Kind(lambda folder: [comparison().save(folder / "both.json")], _report, text=True),
     "proof": Kind(

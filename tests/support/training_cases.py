@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from fgai.trackers import Tracker
 from fgai.training import untrained
 from support.graph_cases import small_data
 
@@ -36,3 +38,13 @@ def header_of(path: Path) -> dict[str, str]:
     raw = path.read_bytes()
     (size,) = struct.unpack("<Q", raw[:8])
     return json.loads(raw[8 : 8 + size])["__metadata__"]
+
+
+class Calling(Tracker):
+    """Calls a function after every epoch, with its number and values."""
+
+    def __init__(self, call: Callable[[int, Any], object]) -> None:
+        self.call = call
+
+    def on_epoch(self, run: str, epoch: int, values: Any) -> None:
+        self.call(epoch, values)

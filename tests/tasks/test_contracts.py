@@ -40,6 +40,7 @@ from fgai.training.recipes import Vanilla
 from support import attack_cases
 from support import task_cases as cases
 from support.forward import seen_by
+from support.training_cases import Calling
 
 ONLY_NODES = (DICE, TDGIA)
 ONE_GRAPH = (PRBCD,)
@@ -147,7 +148,7 @@ def test_killed_and_resumed_is_bit_equal(task: str, tmp_path: Any) -> None:
             checkpoint=folder,
             checkpoint_every=1,
             progress=False,
-            on_epoch=maybe,
+            tracker=Calling(maybe),
         )
         return model
 

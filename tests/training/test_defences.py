@@ -30,6 +30,7 @@ from fgai.training import (
     train_method,
 )
 from support.graph_cases import small_data
+from support.training_cases import Calling
 
 GRAPH = small_data()
 SHORT: dict[str, Any] = {"epochs": 4, "hidden_channels": 3}
@@ -109,7 +110,7 @@ def test_killed_training_resumes_to_the_same_weights(after: int, tmp_path: Path)
     options: dict[str, Any] = {"seed": 2, "progress": False, "checkpoint": tmp_path, "checkpoint_every": 2}
     model, recipe = made()
     with pytest.raises(KilledError):
-        fit(model, recipe, config, on_epoch=kill, **options)
+        fit(model, recipe, config, tracker=Calling(kill), **options)
     model, recipe = made()
     fit(model, recipe, config, **options)
     assert_same_weights(model, whole)

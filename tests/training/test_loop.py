@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fgai.errors import DivergenceError
 from fgai.training import TrainConfig, fit
+from support.training_cases import Calling
 
 
 class Scripted:
@@ -49,7 +50,7 @@ class TestLoop:
             seen.append({k: v.clone() for k, v in model.state_dict().items()})
 
         history = fit(
-            model, recipe, TrainConfig(weight_decay=0.0, **config), progress=False, on_epoch=remember
+            model, recipe, TrainConfig(weight_decay=0.0, **config), progress=False, tracker=Calling(remember)
         )
         return model, history, seen
 
@@ -80,7 +81,7 @@ class TestLoop:
         # The gradient of every one of the 9 parameters is the factor, so its norm is three times as large.
         recipe = Scripted([0.1, 0.2, 0.3], [0.1, 1e6, 1.0])
         config = TrainConfig(epochs=3, weight_decay=0.0, clip=1.0)
-        fit(model, recipe, config, progress=False, on_epoch=remember)
+        fit(model, recipe, config, progress=False, tracker=Calling(remember))
         assert sizes == pytest.approx([0.3, 1.0, 1.0], rel=1e-5)
         expected = torch.zeros(3, 2, requires_grad=True)
         adam = torch.optim.Adam([expected], lr=config.lr)
@@ -98,6 +99,6 @@ class TestLoop:
                 recipe,
                 TrainConfig(epochs=5),
                 progress=False,
-                on_epoch=lambda *_: seen.append(model.weight.detach().clone()),
+                tracker=Calling(lambda *_: seen.append(model.weight.detach().clone())),
             )
         assert torch.equal(model.weight, seen[1]) and not model.training

@@ -30,7 +30,7 @@ from fgai.training import (
 )
 from fgai.training.interrupt import held_interrupt
 from support.graph_cases import small_data
-from support.training_cases import GRAPH, assert_same_weights, fresh, header_of
+from support.training_cases import GRAPH, Calling, assert_same_weights, fresh, header_of
 
 
 def recipes(kind: str) -> tuple[nn.Module, Any]:
@@ -74,7 +74,7 @@ class TestResume:
         }
         model, recipe = recipes(kind)
         with pytest.raises(KilledError):
-            fit(model, recipe, self.CONFIG, on_epoch=kill, **options)
+            fit(model, recipe, self.CONFIG, tracker=Calling(kill), **options)
         model, recipe = recipes(kind)
         resumed = fit(model, recipe, self.CONFIG, **options)
         assert_same_weights(model, whole)

@@ -26,6 +26,7 @@ from fgai.recompute.local import Recompute
 from fgai.recompute.partial import PartialObjective
 from fgai.sparse import EdgeMap
 from fgai.tasks import task_of
+from fgai.trackers import Tracker
 from fgai.typed import typed
 
 __all__ = ["Attack", "AttackResult", "Judge", "Ledger"]
@@ -120,6 +121,7 @@ class Attack(ABC):
         partial: bool = True,
         vanilla: nn.Module | None = None,
         on_step: Callable[[str], None] | None = None,
+        tracker: Tracker | None = None,
     ) -> AttackResult:
         """Attack `model` on `data` and return the strongest change found; the model is left as it was.
 
@@ -130,6 +132,8 @@ class Attack(ABC):
             vanilla: the model the attacked one was made from, read by attacks that choose endpoints or try
                 what broke it. None: the model itself.
             on_step: called with a few words before each long step of the search.
+            tracker: told of every value judged, in order, when the search is over: to read one earlier would
+                make the device wait.
             partial: compute only the rows in reach of a change where that pays; same values, fewer edges.
 
         Raises:
@@ -183,7 +187,20 @@ class Attack(ABC):
             ledger.feasible = sum(value >= 0 for value in ledger.curve) / max(1, len(ledger.curve))
         result = AttackResult(attacked, edge_map, best, best_value, start, noise, ledger)
         _warn_if_weak(self, result)
+        if tracker is not None:
+            _tell(tracker, label, result)
         return result
+
+
+def _tell(tracker: Tracker, run: str, result: AttackResult) -> None:
+    """Give a tracker the values that were judged, the best so far beside each."""
+    tracker.on_start(run, [])
+    best = -math.inf
+    for step, value in enumerate(result.ledger.curve):
+        best = max(best, value)
+        tracker.on_epoch(run, step, {"value": value, "best": best})
+    found: dict[str, float | str] = {"clean": result.start, "noise": result.noise, "attacked": result.value}
+    tracker.on_end(run, {**found, "steps": result.ledger.steps, "seconds": result.ledger.seconds})
 
 
 def _warn_if_weak(attack: Attack, result: AttackResult) -> None:

@@ -1,4 +1,4 @@
-"""The application: every command in one tree."""
+"""The application: every command in one tree, each imported when it is called."""
 
 from __future__ import annotations
 
@@ -8,53 +8,26 @@ from typing import Annotated
 
 import typer
 
-from fgai.cli import (
-    attack,
-    audit,
-    bench,
-    certify,
-    compare,
-    data,
-    demo,
-    doctor,
-    evaluate,
-    explain,
-    faithful,
-    limit,
-    report,
-    train,
-)
 from fgai.cli.tree import App
 from fgai.version import __version__
+
+PANELS = {
+    "See it": ("demo", "explain", "report", "audit"),
+    "Make models": ("train", "faithful", "limit"),
+    "Judge models": ("attack", "evaluate", "compare", "certify", "bench"),
+    "Publish what was found": ("card", "check", "cards"),
+    "Around": ("doctor", "data"),
+}
 
 app = App(
     name="fgai",
     epilog="Start with: fgai demo",
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("demo", rich_help_panel="See it")(demo.demo)
-app.command("explain", rich_help_panel="See it")(explain.explain)
-app.command("report", rich_help_panel="See it")(report.report)
-app.command("audit", rich_help_panel="See it")(audit.audit)
-app.command("train", rich_help_panel="Make models")(train.train)
-app.command("faithful", rich_help_panel="Make models")(faithful.faithful)
-app.command("limit", rich_help_panel="Make models")(limit.limit)
-app.command("attack", rich_help_panel="Judge models")(attack.attack)
-app.command("evaluate", rich_help_panel="Judge models")(evaluate.evaluate)
-app.command("compare", rich_help_panel="Judge models")(compare.compare)
-app.command("certify", rich_help_panel="Judge models")(certify.certify)
-experiments = bench.load()
-if experiments is not None:
-    app.add_typer(experiments, name="bench", rich_help_panel="Judge models")
-else:
-    anything = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command("bench", rich_help_panel="Judge models", context_settings=anything)(bench.missing)
-app.add_typer(data.app, name="data", rich_help_panel="Around")
-app.command("doctor", rich_help_panel="Around")(doctor.doctor)
+for _panel, _names in PANELS.items():
+    for _name in _names:
+        app.later(f"fgai.cli.{_name}", _panel)
 
 
 def _version(asked: bool) -> None:

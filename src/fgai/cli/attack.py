@@ -12,7 +12,7 @@ from fgai.attacks import make_attack, threat_of
 from fgai.attention import prepared
 from fgai.checks import one_of
 from fgai.cli import options
-from fgai.cli.files import checked_output, open_model
+from fgai.cli.files import checked_output, open_model, opened_log
 from fgai.cli.members import members_of, show_members
 from fgai.cli.output import Output, command
 from fgai.cli.threats import find_breaking_point, list_threats
@@ -58,8 +58,10 @@ def attack(
     ] = False,
     k: options.K = 5,
     seed: options.Seed = 0,
+    log: options.Log = None,
     dataset: options.OtherDataset = None,
     root: options.Root = None,
+    device: options.Device = "cpu",
     output: options.Record = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -79,16 +81,17 @@ def attack(
     sized = threat_of(threat).sized(nodes, edges)
     if breaking is not None and nodes is not None:
         raise InputError("`nodes` is what `--breaking-point` searches; set the most with `--max-nodes`")
-    opened = open_model(model, dataset, root)
+    opened = open_model(model, dataset, root, device)
     task = task_of(opened.graph)
     chosen = make_attack(sized, objective, targets=targets, k=k, task=task.name)
     path = None if output is None else checked_output(output)
+    tracker = opened_log(log)
     out.say(f"attacking {model} on {opened.graph!r}")
     if breaking is not None:
         wanted = {"threat": sized, "threshold": breaking, "limit": most, "k": k, "seed": seed}
         find_breaking_point(out, opened, path, {**wanted, "targets": targets})
         return
-    result = chosen.run(opened.model, opened.graph, seed=seed)
+    result = chosen.run(opened.model, opened.graph, seed=seed, tracker=tracker)
     graph = prepared(opened.model, task.view(opened.graph, targets))
     rows, labels = task.rows(graph, targets), task.labels(graph)
     before = logits_again(opened.model, graph)[rows]

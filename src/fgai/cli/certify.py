@@ -37,6 +37,7 @@ def certify(
     ] = "any",
     dataset: options.OtherDataset = None,
     root: options.Root = None,
+    device: options.Device = "cpu",
     output: options.Record = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -51,8 +52,8 @@ def certify(
     - `fgai certify fgai.safetensors --injected 1 --where direct`
     """
     out = Output(json, quiet)
-    opened = open_model(model, dataset, root)
-    plain = None if vanilla is None else load_model(vanilla)
+    opened = open_model(model, dataset, root, device)
+    plain = None if vanilla is None else load_model(vanilla).to(device)
     path = None if output is None else checked_output(output)
     out.say(f"certifying {model} on {opened.graph!r}")
     record: CertificateRecord | InjectionCertificate

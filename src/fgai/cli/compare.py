@@ -39,6 +39,7 @@ def compare(
     format_: Annotated[str, typer.Option("--format", "-f", help="table, markdown, latex or csv.")] = "table",
     dataset: options.OtherDataset = None,
     root: options.Root = None,
+    device: options.Device = "cpu",
     output: options.Record = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -54,7 +55,7 @@ def compare(
     out = Output(json, quiet)
     chosen = threat_of(threat).sized(nodes, edges)
     one_of(format_, "--format", FORMATS)
-    opened = open_models(models, dataset, root)
+    opened = open_models(models, dataset, root, device)
     path = None if output is None else checked_output(output)
     graph = next(iter(opened.values())).graph
     out.say(f"comparing {', '.join(opened)} on {graph!r}, threat {threat}")
@@ -73,7 +74,9 @@ def compare(
     out.result(comparison.to_dict(), lambda console: _show(comparison, format_, console))
 
 
-def open_models(words: list[str], dataset: str | None, root: Path | None) -> dict[str, Opened]:
+def open_models(
+    words: list[str], dataset: str | None, root: Path | None, device: str = "cpu"
+) -> dict[str, Opened]:
     """Read several `[NAME=]FILE` models that were trained on the same data with the same split.
 
     Raises:
@@ -86,7 +89,7 @@ def open_models(words: list[str], dataset: str | None, root: Path | None) -> dic
             name = Path(path).stem
         if name in opened:
             raise InputError(f"two models are called {name!r}; tell them apart with NAME=MODEL")
-        opened[name] = open_model(Path(path), dataset, root)
+        opened[name] = open_model(Path(path), dataset, root, device)
     parts = ("dataset", "split_seed", "task")
     splits = {tuple(entry.about.get(part) for part in parts) for entry in opened.values()}
     if len(splits) > 1:

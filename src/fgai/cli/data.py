@@ -15,11 +15,12 @@ from fgai.cli.output import Output, command
 from fgai.cli.tree import App
 from fgai.datasets import paths
 
-app = App(
-    help="The datasets: which there are, and what is in them.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-)
+app = App(no_args_is_help=True)
+
+
+@app.callback()
+def data() -> None:
+    """The datasets: which there are, and what is in them."""
 
 
 def location_of(name: str, root: Any = None) -> str:

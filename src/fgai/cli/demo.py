@@ -15,6 +15,7 @@ from torch import nn
 from fgai import datasets
 from fgai.attacks import AttackResult, make_attack
 from fgai.certificates import PROMISE, CertificateRecord
+from fgai.checks import device as checked_device
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.files import checked_folder, resumable, write_model
@@ -46,6 +47,7 @@ def demo(
     open_: Annotated[bool, typer.Option("--open", help="Open the result when done.")] = False,
     epochs: options.Epochs = None,
     root: options.Root = None,
+    device: options.Device = "cpu",
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -60,7 +62,8 @@ def demo(
     """
     one_of(model, "--model", tuple(MODELS))
     out = Output(json, quiet)
-    graph = datasets.load_dataset(dataset, root, seed)
+    place = checked_device(device)
+    graph = datasets.load_dataset(dataset, root, seed).to(place)
     folder = checked_folder(output)
     page = page_in(out, folder)
     out.say(
@@ -82,6 +85,7 @@ def demo(
                 model,
                 graph,
                 seed=seed,
+                device=place,
                 vanilla=models.get(model),
                 progress=out.progress,
                 checkpoint=state,

@@ -25,6 +25,7 @@ from fgai.cli.output import FAILURE, Output, command
 from fgai.compiled import REBUILT
 from fgai.datasets import paths
 from fgai.errors import FgaiWarning
+from fgai.extras import EXTRAS
 from fgai.ops import use_backend
 from fgai.training import train, untrained
 
@@ -39,7 +40,7 @@ PACKAGES = (
     "typer",
     "matplotlib",
 )
-EXTRAS = {"plotly": "report", "triton": "GPU kernels"}
+OPTIONAL = (*EXTRAS, "triton")
 
 
 @command
@@ -55,11 +56,12 @@ def doctor(*, root: options.Root = None, json: options.Json = False, quiet: opti
         "command": "doctor",
         "python": platform.python_version(),
         "system": platform.platform(),
-        "packages": {name: _version(name) for name in ("fgai", *PACKAGES, *EXTRAS)},
+        "packages": {name: _version(name) for name in ("fgai", *PACKAGES, *OPTIONAL)},
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "threads": torch.get_num_threads(),
         "load": _load(),
         "data": {name: location_of(name, root) for name in datasets.names()},
+        "folders": [str(folder) for folder in paths.search_path(root)],
         "cache": str(paths.user_cache()),
         "checks": {name: _attempt(check) for name, check in CHECKS.items()},
     }
@@ -158,6 +160,7 @@ def _show(console: Console, values: dict[str, Any]) -> None:
     table.add_row("device", f"{values['device']}, {values['threads']} threads")
     here = [name for name, where in values["data"].items() if where != "to download"]
     table.add_row("data found", ", ".join(here))
+    table.add_row("data folders", ", ".join(values["folders"]) or "none")
     table.add_row("cache", values["cache"])
     for name, check in values["checks"].items():
         mark = "[green]good[/]" if check["good"] else "[red]BAD[/]"

@@ -37,6 +37,7 @@ def evaluate(
     per_node: PerNode = False,
     dataset: options.OtherDataset = None,
     root: options.Root = None,
+    device: options.Device = "cpu",
     output: options.Record = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -50,8 +51,8 @@ def evaluate(
     """
     out = Output(json, quiet)
     chosen = threat_of(threat).sized(nodes, edges)
-    opened = open_model(model, dataset, root)
-    plain = None if vanilla is None else load_model(vanilla)
+    opened = open_model(model, dataset, root, device)
+    plain = None if vanilla is None else load_model(vanilla).to(device)
     path = None if output is None else checked_output(output)
     out.say(f"evaluating {model} on {opened.graph!r}, threat {threat}")
     record = evaluate_model(

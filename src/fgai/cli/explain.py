@@ -31,6 +31,7 @@ def explain(
     seed: options.Seed = 0,
     dataset: options.OtherDataset = None,
     root: options.Root = None,
+    device: options.Device = "cpu",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also draw a picture: .png, .pdf or .svg.")
     ] = None,
@@ -53,7 +54,7 @@ def explain(
     sized = None if threat == "none" else threat_of(threat).sized(nodes, edges)
     if sized is None and (nodes is not None or edges is not None):
         raise InputError("`nodes` and `edges` size an attack, and `--threat none` has none; leave them out")
-    opened = open_model(model, dataset, root)
+    opened = open_model(model, dataset, root, device)
     path = None if output is None else checked_output(output)
     out.say(f"explaining node {node} of {opened.graph!r}" + ("" if sized is None else f", threat {threat}"))
     common: dict[str, Any] = {"k": k, "layer": chosen, "seed": seed}

@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 
 from fgai.cli import options
-from fgai.cli.files import checked_output, open_model, parsed_settings, resumable, scores, write_model
+from fgai.cli.files import (
+    checked_output,
+    open_model,
+    opened_log,
+    parsed_settings,
+    resumable,
+    scores,
+    write_model,
+)
 from fgai.cli.output import Output, command
 from fgai.cli.train import report
 from fgai.training import make_faithful
@@ -32,7 +40,9 @@ def faithful(
         int | None, typer.Option("--edges", min=1, help="Edges of each of them; the preset's otherwise.")
     ] = None,
     set_: options.Settings = None,
+    log: options.Log = None,
     root: options.Root = None,
+    device: options.Device = "cpu",
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -46,15 +56,22 @@ def faithful(
     - `fgai faithful club.safetensors --nodes 2 --edges 2`
     """
     out = Output(json, quiet)
-    opened = open_model(model, None, root)
+    opened = open_model(model, None, root, device)
     settings = parsed_settings(set_, opened.kind, "fgai")
     given = {"epochs": epochs, "lr": lr, "nodes": nodes, "edges": edges}
     settings |= {name: value for name, value in given.items() if value is not None}
     path = checked_output(output or model.with_name(f"faithful-{model.name}"))
+    tracker = opened_log(log)
     out.say(f"making {model} faithful on {opened.graph!r}")
     with resumable(out, path) as folder:
         faithful = make_faithful(
-            opened.model, opened.graph, seed=seed, progress=out.progress, checkpoint=folder, **settings
+            opened.model,
+            opened.graph,
+            seed=seed,
+            progress=out.progress,
+            checkpoint=folder,
+            tracker=tracker,
+            **settings,
         )
         about = {**opened.about, "method": "fgai", "seed": seed, "settings": settings, "vanilla": str(model)}
         path = write_model(faithful, path, opened.graph, about)

@@ -16,6 +16,7 @@ from torch import nn
 
 from fgai import datasets, metrics
 from fgai.attention import prepared
+from fgai.checks import device as checked_device
 from fgai.checks import one_of
 from fgai.cli.output import Output
 from fgai.datasets.fingerprint import fingerprint
@@ -23,6 +24,7 @@ from fgai.errors import CheckpointError, FgaiError, InputError
 from fgai.files import check, is_stream
 from fgai.graph import Graph
 from fgai.tasks import task_of
+from fgai.trackers import Tracker, tracker_named
 from fgai.training import load_model, read_header, save_model, setting_names
 
 
@@ -41,19 +43,22 @@ class Opened:
         return type(self.model).__name__
 
 
-def open_model(path: Path, dataset: str | None = None, root: Path | None = None) -> Opened:
+def open_model(
+    path: Path, dataset: str | None = None, root: Path | None = None, device: str = "cpu"
+) -> Opened:
     """Read a model and load the data it was trained on, with the same split.
 
     Args:
         path: of the checkpoint.
         dataset: another dataset, which must have the same features and classes.
         root: where the dataset's files lie.
+        device: where model and graph go.
 
     Raises:
         CheckpointError: no such model, or its data is not what it was.
-        InputError: the file does not say which dataset to load.
+        InputError: the file does not say which dataset to load, or there is no such device.
     """
-    header = read_header(path)
+    place, header = checked_device(device), read_header(path)
     about: dict[str, Any] = header.get("about") or {}
     kinds = {
         "dataset": str,
@@ -75,7 +80,12 @@ def open_model(path: Path, dataset: str | None = None, root: Path | None = None)
         raise CheckpointError(
             f"the files of {name!r} are not those {path} was trained on; restore them, or train anew"
         )
-    return Opened(path, model, graph, about)
+    return Opened(path, model.to(place), graph.to(place), about)
+
+
+def opened_log(text: str | None) -> Tracker | None:
+    """Return the tracker that `--log` names, before the work: what it needs must be there."""
+    return None if text is None else tracker_named(text)
 
 
 def write_model(model: nn.Module, path: Path, graph: Graph, about: dict[str, Any]) -> Path:

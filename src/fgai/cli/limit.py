@@ -31,6 +31,7 @@ def limit(
         Path | None, typer.Option("--output", "-o", help="File to write; limited-NAME by default.")
     ] = None,
     root: options.Root = None,
+    device: options.Device = "cpu",
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -44,7 +45,7 @@ def limit(
     - `fgai limit gat.safetensors --cut auto --soften 0.1 --output limited.safetensors`
     """
     out = Output(json, quiet)
-    opened = open_model(model, None, root)
+    opened = open_model(model, None, root, device)
     path = checked_output(output or model.with_name(f"limited-{model.name}"))
     share = _share(cut)
     limited = with_limits(opened.model, opened.graph, share, soften=soften)

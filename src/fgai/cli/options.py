@@ -33,6 +33,9 @@ OtherDataset = Annotated[
 Root = Annotated[
     Path | None, typer.Option("--root", help="Folder with the datasets' files; $FGAI_DATA by default.")
 ]
+Device = Annotated[
+    str, typer.Option("--device", help="Where to compute: cpu, cuda, or cuda:1 for the second GPU.")
+]
 Model = Annotated[str, typer.Option("--model", "-m", help=f"Architecture: {listed(MODELS)}.")]
 ModelFile = Annotated[Path, typer.Argument(help="A model written by `fgai train` or `fgai faithful`.")]
 VanillaFile = Annotated[
@@ -62,6 +65,13 @@ Epochs = Annotated[
     int | None, typer.Option("--epochs", min=1, help="Training epochs; the preset's by default.")
 ]
 Rate = Annotated[float | None, typer.Option("--lr", help="Learning rate; the preset's by default.")]
+Log = Annotated[
+    str | None,
+    typer.Option(
+        "--log",
+        help="Also log every epoch: FILE.csv, FILE.jsonl, tensorboard:FOLDER, wandb:PROJECT or mlflow:NAME.",
+    ),
+]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Any other setting as NAME=VALUE; may be repeated.")
 ]

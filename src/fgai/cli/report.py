@@ -51,6 +51,7 @@ def report(
     seed: options.Seed = 0,
     dataset: options.OtherDataset = None,
     root: options.Root = None,
+    device: options.Device = "cpu",
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -83,7 +84,7 @@ def report(
     if models:
         chosen = {"threat": threat, "nodes": nodes, "edges": edges, "k": k, "seed": seed}
         options: dict[str, Any] = {**chosen, "node": node, **names}
-        made = _from_models(out, models, page, open_models(models, dataset, root), options)
+        made = _from_models(out, models, page, open_models(models, dataset, root, device), options)
     else:
         if node_names is not None or class_names is not None:
             raise InputError("names go on the page together with models; give models instead of records")

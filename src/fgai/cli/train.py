@@ -9,9 +9,10 @@ import typer
 from rich.console import Console
 
 from fgai import datasets
+from fgai.checks import device as checked_device
 from fgai.checks import one_of
 from fgai.cli import options
-from fgai.cli.files import checked_output, parsed_settings, resumable, scores, write_model
+from fgai.cli.files import checked_output, opened_log, parsed_settings, resumable, scores, write_model
 from fgai.cli.output import Output, command
 from fgai.models import MODELS
 from fgai.tasks import get_task, task_of
@@ -37,7 +38,9 @@ def train(
     epochs: options.Epochs = None,
     lr: options.Rate = None,
     set_: options.Settings = None,
+    log: options.Log = None,
     root: options.Root = None,
+    device: options.Device = "cpu",
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -56,14 +59,24 @@ def train(
     out = Output(json, quiet)
     settings = parsed_settings(set_, model, method)
     settings |= {name: value for name, value in (("epochs", epochs), ("lr", lr)) if value is not None}
-    graph = datasets.load_dataset(dataset, root, seed, task=task)
+    place = checked_device(device)
+    graph = datasets.load_dataset(dataset, root, seed, task=task).to(place)
     kind = task_of(graph).name
     mark = "" if kind == datasets.info(dataset).task else f"-{kind}"
     path = checked_output(output or Path(f"{method}-{model}-{dataset}{mark}.safetensors".lower()))
+    tracker = opened_log(log)
     out.say(f"training {model} ({method}) on {graph!r}")
     with resumable(out, path) as folder:
         trained = train_method(
-            method, model, graph, seed=seed, progress=out.progress, checkpoint=folder, settings=settings
+            method,
+            model,
+            graph,
+            seed=seed,
+            device=place,
+            progress=out.progress,
+            checkpoint=folder,
+            tracker=tracker,
+            settings=settings,
         )
         about = {"dataset": dataset, "split_seed": seed, "seed": seed, "method": method, "settings": settings}
         about["task"] = kind

@@ -1,7 +1,13 @@
-"""`App`: a tree of commands whose help shows a flag as a flag, without a value to give."""
+"""`App`: a tree of commands that are imported when they are called, and whose help shows a flag as a flag."""
 
 from __future__ import annotations
 
+import ast
+import inspect
+from collections.abc import Callable
+from functools import cached_property, partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import typer
@@ -24,16 +30,80 @@ class _Command(_Flags, TyperCommand):
     """A command of the tree."""
 
 
+class Later(_Flags, TyperCommand):
+    """A command that the tree lists by its first sentence, and imports when it is called.
+
+    Args:
+        module: where it lives: in `app` where that is a group, else in the function of the module's name.
+        **options: of the command in the tree.
+    """
+
+    def __init__(self, module: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.module = module
+
+    @cached_property
+    def loaded(self) -> Any:
+        """The command or group itself."""
+        module = import_module(self.module)
+        found = getattr(module, "app", None)
+        if found is None:
+            found = App()
+            found.command(self.name)(getattr(module, _name(self.module)))
+        return typer.main.get_command(found)
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Go on with the command itself."""
+        return self.loaded.make_context(info_name, args, parent, **extra)
+
+
 class _Group(_Flags, TyperGroup):
     """A group of the tree."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help; only now the sentences of commands not yet imported are looked up."""
+        for command in self.commands.values():
+            if isinstance(command, Later):
+                command.help = summary(command.module)
+        super().format_help(ctx, formatter)
 
 
 class App(typer.Typer):
     """Typer's tree with these commands and groups; takes what `typer.Typer` does."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(cls=_Group, **options)
+        usual = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": "markdown"}
+        super().__init__(cls=_Group, **{**usual, **options})
 
     def command(self, name: str | None = None, **options: Any) -> Any:
         """Declare a command; see `typer.Typer.command`."""
-        return super().command(name, cls=_Command, **options)
+        return super().command(name, **{"cls": _Command, **options})
+
+    def later(self, module: str, panel: str) -> None:
+        """Declare a command by its module: nothing is imported until it is called.
+
+        Args:
+            module: its last part is the command's name, and that of the function whose docstring explains it.
+            panel: heading it stands under.
+        """
+        made: Any = partial(Later, module)
+        self.command(_name(module), cls=made, rich_help_panel=panel)(_nothing)
+
+
+def summary(module: str) -> str:
+    """Return the first paragraph that explains a command, read from its source and not by importing it."""
+    found = find_spec(module)
+    source: Callable[[str], str | None] | None = getattr(found and found.loader, "get_source", None)
+    text = None if source is None else source(module)
+    for part in ast.parse(text or "").body:
+        if isinstance(part, ast.FunctionDef) and part.name == _name(module):
+            return inspect.cleandoc(ast.get_docstring(part) or "").partition("\n\n")[0]
+    return ""
+
+
+def _name(module: str) -> str:
+    return module.rpartition(".")[2]
+
+
+def _nothing() -> None:
+    """Stands for a command that is not there yet."""

@@ -55,6 +55,17 @@ class _Evaluated(Protocol):
     def warnings(self) -> list[dict[str, str]]: ...
 
 
+def shown_quantities(metrics: Mapping[str, Any]) -> list[Quantity]:
+    """Return what the tables show of a record's metrics, in their order: all it has a number for, or None."""
+    declared = [quantity(path) for path in (*_PREDICTION, *_EXPLANATION) if _has(metrics, path)]
+    return [*declared, *measured("prediction", [metrics]), *measured("explanation", [metrics])]
+
+
+def _has(metrics: Mapping[str, Any], path: str) -> bool:
+    parent, _, name = path.rpartition(".")
+    return name in (look_up(metrics, parent) or {})
+
+
 def notes_of(records: Sequence[_Evaluated]) -> tuple[str, ...]:
     """What a table must say below itself: data, threat, parameters and warnings."""
     first = records[0]

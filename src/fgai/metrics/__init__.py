@@ -19,7 +19,7 @@ from fgai.metrics.intruders import (
 )
 from fgai.metrics.nodes import mean_over
 from fgai.metrics.nulls import random_ranking, uniform_attention
-from fgai.metrics.paths import measured, null_path, quantity
+from fgai.metrics.paths import measured, metric_at, null_path, quantity
 from fgai.metrics.prediction import accuracy, average_precision, f1, roc_auc
 from fgai.metrics.quantity import Quantity
 from fgai.metrics.ranking import (
@@ -77,6 +77,7 @@ __all__ = [
     "mean_over",
     "measured",
     "metric",
+    "metric_at",
     "null_path",
     "overlap",
     "overlap_chance",

@@ -27,7 +27,10 @@ _TRAINING = (
 _CERTIFICATE = (
     Quantity(path="certificate.share", title="certified share", direction="higher"),
     Quantity(path="certificate.median_radius", title="median radius", direction="higher"),
+    Quantity(path="certificate.class_share", title="certified class", direction="higher"),
     Quantity(path="certificate.sharpness", title="sharpness", direction="higher"),
+    Quantity(path="injection.class_share", title="certified class, injection", direction="higher"),
+    Quantity(path="injection.order_share", title="certified order, injection", direction="higher"),
 )
 QUANTITIES = (*_EVALUATION, *_TRAINING, *_CERTIFICATE)
 """`*` in a path stands for any one name, as in the paths of metrics."""

@@ -9,7 +9,7 @@ from typing import Any
 from fgai.errors import InputError
 from fgai.metrics.declared import QUANTITIES
 from fgai.metrics.quantity import Quantity
-from fgai.metrics.spec import METRICS
+from fgai.metrics.spec import METRICS, MetricSpec
 from fgai.records import look_up
 from fgai.typed import typed
 
@@ -37,6 +37,20 @@ def quantity(path: str, title: str | None = None, form: str | None = None) -> Qu
     for found in _matches(path):
         return replace(found, title=title or found.title, form=form or found.form)
     raise InputError(f"no metric is declared at {path!r}; see fgai.metrics.METRICS")
+
+
+@typed
+def metric_at(path: str) -> MetricSpec | None:
+    """Return the metric whose number stands at a path of a record, or None where no metric gives it.
+
+    Example:
+        >>> metric_at("overlap_touched.prediction.all").label()
+        'overlap (k=5)'
+    """
+    for spec in METRICS.values():
+        if any(_rest(pattern, path) is not None for pattern in spec.paths):
+            return spec
+    return None
 
 
 @typed

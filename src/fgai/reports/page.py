@@ -8,8 +8,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fgai.errors import InputError, MissingExtraError
+from fgai.errors import InputError
 from fgai.evaluation import Comparison, EvaluationRecord
+from fgai.extras import extra
 from fgai.files import write_atomic
 from fgai.reports.balance import RULE
 from fgai.reports.build import make_report
@@ -170,8 +171,4 @@ def _asset(name: str) -> str:
 
 def _plotly() -> str:
     """The script of plotly.js from the installed package."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise MissingExtraError("plotly", "report") from error
-    return str(get_plotlyjs())
+    return str(extra("plotly.offline").get_plotlyjs())

@@ -9,8 +9,9 @@ from fgai.training.defended import Regularised
 from fgai.training.factory import make_model
 from fgai.training.faithful import Faithful
 from fgai.training.features import features_alone
+from fgai.training.history import History
 from fgai.training.limiting import Clipped, clipped, limit
-from fgai.training.loop import History, Recipe, TrainConfig, fit
+from fgai.training.loop import Recipe, TrainConfig, fit
 from fgai.training.methods import settings_for, train_method
 from fgai.training.presets import preset
 from fgai.training.recipes import Vanilla, labelled

@@ -16,6 +16,7 @@ from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.progress import shown
 from fgai.tasks import task_of
+from fgai.trackers import Tracker
 from fgai.training.assurance import MIN_EPOCHS, prediction_shift, standing_of
 from fgai.training.faithful import Faithful
 from fgai.training.loop import epoch_seed, fit
@@ -44,6 +45,7 @@ def make_faithful(
     checkpoint: Path | str | None = None,
     checkpoint_every: int = 25,
     max_attempts: int = 2,
+    tracker: Tracker | None = None,
     **settings: Any,
 ) -> M:
     """Return a faithful version of a trained attention model; the given one is untouched.
@@ -70,6 +72,7 @@ def make_faithful(
         checkpoint: folder to save the training in and to resume from.
         checkpoint_every: epochs between saves.
         max_attempts: trainings at most; 1 trains once, whatever comes out.
+        tracker: told of every epoch, see `fgai.trackers`; a second attempt is a run of its own, `fgai-2`.
         **settings: single settings by name, e.g. `epochs=50`, `similarity=4.0`.
 
     Returns:
@@ -96,7 +99,11 @@ def make_faithful(
             )
         )
         config = config.replace(limits=False)
-    saving: dict[str, Any] = {"progress": progress, "checkpoint_every": checkpoint_every}
+    saving: dict[str, Any] = {
+        "progress": progress,
+        "checkpoint_every": checkpoint_every,
+        "tracker": tracker,
+    }
     with shown(progress):
         return _best(model, graph, config, seed, checkpoint, saving, max_attempts)
 
@@ -121,7 +128,8 @@ def _best(
             break
         config = config.fallback(stable=best.is_stable, close=best.is_close)
         folder = None if checkpoint is None else Path(checkpoint) / f"attempt-{count}"
-        other = _trained(model, graph, config, seed + APART * (count - 1), folder, saving)
+        again = {**saving, "run": f"{Faithful.name}-{count}"}
+        other = _trained(model, graph, config, seed + APART * (count - 1), folder, again)
         found = standing_of(other, model, graph, seed, vanilla)
         history_of(other).attempts = history_of(faithful).attempts = count
         if found.beats(best):

@@ -16,7 +16,7 @@ from fgai.errors import CheckpointError, InputError
 from fgai.files import check, pack, parse_json, read_metadata, unpack, write_atomic
 from fgai.models import DEFENCES, MODELS, AttentionModel, current_names
 from fgai.training.factory import Factory, factory_name, make_model
-from fgai.training.loop import History
+from fgai.training.history import History
 from fgai.training.train import set_history
 from fgai.typed import typed
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol, get_type_hints, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +17,13 @@ from fgai.alone import seeded, with_gradients
 from fgai.checks import above, at_least, one_of, whole
 from fgai.checks import seed as check_seed
 from fgai.errors import DivergenceError, InputError
-from fgai.files import check_items
 from fgai.progress import shown, stage
+from fgai.trackers import Tracker
 from fgai.training.capture import Replays, Terms, can_replay, run_parts, summed
+from fgai.training.history import History
 from fgai.training.interrupt import held_interrupt
 from fgai.training.resume import read_state, write_state
+from fgai.training.watch import Watch
 from fgai.typed import typed
 
 PROBE = 10
@@ -106,66 +107,6 @@ class Recipe(Protocol):
         """Take back what `state` gave."""
 
 
-@typed
-@dataclass
-class History:
-    """What happened while training.
-
-    Attributes:
-        terms: per epoch, each loss term's value; one that an epoch did not compute keeps its last value.
-        scores: per validation, (epoch, score).
-        best_epoch: whose weights were kept, as an index of `terms`; see `kept_epoch`.
-        seconds: wall-clock time of the epochs, validation included.
-        epoch_seconds: time of each training step alone.
-        stopped: why training ended: `epochs` or `patience`.
-        attempts: trainings it took; see `make_faithful`.
-    """
-
-    terms: list[dict[str, float]] = field(default_factory=list)
-    scores: list[tuple[int, float]] = field(default_factory=list)
-    best_epoch: int = 0
-    seconds: float = 0.0
-    epoch_seconds: list[float] = field(default_factory=list)
-    stopped: str = "epochs"
-    attempts: int = 1
-
-    @property
-    def kept_epoch(self) -> int:
-        """The epoch whose weights were kept, counted from 1, as it is shown everywhere."""
-        return self.best_epoch + 1
-
-    @property
-    def ending(self) -> str:
-        """Why training ended, in words."""
-        if self.stopped != "patience":
-            return "all epochs"
-        waited = len(self.terms) - self.kept_epoch
-        return f"stopped early, no better validation score for {waited} epochs (`patience`)"
-
-    def add(self, terms: Terms) -> None:
-        """Note one epoch."""
-        self.epoch_seconds.append(terms.seconds)
-        self.terms.append({**(self.terms[-1] if self.terms else {}), **terms.values})
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return copy.deepcopy(self.__dict__)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> History:
-        """Inverse of `to_dict`; `attempts` were called `tries` once.
-
-        Raises:
-            CheckpointError: a field is unknown or of another type.
-        """
-        names = {"tries": "attempts"}
-        fields = {names.get(name, name): value for name, value in values.items()}
-        check_items(fields, get_type_hints(cls), "the history", required=())
-        history = cls(**fields)
-        history.scores = [(int(epoch), float(score)) for epoch, score in history.scores]
-        return history
-
-
 def _device(model: nn.Module) -> torch.device:
     """Return the device of the parameters, of which there must be some."""
     held = next(model.parameters(), None)
@@ -192,7 +133,8 @@ def fit(
     checkpoint: Path | str | None = None,
     checkpoint_every: int = 25,
     fingerprint: str = "",
-    on_epoch: Callable[[int, dict[str, float]], None] | None = None,
+    tracker: Tracker | None = None,
+    run: str | None = None,
 ) -> History:
     """Train `model` in place and leave the best weights in it.
 
@@ -206,22 +148,29 @@ def fit(
             the end of the epoch and saves it.
         checkpoint_every: epochs between saves.
         fingerprint: of what is trained on what; a checkpoint with another one is refused.
-        on_epoch: called after every epoch with its number and terms.
+        tracker: told of every epoch, and of the end.
+        run: what the tracker knows it as; the recipe's name by default.
 
     Raises:
         DivergenceError: when a term is not finite; the last good weights are in the model then.
     """
     device = _device(model)
     optimizer = _optimizer(model, config, device)
-    history, best, first = History(), _copy(model), 0
-    best_score = -math.inf
+    history, best, first = History(), _Best(_copy(model)), 0
     with seeded(epoch_seed(seed, -1), device):
         recipe.start(model, seed)
     folder = None if checkpoint is None else Path(checkpoint)
     if folder is not None and (saved := read_state(folder, fingerprint)) is not None:
-        first, best_score, history_values = saved.restore(model, optimizer, recipe)
-        history, best = History.from_dict(history_values), saved.best
-    steps, report_epoch = _Steps(model, recipe, config, optimizer, seed), on_epoch or _silent
+        first, score, values = saved.restore(model, optimizer, recipe)
+        history, best = History.from_dict(values), _Best(saved.best, score)
+    steps, watch = _Steps(model, recipe, config, optimizer, seed), Watch(tracker, run or recipe.name, history)
+
+    def save() -> None:
+        if folder is not None:
+            done = len(history.terms)
+            kept = best.score, model, best.weights
+            write_state(folder, fingerprint, done, *kept, optimizer, recipe, history)
+
     began = perf_counter() - history.seconds
     held = held_interrupt(folder is not None)
     with (
@@ -238,30 +187,24 @@ def fit(
             last = epoch == config.epochs - 1
             validates = (epoch + 1) % config.validate_every == 0 or last
             saves = folder is not None and ((epoch + 1) % checkpoint_every == 0 or last or interrupted())
-            if not (steps.due or validates or saves or on_epoch):
+            if not (steps.due or validates or saves or tracker):
                 continue
             done = steps.read()
             for terms in done:
-                _check_finite(terms.values, terms.epoch, model, best)
+                _check_finite(terms.values, terms.epoch, model, best.weights)
                 history.add(terms)
             if validates:
-                score = steps.score()
-                history.scores.append((epoch, score))
-                if score > best_score:
-                    best_score, best, history.best_epoch = score, _copy(model), epoch
-                elif epoch - history.best_epoch >= config.patience:
-                    history.stopped = "patience"
+                best.offer(steps.score(), epoch, model, history, config.patience)
             history.seconds = perf_counter() - began
-            if folder is not None and saves:
-                write_state(
-                    folder, fingerprint, epoch + 1, best_score, model, best, optimizer, recipe, history
-                )
+            if saves:
+                save()
             for terms in done:
-                bar.advance(note=_note(terms.values, best_score))
-                report_epoch(terms.epoch, terms.values)
+                bar.advance(note=_note(terms.values, best.score))
+            watch.epochs(done, None if saves else save)
             if interrupted():
                 raise KeyboardInterrupt
-    model.load_state_dict(best)
+    watch.end(save)
+    model.load_state_dict(best.weights)
     model.eval()
     return history
 
@@ -272,8 +215,20 @@ def _note(terms: dict[str, float], best: float) -> str:
     return "  ".join([f"best {best:.4f}", *(f"{name} {value:.4g}" for name, value in total.items())])
 
 
-def _silent(epoch: int, values: dict[str, float]) -> None:
-    """Nobody asked."""
+@dataclass
+class _Best:
+    """The weights that are kept, and the score they were kept for."""
+
+    weights: dict[str, Tensor]
+    score: float = -math.inf
+
+    def offer(self, score: float, epoch: int, model: nn.Module, history: History, patience: int) -> None:
+        """Note an epoch's score; keep its weights if it is the best, or stop if none was for long."""
+        history.scores.append((epoch, score))
+        if score > self.score:
+            self.score, self.weights, history.best_epoch = score, _copy(model), epoch
+        elif epoch - history.best_epoch >= patience:
+            history.stopped = "patience"
 
 
 def _copy(model: nn.Module) -> dict[str, Tensor]:

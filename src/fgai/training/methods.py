@@ -15,6 +15,7 @@ from fgai.checks import one_of
 from fgai.graph import Graph
 from fgai.models import DEFENCES, MODELS
 from fgai.tasks import task_of
+from fgai.trackers import Tracker
 from fgai.training.adversarial import Adversarial
 from fgai.training.attempts import make_faithful
 from fgai.training.build import ALONE, METHODS, setting_names, untrained
@@ -46,6 +47,7 @@ def train_method(
     device: torch.device | str = "cpu",
     progress: bool | None = None,
     checkpoint: Path | str | None = None,
+    tracker: Tracker | None = None,
     settings: dict[str, Any] | None = None,
 ) -> nn.Module:
     """Train one method with its preset; `settings` win over the preset.
@@ -64,6 +66,7 @@ def train_method(
         device: where to train.
         progress: show a bar.
         checkpoint: folder to save the training in and to resume from.
+        tracker: told of every epoch, see `fgai.trackers`.
         settings: settings of the training, arguments of the model or of its defence, by name.
 
     Raises:
@@ -75,7 +78,12 @@ def train_method(
         one_of(name, "settings", setting_names(method, model))
     chosen = {**settings_for(method, model, graph.name, task_of(graph).name), **(settings or {})}
     graph = graph.to(device)
-    common: dict[str, Any] = {"seed": seed, "progress": progress, "checkpoint": checkpoint}
+    common: dict[str, Any] = {
+        "seed": seed,
+        "progress": progress,
+        "checkpoint": checkpoint,
+        "tracker": tracker,
+    }
     if method in ALONE:
         return _alone(method, model, graph, chosen, common)
     if vanilla is None:

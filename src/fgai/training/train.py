@@ -14,9 +14,11 @@ from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.models import AttentionModel, Defended, as_graph
 from fgai.tasks import check_logits, task_of
+from fgai.trackers import Tracker
 from fgai.training.build import setting_names, untrained
 from fgai.training.defended import Regularised
-from fgai.training.loop import TRAIN_FIELDS, History, Recipe, TrainConfig, fit
+from fgai.training.history import History
+from fgai.training.loop import TRAIN_FIELDS, Recipe, TrainConfig, fit
 from fgai.training.presets import preset_named
 from fgai.training.recipes import Vanilla
 from fgai.training.resume import run_label
@@ -67,6 +69,7 @@ def train(
     progress: bool | None = None,
     checkpoint: Path | str | None = None,
     recipe: Recipe | None = None,
+    tracker: Tracker | None = None,
     **settings: Any,
 ) -> nn.Module:
     """Train a copy of `model` on the labelled nodes, links or graphs of `data` and return it in eval mode.
@@ -92,6 +95,7 @@ def train(
         progress: show a bar; None shows it on a terminal only.
         checkpoint: folder to save the training in and to resume from.
         recipe: what to minimise; when None cross-entropy, and what a defence adds to it.
+        tracker: told of every epoch, see `fgai.trackers`.
         **settings: single settings: fields of `TrainConfig`, e.g. `epochs=100`; for a model built here its
             arguments, too, e.g. `dropout=0.3`.
 
@@ -136,6 +140,7 @@ def train(
         progress=progress,
         checkpoint=checkpoint,
         fingerprint=label,
+        tracker=tracker,
     )
     set_history(trained, history)
     return trained

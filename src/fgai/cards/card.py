@@ -1,0 +1,253 @@
+"""`Card`: what is claimed of one model's explanations, short enough to read and strict enough to check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, TypedDict
+
+from fgai.attacks import doubt
+from fgai.certificates import CertificateRecord, InjectionCertificate
+from fgai.errors import InputError
+from fgai.evaluation import Comparison, EvaluationRecord
+from fgai.evaluation.layout import chance_path, shown_quantities, threat_words
+from fgai.files import check, write_atomic
+from fgai.metrics import Quantity, metric_at, quantity
+from fgai.records import Cell, Column, Table, TabledDocument, look_up, plain
+from fgai.typed import typed
+
+Proof = CertificateRecord | InjectionCertificate
+"""What a card can take certified shares from."""
+ONE_RUN = "One model, one split, one seed: other trainings of the same kind may give other numbers."
+
+
+class Number(TypedDict):
+    """One number of a card, as its file holds it."""
+
+    title: str
+    value: float | None
+    chance: float | None
+    direction: Literal["higher", "lower", ""]
+    parameters: dict[str, Any]
+
+
+_NAMES = {"model": ("class",), "data": ("name", "fingerprint"), "threat": ("name", "words")}
+"""Words that every card has, by the part that has them."""
+
+
+@typed
+@dataclass(frozen=True, kw_only=True)
+class Card(TabledDocument):
+    """What was measured and certified of one model on one dataset under one threat.
+
+    Attributes:
+        name: of the model, for readers.
+        model: class and settings.
+        data: name, fingerprint and sizes of the dataset.
+        threat: name, budget, and its name with the size where that is not its own, in `words`.
+        protocol: task, targets, k and seed.
+        numbers: by the names that records and `fgai.metrics` have for them. One that is not defined is None;
+            chance is what a random ranking or the most frequent class gets, None where chance has no say.
+        limits: what the numbers do not say, a sentence each.
+        warnings: code and message of everything raised while measuring.
+        version: of the fgai and torch that measured.
+    """
+
+    KIND: ClassVar[str] = "card"
+
+    name: str
+    model: dict[str, Any]
+    data: dict[str, Any]
+    threat: dict[str, Any]
+    protocol: dict[str, Any]
+    numbers: dict[str, dict[str, Any]]
+    limits: list[str]
+    warnings: list[dict[str, str]]
+    version: dict[str, str]
+
+    @classmethod
+    def layout(cls) -> dict[str, Any]:
+        """Return what a file of this kind holds."""
+        return {**super().layout(), "numbers": dict[str, Number]}
+
+    @classmethod
+    def _build(cls, fields: dict[str, Any]) -> Self:
+        for part, names in _NAMES.items():
+            for name in names:
+                check(fields[part].get(name), str, f"{name} of {part} of the card")
+        for part, name in (("model", "config"), ("threat", "budget")):
+            check(fields[part].get(name), dict[str, Any] | None, f"{name} of {part} of the card")
+        return cls(**fields)
+
+    def tables(self) -> list[Table]:
+        """Return the numbers, what they were measured on, and what they do not say."""
+        rows: list[list[Cell]] = []
+        for path, number in self.numbers.items():
+            column = Column(number["title"], form_of(path), number["direction"])
+            cells = [column.text(number["value"]), column.text(number["chance"])]
+            rows.append([path, column.heading, *cells, _settings(number["parameters"])])
+        columns = [Column(name) for name in ("quantity", "what", "value", "chance", "parameters")]
+        warned = [entry.get("message", "") for entry in self.warnings]
+        return [Table(self.title, columns, rows, [*self.limits, *warned])]
+
+    @property
+    def title(self) -> str:
+        """The model, the data and the threat in one line."""
+        return f"{self.name} on {self.data['name']}, threat {self.threat['words']}"
+
+    def to_markdown(self) -> str:
+        """Return the card as Markdown in which no name is markup."""
+        (table,) = self.tables()
+        about = {
+            "model": f"{self.model['class']} ({_settings(self.model.get('config') or {})})",
+            "data": f"{self.data['name']}, fingerprint {self.data['fingerprint']}",
+            "threat": f"{self.threat['words']}: {_settings(self.threat.get('budget') or {})}",
+            "protocol": _settings(self.protocol),
+            "versions": _settings(self.version),
+        }
+        cells = [[_literal(str(cell)) for cell in row] for row in table.rows]
+        lines = [f"# {_literal(self.title)}", ""]
+        lines += [f"- **{name}**: {_literal(text)}" for name, text in about.items()]
+        lines += ["", "## Numbers", "", Table("", table.columns, cells).to_markdown()]
+        lines += ["", "## Limits", "", *(f"- {_literal(note)}" for note in table.notes)]
+        return "\n".join(lines) + "\n"
+
+    def write(self, path: Path | str) -> tuple[Path, Path]:
+        """Write the card as JSON, and as Markdown beside it; each whole or not at all."""
+        where = self.save(path)
+        beside = where.with_suffix(".md")
+        write_atomic(beside, self.to_markdown())
+        return where, beside
+
+
+@typed
+def card(
+    record: EvaluationRecord | Comparison, certificates: Iterable[Proof] = (), *, name: str | None = None
+) -> Card:
+    """Make the card of one model from what `evaluate`, `compare` and `certify` found.
+
+    Args:
+        record: an evaluation, or a comparison of which `name` names the model.
+        certificates: of the same model on the same data, by attention or against injection.
+        name: of the model in the comparison; of the card, where the record is one evaluation.
+
+    Raises:
+        InputError: no such model, or a certificate of something else.
+
+    Example:
+        >>> import fgai
+        >>> data = fgai.load_dataset("planted")
+        >>> model = fgai.train("GAT", data, epochs=3, progress=False)
+        >>> made = fgai.card(fgai.evaluate(model, data, "random", name="GAT", curves=False, nulls=False))
+        >>> made.title
+        'GAT on planted, threat random'
+    """
+    if isinstance(record, Comparison):
+        record = _chosen(record, name)
+    numbers = {found.path: _measured(record, found) for found in shown_quantities(record.metrics)}
+    limits = [ONE_RUN, doubt(str(record.threat.get("name")))]
+    for proof in certificates:
+        _check_same(record, proof)
+        numbers |= _proved(proof)
+        limits.append(proof.promise)
+    task: dict[str, Any] = {
+        part: record.config[part] for part in ("task", "targets", "k") if part in record.config
+    }
+    return Card(
+        name=record.name if name is None else name,
+        model=record.model,
+        data=record.data,
+        threat={**record.threat, "words": threat_words(record)},
+        protocol={**task, "seed": record.seed},
+        numbers=numbers,
+        limits=[text for text in dict.fromkeys(limits) if text],
+        warnings=record.warnings,
+        version=record.version,
+    )
+
+
+def _chosen(comparison: Comparison, name: str | None) -> EvaluationRecord:
+    if name is None and len(comparison) > 1:
+        names = ", ".join(record.name for record in comparison)
+        raise InputError(f"`name` must say whose card is made: {names}")
+    return comparison.records[0] if name is None else comparison[name]
+
+
+def form_of(path: str) -> str:
+    """How a number prints; plainly where this fgai does not know it, or knows it as a count."""
+    try:
+        form = quantity(path).form
+    except InputError:
+        return ".4g"
+    return ".4g" if form.endswith("d") else form
+
+
+def _number(
+    found: Quantity, value: float | None, chance: float | None, parameters: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "title": found.title,
+        "value": value,
+        "chance": chance,
+        "direction": found.direction,
+        "parameters": parameters,
+    }
+
+
+def _measured(record: EvaluationRecord, found: Quantity) -> dict[str, Any]:
+    spec, beside = metric_at(found.path), chance_path(found.path)
+    options = {} if spec is None else _parameters(spec.parameters, record.config)
+    chance = look_up(record.metrics, beside) if beside else None
+    return _number(found, look_up(record.metrics, found.path), chance, options)
+
+
+def _parameters(defaults: Mapping[str, object], used: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = plain({name: used.get(name, value) for name, value in defaults.items()})
+    return found
+
+
+def _proved(proof: Proof) -> dict[str, dict[str, Any]]:
+    """Certified shares under the names the metrics declare."""
+    if isinstance(proof, InjectionCertificate):
+        options: dict[str, Any] = {"neighbours": proof.neighbours, "where": proof.where, "k": proof.k}
+        orders = [proof.order_share(place) for place in range(len(proof.layers))]
+        known = [share for share in orders if share is not None]
+        values = {
+            "injection.class_share": proof.share() if proof.known else None,
+            "injection.order_share": min(known) if known and len(known) == len(orders) else None,
+        }
+    else:
+        options = {"radius": proof.radius, "norm": proof.norm, "k": proof.k2}
+        last = proof.summary()["layers"][-1]
+        values = {
+            "certificate.share": last["topk"]["share"],
+            "certificate.class_share": last["class"]["share"],
+            "certificate.median_radius": last["topk"]["median_radius"],
+        }
+    return {path: _number(quantity(path), plain(value), None, options) for path, value in values.items()}
+
+
+def _check_same(record: EvaluationRecord, proof: Proof) -> None:
+    """Raise unless a certificate is about the model and the data of the record."""
+    for what, known, found in (
+        ("model", record.model, proof.model),
+        ("data", record.data, proof.data),
+    ):
+        parts = ("class", "config") if what == "model" else ("name", "nodes")
+        for part in parts:
+            if part in found and found[part] != known.get(part):
+                text = f"its {part} is {found[part]!r}, that of the record {known.get(part)!r}"
+                raise InputError(f"`certificates` must be of the same {what}: {text[:300]}")
+
+
+def _settings(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _literal(text: str) -> str:
+    """Text as Markdown shows it: one line, no tags, no emphasis, no links."""
+    line = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    for letter in "\\`*[]":
+        line = line.replace(letter, f"\\{letter}")
+    return line

@@ -1,0 +1,86 @@
+"""`fgai check`: a card against bars, for continuous integration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fgai.cards import Card, check_card
+from fgai.cli import options
+from fgai.cli.output import FAILURE, Output, command
+from fgai.errors import InputError
+from fgai.records import Column, Table
+
+
+@command
+def check(
+    card: Annotated[Path, typer.Argument(help="A card written by `fgai card`.")],
+    *,
+    minimum: Annotated[
+        list[str] | None,
+        typer.Option("--min", metavar="NAME=NUMBER", help="Least value allowed; may be repeated."),
+    ] = None,
+    maximum: Annotated[
+        list[str] | None,
+        typer.Option("--max", metavar="NAME=NUMBER", help="Largest value allowed; may be repeated."),
+    ] = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Hold a card's numbers against bars, and fail where one is missed.
+
+    Exit codes: 0 all met, 1 a bar is missed, 2 the card is unusable or has no such quantity. Names are those
+    on the card; `f1` stands for all that begin with it. A number that is not defined meets no bar.
+
+    Examples:
+    - `fgai check card.json --min overlap=0.8 --max g_tvd_rel=0.2`
+    - `fgai check card.json --min f1.attacked=0.9 --min certificate.share=0.5 --json`
+    """
+    out = Output(json, quiet)
+    bars = _bars(minimum, "--min"), _bars(maximum, "--max")
+    found = check_card(Card.load(card), *bars)
+    missed = [entry for entry in found if not entry.met]
+    rows = [
+        {
+            "quantity": entry.path,
+            "value": entry.value,
+            entry.side: entry.bound,
+            "met": entry.met,
+        }
+        for entry in found
+    ]
+
+    def show(console: Console) -> None:
+        columns = [Column("quantity"), Column("value", ".4g"), Column("bar"), Column("")]
+        signs = {"min": "≥", "max": "≤"}
+        cells = [
+            [e.path, e.value, f"{signs[e.side]} {e.bound:g}", "met" if e.met else "MISSED"] for e in found
+        ]
+        said = f"{len(missed)} of {len(found)} bars missed" if missed else f"all {len(found)} bars met"
+        Table(str(card), columns, cells, [said]).show(console)
+
+    out.result({"command": "check", "card": str(card), "passed": not missed, "bars": rows}, show)
+    if missed:
+        raise typer.Exit(FAILURE)
+
+
+def _bars(words: list[str] | None, flag: str) -> dict[str, float]:
+    """Bars from `NAME=NUMBER` words.
+
+    Raises:
+        InputError: a word of another form, or two bars on one name.
+    """
+    bars: dict[str, float] = {}
+    for word in words or ():
+        name, equals, text = word.partition("=")
+        try:
+            value = float(text)
+        except ValueError:
+            equals = ""
+        if not equals or not name or name in bars:
+            raise InputError(f"`{flag}` takes NAME=NUMBER, each name once, got {word!r}")
+        bars[name] = value
+    return bars

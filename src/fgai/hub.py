@@ -1,0 +1,159 @@
+"""Models with their cards as folders, as the Hugging Face Hub keeps them; a folder alone needs no network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fgai.cards import Card
+from fgai.errors import CheckpointError, DataError, InputError
+from fgai.extras import extra
+from fgai.files import write_atomic
+from fgai.records import plain, to_text
+from fgai.training import load_model, read_header, save_model
+from fgai.typed import typed
+from fgai.version import __version__, versions
+
+__all__ = ["from_pretrained", "push_to_hub", "read_card", "save_pretrained"]
+
+MODEL, CARD, CONFIG, PAGE = "model.safetensors", "card.json", "config.json", "README.md"
+TAGS = ("graph-neural-networks", "explainability", "attention", "fgai")
+
+
+@typed
+def save_pretrained(
+    model: nn.Module,
+    folder: Path | str,
+    *,
+    card: Card | None = None,
+    data_fingerprint: str = "",
+    about: dict[str, Any] | None = None,
+) -> Path:
+    """Write a model to a folder: weights, settings, its card, and the page a hub shows.
+
+    Files are written one by one, each whole or not at all, the weights last.
+
+    Args:
+        model: as `fgai.save_model` takes it.
+        folder: made where it is missing; files of the same names are replaced.
+        card: of this model, see `fgai.card`.
+        data_fingerprint: of the graph it was trained on.
+        about: anything JSON can hold, kept beside the weights.
+
+    Returns:
+        The folder.
+
+    Raises:
+        CheckpointError: the model's class is not registered.
+        InputError: the card is of another model.
+        FgaiError: the folder cannot be written to.
+
+    Example:
+        >>> import fgai
+        >>> data = fgai.load_dataset("planted")
+        >>> model = fgai.train("GAT", data, epochs=3, progress=False)
+        >>> folder = fgai.save_pretrained(model, "gat")
+        >>> type(fgai.from_pretrained(folder)).__name__
+        'GAT'
+    """
+    folder, kind = Path(folder), type(model).__name__
+    config = getattr(model, "config", None)
+    if card is not None and (card.model["class"], card.model.get("config")) != (kind, plain(config or {})):
+        raise InputError(f"`card` must be of this {kind} and its settings, got that of {card.title}")
+    settings = {"library_name": "fgai", "architectures": [kind], "config": plain(config or {})}
+    write_atomic(folder / PAGE, _page(kind, card))
+    write_atomic(folder / CONFIG, to_text({**settings, "version": versions()}) + "\n")
+    if card is not None:
+        card.save(folder / CARD)
+    else:
+        (folder / CARD).unlink(missing_ok=True)
+    save_model(model, folder / MODEL, data_fingerprint=data_fingerprint, about=about)
+    return folder
+
+
+@typed
+def from_pretrained(
+    name: Path | str, *, revision: str | None = None, token: str | None = None, expect: str | None = None
+) -> nn.Module:
+    """Read a model from a folder, or from the Hugging Face Hub where there is no such folder; in eval mode.
+
+    Args:
+        name: of the folder, or `owner/model` on the hub.
+        revision: branch, tag or commit on the hub.
+        token: for what is private there.
+        expect: class the model must have, e.g. `"GAT"`.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, foreign or from a newer fgai.
+        DataError: the hub does not have it, or cannot be reached.
+        MissingExtraError: it is no folder, and huggingface_hub is not installed.
+    """
+    return load_model(_file(name, MODEL, revision, token), expect)
+
+
+@typed
+def read_card(name: Path | str, *, revision: str | None = None, token: str | None = None) -> Card:
+    """Read the card beside a model; arguments and errors as of `from_pretrained`."""
+    return Card.load(_file(name, CARD, revision, token))
+
+
+@typed
+def push_to_hub(folder: Path | str, name: str, *, private: bool = False, token: str | None = None) -> str:
+    """Upload what `save_pretrained` wrote, and return its address.
+
+    Args:
+        folder: with a model in it.
+        name: `owner/model`; the repository is made where there is none.
+        private: whether a new repository is.
+        token: the one huggingface_hub has stored by default.
+
+    Raises:
+        CheckpointError: there is no model in the folder.
+        DataError: the hub refuses it, or cannot be reached.
+        MissingExtraError: huggingface_hub is not installed.
+    """
+    client = extra("huggingface_hub").HfApi(token=token)
+    read_header(Path(folder) / MODEL)
+
+    def upload() -> str:
+        client.create_repo(name, private=private, exist_ok=True)
+        files = [MODEL, CARD, CONFIG, PAGE]
+        return str(client.upload_folder(repo_id=name, folder_path=str(folder), allow_patterns=files))
+
+    return _asked(name, upload)
+
+
+def _file(name: Path | str, file: str, revision: str | None, token: str | None) -> Path:
+    """Where a file of a model is, after a download where the name is no folder."""
+    folder = Path(name)
+    if folder.is_dir():
+        return folder / file
+    if isinstance(name, Path) or str(name).count("/") != 1 or str(name).startswith((".", "/")):
+        raise CheckpointError(f"there is no folder {name}, and a model on the hub is called owner/model")
+    fetch = extra("huggingface_hub").hf_hub_download
+    return Path(_asked(str(name), lambda: str(fetch(name, file, revision=revision, token=token))))
+
+
+def _asked(name: str, ask: Callable[[], str]) -> str:
+    """What the hub answers; whatever goes wrong on the way is told in one sentence."""
+    try:
+        return ask()
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(
+            f"the hub did not answer for {name!r} ({type(error).__name__}: {reason});"
+            " check name, network and token, or use a folder"
+        ) from error
+
+
+def _page(kind: str, card: Card | None) -> str:
+    """The page a hub shows: what it is read with, then the card."""
+    tags = "".join(f"- {tag}\n" for tag in TAGS)
+    head = f"---\nlibrary_name: fgai\npipeline_tag: graph-ml\ntags:\n{tags}---\n\n"
+    text = f"# {kind}\n\nNo card was given.\n" if card is None else card.to_markdown()
+    use = f"\n## Use\n\nWith fgai {__version__}: `fgai.from_pretrained({json.dumps('owner/model')})`.\n"
+    return head + text + use

@@ -1,0 +1,97 @@
+"""How commands start: what they import, what they say before the work, and where they compute."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from fgai import datasets
+from fgai.cli import app
+from fgai.cli.files import write_model
+from fgai.cli.tree import summary
+from fgai.training import untrained
+from support.cli_cases import commands, environment, here, refused
+
+HEAVY = {"torch", "torch_geometric", "numpy", "numba", "matplotlib", "plotly", "experiments"}
+COMPUTING = (
+    "demo",
+    "explain",
+    "report",
+    "train",
+    "faithful",
+    "limit",
+    "attack",
+    "evaluate",
+    "compare",
+    "certify",
+)
+
+
+@pytest.mark.parametrize("word", ["--version", "--help"])
+def test_nothing_heavy_is_imported(word: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "fgai", word],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "fgai.cli.app" in imported and done.stdout
+    assert {name.partition(".")[0] for name in imported} & HEAVY == set()
+
+
+def test_help_lists_every_command_by_its_own_first_sentence() -> None:
+    text = " ".join(here("--help", cwd=Path()).stdout.replace("│", " ").split())
+    group: Any = get_command(app)
+    for name, later in group.commands.items():
+        first = later.loaded.help.partition("\n\n")[0].replace("\n", " ")
+        assert f"{name} {first}" in text, name
+
+
+def test_a_command_without_source_is_listed_without_a_sentence() -> None:
+    assert summary("math") == "" and summary("fgai.no_such") == ""
+
+
+@pytest.mark.parametrize("name", COMPUTING)
+def test_the_device_can_be_chosen(name: str) -> None:
+    assert [found for found in commands()[name].params if "--device" in found.opts]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("start")
+    graph = datasets.load_dataset("planted", seed=0)
+    about = {"dataset": "planted", "split_seed": 0, "seed": 0, "method": "vanilla", "settings": {}}
+    write_model(untrained("GAT", graph), folder / "gat.safetensors", graph, about)
+    return folder
+
+
+@pytest.mark.parametrize("name", COMPUTING)
+def test_a_device_that_is_not_there_is_refused_first(name: str, folder: Path) -> None:
+    words = [] if name in ("demo", "train") else ["gat.safetensors"]
+    words += ["--node", "1"] if name == "explain" else []
+    before = set(folder.iterdir())
+    assert "`--device` must be there, got cuda:99" in refused(name, *words, "--device", "cuda:99", cwd=folder)
+    assert "must be a device of torch" in refused(name, *words, "--device", "abacus", cwd=folder)
+    assert set(folder.iterdir()) == before
+
+
+def test_what_a_log_needs_is_asked_for_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    for words in (("train",), ("faithful", "gat.safetensors"), ("attack", "gat.safetensors")):
+        assert "pip install 'fgai[wandb]'" in refused(*words, "--log", "wandb:x", cwd=folder)
+        assert "`--log` must be *.csv" in refused(*words, "--log", "log.txt", cwd=folder)
+
+
+def test_every_epoch_is_logged(folder: Path) -> None:
+    words = ("--epochs", 2, "--log", "log.csv", "-o", "new.safetensors", "-q")
+    assert here("train", *words, cwd=folder).exit_code == 0
+    words = ("--threat", "random", "--log", "log.csv", "-q")
+    assert here("attack", "gat.safetensors", *words, cwd=folder).exit_code == 0
+    head, *rows = (folder / "log.csv").read_text().splitlines()
+    assert head.startswith("run,epoch,") and {"total", "score", "value"} <= set(head.split(","))
+    assert [row.split(",")[:2] for row in rows[:2]] == [["vanilla", "0"], ["vanilla", "1"]]
+    assert rows[2].startswith("prediction attack,0,")
