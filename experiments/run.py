@@ -206,7 +206,7 @@ def is_done(record: dict[str, Any], cell: Cell, store: Store, redo: bool = False
     return changed is None
 
 
-LATER = {"certified": 0.0, "sharpness": 0.0, "neighbours": 1}
+LATER = {"certified": 0.0, "sharpness": 0.0, "neighbours": 1, "closeness_by": "relative"}
 """Settings that records of before lack, with the values that change nothing."""
 
 

@@ -171,18 +171,6 @@ class TestTables:
         for form in ("markdown", "latex"):
             assert render("certificates", whole, form).count("with its values fixed") == 2
 
-    def test_certificates_against_injection(self, whole: Store) -> None:
-        """Nothing is known without limits, and what features alone give stands beside."""
-        (found,) = TABLES["injection"](whole)
-        assert isinstance(found, Table)
-        rows = {tuple(row[:3]): row[3:] for row in found.rows}
-        shares = ["50.0 ± 0.0", "25.0 ± 0.0", "16.7 ± 0.0", "10.0 ± 0.0"]
-        shares += ["70.0 ± 0.0", "35.0 ± 0.0", "23.3 ± 0.0", "14.0 ± 0.0"]
-        beside = ["40.0 ± 0.0 / 60.0 ± 0.0", "60.0 ± 0.0", "5"]
-        expected = ["0.900 ± 0.000", "0.25 / 0.5", *shares, *beside]
-        assert list(rows["GAT", "cora", "vanilla + limits"]) == expected
-        assert list(rows["GAT", "cora", "vanilla"])[2:11] == [None] * 8 + ["– / –"]
-
     def test_a_row_means_one_thing(self, tmp_path: Path) -> None:
         store = cases.fill(Store(tmp_path), [cases.tiny(), cases.tiny(seed=1, settings={"epochs": 3})])
         with pytest.raises(CheckpointError, match="different settings"):

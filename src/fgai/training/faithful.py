@@ -188,7 +188,7 @@ class Faithful:
         config, targets = self.config, self.targets
         values = [layer.heads() for layer in layers]
         terms = {
-            "closeness": prediction_distance(logits, targets.logits, "relative", targets.scale),
+            "closeness": prediction_distance(targets.logits, logits, config.closeness_by, targets.scale),
             "similarity": attention_distance(
                 targets.attention, values, targets.rowptrs, config.k1, config.scope, targets.contrasts
             ),
