@@ -21,7 +21,8 @@ from experiments.trained import model_of, settings_of, vanilla_of
 from fgai import CheckpointError, FgaiWarning, Graph, certify, evaluate, load_dataset
 from fgai.attacks import make_attack
 from fgai.attention import call_model, evaluating, observe, prepared
-from fgai.certificates import WHERE, Injection, share_of
+from fgai.certificates import WHERE, Injection
+from fgai.certificates.injected import share_of
 from fgai.datasets import with_degrees
 from fgai.evaluation import describe
 from fgai.metrics import sharpness, task_scores

@@ -114,7 +114,7 @@ after.to_pandas().loc[rows].astype(float).round(3)
 # %%
 page = Path(tempfile.mkdtemp()) / "audit.html"
 fgai.report({"mine": model, "faithful": faithful}, data, page, **size)
-page.stat().st_size > 100_000  # one file, opens from disk
+print(f"{page.name}: one file of {page.stat().st_size / 1e6:.1f} MB that opens from disk")
 
 # %% [markdown]
 # Before a claim: `threat="ensemble"`, more seeds, and the

@@ -97,6 +97,7 @@ _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 _PACKAGES = (
     *_NAMES,
     "attacks",
+    "bounds",
     "divergence",
     "figures",
     "files",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fgai
 from fgai.attention import call_model, entry_limits, observe, prepared
-from fgai.bounds import ranges_of
+from fgai.bounds.ranges import ranges_of
 from fgai.bounds.reading import Ball, State
 from fgai.bounds.scores import _sectors
 from fgai.certificates import Injection, InjectionCertificate, certify_injection, invariant_layers

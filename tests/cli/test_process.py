@@ -32,6 +32,7 @@ GOOD: dict[str, Words | None] = {
     "demo": None,
     "explain": ("gat.safetensors", "--node", "24", "-t", "none"),
     "report": ("both.json",),
+    "audit": None,
     "train": ("--epochs", "1", "-o", "new.safetensors"),
     "faithful": ("gat.safetensors", "--epochs", "1", "--set", "nodes=2", "-o", "new.safetensors"),
     "limit": ("gat.safetensors", "--soften", "0.1", "-o", "new.safetensors"),
@@ -54,12 +55,13 @@ GOOD: dict[str, Words | None] = {
     "data info": ("cora",),
     "doctor": None,
 }
-SLOW = ("demo", "doctor", "train", "faithful", "bench run")
+SLOW = ("demo", "audit", "doctor", "train", "faithful", "bench run")
 # Command → words with one bad value, and a part of what is said.
 BAD: dict[str, tuple[Words, str]] = {
     "demo": (("--model", "GCM"), "`--model` must be one of"),
     "explain": (("gat.safetensors", "--node", "x"), "--node"),
     "report": (("gat.safetensors", "-t", "weird"), "`--threat` must be one of"),
+    "audit": (("-m", "a:b", "--data", "a.npz", "-t", "weird"), "`--threat` must be one of"),
     "train": (("--epochs", "0"), "--epochs"),
     "faithful": (("gat.safetensors", "--set", "similarity"), "NAME=VALUE"),
     "limit": (("gat.safetensors", "--cut", "much"), "`--cut` must be a number"),
@@ -87,6 +89,7 @@ MISSING: dict[str, tuple[Words, str]] = {
     "demo": (("-d", "cora", "--root", "nowhere"), "not a folder"),
     "explain": (("nowhere", "--node", "1"), "no checkpoint at nowhere"),
     "report": (("nowhere.json",), "there is no record at nowhere.json"),
+    "audit": (("-m", "a:b", "--data", "nowhere.npz"), "there is no file nowhere.npz"),
     "train": (("-d", "cora", "--root", "nowhere"), "not a folder"),
     "faithful": (("nowhere",), "no checkpoint at nowhere"),
     "limit": (("nowhere",), "no checkpoint at nowhere"),
@@ -114,6 +117,7 @@ UNWRITABLE: dict[str, Words] = {
     "demo": (*LONG, "-o", "file/demo"),
     "explain": ("gat.safetensors", "--node", "24", "-t", "strong", "-o", "file/node.png"),
     "report": ("gat.safetensors", "-t", "strong", "-o", "file/page.html"),
+    "audit": ("-m", "a:b", "--data", "a.npz", "-o", "file/page.html"),
     "train": (*LONG, "-o", "file/model.safetensors"),
     "faithful": ("gat.safetensors", *LONG, "-o", "file/model.safetensors"),
     "limit": ("gat.safetensors", "-o", "file/model.safetensors"),

@@ -7,7 +7,6 @@ from fgai.certificates.injected import (
     Injection,
     InjectionCertificate,
     LayerOrder,
-    share_of,
 )
 from fgai.certificates.injection import certify_injection
 from fgai.certificates.invariance import invariant_layers
@@ -34,6 +33,5 @@ __all__ = [
     "certify",
     "certify_injection",
     "invariant_layers",
-    "share_of",
     "vote",
 ]

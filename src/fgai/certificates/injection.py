@@ -31,7 +31,9 @@ from torch import Tensor, nn
 from torch.nn.functional import elu
 
 from fgai.attention import limits_of, model_name, observe, prepared
-from fgai.bounds import Ranges, Reading, State, first_layer, ranges_of, scores_of, source_ends
+from fgai.bounds.ranges import Ranges, ranges_of
+from fgai.bounds.reading import Reading, State
+from fgai.bounds.scores import first_layer, scores_of, source_ends
 from fgai.certificates.familiar import unfamiliar
 from fgai.certificates.injected import Injection, InjectionCertificate, LayerOrder
 from fgai.certificates.injection_kernels import class_kept, mean_bounds, order_kept

@@ -17,7 +17,7 @@ from fgai.attention import (
     observe,
     straight_through,
 )
-from fgai.bounds import check_followed, worst_leads
+from fgai.bounds.leads import check_followed, worst_leads
 from fgai.graph import Graph
 from fgai.sparse import EdgeMap
 from fgai.tasks import task_of

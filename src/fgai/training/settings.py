@@ -37,8 +37,8 @@ class FaithfulConfig:
         scope: `node` (k per neighbourhood) or `graph` (k over all edges, the paper's experiments).
         layers: `all`, or `last` (the paper's experiments).
         divergence: how perturbed predictions are compared with clean ones, see `prediction_distance`.
-        closeness_by: how clean predictions are compared with the vanilla model's. `kl` keeps probabilities and
-            lets logits go, which a training towards certificates needs.
+        closeness_by: how clean predictions are compared with the vanilla model's. `kl` keeps probabilities
+            and lets logits go, which a training towards certificates needs.
         ramp: share of the epochs over which the weights of the stability terms rise to their full size. A
             vanilla model is so unstable that the full terms would throw the copy far from it at once.
         contrast: how much more flat layers count in similarity: a layer's distance is divided by its contrast
