@@ -22,7 +22,6 @@ from fgai import CheckpointError, FgaiWarning, Graph, certify, evaluate, load_da
 from fgai.attacks import make_attack
 from fgai.attention import call_model, evaluating, observe, prepared
 from fgai.certificates import WHERE, Injection
-from fgai.certificates.injected import share_of
 from fgai.datasets import with_degrees
 from fgai.evaluation import describe
 from fgai.metrics import sharpness, task_scores
@@ -149,7 +148,7 @@ def _certify(model: nn.Module, graph: Graph, parent: nn.Module | None) -> dict[s
 def _inject(model: nn.Module, graph: Graph, seed: int) -> dict[str, Any]:
     """Of the test nodes, those whose class, and whose class and truth, no injection can change."""
     graph = graph.to("cpu")
-    assert graph.y is not None
+    assert graph.y is not None and graph.test_mask is not None
     scored, found = graph.test_mask, list[dict[str, Any]]()
     for where, count in itertools.product(WHERE, INJECTED):
         made = certify(model, graph, threat=Injection(count, where))
@@ -160,7 +159,7 @@ def _inject(model: nn.Module, graph: Graph, seed: int) -> dict[str, Any]:
                 "neighbours": count,
                 "known": made.known,
                 "share": made.share(scored),
-                "right": share_of(right, scored),
+                "right": float(right[scored].double().mean()),
                 "order": [made.order_share(place, scored) for place in range(len(made.layers))],
                 "status": [layer.status for layer in made.layers],
                 "seconds": made.seconds,
