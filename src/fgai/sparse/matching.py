@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fgai.errors import AttentionError
+from fgai.errors import AttentionError, InputError
 from fgai.typed import typed
 
 
@@ -48,8 +48,11 @@ def match_edges(keys_a: Tensor, keys_b: Tensor) -> tuple[Tensor, Tensor]:
 
     Raises:
         AttentionError: if a vector is not strictly increasing (parallel edges have no single partner).
+        InputError: something else than keys, int64 [E].
     """
-    for keys in (keys_a, keys_b):
+    for name, keys in (("keys_a", keys_a), ("keys_b", keys_b)):
+        if keys.dim() != 1 or keys.dtype != torch.long:
+            raise InputError(f"`{name}` must be int64 [E], got {keys.dtype} {list(keys.shape)}")
         if keys.numel() > 1 and not bool((keys[1:] > keys[:-1]).all()):
             raise AttentionError("edges can only be matched when sorted and free of duplicates; use `Graph`")
     if keys_b.numel() == 0 or keys_a.numel() == 0:

@@ -136,6 +136,8 @@ def swap_margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor
     checks.whole(k, "k", 1)
     radius = float(checks.above(radius, "radius", 0))
     check_rows(values, rowptr)
+    if not values.is_floating_point():
+        raise InputError(f"`values` must be floating-point numbers, got {values.dtype}")
     if k >= values.shape[0]:
         return values.sum() * 0
     if 2 * k <= FEW and values.dtype in (torch.float32, torch.float64):

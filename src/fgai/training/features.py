@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fgai.attention import call_model, evaluating, prepared
+from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.models import as_graph
 from fgai.tasks import task_of
@@ -28,13 +29,14 @@ def features_alone(data: Any, *, seed: int = 0, targets: str = "test", **setting
         **settings: of the training, e.g. `epochs=100`, see `fgai.train`.
 
     Raises:
-        InputError: another task than nodes, or no labels.
+        InputError: another task than nodes, no labels, or other targets.
 
     Example:
         >>> import fgai
         >>> 0.2 < features_alone(fgai.load_dataset("planted"), epochs=20, progress=False) < 0.9
         True
     """
+    one_of(targets, "targets", ("test", "val"))
     graph = as_graph(data)
     if not task_of(graph).row_per_node or graph.y is None:
         raise InputError(f"features alone are scored by the classes of nodes, {graph.name!r} has none")
