@@ -197,6 +197,9 @@ def mean_shift(
     """
     check_numbers(one, "one", "NC")
     check_like(two, "two", tuple(one.shape), one)
+    checks.number(share, "share")
+    if not isinstance(scale, Tensor):
+        checks.number(scale, "scale")
     kernels = kernels_for(one)
     fused = getattr(kernels, "mean_shift", None)
     fits = one.dtype == torch.float32  # the kernel reads `scale` in float32
