@@ -147,6 +147,7 @@ def _certify(model: nn.Module, graph: Graph, parent: nn.Module | None) -> dict[s
 
 def _inject(model: nn.Module, graph: Graph, seed: int) -> dict[str, Any]:
     """Of the test nodes, those whose class, and whose class and truth, no injection can change."""
+    alone = features_alone(graph, seed=seed, progress=False)
     graph = graph.to("cpu")
     assert graph.y is not None and graph.test_mask is not None
     scored, found = graph.test_mask, list[dict[str, Any]]()
@@ -169,7 +170,7 @@ def _inject(model: nn.Module, graph: Graph, seed: int) -> dict[str, Any]:
     attention = observe(model, prepared(model, graph), heads="mean").attention
     return {
         "injection": found,
-        "alone": features_alone(graph, seed=seed, progress=False),
+        "alone": alone,
         "sharpness": [sharpness(layer.heads(), layer.rowptr) for layer in attention],
         "scores": _scores(model, prepared(model, graph), task_of(graph).name, "test_mask"),
     }

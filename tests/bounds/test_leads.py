@@ -36,10 +36,11 @@ def precise(model: torch.nn.Module, graph: Graph) -> Graph:
 
 
 @pytest.mark.parametrize("kind", [GAT, GATv2])
-@pytest.mark.parametrize(("cut", "soften"), [(0.0, 0.0), (0.05, 0.4)])
+@pytest.mark.parametrize(("cut", "soften"), [(0.0, 0.0), (0.05, 0.4), (0.3, 0.9)])
 def test_what_is_certified_leads(kind: type, cut: float, soften: float, planted: Graph) -> None:
     model = limited(kind, planted, cut, soften)
     proof = certify_injection(model, planted, neighbours=1)
+    assert bool(proof.holds.any()) or soften < 0.9
     exact = model.double()
     graph = precise(exact, planted)
     with torch.no_grad():

@@ -6,7 +6,8 @@ and its score has a ceiling. We carry what is known of every node through the ne
 
 - first layer: old edges keep their scores, since features do not change. New neighbours take a mass of at
   most `M = t e^s / (Z + t e^s)`, s their score at its ceiling and Z the sum over old edges; so an output h
-  lies between `h + M min(0, low − h)` and `h + M max(0, high − h)`, and in a ball, see `reading`;
+  lies between `h + M min(0, low − h)` and `h + M max(0, high − h)`, and in a ball, see
+  `fgai.bounds.reading`;
 - further layers: values and scores of old neighbours lie in intervals around those of the middle state. The
   least weighted mean `Σ e^{s_j} v_j / Σ e^{s_j}` is at least λ if `Σ_j min_s e^{s_j} (v_j − λ) ≥ 0`, new
   neighbours included; bisection on λ finds the best;
@@ -16,8 +17,9 @@ and its score has a ceiling. We carry what is known of every node through the ne
 - top-k: members stay if the least score of each is above the largest of every other old neighbour. The
   destination's side is common to all of them.
 
-The score of the destination is common to all neighbours; its interval is cut in pieces, the worst of which
-counts. Everything is computed in float64 and never says more than what holds.
+The destination's side of the score is common to all neighbours, so scores count relative to each other, see
+`fgai.bounds.scores`; its interval is cut in pieces, the worst of which counts. Everything is computed in
+float64 and never says more than what holds.
 """
 
 from __future__ import annotations

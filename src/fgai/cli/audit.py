@@ -11,6 +11,7 @@ import typer
 
 from fgai.attacks import threat_of
 from fgai.attention import model_name
+from fgai.checks import device as checked_device
 from fgai.cli import options
 from fgai.cli.files import checked_output
 from fgai.cli.output import Output, command
@@ -44,13 +45,14 @@ def audit(
         Path,
         typer.Option("--out", "--output", "-o", help="The page; the document it is made of is beside it."),
     ] = Path("audit.html"),
-    open_: Annotated[bool, typer.Option("--open", help="Open the page when done.")] = False,
-    node: Annotated[int | None, typer.Option("--node", "-n", min=0, help="Node the page opens with.")] = None,
+    open_: options.Open = False,
+    node: options.PageNode = None,
     threat: options.Threat = "standard",
     nodes: options.Nodes = None,
     edges: options.Edges = None,
     k: options.K = 5,
     seed: options.Seed = 0,
+    device: options.Device = "cpu",
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -70,9 +72,10 @@ def audit(
     out = Output(json, quiet)
     chosen = threat_of(threat).sized(nodes, edges)  # bad input first
     page = checked_output(checked_page(output))
-    graph = load_graph(data, node_table)
+    place = checked_device(device)
+    graph = load_graph(data, node_table).to(place)
     _look_here()
-    found = make_model(model).eval() if weights is None else load_model(weights, factory=model)
+    found = (make_model(model).eval() if weights is None else load_model(weights, factory=model)).to(place)
     name = model_name(found)
     out.say(f"auditing {name} on {graph!r}, threat {threat}")
     given: dict[str, Any] = {"model": model, "weights": weights, "data": data, "node-table": node_table}

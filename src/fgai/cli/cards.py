@@ -21,7 +21,7 @@ def cards(
     *,
     output: Annotated[Path, typer.Option("--output", "--out", "-o", help="The page.")] = Path("cards.html"),
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "Explanation cards",
-    open_: Annotated[bool, typer.Option("--open", help="Open the page when done.")] = False,
+    open_: options.Open = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:

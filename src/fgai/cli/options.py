@@ -60,6 +60,8 @@ Edges = Annotated[
         "--edges", min=1, help="Edges of each injected node, or in all where none is injected; likewise."
     ),
 ]
+Open = Annotated[bool, typer.Option("--open", help="Open the page when done.")]
+PageNode = Annotated[int | None, typer.Option("--node", "-n", min=0, help="Node the page opens with.")]
 K = Annotated[int, typer.Option("--k", "-k", min=1, help="Neighbours in a node's explanation.")]
 Epochs = Annotated[
     int | None, typer.Option("--epochs", min=1, help="Training epochs; the preset's by default.")

@@ -36,8 +36,8 @@ def report(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The page; the document it is made of lies beside it.")
     ] = Path("report.html"),
-    open_: Annotated[bool, typer.Option("--open", help="Open the page when done.")] = False,
-    node: Annotated[int | None, typer.Option("--node", "-n", min=0, help="Node the page opens with.")] = None,
+    open_: options.Open = False,
+    node: options.PageNode = None,
     node_names: Annotated[
         Path | None, typer.Option(help="Text file with one name per node, line by line.")
     ] = None,
