@@ -82,7 +82,7 @@ def test_an_audit_says_what_the_library_says(folder: Path) -> None:
         ({"data": "bomb.pt"}, "was refused"),
         ({"data": "mine.safetensors"}, "must be a graph as .npz, .pt or .csv"),
         ({"data": "bare.npz"}, "'bare' has no node features"),
-        ({"device": "cuda:99"}, "`device` must be there"),
+        ({"device": "cuda:99"}, "must be there, got cuda:99"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(folder: Path, change: dict[str, str], words: str) -> None:

@@ -111,7 +111,9 @@ def _leads(
     source, destination = adjacency.source, adjacency.destination
     low, high, new = scores.low[:, 0], scores.high[:, 0], scores.new[:, 0]
     peak = new.detach().amax(1).scatter_reduce(0, destination, high.detach(), "amax")
-    told = lead[source, classes[destination]]
+    width = lead.shape[1]
+    # `index_select` rather than brackets: its backward pass does not sort.
+    told = lead.flatten(0, 1).index_select(0, source * width + classes[destination])
     least, most = (torch.exp(end - peak[destination])[:, None] for end in (low, high))
     zeros = told.new_zeros(adjacency.num_nodes, told.shape[1])
     total = zeros.index_add(0, destination, torch.where(told < 0, most, least) * told)

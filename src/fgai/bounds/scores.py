@@ -48,7 +48,7 @@ def source_ends(own: Reading, others: Reading, adjacency: Adjacency) -> tuple[Te
     source, destination = adjacency.source, adjacency.destination
     itself = (source == destination)[(...,) + (None,) * (own.source[0].dim() - 1)]
     low, high = (
-        torch.where(itself, mine[source], other[source])
+        torch.where(itself, mine.index_select(0, source), other.index_select(0, source))
         for mine, other in zip(own.source, others.source, strict=True)
     )
     return low, high
@@ -83,7 +83,7 @@ def scores_of(
         pieces = 1
     for piece in range(pieces):
         side = tuple(start + (stop - start) * (piece + end) / pieces for end in (0, 1))
-        near = tuple(end[destination] for end in side)
+        near = tuple(end.index_select(0, destination) for end in side)
         above = tuple(end[:, :, None] for end in side)
         level = ceilings[:, 0]
         yield Scores(
@@ -169,7 +169,7 @@ def _dynamic(
 ) -> Scores:
     """GATv2: each channel of the score is monotone in both sides."""
     weight, slope, level = layer.score_weight, layer.slope, limits.middle
-    near = tuple(end[destination] for end in shown)
+    near = tuple(end.index_select(0, destination) for end in shown)
     small, large = (
         pick(*(_relative(x, near, level, slope, weight, least=least) for x in (low, high))).sum(2)
         for pick, least in ((torch.minimum, True), (torch.maximum, False))
