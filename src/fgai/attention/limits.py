@@ -22,7 +22,8 @@ from fgai.typed import typed
 SAMPLE = 4096
 """Rows that order statistics are taken from while a model trains; all of them once it is done."""
 SLACK = 1e-5
-"""By which a radius is larger than the loudness it was measured from: sums of squares differ by rounding."""
+"""By which ranges and radii are larger than what they were measured from: kernels that add in another order
+round otherwise, and what they say must not be clipped for it."""
 
 
 @typed
@@ -143,6 +144,8 @@ class Limits(nn.Module):
 def ranges(x: Tensor, cut: float) -> tuple[Tensor, Tensor]:
     """Return the lowest and highest of the rows of `x`, a share `cut` left out at either end.
 
+    Where nothing is left out, each end is further out by a hundred-thousandth of the range, see `SLACK`.
+
     Example:
         >>> low, high = ranges(torch.arange(10.0)[:, None], 0.1)
         >>> low, high
@@ -151,7 +154,8 @@ def ranges(x: Tensor, cut: float) -> tuple[Tensor, Tensor]:
     count = int(cut * x.shape[0])
     if count == 0:
         low, high = torch.aminmax(x, dim=0)
-        return low, high
+        more = SLACK * (high - low)
+        return low - more, high + more
     flat = x.flatten(1).t().contiguous()  # order statistics are found along memory
     low, high = (flat.kthvalue(place, dim=1).values for place in (count + 1, x.shape[0] - count))
     return low.view(x.shape[1:]), high.view(x.shape[1:])

@@ -84,9 +84,7 @@ def make_faithful(
     """
     given = as_graph(data)
     task = task_of(given)
-    # What was chosen with limits does not suit a training without them.
-    method = "fgai-features" if settings.get("limits") is False and task.name == "node" else "fgai"
-    chosen = preset_named(preset, method, preset_class(model), given.name, task.name)
+    chosen = preset_named(preset, _method(task.name, settings), preset_class(model), given.name, task.name)
     config = (config or FaithfulConfig().replace(**chosen)).replace(**settings)
     whole(max_attempts, "max_attempts", 1, 1000)
     graph = prepared(model, task.view(given, "fit"))
@@ -106,6 +104,15 @@ def make_faithful(
     }
     with shown(progress):
         return _best(model, graph, config, seed, checkpoint, saving, max_attempts)
+
+
+def _method(task: str, settings: dict[str, Any]) -> str:
+    """Whose preset suits: what was chosen with limits is not for a training without them."""
+    if task != "node":
+        return "fgai"
+    if settings.get("limits") is False:
+        return "fgai-features"
+    return "fgai-certified" if settings.get("certified") else "fgai"
 
 
 def _best(

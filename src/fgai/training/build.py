@@ -19,7 +19,7 @@ from fgai.training.settings import ADVERSARY_FIELDS, LIMIT_FIELDS, FaithfulConfi
 from fgai.training.terms import TERMS
 from fgai.typed import typed
 
-METHODS = ("vanilla", "ln", "limits", "at", "at-limits", "fgai", "fgai-paper", *DEFENCES)
+METHODS = ("vanilla", "ln", "limits", "at", "at-limits", "fgai", "fgai-certified", "fgai-paper", *DEFENCES)
 ALONE = ("vanilla", "ln", *DEFENCES)
 """Methods that train from new weights and need no trained vanilla model."""
 

@@ -58,7 +58,8 @@ def train_method(
 
     Args:
         method: `vanilla`, `ln`, `limits` (the vanilla model behind limits, nothing trained), `at`,
-            `at-limits`, `fgai`, `fgai-paper` (last layer, graph scope), `gnnguard`, `gnn-svd` or `pro-gnn`.
+            `at-limits`, `fgai`, `fgai-certified` (towards certificates against injection), `fgai-paper`
+            (last layer, graph scope), `gnnguard`, `gnn-svd` or `pro-gnn`.
         model: name of the network, see `fgai.models.MODELS`.
         graph: with labels and masks.
         seed: of the weights, dropout and adversary.
@@ -94,7 +95,7 @@ def train_method(
         return limited
     if method in ("at", "at-limits"):
         return _adversarial(vanilla, graph, chosen, common, limits=method == "at-limits")
-    config = FaithfulConfig() if method == "fgai" else _paper(graph)
+    config = _paper(graph) if method == "fgai-paper" else FaithfulConfig()
     return make_faithful(vanilla, graph, config, **common, **chosen)
 
 

@@ -26,7 +26,8 @@ def preset(method: str, model: str, dataset: str, task: str = "node") -> dict[st
     no special settings.
 
     Args:
-        method: `vanilla`, `ln`, `at`, `fgai`, or `fgai-features` for `fgai` without limits.
+        method: `vanilla`, `ln`, `at`, `fgai`, `fgai-features` for `fgai` without limits, or `fgai-certified`
+            for a training towards certificates against injection.
         model: class name, e.g. `GAT`.
         dataset: e.g. `amazon-photo`.
         task: its name, e.g. `node`, `link` or `graph`.

@@ -24,8 +24,10 @@ TERMS = (
     "certified",
     "sharpness",
 )
-LEAD = 0.3
+LEAD = 0.1
 """By which a class shall lead in the worst case, in units of the vanilla logits' spread."""
+NEAR = 0.3
+"""How far from it, in the same units, a node still counts as near."""
 KEPT = 0.95
 """Share of the vanilla sharpness below which attention counts as flattened."""
 
@@ -188,12 +190,13 @@ def flattening(now: Sequence[Tensor], before: Sequence[float]) -> Tensor:
 
 
 def shortfall(leads: Tensor, scale: float) -> Tensor:
-    """How far classes are from a certificate: mean over nodes of `log(1 + relu(0.3 − least lead / scale))`.
+    """How far classes are from a certificate: mean over nodes of `sigmoid((0.1 − least lead / scale) / 0.3)`.
 
-    The logarithm keeps nodes that no training can certify from drowning those that are near.
+    A smooth count of the nodes without one: those that no training can certify, and those that lead by far,
+    pull little; those that are near pull most.
 
     Args:
         leads: [N, C] least leads over every other class, see `fgai.bounds.worst_leads`.
         scale: spread of the vanilla logits.
     """
-    return torch.log1p((LEAD - leads.amin(1) / scale).clamp(min=0)).mean()
+    return torch.sigmoid((LEAD - leads.amin(1) / scale) / NEAR).mean()
