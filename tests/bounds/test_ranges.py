@@ -43,7 +43,8 @@ def test_gradients_reach_the_nodes_at_the_ends_alone() -> None:
     found.high.sum().backward()
     assert x.grad is not None
     assert int(x.grad.count_nonzero()) == 6
-    assert torch.equal(x.detach()[x.grad.bool()].sort().values, found.high.detach().flatten().sort().values)
+    ends = x.detach()[x.grad.bool()].sort().values
+    assert torch.allclose(ends, found.high.detach().flatten().sort().values, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

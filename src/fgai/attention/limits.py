@@ -153,8 +153,8 @@ def ranges(x: Tensor, cut: float) -> tuple[Tensor, Tensor]:
     """
     count = int(cut * x.shape[0])
     if count == 0:
-        low, high = torch.aminmax(x, dim=0)
-        more = SLACK * (high - low)
+        low, high = x.amin(0), x.amax(0)
+        more = SLACK * (high - low).detach()
         return low - more, high + more
     flat = x.flatten(1).t().contiguous()  # order statistics are found along memory
     low, high = (flat.kthvalue(place, dim=1).values for place in (count + 1, x.shape[0] - count))
