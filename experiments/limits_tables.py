@@ -100,12 +100,14 @@ def _row(
 
 
 def _vanilla_sharpness(store: Store) -> dict[tuple[str, str, int], float]:
-    """Of the vanilla models of this grid, which the others came from, by model, dataset and seed."""
-    found = {}
+    """Of the vanilla models, by model, dataset and seed: this grid's own, or those of the grid `attack`."""
+    found: dict[tuple[str, str, int], float] = {}
     for record in store.records("attack"):
         cell = record["cell"]
-        if cell["method"] == PLAIN and cell["label"]:
-            value = look_up(record["evaluations"]["ensemble"]["metrics"], "sharpness.clean.all")
-            if value is not None:
-                found[cell["model"], cell["dataset"], cell["seed"]] = value
+        if cell["method"] != PLAIN or "ensemble" not in record["evaluations"]:
+            continue
+        key = (cell["model"], cell["dataset"], cell["seed"])
+        value = look_up(record["evaluations"]["ensemble"]["metrics"], "sharpness.clean.all")
+        if value is not None and (cell["label"] or key not in found):
+            found[key] = value
     return found
