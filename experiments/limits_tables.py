@@ -13,13 +13,13 @@ from experiments.store import Store
 from fgai.metrics import quantity
 from fgai.records import Cell, Column, Table, look_up
 
-GRID = "limits"
+GRIDS = ("limits", "injection")
 PLAIN = "vanilla"
 
 
 def limits(store: Store) -> list[Sheet | Table]:
     """F1 under attack, similarity and sharpness of models behind limits."""
-    cells = read_grid(GRID)
+    cells = [cell for grid in GRIDS for cell in read_grid(grid) if cell.kind == "attack"]
     records = [store.read(cell) for cell in cells]
     rows: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for cell, record in zip(cells, records, strict=True):

@@ -110,7 +110,7 @@ def body_of(cell: Cell) -> dict[str, Any]:
             for count in INJECTED
         ]  # fmt: skip
         body |= {"alone": 0.6, "sharpness": [0.25, 0.5], "scores": {"f1": 0.9}}
-    if cell.kind == "evaluate":
+    if cell.kind in ("evaluate", "attack"):
         body["evaluations"] = {
             threat: {
                 "kind": "evaluation", "schema": 1, "name": cell.row, "model": {}, "version": {},
