@@ -9,7 +9,7 @@ from typing import Any
 from experiments.build import name_of
 from experiments.cells import Cell as Grid
 from experiments.cells import read_grid
-from experiments.explained import EPOCHS, FEWER, NODES, K
+from experiments.explained import EPOCHS, FEWER, FEWER_ON, NODES, K
 from experiments.sheet import Sheet
 from experiments.statistics import estimate
 from experiments.store import Store
@@ -129,13 +129,14 @@ def explainers(store: Store) -> list[Sheet | Table]:
 
 
 def _notes(store: Store, held: Sequence[Explained]) -> list[str]:
-    fewer = ", ".join(f"{count} for {_title(name)}" for name, count in FEWER.items())
+    fewer = [f"{count} on {name}" for name, count in FEWER_ON.items()]
+    fewer += [f"{count} for {_title(name)}" for name, count in FEWER.items()]
     epochs = ", ".join(f"{_title(name)} {count}" for name, count in EPOCHS.items())
     cells = read_grid("explainers")
     missing = sum(1 for cell in cells if (found := store.read(cell)) is None or found["status"] != "done")
     notes = [
-        f"Up to {NODES} test nodes with more than {K} neighbours per seed ({fewer}); the same nodes and the"
-        f" same attacked graph for all explainers of a model. “kept”: share of a node's top {K} old"
+        f"Up to {NODES} test nodes with more than {K} neighbours per seed ({', '.join(fewer)}); the same"
+        f" nodes and the same attacked graph for all explainers of a model. “kept”: share of a node's top {K} old"
         f" neighbours that are its top {K} under the `{THREAT}` attack, nodes in its reach; ties are broken"
         " at random. “another seed”: the same on the clean graph when the explainer draws from another seed;"
         " 1 where it draws nothing. Fidelity: the predicted class changes without the top"

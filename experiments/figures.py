@@ -239,8 +239,8 @@ def _explainers(store: Store, source: Source, choice: Choice) -> Named:
             panels.setdefault(row.dataset, {})[row.title] = row
         shared = [title for title in next(iter(panels.values())) if all(title in p for p in panels.values())]
         dots = {dataset: [_dot(rows[title]) for title in shared] for dataset, rows in panels.items()}
-        text = f"{model} on {', '.join(panels)}: what explainers say under the standard attack, and again"
-        yield f"explainers-{model}", titled(draw.explainer_dots(dots, k=K), text)
+        title = f"Explainers of {model}, standard attack, mean over seeds"
+        yield f"explainers-{model}", titled(draw.explainer_dots(dots, k=K), title)
 
 
 def _dot(row: Explained) -> draw.ExplainerDot:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import elu
 from torch_geometric.nn import GATConv, GATv2Conv
 
+from fgai.alone import seeded
 from fgai.attention import limits_of
 from fgai.errors import InputError
 from fgai.models import GAT, GATv2
@@ -47,7 +48,8 @@ class GATConvs(nn.Module):
                 "`model` must be a plain GAT or GATv2 for nodes, without normalisation, limits or a guard;"
                 f" got {type(model).__name__}: use `AsPyG(model)`"
             )
-        told = [_split(layer) if split_heads else [_whole(layer)] for layer in _layers(model)]
+        with seeded(0, torch.device("cpu")):  # PyG's layers draw weights, which are replaced
+            told = [_split(layer) if split_heads else [_whole(layer)] for layer in _layers(model)]
         self.convs = nn.ModuleList(nn.ModuleList(heads) for heads in told)
         self.eval().requires_grad_(False).to(next(model.parameters()).device)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -77,7 +78,8 @@ def explainer_dots(panels: Mapping[str, Sequence[ExplainerDot]], *, k: int = 5) 
         for label, dot in zip(drawn[0].get_yticklabels(), next(iter(panels.values())), strict=True):
             label.set_fontweight("bold" if dot.ours else "normal")
         handles, labels = drawn[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4)
+        named = dict(zip(reversed(labels), reversed(handles), strict=True))  # the first of each label
+        figure.legend(named.values(), named, loc="outside lower center", ncols=4 if len(panels) > 1 else 2)
     return figure
 
 
@@ -85,23 +87,16 @@ def _panel(axes: Axes, title: str, dots: Sequence[ExplainerDot], k: int) -> None
     for place, dot in enumerate(dots):
         colour = style.INJECTED if dot.ours else style.COLOURS[0]
         axes.axhline(place, color=style.FAINT, linewidth=0.4, zorder=0)
-        axes.plot(
-            list(dot.kept), [place] * len(dot.kept), linestyle="", marker="|", color=colour, alpha=0.6,
-            label="one seed" if not place else None,
-        )  # fmt: skip
-        axes.plot(
-            [dot.mean], [place], linestyle="", marker="o", markersize=5.5, color=colour,
-            label="kept under attack" if not place else None,
-        )  # fmt: skip
-        axes.plot(
-            [dot.chance] * 2, [place - 0.38, place + 0.38], color=style.INK, linewidth=1.2,
-            label="chance" if not place else None,
-        )  # fmt: skip
+        marks: list[tuple[str, Sequence[float], dict[str, Any]]] = [
+            ("chance", [dot.chance], {"marker": "|", "markersize": 12, "color": style.INK}),
+            ("one seed", dot.kept, {"marker": ".", "alpha": 0.45, "color": colour}),
+            ("kept under attack", [dot.mean], {"marker": "o", "markersize": 5.5, "color": colour}),
+        ]
         if dot.again is not None:
-            axes.plot(
-                [dot.again], [place], linestyle="", marker="o", markersize=5.5, color=colour,
-                markerfacecolor="none", label="another seed, no attack" if not place else None,
-            )  # fmt: skip
+            hollow = {"marker": "o", "markersize": 5.5, "color": colour, "markerfacecolor": "none"}
+            marks.append(("another seed, no attack", [dot.again], hollow))
+        for label, shares, look in marks:
+            axes.plot(list(shares), [place] * len(shares), linestyle="", label=label, **look)
     axes.set_title(title)
     axes.set_xlabel(f"share of the top {k}")
     axes.set_xlim(0.0, 1.04)
