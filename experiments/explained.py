@@ -19,13 +19,13 @@ from fgai.records import plain
 from fgai.topk import topk_mask
 
 K = 5
-NODES = 16
+NODES = 8
 """Explained in a cell: test nodes with more than K neighbours, chosen by the seed."""
-FEWER_ON = {"amazon-photo": 8}
+FEWER_ON = {"amazon-photo": 5}
 """The same on graphs whose receptive fields are large."""
-FEWER = {"graph-mask": 3}
+FEWER = {"graph-mask": 2}
 """At most, of explainers that take seconds for every node."""
-EPOCHS = {"gnn-explainer": 100, "pg-explainer": 10, "graph-mask": 3, "integrated-gradients": 20}
+EPOCHS = {"gnn-explainer": 100, "pg-explainer": 10, "graph-mask": 2, "integrated-gradients": 20}
 """Of each search; GNNExplainer's are PyG's own number."""
 ON_TWIN = ("propagated-attention", "attention-mean", "attention-log")
 """Explainers of models made faithful: their attention is the explanation."""

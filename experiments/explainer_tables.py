@@ -136,14 +136,15 @@ def _notes(store: Store, held: Sequence[Explained]) -> list[str]:
     missing = sum(1 for cell in cells if (found := store.read(cell)) is None or found["status"] != "done")
     notes = [
         f"Up to {NODES} test nodes with more than {K} neighbours per seed ({', '.join(fewer)}); the same"
-        f" nodes and the same attacked graph for all explainers of a model. “kept”: share of a node's top {K} old"
-        f" neighbours that are its top {K} under the `{THREAT}` attack, nodes in its reach; ties are broken"
-        " at random. “another seed”: the same on the clean graph when the explainer draws from another seed;"
-        " 1 where it draws nothing. Fidelity: the predicted class changes without the top"
-        f" {K} (+), and with nothing else but loops (−). Truth AUC: within each neighbourhood."
-        " “tied”: nodes whose fifth and sixth neighbour have the same score. Seconds per explanation,"
-        " training of PGExplainer and the one pass of attention shared among the nodes.",
-        f"Epochs or steps of a search: {epochs}. Mean ± std over seeds.",
+        " nodes, and the same attacked graph, for all explainers of a model. Mean ± std over seeds.",
+        f"“kept”: share of a node's top {K} old neighbours that still are its top {K} under the `{THREAT}`"
+        " attack, nodes in its reach; ties are broken at random. “another seed”: the same on the clean graph"
+        " when the explainer draws from another seed; 1 where it draws nothing.",
+        f"Fidelity: how often the predicted class changes without the top {K} (+), and with nothing else but"
+        " loops (−). Truth AUC: within each neighbourhood. “tied”: nodes whose fifth and sixth neighbour have"
+        " the same score. Seconds per explanation; what PGExplainer learns, and attention's one pass, are"
+        " shared among the nodes.",
+        f"Epochs or steps of a search: {epochs}.",
         f"{missing} of {len(cells)} cells are missing." if missing else f"All {len(cells)} cells are there.",
     ]
     broken = {f"{row.title} on {row.dataset}: {row.errors[0]}" for row in held if row.errors}

@@ -40,7 +40,7 @@ class ExplainerDot:
             raise InputError(f"`kept` of {self.name!r} must hold a share for at least one seed, got none")
         shares = (*self.kept, self.chance, *(() if self.again is None else (self.again,)))
         for share in shares:
-            number(float(share), "kept, again and chance")
+            number(share, "kept, again and chance")
 
     @property
     def mean(self) -> float:
