@@ -126,15 +126,13 @@ def explained(model: nn.Module, graph: Graph, cell: Cell) -> dict[str, Any]:
         threat: {"value": hit.value, "start": hit.start, "seconds": hit.ledger.seconds}
         for threat, hit in setting.attacks.items()
     }
-    return plain(
-        {
-            "k": K,
-            "nodes": setting.rows.nodes,
-            "truth_nodes": None if setting.meant is None else setting.meant.nodes,
-            "attacks": attacks,
-            "rows": rows,
-        }
-    )
+    return {
+        "k": K,
+        "nodes": setting.rows.nodes,
+        "truth_nodes": None if setting.meant is None else setting.meant.nodes,
+        "attacks": plain(attacks),
+        "rows": plain(rows),
+    }
 
 
 def sampled(graph: Graph, seed: int, count: int = NODES, k: int = K) -> tuple[list[int], list[int] | None]:

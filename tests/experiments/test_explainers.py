@@ -72,7 +72,7 @@ class TestCell:
         maps = [observe(model, prepared(model, g)).attention for g in (graph, hit.graph)]
         nodes = torch.tensor(record["explainers"]["nodes"])
         touched = torch.zeros(graph.num_nodes, dtype=torch.bool)
-        touched[nodes] = touched_rows(*maps)[-1][nodes]
+        touched[nodes] = touched_rows(maps[0], maps[1])[-1][nodes]
         before, after = (m.heads(heads).restrict(graph.keys).over_layers("mean").values[:, 0] for m in maps)
         rowptr, row = graph.adjacency.rowptr, record["explainers"]["rows"][name]
         part = row["kept"]["standard"]
@@ -167,7 +167,7 @@ class TestTables:
         assert rows["GAT", "cora", "saliency"][2] == "1"
         assert "All 40 cells are there." in found.notes
         (empty,) = TABLES["explainers"](Store(tmp_path / "none"))
-        assert not empty.rows and "40 of 40 cells are missing." in empty.notes
+        assert isinstance(empty, Table) and not empty.rows and "40 of 40 cells are missing." in empty.notes
 
     def test_figure(self, tmp_path: Path) -> None:
         store = cases.fill(Store(tmp_path), read_grid("explainers"))

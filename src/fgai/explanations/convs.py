@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ class GATConvs(nn.Module):
             )
         with seeded(0, torch.device("cpu")):  # PyG's layers draw weights, which are replaced
             told = [_split(layer) if split_heads else [_whole(layer)] for layer in _layers(model)]
-        self.convs = nn.ModuleList(nn.ModuleList(heads) for heads in told)
+        self.layers = nn.ModuleList(_Joined(heads) for heads in told)
         self.eval().requires_grad_(False).to(next(model.parameters()).device)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -60,10 +61,21 @@ class GATConvs(nn.Module):
             x: [N, F].
             edge_index: [2, E], without self-loops: the layers add them.
         """
-        for place, heads in enumerate(self.convs):
-            x = x if place == 0 else elu(x)
-            x = torch.cat([conv(x, edge_index) for conv in heads], dim=1)  # type: ignore[union-attr]
+        for place, layer in enumerate(self.layers):
+            x = layer(x if place == 0 else elu(x), edge_index)
         return x
+
+
+class _Joined(nn.Module):
+    """Layers that read the same states, their outputs side by side."""
+
+    def __init__(self, convs: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(convs)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Return [N, sum of their widths]."""
+        return torch.cat([conv(x, edge_index) for conv in self.convs], dim=1)
 
 
 def can_be_told(model: nn.Module) -> bool:
@@ -104,6 +116,7 @@ def _told(layer: AttentionLayer, heads: range, concat: bool) -> nn.Module:
     else:
         values["att"] = layer.score_weight[None, rows]
         for name, side in (("lin_l", layer.value), ("lin_r", layer.right)):
+            assert side.bias is not None
             values |= {f"{name}.weight": side.weight[:, wide].T, f"{name}.bias": side.bias[wide]}
     conv.load_state_dict({name: value.detach() for name, value in values.items() if value is not None})
     return conv

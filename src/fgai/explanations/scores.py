@@ -171,7 +171,7 @@ class AttentionScores(EdgeExplainer):
 
 def hops_of(model: nn.Module, attentions: int) -> int:
     """How many layers pass messages, of which so many with attention that is recorded."""
-    return max(attentions, ExplainerAlgorithm._num_hops(model))
+    return max(attentions, int(ExplainerAlgorithm._num_hops(model)))
 
 
 def _check_keys(keys: Tensor) -> None:
