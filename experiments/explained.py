@@ -74,11 +74,15 @@ class Rows:
         truth = None if graph.edge_truth is None else graph.edge_truth[spots]
         return cls(list(nodes), graph.keys[spots], sizes.cumsum(0), truth)
 
-    def first(self, count: int) -> Rows:
-        """The same of the first nodes only."""
-        end = int(self.rowptr[: count + 1][-1])
-        truth = None if self.truth is None else self.truth[:end]
-        return Rows(self.nodes[:count], self.keys[:end], self.rowptr[: count + 1], truth)
+    def some(self, count: int, seed: int) -> Rows:
+        """The same of at most so many nodes, chosen by a seed; low numbers may mean old hubs."""
+        drawn = torch.randperm(len(self.nodes), generator=torch.Generator().manual_seed(seed))[:count]
+        places = drawn.sort().values.tolist()
+        spans = [torch.arange(int(self.rowptr[p]), int(self.rowptr[p + 1])) for p in places]
+        spots = torch.cat([*spans, torch.zeros(0, dtype=torch.long)]).to(self.keys.device)
+        sizes = torch.tensor([0, *(span.numel() for span in spans)], device=self.rowptr.device)
+        truth = None if self.truth is None else self.truth[spots]
+        return Rows([self.nodes[p] for p in places], self.keys[spots], sizes.cumsum(0), truth)
 
     def read(self, scores: Sequence[explanations.EdgeScores]) -> Tensor:
         """[E], what an explainer says of these edges; explanations in the order of `nodes`."""
@@ -185,7 +189,7 @@ def _setting(model: nn.Module, graph: Graph, cell: Cell) -> Setting:
 def _measured(setting: Setting, name: str) -> dict[str, Any]:
     """One explainer: how it does on every count."""
     known = explanations.EDGE_EXPLAINERS[name]
-    rows = setting.rows.first(FEWER.get(name, NODES))
+    rows = setting.rows.some(FEWER.get(name, NODES), setting.seed)
 
     def made(seed: int) -> explanations.EdgeExplainer:
         return explanations.edge_explainer(
@@ -220,7 +224,7 @@ def _measured(setting: Setting, name: str) -> dict[str, Any]:
         }
     found["fidelity"] = _fidelity(setting, rows, clean)
     if setting.meant is not None:
-        meant = setting.meant.first(FEWER.get(name, NODES))
+        meant = setting.meant.some(FEWER.get(name, NODES), setting.seed)
         same = meant.nodes == rows.nodes
         values = clean if same else meant.read(explain(setting.graph, meant.nodes))
         assert meant.truth is not None

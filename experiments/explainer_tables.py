@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.build import name_of
 from experiments.cells import Cell as Grid
 from experiments.cells import read_grid
-from experiments.explained import EPOCHS, FEWER, FEWER_ON, NODES, K
+from experiments.explained import EPOCHS, FEWER, FEWER_ON, NODES, K, names_for
 from experiments.sheet import Sheet
 from experiments.statistics import estimate
 from experiments.store import Store
@@ -82,9 +82,15 @@ class Explained:
         return None if found is None else found.mean
 
 
-def read_explained(store: Store) -> list[Explained]:
-    """Every explainer there are records of, by model and dataset; those of the vanilla model come first."""
-    held: dict[tuple[str, str, str, str], Explained] = {}
+def read_explained(store: Store, expected: Iterable[Grid] = ()) -> list[Explained]:
+    """Every explainer there are, or should be, records of, by model and dataset; the vanilla model's first.
+
+    Args:
+        store: the records.
+        expected: cells that should be there.
+    """
+    places = ((c.model, c.dataset, c.method, name) for c in expected for name in names_for(c))
+    held = {key: Explained(*key) for key in places}
     for record in (record for folder in FOLDERS for record in store.records(folder)):
         cell = Grid.from_dict(record["cell"])
         for name, row in record["explainers"]["rows"].items():
@@ -102,7 +108,8 @@ def read_explained(store: Store) -> list[Explained]:
 
 def explainers(store: Store) -> list[Sheet | Table]:
     """What explainers of one model say, and for how long."""
-    held = read_explained(store)
+    cells = read_grid("explainers")
+    held = read_explained(store, cells)
     columns = [Column(name) for name in ("model", "dataset", "explainer")]
     columns += [Column(f"top {K} kept ↑"), Column("by chance"), Column("another seed ↑")]
     columns += [quantity(f"fidelity.clean.{part}", f"fidelity{sign}").column for part, sign in SIGNS.items()]
@@ -114,25 +121,24 @@ def explainers(store: Store) -> list[Sheet | Table]:
             row.title,
             row.spread(f"kept.{THREAT}.touched"),
             _number(row.mean(f"kept.{THREAT}.chance"), ".2f"),
-            row.spread("again") if row.draws else "1",
+            row.spread("again") if row.draws or not row.seeds else "1",
             row.spread("fidelity.plus"),
             row.spread("fidelity.minus"),
             row.spread("truth"),
             _number(row.mean("tied"), ".2f"),
             _number(row.mean("seconds"), ".2g"),
-            _number(sum(row.values("nodes")), ".0f"),
+            _number(sum(row.values("nodes")) or None, ".0f"),
             str(len(row.seeds)),
         ]
         for row in held
     ]
-    return [Table("Explainers side by side", columns, rows, _notes(store, held))]
+    return [Table("Explainers side by side", columns, rows, _notes(store, cells, held))]
 
 
-def _notes(store: Store, held: Sequence[Explained]) -> list[str]:
+def _notes(store: Store, cells: Sequence[Grid], held: Sequence[Explained]) -> list[str]:
     fewer = [f"{count} on {name}" for name, count in FEWER_ON.items()]
     fewer += [f"{count} for {_title(name)}" for name, count in FEWER.items()]
     epochs = ", ".join(f"{_title(name)} {count}" for name, count in EPOCHS.items())
-    cells = read_grid("explainers")
     missing = sum(1 for cell in cells if (found := store.read(cell)) is None or found["status"] != "done")
     notes = [
         f"Up to {NODES} test nodes with more than {K} neighbours per seed ({', '.join(fewer)}); the same"

@@ -136,7 +136,13 @@ class TestSample:
         wanted = [10.0 + int(((destination == 1) & (source == a)).nonzero()) for a in (0, 2)]
         wanted += [20.0 + int((destination == 2).nonzero())]
         assert rows.read(scores).tolist() == wanted
-        assert rows.first(1).keys.tolist() == rows.keys[:2].tolist()
+        held = {1: rows.keys[:2].tolist(), 2: rows.keys[2:].tolist()}
+        chosen = [rows.some(1, seed) for seed in range(9)]
+        assert {one.nodes[0] for one in chosen} == {1, 2}
+        for one in chosen:
+            assert one.keys.tolist() == held[one.nodes[0]]
+            assert one.rowptr.tolist() == [0, len(one.keys)]
+        assert rows.some(5, 0).keys.tolist() == rows.keys.tolist() and rows.some(5, 0).nodes == rows.nodes
 
 
 class TestKept:
@@ -167,7 +173,8 @@ class TestTables:
         assert rows["GAT", "cora", "saliency"][2] == "1"
         assert "All 40 cells are there." in found.notes
         (empty,) = TABLES["explainers"](Store(tmp_path / "none"))
-        assert isinstance(empty, Table) and not empty.rows and "40 of 40 cells are missing." in empty.notes
+        assert isinstance(empty, Table) and len(empty.rows) == len(rows)
+        assert empty.rows[0][3:6] == [None, None, None] and "40 of 40 cells are missing." in empty.notes
 
     def test_figure(self, tmp_path: Path) -> None:
         store = cases.fill(Store(tmp_path), read_grid("explainers"))
