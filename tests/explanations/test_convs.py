@@ -40,6 +40,14 @@ def test_same_logits_and_masks(name: str, layers: int, split: bool) -> None:
     assert not torch.allclose(masked[0], model(GRAPH), atol=1e-3)
 
 
+def test_another_type() -> None:
+    model = untrained("GATv2", GRAPH, hidden_channels=2, heads=3).double().eval()
+    x = DATA.x.double()
+    told, wanted = GATConvs(model)(x, DATA.edge_index), AsPyG(model)(x, DATA.edge_index)
+    assert told.dtype == torch.float64
+    torch.testing.assert_close(told, wanted, atol=1e-12, rtol=1e-10)
+
+
 def test_the_model_is_left_alone() -> None:
     model = untrained("GAT", GRAPH, hidden_channels=2, heads=3).train()
     told = GATConvs(model)

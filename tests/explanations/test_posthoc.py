@@ -273,6 +273,23 @@ class TestDoor:
         (plain,) = edge_explainer("attention-log", model, GRAPH)(GRAPH, [4])
         assert not torch.allclose(found.values, plain.values)
 
+    def test_models_that_cannot_be_called_so(self) -> None:
+        class Attributed(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = GATConv(6, 3, edge_dim=2)
+
+            def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+                return self.conv(x, edge_index, edge_attr)
+
+        graph = GRAPH.replace(edge_attr=torch.ones(GRAPH.num_edges, 2))
+        with pytest.raises(InputError, match=r"does not run on this Attributed: .*edge_attr"):
+            edge_explainer("saliency", Attributed(), graph)(graph, [4])
+        assert edge_explainer("attention-mean", Attributed(), graph)(graph, [4])
+        bare = GRAPH.replace(features=None)
+        with pytest.raises(InputError, match="features"):
+            Fields(bare, 2)
+
     def test_scores(self) -> None:
         keys = edge_keys(torch.tensor([0, 3]), torch.tensor([2, 2]))
         found = EdgeScores(2, keys, torch.tensor([0.5, 0.75]))

@@ -29,7 +29,7 @@ class GATConvs(nn.Module):
     Args:
         model: for nodes, without layer normalisation, limits, or a guard that weighs edges.
         split_heads: write every head as a layer of its own, whose outputs are joined: for
-            `GraphMaskExplainer`, which mixes up the edges of layers with several heads.
+            `GraphMaskExplainer`, which has no place for several heads in a layer.
 
     Raises:
         InputError: another kind of model; `AsPyG` takes most of them.
@@ -52,7 +52,7 @@ class GATConvs(nn.Module):
         with seeded(0, torch.device("cpu")):  # PyG's layers draw weights, which are replaced
             told = [_split(layer) if split_heads else [_whole(layer)] for layer in _layers(model)]
         self.layers = nn.ModuleList(_Joined(heads) for heads in told)
-        self.eval().requires_grad_(False).to(next(model.parameters()).device)
+        self.eval().requires_grad_(False)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Return logits [N, C].
@@ -106,6 +106,7 @@ def _told(layer: AttentionLayer, heads: range, concat: bool) -> nn.Module:
     size = layer.value.weight.shape[0], layer.channels, len(heads)
     additive = layer.score == "additive"
     conv: nn.Module = GATConv(*size, **options) if additive else GATv2Conv(*size, **options)
+    conv = conv.to(layer.value.weight)  # its device and type
     values = {"bias": layer.bias[wide] if layer.bias is not None else None}
     if additive:
         values |= {

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fgai.errors import InputError
 from fgai.graph import Graph
 
 
@@ -35,10 +36,14 @@ class Fields:
     Args:
         graph: with features.
         hops: layers that pass messages.
+
+    Raises:
+        InputError: it has no features.
     """
 
     def __init__(self, graph: Graph, hops: int) -> None:
-        assert graph.features is not None
+        if graph.features is None:
+            raise InputError(f"{graph.name!r} has no node features; add some, e.g. node degrees")
         adjacency = graph.adjacency
         kept = adjacency.source != adjacency.destination
         self.source, self.destination = adjacency.source[kept], adjacency.destination[kept]

@@ -47,7 +47,7 @@ class SearchedScores(EdgeExplainer):
         self, model: nn.Module, hops: int, seed: int, *, make: Make, split_heads: bool = False
     ) -> None:
         super().__init__(model, seed)
-        self.hops, self.make, self.name = hops, make, ""
+        self.hops, self.make, self.name = hops, make, "PyG's explainer"
         self.called = as_pyg(model, split_heads=split_heads)
         self.layers = ExplainerAlgorithm._num_hops(self.called) if split_heads else hops
 
@@ -80,10 +80,10 @@ class SearchedScores(EdgeExplainer):
         return mask
 
     def _scores(self, view: _View, node: int) -> tuple[Tensor, Tensor]:
-        field, target = view.field(node)
-        if not bool(field.heard.any()):
-            return field.keys[:0], field.x.new_zeros(0)
-        with seeded(self.seed, field.x.device), running(self):
+        with running(self), seeded(self.seed, view.logits.device):
+            field, target = view.field(node)
+            if not bool(field.heard.any()):
+                return field.keys[:0], field.x.new_zeros(0)
             return field.keys[field.heard], self.search(field, target).detach()[field.heard]
 
 
