@@ -95,7 +95,18 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """One model, the nodes to explain and the attacks on it, the same for all explainers."""
+    """One model, the nodes to explain and the attacks on it, the same for all explainers.
+
+    Attributes:
+        model: whose predictions are explained.
+        graph: as it was loaded.
+        seed: of sample, attacks and explainers.
+        seen: the model on the clean graph.
+        rows: the edges into the nodes to explain.
+        meant: the edges into the nodes the truth is compared at; None without a truth.
+        attacks: by threat.
+        touched: by threat, bool [N], the nodes in reach.
+    """
 
     model: nn.Module
     graph: Graph

@@ -238,7 +238,11 @@ def _explainers(store: Store, source: Source, choice: Choice) -> Named:
         for row in (row for row in held if row.model == model):
             panels.setdefault(row.dataset, {})[row.title] = row
         shared = [title for title in next(iter(panels.values())) if all(title in p for p in panels.values())]
-        dots = {dataset: [_dot(rows[title]) for title in shared] for dataset, rows in panels.items()}
+        seeds = {dataset: max(len(row.seeds) for row in rows.values()) for dataset, rows in panels.items()}
+        dots = {
+            f"{dataset}, {seeds[dataset]} seed{'s' * (seeds[dataset] > 1)}": [_dot(rows[t]) for t in shared]
+            for dataset, rows in panels.items()
+        }
         title = f"Explainers of {model}, standard attack, mean over seeds"
         yield f"explainers-{model}", titled(draw.explainer_dots(dots, k=K), title)
 

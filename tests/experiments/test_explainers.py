@@ -181,7 +181,7 @@ class TestTables:
         drawn = dict(figure("explainers", store, Source()))
         assert list(drawn) == ["explainers-GAT"] and len(drawn["explainers-GAT"].axes) == 4
         only = dict(figure("explainers", store, Source(), Choice(("cora",))))["explainers-GAT"]
-        assert [axes.get_title(loc="left") for axes in only.axes] == ["cora"]
+        assert [axes.get_title(loc="left") for axes in only.axes] == ["cora, 5 seeds"]
         bold = [label for label in only.axes[0].get_yticklabels() if label.get_fontweight() == "bold"]
         assert [label.get_text() for label in bold] == ["FGAI: attention, log"]
         assert sum(row.is_ours for row in read_explained(store)) == 4
