@@ -32,9 +32,9 @@ check: $(STAMP)
 wheel-check: $(STAMP)
 	$(BIN)/python -m pytest tests/test_wheel.py
 
-# The tables of docs/results.md, docs/certificates.md, docs/threat-model.md and README.md anew, from the records in results/ alone.
+# The tables of the pages below anew, from the records in results/ alone.
 results: $(STAMP)
-	$(BIN)/fgai bench fill docs/results.md docs/certificates.md docs/threat-model.md README.md
+	$(BIN)/fgai bench fill docs/results.md docs/certificates.md docs/threat-model.md docs/explainers.md README.md
 
 # The site, in build/site: pages of docs/, notebooks with their output, the reference. A warning fails.
 docs: $(STAMP)

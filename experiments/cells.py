@@ -21,7 +21,7 @@ from fgai.files import check_items
 PROTOCOL = 1
 """Raised whenever a change of the protocol alters numbers; records of another version do not match."""
 
-KINDS = ("evaluate", "attack", "search", "certify", "inject", "cost")
+KINDS = ("evaluate", "attack", "search", "certify", "inject", "explainers", "cost")
 MOST_CELLS = 100_000
 _FILE_NAME = re.compile(r"(?![.])[^\x00-\x1f/\\]{0,100}")
 TASKS = ("", "link", "graph", "truth")
@@ -35,7 +35,8 @@ class Cell:
     Attributes:
         kind: `evaluate` (test nodes), `attack` (the same without curves and null rows, for strong searches),
             `search` (validation nodes only), `certify` (certificates of attention), `inject` (certificates
-            against injected nodes) or `cost` (seconds and memory of the training alone).
+            against injected nodes), `explainers` (explainers side by side on a sample of nodes) or `cost`
+            (seconds and memory of the training alone).
         model: class name.
         dataset: name for `fgai.load_dataset`.
         method: see `fgai.training.METHODS`.

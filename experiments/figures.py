@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from experiments.build import name_of
 from experiments.cells import Cell
+from experiments.explainer_tables import Explained, read_explained
 from experiments.results import Results, settings_in
 from experiments.store import Store
 from experiments.subjects import K, Source, attacked, telling_node
@@ -228,6 +229,30 @@ def _curve(records: Sequence[dict[str, Any]]) -> draw.InjectedCurve:
     return draw.InjectedCurve(sorted(next(iter(found.values()))), means)
 
 
+def _explainers(store: Store, source: Source, choice: Choice) -> Named:
+    held = [row for row in read_explained(store) if choice.holds(row.model, row.dataset) and row.kept]
+    if not held:
+        raise InputError(f"{store.root} has no explainers to draw; run `fgai bench run explainers` first")
+    for model in dict.fromkeys(row.model for row in held):
+        panels: dict[str, dict[str, Explained]] = {}
+        for row in (row for row in held if row.model == model):
+            panels.setdefault(row.dataset, {})[row.title] = row
+        shared = [title for title in next(iter(panels.values())) if all(title in p for p in panels.values())]
+        seeds = {dataset: max(len(row.seeds) for row in rows.values()) for dataset, rows in panels.items()}
+        dots = {
+            f"{dataset}, {seeds[dataset]} seed{'s' * (seeds[dataset] > 1)}": [_dot(rows[t]) for t in shared]
+            for dataset, rows in panels.items()
+        }
+        title = f"Explainers of {model}, standard attack, mean over seeds"
+        yield f"explainers-{model}", titled(draw.explainer_dots(dots, k=K), title)
+
+
+def _dot(row: Explained) -> draw.ExplainerDot:
+    again = row.mean("again") if row.draws else None
+    chance = row.mean("kept.standard.chance")
+    return draw.ExplainerDot(row.title, row.kept, again, 0.0 if chance is None else chance, row.is_ours)
+
+
 def _of_models(
     stem: str, paint: Callable[[Any, Any, int], Figure], both: bool = True
 ) -> Callable[..., Named]:
@@ -254,6 +279,7 @@ FIGURES: dict[str, Callable[[Store, Source, Choice], Named]] = {
     ),
     "certified": _certified,
     "injection": _injection,
+    "explainers": _explainers,
     "instability": _of_models("instability", draw.node_before_after, both=False),
     "properties": _properties,
 }

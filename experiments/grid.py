@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from experiments.cells import Cell
+from experiments.explained import check_ready
 from experiments.run import is_done, run_cell
 from experiments.store import Store
 from fgai.errors import FgaiError, InputError
@@ -83,6 +84,7 @@ def run_grid(
 
     Raises:
         CheckpointError: before any work, if a record is damaged, foreign or was made with other settings.
+        MissingExtraError: before any work, if a cell needs a package that is not installed.
         FgaiError: if a record cannot be written.
     """
     todo = []
@@ -90,6 +92,7 @@ def run_grid(
         record = store.read(cell)
         if record is None or not is_done(record, cell, store, redo):
             todo.append(cell)
+    check_ready(todo)
     store.sweep()
     groups = _by_parent(todo)
     deadline = None if limit is None else monotonic() + limit

@@ -15,6 +15,7 @@ from torch import nn
 
 import fgai
 from experiments.cells import Cell
+from experiments.explained import explained
 from experiments.memory import PeakMemory
 from experiments.store import Store
 from experiments.trained import model_of, settings_of, vanilla_of
@@ -109,6 +110,8 @@ def _measure(cell: Cell, device: str, root: Path | str | None, cache: Path | Non
         body |= _certify(model, graph, parent)
     elif cell.kind == "inject":
         body |= _inject(model, graph, cell.seed)
+    elif cell.kind == "explainers":
+        body["explainers"] = explained(model, graph, cell)
     elif cell.kind in ("evaluate", "attack"):
         body["evaluations"] = _evaluate(model, graph, parent, cell)
     return body

@@ -10,6 +10,7 @@ from experiments.attack_tables import attack, members
 from experiments.build import sheet
 from experiments.certificate_tables import certificates, injection
 from experiments.defence_tables import defences
+from experiments.explainer_tables import explainers
 from experiments.limits_tables import limits
 from experiments.paper import published
 from experiments.results import Results
@@ -181,6 +182,7 @@ TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "defences": defences,
     "certificates": certificates,
     "injection": injection,
+    "explainers": explainers,
     "link": tasks.link,
     "graphs": tasks.graphs,
     "truth": tasks.truth,

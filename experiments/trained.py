@@ -124,9 +124,9 @@ def model_of(
     """Return the model a cell measures, and whether it was trained now.
 
     Evaluations train, because their records hold the training's cost, and leave the model in the cache;
-    certificates take it from there. Searches and costs train, and keep nothing.
+    certificates and explainers take it from there. Searches and costs train, and keep nothing.
     """
-    keeps = cell.kind in ("evaluate", "attack", "certify", "inject")
+    keeps = cell.kind in ("evaluate", "attack", "certify", "inject", "explainers")
     if cell.method == "vanilla" and keeps and not cell.settings:
         return vanilla_of(cell, graph, device, cache)
     path = model_path(cache, cell) if keeps else None

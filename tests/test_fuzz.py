@@ -72,6 +72,7 @@ FOUND: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (fgai.attacks.Budget, {"box": torch.ones(2, 3)}),
     (fgai.attacks.EnsembleInjection, {"budget": fgai.attacks.Budget(), "members": [None]}),
     (fgai.metrics.random_ranking, {"num_edges": 10**12, "seed": 1}),
+    (fgai.figures.ExplainerDot, {"name": "a", "kept": torch.ones(2, 3), "again": None, "chance": 0.5}),
     (fgai.tasks.check_logits, {"logits": "l1", "graph": small_data()}),
 ]
 

@@ -8,6 +8,7 @@ from typing import Any
 from fgai.errors import MissingExtraError
 
 EXTRAS = {
+    "captum": "explainers",
     "plotly": "report",
     "huggingface_hub": "hub",
     "tensorboard": "tensorboard",

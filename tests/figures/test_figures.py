@@ -189,3 +189,40 @@ class TestFigures:
         shades = style.attention_colours()(np.linspace(0, 1, 50))[:, :3]
         grey = torch.tensor(shades @ np.array([0.299, 0.587, 0.114]))
         assert (grey.diff() <= 1e-6).all() and grey[0] < 0.9
+
+
+class TestExplainers:
+    def test_what_is_drawn(self) -> None:
+        """Means, seeds, chance and the hollow dot stand where their numbers are."""
+        rows = [
+            figures.ExplainerDot("first", [0.25, 0.75], 0.625, 0.375),
+            figures.ExplainerDot("second", [1.0], None, 0.375, ours=True),
+        ]
+        drawn = figures.explainer_dots({"one": rows, "two": rows}, k=3)
+        assert [axes.get_title(loc="left") for axes in drawn.axes] == ["one", "two"]
+        axes = drawn.axes[0]
+        shown = {
+            (line.get_label(), int(line.get_ydata()[0])): list(line.get_xdata())
+            for line in axes.get_lines()
+            if not str(line.get_label()).startswith("_")
+        }
+        assert shown == {
+            ("chance", 0): [0.375], ("one seed", 0): [0.25, 0.75], ("kept under attack", 0): [0.5],
+            ("another seed, no attack", 0): [0.625],
+            ("chance", 1): [0.375], ("one seed", 1): [1.0], ("kept under attack", 1): [1.0],
+        }  # fmt: skip
+        assert [label.get_text() for label in axes.get_yticklabels()] == ["first", "second"]
+        assert "top 3" in axes.get_xlabel() and axes.yaxis_inverted()
+        assert len(drawn.legends[0].get_texts()) == 4
+
+    def test_refusals(self) -> None:
+        row = figures.ExplainerDot("first", [0.5], None, 0.25)
+        for panels in ({}, {"one": []}):
+            with pytest.raises(InputError, match="at least one dataset"):
+                figures.explainer_dots(panels)
+        with pytest.raises(InputError, match="same explainers"):
+            figures.explainer_dots({"one": [row], "two": [figures.ExplainerDot("other", [0.5], None, 0.25)]})
+        with pytest.raises(InputError, match="at least one seed"):
+            figures.ExplainerDot("first", [], None, 0.25)
+        with pytest.raises(InputError, match="finite"):
+            figures.ExplainerDot("first", [0.5], float("nan"), 0.25)

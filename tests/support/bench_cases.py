@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from experiments import Cell, Store, read_grid
+from experiments.explained import names_for
 from experiments.run import INJECTED
 from experiments.trained import settings_of
 from fgai.certificates import WHERE
@@ -55,6 +56,25 @@ def metrics_of(cell: Cell, attacked: float) -> dict[str, Any]:
         "similarity": {"overlap": layered(1.0 if cell.method == "vanilla" else 0.95)},
         "f_slope": f_slope,
         "null": {"uniform": null, "random": null},
+    }
+
+
+def explainers_of(cell: Cell) -> dict[str, Any]:
+    """Every explainer keeps 0.5, and 0.9 of a model made faithful; every further seed adds 0.01."""
+    kept = 0.5 + 0.4 * (cell.method == "fgai") + 0.01 * cell.seed
+    row = {
+        "nodes": 16, "epochs": None, "seconds": 0.25, "tied": 0.0, "chance": 0.4, "again": 0.75,
+        "kept": {"standard": {"all": 1.0, "touched": kept, "chance": 0.375, "nodes": 12}},
+        "fidelity": {"plus": 0.3, "minus": 0.1},
+    }  # fmt: skip
+    if cell.task == "truth":
+        row["truth"] = 0.625
+    return {
+        "k": 5,
+        "nodes": [3, 7],
+        "truth_nodes": None,
+        "attacks": {},
+        "rows": dict.fromkeys(names_for(cell), row),
     }
 
 
@@ -110,6 +130,8 @@ def body_of(cell: Cell) -> dict[str, Any]:
             for count in INJECTED
         ]  # fmt: skip
         body |= {"alone": 0.6, "sharpness": [0.25, 0.5], "scores": {"f1": 0.9}}
+    if cell.kind == "explainers":
+        body["explainers"] = explainers_of(cell)
     if cell.kind in ("evaluate", "attack"):
         body["evaluations"] = {
             threat: {
@@ -134,6 +156,6 @@ def fill(store: Store, cells: Iterable[Cell]) -> Store:
 
 def everything(store: Store) -> Store:
     """Every grid that comes with fgai, run."""
-    for name in ("node", "ablation", "cost", "defences", "certify", "injection", "search"):
+    for name in ("node", "ablation", "cost", "defences", "certify", "injection", "explainers", "search"):
         fill(store, read_grid(name))
     return store

@@ -1,20 +1,45 @@
-"""One node's explanation as a record, and attention as an explainer inside PyG."""
+"""One node's explanation as a record, attention as an explainer inside PyG, and explainers side by side."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fgai.explanations.node import explain
 from fgai.explanations.record import NodeExplanation
 
 if TYPE_CHECKING:
+    from fgai.explanations.convs import GATConvs
+    from fgai.explanations.posthoc import EDGE_EXPLAINERS, edge_explainer
+    from fgai.explanations.propagated import PropagatedAttention
     from fgai.explanations.pyg import AsPyG, FaithfulAttention
+    from fgai.explanations.scores import EdgeExplainer, EdgeScores
 
-__all__ = ["AsPyG", "FaithfulAttention", "NodeExplanation", "explain"]
+__all__ = [
+    "EDGE_EXPLAINERS",
+    "AsPyG",
+    "EdgeExplainer",
+    "EdgeScores",
+    "FaithfulAttention",
+    "GATConvs",
+    "NodeExplanation",
+    "PropagatedAttention",
+    "edge_explainer",
+    "explain",
+]
+
+_LATE = {
+    "AsPyG": "pyg",
+    "EDGE_EXPLAINERS": "posthoc",
+    "EdgeExplainer": "scores",
+    "EdgeScores": "scores",
+    "FaithfulAttention": "pyg",
+    "GATConvs": "convs",
+    "PropagatedAttention": "propagated",
+    "edge_explainer": "posthoc",
+}
+"""Importing PyG's explainers takes seconds, which the command line need not spend."""
 
 
 def __getattr__(name: str) -> Any:
-    # Importing PyG's explainers takes seconds, which the command line need not spend.
-    if name in ("AsPyG", "FaithfulAttention"):
-        from fgai.explanations import pyg
-
-        return getattr(pyg, name)
+    if name in _LATE:
+        return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch_geometric.explain import ExplainerAlgorithm, Explanation
-from torch_geometric.explain.config import ExplanationType, ModelTaskLevel
+from torch_geometric.explain.config import ExplainerConfig, ExplanationType, ModelTaskLevel
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import k_hop_subgraph
 
@@ -89,14 +89,11 @@ class FaithfulAttention(ExplainerAlgorithm):  # type: ignore[misc]
             index: the outputs to explain; all by default.
             **kwargs: further arguments of the model, e.g. `batch`.
         """
-        if not isinstance(x, Tensor) or not isinstance(edge_index, Tensor) or edge_index.dim() != 2:
-            raise InputError("`x` and `edge_index` must be tensors: heterogeneous graphs are not supported")
-        with evaluating(model), torch.no_grad(), record(model) as tape:
-            model(x, edge_index, **kwargs)
+        attention = recorded(model, x, edge_index, **kwargs)
         flow = self._flow(model)
-        mask = self._on_edges(tape.attention.detach(), edge_index, flow)
+        mask = on_edges(attention, destined_keys(edge_index, flow), self.layer, self.heads)
         if index is not None and self.model_config.task_level == ModelTaskLevel.node:
-            hops = max(self._num_hops(model), len(tape.attention))
+            hops = max(self._num_hops(model), len(attention))
             *_, reached = k_hop_subgraph(index, hops, edge_index, num_nodes=x.shape[0], flow=flow)
             mask = mask * reached
         return Explanation(edge_mask=mask)
@@ -107,25 +104,55 @@ class FaithfulAttention(ExplainerAlgorithm):  # type: ignore[misc]
         Raises:
             InputError: it cannot; says why.
         """
-        if self.explainer_config.explanation_type != ExplanationType.model:
-            raise InputError(
-                "attention explains what the model did, whatever the truth is: use explanation_type='model'"
-            )
-        if self.explainer_config.node_mask_type is not None:
-            raise InputError(
-                "attention stands on edges: use edge_mask_type='object' and leave node_mask_type out"
-            )
-        return True
+        return check_supported(self.explainer_config)
 
-    def _on_edges(self, attention: AttentionMap, edge_index: Tensor, flow: str) -> Tensor:
-        """[E]: heads and layers reduced, in the order of `edge_index`."""
-        source, destination = edge_index if flow == "source_to_target" else edge_index.flip(0)
-        keys = edge_keys(source.long(), destination.long())
-        if isinstance(self.layer, int):
-            return looked_up(attention.layer(self.layer), keys, self.heads)
-        chosen = [attention.last] if self.layer == "last" else list(attention)
-        stacked = torch.stack([looked_up(layer, keys, self.heads) for layer in chosen])
-        return stacked.amax(0) if self.layer == "max" else stacked.mean(0)
+
+def recorded(model: nn.Module, x: Tensor, edge_index: Tensor, **kwargs: Any) -> AttentionMap:
+    """The attention of one forward pass in evaluation mode.
+
+    Raises:
+        InputError: a heterogeneous graph.
+        AttentionError: the model has no attention that can be recorded.
+    """
+    if not isinstance(x, Tensor) or not isinstance(edge_index, Tensor) or edge_index.dim() != 2:
+        raise InputError("`x` and `edge_index` must be tensors: heterogeneous graphs are not supported")
+    with evaluating(model), torch.no_grad(), record(model) as tape:
+        model(x, edge_index, **kwargs)
+    return tape.attention.detach()
+
+
+def destined_keys(edge_index: Tensor, flow: str) -> Tensor:
+    """[E], the keys of edges in the direction messages take."""
+    source, destination = edge_index if flow == "source_to_target" else edge_index.flip(0)
+    return edge_keys(source.long(), destination.long())
+
+
+def on_edges(
+    attention: AttentionMap, keys: Tensor, layer: str | int = "mean", heads: str | int = "log"
+) -> Tensor:
+    """[E]: heads and layers reduced, in the order of `keys`; see `FaithfulAttention`."""
+    if isinstance(layer, int):
+        return looked_up(attention.layer(layer), keys, heads)
+    chosen = [attention.last] if layer == "last" else list(attention)
+    stacked = torch.stack([looked_up(one, keys, heads) for one in chosen])
+    return stacked.amax(0) if layer == "max" else stacked.mean(0)
+
+
+def check_supported(config: ExplainerConfig) -> bool:
+    """Whether attention can answer what is asked.
+
+    Raises:
+        InputError: it cannot; says why.
+    """
+    if config.explanation_type != ExplanationType.model:
+        raise InputError(
+            "attention explains what the model did, whatever the truth is: use explanation_type='model'"
+        )
+    if config.node_mask_type is not None:
+        raise InputError(
+            "attention stands on edges: use edge_mask_type='object' and leave node_mask_type out"
+        )
+    return True
 
 
 @typed

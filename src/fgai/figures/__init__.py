@@ -2,6 +2,7 @@
 
 from fgai.figures.cases import Case, GraphView, NodeView, before_after
 from fgai.figures.curves import certified_curves, f_curves, loss_curves
+from fgai.figures.explainers import ExplainerDot, explainer_dots
 from fgai.figures.injected import InjectedCurve, injected_curves
 from fgai.figures.node import node_attention, node_before_after
 from fgai.figures.properties import four_properties
@@ -11,11 +12,13 @@ from fgai.figures.subgraph import subgraph_attention
 
 __all__ = [
     "Case",
+    "ExplainerDot",
     "GraphView",
     "InjectedCurve",
     "NodeView",
     "before_after",
     "certified_curves",
+    "explainer_dots",
     "f_curves",
     "four_properties",
     "injected_curves",

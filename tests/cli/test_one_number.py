@@ -1,0 +1,37 @@
+"""The library, the command line and the demo say the same numbers for the same seed, to the last bit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from fgai.evaluation import Comparison
+from support.cli_cases import answer, environment
+
+EPOCHS = 4
+LIBRARY = f"""
+import fgai
+data = fgai.load_dataset("planted")
+model = fgai.train("GAT", data, epochs={EPOCHS}, progress=False)
+faithful = fgai.make_faithful(model, data, epochs={EPOCHS}, progress=False)
+fgai.compare({{"GAT": model, "FGAI": faithful}}, data).save("library.json")
+"""
+
+
+def said(path: Path) -> dict[str, Any]:
+    """Metrics by model, without where they were measured and how long it took."""
+    return {record.name: record.to_dict()["metrics"] for record in Comparison.load(path).records}
+
+
+def test_three_ways_to_one_number(tmp_path: Path) -> None:
+    program = [sys.executable, "-W", "ignore", "-c", LIBRARY]
+    subprocess.run(program, cwd=tmp_path, env=environment(), check=True, timeout=240)
+    answer("train", "--epochs", EPOCHS, "-o", "gat.safetensors", cwd=tmp_path)
+    answer("faithful", "gat.safetensors", "--epochs", EPOCHS, "-o", "fgai.safetensors", cwd=tmp_path)
+    answer("compare", "GAT=gat.safetensors", "FGAI=fgai.safetensors", "-o", "both.json", cwd=tmp_path)
+    demo = answer("demo", "--epochs", EPOCHS, "-o", "out", cwd=tmp_path)
+    library = said(tmp_path / "library.json")
+    assert said(tmp_path / "both.json") == library
+    assert said(tmp_path / demo["comparison"]) == library
