@@ -11,13 +11,13 @@ from torch import Tensor
 
 from fgai.datasets import paths
 from fgai.datasets.download import download
-from fgai.datasets.fingerprint import fingerprint
 from fgai.datasets.readers import Raw
 from fgai.datasets.registry import PLANTED, TASK_SPLITS, DatasetInfo, info, source
 from fgai.datasets.splits import Split, fold_split, index_split, random_split, stratified_split
 from fgai.errors import DataError, InputError
 from fgai.files import digest_of
 from fgai.graph import Graph
+from fgai.graph.fingerprint import fingerprint
 from fgai.sparse import edge_keys, key_ends
 from fgai.typed import typed
 
