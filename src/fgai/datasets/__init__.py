@@ -1,6 +1,7 @@
 """Real datasets by name, a built-in one, their splits and fingerprints."""
 
 from fgai.datasets.batches import batched
+from fgai.datasets.convert import convert
 from fgai.datasets.links import link_split
 from fgai.datasets.loader import load_dataset
 from fgai.datasets.own import load_graph
@@ -24,6 +25,7 @@ __all__ = [
     "Source",
     "Split",
     "batched",
+    "convert",
     "fingerprint",
     "fold_split",
     "info",

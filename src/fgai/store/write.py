@@ -35,7 +35,7 @@ from fgai.store.manifest import (
     Manifest,
     encode,
 )
-from fgai.store.stored import StoredGraph
+from fgai.store.stored import StoredGraph, is_store
 from fgai.typed import typed
 
 BLOCK = 1 << 20
@@ -46,16 +46,20 @@ _PARTIAL = ".partial"
 
 
 @contextmanager
-def building(path: Path) -> Iterator[Path]:
+def building(path: Path, overwrite: bool = False) -> Iterator[Path]:
     """Give a hidden folder beside `path`, which takes its place if the block ends well, and else goes.
 
     What an earlier process left there when it was killed is removed.
+
+    Args:
+        path: where the folder goes.
+        overwrite: take the place of a stored graph; of nothing else.
 
     Raises:
         DataError: there is something at `path` already.
         FgaiError: the disk is full, or the folder cannot be written to; nothing stays.
     """
-    if path.exists() or path.is_symlink():
+    if (path.exists() or path.is_symlink()) and not (overwrite and is_store(path)):
         raise DataError(f"there is something at {path} already; remove it or choose another place")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +68,7 @@ def building(path: Path) -> Iterator[Path]:
         folder.mkdir()
         try:
             yield folder
-            folder.rename(path)
+            _take_place(folder, path)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     except (OSError, ValueError) as error:
@@ -72,6 +76,21 @@ def building(path: Path) -> Iterator[Path]:
             raise
         reason = getattr(error, "strerror", None) or error
         raise FgaiError(f"cannot write {path}: {reason}; nothing was left there") from error
+
+
+def _take_place(folder: Path, path: Path) -> None:
+    """Move a folder to its place; what was there goes last, and only once it is moved away."""
+    if not path.exists():
+        folder.rename(path)
+        return
+    old = folder.with_suffix(f".old{_PARTIAL}")
+    path.rename(old)
+    try:
+        folder.rename(path)
+    except OSError:
+        old.rename(path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _sweep(path: Path) -> None:
@@ -177,19 +196,28 @@ def write_store(graph: Graph, path: Path | str) -> StoredGraph:
         InputError: a batch of small graphs, or links to predict; those fit into memory.
         FgaiError: the folder cannot be written.
     """
+    graph, place = graph.to("cpu"), Path(path)
+    with building(place) as folder:
+        fill(folder, graph)
+    return StoredGraph(place)
+
+
+def fill(folder: Path, graph: Graph) -> None:
+    """Write a graph on the CPU into a folder that is being built.
+
+    Raises:
+        InputError: see `write_store`.
+    """
     if graph.batch is not None or graph.links is not None or graph.voices is not None:
         raise InputError(
             f"{graph.name!r} holds small graphs, links or voices, which are not stored; store the whole graph"
         )
-    graph, place = graph.to("cpu"), Path(path)
-    with building(place) as folder:
-        rows = {"rowptr": graph.adjacency.rowptr, "source": graph.adjacency.source}
-        save_arrays(folder, {name: part.numpy() for name, part in rows.items()})
-        save_features(folder, graph.features)
-        fields = {name: getattr(graph, name) for name in (*NODE_ARRAYS, *EDGE_ARRAYS)}
-        save_arrays(folder, {name: value.numpy() for name, value in fields.items() if value is not None})
-        complete(folder, graph.name, graph.num_features)
-    return StoredGraph(place)
+    rows = {"rowptr": graph.adjacency.rowptr, "source": graph.adjacency.source}
+    save_arrays(folder, {name: part.numpy() for name, part in rows.items()})
+    save_features(folder, graph.features)
+    fields = {name: getattr(graph, name) for name in (*NODE_ARRAYS, *EDGE_ARRAYS)}
+    save_arrays(folder, {name: value.numpy() for name, value in fields.items() if value is not None})
+    complete(folder, graph.name, graph.num_features)
 
 
 def save_arrays(folder: Path, arrays: dict[str, Array]) -> None:
