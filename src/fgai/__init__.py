@@ -109,6 +109,7 @@ _PACKAGES = (
     "sampling",
     "sparse",
     "store",
+    "streaming",
     "tasks",
     "topk",
     "trackers",

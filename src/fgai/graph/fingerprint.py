@@ -54,12 +54,11 @@ def _entries(features: Features) -> tuple[NDArray[Any], NDArray[Any]]:
         spot, inverse = np.unique(spot, return_inverse=True)
         stored = base.values.detach().cpu().numpy().astype(np.float64)
         value = np.bincount(inverse, weights=stored, minlength=spot.size)
-    else:
-        flat = features.to_dense().detach().cpu().numpy().reshape(-1)
-        spot = np.flatnonzero(flat)
-        value = flat[spot].astype(np.float64)
-    keep = value != 0
-    return spot[keep], value[keep]
+        keep = value != 0
+        return spot[keep], value[keep]
+    flat = features.to_dense().detach().cpu().numpy().reshape(-1)
+    spot = np.flatnonzero(flat)
+    return spot, flat[spot]
 
 
 def feature_pieces(read: Callable[[], Iterable[tuple[int, Features]]]) -> tuple[Piece, Piece]:

@@ -81,6 +81,17 @@ def scratch(path: Path, shape: tuple[int, ...], dtype: Any) -> Array:
     return np.memmap(path, kind, "r+", shape=shape) if size else np.zeros(shape, kind)
 
 
+def map_array(path: Path) -> Array:
+    """Map an `.npy` file, read-only.
+
+    Raises:
+        ValueError: it is cut off, pickled, or no array.
+        OSError: it cannot be read.
+    """
+    found: Array = np.lib.format.open_memmap(path, mode="r").view(np.ndarray)
+    return found
+
+
 def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
     """Map an `.npy` file that must be of this shape and type; read-only.
 
@@ -88,12 +99,7 @@ def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
         ValueError: it is another one, cut off, or no array.
         OSError: it cannot be read.
     """
-    found: Array
-    if 0 in shape:  # nothing to map
-        found = np.load(path, allow_pickle=False)
-        found.flags.writeable = False
-    else:
-        found = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+    found = map_array(path)
     if found.shape != shape or found.dtype.str != dtype or not found.flags.c_contiguous:
         raise ValueError(f"it holds {found.dtype.str} {list(found.shape)}, not {dtype} {list(shape)}")
     return found

@@ -23,7 +23,7 @@ from fgai.graph.fingerprint import (
     label_piece,
 )
 from fgai.sparse import Features, SparseRows
-from fgai.store.arrays import Array, write_array
+from fgai.store.arrays import Array, map_array, write_array
 from fgai.store.manifest import (
     DTYPES,
     EDGE_ARRAYS,
@@ -123,7 +123,7 @@ def complete(folder: Path, name: str, num_features: int) -> StoredGraph:
         if file.suffix != ".npy" or file.stem not in DTYPES:
             file.unlink()
             continue
-        found = np.lib.format.open_memmap(file, mode="r")
+        found = map_array(file)
         arrays[file.stem] = {"shape": list(found.shape), "dtype": found.dtype.str}
     manifest: Manifest = {
         "format": "fgai graph",
