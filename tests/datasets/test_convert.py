@@ -91,7 +91,7 @@ class TestFormats:
     def test_values_of_edges(self) -> None:
         edges = np.unique(drawn(), axis=1)
         edges = edges[:, np.random.default_rng(3).permutation(edges.shape[1])]
-        weight, attributes = np.random.default_rng(1).random(edges.shape[1]), edges.T * 0.25
+        weight, attributes = np.random.default_rng(1).random((edges.shape[1],)), edges.T * 0.25
         parts = (weight.tolist(), edges.T.tolist(), attributes.tolist())
         rows = [[number, *ends, *rest] for number, ends, rest in zip(*parts, strict=True)]
         text = "weight,source,destination,a,b\n" + "".join(f"{','.join(map(str, row))}\n" for row in rows)
