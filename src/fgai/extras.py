@@ -14,6 +14,7 @@ EXTRAS = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "mlflow": "mlflow",
+    "pyarrow": "parquet",
 }
 """Package → the extra of fgai that installs it."""
 

@@ -53,6 +53,7 @@ GOOD: dict[str, Words | None] = {
     "bench fill": ("page.md", "-r", "results"),
     "data list": (),
     "data info": ("cora",),
+    "data convert": ("planted", "stored", "--overwrite"),
     "doctor": None,
 }
 SLOW = ("demo", "audit", "doctor", "train", "faithful", "bench run")
@@ -82,6 +83,7 @@ BAD: dict[str, tuple[Words, str]] = {
     "bench fill": ((), "Missing argument"),
     "data list": (("--colour",), "No such option"),
     "data info": (("corra",), "did you mean 'cora'?"),
+    "data convert": (("planted", "new", "--undirected"), "`--undirected` go with an edge list"),
     "doctor": (("--colour",), "No such option"),
 }
 # Command → words that name a file or folder that is not there.
@@ -110,6 +112,7 @@ MISSING: dict[str, tuple[Words, str]] = {
     "bench fill": (("nowhere.md", "-r", "results"), "nowhere.md"),
     "data list": (("--root", "nowhere"), "not a folder"),
     "data info": (("cora", "--root", "nowhere"), "not a folder"),
+    "data convert": (("nowhere.csv", "new"), "there is no file nowhere.csv"),
     "doctor": (("--root", "nowhere"), "not a folder"),
 }
 # Command → words that name a place below a file; it must be noticed before the work.
@@ -131,6 +134,7 @@ UNWRITABLE: dict[str, Words] = {
     "bench table": ("f1", "-r", "results", "-o", "file/f1.md"),
     "bench figure": ("properties", "-r", "results", "-o", "file/figures"),
     "bench choose": ("-r", "results", "-o", "file/presets.toml"),
+    "data convert": ("planted", "file/stored"),
 }
 # Command → words of a long run, and what it says when it is at work.
 INTERRUPTED: dict[str, tuple[Words, str]] = {

@@ -13,9 +13,9 @@ from torch_geometric.data import Data
 
 import fgai
 from fgai.datasets import batched
-from fgai.datasets.fingerprint import fingerprint
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
+from fgai.graph.fingerprint import fingerprint
 from fgai.tasks.batch import take_graphs
 from support.graph_cases import MAX_NODES, Sample, edge_sets, edge_tensor
 

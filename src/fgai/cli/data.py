@@ -1,8 +1,9 @@
-"""`fgai data`: which datasets there are, and what is in them."""
+"""`fgai data`: which datasets there are, what is in them, and graphs on disk."""
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,7 +21,7 @@ app = App(no_args_is_help=True)
 
 @app.callback()
 def data() -> None:
-    """The datasets: which there are, and what is in them."""
+    """The datasets: which there are, what is in them, and graphs larger than memory."""
 
 
 def location_of(name: str, root: Any = None) -> str:
@@ -93,3 +94,49 @@ def info(
         console.print(table)
 
     Output(json, quiet).result({"command": "data info", **values}, show)
+
+
+@app.command("convert", epilog="Example: fgai data convert edges.csv.gz graph --features x.npy --undirected")
+@command
+def convert(
+    source: Annotated[str, typer.Argument(help="Edge list, PyG file, or name of a dataset.")],
+    target: Annotated[Path, typer.Argument(help="The new folder.")],
+    *,
+    node_table: Annotated[
+        Path | None, typer.Option("--node-table", help="CSV with features, labels and split of the nodes.")
+    ] = None,
+    features: Annotated[
+        Path | None, typer.Option("--features", help=".npy with the features [N, F].")
+    ] = None,
+    labels: Annotated[Path | None, typer.Option("--labels", help=".npy with the classes [N].")] = None,
+    undirected: Annotated[
+        bool, typer.Option("--undirected", help="Also store every edge's reverse.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older stored graph.")] = False,
+    root: options.Root = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Turn a graph into a folder of memory-mapped arrays, which `--dataset` takes like a name.
+
+    Edge lists (.csv, .txt, .tsv, .edges, also .gz; .parquet, .npy) are streamed and may be larger than
+    memory. The folder appears when it is whole.
+    """
+    stored = datasets.convert(
+        source,
+        target,
+        node_table=node_table,
+        features=features,
+        labels=labels,
+        undirected=undirected,
+        overwrite=overwrite,
+        root=root,
+    )
+    sizes = {"nodes": stored.num_nodes, "edges": stored.num_edges, "features": stored.num_features}
+    values = {"path": str(stored.path), "name": stored.name, **sizes, "fingerprint": stored.fingerprint}
+
+    def show(console: Console) -> None:
+        counts = ", ".join(f"{count:,} {what}" for what, count in sizes.items())
+        console.print(f"{target}: {counts} ({stored.fingerprint})", markup=False, soft_wrap=True)
+
+    Output(json, quiet).result({"command": "data convert", **values}, show)

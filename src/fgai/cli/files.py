@@ -19,10 +19,10 @@ from fgai.attention import prepared
 from fgai.checks import device as checked_device
 from fgai.checks import one_of
 from fgai.cli.output import Output
-from fgai.datasets.fingerprint import fingerprint
 from fgai.errors import CheckpointError, FgaiError, InputError
 from fgai.files import check, is_stream
 from fgai.graph import Graph
+from fgai.graph.fingerprint import fingerprint
 from fgai.tasks import task_of
 from fgai.trackers import Tracker, tracker_named
 from fgai.training import load_model, read_header, save_model, setting_names

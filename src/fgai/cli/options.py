@@ -22,7 +22,10 @@ Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON document to standard output instead of tables.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no remarks.")]
-Dataset = Annotated[str, typer.Option("--dataset", "-d", help="Name of a dataset; see `fgai data list`.")]
+Dataset = Annotated[
+    str,
+    typer.Option("--dataset", "-d", help="Name of a dataset, see `fgai data list`, or a converted folder."),
+]
 Task = Annotated[
     str | None,
     typer.Option("--task", help="node, link or graph; what the dataset is made for by default."),

@@ -62,8 +62,9 @@ def train(
     place = checked_device(device)
     graph = datasets.load_dataset(dataset, root, seed, task=task).to(place)
     kind = task_of(graph).name
-    mark = "" if kind == datasets.info(dataset).task else f"-{kind}"
-    path = checked_output(output or Path(f"{method}-{model}-{dataset}{mark}.safetensors".lower()))
+    own = datasets.info(dataset).task if dataset in datasets.names() else "node"  # of a converted folder
+    mark = "" if kind == own else f"-{kind}"
+    path = checked_output(output or Path(f"{method}-{model}-{Path(dataset).name}{mark}.safetensors".lower()))
     tracker = opened_log(log)
     out.say(f"training {model} ({method}) on {graph!r}")
     with resumable(out, path) as folder:

@@ -1,7 +1,7 @@
 """Real datasets by name, a built-in one, their splits and fingerprints."""
 
 from fgai.datasets.batches import batched
-from fgai.datasets.fingerprint import fingerprint
+from fgai.datasets.convert import convert
 from fgai.datasets.links import link_split
 from fgai.datasets.loader import load_dataset
 from fgai.datasets.own import load_graph
@@ -18,12 +18,14 @@ from fgai.datasets.registry import (
 )
 from fgai.datasets.splits import Split, fold_split, random_split, stratified_split
 from fgai.datasets.structure import with_degrees
+from fgai.graph.fingerprint import fingerprint
 
 __all__ = [
     "DatasetInfo",
     "Source",
     "Split",
     "batched",
+    "convert",
     "fingerprint",
     "fold_split",
     "info",

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from fgai.datasets import paths
 from fgai.datasets.download import download
-from fgai.datasets.fingerprint import fingerprint
 from fgai.datasets.readers import Raw
-from fgai.datasets.registry import PLANTED, TASK_SPLITS, DatasetInfo, info, source
+from fgai.datasets.registry import PLANTED, TASK_SPLITS, DatasetInfo, info, names, source
 from fgai.datasets.splits import Split, fold_split, index_split, random_split, stratified_split
 from fgai.errors import DataError, InputError
 from fgai.files import digest_of
 from fgai.graph import Graph
+from fgai.graph.fingerprint import fingerprint
 from fgai.sparse import edge_keys, key_ends
+from fgai.store.stored import is_store, open_store
 from fgai.typed import typed
 
 
@@ -39,7 +40,8 @@ def load_dataset(
     former is only read.
 
     Args:
-        name: one of `fgai.datasets.names()`.
+        name: one of `fgai.datasets.names()`, or a folder that `fgai data convert` made, which has the splits
+            `public` if it has masks, and `random`.
         root: a folder laid out as `fgai.datasets.info(name).files` says.
         seed: draws the split where it is random.
         split: `random` (10/10/80 % of the labelled nodes), `public` (published with the data) or, for small
@@ -56,9 +58,11 @@ def load_dataset(
         >>> load_dataset("planted", seed=1).num_nodes
         2000
     """
-    about = info(name)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise InputError(f"`seed` must be a whole number of at least 0, got {seed!r}")
+    if name not in names() and is_store(name):
+        return _stored(name, seed, split, task)
+    about = info(name)
     chosen = about.splits[0] if split is None else split
     if chosen not in about.splits:
         raise DataError(f"{name!r} has no split {split!r}; use {' or '.join(map(repr, about.splits))}")
@@ -70,6 +74,21 @@ def load_dataset(
     make = source(name).make
     graph = _load(about, root, seed, chosen) if make is None else _made(make(), about, seed, chosen)
     return graph if wanted == about.task else others[wanted](graph, seed)
+
+
+def _stored(path: str, seed: int, split: str | None, task: str | None) -> Graph:
+    """A converted graph with the masks it brings along, or with a random split."""
+    graph = open_store(path).load()
+    masked = graph.train_mask is not None and graph.val_mask is not None and graph.test_mask is not None
+    splits = ("public", "random") if masked else ("random",)
+    if split is not None and split not in splits:
+        raise DataError(f"{path!r} has no split {split!r}; use {' or '.join(map(repr, splits))}")
+    others = {name: way.split for name, way in TASK_SPLITS.items() if way.of == "node"}
+    if task not in (None, "node", *others):
+        raise InputError(f"{path!r} is for {' or '.join(('node', *others))} tasks, got `task={task!r}`")
+    if (split or splits[0]) == "random":
+        graph = _drawn(graph, seed, "random")
+    return graph if task in (None, "node") else others[str(task)](graph, seed)
 
 
 def _made(graph: Graph, about: DatasetInfo, seed: int, split: str) -> Graph:

@@ -22,6 +22,7 @@ from fgai.errors import DataError, FgaiError, InputError
 from fgai.files import most_bytes, read_arrays
 from fgai.graph import Graph
 from fgai.graph.pyg_data import arguments_from_data
+from fgai.store.stored import is_store, open_store
 from fgai.typed import typed
 
 MASKS = ("train_mask", "val_mask", "test_mask")
@@ -42,9 +43,10 @@ def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
       `weight` if edges have one, and every other column is an attribute of the edges. With a `node_table`,
       one row per node: `node` (each number once), `y` (class), `split` (train, val, test or nothing), and
       every other column is a feature.
+    - a folder, as `fgai data convert` leaves it.
 
     Args:
-        path: the file.
+        path: the file or folder.
         node_table: of an edge list in CSV.
 
     Returns:
@@ -55,10 +57,14 @@ def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
         InputError: what it holds is no graph, see `Graph.from_edges`.
     """
     path = Path(path)
+    if is_store(path) and node_table is None:
+        return open_store(path).load()
     table = None if node_table is None else Path(node_table)
     readers: dict[str, Reader] = {".npz": _archive, ".pt": _saved, ".csv": partial(_tables, nodes=table)}
     if path.suffix not in readers:
-        raise DataError(f"{path} must be a graph as .npz, .pt or .csv; see `fgai.load_graph`")
+        raise DataError(
+            f"{path} must be a graph as .npz, .pt or .csv, or a converted folder; see `fgai.load_graph`"
+        )
     if table is not None and path.suffix != ".csv":
         raise InputError(f"`node_table` goes with an edge list in CSV, got {path.name}")
     for file in (path, table):
@@ -141,10 +147,15 @@ def _tables(path: Path, nodes: Path | None) -> dict[str, Any]:
         fields["edge_weight"] = torch.tensor(_numbers(columns.pop("weight"), "weight", path))
     if columns:
         fields["edge_attr"] = _matrix(columns, path)
-    return fields if nodes is None else {**fields, **_node_fields(nodes)}
+    return fields if nodes is None else {**fields, **node_fields(nodes)}
 
 
-def _node_fields(path: Path) -> dict[str, Tensor]:
+def node_fields(path: Path) -> dict[str, Tensor]:
+    """Features `x`, labels and masks of a node table, see `load_graph`.
+
+    Raises:
+        DataError: it is damaged, or does not number its nodes.
+    """
     columns = _columns(path, ("node",))
     order = _whole(columns.pop("node"), "node", path)
     if sorted(order) != list(range(len(order))):

@@ -12,10 +12,10 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
-from fgai.datasets.fingerprint import fingerprint
 from fgai.errors import CheckpointError
 from fgai.files import check, pack, parse_json, read_metadata, unpack, write_atomic
 from fgai.graph import Graph
+from fgai.graph.fingerprint import fingerprint
 
 VERSION = 1
 FILE = "training.safetensors"

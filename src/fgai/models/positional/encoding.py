@@ -16,11 +16,11 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from fgai import checks
-from fgai.datasets.fingerprint import edge_fingerprint
 from fgai.datasets.paths import user_cache
 from fgai.errors import FgaiError, InputError
 from fgai.files import read_arrays, write_atomic
 from fgai.graph import Graph
+from fgai.graph.fingerprint import edge_fingerprint
 from fgai.models.positional.eigen import leading
 from fgai.sparse import Adjacency, edge_keys
 

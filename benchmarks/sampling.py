@@ -1,0 +1,147 @@
+"""Seeds per second of mini-batches: fgai's sampler against what PyG does without pyg-lib and torch-sparse.
+
+PyG's own `NeighborLoader` does not run without one of them. What is left to its users is `k_hop_subgraph`
+(all neighbours), or a sampler of their own in torch operations; both stand beside fgai's here, all in the
+same `NodeLoader`, which also gathers 64 features per node. If pyg-lib or torch-sparse can be imported,
+`NeighborLoader` is measured, too. The graph is drawn with skewed degrees. Run:
+
+    python benchmarks/sampling.py --edges 1e6 --workers 0
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from common import show
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader, NodeLoader
+from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
+from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
+from torch_geometric.utils import k_hop_subgraph
+
+from fgai.sampling import NeighbourSampler
+
+DEGREE, WIDTH = 16, 64
+
+
+class KHop(BaseSampler):
+    """All neighbours, by PyG's `k_hop_subgraph`."""
+
+    def __init__(self, data: Data, hops: int) -> None:
+        self.data, self.hops = data, hops
+
+    def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
+        """Everything within reach of the batch's nodes."""
+        nodes, edges, _, mask = k_hop_subgraph(
+            index.node, self.hops, self.data.edge_index, True, self.data.num_nodes
+        )
+        found = SamplerOutput(nodes, edges[0], edges[1], mask.nonzero().flatten())
+        found.metadata = (index.input_id, index.time)
+        return found
+
+    def sample_from_edges(self, *_: Any) -> SamplerOutput:
+        """Not measured."""
+        raise NotImplementedError
+
+
+class Vectorised(BaseSampler):
+    """Neighbours drawn with replacement by torch operations over all nodes of a hop."""
+
+    def __init__(self, data: Data, fan_out: list[int]) -> None:
+        self.fan_out = fan_out
+        self.order = torch.argsort(data.edge_index[1], stable=True)
+        self.source = data.edge_index[0][self.order]
+        self.degree = torch.bincount(data.edge_index[1], minlength=data.num_nodes)
+        self.first = self.degree.cumsum(0) - self.degree
+
+    def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
+        """Some of what is within reach of the batch's nodes."""
+        frontier, sources, targets, edges = index.node, [], [], []
+        for count in self.fan_out:
+            there = frontier[self.degree[frontier] > 0]
+            place = (torch.rand(len(there), count) * self.degree[there][:, None]).long()
+            place = (place + self.first[there][:, None]).flatten()
+            edges.append(place)
+            targets.append(there.repeat_interleave(count))
+            sources.append(self.source[place])
+            frontier = sources[-1].unique()
+        every = torch.cat([index.node, torch.cat(sources)])
+        nodes, inverse = every.unique(return_inverse=True)
+        where = torch.empty(int(nodes.max()) + 1, dtype=torch.long)
+        where[nodes] = torch.arange(len(nodes))
+        column = where[torch.cat(targets)]
+        found = SamplerOutput(nodes, inverse[len(index.node) :], column, torch.cat(edges))
+        found.metadata = (index.input_id, index.time)
+        return found
+
+    @property
+    def edge_permutation(self) -> Tensor:
+        """The order by destination."""
+        return self.order
+
+    def sample_from_edges(self, *_: Any) -> SamplerOutput:
+        """Not measured."""
+        raise NotImplementedError
+
+
+def skewed(edges: int) -> Data:
+    generator = torch.Generator().manual_seed(0)
+    nodes = max(64, edges // DEGREE)
+    ends = (torch.rand(2, edges, generator=generator, dtype=torch.float64) ** 2 * nodes).long()
+    ends[0] = torch.randperm(nodes, generator=generator)[ends[0]]
+    return Data(torch.randn(nodes, WIDTH, generator=generator), ends, num_nodes=nodes)
+
+
+def seeds_per_second(loader: Iterable[Any], most: int) -> float:
+    """Median over the batches but the first, which starts workers and compiles kernels."""
+    rates, began = [], time.perf_counter()
+    for number, batch in enumerate(loader):
+        now = time.perf_counter()
+        if number:
+            rates.append(batch.batch_size / (now - began))
+        if number == most:
+            break
+        began = now
+    return statistics.median(rates)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--edges", type=float, default=1e6)
+    parser.add_argument("--fan-out", type=int, nargs="+", default=[10, 5])
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--batches", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    data, fan_out = skewed(int(given.edges)), given.fan_out
+    seeds = torch.randperm(data.num_nodes, generator=torch.Generator().manual_seed(1))
+    options = {"input_nodes": seeds, "batch_size": given.batch_size, "num_workers": given.workers}
+
+    def loader(sampler: BaseSampler) -> NodeLoader:
+        return NodeLoader(data, node_sampler=sampler, **options)
+
+    ways: dict[str, Callable[[], Iterable[Any]]] = {
+        "fgai": lambda: loader(NeighbourSampler(data, fan_out)),
+        "fgai, with replacement": lambda: loader(NeighbourSampler(data, fan_out, replace=True)),
+        "torch operations, with replacement": lambda: loader(Vectorised(data, fan_out)),
+        "fgai, all neighbours": lambda: loader(NeighbourSampler(data, [-1] * len(fan_out))),
+        "k_hop_subgraph, all neighbours": lambda: loader(KHop(data, len(fan_out))),
+    }
+    if WITH_PYG_LIB or WITH_TORCH_SPARSE:
+        ways["NeighborLoader"] = lambda: NeighborLoader(data, fan_out, **options)
+    found = {name: seeds_per_second(make(), given.batches) for name, make in ways.items()}
+    rows = [[name, f"{rate:,.0f}", f"{found['fgai'] / rate:.1f}×"] for name, rate in found.items()]
+    title = f"{data.num_edges:,} edges, fan-out {fan_out}, {given.batch_size} seeds, {given.workers} workers"
+    show(title, ["sampler", "seeds per second", "fgai ÷ it"], rows)
+
+
+if __name__ == "__main__":
+    main()

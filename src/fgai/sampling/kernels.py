@@ -1,0 +1,193 @@
+"""Neighbours drawn by position: a draw depends on its seed, its node, its hop and its number alone.
+
+There is no state that draws share, so the result depends neither on their order nor on who makes them. A draw
+is a 64-bit hash (the finaliser of SplitMix64, Steele et al., OOPSLA 2014) of what it depends on.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fgai.compiled import compiled
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+FEW = 48
+"""Draws of a node up to which those before are searched one by one."""
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_ONE, _TWO = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+@compiled
+def mix(x):
+    """Scramble 64 bits; every input bit flips every output bit with probability close to ½."""
+    x = (x ^ (x >> np.uint64(30))) * _ONE
+    x = (x ^ (x >> np.uint64(27))) * _TWO
+    return x ^ (x >> np.uint64(31))
+
+
+@compiled
+def after(state, number):
+    """The state that follows `state` when `number` is added to what it depends on."""
+    return mix((state + _GOLDEN) ^ mix(np.uint64(number)))
+
+
+@compiled
+def folded(state, numbers):
+    """`after` for several numbers, in order."""
+    for number in numbers:
+        state = after(state, number)
+    return state
+
+
+@compiled
+def each_after(state, numbers):
+    """`after` for each of several numbers alone."""
+    found = np.empty(len(numbers), np.uint64)
+    for i in range(len(numbers)):
+        found[i] = after(state, numbers[i])
+    return found
+
+
+@compiled
+def below(state, draw, count):
+    """Number `draw` of the whole numbers in 0..count-1; the bias is below count / 2⁶⁴."""
+    return np.int64(mix(state + np.uint64(draw + 1) * _GOLDEN) % np.uint64(count))
+
+
+@compiled
+def offsets(rowptr, nodes, fan_out, replace):
+    """Where the edges of each node begin among those drawn: [n + 1]."""
+    found = np.zeros(len(nodes) + 1, np.int64)
+    for i in range(len(nodes)):
+        degree = rowptr[nodes[i] + 1] - rowptr[nodes[i]]
+        if fan_out < 0 or degree == 0 or (degree < fan_out and not replace):
+            found[i + 1] = found[i] + degree
+        else:
+            found[i + 1] = found[i] + fan_out
+    return found
+
+
+@compiled
+def draw(rowptr, nodes, trees, streams, hop, fan_out, replace, offset):
+    """Positions of the drawn edges, those into each node together.
+
+    Args:
+        rowptr: of the graph.
+        nodes: [n] whose neighbours are drawn.
+        trees: [n] which of the streams each node draws from.
+        streams: [T] uint64.
+        hop: from 0.
+        fan_out: neighbours of each node, -1 for all.
+        replace: whether an edge may come twice.
+        offset: [n + 1] of `offsets`.
+    """
+    edges = np.empty(offset[-1], np.int64)
+    for i in range(len(nodes)):
+        first, at, count = rowptr[nodes[i]], offset[i], offset[i + 1] - offset[i]
+        degree = rowptr[nodes[i] + 1] - first
+        if fan_out < 0 or (count == degree and not replace):
+            for j in range(count):
+                edges[at + j] = first + j
+            continue
+        state = after(after(streams[trees[i]], hop), nodes[i])
+        if replace:
+            for j in range(count):
+                edges[at + j] = first + below(state, j, degree)
+        elif count <= FEW:
+            _few(state, first, degree, edges[at : at + count])
+        else:
+            _many(state, first, degree, edges[at : at + count])
+    return edges
+
+
+@compiled
+def _few(state, first, degree, edges):
+    """Floyd's way: every set of distinct edges is as likely as any other, in O(count²)."""
+    count = len(edges)
+    for j in range(count):
+        last = degree - count + j
+        chosen = first + below(state, j, last + 1)
+        for k in range(j):
+            if edges[k] == chosen:
+                chosen = first + last
+                break
+        edges[j] = chosen
+
+
+@compiled
+def _many(state, first, degree, edges):
+    """One after the other, each with probability (still wanted) / (still there): O(degree)."""
+    found, count = 0, len(edges)
+    for j in range(degree):
+        if below(state, j, degree - j) < count - found:
+            edges[found] = first + j
+            found += 1
+
+
+@compiled
+def find(table, key):
+    """Where a key is in an open table, or the free place (-1) where it belongs; its number stands behind it.
+
+    Places are unsigned: numba then spends nothing on indices that count from the end.
+    """
+    last = np.uint64(len(table) - 1)
+    place = (mix(np.uint64(key)) << np.uint64(1)) & last
+    while table[place] != -1 and table[place] != key:
+        place = (place + np.uint64(2)) & last
+    return place
+
+
+@compiled
+def grow(table, room):
+    """A table with room for `room` keys that holds those of another one."""
+    size = 32
+    while size < 4 * room:
+        size *= 2
+    found = np.full(size, -1, np.int64)
+    for old in range(0, len(table), 2):
+        if table[old] != -1:
+            place = find(found, table[old])
+            found[place], found[place + np.uint64(1)] = table[old], table[old + 1]
+    return found
+
+
+@compiled
+def number_nodes(table, nodes, trees):
+    """Enter nodes into a table, numbered in order; a node that comes again keeps its first number."""
+    for i in range(len(nodes)):
+        key = (np.int64(trees[i]) << 32) | np.int64(nodes[i])
+        place = find(table, key)
+        if table[place] == -1:
+            table[place], table[place + np.uint64(1)] = key, i
+
+
+@compiled
+def number_edges(table, source, edges, trees, offset, begin, count):
+    """Number the ends of drawn edges; sources that are new to the table are entered.
+
+    Args:
+        table: of the nodes so far, with room for the source of every edge.
+        source: of the graph.
+        edges: [e] positions.
+        trees: [n] of the nodes the edges lead to.
+        offset: [n + 1] where the edges of each node begin.
+        begin: number of the first of these nodes.
+        count: nodes that are numbered already.
+
+    Returns:
+        Sources [e] and destinations [e] by number, the new nodes and their trees.
+    """
+    row, column = np.empty(len(edges), np.int64), np.empty(len(edges), np.int64)
+    nodes, owners, new = np.empty(len(edges), np.int64), np.empty(len(edges), np.int64), 0
+    for i in range(len(offset) - 1):
+        for e in range(offset[i], offset[i + 1]):
+            node = np.int64(source[edges[e]])
+            key = (np.int64(trees[i]) << 32) | node
+            place = find(table, key)
+            if table[place] == -1:
+                table[place], table[place + np.uint64(1)] = key, count + new
+                nodes[new], owners[new] = node, trees[i]
+                new += 1
+            row[e], column[e] = table[place + np.uint64(1)], begin + i
+    return row, column, nodes[:new].copy(), owners[:new].copy()

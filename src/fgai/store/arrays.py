@@ -1,0 +1,105 @@
+"""`.npy` files that are written block by block and read through a memory map."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class ArrayFile:
+    """An `.npy` file that grows by rows; its heading is completed when it is closed.
+
+    Args:
+        path: a new file.
+        dtype: of its numbers.
+        tail: shape of one row.
+    """
+
+    def __init__(self, path: Path, dtype: Any, tail: tuple[int, ...] = ()) -> None:
+        self.dtype, self.tail, self.rows = np.dtype(dtype), tail, 0
+        self._file: BinaryIO = path.open("xb")
+        self._heading = self._write_heading()
+
+    def append(self, block: Array) -> None:
+        """Write more rows, converted to the file's type."""
+        assert block.shape[1:] == self.tail
+        self._file.write(np.ascontiguousarray(block, self.dtype).data)
+        self.rows += len(block)
+
+    def close(self) -> None:
+        """Complete the heading and put everything on disk."""
+        self._file.seek(0)
+        assert self._write_heading() == self._heading  # numpy leaves room for more digits
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def _write_heading(self) -> int:
+        described = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.rows, *self.tail)}
+        np.lib.format.write_array_header_1_0(self._file, described)
+        return self._file.tell()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._file.close()
+
+
+def write_array(path: Path, blocks: Iterable[Array], dtype: Any, tail: tuple[int, ...] = ()) -> int:
+    """Write an `.npy` file from blocks of rows; return the number of rows."""
+    with ArrayFile(path, dtype, tail) as file:
+        for block in blocks:
+            file.append(block)
+    return file.rows
+
+
+def scratch(path: Path, shape: tuple[int, ...], dtype: Any) -> Array:
+    """A memory-mapped array for intermediate results, whose room on the disk is there from the start.
+
+    Without that a full disk would end the process at the first page that has no place.
+
+    Raises:
+        OSError: there is not enough room.
+    """
+    kind = np.dtype(dtype)
+    size = kind.itemsize * int(np.prod(shape, dtype=np.int64))
+    with path.open("xb") as file:
+        if size:
+            os.posix_fallocate(file.fileno(), 0, size)
+    return np.memmap(path, kind, "r+", shape=shape) if size else np.zeros(shape, kind)
+
+
+def map_array(path: Path) -> Array:
+    """Map an `.npy` file, read-only.
+
+    Raises:
+        ValueError: it is cut off, pickled, or no array.
+        OSError: it cannot be read.
+    """
+    found: Array = np.lib.format.open_memmap(path, mode="r").view(np.ndarray)
+    return found
+
+
+def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
+    """Map an `.npy` file that must be of this shape and type; read-only.
+
+    Raises:
+        ValueError: it is another one, cut off, or no array.
+        OSError: it cannot be read.
+    """
+    found = map_array(path)
+    if found.shape != shape or found.dtype.str != dtype or not found.flags.c_contiguous:
+        raise ValueError(f"it holds {found.dtype.str} {list(found.shape)}, not {dtype} {list(shape)}")
+    return found

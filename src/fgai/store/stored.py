@@ -1,0 +1,254 @@
+"""`StoredGraph`: a graph in a folder, whose arrays are mapped into memory and never read as a whole."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fgai.errors import DataError
+from fgai.graph import Graph
+from fgai.sparse import Adjacency, Features
+from fgai.sparse.valid import owners
+from fgai.store.arrays import Array, open_array
+from fgai.store.manifest import EDGE_ARRAYS, MANIFEST, NODE_ARRAYS, SPARSE, Manifest, read_manifest
+from fgai.typed import typed
+
+CHECKED = 1 << 22
+"""Entries that are looked at together."""
+
+
+class Rows(NamedTuple):
+    """Incoming edges in compressed rows, as kernels follow them: read-only, known to stay inside.
+
+    Attributes:
+        rowptr: [N + 1] int64; the edges into node i are `rowptr[i]:rowptr[i + 1]`.
+        source: [E] int32, where each edge starts.
+    """
+
+    rowptr: Array
+    source: Array
+
+
+@typed
+class StoredGraph:
+    """A graph in a folder as `write_store` and `fgai data convert` leave it.
+
+    Edges are sorted by (destination, source), as those of a `Graph`: an edge has the same position in both.
+    Opening it reads the manifest alone. Indices are looked at once, when a kernel first follows them. It is
+    pickled as the name of its folder, so worker processes map the same files.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        DataError: it holds no stored graph, a damaged one, or one of a newer version.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._manifest: Manifest = read_manifest(self.path)
+        self._checked = False
+
+    def __repr__(self) -> str:
+        sizes = f"nodes={self.num_nodes}, edges={self.num_edges}, features={self.num_features}"
+        return f"StoredGraph({self.name!r}, {sizes})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (os.path.realpath(self.path), self._checked)
+
+    @property
+    def name(self) -> str:
+        """For messages and records."""
+        return self._manifest["name"]
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return self._manifest["num_nodes"]
+
+    @property
+    def num_edges(self) -> int:
+        """E."""
+        return self._manifest["num_edges"]
+
+    @property
+    def num_features(self) -> int:
+        """F, or 0 without features."""
+        return self._manifest["num_features"]
+
+    @property
+    def fingerprint(self) -> str:
+        """What `fgai.datasets.fingerprint` says of the same graph in memory."""
+        return self._manifest["fingerprint"]
+
+    @property
+    def has_features(self) -> bool:
+        """Whether there are features, dense or in compressed rows."""
+        return bool({"x", "x_indptr"} & self._manifest["arrays"].keys())
+
+    @cached_property
+    def num_classes(self) -> int:
+        """Classes of the nodes, 0 without labels."""
+        y = self.array("y")
+        return 0 if y is None else int(y.max()) + 1
+
+    def array(self, name: str) -> Array | None:
+        """Return one array, mapped and read-only; None where the graph has none of this name.
+
+        Raises:
+            DataError: the file is missing, cut off, or not what the manifest says.
+        """
+        info = self._manifest["arrays"].get(name)
+        if info is None:
+            return None
+        kept: dict[str, Array] = self.__dict__.setdefault("_arrays", {})
+        if name not in kept:
+            file = self.path / f"{name}.npy"
+            try:
+                kept[name] = open_array(file, tuple(info["shape"]), info["dtype"])
+            except (OSError, ValueError) as error:
+                raise DataError(f"{file} is damaged or missing ({error}); convert the graph again") from error
+        return kept[name]
+
+    def rows(self) -> Rows:
+        """Return the incoming edges, after they were looked at once.
+
+        Raises:
+            DataError: they point outside the graph.
+        """
+        rows = Rows(self._needed("rowptr"), self._needed("source"))
+        if not self._checked:
+            self._check(rows)
+            self._checked = True
+        return rows
+
+    def _needed(self, name: str) -> Array:
+        found = self.array(name)
+        assert found is not None  # the manifest was checked
+        return found
+
+    def _check(self, rows: Rows) -> None:
+        good = _rise(rows.rowptr, self.num_edges) and _stay_below(rows.source, self.num_nodes)
+        if good and "x_indptr" in self._manifest["arrays"]:
+            indptr, indices, _ = (self._needed(name) for name in SPARSE)
+            good = _rise(indptr, len(indices)) and _stay_below(indices, self.num_features)
+        if not good:
+            raise DataError(f"{self.path} is damaged: its indices point outside; convert the graph again")
+
+    def features(self, nodes: slice | Array) -> Features | None:
+        """Read the features of some nodes, in the order given; None where there are none.
+
+        Args:
+            nodes: a slice without a step, or their numbers.
+        """
+        dense = self.array("x")
+        if dense is not None:
+            return Features.dense(torch.from_numpy(np.array(dense[nodes])))
+        if not self.has_features:
+            return None
+        self.rows()  # looks at all indices
+        indptr, indices, values = (self._needed(name) for name in SPARSE)
+        return gather_rows(indptr, indices, values, nodes, self.num_features)
+
+    def node_fields(self, nodes: slice | Array) -> dict[str, Tensor]:
+        """Read labels and masks of some nodes, in the order given, by the names of a `Graph`."""
+        return self._fields(NODE_ARRAYS, nodes)
+
+    def edge_fields(self, edges: slice | Array) -> dict[str, Tensor]:
+        """Read values on some edges by their positions, by the names of a `Graph`."""
+        return self._fields(EDGE_ARRAYS, edges)
+
+    def _fields(self, names: tuple[str, ...], places: slice | Array) -> dict[str, Tensor]:
+        found = {name: self.array(name) for name in names}
+        return {
+            name: torch.from_numpy(np.array(array[places]))
+            for name, array in found.items()
+            if array is not None
+        }
+
+    def load(self) -> Graph:
+        """Read the whole graph into memory.
+
+        Raises:
+            DataError: it is damaged.
+        """
+        every = slice(None)
+        rowptr, source = (torch.from_numpy(np.array(part, np.int64)) for part in self.rows())
+        adjacency = Adjacency.from_sorted(source, owners(rowptr, len(source)), self.num_nodes)
+        fields: dict[str, Any] = {**self.node_fields(every), **self.edge_fields(every)}
+        graph = Graph(adjacency, self.features(every), name=self.name, **fields)
+        try:
+            graph._validate()
+        except ValueError as error:
+            raise DataError(f"{self.path} is damaged: {error}; convert it again") from error
+        return graph
+
+
+def gather_rows(
+    indptr: Array, indices: Array, values: Array, nodes: slice | Array, num_columns: int
+) -> Features:
+    """Copy some rows of a matrix in compressed rows."""
+    if isinstance(nodes, slice):
+        first, last, _ = nodes.indices(len(indptr) - 1)
+        pointers = np.array(indptr[first : max(first, last) + 1], np.int64)
+        places: Any = slice(pointers[0], pointers[-1])
+        pointers -= pointers[0]
+    else:
+        counts = indptr[nodes + 1] - indptr[nodes]
+        pointers = np.concatenate([[0], np.cumsum(counts)])
+        places = np.arange(pointers[-1]) + np.repeat(indptr[nodes] - pointers[:-1], counts)
+    columns, numbers = np.array(indices[places], np.int64), np.array(values[places])
+    made = [torch.from_numpy(part) for part in (pointers, columns, numbers)]
+    return Features.sparse(made[0], made[1], made[2], num_columns)
+
+
+@typed
+def open_store(path: Path | str) -> StoredGraph:
+    """Open a stored graph; only its manifest is read.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        DataError: see `StoredGraph`.
+
+    Example:
+        >>> import fgai
+        >>> stored = fgai.store.write_store(fgai.load_dataset("planted"), "planted")
+        >>> open_store("planted")
+        StoredGraph('planted', nodes=2000, edges=15914, features=308)
+    """
+    return StoredGraph(path)
+
+
+@typed
+def is_store(path: Path | str) -> bool:
+    """Whether a folder holds a stored graph."""
+    try:
+        return (Path(path) / MANIFEST).is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def _rise(pointers: Array, count: int) -> bool:
+    """Whether pointers rise from 0 to `count`."""
+    parts = (pointers[first : first + CHECKED + 1] for first in range(0, len(pointers) - 1, CHECKED))
+    return pointers[0] == 0 and pointers[-1] == count and all((p[1:] >= p[:-1]).all() for p in parts)
+
+
+def _stay_below(index: Array, count: int) -> bool:
+    """Whether every entry is in 0..count-1."""
+    parts = (index[first : first + CHECKED] for first in range(0, len(index), CHECKED))
+    return all(part.min() >= 0 and part.max() < count for part in parts)
+
+
+def _reopened(path: str, checked: bool) -> StoredGraph:
+    stored = StoredGraph(path)
+    stored._checked = checked
+    return stored

@@ -1,0 +1,238 @@
+"""Stored graphs are written beside their place and moved there when they are whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+
+from fgai.errors import DataError, FgaiError, InputError
+from fgai.files import write_atomic
+from fgai.graph import Graph
+from fgai.graph.edge_values import VALUES
+from fgai.graph.fingerprint import (
+    Numbers,
+    Piece,
+    content_fingerprint,
+    edge_piece,
+    feature_pieces,
+    label_piece,
+)
+from fgai.sparse import Features, SparseRows
+from fgai.store.arrays import Array, map_array, write_array
+from fgai.store.manifest import (
+    DTYPES,
+    EDGE_ARRAYS,
+    MANIFEST,
+    NODE_ARRAYS,
+    SPARSE,
+    VERSION,
+    ArrayInfo,
+    Manifest,
+    encode,
+)
+from fgai.store.stored import StoredGraph, is_store
+from fgai.typed import typed
+
+BLOCK = 1 << 20
+"""Edges that are read or written together."""
+NUMBERS = 1 << 22
+"""Features that are read or written together."""
+_PARTIAL = ".partial"
+
+
+@contextmanager
+def building(path: Path, overwrite: bool = False) -> Iterator[Path]:
+    """Give a hidden folder beside `path`, which takes its place if the block ends well, and else goes.
+
+    What an earlier process left there when it was killed is removed.
+
+    Args:
+        path: where the folder goes.
+        overwrite: take the place of a stored graph; of nothing else.
+
+    Raises:
+        DataError: there is something at `path` already.
+        FgaiError: the disk is full, or the folder cannot be written to; nothing stays.
+    """
+    if (path.exists() or path.is_symlink()) and not (overwrite and is_store(path)):
+        raise DataError(f"there is something at {path} already; remove it or choose another place")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(path)
+        folder = path.parent / f".{path.name}.{os.getpid()}{_PARTIAL}"
+        folder.mkdir()
+        try:
+            yield folder
+            _take_place(folder, path)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    except (OSError, ValueError) as error:
+        if isinstance(error, FgaiError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise FgaiError(f"cannot write {path}: {reason}; nothing was left there") from error
+
+
+def _take_place(folder: Path, path: Path) -> None:
+    """Move a folder to its place; what was there goes last, and only once it is moved away."""
+    if not path.exists():
+        folder.rename(path)
+        return
+    old = folder.with_suffix(f".old{_PARTIAL}")
+    path.rename(old)
+    try:
+        folder.rename(path)
+    except OSError:
+        old.rename(path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what processes that are no more have left beside `path`."""
+    for left in path.parent.glob(f".{path.name}.*{_PARTIAL}"):
+        owner = left.name.removesuffix(_PARTIAL).rpartition(".")[2]
+        if owner.isdigit() and not _alive(int(owner)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _alive(process: int) -> bool:
+    with suppress(PermissionError):
+        try:
+            os.kill(process, 0)
+        except (ProcessLookupError, OverflowError):
+            return False
+    return True
+
+
+def complete(folder: Path, name: str, num_features: int) -> StoredGraph:
+    """Write the manifest of the arrays in a folder, fingerprint included.
+
+    Args:
+        folder: with `rowptr.npy`, `source.npy` and whatever else there is; other files are removed.
+        name: of the graph.
+        num_features: F.
+    """
+    arrays: dict[str, ArrayInfo] = {}
+    for file in sorted(folder.iterdir()):
+        if file.suffix != ".npy" or file.stem not in DTYPES:
+            file.unlink()
+            continue
+        found = map_array(file)
+        arrays[file.stem] = {"shape": list(found.shape), "dtype": found.dtype.str}
+    manifest: Manifest = {
+        "format": "fgai graph",
+        "version": VERSION,
+        "name": name,
+        "num_nodes": arrays["rowptr"]["shape"][0] - 1,
+        "num_edges": arrays["source"]["shape"][0],
+        "num_features": num_features,
+        "fingerprint": "",
+        "arrays": arrays,
+    }
+    write_atomic(folder / MANIFEST, encode(manifest))
+    manifest["fingerprint"] = stored_fingerprint(StoredGraph(folder))
+    write_atomic(folder / MANIFEST, encode(manifest))
+    return StoredGraph(folder)
+
+
+def stored_fingerprint(stored: StoredGraph) -> str:
+    """Compute the fingerprint from the arrays, block by block."""
+    pieces = [Piece("", "<i8", _keys(stored))]
+    if stored.has_features:
+        pieces += feature_pieces(lambda: feature_blocks(stored))
+    for name in VALUES:
+        values = stored.array(name)
+        pieces += [] if values is None else [edge_piece(name, values.shape, _blocks(values))]
+    y = stored.array("y")
+    pieces += [] if y is None else [label_piece("y", _blocks(y))]
+    return content_fingerprint(stored.num_nodes, stored.num_features, pieces)
+
+
+def _keys(stored: StoredGraph) -> Iterator[Numbers]:
+    """`destination · 2³² + source` of every edge, in order."""
+    rowptr, source = stored.rows()
+    for first in range(0, stored.num_edges, BLOCK):
+        place = np.arange(first, min(first + BLOCK, stored.num_edges))
+        destination = np.searchsorted(rowptr, place, "right") - 1
+        yield (destination << 32) | source[place[0] : place[-1] + 1]
+
+
+def feature_blocks(stored: StoredGraph) -> Iterator[tuple[int, Features]]:
+    """The features in blocks of rows, each with the number of its first row."""
+    step = max(1, NUMBERS // max(1, stored.num_features))
+    for first in range(0, stored.num_nodes, step):
+        features = stored.features(slice(first, first + step))
+        assert features is not None
+        yield first, features
+
+
+def _blocks(array: Array) -> Iterator[Array]:
+    for first in range(0, len(array), BLOCK):
+        yield array[first : first + BLOCK]
+
+
+@typed
+def write_store(graph: Graph, path: Path | str) -> StoredGraph:
+    """Write a graph to a folder of arrays, from where it can be read block by block.
+
+    Features become float32, edge values too. The folder is written beside its place and moved there when it
+    is whole: a crash or a full disk leaves nothing.
+
+    Args:
+        graph: of nodes, on any device.
+        path: the new folder.
+
+    Returns:
+        The stored graph.
+
+    Raises:
+        DataError: there is something at `path` already.
+        InputError: a batch of small graphs, or links to predict; those fit into memory.
+        FgaiError: the folder cannot be written.
+    """
+    graph, place = graph.to("cpu"), Path(path)
+    with building(place) as folder:
+        fill(folder, graph)
+    return StoredGraph(place)
+
+
+def fill(folder: Path, graph: Graph) -> None:
+    """Write a graph on the CPU into a folder that is being built.
+
+    Raises:
+        InputError: see `write_store`.
+    """
+    if graph.batch is not None or graph.links is not None or graph.voices is not None:
+        raise InputError(
+            f"{graph.name!r} holds small graphs, links or voices, which are not stored; store the whole graph"
+        )
+    rows = {"rowptr": graph.adjacency.rowptr, "source": graph.adjacency.source}
+    save_arrays(folder, {name: part.numpy() for name, part in rows.items()})
+    save_features(folder, graph.features)
+    fields = {name: getattr(graph, name) for name in (*NODE_ARRAYS, *EDGE_ARRAYS)}
+    save_arrays(folder, {name: value.numpy() for name, value in fields.items() if value is not None})
+    complete(folder, graph.name, graph.num_features)
+
+
+def save_arrays(folder: Path, arrays: dict[str, Array]) -> None:
+    """Write arrays by their names, each in its type on disk."""
+    for name, array in arrays.items():
+        write_array(folder / f"{name}.npy", _blocks(array), DTYPES[name], array.shape[1:])
+
+
+def save_features(folder: Path, features: Features | None) -> None:
+    """Write features, dense or in compressed rows."""
+    if features is None:
+        return
+    if isinstance(features.base, SparseRows) and features.appended is None and features.delta is None:
+        base = features.base
+        parts: Iterable[Array] = (part.detach().numpy() for part in (base.indptr, base.indices, base.values))
+        save_arrays(folder, dict(zip(SPARSE, parts, strict=True)))
+    else:
+        save_arrays(folder, {"x": features.to_dense().detach().numpy()})

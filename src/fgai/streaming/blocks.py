@@ -1,0 +1,210 @@
+"""Attention of a block of rows: what it reads is gathered, and it is computed as in a small graph.
+
+Rows of more edges than a block holds are computed in two passes over parts of their edges: the scores first,
+their softmax, then the sum. Nothing is approximated either way.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fgai.attention import SplitLayer
+from fgai.ops import aggregate, edge_softmax, weighted_softmax
+from fgai.sparse import Adjacency, Features
+from fgai.sparse.adjacency import Index32, of_narrow
+from fgai.store.arrays import Array, ArrayFile, map_array
+
+
+class Sides(NamedTuple):
+    """What `SplitLayer.sides` gave for all nodes, mapped from files.
+
+    Attributes:
+        source: [N, H] or [N, H, C], what the score reads of the source.
+        destination: likewise of the destination.
+        values: [N, H, C].
+    """
+
+    source: Array
+    destination: Array
+    values: Array
+
+
+class SidesFile:
+    """The sides of one layer, written block of rows by block of rows.
+
+    Args:
+        folder: for the files.
+        name: of the layer, part of their names.
+        layer: whose sides.
+    """
+
+    def __init__(self, folder: Path, name: str, layer: SplitLayer) -> None:
+        self._layer = layer
+        self._paths = [folder / f"{name}.{side}.npy" for side in Sides._fields]
+        self._files: list[ArrayFile | None] = []
+
+    def append(self, x: Tensor | Features) -> None:
+        """Compute and write the sides of more rows."""
+        sides = self._layer.sides(x)
+        if not self._files:
+            for path, side in zip(self._paths, sides, strict=True):
+                same = side is sides[2] and path is not self._paths[2]  # scored and mixed alike
+                self._files.append(None if same else ArrayFile(path, _numpy(side).dtype, side.shape[1:]))
+        for file, side in zip(self._files, sides, strict=True):
+            if file is not None:
+                file.append(_numpy(side))
+
+    def opened(self) -> Sides:
+        """Close the files and map them."""
+        for file in self._files:
+            if file is not None:
+                file.close()
+        found = [
+            None if file is None else map_array(path)
+            for path, file in zip(self._paths, self._files, strict=True)
+        ]
+        source, destination, values = found
+        assert values is not None and destination is not None
+        return Sides(values if source is None else source, destination, values)
+
+    def remove(self) -> None:
+        """Delete the files."""
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+
+
+class Attended(NamedTuple):
+    """What attention gives for a block.
+
+    Attributes:
+        out: [rows, H, C] aggregated values.
+        attention: [edges, H], or [edges, 1] averaged.
+        scores: [edges] mean scores over the heads, or None.
+    """
+
+    out: Tensor
+    attention: Tensor
+    scores: Tensor | None
+
+
+class Block(NamedTuple):
+    """A range of rows and the edges into them.
+
+    Attributes:
+        first: row.
+        last: row behind the last.
+        pointers: [rows + 1] from 0.
+        source: [edges] where each starts, by number in the whole graph.
+        weight: [edges] or None.
+    """
+
+    first: int
+    last: int
+    pointers: Array
+    source: Array
+    weight: Tensor | None
+
+
+def attend(
+    layer: SplitLayer, sides: Sides, block: Block, most: int, *, averaged: bool, ranked: bool
+) -> Attended:
+    """Compute attention for a block.
+
+    Args:
+        layer: in evaluation mode.
+        sides: of all nodes.
+        block: of at most `most` edges, or of one row.
+        most: edges whose values are in memory together.
+        averaged: average the attention over the heads.
+        ranked: also return the mean scores.
+    """
+    if len(block.source) > most:
+        return _attend_row(layer, sides, block, most, averaged, ranked)
+    nodes, adjacency = _local(block)
+    far, near, values = _gathered(sides, nodes, block.last - block.first)
+    if block.weight is None:
+        out, attention = layer.fused(far, near, values, adjacency, written=True, averaged=averaged)
+        scores = layer.mean_scores(far, near, adjacency) if ranked else None
+        return Attended(out[: block.last - block.first], attention, scores)
+    raw = layer.score_edges(far, near, adjacency)
+    attention = weighted_softmax(raw, block.weight, adjacency)
+    out = aggregate(attention, values, adjacency)[: block.last - block.first]
+    return _finished(out, attention, raw, block.weight, averaged, ranked)
+
+
+def _attend_row(
+    layer: SplitLayer, sides: Sides, block: Block, most: int, averaged: bool, ranked: bool
+) -> Attended:
+    """One row in parts: its scores, their softmax, and the sum of its values."""
+    parts = [
+        Block(block.first, block.last, np.array([0, len(source)]), source, None)
+        for source in np.array_split(block.source, -(-len(block.source) // most))
+    ]
+    raw = []
+    for part in parts:
+        nodes, adjacency = _local(part)
+        far, near, _ = _gathered(Sides(sides.source, sides.destination, sides.source), nodes, 1)
+        raw.append(layer.score_edges(far, near, adjacency))
+    scores = torch.cat(raw)
+    row = _adjacency(1, block.pointers, np.zeros(len(block.source), np.int32))
+    weight = block.weight
+    attention = edge_softmax(scores, row) if weight is None else weighted_softmax(scores, weight, row)
+    out, begin = torch.zeros(1, *sides.values.shape[1:], dtype=scores.dtype), 0
+    for part in parts:
+        nodes, adjacency = _local(part)
+        values = torch.from_numpy(np.take(sides.values, nodes, 0))
+        share = attention[begin : begin + len(part.source)].contiguous()
+        out += aggregate(share, values, adjacency)[:1]
+        begin += len(part.source)
+    return _finished(out, attention, scores, weight, averaged, ranked)
+
+
+def _finished(
+    out: Tensor, attention: Tensor, scores: Tensor, weight: Tensor | None, averaged: bool, ranked: bool
+) -> Attended:
+    if weight is not None:
+        least = torch.finfo(scores.dtype).tiny  # as the layer itself ranks an edge of weight 0
+        scores = scores + weight.to(scores.dtype).clamp(min=least).log()[:, None]
+    mean = attention.mean(1, keepdim=True) if averaged else attention
+    return Attended(out, mean, scores.mean(1) if ranked else None)
+
+
+def _local(block: Block) -> tuple[Array, Adjacency]:
+    """The nodes a block reads, its rows first and the others in order, and its edges among them."""
+    rows, source = block.last - block.first, block.source.astype(np.int64)
+    inside = (source >= block.first) & (source < block.last)
+    others, place = np.unique(source[~inside], return_inverse=True)
+    local = source - block.first
+    local[~inside] = rows + place
+    nodes = np.concatenate([np.arange(block.first, block.last), others])
+    return nodes, _adjacency(len(nodes), block.pointers, local)
+
+
+def _adjacency(nodes: int, pointers: Array, source: Array) -> Adjacency:
+    """Edges into the first rows of a small graph; the outgoing view stays empty, as nothing runs backward."""
+    rows = len(pointers) - 1
+    rowptr = np.concatenate([pointers, np.full(nodes - rows, pointers[-1])])
+    destination = np.repeat(np.arange(rows), np.diff(pointers))
+    none = torch.zeros(0, dtype=torch.int32)
+    parts = (torch.from_numpy(part.astype(np.int32)) for part in (rowptr, source, destination))
+    pointer, start, end = parts
+    return of_narrow(nodes, Index32(pointer, start, none, none, end))
+
+
+def _gathered(sides: Sides, nodes: Array, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The sides of some nodes; that of destinations for the first `rows` alone, as no other is one."""
+    values = torch.from_numpy(np.take(sides.values, nodes, 0))
+    far = values if sides.source is sides.values else torch.from_numpy(np.take(sides.source, nodes, 0))
+    near = np.zeros((len(nodes), *sides.destination.shape[1:]), sides.destination.dtype)
+    near[:rows] = sides.destination[nodes[:rows]]
+    return far, torch.from_numpy(near), values
+
+
+def _numpy(tensor: Tensor) -> Array:
+    found: Array = tensor.detach().cpu().numpy()
+    return found

@@ -1,0 +1,188 @@
+"""Graphs in a folder: the same as in memory, and damaged ones are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fgai
+from fgai.datasets import fingerprint, planted
+from fgai.errors import DataError, FgaiError, InputError
+from fgai.graph import Graph
+from fgai.store import StoredGraph, open_store, write_store
+from support.graph_cases import small_data
+
+
+def valued() -> Graph:
+    """A graph with everything a store holds."""
+    edges = torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 1, 2]])
+    return Graph.from_edges(
+        edges, 7, torch.randn(7, 3), edge_attr=torch.rand(5, 2), edge_weight=torch.rand(5),
+        edge_truth=torch.tensor([True, False, True, False, False]), y=torch.tensor([0, 1, 1, 0, -1, 2, 2]),
+        train_mask=torch.arange(7) < 3, val_mask=torch.arange(7) == 3, test_mask=torch.arange(7) > 3,
+        name="valued",
+    )  # fmt: skip
+
+
+def names(folder: Path) -> list[str]:
+    """What lies in a folder, hidden or not."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        valued(),
+        small_data(),
+        planted(num_nodes=90),
+        Graph.from_edges(torch.zeros(2, 0, dtype=torch.long), 3),
+        Graph.from_edges(torch.tensor([[1], [1]]), 2, torch.ones(2, 1), name="a b/ü"),
+    ],
+    ids=["valued", "dense", "sparse", "no edges", "one loop"],
+)
+def test_comes_back_as_it_was(graph: Graph, tmp_path: Path) -> None:
+    stored = write_store(graph, tmp_path / "deep" / "stored")
+    again = open_store(str(tmp_path / "deep" / "stored")).load()
+    assert (stored.num_nodes, stored.num_edges) == (graph.num_nodes, graph.num_edges)
+    assert (stored.num_features, stored.num_classes) == (graph.num_features, graph.num_classes)
+    assert stored.name == again.name == graph.name
+    assert stored.fingerprint == fingerprint(graph) == fingerprint(again)
+    for field in ("train_mask", "val_mask", "test_mask", "edge_truth"):
+        one, two = getattr(graph, field), getattr(again, field)
+        assert (one is None and two is None) or torch.equal(one, two)
+    if graph.features is not None:
+        assert type(again.features.base) is type(graph.features.base)
+    assert names(tmp_path / "deep") == ["stored"]
+
+
+def test_fingerprint_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fgai.store.write.BLOCK", 7)
+    monkeypatch.setattr("fgai.store.write.NUMBERS", 20)
+    monkeypatch.setattr("fgai.store.stored.CHECKED", 5)
+    for number, graph in enumerate((valued(), small_data(), planted(num_nodes=90))):
+        assert write_store(graph, tmp_path / str(number)).fingerprint == fingerprint(graph)
+
+
+def test_some_rows(tmp_path: Path) -> None:
+    for number, graph in enumerate((small_data(), planted(num_nodes=90))):
+        stored, dense = write_store(graph, tmp_path / str(number)), graph.features.to_dense()
+        for rows in (np.array([5, 2, 2, 30]), slice(3, 9), slice(30, None), slice(4, 4), np.zeros(0, int)):
+            assert torch.equal(stored.features(rows).to_dense(), dense[rows])
+            assert torch.equal(stored.node_fields(rows)["y"], graph.y[rows])
+
+
+def test_is_pickled_as_its_place(tmp_path: Path) -> None:
+    stored = write_store(small_data(), tmp_path / "s")
+    raw = pickle.dumps(stored)
+    assert len(raw) < 300 and pickle.loads(raw).fingerprint == stored.fingerprint
+
+
+def damage_pointers(folder: Path) -> None:
+    pointers = np.load(folder / "rowptr.npy")
+    pointers[3] = 10**9
+    np.save(folder / "rowptr.npy", pointers)
+
+
+def damage_sources(folder: Path) -> None:
+    source = np.load(folder / "source.npy")
+    source[2] = -1
+    np.save(folder / "source.npy", source)
+
+
+def cut_off(folder: Path) -> None:
+    raw = (folder / "x.npy").read_bytes()
+    (folder / "x.npy").write_bytes(raw[:-40])
+
+
+def other_type(folder: Path) -> None:
+    np.save(folder / "x.npy", np.load(folder / "x.npy").astype(np.float64))
+
+
+def pickled(folder: Path) -> None:
+    np.save(folder / "source.npy", np.array([print], dtype=object), allow_pickle=True)
+
+
+def edited(change: Callable[[dict], None]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        values = json.loads((folder / "graph.json").read_text())
+        change(values)
+        (folder / "graph.json").write_text(json.dumps(values))
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (damage_pointers, "point outside"),
+        (damage_sources, "point outside"),
+        (cut_off, "damaged or missing"),
+        (other_type, "not <f4"),
+        (pickled, "damaged or missing"),
+        (lambda folder: (folder / "source.npy").unlink(), "damaged or missing"),
+        (lambda folder: (folder / "graph.json").unlink(), "holds no stored graph"),
+        (lambda folder: (folder / "graph.json").write_text("{"), "is damaged"),
+        (edited(lambda m: m.update(version=9)), "newer version"),
+        (edited(lambda m: m.update(num_nodes=10**12)), "no graph"),
+        (edited(lambda m: m.update(num_edges=7)), "does not fit"),
+        (edited(lambda m: m["arrays"].update(evil={"shape": [1], "dtype": "<f4"})), "no array of this"),
+        (edited(lambda m: m["arrays"].pop("source")), "incomplete"),
+        (edited(lambda m: m["arrays"]["y"].update(shape=[40, 2])), "does not fit"),
+    ],
+)
+def test_damaged(damage: Callable[[Path], None], words: str, tmp_path: Path) -> None:
+    write_store(small_data(), tmp_path / "s")
+    damage(tmp_path / "s")
+    with pytest.raises(DataError, match=words):
+        open_store(tmp_path / "s").load()
+
+
+def test_not_everything_is_stored(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not stored"):
+        write_store(fgai.datasets.link_split(small_data()), tmp_path / "s")
+    write_store(small_data(), tmp_path / "s")
+    with pytest.raises(DataError, match="something at"):
+        write_store(small_data(), tmp_path / "s")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FgaiError, match="cannot write"):
+        write_store(small_data(), tmp_path / "file" / "s")
+    assert names(tmp_path) == ["file", "s"]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    code = "import os; print(os.getpid())"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    left = tmp_path / f".s.{int(ended.stdout)}.partial"
+    left.mkdir()
+    (left / "source.npy").write_bytes(b"half")
+    mine = tmp_path / f".s.{os.getppid()}.partial"  # of a process that is at work
+    mine.mkdir()
+    write_store(small_data(), tmp_path / "s")
+    assert names(tmp_path) == [mine.name, "s"]
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, hard))
+    try:
+        with pytest.raises(FgaiError, match=r"cannot write .*File too large; nothing was left"):
+            write_store(small_data(), tmp_path / "s")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert names(tmp_path) == []
+
+
+def test_opening_reads_the_manifest_alone(tmp_path: Path) -> None:
+    write_store(small_data(), tmp_path / "s")
+    (tmp_path / "s" / "x.npy").unlink()
+    assert isinstance(open_store(tmp_path / "s"), StoredGraph)
