@@ -305,7 +305,8 @@ class LayerAttention:
         """Return both on their common edges, matched by (source, destination).
 
         Raises:
-            AttentionError: heads differ, edges are duplicated, devices differ, or no edge is common.
+            AttentionError: heads differ, edges are duplicated, devices differ, or no edge is common (a type of
+                edges may have none).
         """
         if self.num_heads != other.num_heads:
             raise AttentionError(
@@ -323,7 +324,7 @@ class LayerAttention:
         if self.num_nodes == other.num_nodes and self.same_edges(other):
             return self, other
         mine, theirs = match_edges(self.keys, other.keys)
-        if mine.numel() == 0 and (self.num_edges or other.num_edges):
+        if mine.numel() == 0 and (self.num_edges or other.num_edges) and self.edge_type is None:
             raise AttentionError(f"attention of {self.name!r} and {other.name!r} has no edge in common")
         return self.take(mine, nodes), other.take(theirs, nodes)
 
