@@ -70,7 +70,9 @@ def test_what_is_told_is_what_the_model_says_of_the_attacked_data(kind):
     found = attack(model, DATA, WRITES, threat=SHORT, k=2)
     test = DATA["paper"].test_mask
     one, two = logits_of(model, DATA)[test], logits_of(model, found.data)[test]
-    assert found.prediction["changed"] == pytest.approx(float((one.argmax(1) != two.argmax(1)).float().mean()))
+    assert found.prediction["changed"] == pytest.approx(
+        float((one.argmax(1) != two.argmax(1)).float().mean())
+    )
     shift = (one.softmax(1) - two.softmax(1)).abs().sum(1).mean() / 2
     assert found.prediction["g_tvd"] == pytest.approx(float(shift), rel=1e-3)
     right = (two.argmax(1) == DATA["paper"].y[test]).float().mean()
@@ -80,7 +82,7 @@ def test_what_is_told_is_what_the_model_says_of_the_attacked_data(kind):
 @QUIET
 @pytest.mark.parametrize("kind", ["gat", "han", "hgt"])
 def test_stability_is_measured_type_by_type(kind):
-    """Against a slow loop over the layers and nodes in reach: one hop at the first layer, two at the second."""
+    """Against a slow loop over layers and nodes in reach: one hop at the first layer, two at the second."""
     model = hetero_model(kind, DATA)
     found = attack(model, DATA, WRITES, threat=SHORT, k=2)
     before, after = attend(model, DATA), attend(model, found.data)

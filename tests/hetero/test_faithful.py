@@ -1,4 +1,4 @@
-"""`make_faithful` of heterogeneous models: the same class, the same predictions, attention that moves less."""
+"""`make_faithful` of heterogeneous models: same class, same predictions, attention that moves less."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def accuracy(model, data=DATA):
 def pair():
     vanilla = trained("gat", DATA, epochs=40)
     before = snapshot(vanilla)
-    twin = make_faithful(vanilla, DATA, WRITES, epochs=25, **SETTINGS)
+    twin = make_faithful(vanilla, DATA, WRITES, epochs=20, **SETTINGS)
     assert_unchanged(before, vanilla)
     return vanilla, twin
 

@@ -15,7 +15,17 @@ import fgai
 from fgai.errors import AttentionError, InputError
 from fgai.hetero import HeteroView, attend
 from support.attention_cases import assert_unchanged, snapshot
-from support.hetero_cases import CITES, DRAFTS, KINDS, LAYERS, SHOWS, WRITES, WRITTEN, hetero_data, hetero_model
+from support.hetero_cases import (
+    CITES,
+    DRAFTS,
+    KINDS,
+    LAYERS,
+    SHOWS,
+    WRITES,
+    WRITTEN,
+    hetero_data,
+    hetero_model,
+)
 
 DATA = hetero_data()
 
@@ -74,7 +84,9 @@ class TestToHetero:
     def test_dropout_and_training_mode_do_not_matter(self):
         torch.manual_seed(0)
         module = nn.ModuleDict()
-        module["conv"] = HeteroConv({one: GATConv((-1, -1), 3, dropout=0.5, add_self_loops=False) for one in KINDS})
+        module["conv"] = HeteroConv(
+            {one: GATConv((-1, -1), 3, dropout=0.5, add_self_loops=False) for one in KINDS}
+        )
         model = _Only(module["conv"])
         model(DATA.x_dict, DATA.edge_index_dict)
         model.train()
@@ -119,8 +131,12 @@ class TestHANConv:
         for edge_type in KINDS:
             source, destination = DATA[edge_type].edge_index
             name = "__".join(edge_type)
-            far, near = (conv.proj[kind](DATA[kind].x).view(-1, 2, 4) for kind in (edge_type[0], edge_type[2]))
-            score = (far * conv.lin_src[name]).sum(-1)[source] + (near * conv.lin_dst[name]).sum(-1)[destination]
+            far, near = (
+                conv.proj[kind](DATA[kind].x).view(-1, 2, 4) for kind in (edge_type[0], edge_type[2])
+            )
+            score = (far * conv.lin_src[name]).sum(-1)[source] + (near * conv.lin_dst[name]).sum(-1)[
+                destination
+            ]
             expected = softmax(leaky_relu(score, 0.2), destination, num_nodes=near.shape[0])
             assert_close(found[edge_type][0].values, expected.detach())
             assert_close(found[edge_type][0].sums(), torch.ones_like(found[edge_type][0].sums()))
@@ -192,7 +208,10 @@ def test_masks_stand_on_the_edges_as_given():
 
 def test_shuffled_edges_keep_their_attention():
     model = hetero_model("gatv2", DATA)
-    other, order = DATA.clone(), torch.randperm(DATA[WRITES].num_edges, generator=torch.Generator().manual_seed(1))
+    other, order = (
+        DATA.clone(),
+        torch.randperm(DATA[WRITES].num_edges, generator=torch.Generator().manual_seed(1)),
+    )
     other[WRITES].edge_index = DATA[WRITES].edge_index[:, order]
     assert_close(attend(model, other)[WRITES][1].values, attend(model, DATA)[WRITES][1].values[order])
 
@@ -234,9 +253,9 @@ class TestRefusals:
 
     def test_typed_models_outside_a_view(self):
         model = hetero_model("gat", DATA)
-        with pytest.raises(AttentionError, match="fgai.hetero"), fgai.record(model):
+        with pytest.raises(AttentionError, match=r"fgai\.hetero"), fgai.record(model):
             model(DATA.x_dict, DATA.edge_index_dict)
-        with pytest.raises(AttentionError, match="HGTConv: heterogeneous.*fgai.hetero"):
+        with pytest.raises(AttentionError, match=r"HGTConv: heterogeneous.*fgai\.hetero"):
             fgai.attention.find_layers(hetero_model("hgt", DATA))
 
     def test_an_error_leaves_the_model_as_it_was(self):

@@ -72,7 +72,7 @@ class TestOneGraph:
 
     def test_a_call_of_ones_own(self):
         view, model = HeteroView(DATA), hetero_model("gat", DATA)
-        mine = view.wrap(model, lambda m, d: (2 * m(d.x_dict, d.edge_index_dict)["paper"]))
+        mine = view.wrap(model, lambda m, d: 2 * m(d.x_dict, d.edge_index_dict)["paper"])
         torch.testing.assert_close(mine(view.graph), 2 * view.wrap(model)(view.graph))
 
     def test_training_evaluation_and_explanations_take_it(self):
@@ -174,7 +174,10 @@ class TestRefusals:
             (changed(edge_index=(WRITES, None)), r"edge_index` must be a tensor \[2, edges\]"),
             (changed(edge_index=(WRITES, torch.tensor([[AUTHORS], [0]]))), r"sources of .* 0..23"),
             (changed(edge_index=(WRITES, torch.tensor([[0], [-1]]))), r"destinations of .* 0..59"),
-            (changed(edge_index=(WRITES, torch.zeros(2, 3, dtype=torch.long))), "2 duplicate edges.*coalesce"),
+            (
+                changed(edge_index=(WRITES, torch.zeros(2, 3, dtype=torch.long))),
+                "2 duplicate edges.*coalesce",
+            ),
             (changed(edge_attr=(CITES, torch.ones(3, 1))), "edge_attr` would be lost"),
             (changed(y=("paper", torch.ones(PAPERS))), r"`data\['paper'\].y` must be torch.int64"),
             (changed(val_mask=("paper", torch.ones(3).bool())), "val_mask` must be torch.bool"),

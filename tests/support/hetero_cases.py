@@ -81,7 +81,7 @@ class TwoHetero(nn.Module):
 
 
 def hetero_model(kind: str, data: HeteroData, seed: int = 0) -> nn.Module:
-    """A model by name, its lazy widths filled in: `gat`, `gatv2`, `transformer`, `han`, `hgt` or `heteroconv`."""
+    """A model by name: `gat`, `gatv2`, `transformer` by `to_hetero`, `heteroconv`, `han` or `hgt`."""
     torch.manual_seed(seed)
     if kind in LAYERS:
         model: nn.Module = to_hetero(TwoLayers(kind), data.metadata())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fgai.attention.layout import HeteroLayout
@@ -50,7 +51,7 @@ class HeteroModel(Wrapped):
         found = self.call(self.model, self.layout.split(whole))
         target = self.layout.target
         if target is None:
-            return whole.x.new_zeros(whole.num_nodes, 1)
+            return torch.zeros_like(whole.x[:, :1])
         if isinstance(found, Mapping):
             known = ", ".join(repr(name) for name, one in found.items() if one is not None)
             found = found.get(target)

@@ -212,8 +212,8 @@ class LayerAttention:
         """Reduce the heads to one number per edge.
 
         Args:
-            how: `"mean"`, `"max"`, `"log"` for their geometric mean, made to sum to one at every node (or to what
-                it gives this type of edges), or the number of one head.
+            how: `"mean"`, `"max"`, `"log"` for their geometric mean, made to sum to one at every node (or to
+                what it gives this type of edges), or the number of one head.
 
         Returns:
             [E].
@@ -248,8 +248,9 @@ class LayerAttention:
         scores = None if self.scores is None else self.scores.to(device)
         if adjacency is not None:
             return LayerAttention.on(adjacency, self.values.to(device), self.name, scores)
-        ends = {"source": self.source.to(device), "destination": self.destination.to(device)}
-        return replace(self, values=self.values.to(device), scores=scores, **ends)
+        ends = self.source.to(device), self.destination.to(device)
+        rest = self.num_nodes, self.name, None, scores, self.edge_type
+        return LayerAttention(self.values.to(device), *ends, *rest)
 
     def same_edges(self, other: LayerAttention) -> bool:
         """Whether both stand on the same edges in the same order, so that rows may be compared."""
@@ -276,8 +277,8 @@ class LayerAttention:
         """Return the edges at increasing `positions` [K]; rows no longer sum to one."""
         ends = self.source[positions], self.destination[positions]
         scores = None if self.scores is None else self.scores[positions]
-        nodes, kept = num_nodes or self.num_nodes, {"scores": scores, "edge_type": self.edge_type}
-        return LayerAttention(self.values[positions], *ends, nodes, self.name, **kept)
+        rest = num_nodes or self.num_nodes, self.name, None, scores, self.edge_type
+        return LayerAttention(self.values[positions], *ends, *rest)
 
     def restrict(self, keys: Tensor) -> LayerAttention:
         """Return only the edges with the given keys, all of which must be there.
@@ -305,8 +306,8 @@ class LayerAttention:
         """Return both on their common edges, matched by (source, destination).
 
         Raises:
-            AttentionError: heads differ, edges are duplicated, devices differ, or no edge is common (a type of
-                edges may have none).
+            AttentionError: heads differ, edges are duplicated, devices differ, or no edge is common (a type
+                of edges may have none).
         """
         if self.num_heads != other.num_heads:
             raise AttentionError(

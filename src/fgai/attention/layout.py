@@ -89,7 +89,9 @@ class HeteroLayout:
         from torch_geometric.nn.module_dict import ModuleDict
         from torch_geometric.nn.to_hetero_transformer import key2str
 
-        return {name(kind): kind for kind in self.edge_types for name in (key2str, ModuleDict.to_internal_key)}
+        return {
+            name(kind): kind for kind in self.edge_types for name in (key2str, ModuleDict.to_internal_key)
+        }
 
     def split(self, data: Any) -> HeteroData:
         """Return features and edges by type, from a PyG `Data` of the whole graph.

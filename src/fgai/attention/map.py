@@ -168,8 +168,8 @@ class AttentionMap(Tabled):
             heads: `"mean"`, `"max"`, `"log"` or a head's number.
 
         Returns:
-            Values [E, 1] on the layers' common edges. With `"sum"` they sum to the number of layers. Layers of
-            a heterogeneous model are `joined` first.
+            Values [E, 1] on the layers' common edges. With `"sum"` they sum to the number of layers. Layers
+            of a heterogeneous model are `joined` first.
 
         Raises:
             AttentionError: the layers stand on different edges (never for `"last"`).
@@ -277,7 +277,9 @@ class AttentionMap(Tabled):
 
 def _layer(entry: LayerAttention) -> str:
     """Name of the layer that an entry for one type of edges belongs to."""
-    return entry.name if entry.edge_type is None else entry.name.removesuffix("." + "__".join(entry.edge_type))
+    return (
+        entry.name if entry.edge_type is None else entry.name.removesuffix("." + "__".join(entry.edge_type))
+    )
 
 
 def _joined(entries: list[LayerAttention]) -> LayerAttention:
@@ -287,7 +289,7 @@ def _joined(entries: list[LayerAttention]) -> LayerAttention:
     counts = sorted({w.num_heads for w in entries})
     if len(counts) > 1:
         raise AttentionError(
-            f"the types of edges of layer {_layer(first)!r} have {counts} heads; reduce them first with `heads`"
+            f"types of edges of layer {_layer(first)!r} have {counts} heads; reduce them first with `heads`"
         )
     values, source, destination = (
         torch.cat([getattr(w, name) for w in entries]) for name in ("values", "source", "destination")

@@ -92,8 +92,8 @@ def _counting_nodes(layer: Any) -> Iterator[Callable[[Tensor | None, Tensor | No
     def count(source: Tensor | None, destination: Tensor | None) -> NodeCount:
         if source is None or destination is None:
             raise AttentionError(
-                f"{type(layer).__name__} ran on a bipartite graph without features of both sides, which cannot"
-                " be recorded; give it a pair of feature matrices"
+                f"{type(layer).__name__} ran on a bipartite graph without features of both sides, which"
+                " cannot be recorded; give it a pair of feature matrices"
             )
         sizes = int(source.shape[0]), int(destination.shape[0])
         return sizes if apart[0] or sizes[0] != sizes[1] else sizes[0]

@@ -1,8 +1,8 @@
 """Adapters for PyTorch Geometric's heterogeneous layers: HANConv and HGTConv, type by type.
 
 HANConv normalises within a type of edges: the attention of a node sums to one over each of its types. HGTConv
-normalises over all of them together: its shares of one type sum to what the node gives that type. Both compute
-attention inside `message`, which we replace on the instance, and call the tap once for every type.
+normalises over all of them together: its shares of one type sum to what the node gives that type. Both
+compute attention inside `message`, which we replace on the instance, and call the tap once for every type.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _parts(layer: Any) -> Iterator[list[_Part]]:
 
 @contextmanager
 def _han(layer: Any, tap: Tap) -> Iterator[None]:
-    """Attention `softmax_j(LeakyReLU(a_src · h_j + a_dst · h_i))` of HANConv, which propagates type by type."""
+    """Attention `softmax_j(LeakyReLU(a_src · h_j + a_dst · h_i))` of HANConv, a `propagate` for each type."""
     check_layer(layer, "message", HANConv)
     original: Callable[..., Tensor] = layer.propagate
     under_way: list[_Part] = []
@@ -86,7 +86,7 @@ def _han(layer: Any, tap: Tap) -> Iterator[None]:
 
 @contextmanager
 def _hgt(layer: Any, tap: Tap) -> Iterator[None]:
-    """Attention `softmax_j(p · <q_i, W k_j> / √D)` of HGTConv, over the edges of all types one after another."""
+    """Attention `softmax_j(p · <q_i, W k_j> / √D)` of HGTConv, over the edges of all types in a row."""
     check_layer(layer, "message", HGTConv)
 
     def message(
@@ -101,12 +101,8 @@ def _hgt(layer: Any, tap: Tap) -> Iterator[None]:
         scores = (q_i * k_j).sum(dim=-1) * edge_attr / math.sqrt(q_i.size(-1))
         attention = softmax(scores, index, ptr, size_i)
         sizes = [len(part.source) for part in parts]
-        shown = [
-            part.show(tap, own, own_scores)
-            for part, own, own_scores in zip(
-                parts, attention.split(sizes), scores.split(sizes), strict=True
-            )
-        ]
+        by_part = zip(parts, torch.split(attention, sizes), torch.split(scores, sizes), strict=True)
+        shown = [part.show(tap, own, own_scores) for part, own, own_scores in by_part]
         return (v_j * torch.cat(shown).view(-1, layer.heads, 1)).view(-1, layer.out_channels)
 
     with _parts(layer) as parts, override(layer, "message", message):

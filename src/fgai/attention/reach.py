@@ -24,7 +24,7 @@ def touched_rows(before: AttentionMap, after: AttentionMap, changed: Tensor | No
 
     and S_l holds S_{l-1} and the rows touched at layer l. A row outside cannot have moved: its scores read
     unchanged states over unchanged edges. Layers are followed in the order they ran, each over its own edges;
-    entries of one layer, for its types of edges, read the same states, and a row touched in one counts in all.
+    entries of one layer, for its types of edges, read the same states, and a row touched in one is so in all.
 
     Args:
         before: attention on the original graph of N nodes.

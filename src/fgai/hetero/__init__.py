@@ -1,8 +1,8 @@
 """Heterogeneous graphs: attention by type of edges, explained, attacked and made faithful within a type.
 
-Everything takes PyG's `HeteroData` and a model called as `model(x_dict, edge_index_dict)`: made by `to_hetero`
-or `HeteroConv` from GATConv, GATv2Conv or TransformerConv, or with HANConv or HGTConv in it. `HeteroView` is the
-way to the rest of fgai.
+Everything takes PyG's `HeteroData` and a model called as `model(x_dict, edge_index_dict)`: made by
+`to_hetero` or `HeteroConv` from GATConv, GATv2Conv or TransformerConv, or with HANConv or HGTConv in it.
+`HeteroView` is the way to the rest of fgai.
 """
 
 from fgai.attention.hetero import HeteroModel

@@ -38,10 +38,10 @@ class HeteroAttack(Tabled):
         k: neighbours of each type in an explanation.
         data: the attacked graph: new nodes stand behind those of their type, new edges behind the given ones.
             Labels of new nodes are -1, and no mask holds them.
-        stability: by type of edges, means over layers, on the edges that were there before and at nodes within
-            reach of the change: `overlap` of the top-k among old neighbours, the `chance` of a random order, `tvd`
-            and `g_jsd` of the attention; `new`, the attention that new nodes take where they are joined. NaN
-            where no node counts.
+        stability: by type of edges, means over layers, on the edges that were there before: `overlap` of the
+            top-k among old neighbours and the `chance` of a random order, both at nodes within reach of the
+            change, `tvd` of their attention, `g_jsd` over all edges; and `new`, the attention that new nodes
+            take where they are joined. NaN where no node counts.
         prediction: on the attacked part of the target: `changed`, the share of classes that changed, `g_tvd`
             of the probabilities, and the shares that are right, `clean` and `attacked`.
         result: of the attack itself, on the view's graph.
@@ -93,10 +93,10 @@ def attack(
 ) -> HeteroAttack:
     """Inject nodes whose edges are all of one type, and measure what that changes, type by type.
 
-    It is the attack of a homogeneous graph, on the view's graph: new nodes are of the type in which `edge_type`
-    begins, their features are searched in the threat's box, and their edges go to test nodes of the type in
-    which it ends. Edges of other types stay as they are; where `edge_type` joins nodes of one type, new nodes
-    hear their neighbours, too. The model is attacked in evaluation mode and is left as it was.
+    It is the attack of a homogeneous graph, on the view's graph: new nodes are of the type in which
+    `edge_type` begins, their features are searched in the threat's box, and their edges go to test nodes of
+    the type in which it ends. Edges of other types stay as they are; where `edge_type` joins nodes of one
+    type, new nodes hear their neighbours, too. The model is attacked in evaluation mode and left as it was.
 
     Args:
         model: see `attend`.
@@ -183,7 +183,12 @@ def _prediction(before: Observation, after: Observation) -> dict[str, float]:
         for logits in (one, two)
     ]
     changed = float((one.argmax(1) != two.argmax(1)).double().mean())
-    return {"changed": changed, "g_tvd": metrics.g_tvd_prob(one, two), "clean": right[0], "attacked": right[1]}
+    return {
+        "changed": changed,
+        "g_tvd": metrics.g_tvd_prob(one, two),
+        "clean": right[0],
+        "attacked": right[1],
+    }
 
 
 def _attacked(view: HeteroView, result: AttackResult) -> HeteroData:

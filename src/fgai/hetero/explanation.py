@@ -97,8 +97,8 @@ def explain(
     """Say whom a node attends to, for each type of edges that ends at it.
 
     Of the heads it is the geometric mean, whose order is that of `LayerAttention.ranking`. Where layers
-    normalise within a type, the attention of every type sums to one, and types do not compare; with HGTConv all
-    types together do.
+    normalise within a type, the attention of every type sums to one, and types do not compare; with HGTConv
+    all types together do.
 
     Args:
         model: see `attend`.
@@ -116,14 +116,16 @@ def explain(
     """
     checks.whole(k, "k", 1)
     if not isinstance(layer, int) or isinstance(layer, bool):
-        checks.one_of(layer, "layer", LAYERS)
+        checks.one_of(str(layer), "layer", LAYERS)
     view = HeteroView(data, target)
     number = view.number(node_type, node)
     wrapped = view.wrap(model, call)
     seen = observe(wrapped, prepared(wrapped, view.graph))
     kinds = [kind for kind in view.layout.edge_types if kind[2] == node_type]
     neighbours = {kind: _neighbours(seen.attention, view, kind, number, layer) for kind in kinds}
-    predicted, confidence, label = _prediction(seen, number) if node_type == view.layout.target else (None,) * 3
+    predicted, confidence, label = (
+        _prediction(seen, number) if node_type == view.layout.target else (None,) * 3
+    )
     return HeteroExplanation(
         node_type=node_type,
         node=node,

@@ -35,9 +35,10 @@ def make_faithful(
 ) -> M:
     """Return a faithful version of a trained heterogeneous model; the given one is untouched.
 
-    It is `fgai.make_faithful` on the view's graph: closeness, similarity and stability of the attention of all
-    layers and types, against nodes that are injected within one type and joined to training and validation
-    nodes. Layers of GATConv, GATv2Conv and TransformerConv get limits of what every node may say in each type.
+    It is `fgai.make_faithful` on the view's graph: closeness, similarity and stability of the attention of
+    all layers and types, against nodes that are injected within one type and joined to training and
+    validation nodes. Layers of GATConv, GATv2Conv and TransformerConv get limits of what nodes may say in each
+    type.
 
     Args:
         model: trained; made by `to_hetero` or `HeteroConv` of layers with attention.

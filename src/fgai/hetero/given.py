@@ -26,7 +26,12 @@ def check_features(data: HeteroData) -> tuple[dict[str, int], dict[str, int]]:
     ends = {name for kind in data.edge_types for name in (kind[0], kind[2])}
     for name in [*data.node_types, *sorted(ends - set(data.node_types))]:
         x = data[name].get("x") if name in data.node_types else None
-        if not isinstance(x, Tensor) or x.layout != torch.strided or x.dim() != 2 or not x.is_floating_point():
+        if (
+            not isinstance(x, Tensor)
+            or x.layout != torch.strided
+            or x.dim() != 2
+            or not x.is_floating_point()
+        ):
             raise InputError(
                 f"`data[{name!r}].x` must be a dense tensor [nodes, features] of floating-point numbers, got"
                 f" {'nothing' if x is None else type(x).__name__}; nodes without features need some, e.g."
@@ -66,8 +71,8 @@ def check_edges(data: HeteroData, counts: dict[str, int]) -> list[EdgeType]:
         for name in VALUES:
             if data[kind].get(name) is not None:
                 raise InputError(
-                    f"`data[{kind}].{name}` would be lost: of typed edges fgai reads `edge_index` alone; use a"
-                    f" model without it, and `del data[{kind}].{name}`"
+                    f"`data[{kind}].{name}` would be lost: of typed edges fgai reads `edge_index` alone; use"
+                    f" a model without it, and `del data[{kind}].{name}`"
                 )
     return list(data.edge_types)
 

@@ -27,8 +27,8 @@ class TypeAttention:
     Attributes:
         layer: its name in the model.
         edge_type: of the edges.
-        edge_index: [2, E], both ends numbered within their types: the edges as they were given, in that order,
-            then the self-loops that the layer added, if any.
+        edge_index: [2, E], both ends numbered within their types: the edges as they were given, in that
+            order, then the self-loops that the layer added, if any.
         values: [E, H], before dropout.
     """
 
@@ -48,8 +48,8 @@ class TypeAttention:
 class HeteroAttention(Tabled):
     """Attention of all layers and types of edges, in the order they ran.
 
-    Layers of `to_hetero`, `HeteroConv` and HANConv normalise within a type: what a node gives the edges of one
-    type sums to one. HGTConv normalises over all types together: it sums to one over all of them.
+    Layers of `to_hetero`, `HeteroConv` and HANConv normalise within a type: what a node gives the edges of
+    one type sums to one. HGTConv normalises over all types together: it sums to one over all of them.
 
     Attributes:
         entries: one for each layer and type.
@@ -71,7 +71,8 @@ class HeteroAttention(Tabled):
     def edge_masks(self) -> dict[EdgeType, Tensor]:
         """Return one number for each edge as given, [E] by type: the mean over heads and layers.
 
-        That is what PyG's `AttentionExplainer` shows of a graph without types. Types no layer attends to get 0.
+        That is what PyG's `AttentionExplainer` can show of a graph without types. Types that no layer attends
+        to get 0.
         """
         found = {}
         for kind, edges in self.edges.items():
@@ -83,7 +84,12 @@ class HeteroAttention(Tabled):
         """Return a row for each layer and type: its sizes, and what nodes give this type, on average."""
         columns = [Column("layer"), Column("edges of type"), Column("edges", "d"), Column("heads", "d")]
         rows = [
-            [w.layer, " ".join(w.edge_type), *w.values.shape, float(w.sums().mean()) if len(w.values) else None]
+            [
+                w.layer,
+                " ".join(w.edge_type),
+                *w.values.shape,
+                float(w.sums().mean()) if len(w.values) else None,
+            ]
             for w in self.entries
         ]
         return [Table("Attention, by layer and type", [*columns, Column("sum at a node, mean")], rows)]

@@ -29,9 +29,9 @@ class HeteroView:
     """A heterogeneous graph as one graph of all its nodes, and models of it as models of that graph.
 
     `view.wrap(model)` and `view.graph` are taken by every function of fgai. Nodes are numbered type by type
-    (`view.number`), features are padded with zeros to the widest type (`view.layout.widths` keeps the widths),
-    and labels and masks are those of the target, so that its nodes alone are trained on, attacked and scored.
-    A mask that the target does not have holds all of its nodes.
+    (`view.number`), features are padded with zeros to the widest type (`view.layout.widths` keeps their
+    widths), and labels and masks are those of the target, so that its nodes alone are trained on, attacked
+    and scored. A mask that the target does not have holds all of its nodes.
 
     Args:
         data: with `x` and `edge_index` for every type. Types without edges are read, too.
@@ -46,8 +46,8 @@ class HeteroView:
         layout: where every type stands in it.
 
     Raises:
-        InputError: a type without features or edges, one that is not known, edges that name no nodes, duplicate
-            edges of one type, values on edges, no labels on the target, or an edge type that ends elsewhere.
+        InputError: a type without features, one that is not known, edges that name no nodes, duplicate edges
+            of one type, values on edges, no labels on the target, or an edge type that ends elsewhere.
 
     Example:
         >>> import torch
@@ -87,8 +87,8 @@ class HeteroView:
 
         Args:
             model: heterogeneous; kept as it is inside, as `.model`.
-            call: `(model, HeteroData) → logits` of the target nodes, or a dictionary with those; None calls it
-                as `model(x_dict, edge_index_dict)`. It must use the model and the data it is given.
+            call: `(model, HeteroData) → logits` of the target nodes, or a dictionary with those; None calls
+                it as `model(x_dict, edge_index_dict)`. It must use the model and the data it is given.
 
         Raises:
             InputError: nothing to call, one of fgai's own models, or one that is wrapped already.
@@ -138,7 +138,7 @@ class HeteroView:
         fields = self._labels()
         return Graph.from_edges(edges, layout.num_nodes, features, edge_attr=known, name=name, **fields)
 
-    def _labels(self) -> dict[str, Tensor]:
+    def _labels(self) -> dict[str, Any]:
         """Labels and masks of the target as those of all nodes."""
         layout = self.layout
         if layout.target is None:
