@@ -248,9 +248,9 @@ class LayerAttention:
         scores = None if self.scores is None else self.scores.to(device)
         if adjacency is not None:
             return LayerAttention.on(adjacency, self.values.to(device), self.name, scores)
-        ends = self.source.to(device), self.destination.to(device)
-        rest = self.num_nodes, self.name, None, scores, self.edge_type
-        return LayerAttention(self.values.to(device), *ends, *rest)
+        values, ends = self.values.to(device), (self.source.to(device), self.destination.to(device))
+        kind = self.edge_type
+        return LayerAttention(values, *ends, self.num_nodes, self.name, scores=scores, edge_type=kind)
 
     def same_edges(self, other: LayerAttention) -> bool:
         """Whether both stand on the same edges in the same order, so that rows may be compared."""
@@ -277,8 +277,8 @@ class LayerAttention:
         """Return the edges at increasing `positions` [K]; rows no longer sum to one."""
         ends = self.source[positions], self.destination[positions]
         scores = None if self.scores is None else self.scores[positions]
-        rest = num_nodes or self.num_nodes, self.name, None, scores, self.edge_type
-        return LayerAttention(self.values[positions], *ends, *rest)
+        values, nodes, kind = self.values[positions], num_nodes or self.num_nodes, self.edge_type
+        return LayerAttention(values, *ends, nodes, self.name, scores=scores, edge_type=kind)
 
     def restrict(self, keys: Tensor) -> LayerAttention:
         """Return only the edges with the given keys, all of which must be there.

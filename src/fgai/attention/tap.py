@@ -38,7 +38,7 @@ class Tap(Protocol):
             attention: [E, H], after the softmax and before dropout; not detached.
             source: [E] int64, the node each message comes from.
             destination: [E] int64, the node it goes to. Any order, parallel edges allowed.
-            num_nodes: N, the same for sources and destinations; both numbers where they are numbered apart, as
+            num_nodes: N, the same for sources and destinations; both counts where they are numbered apart, as
                 on edges between nodes of two types.
             adjacency: pass it where the edges are those of an `Adjacency`, in its order; saves sorting.
             scores: gives [E, H] before the softmax, where it can be known: neighbours are ranked by it.

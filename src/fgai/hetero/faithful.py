@@ -37,8 +37,8 @@ def make_faithful(
 
     It is `fgai.make_faithful` on the view's graph: closeness, similarity and stability of the attention of
     all layers and types, against nodes that are injected within one type and joined to training and
-    validation nodes. Layers of GATConv, GATv2Conv and TransformerConv get limits of what nodes may say in each
-    type.
+    validation nodes. Layers of GATConv, GATv2Conv and TransformerConv get limits of what nodes may say in
+    each type.
 
     Args:
         model: trained; made by `to_hetero` or `HeteroConv` of layers with attention.
@@ -70,6 +70,6 @@ def make_faithful(
         tracker=tracker,
         **settings,
     )
-    twin: M = made.model  # type: ignore[assignment]
-    set_history(twin, history_of(made))
-    return twin
+    faithful: M = made.model  # type: ignore[assignment]
+    set_history(faithful, history_of(made))
+    return faithful
