@@ -39,7 +39,7 @@ def logits_of(model, data):
 @QUIET
 @pytest.mark.parametrize(
     ("kind", "edge_type"),
-    [*((kind, WRITES) for kind in MODELS), ("gat", CITES), ("gat", DRAFTS), ("hgt", DRAFTS), ("han", CITES)],
+    [*((kind, WRITES) for kind in MODELS), ("gat", CITES), ("hgt", DRAFTS)],
 )
 def test_the_budget_holds_and_other_types_keep_their_edges(kind, edge_type):
     model = hetero_model(kind, DATA)
