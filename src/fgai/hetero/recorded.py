@@ -77,7 +77,9 @@ class HeteroAttention(Tabled):
         found = {}
         for kind, edges in self.edges.items():
             layers = [entry.values.mean(1)[: edges.shape[1]] for entry in self[kind]]
-            found[kind] = torch.stack(layers).mean(0) if layers else torch.zeros(edges.shape[1])
+            found[kind] = (
+                torch.stack(layers).mean(0) if layers else torch.zeros_like(edges[0], dtype=torch.float)
+            )
         return found
 
     def tables(self) -> list[Table]:
