@@ -101,6 +101,7 @@ _PACKAGES = (
     "divergence",
     "figures",
     "files",
+    "hetero",
     "metrics",
     "objectives",
     "ops",

@@ -24,15 +24,17 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch import nn
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 import fgai
 from fgai.attacks import Budget, PGDInjection, RandomInjection, Threat
 from fgai.attention import observe
 from fgai.errors import FgaiError
+from fgai.hetero import HeteroView
 from fgai.metrics import Views
 from fgai.sparse import Adjacency, Features
 from support.graph_cases import small_data
+from support.hetero_cases import CITES, WRITES, WRITTEN, hetero_data, hetero_model
 
 SECONDS, BYTES = 60.0, 1.5e9
 """No call on a graph of a few nodes takes longer, or more memory; the first one may compile kernels."""
@@ -198,10 +200,33 @@ def pools() -> dict[str, list[Any]]:
             np.ones(3),
         ],
         "dtype": [torch.float32, torch.int64],
+        **_hetero_pools(),
         "odd": [None, object(), len, Path("/nowhere/at/all"), b"", {}, [], "cpu", torch.device("cpu"), False],
     }
 
 
+def _hetero_pools() -> dict[str, list[Any]]:
+    """Of heterogeneous graphs."""
+    data, bare = hetero_data(), hetero_data()
+    del bare["paper"].y
+    return {
+        "hetero data": [data, data.clone(), bare, Data(), HeteroData()],
+        "hetero model": [hetero_model("gat", data), hetero_model("hgt", data), Bare(), fgai.GCN(WIDTH, 3)],
+        "edge type": [WRITES, list(CITES), WRITTEN, "writes", (1, 2, 3), ("a", "b")],
+        "node type": ["paper", "author", "nobody"],
+        "layout": [HeteroView(data).layout],
+    }
+
+
+HETERO = {
+    "data": "hetero data",
+    "model": "hetero model",
+    "edge_type": "edge type",
+    "node_type": "node type",
+    "target": "node type",
+    "layout": "layout",
+}
+"""What arguments of `fgai.hetero` are, by name."""
 KINDS = {
     name: kind
     for kind, names in {
@@ -234,7 +259,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "planted": {"num_nodes": 60},
 }
 """What keeps a call that does run short."""
-SMALL = ("evaluate", "compare", "explain", "report", "breaking_point", "make_report")
+SMALL = ("evaluate", "compare", "explain", "report", "breaking_point", "make_report", "attack")
 
 
 @st.composite
@@ -252,14 +277,15 @@ def calls(draw: st.DrawFn, among: tuple[Door, ...] | None = None) -> tuple[Door,
         optional = parameter.default is not parameter.empty and parameter.name != odd
         if optional and (careful or draw(st.integers(0, 2))):
             continue
-        given[parameter.name] = draw(_argument(parameter, careful and parameter.name != odd))
-    if door.name in SMALL:
+        known = HETERO if door.home == "fgai.hetero" else KINDS
+        given[parameter.name] = draw(_argument(parameter, careful and parameter.name != odd, known))
+    if door.name in SMALL and "threat" in {parameter.name for parameter in parameters}:
         given["threat"] = pools()["threat"][0]
     return door, given | SHORT.get(door.name, {})
 
 
-def _argument(parameter: inspect.Parameter, careful: bool) -> st.SearchStrategy[Any]:
-    kind = KINDS.get(parameter.name)
+def _argument(parameter: inspect.Parameter, careful: bool, known: dict[str, str]) -> st.SearchStrategy[Any]:
+    kind = known.get(parameter.name)
     if kind is None:
         annotation = str(parameter.annotation)
         kind = next((found for word, found in WORDS if word in annotation), "odd")

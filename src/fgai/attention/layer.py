@@ -42,6 +42,7 @@ class LayerAttention:
         adjacency: the structure the edges come from, if there is one (saves computing `keys` again).
         scores: [E], mean over the heads of the scores before the softmax, where the layer told them. Up to a
             number per node it is the mean of `log w` over the heads, whatever underflows in `values`.
+        edge_type: in a heterogeneous graph, the type of these edges; one layer then has an entry per type.
 
     Example:
         >>> import torch
@@ -57,6 +58,7 @@ class LayerAttention:
     name: str = ""
     adjacency: Adjacency | None = field(default=None, repr=False)
     scores: Tensor | None = field(default=None, repr=False)
+    edge_type: tuple[str, str, str] | None = None
 
     def __post_init__(self) -> None:
         if self.values.dim() != 2:
@@ -210,8 +212,8 @@ class LayerAttention:
         """Reduce the heads to one number per edge.
 
         Args:
-            how: `"mean"`, `"max"`, `"log"` for their geometric mean, made to sum to one at every node, or the
-                number of one head.
+            how: `"mean"`, `"max"`, `"log"` for their geometric mean, made to sum to one at every node (or to
+                what it gives this type of edges), or the number of one head.
 
         Returns:
             [E].
@@ -227,7 +229,8 @@ class LayerAttention:
             return self.values[:, how]
         checks.one_of(how, "heads", REDUCTIONS)
         if how == "log" and (self.scores is not None or self.num_heads > 1):
-            return _softmax(mean_log(self.values) if self.scores is None else self.scores, self.rowptr)
+            shares = _softmax(mean_log(self.values) if self.scores is None else self.scores, self.rowptr)
+            return shares if self.edge_type is None else shares * self.sums().mean(1)[self.destination]
         if self.num_heads == 1:
             return self.values.squeeze(1)
         return self.values.mean(dim=1) if how == "mean" else self.values.amax(dim=1)
@@ -245,8 +248,9 @@ class LayerAttention:
         scores = None if self.scores is None else self.scores.to(device)
         if adjacency is not None:
             return LayerAttention.on(adjacency, self.values.to(device), self.name, scores)
-        ends = self.source.to(device), self.destination.to(device)
-        return LayerAttention(self.values.to(device), *ends, self.num_nodes, self.name, scores=scores)
+        values, ends = self.values.to(device), (self.source.to(device), self.destination.to(device))
+        kind = self.edge_type
+        return LayerAttention(values, *ends, self.num_nodes, self.name, scores=scores, edge_type=kind)
 
     def same_edges(self, other: LayerAttention) -> bool:
         """Whether both stand on the same edges in the same order, so that rows may be compared."""
@@ -273,8 +277,8 @@ class LayerAttention:
         """Return the edges at increasing `positions` [K]; rows no longer sum to one."""
         ends = self.source[positions], self.destination[positions]
         scores = None if self.scores is None else self.scores[positions]
-        nodes = num_nodes or self.num_nodes
-        return LayerAttention(self.values[positions], *ends, nodes, self.name, scores=scores)
+        values, nodes, kind = self.values[positions], num_nodes or self.num_nodes, self.edge_type
+        return LayerAttention(values, *ends, nodes, self.name, scores=scores, edge_type=kind)
 
     def restrict(self, keys: Tensor) -> LayerAttention:
         """Return only the edges with the given keys, all of which must be there.
@@ -302,7 +306,8 @@ class LayerAttention:
         """Return both on their common edges, matched by (source, destination).
 
         Raises:
-            AttentionError: heads differ, edges are duplicated, devices differ, or no edge is common.
+            AttentionError: heads differ, edges are duplicated, devices differ, or no edge is common (a type
+                of edges may have none).
         """
         if self.num_heads != other.num_heads:
             raise AttentionError(
@@ -320,7 +325,7 @@ class LayerAttention:
         if self.num_nodes == other.num_nodes and self.same_edges(other):
             return self, other
         mine, theirs = match_edges(self.keys, other.keys)
-        if mine.numel() == 0 and (self.num_edges or other.num_edges):
+        if mine.numel() == 0 and (self.num_edges or other.num_edges) and self.edge_type is None:
             raise AttentionError(f"attention of {self.name!r} and {other.name!r} has no edge in common")
         return self.take(mine, nodes), other.take(theirs, nodes)
 
@@ -331,7 +336,7 @@ class LayerAttention:
         keys, inverse = torch.unique(self.keys, return_inverse=True)
         zeros = self.values.new_zeros((keys.numel(), self.num_heads))
         values = zeros.index_add(0, inverse, self.values)
-        return LayerAttention(values, *key_ends(keys), self.num_nodes, self.name)
+        return LayerAttention(values, *key_ends(keys), self.num_nodes, self.name, edge_type=self.edge_type)
 
     def sums(self) -> Tensor:
         """[N, H]: the attention each node pays in total; 0 for a node without incoming edges."""

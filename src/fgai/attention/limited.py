@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from fgai.attention.hetero import HeteroModel
 from fgai.attention.limits import Limits, limits_of
 from fgai.attention.record import find_layers
 from fgai.attention.tapped import TappedLayer
@@ -80,8 +81,11 @@ def _limiter_of(layer: nn.Module) -> Limiter | None:
 def entry_limits(model: nn.Module) -> list[Limits]:
     """Return the limits of what the first attention layer reads of a node; empty where it has none.
 
-    What the layer derives from something limited is left out: a node cannot say it on its own.
+    What the layer derives from something limited is left out: a node cannot say it on its own. Of a
+    heterogeneous model there are none: its layers read some nodes as sources and others as destinations.
     """
+    if isinstance(uncompiled(model), HeteroModel):
+        return []
     first = next(iter(find_layers(uncompiled(model)).values()))
     return [limits for limits in limits_of(first) if not limits.derived]
 

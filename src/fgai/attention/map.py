@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -97,6 +99,24 @@ class AttentionMap(Tabled):
         """The output layer's attention."""
         return self.layer(-1)
 
+    @property
+    def depths(self) -> list[int]:
+        """How many layers ran before each entry; entries of one layer, for its types of edges, share it."""
+        starts = [w.edge_type is None or _layer(w) != _layer(v) for v, w in pairwise(self.layers)]
+        return list(accumulate(starts, initial=0)) if self.layers else []
+
+    def of_type(self, edge_type: tuple[str, str, str]) -> AttentionMap:
+        """Return the entries of one type of edges, a layer each; of models of heterogeneous graphs.
+
+        Raises:
+            AttentionError: the map has no such type; names those it has.
+        """
+        found = tuple(w for w in self.layers if w.edge_type == tuple(edge_type))
+        if not found:
+            known = sorted({w.edge_type for w in self.layers if w.edge_type is not None})
+            raise AttentionError(f"the map has no edges of type {edge_type!r}; it has {known or 'no types'}")
+        return AttentionMap(found)
+
     def layer(self, index: int) -> LayerAttention:
         """Return one layer; negative numbers count from the end.
 
@@ -148,12 +168,15 @@ class AttentionMap(Tabled):
             heads: `"mean"`, `"max"`, `"log"` or a head's number.
 
         Returns:
-            Values [E, 1] on the layers' common edges. With `"sum"` they sum to the number of layers.
+            Values [E, 1] on the layers' common edges. With `"sum"` they sum to the number of layers. Layers
+            of a heterogeneous model are `joined` first.
 
         Raises:
             AttentionError: the layers stand on different edges (never for `"last"`).
         """
         checks.one_of(how, "how", LAYER_REDUCERS)
+        if any(w.edge_type is not None for w in self.layers):
+            return self.joined().over_layers(how, heads)
         last = self.last
         if how == "last":
             return last.with_values(last.heads(heads)[:, None])
@@ -168,6 +191,21 @@ class AttentionMap(Tabled):
         return LayerAttention(
             combined.values, last.source, last.destination, last.num_nodes, f"{how} of layers", last.adjacency
         )
+
+    def joined(self) -> AttentionMap:
+        """Return one entry a layer, on the edges of all types; the map itself where there are no types.
+
+        Parallel edges of several types are added up, and the attention of every node is divided by its sum:
+        where a layer normalises within each type, all types that a node has edges of count alike.
+
+        Raises:
+            AttentionError: the types of a layer have different numbers of heads.
+        """
+        beside = [
+            [w for _, w in entries]
+            for _, entries in groupby(zip(self.depths, self.layers, strict=True), key=itemgetter(0))
+        ]
+        return AttentionMap(tuple(_joined(entries) for entries in beside))
 
     def detach(self) -> AttentionMap:
         """Return the map cut from the gradient tape."""
@@ -235,6 +273,30 @@ class AttentionMap(Tabled):
             raise AttentionError(
                 f"one map has {len(self)} layers, the other {len(other)}; `select` those to compare"
             )
+
+
+def _layer(entry: LayerAttention) -> str:
+    """Name of the layer that an entry for one type of edges belongs to."""
+    return (
+        entry.name if entry.edge_type is None else entry.name.removesuffix("." + "__".join(entry.edge_type))
+    )
+
+
+def _joined(entries: list[LayerAttention]) -> LayerAttention:
+    first = entries[0]
+    if first.edge_type is None:
+        return first
+    counts = sorted({w.num_heads for w in entries})
+    if len(counts) > 1:
+        raise AttentionError(
+            f"types of edges of layer {_layer(first)!r} have {counts} heads; reduce them first with `heads`"
+        )
+    values, source, destination = (
+        torch.cat([getattr(w, name) for w in entries]) for name in ("values", "source", "destination")
+    )
+    whole = LayerAttention.from_edges(values, source, destination, first.num_nodes, _layer(first)).merged()
+    totals = whole.sums().clamp(min=torch.finfo(values.dtype).tiny)
+    return whole.with_values(whole.values / totals[whole.destination])
 
 
 def _strongest(layer: LayerAttention) -> float | None:

@@ -6,15 +6,16 @@ numbers are drawn in the same order and a recorded forward equals an unrecorded 
 mode too. TransformerConv and SuperGATConv compute attention inside `message`, which we replace on the
 instance. Everything is set on the instance, never on the class, and taken back on leaving.
 
-Refused by name: bipartite input (a pair of feature matrices), `torch_sparse.SparseTensor`, decomposed layers,
-and subclasses that override the method in which attention is computed.
+Bipartite input (a pair of feature matrices) has its sources and destinations numbered apart, and is told to
+the tap as such. Refused by name: `torch_sparse.SparseTensor`, decomposed layers, and subclasses that override
+the method in which attention is computed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import GATConv, GATv2Conv, SuperGATConv, TransformerConv
 from torch_geometric.utils import softmax
 
-from fgai.attention.tap import Adapter, Tap
+from fgai.attention.tap import Adapter, NodeCount, Tap
 from fgai.errors import AttentionError
 
 _ABSENT = object()
@@ -79,26 +80,32 @@ def override(layer: Any, name: str, value: Any) -> Iterator[None]:
             layer.__dict__[name] = previous
 
 
-def _refuse_pairs(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    x = args[0] if args else kwargs.get("x")
-    if isinstance(x, tuple | list) and not (len(x) == 2 and x[0] is x[1]):
-        raise AttentionError(
-            f"{type(layer).__name__} was called with a pair of feature matrices: bipartite and heterogeneous"
-            " graphs cannot be recorded, because sources and destinations are numbered apart"
-        )
+@contextmanager
+def _counting_nodes(layer: Any) -> Iterator[Callable[[Tensor | None, Tensor | None], NodeCount]]:
+    """Yield what counts the nodes of the run under way, from tensors of its sources and destinations."""
+    apart = [False]
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = args[0] if args else kwargs.get("x")
+        apart[0] = isinstance(x, tuple | list) and not (len(x) == 2 and x[0] is x[1])
+
+    def count(source: Tensor | None, destination: Tensor | None) -> NodeCount:
+        if source is None or destination is None:
+            raise AttentionError(
+                f"{type(layer).__name__} ran on a bipartite graph without features of both sides, which"
+                " cannot be recorded; give it a pair of feature matrices"
+            )
+        sizes = int(source.shape[0]), int(destination.shape[0])
+        return sizes if apart[0] or sizes[0] != sizes[1] else sizes[0]
+
+    handle = layer.register_forward_pre_hook(before, with_kwargs=True)
+    try:
+        yield count
+    finally:
+        handle.remove()
 
 
-def _node_count(layer: Any, source: Tensor | None, destination: Tensor | None) -> int:
-    sizes = [None if x is None else int(x.shape[0]) for x in (source, destination)]
-    if sizes[0] is None or sizes[0] != sizes[1]:
-        raise AttentionError(
-            f"{type(layer).__name__} ran on a bipartite graph ({sizes[0]} sources, {sizes[1]} destinations),"
-            " which cannot be recorded"
-        )
-    return sizes[0]
-
-
-def _check_layer(layer: Any, method: str, owner: type[nn.Module]) -> None:
+def check_layer(layer: Any, method: str, owner: type[nn.Module]) -> None:
     """Refuse a layer whose attention is not computed by the method we know."""
     kind = type(layer).__name__
     if getattr(getattr(layer, method), "__func__", None) is not owner.__dict__[method]:
@@ -110,8 +117,9 @@ def _check_layer(layer: Any, method: str, owner: type[nn.Module]) -> None:
         raise AttentionError(
             f"{kind} with decomposed_layers={layer.decomposed_layers} cannot be recorded; set it to 1"
         )
-    if not isinstance(layer.dropout, int | float):
-        raise AttentionError(f"`dropout` of {kind} must be a number, got {type(layer.dropout).__name__}")
+    share = getattr(layer, "dropout", 0.0)
+    if not isinstance(share, int | float):
+        raise AttentionError(f"`dropout` of {kind} must be a number, got {type(share).__name__}")
 
 
 def _additive_scores(layer: Any, far: Tensor, near: Tensor, edge_attr: Tensor | None) -> Tensor:
@@ -150,12 +158,12 @@ def _edge_updater_adapter(
 
     @contextmanager
     def adapter(layer: Any, tap: Tap) -> Iterator[None]:
-        _check_layer(layer, "edge_update", owner)
+        check_layer(layer, "edge_update", owner)
         original: Callable[..., Tensor] = layer.edge_updater
 
         def edge_updater(edge_index: Any, **kwargs: Any) -> Tensor:
             source, destination = message_edges(layer, edge_index)
-            num_nodes = _node_count(layer, *kwargs[nodes])
+            num_nodes = count(*kwargs[nodes])
             with override(layer, "dropout", 0.0):
                 attention = original(edge_index, **kwargs)
 
@@ -166,12 +174,8 @@ def _edge_updater_adapter(
             attention = tap(attention, source, destination, num_nodes, scores=scores)
             return dropout(attention, p=layer.dropout, training=layer.training)
 
-        handle = layer.register_forward_pre_hook(_refuse_pairs, with_kwargs=True)
-        try:
-            with override(layer, "edge_updater", edge_updater):
-                yield
-        finally:
-            handle.remove()
+        with _counting_nodes(layer) as count, override(layer, "edge_updater", edge_updater):
+            yield
 
     return adapter
 
@@ -179,7 +183,7 @@ def _edge_updater_adapter(
 @contextmanager
 def _propagating(
     layer: Any, message: Callable[..., Tensor], nodes: tuple[str, str]
-) -> Iterator[list[tuple[Tensor, Tensor, int]]]:
+) -> Iterator[list[tuple[Tensor, Tensor, NodeCount]]]:
     """Replace `message`, and hold the edges of the `propagate` under way.
 
     Args:
@@ -191,28 +195,28 @@ def _propagating(
         A list; while the layer propagates, its one entry is (source, destination, number of nodes).
     """
     original: Callable[..., Tensor] = layer.propagate
-    under_way: list[tuple[Tensor, Tensor, int]] = []
+    under_way: list[tuple[Tensor, Tensor, NodeCount]] = []
 
     def propagate(edge_index: Any, **kwargs: Any) -> Tensor:
-        num_nodes = _node_count(layer, kwargs[nodes[0]], kwargs[nodes[1]])
+        num_nodes = count(kwargs[nodes[0]], kwargs[nodes[1]])
         under_way[:] = [(*message_edges(layer, edge_index), num_nodes)]
         try:
             return original(edge_index, **kwargs)
         finally:
             under_way.clear()
 
-    handle = layer.register_forward_pre_hook(_refuse_pairs, with_kwargs=True)
-    with ExitStack() as stack:
-        stack.callback(handle.remove)
-        stack.enter_context(override(layer, "propagate", propagate))
-        stack.enter_context(override(layer, "message", message))
+    with (
+        _counting_nodes(layer) as count,
+        override(layer, "propagate", propagate),
+        override(layer, "message", message),
+    ):
         yield under_way
 
 
 @contextmanager
 def _transformer(layer: Any, tap: Tap) -> Iterator[None]:
     """Attention `softmax_j(<q_i, k_j + e_ij> / √C)` of TransformerConv."""
-    _check_layer(layer, "message", TransformerConv)
+    check_layer(layer, "message", TransformerConv)
     shape = (-1, layer.heads, layer.out_channels)
 
     def message(
@@ -246,7 +250,7 @@ def _transformer(layer: Any, tap: Tap) -> Iterator[None]:
 @contextmanager
 def _supergat(layer: Any, tap: Tap) -> Iterator[None]:
     """Attention of SuperGATConv, by its own `get_attention`; its self-supervised loss is left alone."""
-    _check_layer(layer, "message", SuperGATConv)
+    check_layer(layer, "message", SuperGATConv)
 
     def message(edge_index_i: Tensor, x_i: Tensor, x_j: Tensor, size_i: int | None) -> Tensor:
         attention = layer.get_attention(edge_index_i, x_i, x_j, num_nodes=size_i)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import itemgetter
+
 import torch
 from torch import Tensor
 
@@ -20,7 +23,8 @@ def touched_rows(before: AttentionMap, after: AttentionMap, changed: Tensor | No
         i ∈ S_{l-1},  or j → i for some j ∈ S_{l-1},  or i gained or lost an incoming edge;
 
     and S_l holds S_{l-1} and the rows touched at layer l. A row outside cannot have moved: its scores read
-    unchanged states over unchanged edges. Layers are followed in the order they ran, each over its own edges.
+    unchanged states over unchanged edges. Layers are followed in the order they ran, each over its own edges;
+    entries of one layer, for its types of edges, read the same states, and a row touched in one is so in all.
 
     Args:
         before: attention on the original graph of N nodes.
@@ -42,13 +46,17 @@ def touched_rows(before: AttentionMap, after: AttentionMap, changed: Tensor | No
     state[num_nodes:] = True
     if changed is not None:
         state[changed] = True
-    out = []
-    for old, new in zip(before.layers, after.layers, strict=True):
-        rows = _edited_rows(old, new) | state
-        reached = torch.zeros_like(state, dtype=torch.int32)
-        reached = reached.index_add(0, new.destination, state[new.source].to(torch.int32))
-        state = rows | (reached > 0)
-        out.append(state[:num_nodes])
+    out: list[Tensor] = []
+    entries = zip(after.depths, before.layers, after.layers, strict=True)
+    for _, side_by_side in groupby(entries, key=itemgetter(0)):
+        pairs = [(old, new) for _, old, new in side_by_side]
+        rows = state
+        for old, new in pairs:
+            reached = torch.zeros_like(state, dtype=torch.int32)
+            reached = reached.index_add(0, new.destination, state[new.source].to(torch.int32))
+            rows = rows | _edited_rows(old, new) | (reached > 0)
+        state = rows
+        out += [rows[:num_nodes]] * len(pairs)
     return out
 
 

@@ -13,20 +13,22 @@ import torch
 from torch import Tensor, nn
 
 from fgai.alone import alone
+from fgai.attention.hetero import HeteroModel
 from fgai.attention.perturb import PerturbLike
 from fgai.attention.registry import adapter_for, known_layers
-from fgai.attention.tap import Scores, Tap
+from fgai.attention.tap import EdgeType, NodeCount, Scores, Tap
 from fgai.attention.tape import Tape
 from fgai.attention.wrapped import model_name, uncompiled, unwrapped
 from fgai.errors import AttentionError
 from fgai.sparse import Adjacency
 from fgai.typed import typed
 
+_HETERO = "heterogeneous models are recorded with their data, see `fgai.hetero`"
 _REFUSED = {
-    "HeteroConv": "heterogeneous",
-    "HGTConv": "heterogeneous",
-    "HANConv": "heterogeneous",
-    "DataParallel": "replicated",
+    "HeteroConv": _HETERO,
+    "HGTConv": _HETERO,
+    "HANConv": _HETERO,
+    "DataParallel": "replicated models cannot be recorded",
 }
 
 
@@ -73,7 +75,7 @@ def record(model: nn.Module, *, perturb: PerturbLike | None = None, ranked: bool
         raise AttentionError("`record` cannot be compiled; open it outside `torch.compile`")
     model = uncompiled(model)
     layers = find_layers(model)
-    tape = Tape(perturb, ranked=ranked)
+    tape = Tape(perturb, ranked=ranked, layout=model.layout if isinstance(model, HeteroModel) else None)
     with alone(), ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # otherwise nothing can have been compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -95,18 +97,18 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the attention layers of a model by name; those of a wrapped one by their names inside.
 
     Raises:
-        AttentionError: there is none, or the model is scripted or heterogeneous.
+        AttentionError: there is none, or the model is scripted, or heterogeneous and not one of
+            `fgai.hetero`.
     """
     found: dict[str, nn.Module] = {}
     seen: set[str] = set()
+    hetero = isinstance(model, HeteroModel)
     for path, module in unwrapped(model).named_modules():
         kind = type(module).__name__
         if isinstance(module, torch.jit.ScriptModule):
             raise AttentionError(f"{path or 'the model'} is scripted by TorchScript and cannot be recorded")
-        if kind in _REFUSED:
-            raise AttentionError(
-                f"{path or 'the model'} is a {kind}: {_REFUSED[kind]} models cannot be recorded"
-            )
+        if kind in _REFUSED and not (hetero and _REFUSED[kind] is _HETERO):
+            raise AttentionError(f"{path or 'the model'} is a {kind}: {_REFUSED[kind]}")
         if adapter_for(module) is not None and "_orig_mod" not in module._modules:
             found[path.replace("_orig_mod.", "").removesuffix("._orig_mod") or kind] = module
         seen.add(kind)
@@ -133,14 +135,15 @@ class _Installed:
         attention: Tensor,
         source: Tensor,
         destination: Tensor,
-        num_nodes: int,
+        num_nodes: NodeCount,
         *,
         adjacency: Adjacency | None = None,
         scores: Scores | None = None,
+        edge_type: EdgeType | None = None,
     ) -> Tensor:
         ends = source, destination, num_nodes
         for tap, perturbs in tuple(self.taps):
-            attention = tap(attention, *ends, adjacency=adjacency, scores=scores)
+            attention = tap(attention, *ends, adjacency=adjacency, scores=scores, edge_type=edge_type)
             scores = None if perturbs else scores  # of what was changed they say nothing
         return attention
 
@@ -157,13 +160,14 @@ def _tapped(layer: nn.Module, name: str, tape: Tape) -> Iterator[None]:
         attention: Tensor,
         source: Tensor,
         destination: Tensor,
-        num_nodes: int,
+        num_nodes: NodeCount,
         *,
         adjacency: Adjacency | None = None,
         scores: Scores | None = None,
+        edge_type: EdgeType | None = None,
     ) -> Tensor:
         runs[0] += 1
-        return tape.tap(name, attention, source, destination, num_nodes, adjacency, scores)
+        return tape.tap(name, attention, source, destination, num_nodes, adjacency, scores, edge_type)
 
     def before(*_: Any) -> None:
         runs[0] = 0

@@ -10,6 +10,10 @@ from torch import Tensor
 
 from fgai.sparse import Adjacency
 
+EdgeType = tuple[str, str, str]
+"""Type of the source, name of the relation, type of the destination; as in PyG's `HeteroData`."""
+NodeCount = int | tuple[int, int]
+"""Nodes, or sources and destinations where these are numbered apart."""
 Scores = Callable[[], Tensor]
 """Computes scores [E, H] when somebody wants them."""
 
@@ -22,10 +26,11 @@ class Tap(Protocol):
         attention: Tensor,
         source: Tensor,
         destination: Tensor,
-        num_nodes: int,
+        num_nodes: NodeCount,
         *,
         adjacency: Adjacency | None = None,
         scores: Scores | None = None,
+        edge_type: EdgeType | None = None,
     ) -> Tensor:
         """Record `attention` and return the attention the layer must go on with.
 
@@ -33,9 +38,11 @@ class Tap(Protocol):
             attention: [E, H], after the softmax and before dropout; not detached.
             source: [E] int64, the node each message comes from.
             destination: [E] int64, the node it goes to. Any order, parallel edges allowed.
-            num_nodes: N, the same for sources and destinations.
+            num_nodes: N, the same for sources and destinations; both counts where they are numbered apart, as
+                on edges between nodes of two types.
             adjacency: pass it where the edges are those of an `Adjacency`, in its order; saves sorting.
             scores: gives [E, H] before the softmax, where it can be known: neighbours are ranked by it.
+            edge_type: of these edges, by a layer that calls the tap once for each type.
 
         Returns:
             [E, H] in the order given.

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from fgai.attention.layer import LayerAttention, mean_heads
+from fgai.attention.layout import HeteroLayout
 from fgai.attention.map import AttentionMap
 from fgai.attention.perturb import Perturbation, PerturbLike
-from fgai.attention.tap import Scores
+from fgai.attention.tap import EdgeType, NodeCount, Scores
 from fgai.errors import AttentionError
 from fgai.sparse import Adjacency, edge_keys
 from fgai.typed import typed
@@ -46,15 +47,18 @@ class Tape:
     """The attention of the model's last forward.
 
     Each call of the recorded model starts afresh. A part of the model that is called on its own (say
-    `model.encode(...)`) adds to the tape until `clear`.
+    `model.encode(...)`) adds to the tape until `clear`. With a layout, nodes are numbered as it says, and a
+    layer has an entry for every type of edges.
     """
 
-    def __init__(self, perturb: PerturbLike | None = None, *, ranked: bool = True) -> None:
-        self._ranked = ranked
+    def __init__(
+        self, perturb: PerturbLike | None = None, *, ranked: bool = True, layout: HeteroLayout | None = None
+    ) -> None:
+        self._ranked, self._layout, self._num_nodes = ranked, layout, 0
         self._perturbation = None if perturb is None else Perturbation(perturb)
         self._used: list[LayerAttention] = []
         self._computed: list[LayerAttention] = []
-        self._runs: Counter[str] = Counter()
+        self._runs: Counter[tuple[str, EdgeType | None]] = Counter()
         self._edges: dict[int, _Sorted] = {}
         self._depth = 0
         self._complete = False
@@ -94,16 +98,26 @@ class Tape:
         attention: Tensor,
         source: Tensor,
         destination: Tensor,
-        num_nodes: int,
+        num_nodes: NodeCount,
         adjacency: Adjacency | None,
         scores: Scores | None = None,
+        edge_type: EdgeType | None = None,
     ) -> Tensor:
         """Record the attention of one layer run and return the attention to go on with."""
         self._check_thread()
         self._check(name, attention, source)
+        if self._layout is not None:
+            name, edge_type = self._layout.place(name) if edge_type is None else (name, edge_type)
+            source, destination = self._layout.ends(edge_type, source, destination)
+            num_nodes = self._num_nodes
+        elif isinstance(num_nodes, tuple):
+            raise AttentionError(
+                f"layer {name!r} ran on a bipartite graph ({num_nodes[0]} sources, {num_nodes[1]}"
+                " destinations, numbered apart), which cannot be recorded; of a heterogeneous graph see"
+                " `fgai.hetero`"
+            )
         ranks = mean_heads(scores()) if self._ranked and scores is not None else None
-        self._runs[name] += 1
-        label = name if self._runs[name] == 1 else f"{name}:{self._runs[name]}"
+        label = self._label(name, edge_type)
         if adjacency is not None:
             return self._write(LayerAttention.on(adjacency, attention, label, ranks))
         index = len(self._used)
@@ -113,8 +127,8 @@ class Tape:
         values = attention.index_select(0, edges.order)
         ranks = None if ranks is None else ranks.index_select(0, edges.order)
         ends = edges.source, edges.destination
-        used = self._write(LayerAttention(values, *ends, num_nodes, label, scores=ranks))
-        return used.index_select(0, edges.inverse)
+        computed = LayerAttention(values, *ends, num_nodes, label, scores=ranks, edge_type=edge_type)
+        return self._write(computed).index_select(0, edges.inverse)
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The recorded model was called."""
@@ -122,11 +136,12 @@ class Tape:
         for value in (*args, *kwargs.values()):
             if isinstance(value, Mapping) and any(isinstance(key, tuple) and len(key) == 3 for key in value):
                 raise AttentionError(
-                    "the model was called with edges per type: heterogeneous graphs cannot be recorded;"
-                    " record a homogeneous model"
+                    "the model was called with edges per type: heterogeneous models are recorded with their"
+                    " data, see `fgai.hetero`"
                 )
         if self._depth == 0:
             self.clear()
+            self._num_nodes = 0 if self._layout is None else int(args[0].num_nodes)
         self._depth += 1
 
     def finish(self) -> None:
@@ -143,6 +158,13 @@ class Tape:
         self._depth = max(0, self._depth - 1)
         if self._depth == 0 and not self._complete:
             self.clear()
+
+    def _label(self, name: str, edge_type: EdgeType | None) -> str:
+        """Name of a run: that of the layer, its number from the second on, and the type of its edges."""
+        self._runs[name, edge_type] += 1
+        count = self._runs[name, edge_type]
+        label = name if count == 1 else f"{name}:{count}"
+        return label if edge_type is None else f"{label}.{'__'.join(edge_type)}"
 
     def _write(self, computed: LayerAttention) -> Tensor:
         used = computed

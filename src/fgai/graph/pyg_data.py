@@ -22,7 +22,8 @@ def arguments_from_data(data: Any) -> dict[str, Any]:
     if _is_dataset(data):
         raise InputError(f"`data` must be one graph, got the dataset {kind}; give its graph: `dataset[0]`")
     if not hasattr(data, "edge_index") or kind == "HeteroData":
-        raise InputError(f"expected a homogeneous PyG `Data` with `edge_index`, got {kind}")
+        hint = "; see `fgai.hetero.HeteroView`" if kind == "HeteroData" else ""
+        raise InputError(f"expected a homogeneous PyG `Data` with `edge_index`, got {kind}{hint}")
     if data.edge_index is None:
         raise InputError("`data.edge_index` is missing; transposed `adj_t` is not read, convert it first")
     refuse_edge_types(data)

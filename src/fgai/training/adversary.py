@@ -148,7 +148,7 @@ class InjectionAdversary:
             self.points[limits] = state[f"points.{index}"].to(device, copy=True).requires_grad_()
 
 
-def reach_shares(graph: Graph, attacked: Graph, layers: int) -> tuple[list[float], float]:
+def reach_shares(graph: Graph, attacked: Graph, depths: Sequence[int]) -> tuple[list[float], float]:
     """Share of the original nodes whose attention the new nodes can change, layer by layer.
 
     Layer 1 reads the new nodes at their neighbours; every further layer carries the change one edge on.
@@ -158,19 +158,19 @@ def reach_shares(graph: Graph, attacked: Graph, layers: int) -> tuple[list[float
     Args:
         graph: before the injection.
         attacked: after it.
-        layers: attention layers of the model.
+        depths: of each entry of the model's attention, see `AttentionMap.depths`.
 
     Returns:
-        The shares of nodes by layer, and the share of predictions (of nodes, links or small graphs) in reach.
+        The shares of nodes by entry, and the share of predictions (of nodes, links or small graphs) in reach.
     """
     source, destination = attacked.adjacency.source, attacked.adjacency.destination
     reached = torch.zeros(attacked.num_nodes, dtype=torch.bool, device=attacked.device)
     reached[graph.num_nodes :] = True
     shares = []
-    for _ in range(layers):
+    for _ in range(max(depths) + 1):
         spread = reached.clone()
         spread[destination[reached[source]]] = True
         reached = spread
         shares.append(max(float(reached[: graph.num_nodes].float().mean()), 1.0 / graph.num_nodes))
     rows = task_of(graph).reached(graph, reached[: graph.num_nodes])
-    return shares, max(float(rows.float().mean()), 1.0 / rows.numel())
+    return [shares[depth] for depth in depths], max(float(rows.float().mean()), 1.0 / rows.numel())

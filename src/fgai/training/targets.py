@@ -43,7 +43,7 @@ class Targets:
         contrasts: per layer, what similarity is divided by.
         sharpness: per layer.
         scale: spread of the logits.
-        depth: layers of the model, counting or not.
+        depths: of every layer, counting or not, see `AttentionMap.depths`.
     """
 
     logits: Tensor
@@ -54,7 +54,7 @@ class Targets:
     contrasts: list[float]
     sharpness: list[float]
     scale: float
-    depth: int
+    depths: list[int]
 
     @classmethod
     def of(cls, vanilla: nn.Module, graph: Graph, config: FaithfulConfig) -> Targets:
@@ -81,12 +81,12 @@ class Targets:
                 float(sharp(w, one.rowptr, one.destination)) for w, one in zip(values, chosen, strict=True)
             ],
             scale=float(spread(logits)),
-            depth=len(seen.attention),
+            depths=seen.attention.depths,
         )
 
     def shares(self, graph: Graph, attacked: Graph) -> Shares:
         """Return the shares of nodes in reach at the layers that count, and that of predictions."""
-        layers, predictions = reach_shares(graph, attacked, self.depth)
+        layers, predictions = reach_shares(graph, attacked, self.depths)
         return Shares(layers[-len(self.attention) :], predictions)
 
 

@@ -1,0 +1,213 @@
+"""`attack`: nodes injected within one type of edges, and what they change, type by type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import HeteroData
+
+from fgai import checks, metrics
+from fgai.alone import with_gradients
+from fgai.attacks import AttackResult, Threat, make_attack, threat_of
+from fgai.attention import Observation, observe, prepared, touched_rows
+from fgai.attention.hetero import HeteroCall
+from fgai.attention.tap import EdgeType
+from fgai.divergence import row_tvd
+from fgai.evaluation.measures import NAN, agreement, chance, intruders, paired
+from fgai.hetero.view import MASKS, HeteroView
+from fgai.objectives import Objective, Value
+from fgai.records import Column, Table, Tabled
+from fgai.tasks import task_of
+from fgai.typed import typed
+
+FIGURES = ("overlap", "chance", "tvd", "g_jsd", "new")
+
+
+@typed
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeteroAttack(Tabled):
+    """What an attack within one type of edges changed.
+
+    Attributes:
+        edge_type: of the new edges.
+        threat: its name.
+        k: neighbours of each type in an explanation.
+        data: the attacked graph: new nodes stand behind those of their type, new edges behind the given ones.
+            Labels of new nodes are -1, and no mask holds them.
+        stability: by type of edges, means over layers, on the edges that were there before: `overlap` of the
+            top-k among old neighbours and the `chance` of a random order, both at nodes within reach of the
+            change, `tvd` of their attention, `g_jsd` over all edges; and `new`, the attention that new nodes
+            take where they are joined. NaN where no node counts.
+        prediction: on the attacked part of the target: `changed`, the share of classes that changed, `g_tvd`
+            of the probabilities, and the shares that are right, `clean` and `attacked`.
+        result: of the attack itself, on the view's graph.
+    """
+
+    edge_type: EdgeType
+    threat: str
+    k: int
+    data: HeteroData
+    stability: dict[EdgeType, dict[str, float]]
+    prediction: dict[str, float]
+    result: AttackResult
+
+    def tables(self) -> list[Table]:
+        """Return the stability of every type; what became of predictions stands in a note."""
+        columns = [
+            Column("edges of type"),
+            Column(f"top-{self.k} overlap", better="higher"),
+            Column("by chance"),
+            Column("TVD", better="lower"),
+            Column("g-JSD", ".2e", "lower"),
+            Column("to new nodes", better="lower"),
+        ]
+        rows = [
+            [" ".join(kind), *(None if found[name] != found[name] else found[name] for name in FIGURES)]
+            for kind, found in self.stability.items()
+        ]
+        said = self.prediction
+        changed = f"{100 * said['changed']:.0f} % of the classes changed"
+        right = f"right were {100 * said['clean']:.0f} %, now {100 * said['attacked']:.0f} %"
+        title = f"Under the {self.threat} attack on {' '.join(self.edge_type)}"
+        return [Table(title, columns, rows, [f"{changed}; {right}"])]
+
+
+@typed
+@with_gradients
+def attack(
+    model: nn.Module,
+    data: HeteroData,
+    edge_type: EdgeType,
+    *,
+    threat: str | Threat = "standard",
+    objective: str | Objective | Value = "prediction",
+    nodes: int | None = None,
+    edges: int | None = None,
+    k: int = 5,
+    seed: int = 0,
+    call: HeteroCall | None = None,
+) -> HeteroAttack:
+    """Inject nodes whose edges are all of one type, and measure what that changes, type by type.
+
+    It is the attack of a homogeneous graph, on the view's graph: new nodes are of the type in which
+    `edge_type` begins, their features are searched in the threat's box, and their edges go to test nodes of
+    the type in which it ends. Edges of other types stay as they are; where `edge_type` joins nodes of one
+    type, new nodes hear their neighbours, too. The model is attacked in evaluation mode and left as it was.
+
+    Args:
+        model: see `attend`.
+        data: with labels of the nodes that `edge_type` ends at; without `test_mask` all of them are attacked.
+        edge_type: of the new edges.
+        threat: a name from `fgai.attacks.THREATS` that injects nodes, or a `Threat` of your own.
+        objective: what the attacker maximises: `prediction`, `explanation`, ...
+        nodes: that are injected, instead of the threat's own number: for small graphs.
+        edges: of each of them, likewise.
+        k: neighbours in an explanation.
+        seed: of endpoints and starts.
+        call: how the model is called, see `HeteroView.wrap`.
+
+    Raises:
+        InputError: data that cannot be read, an unknown type, or a threat that adds edges of no type.
+        BudgetError: the threat is impossible on this graph.
+        AttentionError: the model has no attention that can be recorded.
+    """
+    checks.whole(k, "k", 1)
+    checks.seed(seed)
+    chosen = threat_of(threat).sized(nodes, edges)
+    view = HeteroView(data, edge_type=edge_type)
+    wrapped = view.wrap(model, call)
+    graph = prepared(wrapped, view.graph)
+    result = make_attack(chosen, objective, k=k).run(wrapped, graph, seed=seed)
+    before, after = observe(wrapped, graph), observe(wrapped, result.graph)
+    assert view.layout.injected is not None
+    return HeteroAttack(
+        edge_type=view.layout.injected,
+        threat=chosen.name,
+        k=k,
+        data=_attacked(view, result),
+        stability=_stability(before, after, view.layout.edge_types, k),
+        prediction=_prediction(before, after),
+        result=result,
+    )
+
+
+def _stability(
+    before: Observation, after: Observation, kinds: Sequence[EdgeType], k: int
+) -> dict[EdgeType, dict[str, float]]:
+    clean, attacked = before.attention.heads("mean"), after.attention.heads("mean")
+    touched = touched_rows(clean, attacked)
+    pairs = paired(clean, attacked)
+    held = agreement(pairs, k, 0, touched).metrics
+    new = intruders(attacked, clean[0].num_nodes, k, 0)["mass"]["layers"]
+    by_entry = {
+        "overlap": held["overlap_touched"]["layers"],
+        "chance": chance(pairs, k, 0, touched)["overlap_touched"]["layers"],
+        "tvd": [
+            metrics.mean_over(_moved(pair.before, pair.after, pair.rowptr), rows)
+            for pair, rows in zip(pairs, touched, strict=True)
+        ],
+        "g_jsd": held["g_jsd"]["layers"],
+        "new": new,
+    }
+    return {
+        kind: {
+            name: _mean([v for v, w in zip(values, clean, strict=True) if w.edge_type == kind])
+            for name, values in by_entry.items()
+        }
+        for kind in kinds
+    }
+
+
+def _moved(before: Tensor, after: Tensor, rowptr: Tensor) -> Tensor:
+    """[N] total variation of each node's attention; NaN at nodes without edges."""
+    return torch.where(rowptr.diff() > 0, row_tvd(before.double(), after.double(), rowptr), NAN)
+
+
+def _mean(values: Sequence[float]) -> float:
+    defined = [value for value in values if value == value]
+    return sum(defined) / len(defined) if defined else NAN
+
+
+def _prediction(before: Observation, after: Observation) -> dict[str, float]:
+    rows = task_of(before.graph).rows(before.graph, "test")
+    one, two = before.logits[rows], after.logits[rows]
+    assert before.graph.y is not None
+    labels = before.graph.y[rows]
+    known = labels >= 0
+    right = [
+        float((logits.argmax(1) == labels)[known].double().mean()) if bool(known.any()) else NAN
+        for logits in (one, two)
+    ]
+    changed = float((one.argmax(1) != two.argmax(1)).double().mean())
+    return {
+        "changed": changed,
+        "g_tvd": metrics.g_tvd_prob(one, two),
+        "clean": right[0],
+        "attacked": right[1],
+    }
+
+
+def _attacked(view: HeteroView, result: AttackResult) -> HeteroData:
+    """The data as given, with the new nodes and edges behind those of their types."""
+    layout, kind = view.layout, view.layout.injected
+    assert kind is not None
+    found, split = view.data.clone(), layout.split(result.graph.to_data())
+    store: Any = found[kind[0]]
+    store.x = split[kind[0]].x.detach().to(store.x.device)
+    count = layout.counts[kind[0]]
+    extra = len(store.x) - count
+    for name, fill in (("y", -1), *((mask, False) for mask in MASKS)):
+        given = store.get(name)
+        if isinstance(given, Tensor) and given.shape == (count,):
+            store[name] = torch.cat([given, given.new_full((extra,), fill)])
+    edges = split[kind].edge_index
+    new = edges[0] >= count
+    if kind[0] == kind[2]:
+        new = new | (edges[1] >= count)
+    old = found[kind].edge_index
+    found[kind].edge_index = torch.cat([old, edges[:, new].to(old.device)], dim=1)
+    return found

@@ -1,0 +1,170 @@
+"""`HeteroView`: a `HeteroData` as one `Graph`, so that whatever fgai does with graphs can be done with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import pad
+from torch_geometric.data import HeteroData
+
+from fgai import checks
+from fgai.attention import GraphModel, Wrapped
+from fgai.attention.hetero import HeteroCall, HeteroModel, call_by_type
+from fgai.attention.layout import HeteroLayout
+from fgai.attention.tap import EdgeType
+from fgai.attention.wrapped import uncompiled
+from fgai.errors import InputError
+from fgai.graph import Graph
+from fgai.hetero.given import check_edges, check_features, check_labels, known_type
+from fgai.sparse import edge_keys, key_ends
+from fgai.typed import typed
+
+MASKS = ("train_mask", "val_mask", "test_mask")
+
+
+@typed
+class HeteroView:
+    """A heterogeneous graph as one graph of all its nodes, and models of it as models of that graph.
+
+    `view.wrap(model)` and `view.graph` are taken by every function of fgai. Nodes are numbered type by type
+    (`view.number`), features are padded with zeros to the widest type (`view.layout.widths` keeps their
+    widths), and labels and masks are those of the target, so that its nodes alone are trained on, attacked
+    and scored. A mask that the target does not have holds all of its nodes.
+
+    Args:
+        data: with `x` and `edge_index` for every type. Types without edges are read, too.
+        target: type of the nodes that are classified; None takes the destination of `edge_type`, or the one
+            type that has labels. Where none has, or several, there are no predictions.
+        edge_type: of the edges that attacks add, from new nodes to nodes of the target; None for no attacks.
+        name: for messages and records.
+
+    Attributes:
+        data: as given.
+        graph: all nodes and edges.
+        layout: where every type stands in it.
+
+    Raises:
+        InputError: a type without features, one that is not known, edges that name no nodes, duplicate edges
+            of one type, values on edges, no labels on the target, or an edge type that ends elsewhere.
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.data import HeteroData
+        >>> data = HeteroData()
+        >>> data["author"].x, data["paper"].x = torch.ones(2, 3), torch.ones(3, 5)
+        >>> data["author", "writes", "paper"].edge_index = torch.tensor([[0, 1], [2, 0]])
+        >>> view = HeteroView(data)
+        >>> view.graph.edge_index.tolist(), view.number("paper", 2)
+        ([[1, 0], [2, 4]], 4)
+    """
+
+    def __init__(
+        self,
+        data: HeteroData,
+        target: str | None = None,
+        edge_type: EdgeType | None = None,
+        *,
+        name: str = "graph",
+    ) -> None:
+        counts, widths = check_features(data)
+        kinds = check_edges(data, counts)
+        chosen = None if edge_type is None else known_type(edge_type, kinds)
+        target = self._target(data, target, chosen)
+        self.data = data
+        self.layout = HeteroLayout(
+            counts=counts, widths=widths, edge_types=tuple(kinds), target=target, injected=chosen
+        )
+        self.graph = self._graph(name)
+
+    def __repr__(self) -> str:
+        sizes = f"nodes={dict(self.layout.counts)}, edge_types={len(self.layout.edge_types)}"
+        return f"HeteroView({self.graph.name!r}, {sizes}, target={self.layout.target!r})"
+
+    def wrap(self, model: nn.Module, call: HeteroCall | None = None) -> HeteroModel:
+        """Return a model of the view's graph; what is made of it is one, too, with a model like yours inside.
+
+        Args:
+            model: heterogeneous; kept as it is inside, as `.model`.
+            call: `(model, HeteroData) → logits` of the target nodes, or a dictionary with those; None calls
+                it as `model(x_dict, edge_index_dict)`. It must use the model and the data it is given.
+
+        Raises:
+            InputError: nothing to call, one of fgai's own models, or one that is wrapped already.
+        """
+        return wrapped(model, self.layout, call)
+
+    def number(self, node_type: str, node: int) -> int:
+        """Return the number that a node has in the graph.
+
+        Raises:
+            InputError: there is no such type, or no such node in it.
+        """
+        counts = self.layout.counts
+        if node_type not in counts:
+            raise InputError(f"there is no type of nodes {node_type!r}; there are {', '.join(counts)}")
+        return self.layout.offsets[node_type] + checks.whole(node, "node", 0, counts[node_type] - 1)
+
+    @staticmethod
+    def _target(data: HeteroData, target: str | None, chosen: EdgeType | None) -> str | None:
+        """The type that is classified, once it is known to have labels; None where nobody says which."""
+        labelled = [name for name in data.node_types if data[name].get("y") is not None]
+        if target is None and chosen is None:
+            return labelled[0] if len(labelled) == 1 else None
+        target = chosen[2] if target is None and chosen is not None else target
+        if target not in data.node_types:
+            raise InputError(f"`target` must be one of {', '.join(data.node_types)}, got {target!r}")
+        if chosen is not None and chosen[2] != target:
+            raise InputError(
+                f"new edges must end at nodes of the target {target!r}, and {chosen} ends at {chosen[2]!r};"
+                " use another `edge_type`"
+            )
+        if target not in labelled:
+            raise InputError(f"`data[{target!r}].y` is missing: the nodes of the target need labels")
+        return target
+
+    def _graph(self, name: str) -> Graph:
+        layout, data = self.layout, self.data
+        width = max(layout.widths.values())
+        features = torch.cat([pad(data[kind].x, (0, width - own)) for kind, own in layout.widths.items()])
+        ends = [layout.ends(kind, *data[kind].edge_index) for kind in layout.edge_types]
+        keys = [edge_keys(source, destination) for source, destination in ends]
+        distinct = torch.unique(torch.cat(keys))
+        known = torch.zeros(len(distinct), len(keys), dtype=torch.bool, device=features.device)
+        for column, own in enumerate(keys):
+            known[torch.searchsorted(distinct, own), column] = True
+        edges = torch.stack(key_ends(distinct))
+        fields = self._labels()
+        return Graph.from_edges(edges, layout.num_nodes, features, edge_attr=known, name=name, **fields)
+
+    def _labels(self) -> dict[str, Any]:
+        """Labels and masks of the target as those of all nodes."""
+        layout = self.layout
+        if layout.target is None:
+            return {}
+        own: Any = self.data[layout.target]
+        count = layout.counts[layout.target]
+        rows = slice(layout.offsets[layout.target], layout.offsets[layout.target] + count)
+        whole = own.y.new_full((layout.num_nodes,), -1, dtype=torch.long)
+        whole[rows] = check_labels(own.y, count, layout.target)
+        found = {"y": whole}
+        for name in MASKS:
+            given = own.get(name)
+            everywhere = torch.zeros(layout.num_nodes, dtype=torch.bool, device=whole.device)
+            everywhere[rows] = True if given is None else check_labels(given, count, layout.target, name)
+            found[name] = everywhere
+        return found
+
+
+def wrapped(model: nn.Module, layout: HeteroLayout, call: HeteroCall | None) -> HeteroModel:
+    """Return a model of the graph with this layout, see `HeteroView.wrap`.
+
+    Raises:
+        InputError: nothing to call, one of fgai's own models, or one that is wrapped already.
+    """
+    if call is not None and not callable(call):
+        raise InputError(f"`call` must be a function (model, data) → logits, got {type(call).__name__}")
+    if isinstance(uncompiled(model), Wrapped | GraphModel):
+        raise InputError(f"`model` must be a heterogeneous model of PyG's layers, got {type(model).__name__}")
+    return HeteroModel(model, layout, call_by_type if call is None else call)
