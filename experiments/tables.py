@@ -108,7 +108,7 @@ def headline(store: Store) -> list[Sheet | Table]:
         Column("F1 attacked"),
         Column("paper's FGAI"),
         Column("predictions move"),
-        Column("attention moves"),
+        Column("output attention moves"),
         Column("top 5 as vanilla (chance)"),
         Column("top 5 lost under attack (chance)"),
         Column("seeds"),
@@ -120,8 +120,8 @@ def headline(store: Store) -> list[Sheet | Table]:
         if "fgai" in results.rows(model, dataset)
     ]
     notes = (
-        "vanilla → FGAI, means over seeds, `standard` attack. “move”: g-TVD rel and g-JSD of the output"
-        " layer, how many times less than vanilla's. “lost”: share of a node's top 5 by the mean over heads,"
+        "vanilla → FGAI, means over seeds, `standard` attack. “move”: g-TVD rel of predictions, and"
+        " g-JSD of the output layer alone, how many times less than vanilla's. “lost”: share of a node's top 5 by the mean over heads,"
         " nodes in reach. “chance”: what a random ranking would share with vanilla's top 5, or lose.",
         *(
             []
@@ -151,7 +151,7 @@ def _headline_row(results: Results, model: str, dataset: str) -> list[Cell]:
 
     def factor(path: str) -> str | None:
         base, ours = (mean(row, path) for row in ("vanilla", "fgai"))
-        return f"{base / ours:.0f}× less" if base is not None and ours else None
+        return None if not base or not ours else times(base / ours)
 
     known = published("f1", model, dataset, "fgai", "attacked")
     return [
@@ -166,6 +166,17 @@ def _headline_row(results: Results, model: str, dataset: str) -> list[Cell]:
         beside(arrow("overlap_touched.prediction.all", lost=True), "overlap_touched.chance.all", lost=True),
         str(len(results.values(model, dataset, "fgai", "f1.clean"))),
     ]
+
+
+def times(ratio: float) -> str:
+    """How many times less something moves, or more; never a number that rounding turned into 1.
+
+    Example:
+        >>> times(42.3), times(1.26), times(0.78)
+        ('42× less', '1.3× less', '1.3× more')
+    """
+    size, word = (ratio, "less") if ratio >= 1 else (1 / ratio, "more")
+    return f"{size:.0f}× {word}" if size >= 2 else f"{size:.1f}× {word}"
 
 
 TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
