@@ -179,11 +179,14 @@ class TestSharpnessKept:
 
 
 class TestShortfall:
-    def test_the_nearest_class_counts_and_a_lead_is_enough(self) -> None:
+    def test_the_nearest_class_counts(self) -> None:
         leads = torch.tensor([[torch.inf, 2.0, 3.0], [1.0, torch.inf, -1.4]])
-        expected = math.log(1 + 0.3 + 0.7) / 2
-        assert float(shortfall(leads, 2.0)) == pytest.approx(expected)
+        expected = [1 / (1 + math.exp((lead / 2.0 - 0.1) / 0.3)) for lead in (2.0, -1.4)]
+        assert float(shortfall(leads, 2.0)) == pytest.approx(sum(expected) / 2)
 
-    def test_a_lost_node_weighs_little_more_than_a_near_one(self) -> None:
-        near, lost = torch.tensor([[-1.0, torch.inf]]), torch.tensor([[-1e4, torch.inf]])
-        assert float(shortfall(lost, 1.0)) < 12 * float(shortfall(near, 1.0))
+    def test_what_is_near_pulls_more_than_what_is_lost_or_safe(self) -> None:
+        leads = torch.tensor([[-1e4, torch.inf], [0.0, torch.inf], [1e4, torch.inf]], requires_grad=True)
+        found = shortfall(leads, 1.0)
+        assert 1 / 3 < float(found.detach()) < 2 / 3  # a smooth count
+        (slope,) = torch.autograd.grad(found, leads)
+        assert slope[1, 0] < 0 and slope[0, 0] == slope[2, 0] == 0

@@ -161,16 +161,24 @@ def _class_kept(
 @njit(cache=True, nogil=True)
 def _least_mean(start, stop, rowptr, source, low, high, new, values, edge, neighbours, out):
     heads, channels = values.shape[1], values.shape[2]
+    longest = 0
     for i in range(start, stop):
+        longest = max(longest, rowptr[i + 1] - rowptr[i])
+    weak, strong, said = np.empty(longest), np.empty(longest), np.empty(longest)
+    for i in range(start, stop):
+        first, count = rowptr[i], rowptr[i + 1] - rowptr[i]
         for h in range(heads):
             peak = new[i, h] if neighbours > 0 else -np.inf
-            for e in range(rowptr[i], rowptr[i + 1]):
-                peak = max(peak, high[e, h])
+            for j in range(count):
+                peak = max(peak, high[first + j, h])
+            for j in range(count):  # exponentials are dear: one of each for all channels and halvings
+                weak[j], strong[j] = np.exp(low[first + j, h] - peak), np.exp(high[first + j, h] - peak)
+            fresh = neighbours * np.exp(new[i, h] - peak) if neighbours > 0 else 0.0
             for c in range(channels):
                 floor, ceiling = np.inf, -np.inf
-                for e in range(rowptr[i], rowptr[i + 1]):
-                    value = values[source[e], h, c]
-                    floor, ceiling = min(floor, value), max(ceiling, value)
+                for j in range(count):
+                    said[j] = values[source[first + j], h, c]
+                    floor, ceiling = min(floor, said[j]), max(ceiling, said[j])
                 if neighbours > 0:
                     floor, ceiling = min(floor, edge[h, c]), max(ceiling, edge[h, c])
                 if not floor < ceiling:
@@ -180,11 +188,11 @@ def _least_mean(start, stop, rowptr, source, low, high, new, values, edge, neigh
                 for _ in range(_HALVINGS):
                     middle = (floor + ceiling) / 2
                     total = 0.0
-                    for e in range(rowptr[i], rowptr[i + 1]):
-                        away = values[source[e], h, c] - middle
-                        total += np.exp((high[e, h] if away < 0 else low[e, h]) - peak) * away
+                    for j in range(count):
+                        away = said[j] - middle
+                        total += (strong[j] if away < 0 else weak[j]) * away
                     if neighbours > 0 and edge[h, c] < middle:
-                        total += neighbours * np.exp(new[i, h] - peak) * (edge[h, c] - middle)
+                        total += fresh * (edge[h, c] - middle)
                     if total >= 0:
                         floor = middle
                     else:
