@@ -120,9 +120,10 @@ def headline(store: Store) -> list[Sheet | Table]:
         if "fgai" in results.rows(model, dataset)
     ]
     notes = (
-        "vanilla → FGAI, means over seeds, `standard` attack. “move”: g-TVD rel of predictions, and"
-        " g-JSD of the output layer alone, how many times less than vanilla's. “lost”: share of a node's top 5 by the mean over heads,"
-        " nodes in reach. “chance”: what a random ranking would share with vanilla's top 5, or lose.",
+        "vanilla → FGAI, means over seeds, `standard` attack. “move”: g-TVD rel of predictions, and g-JSD of"
+        " the output layer alone, how many times less than vanilla's. “lost”: share of a node's top 5 by the"
+        " mean over heads, nodes in reach. “chance”: what a random ranking would share with vanilla's top 5,"
+        " or lose.",
         *(
             []
             if not results.missing

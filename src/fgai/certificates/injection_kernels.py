@@ -164,37 +164,41 @@ def _least_mean(start, stop, rowptr, source, low, high, new, values, edge, neigh
     longest = 0
     for i in range(start, stop):
         longest = max(longest, rowptr[i + 1] - rowptr[i])
-    weak, strong, said = np.empty(longest), np.empty(longest), np.empty(longest)
+    weak, strong, said = np.empty(longest + 1), np.empty(longest + 1), np.empty(longest + 1)
     for i in range(start, stop):
         first, count = rowptr[i], rowptr[i + 1] - rowptr[i]
+        last = count + 1 if neighbours > 0 else count  # a new neighbour stands behind the others
         for h in range(heads):
             peak = new[i, h] if neighbours > 0 else -np.inf
             for j in range(count):
                 peak = max(peak, high[first + j, h])
             for j in range(count):  # exponentials are dear: one of each for all channels and halvings
                 weak[j], strong[j] = np.exp(low[first + j, h] - peak), np.exp(high[first + j, h] - peak)
-            fresh = neighbours * np.exp(new[i, h] - peak) if neighbours > 0 else 0.0
+            weak[count], strong[count] = 0.0, neighbours * np.exp(new[i, h] - peak)
             for c in range(channels):
-                floor, ceiling = np.inf, -np.inf
                 for j in range(count):
                     said[j] = values[source[first + j], h, c]
-                    floor, ceiling = min(floor, said[j]), max(ceiling, said[j])
-                if neighbours > 0:
-                    floor, ceiling = min(floor, edge[h, c]), max(ceiling, edge[h, c])
-                if not floor < ceiling:
-                    out[i, h, c] = floor if floor < np.inf else 0.0
-                    continue
-                # At the floor no term is negative, so it is a bound; keep it one.
-                for _ in range(_HALVINGS):
-                    middle = (floor + ceiling) / 2
-                    total = 0.0
-                    for j in range(count):
-                        away = said[j] - middle
-                        total += (strong[j] if away < 0 else weak[j]) * away
-                    if neighbours > 0 and edge[h, c] < middle:
-                        total += fresh * (edge[h, c] - middle)
-                    if total >= 0:
-                        floor = middle
-                    else:
-                        ceiling = middle
-                out[i, h, c] = floor
+                said[count] = edge[h, c]
+                out[i, h, c] = _least_of(said[:last], weak, strong)
+
+
+@njit(cache=True, nogil=True)
+def _least_of(said, weak, strong):
+    """The least weighted mean of numbers whose weights lie between two ends; 0 of none."""
+    if len(said) == 0:
+        return 0.0
+    floor, ceiling = said.min(), said.max()
+    if not floor < ceiling:
+        return floor
+    # At the floor no term is negative, so it is a bound; keep it one.
+    for _ in range(_HALVINGS):
+        middle = (floor + ceiling) / 2
+        total = 0.0
+        for j in range(len(said)):
+            away = said[j] - middle
+            total += (strong[j] if away < 0 else weak[j]) * away
+        if total >= 0:
+            floor = middle
+        else:
+            ceiling = middle
+    return floor
