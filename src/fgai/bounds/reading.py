@@ -115,15 +115,19 @@ class Reading:
         middle = (self.destination[0] + self.destination[1]) / 2
         return replace(self, destination=(middle, middle))
 
-    def lead(self, layer: AttentionLayer) -> Tensor:
-        """[N, C, C]: least `z_a − z_b + bias_a − bias_b` of a neighbour, for classes a and b."""
-        width = layer.channels
-        least = self.low[:, 0, :, None] - self.high[:, 0, None, :]
+    def lead(self, layer: AttentionLayer, ahead: slice = slice(None)) -> Tensor:
+        """[N, A, C]: least `z_a − z_b + bias_a − bias_b` of a neighbour, for classes a and b.
+
+        Args:
+            layer: the last, of one head.
+            ahead: the classes a, all by default; a part of them where there are many nodes and classes.
+        """
+        least = self.low[:, 0, ahead, None] - self.high[:, 0, None, :]
         if self.said is not None:
-            one = torch.eye(width, dtype=least.dtype, device=least.device)
-            across = (one[:, :, None] - one[:, None, :]).flatten(1)
+            one = torch.eye(layer.channels, dtype=least.dtype, device=least.device)
+            across = (one[:, ahead, None] - one[:, None, :]).flatten(1)
             least = torch.maximum(least, self.said.through(across)[0].view_as(least))
-        return least + bias_lead(layer)
+        return least + bias_lead(layer)[ahead]
 
 
 @dataclass(frozen=True, eq=False)

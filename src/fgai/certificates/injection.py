@@ -49,6 +49,8 @@ from fgai.topk import topk_mask
 from fgai.typed import typed
 from fgai.version import versions
 
+LEADS = 1 << 26
+"""Leads of one class over another that are held at a time."""
 PIECES = 8
 """Into which the interval of a destination's score is cut."""
 ROUNDING = 1e-5
@@ -191,20 +193,24 @@ class _Proof:
         others = self.exact[-1] if self.direct else own
         classes = self.logits.argmax(1)
         holds = torch.ones(len(classes), dtype=torch.bool)
-        apart, mine = others.lead(last), own.lead(last)
-        for scores in scores_of(last, self.ranges[-1], own, others, self.adjacency, PIECES):
-            holds &= class_kept(
-                self.adjacency,
-                scores.low,
-                scores.high,
-                scores.new,
-                apart,
-                mine,
-                scores.words,
-                classes,
-                self.neighbours,
-                ROUNDING,
-            )
+        part = max(1, LEADS // max(1, len(classes) * last.channels))
+        for first in range(0, last.channels, part):
+            ahead = slice(first, first + part)
+            apart, mine = others.lead(last, ahead), own.lead(last, ahead)
+            for scores in scores_of(last, self.ranges[-1], own, others, self.adjacency, PIECES):
+                holds &= class_kept(
+                    self.adjacency,
+                    scores.low,
+                    scores.high,
+                    scores.new,
+                    apart,
+                    mine,
+                    scores.words,
+                    classes,
+                    first,
+                    self.neighbours,
+                    ROUNDING,
+                )
         return holds, classes
 
     def order(self, name: str, place: int, ranks: Tensor, k: int) -> LayerOrder:

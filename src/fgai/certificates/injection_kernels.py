@@ -24,28 +24,32 @@ def class_kept(
     own: Tensor,
     words: Tensor,
     classes: Tensor,
+    first: int,
     neighbours: int,
     rounding: float,
 ) -> Tensor:
     """Whether a node's class stays ahead of every other, whatever the scores and values in their intervals.
+
+    Nodes of other classes than the A from `first` on are not asked about, and count as kept.
 
     Args:
         adjacency: the layer's edges.
         low: lower ends of the scores [E, 1].
         high: upper ends.
         new: ceilings of a new neighbour's score [N, 1, S].
-        lead: least lead of class a over b that a neighbour says [N, C, C].
+        lead: least lead of class a over b that a neighbour says [N, A, C].
         own: the same for a node itself.
         words: with each ceiling, the same for a new neighbour [S, C, C].
         classes: [N].
+        first: of the classes a.
         neighbours: new ones.
         rounding: relative to what is summed.
     """
-    out = np.zeros(classes.numel(), dtype=np.bool_)
+    out = np.ones(classes.numel(), dtype=np.bool_)
     arrays = [
         _array(t) for t in (adjacency.source, low[:, 0], high[:, 0], new[:, 0], lead, own, words, classes)
     ]
-    _over_rows(_class_kept, adjacency.rowptr, *arrays, float(neighbours), rounding, out)
+    _over_rows(_class_kept, adjacency.rowptr, *arrays, first, float(neighbours), rounding, out)
     return torch.from_numpy(out)
 
 
@@ -125,11 +129,13 @@ def _order_kept(start, stop, rowptr, low, high, members, slope, rounding, out):
 
 @njit(cache=True, nogil=True)
 def _class_kept(
-    start, stop, rowptr, source, low, high, new, lead, own, words, classes, neighbours, rounding, out
+    start, stop, rowptr, source, low, high, new, lead, own, words, classes, first, neighbours, rounding, out
 ):
     sectors, width = words.shape[0], words.shape[1]
     for i in range(start, stop):
-        top = classes[i]
+        top, at = classes[i], classes[i] - first
+        if not 0 <= at < lead.shape[1]:
+            continue
         peak = -np.inf
         if neighbours > 0:
             for s in range(sectors):
@@ -143,7 +149,7 @@ def _class_kept(
             total, size = 0.0, 0.0
             for e in range(rowptr[i], rowptr[i + 1]):
                 j = source[e]
-                least = own[j, top, c] if j == i else lead[j, top, c]
+                least = own[j, at, c] if j == i else lead[j, at, c]
                 term = np.exp((high[e] if least < 0 else low[e]) - peak) * least
                 total += term
                 size += abs(term)
