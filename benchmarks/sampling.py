@@ -30,7 +30,15 @@ from fgai.sampling import NeighbourSampler
 DEGREE, WIDTH = 16, 64
 
 
-class KHop(BaseSampler):
+class OfNodes(BaseSampler):
+    """PyG asks for links of every sampler; these draw around nodes alone."""
+
+    def sample_from_edges(self, *_: Any) -> SamplerOutput:
+        """Refuse, in words."""
+        raise TypeError(f"{type(self).__name__} samples around nodes, not around links")
+
+
+class KHop(OfNodes):
     """All neighbours, by PyG's `k_hop_subgraph`."""
 
     def __init__(self, data: Data, hops: int) -> None:
@@ -45,12 +53,8 @@ class KHop(BaseSampler):
         found.metadata = (index.input_id, index.time)
         return found
 
-    def sample_from_edges(self, *_: Any) -> SamplerOutput:
-        """Not measured."""
-        raise NotImplementedError
 
-
-class Vectorised(BaseSampler):
+class Vectorised(OfNodes):
     """Neighbours drawn with replacement by torch operations over all nodes of a hop."""
 
     def __init__(self, data: Data, fan_out: list[int]) -> None:
@@ -84,10 +88,6 @@ class Vectorised(BaseSampler):
     def edge_permutation(self) -> Tensor:
         """The order by destination."""
         return self.order
-
-    def sample_from_edges(self, *_: Any) -> SamplerOutput:
-        """Not measured."""
-        raise NotImplementedError
 
 
 def skewed(edges: int) -> Data:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch_geometric.explain import ExplainerAlgorithm, Explanation
 
 from fgai.attention import AttentionMap
 from fgai.attention.layer import REDUCTIONS
 from fgai.checks import one_of
-from fgai.explanations.pyg import check_supported, destined_keys, looked_up, recorded
+from fgai.explanations.pyg import AttentionAlgorithm, destined_keys, looked_up
 from fgai.typed import typed
 
 
 @typed
-class PropagatedAttention(ExplainerAlgorithm):  # type: ignore[misc]
+class PropagatedAttention(AttentionAlgorithm):
     """Explains a node by attention multiplied along the paths that lead to it, one number per edge.
 
     An edge is met once for every path from it to the node through the layers above; each meeting counts the
@@ -58,39 +55,18 @@ class PropagatedAttention(ExplainerAlgorithm):  # type: ignore[misc]
             one_of(heads, "heads", REDUCTIONS)
         self.heads = heads
 
-    def forward(
+    def mask(
         self,
         model: nn.Module,
+        attention: AttentionMap,
         x: Tensor,
         edge_index: Tensor,
-        *,
-        target: Tensor,
-        index: int | Tensor | None = None,
-        **kwargs: Any,
-    ) -> Explanation:
-        """Return the explanation of one forward pass; `target` has no say in attention.
-
-        Args:
-            model: to explain.
-            x: [N, F].
-            edge_index: [2, E].
-            target: unused.
-            index: the nodes to explain; all by default.
-            **kwargs: further arguments of the model.
-        """
-        attention = recorded(model, x, edge_index, **kwargs)
+        index: int | Tensor | None,
+    ) -> Tensor:
+        """[E]: attention along the paths to the nodes `index`, or to all."""
         ends = torch.zeros(x.shape[0], dtype=x.dtype, device=x.device)
         ends[slice(None) if index is None else index] = 1.0
-        keys = destined_keys(edge_index, self._flow(model))
-        return Explanation(edge_mask=along_paths(attention, ends, keys, self.heads))
-
-    def supports(self) -> bool:
-        """Whether attention can answer what is asked.
-
-        Raises:
-            InputError: it cannot; says why.
-        """
-        return check_supported(self.explainer_config)
+        return along_paths(attention, ends, destined_keys(edge_index, self._flow(model)), self.heads)
 
 
 def along_paths(attention: AttentionMap, ends: Tensor, keys: Tensor, heads: str | int = "mean") -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -24,8 +25,66 @@ from fgai.typed import typed
 REDUCERS = ("mean", "max", "last")
 
 
+class AttentionAlgorithm(ExplainerAlgorithm):  # type: ignore[misc]
+    """What explainers by attention share: one recorded pass, and what they can answer.
+
+    A subclass writes `mask`.
+    """
+
+    def forward(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        edge_index: Tensor,
+        *,
+        target: Tensor,
+        index: int | Tensor | None = None,
+        **kwargs: Any,
+    ) -> Explanation:
+        """Return the explanation of one forward pass; `target` has no say in attention.
+
+        Args:
+            model: to explain.
+            x: [N, F].
+            edge_index: [2, E].
+            target: unused.
+            index: the outputs to explain; all by default.
+            **kwargs: further arguments of the model, e.g. `batch`.
+        """
+        attention = recorded(model, x, edge_index, **kwargs)
+        return Explanation(edge_mask=self.mask(model, attention, x, edge_index, index))
+
+    @abstractmethod
+    def mask(
+        self,
+        model: nn.Module,
+        attention: AttentionMap,
+        x: Tensor,
+        edge_index: Tensor,
+        index: int | Tensor | None,
+    ) -> Tensor:
+        """[E]: what the attention of the pass says of every edge; arguments as of `forward`."""
+
+    def supports(self) -> bool:
+        """Whether attention can answer what is asked.
+
+        Raises:
+            InputError: it cannot; says why.
+        """
+        config: ExplainerConfig = self.explainer_config
+        if config.explanation_type != ExplanationType.model:
+            raise InputError(
+                "attention explains what the model did, whatever the truth is: use explanation_type='model'"
+            )
+        if config.node_mask_type is not None:
+            raise InputError(
+                "attention stands on edges: use edge_mask_type='object' and leave node_mask_type out"
+            )
+        return True
+
+
 @typed
-class FaithfulAttention(ExplainerAlgorithm):  # type: ignore[misc]
+class FaithfulAttention(AttentionAlgorithm):
     """Explains a prediction by the model's attention, one number per edge of the user's own `edge_index`.
 
     Attention is taken before dropout, its heads are reduced by their geometric mean, matched to the given
@@ -69,42 +128,22 @@ class FaithfulAttention(ExplainerAlgorithm):  # type: ignore[misc]
             one_of(heads, "heads", REDUCTIONS)
         self.layer, self.heads = layer, heads
 
-    def forward(
+    def mask(
         self,
         model: nn.Module,
+        attention: AttentionMap,
         x: Tensor,
         edge_index: Tensor,
-        *,
-        target: Tensor,
-        index: int | Tensor | None = None,
-        **kwargs: Any,
-    ) -> Explanation:
-        """Return the explanation of one forward pass; `target` has no say in attention.
-
-        Args:
-            model: to explain.
-            x: [N, F].
-            edge_index: [2, E].
-            target: unused.
-            index: the outputs to explain; all by default.
-            **kwargs: further arguments of the model, e.g. `batch`.
-        """
-        attention = recorded(model, x, edge_index, **kwargs)
+        index: int | Tensor | None,
+    ) -> Tensor:
+        """[E]: heads and layers reduced, 0 outside the receptive field of `index`."""
         flow = self._flow(model)
         mask = on_edges(attention, destined_keys(edge_index, flow), self.layer, self.heads)
         if index is not None and self.model_config.task_level == ModelTaskLevel.node:
             hops = max(self._num_hops(model), len(attention))
             *_, reached = k_hop_subgraph(index, hops, edge_index, num_nodes=x.shape[0], flow=flow)
             mask = mask * reached
-        return Explanation(edge_mask=mask)
-
-    def supports(self) -> bool:
-        """Whether attention can answer what is asked.
-
-        Raises:
-            InputError: it cannot; says why.
-        """
-        return check_supported(self.explainer_config)
+        return mask
 
 
 def recorded(model: nn.Module, x: Tensor, edge_index: Tensor, **kwargs: Any) -> AttentionMap:
@@ -136,23 +175,6 @@ def on_edges(
     chosen = [attention.last] if layer == "last" else list(attention)
     stacked = torch.stack([looked_up(one, keys, heads) for one in chosen])
     return stacked.amax(0) if layer == "max" else stacked.mean(0)
-
-
-def check_supported(config: ExplainerConfig) -> bool:
-    """Whether attention can answer what is asked.
-
-    Raises:
-        InputError: it cannot; says why.
-    """
-    if config.explanation_type != ExplanationType.model:
-        raise InputError(
-            "attention explains what the model did, whatever the truth is: use explanation_type='model'"
-        )
-    if config.node_mask_type is not None:
-        raise InputError(
-            "attention stands on edges: use edge_mask_type='object' and leave node_mask_type out"
-        )
-    return True
 
 
 @typed
