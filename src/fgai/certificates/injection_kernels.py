@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from fgai.certificates.kernels import _array, _over_rows
+from fgai.compiled import compiled
 from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -103,7 +103,7 @@ def order_kept(
     return torch.from_numpy(out)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _order_kept(start, stop, rowptr, low, high, members, slope, rounding, out):
     heads = low.shape[1]
     for i in range(start, stop):
@@ -127,7 +127,7 @@ def _order_kept(start, stop, rowptr, low, high, members, slope, rounding, out):
         out[i] = kept
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _class_kept(
     start, stop, rowptr, source, low, high, new, lead, own, words, classes, first, neighbours, rounding, out
 ):
@@ -164,7 +164,7 @@ def _class_kept(
         out[i] = kept
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _least_mean(start, stop, rowptr, source, low, high, new, values, edge, neighbours, out):
     heads, channels = values.shape[1], values.shape[2]
     longest = 0
@@ -188,7 +188,7 @@ def _least_mean(start, stop, rowptr, source, low, high, new, values, edge, neigh
                 out[i, h, c] = _least_of(said[:last], weak, strong)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _least_of(said, weak, strong):
     """The least weighted mean of numbers whose weights lie between two ends; 0 of none."""
     if len(said) == 0:
