@@ -175,11 +175,11 @@ def test_faithful_training_reads_no_labels(task: str) -> None:
         assert torch.equal(value, two.state_dict()[name]), name
 
 
-@pytest.mark.parametrize("method", ["vanilla", "ln", "at", "fgai", "fgai-paper"])
+@pytest.mark.parametrize("method", ["vanilla", "ln", "at", "fgai", "fgai-paper", "fgai-injection"])
 @pytest.mark.parametrize("task", ["link", "graph"])
 def test_every_method_by_name(task: str, method: str) -> None:
     small: dict[str, Any] = {"epochs": 2}
-    if method in ("at", "fgai", "fgai-paper"):
+    if method not in ("vanilla", "ln"):
         small |= {"nodes": 2, "edges": 3}
     vanilla = cases.trained(task)
     model = train_method(method, "GAT", cases.data(task), vanilla=vanilla, settings=small, progress=False)

@@ -105,7 +105,7 @@ class TestMerging:
         assert {"epochs", "lr"} <= set(setting_names(method, "GAT"))
         with pytest.raises(InputError, match="did you mean 'epochs'"):
             train_method(method, "GAT", GRAPH, settings={"epoch": 3})
-        known = {"at": "nodes", "at-limits": "cut", "fgai": "similarity", "fgai-paper": "similarity"}
+        known = {"at": "nodes", "at-limits": "cut", "fgai": "similarity", "fgai-paper": "radius"}
         taken = known.get(method, "dropout")
         refused = {"at": "dropout", "at-limits": "dropout"}
         other = refused.get(method, "hidden_channels" if method.startswith("fgai") else "similarity")

@@ -105,6 +105,16 @@ def attack_attention(
         )
 
 
+def random_delta(layer: LayerAttention, radius: float, norm: str, generator: torch.Generator) -> Tensor:
+    """Return a random point of the balls of every node and head of a layer, [E, H]."""
+    values, rowptr = layer.values, layer.rowptr
+    heads = [
+        balls.random_point(rowptr, len(values), radius, norm, generator=generator, dtype=values.dtype)
+        for _ in range(layer.num_heads)
+    ]
+    return torch.stack(heads, dim=1)
+
+
 class _Ascent:
     """Projected gradient ascent on the attention of one layer.
 
@@ -127,7 +137,7 @@ class _Ascent:
     def run(self, radius: float, norm: str, steps: int, seed: int) -> AttentionShift:
         """Climb from a random point; the best point seen is kept, the start included."""
         rowptr = self.layer.rowptr
-        delta = self._start(radius, norm, seed)
+        delta = random_delta(self.layer, radius, norm, torch.Generator().manual_seed(seed))
         best, best_value = delta, -1.0
         for step in range(steps + 1):
             moving = delta.requires_grad_(step < steps)
@@ -141,16 +151,6 @@ class _Ascent:
                 delta = balls.project(climbed, rowptr, radius, norm)
         kept = self.layer.with_values(best.detach())
         return AttentionShift(self.layer.name, kept, self.largest["logits"], self.largest["probabilities"])
-
-    def _start(self, radius: float, norm: str, seed: int) -> Tensor:
-        """A random point of every head's balls, [E, H]."""
-        generator = torch.Generator().manual_seed(seed)
-        values, rowptr = self.layer.values, self.layer.rowptr
-        heads = [
-            balls.random_point(rowptr, len(values), radius, norm, generator=generator, dtype=values.dtype)
-            for _ in range(values.shape[1])
-        ]
-        return torch.stack(heads, dim=1)
 
     def _shift(self, delta: Tensor) -> Tensor:
         """The mean change at one point; what every row reached is noted."""

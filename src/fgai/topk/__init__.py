@@ -17,10 +17,11 @@ from fgai.topk.sets import (
     scoped_rows,
     topk_mask,
 )
-from fgai.topk.surrogate import topk_l1
+from fgai.topk.surrogate import FORMS, topk_l1
 from fgai.topk.swaps import NORMS, swap_costs, swap_margin
 
 __all__ = [
+    "FORMS",
     "NORMS",
     "SCOPES",
     "Cut",

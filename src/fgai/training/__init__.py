@@ -2,6 +2,7 @@
 
 from fgai.alone import seeded
 from fgai.training.adversarial import Adversarial
+from fgai.training.ascent import Ascent
 from fgai.training.attempts import make_faithful
 from fgai.training.build import ALONE, METHODS, setting_names, untrained
 from fgai.training.checkpoint import load_model, read_header, save_model
@@ -24,6 +25,7 @@ __all__ = [
     "METHODS",
     "TERMS",
     "Adversarial",
+    "Ascent",
     "Clipped",
     "Faithful",
     "FaithfulConfig",

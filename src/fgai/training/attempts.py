@@ -17,6 +17,7 @@ from fgai.models import as_graph
 from fgai.progress import shown
 from fgai.tasks import task_of
 from fgai.trackers import Tracker
+from fgai.training.ascent import Ascent
 from fgai.training.assurance import MIN_EPOCHS, prediction_shift, standing_of
 from fgai.training.faithful import Faithful
 from fgai.training.loop import epoch_seed, fit
@@ -154,7 +155,8 @@ def _trained(
     saving: dict[str, Any],
 ) -> M:
     """Train one faithful model."""
-    faithful, recipe = copied(model), Faithful(model, graph, config)
+    kind = Ascent if config.adversary == "ascent" else Faithful
+    faithful, recipe = copied(model), kind(model, graph, config)
     if config.limits:
         add_limits(faithful)
     label = run_label(model, graph, recipe.name, config, seed, weights=True) if checkpoint else ""
@@ -169,5 +171,4 @@ def _trained(
 
 def _is_judged(config: FaithfulConfig) -> bool:
     """Whether the training meant to keep predictions in place, and was long enough to do it."""
-    stable = config.adversary != "attention" and config.weights.prediction_stability > 0
-    return stable and config.train.epochs >= MIN_EPOCHS
+    return config.injects and config.weights.prediction_stability > 0 and config.train.epochs >= MIN_EPOCHS

@@ -19,7 +19,10 @@ from fgai.training.settings import ADVERSARY_FIELDS, LIMIT_FIELDS, FaithfulConfi
 from fgai.training.terms import TERMS
 from fgai.typed import typed
 
-METHODS = ("vanilla", "ln", "limits", "at", "at-limits", "fgai", "fgai-certified", "fgai-paper", *DEFENCES)
+METHODS = (
+    "vanilla", "ln", "limits", "at", "at-limits",
+    "fgai", "fgai-certified", "fgai-paper", "fgai-injection", *DEFENCES,
+)  # fmt: skip
 ALONE = ("vanilla", "ln", *DEFENCES)
 """Methods that train from new weights and need no trained vanilla model."""
 

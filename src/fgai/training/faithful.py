@@ -59,7 +59,6 @@ class Faithful:
         self.vanilla, self.graph, self.config = vanilla, graph, config
         if config.weights.certified:
             check_followed(vanilla)
-        self.injects = config.adversary != "attention"
         budget = Budget(
             nodes=config.nodes, edges=config.edges, box=config.box, step_size=config.step_size, targets="fit"
         )
@@ -71,7 +70,7 @@ class Faithful:
         self.seed = seed
         with evaluating(self.vanilla, freeze=True):
             self.targets = Targets.of(self.vanilla, self.graph, self.config)
-        if self.injects:
+        if self.config.injects:
             with evaluating(model, freeze=True):
                 self._start_adversary(model, self._generator(-1))
 
@@ -101,14 +100,18 @@ class Faithful:
 
     def _drawn(self, epoch: int) -> Drawn:
         config = self.config
-        alone = config.turns and self.injects and epoch > 0
-        rising = config.ramp * config.train.epochs
-        rise = torch.tensor(min(1.0, (epoch + 1) / max(1.0, rising)), dtype=self.targets.logits.dtype)
-        if not self.injects or (alone and epoch % 2 == 0):
+        alone = config.turns and config.injects and epoch > 0
+        rise = self._rise(epoch)
+        if not config.injects or (alone and epoch % 2 == 0):
             return Drawn("clean", {"rise": rise})
         generator = self._generator(epoch)
         endpoints = torch.stack([self.adversary.draw(generator) for _ in range(config.steps)])
         return Drawn("attacked" if alone else "both", {"endpoints": endpoints, "rise": rise})
+
+    def _rise(self, epoch: int) -> Tensor:
+        """How far the weights of the stability terms have risen."""
+        rising = self.config.ramp * self.config.train.epochs
+        return torch.tensor(min(1.0, (epoch + 1) / max(1.0, rising)), dtype=self.targets.logits.dtype)
 
     def replayed(self, model: nn.Module, drawn: Drawn) -> Iterator[dict[str, Tensor]]:
         """Yield the clean terms, then the stability terms, whose clean side is held fixed.
@@ -117,7 +120,7 @@ class Faithful:
         pull the perturbed side to it; with one graph's activations alive at a time memory stays vanilla's.
         """
         config = self.config
-        _set_mode(model, config.dropout)
+        set_mode(model, config.dropout)
         logits, layers = self.targets.logits, self.targets.layers
         if drawn.kind != "attacked":
             seen = self._seen(model, sampled=True)
@@ -152,7 +155,7 @@ class Faithful:
             if self.config.weights.certified:
                 with torch.no_grad():
                     total = total + self._total({"certified": self._certified(model)})
-            if not self.injects:
+            if not self.config.injects:
                 return -total.detach()
             self.probe.adversary.restart()
             for step in range(PROBE + 1):
@@ -163,7 +166,7 @@ class Faithful:
 
     def state(self) -> dict[str, Tensor]:
         """Return the adversary's features."""
-        return self.adversary.state() if self.injects else {}
+        return self.adversary.state() if self.config.injects else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take the adversary's features back."""
@@ -190,10 +193,16 @@ class Faithful:
         terms = {
             "closeness": prediction_distance(targets.logits, logits, config.closeness_by, targets.scale),
             "similarity": attention_distance(
-                targets.attention, values, targets.rowptrs, config.k1, config.scope, targets.contrasts
+                targets.attention,
+                values,
+                targets.rowptrs,
+                config.k1,
+                config.scope,
+                targets.contrasts,
+                form=config.form,
             ),
         }
-        if config.adversary != "injection" and config.weights.margin > 0:
+        if config.keeps_margin:
             terms["margin"] = margin_loss(values, targets.rowptrs, config.k2 or 5, config.radius)
         if config.weights.sharpness > 0:
             now = [sharp(w, one.rowptr, one.destination) for w, one in zip(values, layers, strict=True)]
@@ -238,7 +247,15 @@ class Faithful:
                 logits, now[: logits.shape[0]], config.divergence, targets.scale, shares.predictions
             ),
             "explanation_stability": attention_distance(
-                before, after, targets.rowptrs, config.k2, config.scope, shares.layers, known, grown
+                before,
+                after,
+                targets.rowptrs,
+                config.k2,
+                config.scope,
+                shares.layers,
+                known,
+                grown,
+                config.form,
             ),
         }
 
@@ -251,7 +268,7 @@ class Faithful:
         return weighted_sum(list(terms.values()), weights)
 
 
-def _set_mode(model: nn.Module, dropout: bool) -> None:
+def set_mode(model: nn.Module, dropout: bool) -> None:
     """Eval mode, or training mode with every batch norm still in eval: its statistics stay vanilla's."""
     model.train(dropout)
     for module in model.modules():

@@ -27,6 +27,26 @@ from fgai.training.settings import ADVERSARY_FIELDS, LIMIT_FIELDS, FaithfulConfi
 from fgai.training.train import copied, history_of, set_history, train
 from fgai.typed import typed
 
+PRINTED: dict[str, Any] = {
+    "adversary": "ascent",
+    "form": "paper",
+    "divergence": "logits",
+    "closeness_by": "logits",
+    "similarity": 1e5,
+    "prediction_stability": 1.0,
+    "explanation_stability": 1e5,
+    "ramp": 0.0,
+    "radius": 0.1,
+    "steps": 10,
+    "epochs": 200,
+    "lr": 0.01,
+    "weight_decay": 5e-4,
+    "decay": 0.0,
+    "validate_every": 10_000,
+}
+"""Algorithm 1 as printed: its weights, total variation of outputs, Adam's settings, the last weights kept. Radius
+and steps are not printed; these are the level and the steps of its attack on features."""
+
 
 @typed
 def settings_for(method: str, model: str, dataset: str, task: str = "node") -> dict[str, Any]:
@@ -59,7 +79,8 @@ def train_method(
     Args:
         method: `vanilla`, `ln`, `limits` (the vanilla model behind limits, nothing trained), `at`,
             `at-limits`, `fgai`, `fgai-certified` (towards certificates against injection), `fgai-paper`
-            (last layer, graph scope), `gnnguard`, `gnn-svd` or `pro-gnn`.
+            (the paper's Algorithm 1 as printed), `fgai-injection` (its released code's variant: injected
+            nodes, last layer, graph scope), `gnnguard`, `gnn-svd` or `pro-gnn`.
         model: name of the network, see `fgai.models.MODELS`.
         graph: with labels and masks.
         seed: of the weights, dropout and adversary.
@@ -95,8 +116,7 @@ def train_method(
         return limited
     if method in ("at", "at-limits"):
         return _adversarial(vanilla, graph, chosen, common, limits=method == "at-limits")
-    config = _paper(graph) if method == "fgai-paper" else FaithfulConfig()
-    return make_faithful(vanilla, graph, config, **common, **chosen)
+    return make_faithful(vanilla, graph, _config(method, graph), **common, **chosen)
 
 
 def _alone(
@@ -135,10 +155,13 @@ def _adversarial(
     return made
 
 
-def _paper(graph: Graph) -> FaithfulConfig:
-    """The settings of the paper's experiments."""
-    half = graph.num_edges // 2
-    return FaithfulConfig(layers="last", scope="graph", k1=half, k2=half, limits=False)
+def _config(method: str, graph: Graph) -> FaithfulConfig:
+    """What a faithful method starts from, before its preset: the defaults, or the paper's own settings."""
+    if method not in ("fgai-paper", "fgai-injection"):
+        return FaithfulConfig()
+    half = max(1, graph.num_edges // 2)  # K is "approximately 50 % of the number of edges"
+    last = FaithfulConfig(layers="last", scope="graph", k1=half, k2=half, limits=False)
+    return last if method == "fgai-injection" else last.replace(**PRINTED)
 
 
 def _split(chosen: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

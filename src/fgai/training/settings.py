@@ -9,13 +9,13 @@ from typing import Any
 from fgai.attacks.budget import LARGEST
 from fgai.checks import above, at_least, one_of, whole
 from fgai.errors import InputError
-from fgai.topk import check_k
+from fgai.topk import FORMS, check_k
 from fgai.training.loop import TRAIN_FIELDS, TrainConfig
 from fgai.training.ranges import Tightness
 from fgai.training.terms import DIVERGENCES, TERMS, Weights
 from fgai.typed import typed
 
-ADVERSARIES = ("hybrid", "injection", "attention")
+ADVERSARIES = ("hybrid", "injection", "attention", "ascent")
 SPACES = ("mixed", "values", "features")
 ADVERSARY_FIELDS = ("nodes", "edges", "box", "step_size")
 """Settings of the injection adversary that adversarial training has, too."""
@@ -36,6 +36,7 @@ class FaithfulConfig:
         k2: size of the top-k kept under perturbation.
         scope: `node` (k per neighbourhood) or `graph` (k over all edges, the paper's experiments).
         layers: `all`, or `last` (the paper's experiments).
+        form: of the distance of attentions, `tv` or `paper`, see `fgai.topk.topk_l1`.
         divergence: how perturbed predictions are compared with clean ones, see `prediction_distance`.
         closeness_by: how clean predictions are compared with the vanilla model's. `kl` keeps probabilities
             and lets logits go, which a training towards certificates needs.
@@ -52,13 +53,14 @@ class FaithfulConfig:
         soften: share of the nodes, the loudest, that are drawn to the loudness of the rest.
         space: where injected nodes climb: `features`; `values`, the box of what limits let a node say to the
             first layer; or `mixed`, half of either. Without limits there are features alone.
-        adversary: `hybrid`, `injection` or `attention`.
+        adversary: `injection`; `attention`, the margin alone; `hybrid`, both; or `ascent`, Algorithm 1 as
+            printed, where δ and ρ climb in attention space, see `fgai.training.Printed`.
         nodes: injected per epoch.
         edges: of each injected node.
         box: of their features.
-        steps: climbing steps per epoch; the first costs nothing.
-        step_size: of each.
-        radius: of the ball in attention space, for the margin.
+        steps: climbing steps per epoch; the first of injected nodes costs nothing.
+        step_size: of each, for injected nodes.
+        radius: of the ball in attention space, for the margin and for `ascent`.
         neighbours: injected ones of every node, for the term `certified`.
         dropout: keep the model's dropout while training.
         train: epochs, learning rate and so on.
@@ -69,6 +71,7 @@ class FaithfulConfig:
     k2: int | None = 5
     scope: str = "node"
     layers: str = "all"
+    form: str = "tv"
     divergence: str = "log"
     closeness_by: str = "relative"
     ramp: float = 0.5
@@ -96,6 +99,7 @@ class FaithfulConfig:
     def __post_init__(self) -> None:
         one_of(self.scope, "scope", ("node", "graph"))
         one_of(self.layers, "layers", ("all", "last"))
+        one_of(self.form, "form", FORMS)
         one_of(self.divergence, "divergence", DIVERGENCES)
         one_of(self.closeness_by, "closeness_by", DIVERGENCES)
         one_of(self.adversary, "adversary", ADVERSARIES)
@@ -104,6 +108,8 @@ class FaithfulConfig:
         for name in ("k1", "k2"):
             if getattr(self, name) is not None:
                 check_k(getattr(self, name), name)
+            elif self.form == "paper":
+                raise InputError(f'`{name}` must be given for form "paper", which divides by it, got None')
         if not 0.0 <= self.ramp <= 1.0:
             raise InputError(f"`ramp` must be between 0 and 1, got {self.ramp}")
         at_least(self.contrast, "contrast", 0.0)
@@ -115,6 +121,16 @@ class FaithfulConfig:
         whole(self.neighbours, "neighbours", 1, LARGEST)
         if self.weights.certified and not self.limits:
             raise InputError("`certified` needs limits: without them a new neighbour may say anything")
+
+    @property
+    def injects(self) -> bool:
+        """Whether the adversary injects nodes."""
+        return self.adversary in ("hybrid", "injection")
+
+    @property
+    def keeps_margin(self) -> bool:
+        """Whether the margin between the top-k and the rest is trained."""
+        return self.adversary in ("hybrid", "attention") and self.weights.margin > 0
 
     @property
     def tightness(self) -> Tightness:

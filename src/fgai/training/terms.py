@@ -101,6 +101,7 @@ def attention_distance(
     shares: Sequence[float] | None = None,
     known: Sequence[Tensor | Cut | None] | None = None,
     grown: Tensor | None = None,
+    form: str = "tv",
 ) -> Tensor:
     """The distance L summed over layers: l1 on the top-k of one and on that of the other (see `topk_l1`).
 
@@ -113,11 +114,12 @@ def attention_distance(
         shares: per layer, what the mean over nodes is divided by; 1 when None.
         known: per layer, the sets of `before` where they are known already (see `frozen_topk`).
         grown: where the rows of `after` begin, if it has further edges behind those of `before`.
+        form: `tv` or `paper`.
     """
     sizes = shares or [1.0] * len(before)
     layers = zip(before, after, rowptrs, known or [None] * len(before), sizes, strict=True)
     terms = [
-        topk_l1(a, b, ptr, k, scope, known=top, factor=1 / size, grown=grown)
+        topk_l1(a, b, ptr, k, scope, form=form, known=top, factor=1 / size, grown=grown)
         for a, b, ptr, top, size in layers
     ]
     return weighted_sum(terms, [1.0] * len(terms))
