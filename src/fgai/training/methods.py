@@ -44,8 +44,8 @@ PRINTED: dict[str, Any] = {
     "decay": 0.0,
     "validate_every": 10_000,
 }
-"""Algorithm 1 as printed: its weights, total variation of outputs, Adam's settings, the last weights kept. Radius
-and steps are not printed; these are the level and the steps of its attack on features."""
+"""Algorithm 1 as printed: its weights, total variation of outputs, Adam's settings, the last weights kept.
+Radius and steps are not printed: these are the level and the steps of its attack on features."""
 
 
 @typed
