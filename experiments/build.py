@@ -9,6 +9,7 @@ from experiments.paper import published
 from experiments.results import ROWS, Results
 from experiments.sheet import Entry, Estimated, Row, Sheet
 from fgai.metrics import null_path
+from fgai.records import Column, Table
 
 NAMES = {
     "vanilla": "vanilla",
@@ -17,6 +18,8 @@ NAMES = {
     "limits": "vanilla + limits",
     "at-limits": "AT + limits",
     "fgai": "FGAI",
+    "fgai-certified": "FGAI-certified",
+    "fgai-injection": "FGAI-injection",
     "fgai-paper": "FGAI-paper",
     "pro-gnn": "Pro-GNN",
     "gnn-svd": "GNN-SVD",
@@ -76,8 +79,8 @@ def sheet(
     order: tuple[str, ...] = ROWS,
     nulls: bool = False,
     models: Sequence[str] | None = None,
-) -> Sheet:
-    """Return a sheet with a section per model and a row per dataset and method.
+) -> Sheet | Table:
+    """Return a sheet with a section per model and a row per dataset and method that has records.
 
     Args:
         results: of the records.
@@ -88,11 +91,13 @@ def sheet(
         nulls: add the null rows.
         models: shown; all there are by default.
     """
+    if not results.records:
+        return nothing(results, title)
     sections: dict[str, list[Row]] = {}
     for model in models or results.models():
         rows: list[Row] = []
         for dataset in results.datasets(model):
-            names = results.rows(model, dataset, order)
+            names = [row for row in results.rows(model, dataset, order) if results.held(model, dataset, row)]
             group = [[entry(results, model, dataset, row, column) for column in columns] for row in names]
             marked = [mark_best(c, held) for c, held in zip(columns, zip(*group, strict=True), strict=True)]
             lines = [tuple(line) for line in zip(*marked, strict=True)]
@@ -101,8 +106,17 @@ def sheet(
                 cells = tuple(null_entry(results, model, dataset, kind, column) for column in columns)
                 if any(cell.estimate is not None for cell in cells):
                     rows.append(Row((dataset, label), cells))
-        sections[model] = rows
+        if rows:
+            sections[model] = rows
     return Sheet(title, ("dataset", "method"), columns, sections, [*notes, *about(results)])
+
+
+def nothing(results: Results, title: str) -> Table:
+    """Return the table that says in words that there is nothing to show yet."""
+    words = f"none yet of the {len(results.expected)} cells of its grid"
+    if results.outdated:
+        words += f"; {results.outdated} records of other settings or older searches are kept and not shown"
+    return Table(title, [Column("records")], [[f"– {words}"]])
 
 
 def mark_best(column: Estimated, cells: Sequence[Entry]) -> list[Entry]:
@@ -121,13 +135,26 @@ def about(results: Results) -> list[str]:
         " vanilla, paired by seed (Student's t). Best of each group in bold. “paper”: as published."
     ]
     if results.expected:
-        total = len(results.expected)
-        missing = f"{results.missing} of {total} cells are missing (–)" if results.missing else ""
-        lines.append(f"{missing or f'All {total} cells are there'}.")
+        lines.append(count(results))
     if warned := results.warnings():
         said = ", ".join(f"{code} × {count}" for code, count in warned.items())
         lines.append(f"Reliability warnings in the records: {said}; see reliability.md.")
     return lines
+
+
+def count(results: Results) -> str:
+    """Say how many of the expected cells are there, and how many records are outdated."""
+    total = len(results.expected)
+    said = (
+        f"{results.missing} of {total} cells are missing (–)"
+        if results.missing
+        else f"All {total} cells are there"
+    )
+    if results.outdated:
+        said += f"; {results.outdated} records of other settings or older searches are not shown"
+    if results.older:
+        said += f"; {results.older} of the records shown are of other settings or older searches than today's"
+    return f"{said}."
 
 
 def _published_ratio(model: str, dataset: str, row: str, column: Estimated, base: str) -> float | None:

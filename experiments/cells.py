@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -59,7 +60,7 @@ class Cell:
 
     def __post_init__(self) -> None:
         try:
-            check_items(vars(self), get_type_hints(Cell), "the cell", required=())
+            check_items(vars(self), _hints(), "the cell", required=())
         except CheckpointError as error:
             raise InputError(str(error)) from None
         one_of(self.kind, "kind", KINDS)
@@ -116,6 +117,11 @@ class Cell:
     def predicts(self) -> str:
         """The task as presets and loaders know it: `node`, `link` or `graph`."""
         return self.task if self.task in tasks.TASKS else "node"
+
+
+@functools.cache
+def _hints() -> dict[str, Any]:
+    return get_type_hints(Cell)
 
 
 def grid_names() -> list[str]:

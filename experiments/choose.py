@@ -10,11 +10,13 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from experiments.cells import Cell
+from experiments.fingerprint import other_searches
 from experiments.results import DATASETS, MODELS, ROWS
 from experiments.store import Store
 from fgai.errors import InputError
 from fgai.metrics import METRICS, Quantity
 from fgai.models import current_names
+from fgai.records import look_up
 from fgai.tasks import TASKS
 from fgai.training import METHODS
 
@@ -27,8 +29,26 @@ CRITERION = Quantity(
 """What trials are compared by: a mean of scores."""
 
 
+SEEDS = 2
+"""A setting for nodes ships only if it holds on so many."""
+MOST_BELOW = 0.03
+"""How far the criterion of a seed may lie below the mean of all."""
+KEPT = {"similarity": {"all": 0.85, "sharpest": 0.9}, "sharpness": {"all": 0.9, "sharpest": 0.9}}
+"""What the attention of `fgai` keeps at least, see `experiments.validation.validate`."""
+
+
 class Trial(NamedTuple):
-    """One trial of a search: its settings and what it scored on validation data, mean over its seeds."""
+    """One trial of a search: its settings and what it scored on validation data, mean over its seeds.
+
+    Attributes:
+        settings: over the preset's.
+        criterion: mean of the clean and the attacked score.
+        clean: score.
+        attacked: score.
+        key: of the first record.
+        seeds: it was run on.
+        reason: why it may not become a preset; empty if it may.
+    """
 
     settings: dict[str, Any]
     criterion: float
@@ -36,70 +56,111 @@ class Trial(NamedTuple):
     attacked: float
     key: str
     seeds: int = 1
+    reason: str = ""
 
 
 Case = tuple[str, str, str]
 """Method, model and dataset."""
 
 
-def trials(store: Store, task: str = "") -> dict[Case, list[Trial]]:
+def trials(store: Store, task: str = "", *, older: bool = False) -> dict[Case, list[Trial]]:
     """Return the trials of each method, model and dataset, the best first.
 
-    The criterion is the mean of clean and `standard`-attacked score on the validation part; of vanilla models
-    for links and graphs it is the clean score, for what they are there for is to be compared with. Trials are
-    compared by their means over seeds or folds, those run on fewer seeds than others come last. Equal trials
-    are ordered by the text of their settings, so the choice never depends on the order of files.
+    The criterion is the mean of clean and attacked score on the validation part; of vanilla models for links
+    and graphs it is the clean score, for what they are there for is to be compared with. Trials are compared
+    by their means over seeds or folds, those run on fewer seeds than others come last. Equal trials are
+    ordered by the text of their settings, so the choice never depends on the order of files.
 
     Args:
         store: with search records.
         task: empty for nodes, `link` or `graph`.
+        older: those judged by another search than today's, instead of those judged by today's; of links and
+            graphs, whose searches are over, all are taken.
     """
-    runs: dict[Case, dict[str, list[Trial]]] = {}
+    runs: dict[Case, dict[str, list[Run]]] = {}
     for record in store.records(Cell(kind="search", task=task).folder):
-        cell, scores = record["cell"], record["validation"]
-        case = (cell["label"] or cell["method"], cell["model"], cell["dataset"])
-        criterion = scores["clean" if task and cell["method"] == "vanilla" else "criterion"]
-        trial = Trial(
-            current_names(cell["settings"]), criterion, scores["clean"], scores["attacked"], record["key"]
-        )
-        text = json.dumps(cell["settings"], sort_keys=True)
-        runs.setdefault(case, {}).setdefault(text, []).append(trial)
+        cell = Cell.from_dict(record["cell"])
+        if not task and (other_searches(record, cell) is not None) != older:
+            continue
+        text = json.dumps(cell.settings, sort_keys=True)
+        runs.setdefault((cell.row, cell.model, cell.dataset), {}).setdefault(text, []).append(Run.of(record))
     found = {
-        case: [_mean(held[text]) for text in sorted(held, key=lambda text: _order(held[text], text))]
+        case: [
+            _trial(held[text], case[0], task) for text in sorted(held, key=lambda one: _order(held[one], one))
+        ]
         for case, held in runs.items()
     }
     return dict(sorted(found.items(), key=lambda item: tuple(map(_rank, item[0]))))
 
 
-def _order(runs: list[Trial], text: str) -> tuple[int, float, str]:
-    return (-len(runs), -_mean(runs).criterion, text)
+class Run(NamedTuple):
+    """One record of a trial: its seed, its criterion, and everything that was validated."""
+
+    seed: int
+    criterion: float
+    key: str
+    settings: dict[str, Any]
+    scores: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Run:
+        """Read it off a record."""
+        cell, scores = record["cell"], record["validation"]
+        clean = cell.get("task") and cell["method"] == "vanilla"
+        criterion = scores["clean" if clean else "criterion"]
+        return cls(cell["seed"], criterion, record["key"], current_names(cell["settings"]), scores)
 
 
-def _mean(runs: list[Trial]) -> Trial:
+def _order(runs: list[Run], text: str) -> tuple[int, float, str]:
+    return (-len(runs), -fmean(run.criterion for run in runs), text)
+
+
+def _trial(runs: list[Run], method: str, task: str) -> Trial:
     """One trial from its runs, one of each seed."""
     return Trial(
         runs[0].settings,
         criterion=fmean(run.criterion for run in runs),
-        clean=fmean(run.clean for run in runs),
-        attacked=fmean(run.attacked for run in runs),
+        clean=fmean(run.scores["clean"] for run in runs),
+        attacked=fmean(run.scores["attacked"] for run in runs),
         key=runs[0].key,
         seeds=len(runs),
+        reason="" if task else _reason(runs, method),
     )
 
 
-def least_regret(store: Store, method: str, models: Collection[str]) -> dict[str, Any]:
+def _reason(runs: list[Run], method: str) -> str:
+    """Why a setting for nodes may not become a preset: it must hold on every seed, and on two at least."""
+    if len(runs) < SEEDS:
+        return f"run on {len(runs)} of {SEEDS} seeds"
+    mean = fmean(run.criterion for run in runs)
+    for run in sorted(runs):
+        if run.criterion < mean - MOST_BELOW:
+            return f"seed {run.seed} scores {run.criterion:.3f}, {mean - run.criterion:.3f} below the mean"
+        for name, parts in KEPT.items() if method == "fgai" else ():
+            for part, least in parts.items():
+                kept = look_up(run.scores, f"{name}.{part}")
+                if kept is None or kept < least:
+                    held = "nothing" if kept is None else f"{kept:.3f}"
+                    return f"seed {run.seed} keeps {held} of `{name}.{part}`, {least} are wanted"
+    return ""
+
+
+def least_regret(
+    store: Store, method: str, models: Collection[str], *, older: bool = False
+) -> dict[str, Any]:
     """Return the settings for graphs that were not searched: their worst loss to a pair's best is smallest.
 
     Args:
         store: with search records of nodes.
         method: e.g. `fgai`.
         models: whose pairs with all graphs count; only trials run on every one of them are compared.
+        older: see `trials`.
 
     Raises:
         InputError: the folder holds no such trials.
     """
     losses: dict[str, list[float]] = {}
-    for case, held in trials(store).items():
+    for case, held in trials(store, older=older).items():
         if case[0] == method and case[1] in models:
             for trial in held:
                 text = json.dumps(trial.settings, sort_keys=True)
@@ -118,15 +179,23 @@ def presets(store: Store) -> str:
     General tables and comments stay as they are; `[method.MODEL.dataset]`, and the same under `[link]` and
     `[graph]`, are replaced where a search was run.
 
+    A setting for nodes that fails on one of its seeds, or was run on one alone, is passed over for the next
+    best that holds.
+
     Raises:
-        InputError: the folder holds no search.
+        InputError: the folder holds no search, or of some method, model and dataset no setting holds.
     """
-    made = {
-        ".".join(filter(None, (task, *case))): held[0].settings
-        for task in TABLES
-        for case, held in trials(store, task).items()
-        if case[0] in METHODS
-    }
+    made, refused = dict[str, dict[str, Any]](), list[str]()
+    for task in TABLES:
+        for case, held in trials(store, task).items():
+            name = ".".join(filter(None, (task, *case)))
+            good = next((trial for trial in held if not trial.reason), None)
+            if good is not None and case[0] in METHODS:
+                made[name] = good.settings
+            elif case[0] in METHODS:
+                refused.append(f"{name} (the best: {held[0].reason})")
+    if refused:
+        raise InputError(f"no setting holds on {SEEDS} seeds for {'; '.join(refused)}; add trials or seeds")
     if not made:
         raise InputError(f"there are no search records in {store.root}; run `fgai bench run search` first")
     text = files("fgai.training").joinpath("presets.toml").read_text(encoding="utf-8")

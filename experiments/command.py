@@ -13,8 +13,8 @@ from experiments import command_records as records
 from experiments import shard as shard_of
 from experiments import status as status_of
 from experiments.command_records import Cache, Data, Device, Here, Results, either
+from experiments.fingerprint import change_of
 from experiments.progress import GridProgress
-from experiments.run import change_of
 from fgai.cli import FAILURE, App, Output, checked_folder, command, options
 from fgai.progress import shown
 from fgai.records import Column, Table
@@ -45,7 +45,10 @@ def run(
         float | None, typer.Option("--limit", min=0, help="Stop after so many seconds; run again to go on.")
     ] = None,
     redo: Annotated[
-        bool, typer.Option("--redo", help="Run cells again whose records were made with other settings.")
+        bool,
+        typer.Option(
+            "--redo", help="Run cells again whose records were made with other settings or searches."
+        ),
     ] = False,
     data: Data = None,
     cache: Cache = None,
@@ -90,7 +93,7 @@ def run(
 def status(
     grid: Grid, *, results: Results = Here, json: options.Json = False, quiet: options.Quiet = False
 ) -> None:
-    """Say how far a grid has come, by dataset, and which cells failed."""
+    """Say how far a grid has come, by dataset, which cells failed, and which records are outdated."""
     cells, store = read_grid(grid), Store(results)
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
@@ -123,14 +126,14 @@ def status(
         notes = [f"{entry['cell']}: {entry['error']}" for entry in errors]
         if stale:
             cell, change = next(iter(stale.items()))
-            notes.append(f"{len(stale)} done with other settings than now, e.g. {cell}: {change}")
+            notes.append(f"{len(stale)} outdated, left out of tables, e.g. {cell}: {change}")
         Table(f"{grid} in {results}", columns, rows, notes).show(console)
 
     Output(json, quiet).result(values, show)
 
 
 def _changes(cells: list[Cell], store: Store) -> dict[str, str]:
-    """Cells whose records were made with other settings than they would be now, and what differs."""
+    """Cells whose records would be made otherwise now, and what differs."""
     found = {}
     for cell in cells:
         record = store.read(cell)

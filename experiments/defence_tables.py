@@ -28,7 +28,7 @@ def defences(store: Store) -> list[Sheet | Table]:
         and (record["cell"]["model"], record["cell"]["dataset"], record["cell"]["method"]) in wanted
         and record["cell"]["seed"] in {cell.seed for cell in cells}
     )
-    results = Results(records, cells)
+    results = Results.newest(records, cells)
     columns = [Column(name) for name in ("model", "dataset", "method")]
     columns += [quantity("f1.clean").column]
     columns += [quantity("f1.attacked", f"F1 {name}").column for name in THREATS]

@@ -8,6 +8,7 @@ from typing import Any
 from experiments.attack_tables import RANDOM, reached
 from experiments.build import name_of
 from experiments.cells import read_grid
+from experiments.fingerprint import change_of
 from experiments.sheet import Sheet
 from experiments.store import Store
 from fgai.metrics import quantity
@@ -23,7 +24,7 @@ def limits(store: Store) -> list[Sheet | Table]:
     records = [store.read(cell) for cell in cells]
     rows: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for cell, record in zip(cells, records, strict=True):
-        if record is not None and record["status"] == "done":
+        if record is not None and record["status"] == "done" and change_of(record, cell) is None:
             rows.setdefault((cell.model, cell.dataset, cell.row), []).append(record)
     sharp = _vanilla_sharpness(store)
     columns = [Column(name) for name in ("model", "dataset", "method")]
@@ -38,9 +39,9 @@ def limits(store: Store) -> list[Sheet | Table]:
         " worst endpoints. Similarity to the vanilla model, and sharpness in units of its own: mean over"
         " layers."
     ]
-    missing = sum(record is None for record in records)
+    missing = len(cells) - sum(map(len, rows.values()))
     if missing:
-        notes.append(f"{missing} of {len(cells)} cells are missing.")
+        notes.append(f"{missing} of {len(cells)} cells are missing, or of other settings or older searches.")
     body = [_row(*key, found, sharp) for key, found in rows.items()]
     return [Table("Behind limits", columns, body or [[None] * len(columns)], notes)]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from experiments.cells import Cell, read_grid
+from experiments.fingerprint import change_of
 from experiments.statistics import Estimate, Interval, estimate, paired
 from experiments.store import Store
 from fgai.errors import CheckpointError
@@ -14,8 +15,14 @@ from fgai.models import current_names
 from fgai.records import look_up
 
 MODELS = ("GAT", "GATv2", "GT")
-DATASETS = ("amazon-photo", "amazon-cs", "coauthor-cs", "coauthor-physics", "arxiv-tape")
-ROWS = ("vanilla", "ln", "at", "fgai", "fgai-paper")
+GRAPHS = ("amazon-photo", "amazon-cs", "coauthor-cs", "coauthor-physics")
+"""Those of the paper that bars are about."""
+UNTUNED = ("cora", "citeseer", "pubmed", "planted")
+"""Graphs nobody chose settings for."""
+DATASETS = (*GRAPHS, "arxiv-tape", *UNTUNED)
+ROWS = (
+    "vanilla", "ln", "limits", "at", "at-limits", "fgai", "fgai-certified", "fgai-injection", "fgai-paper",
+)  # fmt: skip
 
 
 class Key(NamedTuple):
@@ -58,6 +65,7 @@ class Results:
             both = [self.records.get(key, {}).get("evaluations", {}), record.get("evaluations", {})]
             merged["evaluations"] = {name: value for part in both for name, value in part.items()}
             self.records[key] = merged
+        self.outdated = self.older = 0
         self._keys = self.expected | self.records.keys()
         self._rows: dict[tuple[str, str, str], dict[int, dict[str, Any]]] = {}
         for key in sorted(self.records):
@@ -74,7 +82,47 @@ class Results:
         plain = (record for record in store.records(kind) if not record["cell"]["label"])
         if not defences:
             plain = (r for r in plain if r["cell"]["model"] in MODELS and r["cell"]["method"] in ROWS)
-        return cls(plain, () if grid is None else read_grid(grid))
+        return cls.newest(plain, () if grid is None else read_grid(grid))
+
+    @classmethod
+    def newest(cls, records: Iterable[Mapping[str, Any]], expected: Iterable[Cell] = ()) -> Results:
+        """Take the records of today's settings and searches, of rows without any the older ones.
+
+        Those are counted: tables say how many of what they show is `older`, and how much is `outdated` and
+        not shown.
+        """
+        rows: dict[Any, tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]] = {}
+        for record in records:
+            cell = Cell.from_dict(record["cell"])
+            current, older = rows.setdefault(key_of(cell)[:3], ([], []))
+            (current if change_of(record, cell) is None else older).append(record)
+        found = cls((record for pair in rows.values() for record in (pair[0] or pair[1])), expected)
+        found.older = sum(len(older) for current, older in rows.values() if not current)
+        found.outdated = sum(len(older) for current, older in rows.values() if current)
+        return found
+
+    @classmethod
+    def node(cls, store: Store, datasets: tuple[str, ...] = GRAPHS) -> Results:
+        """Read what the node grid has on some graphs: its records under every threat laid together.
+
+        Records that would be made otherwise now, with other settings or by another search, are left out and
+        counted as `outdated`.
+        """
+        held = [
+            record
+            for kind in ("evaluate", "attack")
+            for record in store.records(kind)
+            if not record["cell"]["label"]
+            and record["cell"]["model"] in MODELS
+            and record["cell"]["method"] in ROWS
+            and record["cell"]["dataset"] in datasets
+        ]
+        current = [record for record in held if change_of(record, Cell.from_dict(record["cell"])) is None]
+        cells = [cell for cell in read_grid("node") if cell.dataset in datasets]
+        keys = {cell.key for cell in cells}
+        found = cls((record for record in current if record["key"] in keys), cells)
+        found.outdated = len(held) - len(current)
+        return found
 
     @property
     def missing(self) -> int:
@@ -110,14 +158,15 @@ class Results:
             model: e.g. `GAT`.
             dataset: e.g. `amazon-photo`.
             row: e.g. `fgai`.
-            path: a metric of the evaluation (`f1.clean`), or `training.…`, `validation.…`, `certificate.…`.
+            path: a metric of the evaluation (`f1.clean`), or `training.…`, `validation.…`, `certificate.…`; a
+                number in it is a place in a list (`g_jsd.layers.0`).
             threat: which evaluation.
         """
         found: dict[int, float] = {}
         top = path.partition(".")[0] in ("training", "validation", "certificate")
         for seed, record in self._rows.get((model, dataset, row), {}).items():
             held = record if top else look_up(record["evaluations"], f"{threat}.metrics")
-            value = None if held is None else look_up(held, path)
+            value = None if held is None else _found(held, path)
             if isinstance(value, int | float):
                 found[seed] = float(value)
         return found
@@ -142,6 +191,15 @@ class Results:
             texts = record.get("warnings", [])
             counts.update({text[1:].partition("]")[0] for text in texts if text.startswith("[")})
         return dict(sorted(counts.items()))
+
+
+def _found(values: Mapping[str, Any], path: str) -> Any:
+    """The value at a path whose last part may be a place in a list."""
+    parent, _, last = path.rpartition(".")
+    if not last.isdigit():
+        return look_up(values, path)
+    held = look_up(values, parent)
+    return held[int(last)] if isinstance(held, list) and int(last) < len(held) else None
 
 
 def key_of(cell: Cell) -> Key:

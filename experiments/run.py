@@ -6,6 +6,7 @@ import itertools
 import platform
 import traceback
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -16,25 +17,24 @@ from torch import nn
 import fgai
 from experiments.cells import Cell
 from experiments.explained import explained
+from experiments.fingerprint import change_of, fingerprint
 from experiments.memory import PeakMemory
 from experiments.store import Store
 from experiments.trained import model_of, settings_of, vanilla_of
+from experiments.validation import scores, validate
 from fgai import CheckpointError, FgaiWarning, Graph, certify, evaluate, load_dataset
-from fgai.attacks import make_attack
-from fgai.attention import call_model, evaluating, observe, prepared
+from fgai.attacks import Ledger
+from fgai.attention import observe, prepared
 from fgai.certificates import WHERE, Injection
 from fgai.datasets import with_degrees
 from fgai.evaluation import describe
-from fgai.metrics import sharpness, task_scores
-from fgai.models import current_names
+from fgai.metrics import sharpness
 from fgai.records import plain
 from fgai.tasks import task_of
-from fgai.training import ALONE, features_alone, history_of, labelled
+from fgai.training import ALONE, features_alone, history_of
 
 EXPLAINED = {"link": 5, "graph": 2, "truth": 5}
 """Neighbours in an explanation; atoms of a molecule have too few for five."""
-EXPLAINED_SEEDS = 2
-"""Seeds, from 0 on, whose explanations are attacked in `attack` cells too."""
 INJECTED = (1, 2, 3, 5)
 """Injected neighbours that `inject` cells certify against."""
 RADIUS = 0.01
@@ -100,12 +100,16 @@ def _measure(cell: Cell, device: str, root: Path | str | None, cache: Path | Non
     vanilla = None if cell.method in ALONE else vanilla_of(cell, graph, device, cache)[0]
     with PeakMemory(device) as memory:
         model, is_new = model_of(cell, graph, vanilla, device, cache)
-    body: dict[str, Any] = {"data": describe(graph), "training": _training(model, cell)}
+    body: dict[str, Any] = {
+        "fingerprint": fingerprint(cell),
+        "data": describe(graph),
+        "training": _training(model, cell),
+    }
     if memory.peak is not None and is_new:  # a model from the cache says nothing of its training's memory
         body["training"] |= {"peak_memory": memory.peak, "base_memory": memory.base}
     parent = model if cell.method == "vanilla" else vanilla
     if cell.kind == "search":
-        body["validation"] = _validate(model, graph, cell)
+        body["validation"] = validate(model, graph, vanilla, cell.seed)
     elif cell.kind == "certify":
         body |= _certify(model, graph, parent)
     elif cell.kind == "inject":
@@ -114,7 +118,19 @@ def _measure(cell: Cell, device: str, root: Path | str | None, cache: Path | Non
         body["explainers"] = explained(model, graph, cell)
     elif cell.kind in ("evaluate", "attack"):
         body["evaluations"] = _evaluate(model, graph, parent, cell)
+        body["winners"] = {threat: winners(found) for threat, found in body["evaluations"].items()}
     return body
+
+
+def winners(evaluation: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Return which member at which endpoints did most damage under each objective; none for plain attacks."""
+    found = {}
+    for objective, values in evaluation.get("ledgers", {}).items():
+        ledger = Ledger(members=values["members"], damages=values["damages"])
+        row = ledger.proposals()[values["won"]][0] if values["members"] else None
+        if row is not None:
+            found[objective] = {"member": row["member"], "endpoints": row["endpoints"]}
+    return found
 
 
 def _graph(cell: Cell, device: str, root: Path | str | None) -> Graph:
@@ -144,7 +160,7 @@ def _certify(model: nn.Module, graph: Graph, parent: nn.Module | None) -> dict[s
     about = {"norm": made.norm, "radius": RADIUS, "k1": made.k1, "k2": made.k2}
     return {
         "certificate": plain({**about, **made.summary()}),
-        "scores": _scores(model, prepared(model, task.view(graph, "test")), task.name, "test_mask"),
+        "scores": scores(model, prepared(model, task.view(graph, "test")), "test_mask"),
     }
 
 
@@ -175,7 +191,7 @@ def _inject(model: nn.Module, graph: Graph, seed: int) -> dict[str, Any]:
         "injection": found,
         "alone": alone,
         "sharpness": [sharpness(layer.heads(), layer.rowptr) for layer in attention],
-        "scores": _scores(model, prepared(model, graph), task_of(graph).name, "test_mask"),
+        "scores": scores(model, prepared(model, graph), "test_mask"),
     }
 
 
@@ -186,7 +202,7 @@ def _evaluate(model: nn.Module, graph: Graph, parent: nn.Module | None, cell: Ce
         extras: dict[str, Any] = {} if not cell.task else {"curves": False, "k": EXPLAINED[cell.task]}
         if index or cell.kind == "attack":
             extras |= {"curves": False, "nulls": False}
-        if index or (cell.kind == "attack" and cell.seed >= EXPLAINED_SEEDS):
+        if index:
             extras["explanation_attack"] = False
         record = evaluate(model, graph, threat, vanilla=parent, seed=cell.seed, name=cell.row, **extras)
         found[threat] = record.to_dict()
@@ -208,42 +224,6 @@ def is_done(record: dict[str, Any], cell: Cell, store: Store, redo: bool = False
             " --redo"
         )
     return changed is None
-
-
-LATER = {"certified": 0.0, "sharpness": 0.0, "neighbours": 1, "closeness_by": "relative"}
-"""Settings that records of before lack, with the values that change nothing."""
-
-
-def change_of(record: dict[str, Any], cell: Cell) -> str | None:
-    """The first setting that a record's training had otherwise than it would have now, in words."""
-    for part, now in settings_of(cell).items():
-        then = current_names(record.get("training", {}).get(part, now))
-        then = {**{name: value for name, value in LATER.items() if name in now}, **then}
-        for name in sorted({**then, **now}):
-            if then.get(name) != now.get(name):
-                return f"another {name!r} ({part}: {then.get(name)!r}, now {now.get(name)!r})"
-    return None
-
-
-def _validate(model: nn.Module, graph: Graph, cell: Cell) -> dict[str, float]:
-    """Mean of clean and standard-attacked score on the validation part; the test part is never looked at."""
-    task = task_of(graph)
-    seen = prepared(model, task.view(graph, "val"))
-    result = make_attack("standard", targets="val", task=task.name).run(model, seen, seed=cell.seed)
-    name = task.headline
-    clean = _scores(model, seen, task.name, "val_mask")[name]
-    attacked = _scores(model, seen, task.name, "val_mask", result.graph)[name]
-    return {"clean": clean, "attacked": attacked, "criterion": (clean + attacked) / 2}
-
-
-def _scores(
-    model: nn.Module, seen: Graph, task: str, mask: str, attacked: Graph | None = None
-) -> dict[str, float]:
-    """Scores of the rows of `seen` under a mask, predicted on it or on its attacked version."""
-    rows, labels = labelled(seen, mask)
-    with evaluating(model), torch.no_grad():
-        logits = call_model(model, seen if attacked is None else attacked)[rows]
-    return task_scores(task, logits, labels)
 
 
 def _thin(terms: list[dict[str, float]], points: int = 50) -> list[dict[str, float]]:

@@ -16,7 +16,11 @@ from fgai.errors import CheckpointError, InputError
 from fgai.files import Schema, check, check_items, gunzip, parse_json, write_atomic
 from fgai.records import to_text
 
-SCHEMA = 1
+SCHEMA = 2
+"""2: records say what they were made by (`fingerprint`), and which member of an ensemble won (`winners`)."""
+READABLE = (1, SCHEMA)
+RENAMED = {"fgai-paper": "fgai-injection"}
+"""Methods of schema 1 by the names they have now."""
 FIELDS: Schema = {"protocol": int, "key": str, "cell": dict[str, Any], "status": str, "seconds": float}
 """What every record holds; the rest depends on its kind."""
 STALE_SECONDS = 600.0
@@ -54,6 +58,7 @@ class Store:
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
         self._packs: dict[Path, dict[Path, dict[str, Any]]] = {}
+        self._held: dict[Path, tuple[int, dict[str, Any]]] = {}
 
     def path(self, cell: Cell) -> Path:
         """Where the record of a cell lies, or would lie."""
@@ -95,7 +100,7 @@ class Store:
         files = dict.fromkeys((self.root / kind).rglob("*.json"))
         packed = {path: r for path, r in self._packed(kind).items() if path.is_relative_to(self.root / kind)}
         for path in sorted({**packed, **files}):
-            record = read_record(path) if path in files else packed[path]
+            record = self._record(path) if path in files else packed[path]
             if record["status"] == "done" and record["protocol"] == PROTOCOL:
                 yield record
 
@@ -137,6 +142,14 @@ class Store:
                 rewritten += 1
         kept = (*(files.keys() - chosen.keys()), *([pack] if pack.exists() else []))
         return Packed(len(chosen), rewritten, before, sum(path.stat().st_size for path in kept))
+
+    def _record(self, path: Path) -> dict[str, Any]:
+        """The record of a file, parsed once until the file changes: every table reads the same ones."""
+        written = path.stat().st_mtime_ns
+        known = self._held.get(path)
+        if known is None or known[0] != written:
+            self._held[path] = known = (written, read_record(path))
+        return known[1]
 
     def _packed(self, folder: str) -> dict[Path, dict[str, Any]]:
         """The packed records of a folder's kind, by the paths their files would have."""
@@ -187,11 +200,15 @@ def parsed(text: str, where: str) -> dict[str, Any]:
         raise CheckpointError(
             f"{where} is not a whole record ({error}); delete it to run the cell again"
         ) from error
-    if schema != SCHEMA:
+    if schema not in READABLE:
         remedy = "update fgai" if schema > SCHEMA else "delete it to run the cell again"
-        raise CheckpointError(f"{where} has schema {schema}, this fgai reads {SCHEMA}; {remedy}")
+        raise CheckpointError(
+            f"{where} has schema {schema}, this fgai reads {min(READABLE)} to {SCHEMA}; {remedy}"
+        )
     try:
         check_items({name: record[name] for name in FIELDS if name in record}, FIELDS, where, required=FIELDS)
     except CheckpointError as error:
         raise CheckpointError(f"not a whole record: {error}; delete it to run the cell again") from error
+    if schema == 1 and (method := record["cell"].get("method")) in RENAMED:
+        record["cell"] = {**record["cell"], "method": RENAMED[method]}
     return record

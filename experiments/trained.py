@@ -32,20 +32,25 @@ ABOVE = ("certificates", "cli", "evaluation", "explanations", "figures", "report
 
 def settings_of(cell: Cell) -> dict[str, Any]:
     """Everything a training depends on beside the code: own settings, the parent's, and the defaults."""
-    alone = cell.method in ALONE
-    defaults = [dataclasses.asdict(TrainConfig())]
-    if cell.method in DEFENCES:
-        defaults.append(DEFENCES[cell.method].defaults())
-    elif not alone:
-        faithful = dataclasses.asdict(FaithfulConfig())
-        nested = {name: faithful.pop(name) for name in ("weights", "train")}
-        defaults = [*defaults, faithful, *nested.values()]
     where = (cell.model, cell.dataset, cell.predicts)
     chosen = {**settings_for(cell.method, *where), **current_names(cell.settings)}
-    rest = {name: value for part in defaults for name, value in part.items() if name not in chosen}
-    parent = {} if alone else preset("vanilla", *where)
+    rest = {name: value for name, value in _defaults(cell.method).items() if name not in chosen}
+    parent = {} if cell.method in ALONE else preset("vanilla", *where)
     values = {"settings": chosen, "parent": parent, "defaults": rest}
     return {name: plain(part) for name, part in values.items()}
+
+
+@functools.cache
+def _defaults(method: str) -> dict[str, Any]:
+    """What a method's settings are where nobody says anything."""
+    found = dataclasses.asdict(TrainConfig())
+    if method in DEFENCES:
+        found |= DEFENCES[method].defaults()
+    elif method not in ALONE:
+        faithful = dataclasses.asdict(FaithfulConfig())
+        nested = [faithful.pop(name) for name in ("weights", "train")]
+        found |= {**faithful, **nested[0], **nested[1]}
+    return found
 
 
 def training_sources(root: Path) -> list[Path]:

@@ -28,7 +28,10 @@ from experiments import (
     status,
     trained,
 )
-from experiments.run import INJECTED, change_of
+from experiments.fingerprint import change_of, fingerprint, searches
+from experiments.run import INJECTED, winners
+from experiments.validation import short_attack
+from fgai.attacks import EnsembleInjection
 from fgai.errors import CheckpointError, FgaiError, InputError
 from fgai.records import plain
 from support import bench_cases as cases
@@ -94,7 +97,9 @@ class TestCells:
 
     def test_shipped_grids(self) -> None:
         node = read_grid("node")
-        assert len(node) == 3 * 5 * 4 * 5
+        assert len(node) == 2 * (3 * 8 + 2) * 4 * 5 + 3 * 2 * 4 * 5
+        limited = {cell.method for cell in node if "values" in cell.threats}
+        assert limited == {"fgai", "fgai-certified", "at-limits", "limits"}, "others have no limits"
         shared = {cell.key for cell in node} & {cell.key for cell in read_grid("ablation")}
         assert len(shared) == 2 * 3 * 5  # vanilla and FGAI on Photo are run once for both
         for name in ("ablation", "search", "cost", "certify"):
@@ -164,8 +169,8 @@ class TestStore:
             (lambda text: text[: len(text) // 2], "not a whole record"),
             (lambda text: "", "not a whole record"),
             (lambda text: "[]", "not a whole record"),
-            (lambda text: text.replace('"schema": 1', '"schema": 7'), "schema 7.*update fgai"),
-            (lambda text: text.replace('"schema": 1', '"schema": 0'), "schema 0"),
+            (lambda text: text.replace('"schema": 2', '"schema": 7'), "schema 7.*update fgai"),
+            (lambda text: text.replace('"schema": 2', '"schema": 0'), "schema 0"),
             (lambda text: text.replace('"status": "done"', '"state": "done"'), "lacks status"),
             (lambda text: text.replace('"epochs": 2', '"epochs": 3'), "another cell under this name"),
         ],
@@ -181,6 +186,16 @@ class TestStore:
             with pytest.raises(CheckpointError, match=message):
                 again()
         assert path.read_text() == text
+
+    def test_the_old_name_of_a_method_is_not_taken_for_the_new_one(self, tmp_path: Path) -> None:
+        """What schema 1 calls `fgai-paper` is the variant with injected nodes."""
+        store, cell = Store(tmp_path), cases.tiny(method="fgai-paper")
+        path = store.write(cell, cases.body_of(cell))
+        path.write_text(path.read_text().replace('"schema": 2', '"schema": 1'))
+        (record,) = store.records()
+        assert record["cell"]["method"] == "fgai-injection"
+        with pytest.raises(CheckpointError, match="another cell under this name"):
+            store.read(cell)
 
     def test_full_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         store, path = self.written(tmp_path)
@@ -263,7 +278,7 @@ class TestRun:
         record = run_cell(cases.tiny(kind="search"), Store(tmp_path))
         scores = record["validation"]
         assert scores["criterion"] == pytest.approx((scores["clean"] + scores["attacked"]) / 2)
-        assert "evaluations" not in record
+        assert "evaluations" not in record and "similarity" not in scores
 
     def test_cost_and_certificate_cells(self, tmp_path: Path) -> None:
         store = Store(tmp_path)
@@ -281,10 +296,47 @@ class TestRun:
         assert made["injection"][0]["status"] == ["invariant", "bound"]
         assert 0.2 < made["alone"] < 1 and len(made["sharpness"]) == 2
 
+    def test_a_record_says_what_made_it(self, tmp_path: Path) -> None:
+        cell = cases.tiny(threats=("random",))
+        made = run_cell(cell, Store(tmp_path))
+        assert made["fingerprint"] == fingerprint(cell) and set(made["fingerprint"]["attacks"]) == {"random"}
+        assert made["winners"] == {"random": {}} and change_of(made, cell) is None
+
+    def test_winners_are_named(self) -> None:
+        rows = [{"member": "sign", "endpoints": "random"}, {"member": "adam", "endpoints": "cover"}]
+        ledger = {"members": rows, "damages": [0.1, 0.2, 0.4], "won": 2}
+        plain = {"members": [], "damages": [0.1, 0.3], "won": 1}
+        found = winners({"ledgers": {"prediction": ledger, "explanation": plain}})
+        assert found == {"prediction": {"member": "adam", "endpoints": "cover"}}
+
+    def test_another_search_outdates_a_record(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store, cell = Store(tmp_path), cases.tiny(kind="attack", threats=("ensemble", "standard"))
+        store.write(cell, cases.body_of(cell))
+        assert run_grid([cell], store).done == 1
+        searches.cache_clear()
+        monkeypatch.setattr(EnsembleInjection, "version", EnsembleInjection.version + 1)
+        try:
+            record = store.read(cell)
+            assert record is not None and change_of(record, cell) == "another search of `ensemble`"
+            with pytest.raises(CheckpointError, match="another search of `ensemble`; nothing"):
+                run_grid([cell], store)
+            del record["fingerprint"]
+            assert change_of(record, cell) == "searches of before they were recorded"
+            assert change_of(record, cases.tiny(kind="cost")) is None, "nothing is searched"
+        finally:
+            searches.cache_clear()
+
+    def test_trials_are_judged_by_a_short_ensemble_on_validation_nodes(self) -> None:
+        attack = short_attack("node")
+        assert isinstance(attack, EnsembleInjection) and attack.budget.targets == "val"
+        assert attack.rules == ("random",) and {member.steps for member in attack.members} == {100}
+        assert {member.optimiser for member in attack.members} == {"sign", "momentum", "adam"}
+        assert {member.gradient for member in attack.members} == {"true", "straight"}
+
     def test_records_of_before_lack_settings_that_change_nothing(self, tmp_path: Path) -> None:
         store, cell = Store(tmp_path), cases.tiny(method="fgai")
         body = cases.body_of(cell)
-        for name in ("certified", "sharpness", "neighbours", "closeness_by"):
+        for name in ("certified", "sharpness", "neighbours", "closeness_by", "form"):
             del body["training"]["defaults"][name]
         store.write(cell, body)
         record = store.read(cell)

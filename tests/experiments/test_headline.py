@@ -22,9 +22,14 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_chance_stands_beside_shares(line: dict[str, str]) -> None:
-    assert line["top 5 as vanilla (chance)"] == "0.950 (0.250)"
-    before, after = line["top 5 lost under attack (chance)"].split(" → ")
-    assert 0 < float(before) < 1 and after.endswith(" (0.700)")
+    assert line["similarity"] == "0.950"
+    assert line["top 5 kept (chance)"] == "0.710 → 0.960 (0.300)"
+    assert line["top 5 kept, explanation attack (chance)"] == "0.652 → 0.952 (0.300)"
+
+
+def test_predictions_under_every_search(line: dict[str, str]) -> None:
+    assert (line["clean F1"], line["`ensemble`"]) == ("0.920 → 0.920", "0.420 → 0.920")
+    assert line["`ensemble-strong`"] == "0.390 → 0.890" and line["certified, t = 1"] == "–"
 
 
 def test_the_readme_has_it() -> None:

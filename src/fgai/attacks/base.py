@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any, final
 
@@ -69,10 +69,12 @@ class Attack(ABC):
     Attributes:
         name: in tables and records.
         removes: whether edges of the graph go, too.
+        version: of the search; raised when a change of its code makes it find other numbers.
     """
 
     name = "attack"
     removes = False
+    version = 1
 
     def __init__(
         self, budget: Budget, objective: str | Objective | Value = "prediction", *, k: int = 5
@@ -89,6 +91,18 @@ class Attack(ABC):
         `judge(attacked)` returns the objective on a perturbed graph, with gradients to its features;
         `judge.clean` holds what the model said before.
         """
+
+    def specification(self) -> dict[str, Any]:
+        """Return what is searched and how, in plain values; records name it by a hash.
+
+        Two attacks of one specification and version find the same.
+        """
+        return {
+            "attack": self.name,
+            "version": self.version,
+            "objective": self.objective.name,
+            "budget": asdict(self.budget),
+        }
 
     def damage(self, judge: Judge, change: GraphChange, value: float) -> float:
         """Return what the strongest change is chosen by: the objective's value, if not overridden.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,6 +94,15 @@ class EnsembleInjection(ReportedAttack):
         self.rules = tuple(one_of(rule, "rule", tuple(RULES)) for rule in rules)
         if not self.members or not self.rules:
             raise InputError("an ensemble needs at least one member and one rule for endpoints")
+
+    def specification(self) -> dict[str, Any]:
+        """Return the members, the rules for endpoints and the plain attacks, too."""
+        return {
+            **super().specification(),
+            "members": [asdict(member) for member in self.members],
+            "rules": list(self.rules),
+            "baselines": [baseline.specification() for baseline in self.baselines],
+        }
 
     @property
     def allowed_steps(self) -> int:

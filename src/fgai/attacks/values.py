@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,6 +63,12 @@ class ValueInjection(ReportedAttack):
         super().__init__(budget, objective, k=k)
         self.contained = contained or EnsembleInjection(budget, objective, k=k, rules=("random",))
         self.steps = budget.steps or 200
+
+    def specification(self) -> dict[str, Any]:
+        """Return the climbs, their starts, and the attack by features, too."""
+        climbs = [list(climb) for climb in CLIMBS]
+        inner = self.contained.specification()
+        return {**super().specification(), "climbs": climbs, "starts": list(STARTS), "contained": inner}
 
     @property
     def allowed_steps(self) -> int:

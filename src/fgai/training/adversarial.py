@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from fgai.attacks import Budget
 from fgai.attention import call_model, entry_limits, evaluating, limits_of, straight_through
+from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.training.adversary import InjectionAdversary
 from fgai.training.capture import Drawn, replayable
@@ -18,11 +19,13 @@ from fgai.training.ranges import Tightness, range_pass, set_ranges
 from fgai.training.recipes import Vanilla
 from fgai.typed import typed
 
+ATTACK_WEIGHT = 0.5
+
 
 @typed
 @replayable
 class Adversarial(Vanilla):
-    """Cross-entropy on the clean graph and on one with adversarial nodes, in equal parts.
+    """Cross-entropy on the clean graph and on one with adversarial nodes, in equal parts by default.
 
     The injected features climb the cross-entropy by the gradient of the training step itself and are kept
     from epoch to epoch; endpoints are new every epoch.
@@ -32,14 +35,24 @@ class Adversarial(Vanilla):
         budget: of the adversary; endpoints must come from training and validation nodes (`targets="fit"`).
         tightness: of a model's limits, where it has some.
         space: where new nodes climb then, see `FaithfulConfig`.
+        weight: of the attacked part, between 0 and 1; the clean part has the rest.
     """
 
     name = "at"
 
     def __init__(
-        self, graph: Graph, budget: Budget, *, tightness: Tightness | None = None, space: str = "mixed"
+        self,
+        graph: Graph,
+        budget: Budget,
+        *,
+        tightness: Tightness | None = None,
+        space: str = "mixed",
+        weight: float = ATTACK_WEIGHT,
     ) -> None:
         super().__init__(graph)
+        if not 0.0 < weight < 1.0:
+            raise InputError(f"`attack_weight` must be above 0 and below 1, got {weight}")
+        self.weight = weight
         self.adversary = InjectionAdversary(graph, budget)
         self.tightness, self.space = tightness or Tightness(), space
         self.seed = 0
@@ -53,7 +66,7 @@ class Adversarial(Vanilla):
         self.probe, self.probe_endpoints = self.adversary.probe(self._generator(-2))
 
     def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
-        """Yield half the clean cross-entropy, then half the attacked one."""
+        """Yield the clean cross-entropy, then the attacked one, each with its weight."""
         endpoints = self.adversary.draw(self._generator(epoch)).to(self.graph.device)
         return self._parts(model, *self.lesson(epoch), endpoints)
 
@@ -72,12 +85,12 @@ class Adversarial(Vanilla):
     ) -> Iterator[dict[str, Tensor]]:
         with range_pass(model, self.tightness, sampled=True), straight_through(model):
             clean = cross_entropy(call_model(model, graph).index_select(0, rows), labels)
-        yield {"clean": clean, "total": clean / 2}
+        yield {"clean": clean, "total": (1 - self.weight) * clean}
         del clean
         attacked = self.adversary.joined(endpoints)[0].replace(links=graph.links)
         with self.adversary.speaking(), straight_through(model):
             hit = cross_entropy(call_model(model, attacked).index_select(0, rows), labels)
-        yield {"attacked": hit, "total": hit / 2}
+        yield {"attacked": hit, "total": self.weight * hit}
 
     def measure(self, model: nn.Module) -> Tensor:
         """Return the mean of clean and attacked validation score."""

@@ -16,7 +16,7 @@ from fgai.graph import Graph
 from fgai.models import DEFENCES, MODELS
 from fgai.tasks import task_of
 from fgai.trackers import Tracker
-from fgai.training.adversarial import Adversarial
+from fgai.training.adversarial import ATTACK_WEIGHT, Adversarial
 from fgai.training.attempts import make_faithful
 from fgai.training.build import ALONE, METHODS, setting_names, untrained
 from fgai.training.limiting import limit
@@ -50,9 +50,14 @@ Radius and steps are not printed: these are the level and the steps of its attac
 
 @typed
 def settings_for(method: str, model: str, dataset: str, task: str = "node") -> dict[str, Any]:
-    """Return the preset of a method; a defence takes the vanilla model's where it has none of its own."""
-    chosen = preset("at" if method == "at-limits" else method, model, dataset, task)
-    return {**preset("vanilla", model, dataset, task), **chosen} if method in DEFENCES else chosen
+    """Return the preset of a method, laid over that of the method it is a variant of.
+
+    A defence takes the vanilla model's where it has none of its own, adversarial training with limits that of
+    the one without.
+    """
+    parent = "vanilla" if method in DEFENCES else "at" if method == "at-limits" else None
+    below = {} if parent is None else preset(parent, model, dataset, task)
+    return {**below, **preset(method, model, dataset, task)}
 
 
 @typed
@@ -140,6 +145,7 @@ def _adversarial(
     fields, changes = _split(chosen)
     default = FaithfulConfig()
     cut, soften, space = (changes.pop(name, getattr(default, name)) for name in LIMIT_FIELDS)
+    weight = changes.pop("attack_weight", ATTACK_WEIGHT)
     tightness = Tightness(cut, soften)
     budget = Budget(
         **{**{name: getattr(default, name) for name in ADVERSARY_FIELDS}, **changes}, targets="fit"
@@ -148,7 +154,7 @@ def _adversarial(
     start = copied(vanilla)
     if limits:
         add_limits(start)
-    recipe = Adversarial(seen, budget, tightness=tightness, space=space)
+    recipe = Adversarial(seen, budget, tightness=tightness, space=space, weight=weight)
     made = train(start, graph, recipe=recipe, config=TrainConfig(**fields), **common)
     if limits:
         set_ranges(made, seen, tightness)

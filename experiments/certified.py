@@ -1,0 +1,45 @@
+"""Shares of classes that no injected neighbour can change, from the `inject` records of today's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from experiments.cells import Cell
+from experiments.fingerprint import change_of
+from experiments.statistics import Estimate, estimate
+from experiments.store import Store
+
+ROW = "fgai-certified"
+
+
+def certified_share(
+    store: Store, model: str, dataset: str, *, neighbours: int = 1, where: str = "any"
+) -> Estimate | None:
+    """Return the share of the test nodes, over seeds, of FGAI trained towards certificates.
+
+    Args:
+        store: with `inject` records.
+        model: e.g. `GAT`.
+        dataset: e.g. `amazon-photo`.
+        neighbours: injected ones of every node (`any`), or of the node itself (`direct`).
+        where: `any` or `direct`.
+    """
+    return estimate(
+        one["share"]
+        for record in _records(store, model, dataset)
+        for one in record["injection"]
+        if one["known"] and (one["where"], one["neighbours"]) == (where, neighbours)
+    )
+
+
+def features_alone(store: Store, model: str, dataset: str) -> Estimate | None:
+    """Return what a network without edges classifies right, over the same seeds."""
+    return estimate(record["alone"] for record in _records(store, model, dataset))
+
+
+def _records(store: Store, model: str, dataset: str) -> Iterator[dict[str, Any]]:
+    for record in store.records("inject"):
+        cell = Cell.from_dict(record["cell"])
+        if (cell.model, cell.dataset, cell.row) == (model, dataset, ROW) and change_of(record, cell) is None:
+            yield record

@@ -1,0 +1,78 @@
+"""What made a record: its settings and its searches, each as a short hash, and what has changed since."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.cells import Cell
+from experiments.trained import settings_of, training_code
+from experiments.validation import short_attack
+from fgai.attacks import Attack, make_attack
+from fgai.models import current_names
+from fgai.records import plain
+
+ATTACKED = ("evaluate", "attack", "search")
+"""Kinds of cells whose numbers depend on a search."""
+LATER = {"certified": 0.0, "sharpness": 0.0, "neighbours": 1, "closeness_by": "relative", "form": "tv"}
+"""Settings that records of before lack, with the values that change nothing."""
+
+
+def fingerprint(cell: Cell) -> dict[str, Any]:
+    """Return what a record of a cell is known by, if it is made now.
+
+    That is what numbers depend on: the settings of the training and of its parent, and of every search its
+    budget, members, rules and version. `code` is a hash of every line that trains; it tells where a model
+    came from, and outdates nothing.
+    """
+    return {
+        "settings": _hash(settings_of(cell)),
+        "attacks": searches(cell.kind, cell.threats, cell.predicts),
+        "code": training_code(),
+    }
+
+
+def change_of(record: Mapping[str, Any], cell: Cell) -> str | None:
+    """Return the first thing that would be otherwise if a record were made now, in words, or None."""
+    return _other_settings(record, cell) or other_searches(record, cell)
+
+
+def _other_settings(record: Mapping[str, Any], cell: Cell) -> str | None:
+    for part, now in settings_of(cell).items():
+        then = current_names(record.get("training", {}).get(part, now))
+        then = {**{name: value for name, value in LATER.items() if name in now}, **then}
+        for name in sorted({**then, **now}):
+            if then.get(name) != now.get(name):
+                return f"another {name!r} ({part}: {then.get(name)!r}, now {now.get(name)!r})"
+    return None
+
+
+def other_searches(record: Mapping[str, Any], cell: Cell) -> str | None:
+    """Return the first search that a record's differs in from today's, in words, or None."""
+    known = record.get("fingerprint", {}).get("attacks")
+    now = searches(cell.kind, cell.threats, cell.predicts)
+    if not now:
+        return None
+    if known is None:
+        return "searches of before they were recorded"
+    other = [name for name in now if known.get(name) != now[name]]
+    return f"another search of `{other[0]}`" if other else None
+
+
+@functools.cache
+def searches(kind: str, threats: tuple[str, ...], task: str) -> dict[str, str]:
+    """Return a hash of every search that cells of a kind make, by the name of the threat."""
+    found: dict[str, list[Attack]] = {}
+    if kind == "search":
+        found["validation"] = [short_attack(task)]
+    elif kind in ATTACKED:
+        both = ("prediction", "explanation")
+        found = {threat: [make_attack(threat, what, task=task) for what in both] for threat in threats}
+    return {name: _hash([one.specification() for one in held]) for name, held in found.items()}
+
+
+def _hash(values: Any) -> str:
+    return hashlib.sha256(json.dumps(plain(values), sort_keys=True).encode()).hexdigest()[:12]
