@@ -98,6 +98,8 @@ def sheet(
         rows: list[Row] = []
         for dataset in results.datasets(model):
             names = [row for row in results.rows(model, dataset, order) if results.held(model, dataset, row)]
+            if not names:
+                continue
             group = [[entry(results, model, dataset, row, column) for column in columns] for row in names]
             marked = [mark_best(c, held) for c, held in zip(columns, zip(*group, strict=True), strict=True)]
             lines = [tuple(line) for line in zip(*marked, strict=True)]
@@ -113,7 +115,7 @@ def sheet(
 
 def nothing(results: Results, title: str) -> Table:
     """Return the table that says in words that there is nothing to show yet."""
-    words = f"none yet of the {len(results.expected)} cells of its grid"
+    words = f"none yet; {results.missing} of the {len(results.expected)} cells of its grid are missing"
     if results.outdated:
         words += f"; {results.outdated} records of other settings or older searches are kept and not shown"
     return Table(title, [Column("records")], [[f"– {words}"]])

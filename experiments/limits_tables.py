@@ -7,6 +7,7 @@ from typing import Any
 
 from experiments.attack_tables import RANDOM, reached
 from experiments.build import name_of
+from experiments.cells import Cell as GridCell
 from experiments.cells import read_grid
 from experiments.fingerprint import change_of
 from experiments.sheet import Sheet
@@ -101,11 +102,13 @@ def _row(
 
 
 def _vanilla_sharpness(store: Store) -> dict[tuple[str, str, int], float]:
-    """Of the vanilla models, by model, dataset and seed: this grid's own, or those of the grid `attack`."""
+    """Of the vanilla models, by model, dataset and seed: this grid's own, or those of the grid `node`."""
     found: dict[tuple[str, str, int], float] = {}
     for record in store.records("attack"):
         cell = record["cell"]
         if cell["method"] != PLAIN or "ensemble" not in record["evaluations"]:
+            continue
+        if change_of(record, GridCell.from_dict(cell)) is not None:
             continue
         key = (cell["model"], cell["dataset"], cell["seed"])
         value = look_up(record["evaluations"]["ensemble"]["metrics"], "sharpness.clean.all")

@@ -411,8 +411,8 @@ class TestChoose:
             store = self.searched(Store(tmp_path / name), good, bad)
             assert tomllib.loads(presets(store))["fgai"]["GAT"]["cora"] == {"lr": 0.1}
             (held,) = trials(store).values()
-            assert [trial.reason for trial in held if trial.settings == {"lr": 0.2}][0].find(reason) >= 0
-            with pytest.raises(InputError, match="no setting holds on 2 seeds for fgai.GAT.cora"):
+            assert reason in next(trial.reason for trial in held if trial.settings == {"lr": 0.2})
+            with pytest.raises(InputError, match=r"no setting holds on 2 seeds for fgai\.GAT\.cora"):
                 presets(self.searched(Store(tmp_path / f"{name} alone"), bad))
 
     def test_trials_judged_by_an_older_search_are_not_compared(self, tmp_path: Path) -> None:
