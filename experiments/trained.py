@@ -17,6 +17,7 @@ from fgai.models import DEFENCES, current_names
 from fgai.records import plain
 from fgai.training import (
     ALONE,
+    VARIANTS,
     FaithfulConfig,
     TrainConfig,
     load_model,
@@ -49,7 +50,7 @@ def _defaults(method: str) -> dict[str, Any]:
     elif method not in ALONE:
         faithful = dataclasses.asdict(FaithfulConfig())
         nested = [faithful.pop(name) for name in ("weights", "train")]
-        found |= {**faithful, **nested[0], **nested[1]}
+        found |= {**faithful, **nested[0], **nested[1], **VARIANTS.get(method, {})}
     return found
 
 

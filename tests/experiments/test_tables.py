@@ -153,7 +153,7 @@ class TestTables:
     @pytest.mark.parametrize("name", ["headline", "attack", "worst", "explanations", "f1", "untuned"])
     def test_without_records_words_say_so(self, name: str, tmp_path: Path) -> None:
         text = render(name, Store(tmp_path))
-        assert "none yet of the" in text and "cells of its grid" in text
+        assert "none yet; " in text and "cells of its grid are missing" in text
 
     def test_outdated_records_leave_the_tables(self, tmp_path: Path) -> None:
         store = Store(tmp_path)
@@ -173,12 +173,8 @@ class TestTables:
 
     def test_the_worst_seed_stands_beside_the_mean(self, whole: Store) -> None:
         (row,) = self.rows(whole, "worst", model="GT", dataset="amazon-cs", method="LN")
-        assert (row["mean F1"], row["worst F1"], row["apart"], row["seed"]) == (
-            "0.620",
-            "0.600",
-            "-0.020",
-            "0",
-        )
+        found = [float(row[name]) for name in ("mean F1", "worst F1", "apart", "seed")]
+        assert found == pytest.approx([0.62, 0.6, -0.02, 0])
 
     @pytest.mark.parametrize("name", TABLES)
     def test_every_form_of_every_table(self, whole: Store, name: str) -> None:
@@ -331,7 +327,7 @@ class TestBars:
 class TestChoose:
     def test_best_on_validation(self, whole: Store) -> None:
         found = trials(whole)
-        assert len(found) == 7 * 3 * 4 and all(len(held) == 8 for held in found.values())
+        assert len(found) == 7 * 3 * 2 and all(len(held) == 8 for held in found.values())
         assert {trial.reason for held in found.values() for trial in held} == {""}
         best = found["ln", "GT", "amazon-cs"][0]
         assert best.settings["lr"] == 0.003  # the synthetic score grows with lr

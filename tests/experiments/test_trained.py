@@ -11,7 +11,7 @@ import pytest
 import fgai
 from experiments import Cell, Store, run_cell, trained
 from experiments.subjects import Source
-from experiments.trained import model_path, training_code, training_sources
+from experiments.trained import model_path, settings_of, training_code, training_sources
 from support import bench_cases as cases
 
 PACKAGE = Path(fgai.__file__).parent
@@ -60,6 +60,14 @@ def test_names_hold_what_matters(tmp_path: Path) -> None:
     assert len({model_path(tmp_path, c) for c in (cell, *other)}) == 4
     assert model_path(tmp_path, cell, parent_settings={"epochs": 2}) != model_path(tmp_path, cell)
     assert model_path(None, cell) is None
+
+
+def test_records_tell_what_the_papers_methods_start_from() -> None:
+    printed, released = (
+        settings_of(Cell(method=name))["defaults"] for name in ("fgai-paper", "fgai-injection")
+    )
+    assert (printed["adversary"], printed["form"], printed["similarity"]) == ("ascent", "paper", 1e5)
+    assert printed["layers"] == released["layers"] == "last" and released["adversary"] == "hybrid"
 
 
 def test_figures_take_models_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from fgai.training.features import features_alone
 from fgai.training.history import History
 from fgai.training.limiting import Clipped, clipped, limit
 from fgai.training.loop import Recipe, TrainConfig, fit
-from fgai.training.methods import settings_for, train_method
+from fgai.training.methods import VARIANTS, settings_for, train_method
 from fgai.training.presets import preset
 from fgai.training.recipes import Vanilla, labelled
 from fgai.training.settings import FaithfulConfig
@@ -24,6 +24,7 @@ __all__ = [
     "ALONE",
     "METHODS",
     "TERMS",
+    "VARIANTS",
     "Adversarial",
     "Ascent",
     "Clipped",

@@ -47,6 +47,14 @@ PRINTED: dict[str, Any] = {
 """Algorithm 1 as printed: its weights, total variation of outputs, Adam's settings, the last weights kept.
 Radius and steps are not printed: these are the level and the steps of its attack on features."""
 
+OUTPUT_LAYER: dict[str, Any] = {"layers": "last", "scope": "graph", "limits": False}
+"""What the paper explains by: the output layer, and the top K of the whole graph."""
+VARIANTS: dict[str, dict[str, Any]] = {
+    "fgai-paper": {**OUTPUT_LAYER, **PRINTED},
+    "fgai-injection": OUTPUT_LAYER,
+}
+"""Methods that start from other settings than `FaithfulConfig`'s defaults, and from which."""
+
 
 @typed
 def settings_for(method: str, model: str, dataset: str, task: str = "node") -> dict[str, Any]:
@@ -163,11 +171,10 @@ def _adversarial(
 
 def _config(method: str, graph: Graph) -> FaithfulConfig:
     """What a faithful method starts from, before its preset: the defaults, or the paper's own settings."""
-    if method not in ("fgai-paper", "fgai-injection"):
+    if method not in VARIANTS:
         return FaithfulConfig()
-    half = max(1, graph.num_edges // 2)  # K is "approximately 50 % of the number of edges"
-    last = FaithfulConfig(layers="last", scope="graph", k1=half, k2=half, limits=False)
-    return last if method == "fgai-injection" else last.replace(**PRINTED)
+    half = max(1, graph.num_edges // 2)  # K is about half the number of edges in all of its experiments
+    return FaithfulConfig().replace(k1=half, k2=half, **VARIANTS[method])
 
 
 def _split(chosen: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
