@@ -9,9 +9,14 @@ import torch
 from torch import nn
 
 from fgai import Graph
-from fgai.attacks import Attack, EnsembleInjection, make_attack
-from fgai.attacks.search.members import PREDICTION_MEMBERS, Member
-from fgai.attacks.threats import THREATS
+from fgai.attacks import (
+    PREDICTION_MEMBERS,
+    THREATS,
+    Attack,
+    EnsembleInjection,
+    Member,
+    make_attack,
+)
 from fgai.attention import call_model, evaluating, observe, prepared
 from fgai.metrics import overlap, sharpness, task_scores
 from fgai.tasks import task_of

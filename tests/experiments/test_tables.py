@@ -49,9 +49,9 @@ def changed(path: str, value: float, threat: str = "ensemble", seeds: int = 5) -
             body = cases.body_of(cell)
             if cell.method == "fgai" and cell.seed < seeds:
                 *parents, name = path.split(".")
-                held = (
-                    body if parents[0] == "training" else body["evaluations"].get(threat, {}).get("metrics")
-                )
+                held: Any = body
+                if parents[0] != "training":
+                    held = body["evaluations"].get(threat, {}).get("metrics")
                 for parent in parents if held else ():
                     held = held[parent]
                 if held:
@@ -398,12 +398,13 @@ class TestChoose:
     def test_what_fails_on_the_second_seed_does_not_ship(self, tmp_path: Path) -> None:
         good: dict[int, dict[str, Any]] = {0: {}, 1: {}}
         flat = {"sharpness": {"all": 0.89, "sharpest": 0.95}}
-        for name, bad, reason in (
+        failing: list[tuple[str, dict[int, dict[str, Any]], str]] = [
             ("flat", {0: {}, 1: flat}, "seed 1 keeps 0.890 of `sharpness.all`, 0.9 are wanted"),
             ("other", {0: {}, 1: {"similarity": {"all": 0.95, "sharpest": 0.89}}}, "`similarity.sharpest`"),
             ("fell", {0: {"criterion": 0.9}, 1: {"criterion": 0.8}}, "seed 1 scores 0.800, 0.050 below"),
             ("one", {0: {}}, "run on 1 of 2 seeds"),
-        ):
+        ]
+        for name, bad, reason in failing:
             store = self.searched(Store(tmp_path / name), good, bad)
             assert tomllib.loads(presets(store))["fgai"]["GAT"]["cora"] == {"lr": 0.1}
             (held,) = trials(store).values()
