@@ -16,6 +16,8 @@ from fgai.certificates import WHERE
 
 GOOD = {"vanilla": 0.4, "ln": 0.6, "at": 0.7, "at-limits": 0.88, "fgai": 0.9, "fgai-injection": 0.8}
 """Attacked F1 of seed 0; every further seed adds 0.01."""
+HARDER = {"strong": 0.2, "ensemble-strong": 0.03}
+"""What further threats take away."""
 
 
 def tiny(**changes: Any) -> Cell:
@@ -153,7 +155,7 @@ def body_of(cell: Cell) -> dict[str, Any]:
                 "data": {"name": cell.dataset}, "threat": {"name": threat}, "config": {"k": 5},
                 "seed": cell.seed, "device": "cpu", "seconds": {"total": 1.0}, "peak_memory": {"bytes": 1},
                 "ledgers": {}, "warnings": [], "per_node": {},
-                "metrics": metrics_of(cell, attacked - {"strong": 0.2, "ensemble-strong": 0.03}.get(threat, 0.0)),
+                "metrics": metrics_of(cell, attacked - HARDER.get(threat, 0.0)),
             }
             for threat in cell.threats
         }  # fmt: skip
