@@ -210,7 +210,7 @@ def is_done(record: dict[str, Any], cell: Cell, store: Store, redo: bool = False
     return changed is None
 
 
-LATER = {"certified": 0.0, "sharpness": 0.0, "neighbours": 1, "closeness_by": "relative"}
+LATER = {"certified": 0.0, "sharpness": 0.0, "neighbours": 1, "closeness_by": "relative", "lean": 0.0}
 """Settings that records of before lack, with the values that change nothing."""
 
 

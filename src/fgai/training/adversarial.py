@@ -32,15 +32,22 @@ class Adversarial(Vanilla):
         budget: of the adversary; endpoints must come from training and validation nodes (`targets="fit"`).
         tightness: of a model's limits, where it has some.
         space: where new nodes climb then, see `FaithfulConfig`.
+        lean: of their endpoints, see `InjectionAdversary`.
     """
 
     name = "at"
 
     def __init__(
-        self, graph: Graph, budget: Budget, *, tightness: Tightness | None = None, space: str = "mixed"
+        self,
+        graph: Graph,
+        budget: Budget,
+        *,
+        tightness: Tightness | None = None,
+        space: str = "mixed",
+        lean: float = 0.0,
     ) -> None:
         super().__init__(graph)
-        self.adversary = InjectionAdversary(graph, budget)
+        self.adversary = InjectionAdversary(graph, budget, lean)
         self.tightness, self.space = tightness or Tightness(), space
         self.seed = 0
 

@@ -33,12 +33,16 @@ class InjectionAdversary:
     Args:
         graph: prepared for the model.
         budget: nodes, edges, box and step size; endpoints come from its targets.
+        lean: how much endpoints lean towards nodes with few neighbours, where a new one weighs most: they are
+            drawn with a weight of 1 / degree to this power.
     """
 
-    def __init__(self, graph: Graph, budget: Budget) -> None:
+    def __init__(self, graph: Graph, budget: Budget, lean: float = 0.0) -> None:
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to inject")
-        self.graph, self.budget = graph, budget
+        self.graph, self.budget, self.lean = graph, budget, lean
+        degree = graph.adjacency.rowptr.diff().cpu().clamp(min=1).double()
+        self.weights = degree**-lean if lean else None
         self.box = budget.feature_box(graph)
         self.nodes = budget.target_nodes(graph).cpu()  # drawn and checked without waiting for the device
         self.batch = None if graph.batch is None else graph.batch.cpu()
@@ -79,7 +83,7 @@ class InjectionAdversary:
         """Return fresh endpoints [M, e], on the CPU; from `nodes`, if given, not the targets."""
         pool = self.nodes if nodes is None else nodes.cpu()
         each = min(self.budget.edges, int(pool.numel()))
-        return draw_endpoints(pool, self.budget.nodes, each, generator, self.batch)
+        return draw_endpoints(pool, self.budget.nodes, each, generator, self.batch, self.weights)
 
     def attacked(self, generator: torch.Generator, nodes: Tensor | None = None) -> tuple[Graph, EdgeMap]:
         """Return the graph with the new nodes at fresh endpoints; their features collect a gradient."""
@@ -114,7 +118,7 @@ class InjectionAdversary:
 
     def restarted(self) -> InjectionAdversary:
         """Return an adversary of the same budget that begins at the middle of the box."""
-        other = InjectionAdversary(self.graph, self.budget)
+        other = InjectionAdversary(self.graph, self.budget, self.lean)
         other.features = torch.empty_like(self.features.detach()).requires_grad_()
         other.chosen = self.chosen
         other.points = {

@@ -11,7 +11,7 @@ from torch import nn
 from fgai.alone import with_gradients
 from fgai.attention import add_limits, can_be_limited, model_name, prepared
 from fgai.checks import whole
-from fgai.errors import FgaiWarning, warn
+from fgai.errors import DivergenceError, FgaiWarning, warn
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.progress import shown
@@ -51,11 +51,12 @@ def make_faithful(
     """Return a faithful version of a trained attention model; the given one is untouched.
 
     After training both are attacked on the validation nodes by a short ensemble of searches. Where the
-    faithful model's predictions still shift by more than half of what the vanilla model's do, or no longer
-    are the vanilla model's, it is trained once more with settings that press on what failed (see
-    `FaithfulConfig.fallback`), and the better of the two is returned; if that is not enough either, a
-    `ReliabilityWarning` says so. Trainings of less than 100 epochs, and other tasks than node classification,
-    are not judged.
+    faithful model's predictions still shift by more than half of what the vanilla model's do, or its
+    predictions or explanations no longer are the vanilla model's, it is trained once more with settings that
+    press on what failed (see `FaithfulConfig.fallback`), and the better of the two is returned; if that is
+    not enough either, a `ReliabilityWarning` says so. A training that diverges is begun again with half the
+    learning rate. Trainings of less than 100 epochs, and other tasks than node classification, are not
+    judged.
 
     The faithful model has the architecture of the vanilla one, so a preset changes the training alone. What
     is given by name wins over `config`, and `config` over the preset: `fgai faithful` on the command line
@@ -125,24 +126,69 @@ def _best(
     max_attempts: int,
 ) -> M:
     """Train, judge, and train again where that did not go well; the best attempt."""
-    faithful = _trained(model, graph, config, seed, checkpoint, saving)
+    faithful, config, done = _finished(model, graph, config, seed, checkpoint, saving, max_attempts)
     if not _is_judged(config):
         return faithful
     vanilla = prediction_shift(model, graph, seed)
     best = standing_of(faithful, model, graph, seed, vanilla)
-    for count in range(2, max_attempts + 1):
+    for count in range(done + 1, max_attempts + 1):
         if best.holds:
             break
-        config = config.fallback(stable=best.is_stable, close=best.is_close)
-        folder = None if checkpoint is None else Path(checkpoint) / f"attempt-{count}"
-        again = {**saving, "run": f"{Faithful.name}-{count}"}
-        other = _trained(model, graph, config, seed + APART * (count - 1), folder, again)
+        config = config.fallback(stable=best.is_stable, close=best.is_close, alike=best.is_alike)
+        try:
+            other = _attempt(count, model, graph, config, seed, checkpoint, saving)
+        except DivergenceError:  # what there is, stays
+            continue
         found = standing_of(other, model, graph, seed, vanilla)
         history_of(other).attempts = history_of(faithful).attempts = count
         if found.beats(best):
             faithful, best = other, found
     best.warn()
     return faithful
+
+
+def _finished(
+    model: M,
+    graph: Graph,
+    config: FaithfulConfig,
+    seed: int,
+    checkpoint: Path | str | None,
+    saving: dict[str, Any],
+    max_attempts: int,
+) -> tuple[M, FaithfulConfig, int]:
+    """The first attempt that comes to its end, its settings and its number; every next takes smaller steps.
+
+    Raises:
+        DivergenceError: none does.
+    """
+    for count in range(1, max_attempts + 1):
+        try:
+            faithful = _attempt(count, model, graph, config, seed, checkpoint, saving)
+        except DivergenceError:
+            if count == max_attempts:
+                raise
+            config = config.replace(lr=config.train.lr / 2)
+        else:
+            history_of(faithful).attempts = count
+            return faithful, config, count
+    raise AssertionError("at least one attempt is made")
+
+
+def _attempt(
+    count: int,
+    model: M,
+    graph: Graph,
+    config: FaithfulConfig,
+    seed: int,
+    checkpoint: Path | str | None,
+    saving: dict[str, Any],
+) -> M:
+    """Train with the draws, in the folder and under the name of attempt `count`."""
+    if count == 1:
+        return _trained(model, graph, config, seed, checkpoint, saving)
+    folder = None if checkpoint is None else Path(checkpoint) / f"attempt-{count}"
+    again = {**saving, "run": f"{Faithful.name}-{count}"}
+    return _trained(model, graph, config, seed + APART * (count - 1), folder, again)
 
 
 def _trained(

@@ -63,7 +63,7 @@ class Faithful:
         budget = Budget(
             nodes=config.nodes, edges=config.edges, box=config.box, step_size=config.step_size, targets="fit"
         )
-        self.adversary = InjectionAdversary(graph, budget)
+        self.adversary = InjectionAdversary(graph, budget, config.lean)
         self.seed = 0
 
     def start(self, model: nn.Module, seed: int) -> None:

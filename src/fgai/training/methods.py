@@ -120,7 +120,7 @@ def _adversarial(
     fields, changes = _split(chosen)
     default = FaithfulConfig()
     cut, soften, space = (changes.pop(name, getattr(default, name)) for name in LIMIT_FIELDS)
-    tightness = Tightness(cut, soften)
+    tightness, lean = Tightness(cut, soften), changes.pop("lean", default.lean)
     budget = Budget(
         **{**{name: getattr(default, name) for name in ADVERSARY_FIELDS}, **changes}, targets="fit"
     )
@@ -128,7 +128,7 @@ def _adversarial(
     start = copied(vanilla)
     if limits:
         add_limits(start)
-    recipe = Adversarial(seen, budget, tightness=tightness, space=space)
+    recipe = Adversarial(seen, budget, tightness=tightness, space=space, lean=lean)
     made = train(start, graph, recipe=recipe, config=TrainConfig(**fields), **common)
     if limits:
         set_ranges(made, seen, tightness)

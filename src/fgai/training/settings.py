@@ -55,6 +55,7 @@ class FaithfulConfig:
         adversary: `hybrid`, `injection` or `attention`.
         nodes: injected per epoch.
         edges: of each injected node.
+        lean: how much their endpoints lean towards nodes with few neighbours, see `InjectionAdversary`.
         box: of their features.
         steps: climbing steps per epoch; the first costs nothing.
         step_size: of each.
@@ -81,6 +82,7 @@ class FaithfulConfig:
     adversary: str = "hybrid"
     nodes: int = 60
     edges: int = 20
+    lean: float = 0.0
     box: tuple[float, float] | None = (-1.0, 1.0)
     steps: int = 2
     step_size: float = 0.1
@@ -109,6 +111,7 @@ class FaithfulConfig:
         at_least(self.contrast, "contrast", 0.0)
         whole(self.nodes, "nodes", 1, LARGEST)
         whole(self.edges, "edges", 1, LARGEST)
+        at_least(self.lean, "lean", 0.0)
         whole(self.steps, "steps", 1, LARGEST)
         above(self.step_size, "step_size", 0.0)
         above(self.radius, "radius", 0.0)
@@ -139,17 +142,19 @@ class FaithfulConfig:
             **changes,
         )
 
-    def fallback(self, *, stable: bool, close: bool) -> FaithfulConfig:
+    def fallback(self, *, stable: bool, close: bool, alike: bool = True) -> FaithfulConfig:
         """Return the settings of a second attempt: the same budget, and more weight on what failed.
 
         Predictions that were lost are held by closeness and smaller steps. Predictions that moved are held
         harder, behind tighter limits, and by another distance: probabilities of an attack that flips every
         prediction cannot get worse, so `probabilities` has no slope there, and `kl` may explode; the
-        logarithmic distance of the logits pulls from everywhere.
+        logarithmic distance of the logits pulls from everywhere. Explanations that were lost, where nothing
+        else was, are held harder, behind limits that clip half as much: a clipped score has lost its rank.
 
         Args:
             stable: predictions stayed under attack.
             close: predictions stayed the vanilla model's.
+            alike: explanations stayed the vanilla model's.
         """
         changes: dict[str, Any] = {}
         if not close:
@@ -159,5 +164,11 @@ class FaithfulConfig:
                 "divergence": "kl" if self.divergence == "log" else "log",
                 "prediction_stability": 2 * self.weights.prediction_stability,
                 "soften": max(self.soften, FIRMER) if self.limits else self.soften,
+            }
+        elif not alike:
+            changes |= {
+                "similarity": 2 * self.weights.similarity,
+                "cut": self.cut / 2,
+                "soften": self.soften / 2,
             }
         return self.replace(**changes)
