@@ -136,25 +136,48 @@ class TestFormats:
         planted = load_dataset("planted")
         assert convert("planted", "three").fingerprint == fingerprint(planted)
 
-    def test_parquet(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Through a stand-in for pyarrow that has the few names we use."""
+    def test_parquet_without_its_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
         Path("e.parquet").write_bytes(b"PAR1")
-        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        for module in ("pyarrow", "pyarrow.parquet"):
+            monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(MissingExtraError, match=r"fgai\[parquet\]"):
             convert("e.parquet", "stored")
+
+    def test_parquet_through_a_stand_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A module that has the few names of pyarrow's that we use."""
+        Path("e.parquet").write_bytes(b"PAR1")
         edges = drawn()
+
+        class Column:
+            null_count, type = 0, "int64"
+
+            def __init__(self, values: NDArray[np.int64]) -> None:
+                self.values = values
+
+            def __array__(self, dtype: Any = None, copy: Any = None) -> NDArray[np.int64]:
+                return self.values
 
         class Batch:
             def __init__(self, part: NDArray[np.int64]) -> None:
-                self.column = part.__getitem__
+                self.num_rows, self.part = part.shape[1], part
+
+            def column(self, name: str) -> Column:
+                return Column(self.part[edge_lists.ENDS.index(name)])
 
         class ParquetFile:
-            schema_arrow = types.SimpleNamespace(names=["source", "destination"])
+            schema_arrow = types.SimpleNamespace(names=["source", "destination", "__index_level_0__"])
 
             def __init__(self, path: Path) -> None:
                 assert path.name == "e.parquet"
 
-            def iter_batches(self, batch_size: int) -> Any:
+            def __enter__(self) -> Any:
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                pass
+
+            def iter_batches(self, batch_size: int, columns: list[str]) -> Any:
+                assert columns == ["source", "destination"]
                 return (Batch(edges[:, first : first + 50]) for first in range(0, EDGES, 50))
 
         module = types.SimpleNamespace(ParquetFile=ParquetFile)
@@ -224,10 +247,11 @@ BROKEN = {
     "short.csv": (b"source,destination,weight\n0,1,0.5\n0,2\n", "line 3"),
     "nan.csv": (b"source,destination,weight\n0,1,nan\n", "`edge_weight` must be finite"),
     "half.csv": (b"source,destination,weight\n0.5,1,2\n", "`source` must hold node numbers"),
-    "head.csv": (b"from,to\n0,1\n", "must have a column `source` in its first line"),
+    "head.csv": (b"from,to\n0,1\n", "must have a column `source`, named in its heading"),
     "empty.csv": (b"", "is empty"),
     "cut.txt.gz": (gzip.compress(as_text(drawn(), " ").encode())[:-20], "damaged or cut off after byte"),
     "no.txt.gz": (b"0 1\n", "damaged or cut off after byte 0"),
+    "far.csv": (b"source,destination,weight\n1e300,1,2\n", "in 0..2147483646, got 1099511627776"),
     "bits.npy": (b"\x93NUMPY nothing", "is missing, damaged, or no array"),
     "one.npz": (b"PK", "damaged"),
 }

@@ -230,8 +230,9 @@ def _write_rows(folder: Path, spool: _Spool, nodes: int) -> int:
                 _check_again(name, values, keys, fresh)
                 files[name].append(values[fresh])
             counts[first + 1 : last + 1] = np.bincount(row[order][fresh] - first, minlength=last - first)
-    write_array(folder / "rowptr.npy", [np.cumsum(counts)], DTYPES["rowptr"])
-    return int(counts.sum())
+    np.cumsum(counts, out=counts)
+    write_array(folder / "rowptr.npy", [counts], DTYPES["rowptr"])
+    return int(counts[-1])
 
 
 def _check_again(name: str, values: Array, keys: Array, fresh: Array) -> None:
