@@ -6,15 +6,17 @@ same `NodeLoader`, which also gathers 64 features per node. If pyg-lib or torch-
 `NeighborLoader` is measured, too. The graph is drawn with skewed degrees. All ways make their batches in
 turns, so that other work on the machine meets them alike; without workers the clock is the processor's. Run:
 
-    python benchmarks/sampling.py --edges 1e6 --workers 0
+    python benchmarks/sampling.py --edges 1e6 1e7 --threads 1 --json benchmarks/sampling.json
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ from torch_geometric.utils import k_hop_subgraph
 from fgai.sampling import NeighbourSampler
 
 DEGREE, WIDTH = 16, 64
+LEAST = "k_hop_subgraph, all neighbours"
 
 
 class OfNodes(BaseSampler):
@@ -114,17 +117,9 @@ def seeds_per_second(
     return {name: statistics.median(found) for name, found in rates.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--edges", type=float, default=1e6)
-    parser.add_argument("--fan-out", type=int, nargs="+", default=[10, 5])
-    parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--batches", type=int, default=20)
-    parser.add_argument("--threads", type=int, default=2)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    data, fan_out = skewed(int(given.edges)), given.fan_out
+def measure(edges: int, given: argparse.Namespace) -> dict[str, float]:
+    """Seeds per second of every way on a graph of one size."""
+    data, fan_out = skewed(edges), given.fan_out
     seeds = torch.randperm(data.num_nodes, generator=torch.Generator().manual_seed(1))
     options = {"input_nodes": seeds, "batch_size": given.batch_size, "num_workers": given.workers}
 
@@ -132,7 +127,7 @@ def main() -> None:
         return NodeLoader(data, node_sampler=sampler, **options)
 
     ways: dict[str, Iterable[Any]] = {
-        "k_hop_subgraph, all neighbours": loader(KHop(data, len(fan_out))),
+        LEAST: loader(KHop(data, len(fan_out))),
         "fgai, all neighbours": loader(NeighbourSampler(data, [-1] * len(fan_out))),
         "torch operations, with replacement": loader(Vectorised(data, fan_out)),
         "fgai": loader(NeighbourSampler(data, fan_out)),
@@ -140,12 +135,30 @@ def main() -> None:
     }
     if WITH_PYG_LIB or WITH_TORCH_SPARSE:
         ways["NeighborLoader"] = NeighborLoader(data, fan_out, **options)
-    clock = time.perf_counter if given.workers else time.process_time
-    found = seeds_per_second(ways, given.batches, clock)
-    least = found["k_hop_subgraph, all neighbours"]
-    rows = [[name, f"{rate:,.0f}", f"{rate / least:.1f}×"] for name, rate in found.items()]
-    title = f"{data.num_edges:,} edges, fan-out {fan_out}, {given.batch_size} seeds, {given.workers} workers"
-    show(title, ["sampler", "seeds per second", "it ÷ k_hop_subgraph"], rows)
+    return seeds_per_second(ways, given.batches, time.perf_counter if given.workers else time.process_time)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--edges", type=float, nargs="+", default=[1e6])
+    parser.add_argument("--fan-out", type=int, nargs="+", default=[10, 5])
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--batches", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    sizes = {}
+    for edges in given.edges:
+        found = sizes[f"{edges:.0e}"] = measure(int(edges), given)
+        rows = [[name, f"{rate:,.0f}", f"{rate / found[LEAST]:.1f}×"] for name, rate in found.items()]
+        title = (
+            f"{edges:,.0f} edges, fan-out {given.fan_out}, {given.batch_size} seeds, {given.workers} workers"
+        )
+        show(title, ["sampler", "seeds per second", "it ÷ k_hop_subgraph"], rows)
+    if given.json is not None:
+        given.json.write_text(json.dumps(sizes, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def convert(
     Edge lists are streamed: `.csv` (a heading with `source`, `destination`, perhaps `weight`; other columns
     are attributes), `.txt`, `.tsv`, `.edges` and `.edgelist` (SNAP's two numbers a line), both also as `.gz`,
     `.parquet` (columns as of CSV; needs the extra `parquet`) and `.npy` ([2, E]). However many edges there
-    are, about 250 MB and 16 bytes per node are in memory, and a row group of Parquet; a node's own edges must
+    are, about 280 MB and 16 bytes per node are in memory, and a row group of Parquet; a node's own edges must
     fit, too. Edges that come
     again are left out with a warning. PyG `Data` (`.pt`, `.npz`) and datasets by name, OGB's among them, are
     read into memory first.

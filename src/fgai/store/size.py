@@ -11,7 +11,7 @@ from fgai.sparse.valid import LARGEST
 from fgai.store.manifest import DTYPES
 from fgai.typed import typed
 
-CONVERTING = 250 << 20
+CONVERTING = 270 << 20
 """Bytes of memory that a conversion needs for one block of edges or features, whatever the graph."""
 
 

@@ -64,9 +64,8 @@ def pass_size(
     kept = running = 8 * (nodes + 1) + 4 * edges
     for number, stage in enumerate(found.stages):
         kept += nodes * states[number] + 4 * edges * (1 if heads == "mean" else stage.layer.heads)
-        running = max(
-            running, kept + nodes * (entry + sum(sides[number : number + 2]))
-        )  # its own, and the next
+        own_and_next = sum(sides[number : number + 2])
+        running = max(running, kept + nodes * (entry + own_and_next))
     return PassSize(kept, running)
 
 
