@@ -49,9 +49,8 @@ def convert(
     are attributes), `.txt`, `.tsv`, `.edges` and `.edgelist` (SNAP's two numbers a line), both also as `.gz`,
     `.parquet` (columns as of CSV; needs the extra `parquet`) and `.npy` ([2, E]). However many edges there
     are, about 280 MB and 16 bytes per node are in memory, and a row group of Parquet; a node's own edges must
-    fit, too. Edges that come
-    again are left out with a warning. PyG `Data` (`.pt`, `.npz`) and datasets by name, OGB's among them, are
-    read into memory first.
+    fit, too. Edges that come again are left out with a warning. PyG `Data` (`.pt`, `.npz`) and datasets by
+    name, OGB's among them, are read into memory first.
 
     The folder appears when it is whole. An edge list is converted in stages: nodes, edges, places, rows,
     fingerprint. What a run that was killed, or stopped by Ctrl-C, had finished stays in a hidden folder
