@@ -2,5 +2,6 @@
 
 from fgai.streaming.infer import observe_store
 from fgai.streaming.result import StoredObservation, open_observation
+from fgai.streaming.size import PassSize, pass_size
 
-__all__ = ["StoredObservation", "observe_store", "open_observation"]
+__all__ = ["PassSize", "StoredObservation", "observe_store", "open_observation", "pass_size"]

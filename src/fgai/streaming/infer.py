@@ -77,7 +77,8 @@ def observe_store(
     checks.whole(block_edges, "block_edges", 1, 2**30)
     bare = _readable(model, stored)
     place = Path(path)
-    with building(place) as folder, evaluating(model), torch.no_grad():
+    with building(place) as work, evaluating(model), torch.no_grad():
+        folder = work.folder
         stages = adapter_of(model).layerwise()
         if stages is None:
             raise InputError(
