@@ -1,6 +1,6 @@
 """Exact passes over graphs larger than memory: block by block from a stored graph into files."""
 
-from fgai.streaming.infer import observe_store
+from fgai.streaming.infer import check_streamed, measure_store, observe_store
 from fgai.streaming.result import StoredObservation, open_observation
 
-__all__ = ["StoredObservation", "observe_store", "open_observation"]
+__all__ = ["StoredObservation", "check_streamed", "measure_store", "observe_store", "open_observation"]
