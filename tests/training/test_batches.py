@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import fgai
 from fgai.attention import add_limits, limits_of, prepared
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph
+from fgai.progress import current
 from fgai.store import StoredGraph, write_store
 from fgai.training import Faithful, FaithfulConfig, Vanilla, make_faithful, train, untrained
 from fgai.training.batches import FaithfulBatches, VanillaBatches
@@ -253,6 +256,27 @@ class TestResume:
         assert resumed.history.scores == whole.history.scores
         with pytest.raises(fgai.errors.CheckpointError, match="another training"):
             run(checkpoint=tmp_path, batch_size=17)
+
+    def test_interrupt_waits_for_the_end_of_the_epoch(
+        self, graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        options: dict[str, Any] = {"epochs": 3, "batch_size": 4, "fan_out": 3, "progress": False}
+        model, original = made("GAT", graph), VanillaBatches._parts
+        whole = train(model, graph, **options)
+        seen: list[tuple[str, int, int | None]] = []
+
+        def pressed(self: VanillaBatches, *args: Any) -> Iterator[dict[str, Tensor]]:
+            stage = current()
+            seen.append((stage.label, stage.done, stage.total))
+            if len(seen) == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+            return original(self, *args)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(VanillaBatches, "_parts", pressed)
+            train(model, graph, checkpoint=tmp_path, **options)
+        assert seen == [("epoch 1", step, len(seen)) for step in range(len(seen))] and len(seen) > 2
+        assert_same_weights(train(model, graph, checkpoint=tmp_path, **options), whole)
 
 
 class TestRefusals:
