@@ -241,7 +241,7 @@ class TestResume:
 
         def run(**options: Any) -> Any:
             shared: dict[str, Any] = {"batch_size": 16, "fan_out": 3, "seed": 2, **QUICK, "epochs": 4}
-            shared |= options
+            shared |= {"validate_every": 2, **options}  # killed after an epoch that was not validated
             if kind == "faithful":
                 return make_faithful(vanilla, graph, **shared)
             shared = {key: value for key, value in shared.items() if key not in ("nodes", "edges")}

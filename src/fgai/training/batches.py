@@ -183,6 +183,11 @@ class FaithfulBatches(FaithfulRecipe, Batched):
             total += part.seeds * float(self._lesson(part).score(model, probe))
         return total / len(self.val_nodes)
 
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take the adversary's features back; the model has other weights, too, since it was measured."""
+        super().load_state(state)
+        self.measured = False
+
     def _measure(self, model: nn.Module) -> None:
         """Take the ranges of limits from all nodes, where the weights have changed since the last time."""
         if self.config.limits and not self.measured:
