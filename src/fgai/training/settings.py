@@ -44,9 +44,9 @@ class FaithfulConfig:
         contrast: how much more flat layers count in similarity: a layer's distance is divided by its contrast
             (see `fgai.training.terms.contrast`) relative to the sharpest layer's, to this power. 0 counts all
             layers alike, 1 measures each in units of its own contrast.
-        turns: train on the clean and on the attacked graph in turns, one of them an epoch, instead of on both
-            (the first epoch sees both). The attacked side is then pulled to the vanilla model's targets,
-            so an epoch costs little more than a vanilla one.
+        turns: train on the clean and on the attacked graph in turns, one of them an epoch (or a mini-batch),
+            instead of on both (the first sees both). The attacked side is then pulled to the vanilla model's
+            targets, so an epoch costs little more than a vanilla one.
         limits: give the faithful model limits (see `fgai.limit`) and train through them.
         cut: share of the nodes left out at either end of each range.
         soften: share of the nodes, the loudest, that are drawn to the loudness of the rest.
