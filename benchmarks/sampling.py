@@ -3,17 +3,20 @@
 PyG's own `NeighborLoader` does not run without one of them. What is left to its users is `k_hop_subgraph`
 (all neighbours), or a sampler of their own in torch operations; both stand beside fgai's here, all in the
 same `NodeLoader`, which also gathers 64 features per node. If pyg-lib or torch-sparse can be imported,
-`NeighborLoader` is measured, too. The graph is drawn with skewed degrees. Run:
+`NeighborLoader` is measured, too. The graph is drawn with skewed degrees. All ways make their batches in
+turns, so that other work on the machine meets them alike; without workers the clock is the processor's. Run:
 
-    python benchmarks/sampling.py --edges 1e6 --workers 0
+    python benchmarks/sampling.py --edges 1e6 1e7 --threads 1 --json benchmarks/sampling.json
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +31,7 @@ from torch_geometric.utils import k_hop_subgraph
 from fgai.sampling import NeighbourSampler
 
 DEGREE, WIDTH = 16, 64
+LEAST = "k_hop_subgraph, all neighbours"
 
 
 class OfNodes(BaseSampler):
@@ -98,49 +102,63 @@ def skewed(edges: int) -> Data:
     return Data(torch.randn(nodes, WIDTH, generator=generator), ends, num_nodes=nodes)
 
 
-def seeds_per_second(loader: Iterable[Any], most: int) -> float:
-    """Median over the batches but the first, which starts workers and compiles kernels."""
-    rates, began = [], time.perf_counter()
-    for number, batch in enumerate(loader):
-        now = time.perf_counter()
-        if number:
-            rates.append(batch.batch_size / (now - began))
-        if number == most:
-            break
-        began = now
-    return statistics.median(rates)
+def seeds_per_second(
+    loaders: dict[str, Iterable[Any]], most: int, clock: Callable[[], float]
+) -> dict[str, float]:
+    """Medians over the batches but the first, which starts workers and compiles kernels."""
+    batches = {name: iter(loader) for name, loader in loaders.items()}
+    rates: dict[str, list[float]] = {name: [] for name in loaders}
+    for number in range(most + 1):
+        for name, made in batches.items():
+            began = clock()
+            batch = next(made, None)
+            if number and batch is not None:
+                rates[name].append(batch.batch_size / (clock() - began))
+    return {name: statistics.median(found) for name, found in rates.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--edges", type=float, default=1e6)
-    parser.add_argument("--fan-out", type=int, nargs="+", default=[10, 5])
-    parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--batches", type=int, default=20)
-    parser.add_argument("--threads", type=int, default=2)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    data, fan_out = skewed(int(given.edges)), given.fan_out
+def measure(edges: int, given: argparse.Namespace) -> dict[str, float]:
+    """Seeds per second of every way on a graph of one size."""
+    data, fan_out = skewed(edges), given.fan_out
     seeds = torch.randperm(data.num_nodes, generator=torch.Generator().manual_seed(1))
     options = {"input_nodes": seeds, "batch_size": given.batch_size, "num_workers": given.workers}
 
     def loader(sampler: BaseSampler) -> NodeLoader:
         return NodeLoader(data, node_sampler=sampler, **options)
 
-    ways: dict[str, Callable[[], Iterable[Any]]] = {
-        "fgai": lambda: loader(NeighbourSampler(data, fan_out)),
-        "fgai, with replacement": lambda: loader(NeighbourSampler(data, fan_out, replace=True)),
-        "torch operations, with replacement": lambda: loader(Vectorised(data, fan_out)),
-        "fgai, all neighbours": lambda: loader(NeighbourSampler(data, [-1] * len(fan_out))),
-        "k_hop_subgraph, all neighbours": lambda: loader(KHop(data, len(fan_out))),
+    ways: dict[str, Iterable[Any]] = {
+        LEAST: loader(KHop(data, len(fan_out))),
+        "fgai, all neighbours": loader(NeighbourSampler(data, [-1] * len(fan_out))),
+        "torch operations, with replacement": loader(Vectorised(data, fan_out)),
+        "fgai": loader(NeighbourSampler(data, fan_out)),
+        "fgai, with replacement": loader(NeighbourSampler(data, fan_out, replace=True)),
     }
     if WITH_PYG_LIB or WITH_TORCH_SPARSE:
-        ways["NeighborLoader"] = lambda: NeighborLoader(data, fan_out, **options)
-    found = {name: seeds_per_second(make(), given.batches) for name, make in ways.items()}
-    rows = [[name, f"{rate:,.0f}", f"{found['fgai'] / rate:.1f}×"] for name, rate in found.items()]
-    title = f"{data.num_edges:,} edges, fan-out {fan_out}, {given.batch_size} seeds, {given.workers} workers"
-    show(title, ["sampler", "seeds per second", "fgai ÷ it"], rows)
+        ways["NeighborLoader"] = NeighborLoader(data, fan_out, **options)
+    return seeds_per_second(ways, given.batches, time.perf_counter if given.workers else time.process_time)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--edges", type=float, nargs="+", default=[1e6])
+    parser.add_argument("--fan-out", type=int, nargs="+", default=[10, 5])
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--batches", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    sizes = {}
+    for edges in given.edges:
+        found = sizes[f"{edges:.0e}"] = measure(int(edges), given)
+        rows = [[name, f"{rate:,.0f}", f"{rate / found[LEAST]:.1f}×"] for name, rate in found.items()]
+        title = (
+            f"{edges:,.0f} edges, fan-out {given.fan_out}, {given.batch_size} seeds, {given.workers} workers"
+        )
+        show(title, ["sampler", "seeds per second", "it ÷ k_hop_subgraph"], rows)
+    if given.json is not None:
+        given.json.write_text(json.dumps(sizes, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,14 @@ from fgai.records import plain
 
 ATTACKED = ("evaluate", "attack", "search")
 """Kinds of cells whose numbers depend on a search."""
-LATER = {"certified": 0.0, "sharpness": 0.0, "neighbours": 1, "closeness_by": "relative", "form": "tv"}
+LATER = {
+    "certified": 0.0,
+    "sharpness": 0.0,
+    "neighbours": 1,
+    "closeness_by": "relative",
+    "form": "tv",
+    "lean": 0.0,
+}
 """Settings that records of before lack, with the values that change nothing."""
 
 

@@ -12,7 +12,7 @@ from experiments.cells import read_grid
 from experiments.fingerprint import change_of
 from experiments.sheet import Sheet
 from experiments.store import Store
-from fgai.metrics import quantity
+from fgai.metrics import NOTHING, quantity
 from fgai.records import Cell, Column, Table, look_up
 
 GRIDS = ("limits", "injection")
@@ -37,8 +37,8 @@ def limits(store: Store) -> list[Sheet | Table]:
         "Means over seeds. `ensemble` and `ensemble-strong`: the worst of every search at random endpoints;"
         " “chosen”: the worst at endpoints chosen by rules. `values`: any features at all, random endpoints."
         " “top 5 lost”: under the explanation objective of `ensemble`, nodes in reach, mean over layers, the"
-        " worst endpoints. Similarity to the vanilla model, and sharpness in units of its own: mean over"
-        " layers."
+        " worst endpoints. Similarity to the vanilla model: mean over layers whose vanilla attention is not"
+        " flat to 1e-6. Sharpness in units of the vanilla model's: of the mean over layers."
     ]
     missing = len(cells) - sum(map(len, rows.values()))
     if missing:
@@ -52,7 +52,7 @@ def _row(
     dataset: str,
     row: str,
     records: list[dict[str, Any]],
-    sharp: dict[tuple[str, str, int], float],
+    sharp: dict[tuple[str, str, int], list[float]],
 ) -> list[Cell]:
     def mean(path: str, threat: str = "ensemble") -> float | None:
         found = [
@@ -77,13 +77,9 @@ def _row(
         found = worst("prediction", threat, random=random)
         return None if found is None else 1 - found
 
-    ratios = [
-        own / sharp[key]
-        for record in records
-        if (key := (model, dataset, record["cell"]["seed"])) in sharp
-        and (own := look_up(record["evaluations"]["ensemble"]["metrics"], "sharpness.clean.all")) is not None
-    ]
-    lost, alike = worst("explanation", "ensemble", random=None), mean("similarity.overlap.all")
+    told = [_attention(record, sharp) for record in records]
+    alike, kept = ([one[i] for one in told if one is not None] for i in (0, 1))
+    lost = worst("explanation", "ensemble", random=None)
     return [
         model,
         dataset,
@@ -95,15 +91,29 @@ def _row(
         score("ensemble-strong", False),
         mean("f1.attacked", "values"),
         None if lost is None else f"{lost:.3f}",
-        None if alike is None else f"{alike:.2f}",
-        f"{fmean(ratios):.2f}" if ratios else None,
+        f"{fmean(alike):.2f}" if alike else None,
+        f"{fmean(kept):.2f}" if kept else None,
         str(len(records)),
     ]
 
 
-def _vanilla_sharpness(store: Store) -> dict[tuple[str, str, int], float]:
-    """Of the vanilla models, by model, dataset and seed: this grid's own, or those of the grid `node`."""
-    found: dict[tuple[str, str, int], float] = {}
+def _attention(
+    record: dict[str, Any], sharp: dict[tuple[str, str, int], list[float]]
+) -> tuple[float, float] | None:
+    """Overlap with the parent's top 5 where its layers say something, and sharpness in units of its own."""
+    cell, metrics = record["cell"], record["evaluations"]["ensemble"]["metrics"]
+    alike = look_up(metrics, "similarity.overlap.layers")
+    parent = look_up(metrics, "sharpness.vanilla.layers")
+    parent = parent or sharp.get((cell["model"], cell["dataset"], cell["seed"]))
+    if alike is None or parent is None:
+        return None
+    said = [value for value, old in zip(alike, parent, strict=True) if old > NOTHING]
+    return fmean(said or alike), sum(look_up(metrics, "sharpness.clean.layers")) / sum(parent)
+
+
+def _vanilla_sharpness(store: Store) -> dict[tuple[str, str, int], list[float]]:
+    """Of the vanilla models, by model, dataset and seed: this grid's own, or those of the grid `attack`."""
+    found: dict[tuple[str, str, int], list[float]] = {}
     for record in store.records("attack"):
         cell = record["cell"]
         if cell["method"] != PLAIN or "ensemble" not in record["evaluations"]:
@@ -111,7 +121,7 @@ def _vanilla_sharpness(store: Store) -> dict[tuple[str, str, int], float]:
         if change_of(record, GridCell.from_dict(cell)) is not None:
             continue
         key = (cell["model"], cell["dataset"], cell["seed"])
-        value = look_up(record["evaluations"]["ensemble"]["metrics"], "sharpness.clean.all")
+        value = look_up(record["evaluations"]["ensemble"]["metrics"], "sharpness.clean.layers")
         if value is not None and (cell["label"] or key not in found):
             found[key] = value
     return found

@@ -104,6 +104,7 @@ def test_the_sharpest_layer_is_the_parents(whole: EvaluationRecord) -> None:
     vanilla = record_of("gat")
     sharp = vanilla.value("sharpness.clean.layers")
     assert whole.value("sharpest") == sharp.index(max(sharp))
+    assert whole.value("sharpness.vanilla.layers") == sharp and vanilla.get("sharpness.vanilla") is None
 
 
 def test_a_model_is_similar_to_itself() -> None:

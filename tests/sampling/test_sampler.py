@@ -72,6 +72,24 @@ class TestEdges:
             assert torch.equal(got, wanted)
             first = last
 
+    @pytest.mark.parametrize("disjoint", [False, True])
+    def test_lead_to_nodes_that_ascend_in_each_hop(self, disjoint: bool) -> None:
+        graph, seeds = small_data(nodes=60), torch.tensor([41, 7, 41, 20])
+        sample = NeighbourSampler(graph, [4, 3, -1], disjoint=disjoint).sample(seeds)
+        trees = torch.zeros_like(sample.nodes) if sample.trees is None else sample.trees
+        hops = torch.split((trees << 32) | sample.nodes, sample.nodes_per_hop)
+        assert len(hops[1]) > 1 and len(hops[2]) > 1
+        for hop in hops[1:]:
+            assert (hop.diff() > 0).all()
+
+    @pytest.mark.parametrize("fan_out", [[3, 2], [-1, -1, -1]])
+    def test_are_numbered_alike_by_every_table(self, fan_out: list[int]) -> None:
+        """Among many isolated nodes a table by number would be too large, and another one is used."""
+        graph, seeds = small_data(nodes=60), torch.tensor([41, 7, 41, 20])
+        wide = Graph.from_edges(graph.edge_index, 1 << 21)
+        samples = [NeighbourSampler(given, fan_out).sample(seeds) for given in (graph, wide)]
+        assert equal(*samples) and samples[0][4:] == samples[1][4:]
+
     def test_come_once_without_replacement(self) -> None:
         for count in (5, FEW + 7):
             for sample in drawn(NeighbourSampler(star(90), [count]), [0], 20):

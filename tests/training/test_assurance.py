@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,22 @@ import torch
 import fgai
 from fgai.attacks import EnsembleInjection, make_attack
 from fgai.attacks.search.members import SHORT_MEMBERS
-from fgai.attention import prepared
-from fgai.errors import InputError, ReliabilityWarning
+from fgai.attention import observe, prepared
+from fgai.errors import DivergenceError, InputError, ReliabilityWarning
 from fgai.graph import Graph
+from fgai.metrics import overlap, sharpness
 from fgai.models import GAT
 from fgai.training import FaithfulConfig, History, assurance, attempts, history_of
-from fgai.training.assurance import MAX_RATIO, MIN_AGREEMENT, MIN_SHIFT, STEPS, Standing, prediction_shift
+from fgai.training.assurance import (
+    MAX_RATIO,
+    MIN_AGREEMENT,
+    MIN_OVERLAP,
+    MIN_SHIFT,
+    STEPS,
+    Standing,
+    explanation_overlap,
+    prediction_shift,
+)
 from support.graph_cases import small_data
 from support.task_cases import data as task_data
 
@@ -97,6 +108,44 @@ def test_a_second_attempt_presses_on_what_failed() -> None:
     assert first.replace(limits=False).fallback(stable=False, close=True).soften == 0
 
 
+def test_explanations_that_are_lost_count_where_predictions_stay() -> None:
+    kept, lost = Standing(0.2, 0.5, 0.99, MIN_OVERLAP), Standing(0.1, 0.5, 0.99, MIN_OVERLAP - 0.01)
+    shaken = Standing(0.4, 0.5, 0.99, 1.0)
+    assert kept.holds and not lost.holds and lost.is_stable and not shaken.is_stable
+    assert kept.beats(lost) and not lost.beats(kept)
+    assert lost.beats(shaken) and not shaken.beats(lost)  # stability first
+    with pytest.warns(ReliabilityWarning, match="keeps 89% of the vanilla one's top 5"):
+        lost.warn()
+
+
+def test_a_second_attempt_at_explanations_clips_less() -> None:
+    first = FaithfulConfig(cut=0.02, soften=0.4)
+    again = first.fallback(stable=True, close=True, alike=False)
+    assert (again.cut, again.soften) == (0.01, 0.2)
+    assert again.weights.similarity == 2 * first.weights.similarity
+    both = first.fallback(stable=False, close=True, alike=False)
+    assert both == first.fallback(stable=False, close=True)
+
+
+def test_overlap_is_that_of_the_layer_that_says_most() -> None:
+    graph = small_data(nodes=60)
+    model = vanilla_of(graph)
+    seen, other = prepared(model, graph), deepcopy(model)
+    assert explanation_overlap(model, model, seen) == 1.0
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(-1.0)
+    one, two = (observe(which, seen, heads="mean").attention for which in (model, other))
+    said = [sharpness(layer.heads(), layer.rowptr) for layer in one]
+    top = said.index(max(said))
+    wanted = overlap(one.layers[top].ranking(), two.layers[top].ranking(), one.layers[top].rowptr, 5)
+    assert explanation_overlap(other, model, seen) == pytest.approx(wanted) and wanted < 1
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert explanation_overlap(other, model, seen) is None  # nothing was said
+
+
 class TestAttempts:
     """Which faithful model comes back, with the measurement replaced by a script."""
 
@@ -115,7 +164,8 @@ class TestAttempts:
         monkeypatch.setattr(attempts, "MIN_EPOCHS", 3)
         for place in (attempts, assurance):
             monkeypatch.setattr(place, "prediction_shift", measured)
-        monkeypatch.setattr(assurance, "MIN_AGREEMENT", 0.0)  # a few epochs keep nothing
+        for bar in ("MIN_AGREEMENT", "MIN_OVERLAP"):
+            monkeypatch.setattr(assurance, bar, 0.0)  # a few epochs keep nothing
         return fgai.make_faithful(
             model, graph, epochs=epochs, nodes=2, edges=3, progress=False, **given
         ), seen
@@ -155,6 +205,39 @@ class TestAttempts:
         values = {**History(stopped="patience").to_dict(), "tries": 2}
         del values["attempts"]
         assert History.from_dict(values).attempts == 2
+
+    def test_a_training_that_diverges_is_begun_again_with_smaller_steps(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        rates, train = [], attempts._trained
+
+        def diverging(model: Any, graph: Graph, config: FaithfulConfig, *rest: Any) -> Any:
+            rates.append(config.train.lr)
+            if len(rates) == 1:
+                raise DivergenceError("training diverged in epoch 2")
+            return train(model, graph, config, *rest)
+
+        monkeypatch.setattr(attempts, "_trained", diverging)
+        faithful, seen = self.run(monkeypatch, [0.6, 0.1], lr=0.01, checkpoint=tmp_path / "run")
+        assert rates == [0.01, 0.005] and seen[1] is faithful and history_of(faithful).attempts == 2
+        assert (tmp_path / "run" / "attempt-2").is_dir()
+        rates.clear()
+        with pytest.raises(DivergenceError):
+            self.run(monkeypatch, [], max_attempts=1)
+
+    def test_a_second_attempt_that_diverges_leaves_the_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made, train = [], attempts._trained
+
+        def diverging(*given: Any) -> Any:
+            if made:
+                raise DivergenceError("training diverged in epoch 2")
+            made.append(train(*given))
+            return made[0]
+
+        monkeypatch.setattr(attempts, "_trained", diverging)
+        with pytest.warns(ReliabilityWarning, match="not-steadier"):
+            faithful, _ = self.run(monkeypatch, [0.6, 0.5])
+        assert faithful is made[0]
 
     def test_at_least_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(InputError, match="`max_attempts`"):

@@ -17,6 +17,7 @@ from fgai.training import (
     Adversarial,
     FaithfulConfig,
     faithful,
+    lesson,
     make_faithful,
     preset,
     train,
@@ -133,7 +134,7 @@ def test_rows_are_compared_in_place_as_if_matched_edge_by_edge(graph: Graph) -> 
     adversary.start(torch.Generator().manual_seed(1))
     attacked, edge_map = adversary.attacked(torch.Generator().manual_seed(2))
     before, after = (observe(model, shown, heads="mean").attention for shown in (ready, attacked))
-    old, new, grown = faithful._paired(before.layers, after, ready, attacked, edge_map)
+    old, new, grown = lesson._paired(before.layers, after, ready, attacked, edge_map)
     assert grown is not None and all(len(w) == attacked.num_edges for w in new)
     matched = [w.index_select(0, edge_map.after) for w in new]
     for k in (None, 2):
@@ -188,14 +189,14 @@ def test_refuses_models_and_graphs_that_do_not_fit(graph: Graph) -> None:
 
 def test_divergence_names_the_term_and_keeps_the_weights(graph: Graph) -> None:
     model = train(GAT.for_data(graph), graph, epochs=3, progress=False)
-    original = faithful.Faithful._clean
+    original = lesson.Lesson.clean
 
-    def broken(self: faithful.Faithful, *args: object) -> dict[str, torch.Tensor]:
+    def broken(self: lesson.Lesson, *args: object) -> dict[str, torch.Tensor]:
         terms = original(self, *args)  # type: ignore[arg-type]
         return {**terms, "similarity": terms["similarity"] * float("nan")}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(faithful.Faithful, "_clean", broken)
+        patch.setattr(lesson.Lesson, "clean", broken)
         with pytest.raises(DivergenceError, match="similarity"):
             make_faithful(model, graph, progress=False, **QUICK)
 

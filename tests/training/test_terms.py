@@ -177,6 +177,13 @@ class TestSharpnessKept:
         assert float(flattening(now, [0.3, 0.1])) == 0.0
         assert float(flattening(now, [0.3, 0.2])) == pytest.approx(0.45)
 
+    def test_a_layer_that_said_nothing_has_nothing_to_keep(self) -> None:
+        now = [torch.tensor(1e-9, requires_grad=True), torch.tensor(0.1, requires_grad=True)]
+        lost = flattening(now, [1e-7, 0.2])
+        lost.backward()
+        assert float(lost) == pytest.approx(0.45)
+        assert [float(value.grad) for value in now if value.grad is not None] == pytest.approx([0.0, -5.0])
+
 
 class TestShortfall:
     def test_the_nearest_class_counts(self) -> None:

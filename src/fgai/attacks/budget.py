@@ -88,7 +88,14 @@ class Budget:
         Raises:
             BudgetError: if the box lies wholly outside what the data holds.
         """
-        low, high = graph.features.range() if graph.features is not None else (0.0, 0.0)
+        return self.box_in(*(graph.features.range() if graph.features is not None else (0.0, 0.0)))
+
+    def box_in(self, low: float, high: float) -> tuple[float, float]:
+        """Return the interval of new features where those of the data lie between two numbers.
+
+        Raises:
+            BudgetError: if the box lies wholly outside.
+        """
         if self.box is None:
             return low, high
         if self.box[1] < low or self.box[0] > high:

@@ -7,6 +7,7 @@ from fgai.attention.layerwise import Layerwise, SplitLayer, Stage
 from fgai.attention.limited import add_limits, can_be_limited, entry_limits, register_limits
 from fgai.attention.limits import (
     Limits,
+    collecting,
     counting,
     hearing,
     limits_of,
@@ -49,6 +50,7 @@ __all__ = [
     "add_limits",
     "call_model",
     "can_be_limited",
+    "collecting",
     "counting",
     "duplicate",
     "entry_limits",

@@ -8,7 +8,7 @@ that comes later can say nothing that no node has said before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -57,7 +57,7 @@ class Limits(nn.Module):
         self.register_buffer("radius", torch.full((), torch.inf))
         self.register_buffer("usual", torch.zeros(()))
         self.straight, self.derived = False, derived
-        self._measuring: _Measuring | None = None
+        self._measuring: _Measuring | _Collecting | None = None
         self._points: tuple[Tensor, Tensor] | None = None
         self._heard: list[Tensor] | None = None
         self._count: list[int] | None = None
@@ -117,6 +117,14 @@ class Limits(nn.Module):
         if every == 1:
             moved = clip(rows, self.low, self.high, self.radius) != rows
             self.usual.copy_(moved.to(self.usual.dtype).mean())
+
+    @torch.no_grad()
+    def set(self, low: Tensor, high: Tensor, radius: Tensor, usual: Tensor) -> None:
+        """Take what was measured elsewhere; see the attributes."""
+        for mine, theirs in zip(
+            (self.low, self.high, self.radius, self.usual), (low, high, radius, usual), strict=True
+        ):
+            mine.copy_(theirs)
 
     @torch.no_grad()
     def widen(self, x: Tensor, cut: float = 0.0) -> None:
@@ -186,6 +194,18 @@ class _Measuring:
         return self.cut == self.soften == 0 and self.nodes is None
 
 
+class _Collecting:
+    """One block of `collecting`: what is said goes to whoever asked, and on as it is."""
+
+    def __init__(self, note: Callable[[Limits, Tensor], None]) -> None:
+        self.note = note
+
+    def take(self, limits: Limits, x: Tensor) -> bool:
+        """Hand `x` over."""
+        self.note(limits, x.detach())
+        return True
+
+
 @typed
 def limits_of(model: nn.Module) -> list[Limits]:
     """Return all limits of a model, in the order of its modules; empty where it has none."""
@@ -217,6 +237,21 @@ def measuring(
     block = _Measuring(cut, soften, nodes, sampled)
     with _each(model, "_measuring", block):
         yield block.met
+
+
+@typed
+@contextmanager
+def collecting(limits: Sequence[Limits], note: Callable[[Limits, Tensor], None]) -> Iterator[None]:
+    """Hand over what reaches some limits in the block, which let it pass as it is.
+
+    Args:
+        limits: of one model.
+        note: called with the limits and what reached them, rows in the order they came.
+    """
+    with ExitStack() as stack:
+        for one in limits:
+            stack.enter_context(_set(one, "_measuring", _Collecting(note)))
+        yield
 
 
 @typed

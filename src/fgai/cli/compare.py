@@ -17,6 +17,7 @@ from fgai.cli.output import Output, command
 from fgai.errors import InputError
 from fgai.evaluation import Comparison
 from fgai.evaluation import compare as compare_models
+from fgai.graph import Graph
 
 FORMATS = ("table", "markdown", "latex", "csv")
 
@@ -76,13 +77,13 @@ def compare(
 
 def open_models(
     words: list[str], dataset: str | None, root: Path | None, device: str = "cpu"
-) -> dict[str, Opened]:
+) -> dict[str, Opened[Graph]]:
     """Read several `[NAME=]FILE` models that were trained on the same data with the same split.
 
     Raises:
         InputError: two of one name, or of different data.
     """
-    opened: dict[str, Opened] = {}
+    opened: dict[str, Opened[Graph]] = {}
     for word in words:
         name, equals, path = word.rpartition("=")
         if not equals:

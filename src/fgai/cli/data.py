@@ -113,6 +113,9 @@ def convert(
         bool, typer.Option("--undirected", help="Also store every edge's reverse.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older stored graph.")] = False,
+    resume: Annotated[
+        bool, typer.Option(help="Go on where an earlier run was stopped, or discard what it left.")
+    ] = True,
     root: options.Root = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -120,7 +123,7 @@ def convert(
     """Turn a graph into a folder of memory-mapped arrays, which `--dataset` takes like a name.
 
     Edge lists (.csv, .txt, .tsv, .edges, also .gz; .parquet, .npy) are streamed and may be larger than
-    memory. The folder appears when it is whole.
+    memory. The folder appears when it is whole; a run that was stopped goes on from its last finished stage.
     """
     stored = datasets.convert(
         source,
@@ -130,6 +133,7 @@ def convert(
         labels=labels,
         undirected=undirected,
         overwrite=overwrite,
+        resume=resume,
         root=root,
     )
     sizes = {"nodes": stored.num_nodes, "edges": stored.num_edges, "features": stored.num_features}

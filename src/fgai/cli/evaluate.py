@@ -10,7 +10,10 @@ from fgai.attacks import threat_of
 from fgai.cli import options
 from fgai.cli.files import checked_output, open_model
 from fgai.cli.output import Output, command
+from fgai.errors import InputError
 from fgai.evaluation import evaluate as evaluate_model
+from fgai.evaluation import evaluate_store
+from fgai.store import StoredGraph
 from fgai.training import load_model
 
 Curves = Annotated[
@@ -18,6 +21,13 @@ Curves = Annotated[
 ]
 Nulls = Annotated[
     bool, typer.Option("--nulls/--no-nulls", help="Also measure attention that says nothing; slower.")
+]
+Stored = Annotated[
+    bool,
+    typer.Option(
+        "--stored",
+        help="Leave a converted folder on disk: exact values without an attack, and nothing is loaded whole.",
+    ),
 ]
 PerNode = Annotated[bool, typer.Option("--per-node", help="Keep the values of every node in the record.")]
 
@@ -35,6 +45,7 @@ def evaluate(
     curves: Curves = True,
     nulls: Nulls = True,
     per_node: PerNode = False,
+    stored: Stored = False,
     dataset: options.OtherDataset = None,
     root: options.Root = None,
     device: options.Device = "cpu",
@@ -44,16 +55,31 @@ def evaluate(
 ) -> None:
     """Attack a model and measure how its predictions and its attention hold.
 
+    With --stored there is no attack: F1, sharpness, and with --vanilla agreement, g-TVD and overlap.
+
     Examples:
     - `fgai evaluate gat.safetensors`
     - `fgai evaluate faithful-gat.safetensors --vanilla gat.safetensors --threat ensemble -o claim.json`
     - `fgai evaluate club.safetensors --nodes 2 --edges 2`
+    - `fgai evaluate large.safetensors --stored --vanilla gat.safetensors`
     """
     out = Output(json, quiet)
     chosen = threat_of(threat).sized(nodes, edges)
-    opened = open_model(model, dataset, root, device)
+    opened = open_model(model, dataset, root, device, stored=stored)
     plain = None if vanilla is None else load_model(vanilla).to(device)
     path = None if output is None else checked_output(output)
+    if stored:
+        if not isinstance(opened.graph, StoredGraph):
+            raise InputError(f"`--stored` is for converted folders, {opened.graph.name!r} is in memory")
+        if path is not None or nodes is not None or edges is not None or per_node:
+            raise InputError(
+                "`--stored` attacks nothing: leave out --output, --nodes, --edges and --per-node"
+            )
+        found = evaluate_store(
+            opened.model, opened.graph, vanilla=plain, k=k, seed=opened.about.get("split_seed", 0)
+        )
+        out.result({"command": "evaluate", **found.to_dict()}, found.show)
+        return
     out.say(f"evaluating {model} on {opened.graph!r}, threat {threat}")
     record = evaluate_model(
         opened.model,

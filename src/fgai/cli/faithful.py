@@ -9,9 +9,11 @@ import typer
 
 from fgai.cli import options
 from fgai.cli.files import (
+    check_split,
     checked_output,
     open_model,
     opened_log,
+    parsed_fan_out,
     parsed_settings,
     resumable,
     scores,
@@ -39,6 +41,8 @@ def faithful(
     edges: Annotated[
         int | None, typer.Option("--edges", min=1, help="Edges of each of them; the preset's otherwise.")
     ] = None,
+    batch_size: options.BatchSize = None,
+    fan_out: options.FanOut = None,
     set_: options.Settings = None,
     log: options.Log = None,
     root: options.Root = None,
@@ -54,9 +58,12 @@ def faithful(
     - `fgai faithful gat.safetensors`
     - `fgai faithful gat.safetensors --epochs 100 --set similarity=4 --output fgai.safetensors`
     - `fgai faithful club.safetensors --nodes 2 --edges 2`
+    - `fgai faithful large.safetensors --batch-size 1024 --fan-out 10,5 --epochs 20`
     """
     out = Output(json, quiet)
-    opened = open_model(model, None, root, device)
+    neighbours = parsed_fan_out(fan_out)
+    opened = open_model(model, None, root, device, stored=batch_size is not None)
+    check_split(opened, seed)
     settings = parsed_settings(set_, opened.kind, "fgai")
     given = {"epochs": epochs, "lr": lr, "nodes": nodes, "edges": edges}
     settings |= {name: value for name, value in given.items() if value is not None}
@@ -71,8 +78,11 @@ def faithful(
             progress=out.progress,
             checkpoint=folder,
             tracker=tracker,
+            batch_size=batch_size,
+            fan_out=neighbours,
             **settings,
         )
         about = {**opened.about, "method": "fgai", "seed": seed, "settings": settings, "vanilla": str(model)}
+        about |= {} if batch_size is None else {"batch_size": batch_size, "fan_out": fan_out}
         path = write_model(faithful, path, opened.graph, about)
-    report(out, "faithful", faithful, scores(faithful, opened.graph), path, about)
+    report(out, "faithful", faithful, scores(faithful, opened.graph, seed), path, about)

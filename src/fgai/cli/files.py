@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar, overload
 
+import torch
 from torch import nn
 
 from fgai import datasets, metrics
@@ -23,18 +24,22 @@ from fgai.errors import CheckpointError, FgaiError, InputError
 from fgai.files import check, is_stream
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint
+from fgai.store import StoredGraph, open_store
+from fgai.store.stored import is_store
 from fgai.tasks import task_of
 from fgai.trackers import Tracker, tracker_named
 from fgai.training import load_model, read_header, save_model, setting_names
 
+G = TypeVar("G", bound=Graph | StoredGraph)
+
 
 @dataclass(frozen=True, eq=False)
-class Opened:
+class Opened(Generic[G]):
     """A model, the graph it belongs to, and what its file says of itself."""
 
     path: Path
     model: nn.Module
-    graph: Graph
+    graph: G
     about: dict[str, Any]
 
     @property
@@ -43,9 +48,56 @@ class Opened:
         return type(self.model).__name__
 
 
+def open_data(
+    name: str, root: Path | None, seed: int, task: str | None, device: torch.device, *, stored: bool
+) -> Graph | StoredGraph:
+    """Load a dataset, or open a converted folder without loading it.
+
+    Args:
+        name: of a dataset, or a folder.
+        root: where the dataset's files lie.
+        seed: of the split.
+        task: None for the dataset's own.
+        device: where the graph goes.
+        stored: leave a folder on disk, from where mini-batches are read.
+    """
+    if not stored or name in datasets.names() or not is_store(name):
+        return datasets.load_dataset(name, root, seed, task=task).to(device)
+    if task not in (None, "node"):
+        raise InputError(f"mini-batches of a folder are for node tasks, got `--task {task}`")
+    return open_store(name)
+
+
+def check_split(opened: Opened[Graph | StoredGraph], seed: int) -> None:
+    """Raise if the split of a stored graph is drawn by a seed, and by another one than the model's was."""
+    graph, known = opened.graph, opened.about.get("split_seed", 0)
+    if isinstance(graph, StoredGraph) and graph.array("train_mask") is None and seed != known:
+        raise InputError(
+            f"{graph.name!r} has no masks, so the seed draws its split, and the model's was {known}; use"
+            f" `--seed {known}`"
+        )
+
+
+@overload
 def open_model(
     path: Path, dataset: str | None = None, root: Path | None = None, device: str = "cpu"
-) -> Opened:
+) -> Opened[Graph]: ...
+
+
+@overload
+def open_model(
+    path: Path, dataset: str | None, root: Path | None, device: str, *, stored: bool
+) -> Opened[Graph | StoredGraph]: ...
+
+
+def open_model(
+    path: Path,
+    dataset: str | None = None,
+    root: Path | None = None,
+    device: str = "cpu",
+    *,
+    stored: bool = False,
+) -> Any:
     """Read a model and load the data it was trained on, with the same split.
 
     Args:
@@ -53,6 +105,7 @@ def open_model(
         dataset: another dataset, which must have the same features and classes.
         root: where the dataset's files lie.
         device: where model and graph go.
+        stored: leave a converted folder on disk.
 
     Raises:
         CheckpointError: no such model, or its data is not what it was.
@@ -74,13 +127,17 @@ def open_model(
     if not name:
         raise InputError(f"{path} does not say which dataset it belongs to; add --dataset")
     model = load_model(path)
-    graph = datasets.load_dataset(name, root, about.get("split_seed", 0), task=about.get("task"))
+    graph = open_data(name, root, about.get("split_seed", 0), about.get("task"), place, stored=stored)
     known = header.get("data_fingerprint")
-    if known and name == about.get("dataset") and fingerprint(graph) != known:
+    if known and name == about.get("dataset") and _fingerprint(graph) != known:
         raise CheckpointError(
             f"the files of {name!r} are not those {path} was trained on; restore them, or train anew"
         )
-    return Opened(path, model.to(place), graph.to(place), about)
+    return Opened(path, model.to(place), graph, about)
+
+
+def _fingerprint(graph: Graph | StoredGraph) -> str:
+    return graph.fingerprint if isinstance(graph, StoredGraph) else fingerprint(graph)
 
 
 def opened_log(text: str | None) -> Tracker | None:
@@ -88,9 +145,9 @@ def opened_log(text: str | None) -> Tracker | None:
     return None if text is None else tracker_named(text)
 
 
-def write_model(model: nn.Module, path: Path, graph: Graph, about: dict[str, Any]) -> Path:
+def write_model(model: nn.Module, path: Path, graph: Graph | StoredGraph, about: dict[str, Any]) -> Path:
     """Write a model with what `open_model` needs to find its data again."""
-    return save_model(model, path, data_fingerprint=fingerprint(graph), about=about)
+    return save_model(model, path, data_fingerprint=_fingerprint(graph), about=about)
 
 
 def checked_output(path: Path) -> Path:
@@ -154,8 +211,33 @@ def parsed_settings(words: Sequence[str] | None, model: str, method: str) -> dic
     return out
 
 
-def scores(model: nn.Module, graph: Graph) -> dict[str, float]:
-    """F1, ROC-AUC or accuracy, as the task has it, on training, validation and test where there is any."""
+def parsed_fan_out(text: str | None) -> int | tuple[int, ...] | None:
+    """Turn what `--fan-out` was given into one number, or one per layer.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if text is None:
+        return None
+    try:
+        first, *others = (int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"`--fan-out` takes whole numbers like 10 or 10,5, got {text!r}") from None
+    return (first, *others) if others else first
+
+
+def scores(model: nn.Module, graph: Graph | StoredGraph, seed: int = 0) -> dict[str, float]:
+    """F1, ROC-AUC or accuracy, as the task has it, on training, validation and test where there is any.
+
+    Args:
+        model: trained.
+        graph: of a stored one the exact pass block by block tells, on the CPU.
+        seed: of the split of a stored graph without masks.
+    """
+    if isinstance(graph, StoredGraph):
+        from fgai.evaluation import evaluate_store
+
+        return evaluate_store(model, graph, seed=seed).f1
     from fgai.evaluation.measures import logits_again
 
     task, found = task_of(graph), {}

@@ -70,6 +70,20 @@ Epochs = Annotated[
     int | None, typer.Option("--epochs", min=1, help="Training epochs; the preset's by default.")
 ]
 Rate = Annotated[float | None, typer.Option("--lr", help="Learning rate; the preset's by default.")]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(
+        "--batch-size",
+        min=1,
+        help="Train in mini-batches of so many nodes; a converted folder is then never loaded whole.",
+    ),
+]
+FanOut = Annotated[
+    str | None,
+    typer.Option(
+        "--fan-out", help="Neighbours drawn of each node: one number or one per layer (10,5), -1 for all."
+    ),
+]
 Log = Annotated[
     str | None,
     typer.Option(

@@ -18,6 +18,7 @@ from fgai.cli.compare import open_models
 from fgai.cli.files import Opened, checked_output
 from fgai.cli.output import Output, command
 from fgai.errors import CheckpointError, InputError
+from fgai.graph import Graph
 
 if TYPE_CHECKING:
     from fgai.reports import Report
@@ -95,7 +96,7 @@ def report(
 
 
 def _from_models(
-    out: Output, words: list[str], page: Path, opened: dict[str, Opened], options: dict[str, Any]
+    out: Output, words: list[str], page: Path, opened: dict[str, Opened[Graph]], options: dict[str, Any]
 ) -> Report:
     """Measure the models, write the page, and say what is being done."""
     from fgai.reports import report as make_page
@@ -115,7 +116,7 @@ def _from_models(
     )
 
 
-def reproduce(opened: dict[str, Opened]) -> list[str]:
+def reproduce(opened: dict[str, Opened[Graph]]) -> list[str]:
     """The commands that made the models, where their files say how; the vanilla one first."""
     lines, others = [], [entry.path for entry in opened.values() if entry.about.get("method") != "fgai"]
     for entry in opened.values():

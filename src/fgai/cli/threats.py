@@ -13,6 +13,7 @@ from fgai.cli.files import Opened
 from fgai.cli.output import Output
 from fgai.evaluation import breaking_point
 from fgai.files import write_atomic
+from fgai.graph import Graph
 from fgai.records import Column, Table
 
 
@@ -25,7 +26,9 @@ def list_threats(wanted: bool) -> None:
     raise typer.Exit()
 
 
-def find_breaking_point(out: Output, opened: Opened, path: Path | None, options: dict[str, Any]) -> None:
+def find_breaking_point(
+    out: Output, opened: Opened[Graph], path: Path | None, options: dict[str, Any]
+) -> None:
     """Search the smallest injection budget that breaks explanations, and print it.
 
     Args:

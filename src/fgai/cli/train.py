@@ -12,8 +12,18 @@ from fgai import datasets
 from fgai.checks import device as checked_device
 from fgai.checks import one_of
 from fgai.cli import options
-from fgai.cli.files import checked_output, opened_log, parsed_settings, resumable, scores, write_model
+from fgai.cli.files import (
+    checked_output,
+    open_data,
+    opened_log,
+    parsed_fan_out,
+    parsed_settings,
+    resumable,
+    scores,
+    write_model,
+)
 from fgai.cli.output import Output, command
+from fgai.graph import Graph
 from fgai.models import MODELS
 from fgai.tasks import get_task, task_of
 from fgai.training import METHODS, train_method
@@ -37,6 +47,8 @@ def train(
     seed: options.Seed = 0,
     epochs: options.Epochs = None,
     lr: options.Rate = None,
+    batch_size: options.BatchSize = None,
+    fan_out: options.FanOut = None,
     set_: options.Settings = None,
     log: options.Log = None,
     root: options.Root = None,
@@ -53,6 +65,7 @@ def train(
     - `fgai train --dataset cora --model GATv2 --output cora.safetensors`
     - `fgai train --method ln --epochs 50 --set dropout=0.3`
     - `fgai train --dataset cora --task link`
+    - `fgai train --dataset folder --batch-size 1024 --fan-out 10,5`
     """
     one_of(model, "--model", tuple(MODELS))
     one_of(method, "--method", METHODS)
@@ -60,8 +73,9 @@ def train(
     settings = parsed_settings(set_, model, method)
     settings |= {name: value for name, value in (("epochs", epochs), ("lr", lr)) if value is not None}
     place = checked_device(device)
-    graph = datasets.load_dataset(dataset, root, seed, task=task).to(place)
-    kind = task_of(graph).name
+    neighbours = parsed_fan_out(fan_out)
+    graph = open_data(dataset, root, seed, task, place, stored=batch_size is not None)
+    kind = task_of(graph).name if isinstance(graph, Graph) else "node"
     own = datasets.info(dataset).task if dataset in datasets.names() else "node"  # of a converted folder
     mark = "" if kind == own else f"-{kind}"
     path = checked_output(output or Path(f"{method}-{model}-{Path(dataset).name}{mark}.safetensors".lower()))
@@ -78,11 +92,14 @@ def train(
             checkpoint=folder,
             tracker=tracker,
             settings=settings,
+            batch_size=batch_size,
+            fan_out=neighbours,
         )
         about = {"dataset": dataset, "split_seed": seed, "seed": seed, "method": method, "settings": settings}
         about["task"] = kind
+        about |= {} if batch_size is None else {"batch_size": batch_size, "fan_out": fan_out}
         path = write_model(trained, path, graph, about)
-    report(out, "train", trained, scores(trained, graph), path, about)
+    report(out, "train", trained, scores(trained, graph, seed), path, about)
 
 
 def report(

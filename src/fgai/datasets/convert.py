@@ -19,10 +19,12 @@ from fgai.graph import Graph
 from fgai.progress import stage
 from fgai.store import StoredGraph
 from fgai.store.arrays import Array, write_array
-from fgai.store.manifest import DTYPES
+from fgai.store.manifest import DTYPES, VERSION
 from fgai.store.sort import sort_edges
+from fgai.store.work import source_of
 from fgai.store.write import NUMBERS, building, complete, fill, save_arrays, save_features
 from fgai.typed import typed
+from fgai.version import __version__
 
 FILES = (".npz", ".pt")
 """Graphs that are read into memory before they are stored."""
@@ -38,6 +40,7 @@ def convert(
     labels: Path | str | None = None,
     undirected: bool = False,
     overwrite: bool = False,
+    resume: bool = True,
     root: str | os.PathLike[str] | None = None,
 ) -> StoredGraph:
     r"""Turn a graph into a folder of memory-mapped arrays, see `fgai.store`.
@@ -45,12 +48,14 @@ def convert(
     Edge lists are streamed: `.csv` (a heading with `source`, `destination`, perhaps `weight`; other columns
     are attributes), `.txt`, `.tsv`, `.edges` and `.edgelist` (SNAP's two numbers a line), both also as `.gz`,
     `.parquet` (columns as of CSV; needs the extra `parquet`) and `.npy` ([2, E]). However many edges there
-    are, about 250 MB and 16 bytes per node are in memory; a node's own edges must fit, too. Edges that come
-    again are left out with a warning. PyG `Data` (`.pt`, `.npz`) and datasets by name, OGB's among them, are
-    read into memory first.
+    are, about 280 MB and 16 bytes per node are in memory, and a row group of Parquet; a node's own edges must
+    fit, too. Edges that come again are left out with a warning. PyG `Data` (`.pt`, `.npz`) and datasets by
+    name, OGB's among them, are read into memory first.
 
-    The folder appears when it is whole. A run that is stopped or killed leaves nothing that counts, and the
-    next one begins anew.
+    The folder appears when it is whole. An edge list is converted in stages: nodes, edges, places, rows,
+    fingerprint. What a run that was killed, or stopped by Ctrl-C, had finished stays in a hidden folder
+    beside the target, `.TARGET.partial`, and the next run with the same sources and options goes on from
+    there; if a source has changed since, it begins anew and warns. A run that fails leaves nothing.
 
     Args:
         source: a file, or the name of a dataset.
@@ -61,6 +66,7 @@ def convert(
         labels: `.npy` file [N] of their classes, -1 where unknown.
         undirected: also store every edge's reverse, of an edge list.
         overwrite: take the place of an older stored graph.
+        resume: go on where an earlier run was stopped; False discards what it left.
         root: folder with the datasets' files, as in `fgai.load_dataset`.
 
     Returns:
@@ -70,7 +76,7 @@ def convert(
         DataError: something is at `target` already, or a file is missing, damaged or foreign; the message
             names line and byte.
         InputError: options that do not go with this source.
-        FgaiError: the folder cannot be written, or the disk is full.
+        FgaiError: the folder cannot be written, the disk is full, or another process is writing it.
 
     Example:
         >>> text = "source,destination\n0,1\n2,1\n"
@@ -95,16 +101,21 @@ def convert(
     for file in ([] if named else [given]) + tables:
         if not file.is_file():
             raise DataError(f"there is no file {file}")
-    with building(place, overwrite) as folder:
-        if read is None:
+    if read is None:
+        with building(place, overwrite) as work:
             graph = load_dataset(str(source), root) if named else load_graph(given)
-            fill(folder, graph.to("cpu"))
-        else:
-            width, count = _write_nodes(folder, node_table, features, labels)
-            with stage("sorting edges"):
-                sort_edges(folder, read(), num_nodes=count, undirected=undirected)
-            with stage("fingerprint"):
-                complete(folder, given.name.removesuffix(".gz").rpartition(".")[0], width)
+            fill(work.folder, graph.to("cpu"))
+        return StoredGraph(place)
+    roles = {"edges": source, "node_table": node_table, "features": features, "labels": labels}
+    files = {role: source_of(Path(file)) for role, file in roles.items() if file is not None}
+    job = {"fgai": __version__, "store": VERSION, "sources": files, "undirected": undirected}
+    with building(place, overwrite, job=job, resume=resume) as work:
+        width, count = work.once("nodes", lambda: _write_nodes(work.folder, node_table, features, labels))
+        with stage("sorting edges"):
+            sort_edges(work, read(), num_nodes=count, undirected=undirected)
+        with stage("fingerprint"):
+            name = given.name.removesuffix(".gz").rpartition(".")[0]
+            work.once("fingerprint", lambda: complete(work.folder, name, width).fingerprint)
     return StoredGraph(place)
 
 

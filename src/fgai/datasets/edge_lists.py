@@ -22,6 +22,8 @@ PART = 1 << 23
 """Bytes of text, or edges of arrays, that are read together."""
 MOST_LINE = 1 << 20
 """Bytes of the longest line."""
+BEYOND = 1 << 40
+"""Node numbers stop growing here, far beyond every node."""
 ENDS = ("source", "destination")
 
 # mypy: disable-error-code="no-untyped-call"
@@ -94,10 +96,10 @@ def _skip(raw, at):  # type: ignore[no-untyped-def]
 
 @compiled
 def _number(raw, at):  # type: ignore[no-untyped-def]
-    """The whole number at `at` (-1: there is none) and where it ends; it stops growing at 2⁴⁰."""
+    """The whole number at `at` (-1: there is none) and where it ends; it stops growing at `BEYOND`."""
     value, first = np.int64(0), at
     while at < len(raw) and 48 <= raw[at] <= 57:
-        value = min(value * 10 + (raw[at] - 48), np.int64(1) << 40)
+        value = min(value * 10 + (raw[at] - 48), np.int64(BEYOND))
         at += 1
     return (value if at > first else np.int64(-1)), at
 
@@ -176,7 +178,7 @@ def _csv(path: Path) -> Iterator[Edges]:
         if heading == list(ENDS):
             yield _numbers(part, path, comma=True)
         elif part.raw.strip():
-            yield by_columns(_table(part, len(heading), path), heading)
+            yield by_columns(dict(zip(heading, _table(part, len(heading), path).T, strict=True)))
     if heading is None:
         raise DataError(f"{path} is empty; its first line must name `source` and `destination`")
 
@@ -185,7 +187,7 @@ def _check_heading(heading: list[str], path: Path) -> None:
     missing = [name for name in ENDS if name not in heading]
     if missing or len(set(heading)) != len(heading):
         wanted = f"a column `{missing[0]}`" if missing else "different columns"
-        raise DataError(f"{path} must have {wanted} in its first line, got {', '.join(heading)[:200]}")
+        raise DataError(f"{path} must have {wanted}, named in its heading, got {', '.join(heading)[:200]}")
 
 
 def _table(text: _Text, columns: int, path: Path) -> Array:
@@ -212,38 +214,61 @@ def _is_row(line: bytes, columns: int) -> bool:
         return False
 
 
-def by_columns(table: Array, heading: list[str]) -> Edges:
-    """Edges from a table of numbers under a heading."""
-    columns = {name: table[:, place] for place, name in enumerate(heading)}
-    ends = [columns.pop(name) for name in ENDS]
-    for name, end in zip(ENDS, ends, strict=True):
-        if len(end) and not (np.isfinite(end) & (end == np.floor(end))).all():
-            raise DataError(f"`{name}` must hold node numbers, got {end[end != np.floor(end)][:1]}")
+def by_columns(columns: dict[str, Array]) -> Edges:
+    """Edges from columns of numbers by their names."""
+    rest = dict(columns)
+    source, destination = (_node_numbers(rest.pop(name), name) for name in ENDS)
     values = {}
-    if "weight" in columns:
-        values["edge_weight"] = columns.pop("weight")
-    if columns:
-        values["edge_attr"] = np.stack(list(columns.values()), axis=1)
+    if "weight" in rest:
+        values["edge_weight"] = rest.pop("weight")
+    if rest:
+        values["edge_attr"] = np.stack(list(rest.values()), axis=1)
     for name, value in values.items():
         if not np.isfinite(value).all():
             raise DataError(f"`{name}` must be finite; clean the edge list before use")
-    return Edges(ends[0].astype(np.int64), ends[1].astype(np.int64), values)
+    return Edges(source, destination, values)
+
+
+def _node_numbers(numbers: Array, name: str) -> Array:
+    """Whole numbers of any type as int64; those beyond every node stay so."""
+    if numbers.dtype.kind == "f":
+        whole = np.isfinite(numbers) & (numbers == np.floor(numbers))
+        if not whole.all():
+            raise DataError(f"`{name}` must hold node numbers, got {numbers[np.argmin(whole)]}")
+        numbers = np.clip(numbers, -1, BEYOND)
+    elif numbers.dtype == np.uint64:
+        numbers = np.minimum(numbers, np.uint64(BEYOND))
+    return numbers.astype(np.int64)
 
 
 def _parquet(path: Path) -> Iterator[Edges]:
-    """Columns as those of a CSV file, read by pyarrow group by group."""
+    """Columns as those of a CSV file, read by pyarrow part by part; the index of pandas is left out."""
     parquet = extra("pyarrow.parquet")
     try:
-        file = parquet.ParquetFile(path)
-        heading = list(file.schema_arrow.names)
-        _check_heading(heading, path)
-        for batch in file.iter_batches(batch_size=PART // 8):
-            columns = [np.asarray(batch.column(place), np.float64) for place in range(len(heading))]
-            yield by_columns(np.stack(columns, axis=1), heading)
+        with parquet.ParquetFile(path) as file:
+            names = [name for name in file.schema_arrow.names if not name.startswith("__index_level_")]
+            _check_heading(names, path)
+            row = 0
+            for batch in file.iter_batches(batch_size=PART // 8, columns=names):
+                yield by_columns({name: _numbers_in(batch.column(name), name, path, row) for name in names})
+                row += batch.num_rows
     except DataError:
         raise
     except Exception as error:  # pyarrow's errors are its own
-        raise DataError(f"{path} is damaged, or no table of numbers ({error}); write it anew") from error
+        raise DataError(f"{path} is damaged, or no Parquet file ({error}); write it anew") from error
+
+
+def _numbers_in(column: Any, name: str, path: Path, row: int) -> Array:
+    """The numbers of a column of pyarrow's; `row` is that of the first one."""
+    if column.null_count:
+        first = row + int(np.argmax(np.asarray(column.is_null())))
+        raise DataError(f"`{name}` of {path} has no value in row {first}; fill it, or leave such edges out")
+    found: Array = np.asarray(column)
+    if found.dtype.kind not in "iuf":
+        raise DataError(
+            f"`{name}` of {path} must hold numbers, got {column.type}; convert or drop the column"
+        )
+    return found
 
 
 def _array(path: Path) -> Iterator[Edges]:
@@ -252,8 +277,8 @@ def _array(path: Path) -> Iterator[Edges]:
     if edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu":
         raise DataError(f"{path} must hold node numbers [2, edges], got {edges.dtype} {list(edges.shape)}")
     for first in range(0, edges.shape[1], PART // 8):
-        source, destination = np.array(edges[:, first : first + PART // 8], np.int64)
-        yield Edges(source, destination, {})
+        part = edges[:, first : first + PART // 8]
+        yield by_columns(dict(zip(ENDS, part, strict=True)))
 
 
 def mapped(path: Path) -> Array:

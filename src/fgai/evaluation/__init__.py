@@ -4,13 +4,16 @@ from fgai.evaluation.breaking import BreakingPoint, breaking_point
 from fgai.evaluation.compare import Comparison, compare
 from fgai.evaluation.protocol import describe, evaluate
 from fgai.evaluation.record import EvaluationRecord
+from fgai.evaluation.stored import StoredEvaluation, evaluate_store
 
 __all__ = [
     "BreakingPoint",
     "Comparison",
     "EvaluationRecord",
+    "StoredEvaluation",
     "breaking_point",
     "compare",
     "describe",
     "evaluate",
+    "evaluate_store",
 ]

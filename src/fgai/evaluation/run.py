@@ -148,6 +148,7 @@ class Run:
             pairs = ms.paired(self.vanilla, self.clean.attention)
             self.similar = ms.agreement(pairs, self.k, self.sharpest)
             out["similarity"] = self.similar.metrics
+            out["sharpness"]["vanilla"] = ms.layered(ms.sharpness_by_layer(self.vanilla), self.sharpest)
         if self.task.row_per_node:
             out["same_class"] = self._same_class(attacked)
         else:

@@ -41,7 +41,14 @@ from fgai.metrics.removal import (
     still_right,
 )
 from fgai.metrics.scores import chance_score, task_scores
-from fgai.metrics.sharpness import sharpness, sharpness_per_node, top_share, top_share_per_node, uniform_share
+from fgai.metrics.sharpness import (
+    NOTHING,
+    sharpness,
+    sharpness_per_node,
+    top_share,
+    top_share_per_node,
+    uniform_share,
+)
 from fgai.metrics.spec import METRICS, SECTIONS, MetricSpec, metric
 from fgai.metrics.stability import g_jsd, g_tvd, g_tvd_prob, g_tvd_rel
 from fgai.metrics.truth import truth_auc, truth_chance, truth_precision
@@ -50,6 +57,7 @@ from fgai.metrics.views import Views
 __all__ = [
     "FRACTIONS",
     "METRICS",
+    "NOTHING",
     "SECTIONS",
     "MetricSpec",
     "Quantity",

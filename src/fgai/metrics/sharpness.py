@@ -12,6 +12,9 @@ from fgai.metrics.spec import metric
 from fgai.ops.segments import check_rows, row_index, row_max, row_sum
 from fgai.typed import typed
 
+NOTHING = 1e-6
+"""Sharpness up to which attention says nothing: what it ranks is rounding."""
+
 
 @typed
 def sharpness_per_node(w: Tensor, rowptr: Tensor) -> Tensor:

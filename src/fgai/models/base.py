@@ -16,6 +16,7 @@ from fgai.graph.edge_values import VALUES
 from fgai.graph.pyg_data import arguments_from_data
 from fgai.ops import dropout
 from fgai.sparse import Features
+from fgai.store import StoredGraph
 from fgai.tasks import POOLINGS, get_task, task_of
 from fgai.tasks.readout import DECODERS
 from fgai.typed import typed
@@ -182,6 +183,11 @@ def as_graph(data: Any) -> Graph:
         return data
     if hasattr(data, "edge_index"):
         return Graph.from_data(data)
+    if isinstance(data, StoredGraph):
+        raise InputError(
+            f"{data.name!r} is stored, and this reads whole graphs: give `stored.load()` where that fits in"
+            " memory; stored ones are for `batch_size` in `train` and `make_faithful`, and `evaluate_store`"
+        )
     raise InputError(f"`data` must be a fgai Graph or a PyG Data, got {type(data).__name__}")
 
 

@@ -2,6 +2,7 @@
 
 from fgai.sampling.batch import MiniBatch, mini_batch
 from fgai.sampling.loader import Batches
-from fgai.sampling.sampler import NeighbourSampler, Sample
+from fgai.sampling.sample import Sample
+from fgai.sampling.sampler import NeighbourSampler
 
 __all__ = ["Batches", "MiniBatch", "NeighbourSampler", "Sample", "mini_batch"]

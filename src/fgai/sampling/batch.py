@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.sampling.sampler import Sample
+from fgai.sampling.sample import Sample
 from fgai.sparse import Adjacency, Features, SparseRows, match_edges
 from fgai.store import StoredGraph
 from fgai.store.manifest import EDGE_ARRAYS, NODE_ARRAYS

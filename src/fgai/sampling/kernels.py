@@ -69,8 +69,8 @@ def offsets(rowptr, nodes, fan_out, replace):
 
 
 @compiled
-def draw(rowptr, nodes, trees, streams, hop, fan_out, replace, offset):
-    """Positions of the drawn edges, those into each node together.
+def draw(rowptr, nodes, trees, streams, hop, fan_out, replace, offset, edges):
+    """Write the positions of the drawn edges, those into each node together.
 
     Args:
         rowptr: of the graph.
@@ -81,8 +81,8 @@ def draw(rowptr, nodes, trees, streams, hop, fan_out, replace, offset):
         fan_out: neighbours of each node, -1 for all.
         replace: whether an edge may come twice.
         offset: [n + 1] of `offsets`.
+        edges: [e] for the result.
     """
-    edges = np.empty(offset[-1], np.int64)
     for i in range(len(nodes)):
         first, at, count = rowptr[nodes[i]], offset[i], offset[i + 1] - offset[i]
         degree = rowptr[nodes[i] + 1] - first
@@ -98,7 +98,6 @@ def draw(rowptr, nodes, trees, streams, hop, fan_out, replace, offset):
             _few(state, first, degree, edges[at : at + count])
         else:
             _many(state, first, degree, edges[at : at + count])
-    return edges
 
 
 @compiled
@@ -139,55 +138,102 @@ def find(table, key):
 
 
 @compiled
-def grow(table, room):
-    """A table with room for `room` keys that holds those of another one."""
+def with_room(direct, table, room, num_keys):
+    """Tables with room for `room` keys that hold what is in those given.
+
+    A table by key, `direct`, is used as soon as it is no larger than an open one; it stays empty before.
+
+    Args:
+        direct: [K] int32 number of each key, -1 where it has none; or [0].
+        table: keys and their numbers in turn, see `find`; not used once `direct` is there.
+        room: keys.
+        num_keys: K, which all keys are below.
+
+    Returns:
+        Both.
+    """
+    if len(direct):
+        return direct, table
     size = 32
     while size < 4 * room:
         size *= 2
+    if num_keys * direct.itemsize <= size * table.itemsize:
+        direct = np.full(num_keys, -1, np.int32)
+        for old in range(0, len(table), 2):
+            if table[old] != -1:
+                direct[table[old]] = table[old + 1]
+        return direct, table
     found = np.full(size, -1, np.int64)
     for old in range(0, len(table), 2):
         if table[old] != -1:
             place = find(found, table[old])
             found[place], found[place + np.uint64(1)] = table[old], table[old + 1]
-    return found
+    return direct, found
 
 
 @compiled
-def number_nodes(table, nodes, trees):
-    """Enter nodes into a table, numbered in order; a node that comes again keeps its first number."""
-    for i in range(len(nodes)):
-        key = (np.int64(trees[i]) << 32) | np.int64(nodes[i])
-        place = find(table, key)
+def number_seeds(direct, table, keys):
+    """Enter keys, each numbered by its position; one that comes again keeps its first number."""
+    for i in range(len(keys)):
+        if len(direct):
+            if direct[keys[i]] == -1:
+                direct[keys[i]] = i
+            continue
+        place = find(table, keys[i])
         if table[place] == -1:
-            table[place], table[place + np.uint64(1)] = key, i
+            table[place], table[place + np.uint64(1)] = keys[i], i
 
 
 @compiled
-def number_edges(table, source, edges, trees, offset, begin, count):
-    """Number the ends of drawn edges; sources that are new to the table are entered.
+def keys_of(source, edges, trees, offset, begin, keys, column):
+    """Write the keys of the drawn edges' sources, and the numbers of their destinations.
 
     Args:
-        table: of the nodes so far, with room for the source of every edge.
         source: of the graph.
         edges: [e] positions.
         trees: [n] of the nodes the edges lead to.
         offset: [n + 1] where the edges of each node begin.
         begin: number of the first of these nodes.
-        count: nodes that are numbered already.
-
-    Returns:
-        Sources [e] and destinations [e] by number, the new nodes and their trees.
+        keys: [e] for the keys: nodes, and their trees above 2³².
+        column: [e] for the numbers.
     """
-    row, column = np.empty(len(edges), np.int64), np.empty(len(edges), np.int64)
-    nodes, owners, new = np.empty(len(edges), np.int64), np.empty(len(edges), np.int64), 0
     for i in range(len(offset) - 1):
         for e in range(offset[i], offset[i + 1]):
-            node = np.int64(source[edges[e]])
-            key = (np.int64(trees[i]) << 32) | node
-            place = find(table, key)
-            if table[place] == -1:
-                table[place], table[place + np.uint64(1)] = key, count + new
-                nodes[new], owners[new] = node, trees[i]
+            keys[e] = (np.int64(trees[i]) << 32) | np.int64(source[edges[e]])
+            column[e] = begin + i
+
+
+@compiled
+def enter(direct, table, keys):
+    """Enter keys and return those that are new, in the order in which they come.
+
+    Each key is replaced by the place of its number, which `number` then reads; new ones have none yet.
+    """
+    fresh, new = np.empty(len(keys), np.int64), 0
+    for e in range(len(keys)):
+        if len(direct):
+            if direct[keys[e]] == -1:
+                direct[keys[e]], fresh[new] = -2, keys[e]
                 new += 1
-            row[e], column[e] = table[place + np.uint64(1)], begin + i
-    return row, column, nodes[:new].copy(), owners[:new].copy()
+            continue
+        place = find(table, keys[e])
+        if table[place] == -1:
+            table[place] = fresh[new] = keys[e]
+            new += 1
+        keys[e] = np.int64(place + np.uint64(1))
+    return fresh[:new]
+
+
+@compiled
+def number(direct, table, fresh, count, places):
+    """Number new keys from `count` on, and replace each of the places of `enter` by what it holds."""
+    for i in range(len(fresh)):
+        if len(direct):
+            direct[fresh[i]] = count + i
+        else:
+            table[find(table, fresh[i]) + np.uint64(1)] = count + i
+    for e in range(len(places)):
+        if len(direct):
+            places[e] = direct[places[e]]
+        else:
+            places[e] = table[places[e]]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch_geometric.sampler import (
     BaseSampler,
@@ -25,36 +24,14 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.graph.pyg_data import arguments_from_data
 from fgai.sampling import kernels
+from fgai.sampling.sample import GrowingSample, Ints, Sample
 from fgai.sparse import Adjacency
 from fgai.store import StoredGraph
 from fgai.store.stored import Rows
 from fgai.typed import typed
 
-Ints = NDArray[np.int64]
 _ORDER, _BATCH = 1, 2
 """What draws are for: batches of different kinds never share any."""
-
-
-class Sample(NamedTuple):
-    """What was drawn around some nodes.
-
-    Attributes:
-        nodes: [n] by number in the whole graph; the seeds first, then hop by hop.
-        row: [e] source of each edge, as a position in `nodes`.
-        column: [e] destination, likewise; never falls.
-        edges: [e] positions of the edges in the whole graph.
-        trees: [n] the seed each node was drawn for, where trees are disjoint; else None.
-        nodes_per_hop: the seeds, and the nodes that each hop added.
-        edges_per_hop: the edges that each hop added.
-    """
-
-    nodes: Tensor
-    row: Tensor
-    column: Tensor
-    edges: Tensor
-    trees: Tensor | None
-    nodes_per_hop: list[int]
-    edges_per_hop: list[int]
 
 
 @typed
@@ -151,42 +128,16 @@ class NeighbourSampler(BaseSampler):  # type: ignore[misc]
         return self._sample(given.numpy())
 
     def _sample(self, seeds: Ints) -> Sample:
-        rowptr, source = self.rows
         stream = self.stream(_BATCH)
-        if self.disjoint:
-            trees, streams = np.arange(len(seeds)), kernels.each_after(stream, seeds)
-        else:
-            trees = np.zeros(len(seeds), np.int64)
-            streams = np.array([kernels.folded(stream, seeds)], np.uint64)
-        table = kernels.grow(np.zeros(0, np.int64), len(seeds))
-        kernels.number_nodes(table, seeds, trees)
-        nodes, owners, hops, begin, count = [seeds], [trees], [], 0, len(seeds)
-        for hop, fan_out in enumerate(self.fan_out):
-            offset = kernels.offsets(rowptr, nodes[-1], fan_out, self.replace)
-            edges = kernels.draw(rowptr, nodes[-1], owners[-1], streams, hop, fan_out, self.replace, offset)
-            table = kernels.grow(table, min(count + len(edges), self._most(trees)))
-            row, column, fresh, whose = kernels.number_edges(
-                table, source, edges, owners[-1], offset, begin, count
-            )
-            hops.append((row, column, edges))
-            begin, count = count, count + len(fresh)
-            nodes.append(fresh)
-            owners.append(whose)
-        parts = (nodes, owners, *zip(*hops, strict=True))
-        joined = [torch.from_numpy(np.concatenate(part)) for part in parts]
-        return Sample(
-            nodes=joined[0],
-            row=joined[2],
-            column=joined[3],
-            edges=joined[4],
-            trees=joined[1] if self.disjoint else None,
-            nodes_per_hop=[len(part) for part in nodes],
-            edges_per_hop=[len(edges) for _, _, edges in hops],
+        streams = (
+            kernels.each_after(stream, seeds)
+            if self.disjoint
+            else np.array([kernels.folded(stream, seeds)], np.uint64)
         )
-
-    def _most(self, trees: Ints) -> int:
-        """Nodes that a sample can hold at most."""
-        return self.num_nodes * (len(trees) if self.disjoint else 1)
+        growing = GrowingSample(self.rows, seeds, streams, replace=self.replace, disjoint=self.disjoint)
+        for fan_out in self.fan_out:
+            growing.add_hop(fan_out)
+        return growing.finished()
 
     def stream(self, purpose: int) -> np.uint64:
         """Where draws for a purpose begin in this epoch."""

@@ -73,12 +73,29 @@ def scratch(path: Path, shape: tuple[int, ...], dtype: Any) -> Array:
     Raises:
         OSError: there is not enough room.
     """
-    kind = np.dtype(dtype)
-    size = kind.itemsize * int(np.prod(shape, dtype=np.int64))
+    size = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
     with path.open("xb") as file:
         if size:
             os.posix_fallocate(file.fileno(), 0, size)
-    return np.memmap(path, kind, "r+", shape=shape) if size else np.zeros(shape, kind)
+    return open_scratch(path, shape, dtype)
+
+
+def open_scratch(path: Path, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Map what `scratch` has made once more."""
+    return np.memmap(path, dtype, "r+", shape=shape) if np.prod(shape) else np.zeros(shape, dtype)
+
+
+def write_scratch(path: Path, array: Array) -> None:
+    """Write an array as `scratch` would have it, and put it on disk."""
+    found = scratch(path, array.shape, array.dtype)
+    found[:] = array
+    put_on_disk(found)
+
+
+def put_on_disk(array: Array) -> None:
+    """Wait until what was written to a mapped array is in its file."""
+    if isinstance(array, np.memmap):
+        array.flush()
 
 
 def map_array(path: Path) -> Array:

@@ -6,10 +6,11 @@ their row begins, and each row is sorted by source. In memory are one block of e
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -17,8 +18,17 @@ from fgai.compiled import compiled
 from fgai.errors import DataError, FgaiWarning, warn
 from fgai.sparse.keys import edge_name
 from fgai.sparse.valid import LARGEST
-from fgai.store.arrays import Array, ArrayFile, scratch, write_array
+from fgai.store.arrays import (
+    Array,
+    ArrayFile,
+    open_scratch,
+    put_on_disk,
+    scratch,
+    write_array,
+    write_scratch,
+)
 from fgai.store.manifest import DTYPES
+from fgai.store.work import Work
 
 BLOCK = 1 << 22
 """Edges that are read, put in place or sorted together."""
@@ -43,12 +53,14 @@ class Edges(NamedTuple):
 
 
 def sort_edges(
-    folder: Path, edges: Iterable[Edges], *, num_nodes: int | None = None, undirected: bool = False
+    work: Work, edges: Iterable[Edges], *, num_nodes: int | None = None, undirected: bool = False
 ) -> int:
     """Write `rowptr.npy`, `source.npy` and the values of edges; those that come again are left out.
 
+    Stages that are finished are not run again; the edges are read by the first one alone.
+
     Args:
-        folder: for these and for intermediate files, which are removed.
+        work: has the folder for these and for intermediate files, which are removed.
         edges: in any order, every part with the same values.
         num_nodes: N; the largest number and one more by default.
         undirected: also write every edge's reverse, with its values.
@@ -60,19 +72,10 @@ def sort_edges(
         DataError: an edge names no node, or comes again with other values.
         OSError: the disk is full.
     """
-    spool = _Spool(folder)
-    with spool:
-        for part in edges:
-            spool.write(part)
-            if undirected:
-                spool.write(Edges(part.destination, part.source, part.values))
+    spool = _Spool(work.folder, work.once("edges", lambda: _write_spool(work.folder, edges, undirected)))
     nodes = _number_of_nodes(spool, num_nodes)
-    rowptr = np.zeros(nodes + 1, np.int64)
-    for part in spool.read():
-        _count(part.destination, rowptr)
-    np.cumsum(rowptr, out=rowptr)
-    placed = _place(folder, spool, rowptr)
-    written = _write_rows(folder, rowptr, placed)
+    work.once("places", lambda: _place(work.folder, spool, nodes), drops=".spool")
+    written = work.once("rows", lambda: _write_rows(work.folder, spool, nodes), drops=".scratch")
     if written < spool.count and not undirected:
         warn(FgaiWarning(f"{spool.count - written} duplicate edges were merged"))
     return nodes
@@ -91,52 +94,77 @@ def _number_of_nodes(spool: _Spool, given: int | None) -> int:
     return max(1, spool.largest + 1)
 
 
+class _Spooled(TypedDict):
+    """What is known of edges that were written down.
+
+    Attributes:
+        count: E, with reverses and those that come again.
+        largest: number of a node.
+        tails: shapes of the values of one edge, by their names.
+    """
+
+    count: int
+    largest: int
+    tails: dict[str, list[int]]
+
+
+def _write_spool(folder: Path, edges: Iterable[Edges], undirected: bool) -> _Spooled:
+    """Write edges down as they come, in plain files."""
+    found: _Spooled = {"count": 0, "largest": -1, "tails": {}}
+    with ExitStack() as stack:
+        files: dict[str, BinaryIO] = {}
+
+        def append(name: str, values: Array) -> None:
+            if name not in files:
+                files[name] = stack.enter_context((folder / f"{name}.spool").open("xb"))
+            files[name].write(np.ascontiguousarray(values, _dtype(name)).data)
+
+        for part in edges:
+            for ends in (part.source, part.destination) if len(part.source) else ():
+                low, high = int(ends.min()), int(ends.max())
+                if low < 0 or high >= LARGEST:
+                    raise DataError(f"nodes must be numbered in 0..{LARGEST - 1}, got {low}..{high}")
+                found["largest"] = max(found["largest"], high)
+            found["tails"] = {name: list(values.shape[1:]) for name, values in part.values.items()}
+            ways = [(part.source, part.destination), (part.destination, part.source)]
+            for source, destination in ways if undirected else ways[:1]:
+                for name, values in {"source": source, "destination": destination, **part.values}.items():
+                    append(name, values)
+                found["count"] += len(source)
+        for file in files.values():
+            file.flush()
+            os.fsync(file.fileno())
+    return found
+
+
+def _dtype(name: str) -> str:
+    return DTYPES["source" if name == "destination" else name]
+
+
 class _Spool:
-    """Edges as they came, in plain files."""
+    """Edges as they came, read in blocks.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._files, self.count, self.largest = folder, ExitStack(), 0, -1
-        self._open: dict[str, BinaryIO] = {}
-        self.tails: dict[str, tuple[int, ...]] = {}
+    Args:
+        folder: with the files.
+        found: what `_write_spool` returned.
+    """
 
-    def __enter__(self) -> _Spool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._files.close()
-
-    def write(self, part: Edges) -> None:
-        for name, ends in (("source", part.source), ("destination", part.destination)):
-            if len(ends) and (int(ends.min()) < 0 or int(ends.max()) >= LARGEST):
-                raise DataError(f"nodes must be numbered in 0..{LARGEST - 1}, got {ends.min()}..{ends.max()}")
-            self.largest = max(self.largest, int(ends.max()) if len(ends) else -1)
-            self._append(name, ends, "<i4")
-        for name, values in part.values.items():
-            self.tails[name] = values.shape[1:]
-            self._append(name, values, DTYPES[name])
-        self.count += len(part.source)
-
-    def _append(self, name: str, values: Array, dtype: str) -> None:
-        if name not in self._open:
-            self._open[name] = self._files.enter_context((self._folder / f"{name}.spool").open("wb"))
-        self._open[name].write(np.ascontiguousarray(values, dtype).data)
+    def __init__(self, folder: Path, found: _Spooled) -> None:
+        self._folder, self.count, self.largest = folder, found["count"], found["largest"]
+        self.tails = {name: tuple(tail) for name, tail in found["tails"].items()}
 
     def read(self) -> Iterator[Edges]:
-        """The edges again, in blocks."""
+        """The edges again."""
         for first in range(0, self.count, BLOCK):
-            source, destination = (self._block(name, first, "<i4", ()) for name in ("source", "destination"))
-            values = {name: self._block(name, first, DTYPES[name], tail) for name, tail in self.tails.items()}
+            source, destination = (self._block(name, first, ()) for name in ("source", "destination"))
+            values = {name: self._block(name, first, tail) for name, tail in self.tails.items()}
             yield Edges(source, destination, values)
 
-    def _block(self, name: str, first: int, dtype: str, tail: tuple[int, ...]) -> Array:
-        width, kind = int(np.prod(tail, dtype=np.int64)), np.dtype(dtype)
+    def _block(self, name: str, first: int, tail: tuple[int, ...]) -> Array:
+        width, kind = int(np.prod(tail, dtype=np.int64)), np.dtype(_dtype(name))
         size = min(BLOCK, self.count - first) * width
         path, offset = self._folder / f"{name}.spool", first * width * kind.itemsize
         return np.fromfile(path, kind, size, offset=offset).reshape(-1, *tail)
-
-    def remove(self) -> None:
-        for name in self._open:
-            (self._folder / f"{name}.spool").unlink()
 
 
 @compiled
@@ -155,26 +183,34 @@ def _positions(destination, cursor, positions):  # type: ignore[no-untyped-def]
         cursor[end] += 1
 
 
-def _place(folder: Path, spool: _Spool, rowptr: Array) -> dict[str, Array]:
+def _place(folder: Path, spool: _Spool, nodes: int) -> None:
     """Put every edge into its row, in the order of the input."""
-    cursor = rowptr[:-1].copy()
-    shapes = {"source": (), **spool.tails}
+    rowptr = np.zeros(nodes + 1, np.int64)
+    for part in spool.read():
+        _count(part.destination, rowptr)
+    np.cumsum(rowptr, out=rowptr)
+    write_scratch(folder / "rowptr.scratch", rowptr)
     placed = {
         name: scratch(folder / f"{name}.scratch", (spool.count, *tail), DTYPES[name])
-        for name, tail in shapes.items()
+        for name, tail in {"source": (), **spool.tails}.items()
     }
     for part in spool.read():
         positions = np.empty(len(part.source), np.int64)
-        _positions(part.destination, cursor, positions)
+        _positions(part.destination, rowptr, positions)
         placed["source"][positions] = part.source
         for name, values in part.values.items():
             placed[name][positions] = values
-    spool.remove()
-    return placed
+    for array in placed.values():
+        put_on_disk(array)
 
 
-def _write_rows(folder: Path, rowptr: Array, placed: dict[str, Array]) -> int:
+def _write_rows(folder: Path, spool: _Spool, nodes: int) -> int:
     """Sort each row by source, leave out what comes again, write everything in order; return how many."""
+    rowptr = np.array(open_scratch(folder / "rowptr.scratch", (nodes + 1,), np.int64))
+    placed = {
+        name: open_scratch(folder / f"{name}.scratch", (spool.count, *tail), DTYPES[name])
+        for name, tail in {"source": (), **spool.tails}.items()
+    }
     counts = np.zeros(len(rowptr), np.int64)
     with ExitStack() as stack:
         files = {
@@ -194,10 +230,9 @@ def _write_rows(folder: Path, rowptr: Array, placed: dict[str, Array]) -> int:
                 _check_again(name, values, keys, fresh)
                 files[name].append(values[fresh])
             counts[first + 1 : last + 1] = np.bincount(row[order][fresh] - first, minlength=last - first)
-    write_array(folder / "rowptr.npy", [np.cumsum(counts)], DTYPES["rowptr"])
-    for name in placed:
-        (folder / f"{name}.scratch").unlink()
-    return int(counts.sum())
+    np.cumsum(counts, out=counts)
+    write_array(folder / "rowptr.npy", [counts], DTYPES["rowptr"])
+    return int(counts[-1])
 
 
 def _check_again(name: str, values: Array, keys: Array, fresh: Array) -> None:

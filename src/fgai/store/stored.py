@@ -149,7 +149,7 @@ class StoredGraph:
         """
         dense = self.array("x")
         if dense is not None:
-            return Features.dense(torch.from_numpy(np.array(dense[nodes])))
+            return Features.dense(_copied(dense, nodes))
         if not self.has_features:
             return None
         self.rows()  # looks at all indices
@@ -166,11 +166,7 @@ class StoredGraph:
 
     def _fields(self, names: tuple[str, ...], places: slice | Array) -> dict[str, Tensor]:
         found = {name: self.array(name) for name in names}
-        return {
-            name: torch.from_numpy(np.array(array[places]))
-            for name, array in found.items()
-            if array is not None
-        }
+        return {name: _copied(array, places) for name, array in found.items() if array is not None}
 
     def load(self) -> Graph:
         """Read the whole graph into memory.
@@ -188,6 +184,11 @@ class StoredGraph:
         except ValueError as error:
             raise DataError(f"{self.path} is damaged: {error}; convert it again") from error
         return graph
+
+
+def _copied(array: Array, places: slice | Array) -> Tensor:
+    """Some rows of an array, copied once."""
+    return torch.from_numpy(np.array(array[places]) if isinstance(places, slice) else array.take(places, 0))
 
 
 def gather_rows(

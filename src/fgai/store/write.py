@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -36,41 +35,48 @@ from fgai.store.manifest import (
     encode,
 )
 from fgai.store.stored import StoredGraph, is_store
+from fgai.store.work import RECORD, Job, Work, claimed
 from fgai.typed import typed
 
 BLOCK = 1 << 20
 """Edges that are read or written together."""
 NUMBERS = 1 << 22
 """Features that are read or written together."""
-_PARTIAL = ".partial"
+_PARTIAL, _OLD = ".partial", "old"
 
 
 @contextmanager
-def building(path: Path, overwrite: bool = False) -> Iterator[Path]:
-    """Give a hidden folder beside `path`, which takes its place if the block ends well, and else goes.
+def building(
+    path: Path, overwrite: bool = False, *, job: Job | None = None, resume: bool = True
+) -> Iterator[Work]:
+    """Give work in a hidden folder beside `path`, whose files take that place if the block ends well.
 
-    What an earlier process left there when it was killed is removed.
+    If it does not, they go, but for a process that is killed, or stopped by Ctrl-C: what it has finished of a
+    job waits for the next one with the same job.
 
     Args:
         path: where the folder goes.
         overwrite: take the place of a stored graph; of nothing else.
+        job: what is being made, where it can be taken up again.
+        resume: take it up where it was stopped; False begins anew.
 
     Raises:
         DataError: there is something at `path` already.
-        FgaiError: the disk is full, or the folder cannot be written to; nothing stays.
+        FgaiError: the disk is full, or the folder cannot be written to, and nothing stays; or another process
+            is at it.
     """
-    if (path.exists() or path.is_symlink()) and not (overwrite and is_store(path)):
-        raise DataError(f"there is something at {path} already; remove it or choose another place")
+    hidden = path.parent / f".{path.name}{_PARTIAL}"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(path)
-        folder = path.parent / f".{path.name}.{os.getpid()}{_PARTIAL}"
-        folder.mkdir()
-        try:
-            yield folder
-            _take_place(folder, path)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        _check_free(path, overwrite)
+        with claimed(hidden, path):
+            _put_back(hidden, path)
+            _check_free(path, overwrite)
+            with _removed_unless_stopped(hidden):
+                if not resume:
+                    (hidden / RECORD).unlink(missing_ok=True)
+                work = Work(hidden, job)
+                yield work
+                _take_place(work.folder, path, hidden / _OLD)
     except (OSError, ValueError) as error:
         if isinstance(error, FgaiError):
             raise
@@ -78,51 +84,55 @@ def building(path: Path, overwrite: bool = False) -> Iterator[Path]:
         raise FgaiError(f"cannot write {path}: {reason}; nothing was left there") from error
 
 
-def _take_place(folder: Path, path: Path) -> None:
+def _check_free(path: Path, overwrite: bool) -> None:
+    if (path.exists() or path.is_symlink()) and not (overwrite and is_store(path)):
+        raise DataError(f"there is something at {path} already; remove it or choose another place")
+
+
+@contextmanager
+def _removed_unless_stopped(folder: Path) -> Iterator[None]:
+    """Remove a folder after the block, unless Ctrl-C ended it and there is a record of what is finished."""
+    keep = False
+    try:
+        yield
+    except KeyboardInterrupt:
+        keep = (folder / RECORD).exists()
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _put_back(hidden: Path, path: Path) -> None:
+    """Undo what a process that was killed while it replaced a stored graph has left."""
+    if (hidden / _OLD).exists() and not path.exists():
+        (hidden / _OLD).rename(path)
+    shutil.rmtree(hidden / _OLD, ignore_errors=True)
+
+
+def _take_place(folder: Path, path: Path, old: Path) -> None:
     """Move a folder to its place; what was there goes last, and only once it is moved away."""
     if not path.exists():
         folder.rename(path)
         return
-    old = folder.with_suffix(f".old{_PARTIAL}")
     path.rename(old)
     try:
         folder.rename(path)
     except OSError:
         old.rename(path)
         raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _sweep(path: Path) -> None:
-    """Remove what processes that are no more have left beside `path`."""
-    for left in path.parent.glob(f".{path.name}.*{_PARTIAL}"):
-        owner = left.name.removesuffix(_PARTIAL).rpartition(".")[2]
-        if owner.isdigit() and not _alive(int(owner)):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _alive(process: int) -> bool:
-    with suppress(PermissionError):
-        try:
-            os.kill(process, 0)
-        except (ProcessLookupError, OverflowError):
-            return False
-    return True
 
 
 def complete(folder: Path, name: str, num_features: int) -> StoredGraph:
     """Write the manifest of the arrays in a folder, fingerprint included.
 
     Args:
-        folder: with `rowptr.npy`, `source.npy` and whatever else there is; other files are removed.
+        folder: with `rowptr.npy`, `source.npy` and whatever else there is, and nothing but arrays.
         name: of the graph.
         num_features: F.
     """
     arrays: dict[str, ArrayInfo] = {}
     for file in sorted(folder.iterdir()):
-        if file.suffix != ".npy" or file.stem not in DTYPES:
-            file.unlink()
-            continue
         found = map_array(file)
         arrays[file.stem] = {"shape": list(found.shape), "dtype": found.dtype.str}
     manifest: Manifest = {
@@ -197,8 +207,8 @@ def write_store(graph: Graph, path: Path | str) -> StoredGraph:
         FgaiError: the folder cannot be written.
     """
     graph, place = graph.to("cpu"), Path(path)
-    with building(place) as folder:
-        fill(folder, graph)
+    with building(place) as work:
+        fill(work.folder, graph)
     return StoredGraph(place)
 
 

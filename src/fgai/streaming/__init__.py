@@ -1,6 +1,15 @@
 """Exact passes over graphs larger than memory: block by block from a stored graph into files."""
 
-from fgai.streaming.infer import observe_store
+from fgai.streaming.infer import check_streamed, measure_store, observe_store
 from fgai.streaming.result import StoredObservation, open_observation
+from fgai.streaming.size import PassSize, pass_size
 
-__all__ = ["StoredObservation", "observe_store", "open_observation"]
+__all__ = [
+    "PassSize",
+    "StoredObservation",
+    "check_streamed",
+    "measure_store",
+    "observe_store",
+    "open_observation",
+    "pass_size",
+]

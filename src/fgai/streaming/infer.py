@@ -1,7 +1,8 @@
-"""`observe_store`: the exact forward pass over a stored graph, layer by layer and block by block."""
+"""Exact passes over a stored graph, layer by layer and block by block: what a model says, and its ranges."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,13 +21,14 @@ from fgai.graph import Graph
 from fgai.models import GT
 from fgai.models.base import AttentionModel
 from fgai.progress import stage as progress
-from fgai.sparse import Adjacency
+from fgai.sparse import Adjacency, Features
 from fgai.store import StoredGraph
 from fgai.store.arrays import ArrayFile, map_array
 from fgai.store.sort import row_blocks
 from fgai.store.stored import Rows
 from fgai.store.write import building, feature_blocks
 from fgai.streaming.blocks import Block, SidesFile, attend
+from fgai.streaming.ranges import LeftOut, measure_layer
 from fgai.streaming.result import MANIFEST, VERSION, Manifest, StoredObservation, encode
 from fgai.streaming.rows import write_rows
 from fgai.typed import typed
@@ -75,25 +77,78 @@ def observe_store(
     """
     checks.one_of(heads, "heads", HEADS)
     checks.whole(block_edges, "block_edges", 1, 2**30)
-    bare = _readable(model, stored)
+    bare, stages = _readable(model, stored)
     place = Path(path)
-    with building(place) as folder, evaluating(model), torch.no_grad():
-        stages = adapter_of(model).layerwise()
-        if stages is None:
-            raise InputError(
-                f"{model_name(model)} cannot be computed row by row: it is hooked or tapped, is not for nodes"
-                ", or mixes them elsewhere than in attention"
-            )
+    with building(place) as work, evaluating(model), torch.no_grad():
+        folder = work.folder
         write_rows(folder, stored, bare.self_loops, block_edges)
         _Pass(folder, stored, stages, heads == "mean", bool(ranked), block_edges).run()
         _write_manifest(folder, model_name(model), stored.fingerprint, list(find_layers(bare)))
     return StoredObservation(place)
 
 
-def _readable(model: nn.Module, stored: StoredGraph) -> AttentionModel:
-    """The model without wrappers, if it reads graphs like this one without seeing them as a whole."""
+@typed
+def measure_store(
+    model: nn.Module,
+    stored: StoredGraph,
+    *,
+    cut: float = 0.0,
+    soften: float = 0.0,
+    sampled: bool = False,
+    folder: Path | str | None = None,
+    block_edges: int = 1 << 18,
+) -> None:
+    """Take the ranges of a model's limits from all nodes of a stored graph; in place.
+
+    They are those of `fgai.attention.measuring` around a pass in memory, up to the order of summation.
+
+    Args:
+        model: with limits; otherwise as of `observe_store`.
+        stored: the graph, with features.
+        cut: share of the nodes left out at either end of each channel.
+        soften: share of the nodes, the loudest, that are drawn to the loudness of the rest.
+        sampled: take order statistics from at most a few thousand nodes, evenly spread.
+        folder: for what is in between; that of temporary files by default.
+        block_edges: edges that are in memory together.
+
+    Raises:
+        InputError: another model, or one that does not read this graph.
+        FgaiError: the disk is full.
+    """
+    checks.whole(block_edges, "block_edges", 1, 2**30)
+    bare, stages = _readable(model, stored)
+    left_out = LeftOut(cut, soften, sampled)
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as scratch,
+        building(Path(scratch) / "pass") as work,
+        evaluating(model),
+        torch.no_grad(),
+    ):
+        write_rows(work.folder, stored, bare.self_loops, block_edges)
+        _Pass(work.folder, stored, stages, True, False, block_edges, left_out).run()
+
+
+@typed
+def check_streamed(model: nn.Module, stored: StoredGraph) -> None:
+    """Raise unless a model can be computed on a stored graph row by row.
+
+    Args:
+        model: on any device.
+        stored: the graph.
+
+    Raises:
+        InputError: it cannot; says why.
+    """
+    _readable(model, stored, anywhere=True)
+
+
+def _readable(
+    model: nn.Module, stored: StoredGraph, *, anywhere: bool = False
+) -> tuple[AttentionModel, Layerwise]:
+    """The model without wrappers and its stages, if it reads such graphs without seeing them as a whole."""
     bare = unwrapped(model)
-    if not isinstance(bare, AttentionModel) or any(p.device.type != "cpu" for p in bare.parameters()):
+    away = not anywhere and any(p.device.type != "cpu" for p in model.parameters())
+    if not isinstance(bare, AttentionModel) or away:
         raise InputError(f"`model` must be fgai's GAT, GATv2 or GT on the CPU, got {model_name(model)}")
     encoded = isinstance(bare, GT) and bare.encodings > 0
     if encoded or type(bare).prepare not in (AttentionModel.prepare, GT.prepare):
@@ -108,7 +163,14 @@ def _readable(model: nn.Module, stored: StoredGraph) -> AttentionModel:
     bare.check_graph(
         Graph(Adjacency.from_sorted(none, none, 1), stored.features(slice(0, 1)), name=stored.name, **fields)
     )
-    return bare
+    with evaluating(model):
+        stages = adapter_of(model).layerwise()
+    if stages is None:
+        raise InputError(
+            f"{model_name(model)} cannot be computed row by row: it is hooked or tapped, is not for nodes"
+            ", or mixes them elsewhere than in attention"
+        )
+    return bare, stages
 
 
 class _Pass:
@@ -121,6 +183,7 @@ class _Pass:
         averaged: average the attention over heads.
         ranked: also write scores.
         block_edges: edges of a block.
+        left_out: take the ranges of limits on the way, and keep states alone; None leaves limits as they are.
     """
 
     def __init__(
@@ -131,45 +194,64 @@ class _Pass:
         averaged: bool,
         ranked: bool,
         block_edges: int,
+        left_out: LeftOut | None = None,
     ) -> None:
         self._folder, self._stored, self._stages = folder, stored, stages
         self._averaged, self._ranked, self._most = averaged, ranked, block_edges
+        self._left_out = left_out
         self._rows = Rows(map_array(folder / "rowptr.npy"), map_array(folder / "source.npy"))
         weight = folder / "edge_weight.npy"
         self._weight = map_array(weight) if weight.exists() else None
 
     def run(self) -> None:
         """Go through the layers; each is read from the sides the one before has written."""
-        sides = self._enter()
-        count = len(self._stages.stages)
-        for number, stage in enumerate(self._stages.stages):
+        stages = self._stages.stages
+        sides = self._sides(0)
+        for number, stage in enumerate(stages):
+            last = number + 1 == len(stages)
+            if last and self._left_out is not None:
+                return
             after = None
-            if number + 1 < count:
-                after = SidesFile(self._folder, f"sides.{number + 1}", self._stages.stages[number + 1].layer)
-            with progress(f"layer {number + 1} of {count}", self._stored.num_nodes):
+            if not last and self._left_out is None:  # else its limits must be known first
+                after = SidesFile(self._folder, f"sides.{number + 1}", stages[number + 1].layer)
+            with progress(f"layer {number + 1} of {len(stages)}", self._stored.num_nodes):
                 self._layer(number, stage, sides, after)
             sides.remove()
-            sides = after or sides
+            if not last:
+                sides = after or self._sides(number + 1)
         for name in ("entry", "edge_weight"):
             (self._folder / f"{name}.npy").unlink(missing_ok=True)
 
-    def _enter(self) -> SidesFile:
-        """Read the features once and write the first layer's sides, and its states where they are kept."""
-        sides = SidesFile(self._folder, "sides.0", self._stages.stages[0].layer)
+    def _sides(self, number: int) -> SidesFile:
+        """Write the sides of a layer from its whole input, its limits measured first where they shall be."""
+        layer = self._stages.stages[number].layer
+        if self._left_out is not None:
+            measure_layer(layer, lambda: self._inputs(number), self._folder, self._left_out)
+        sides = SidesFile(self._folder, f"sides.{number}", layer)
         with ExitStack() as stack:
             entry = None
-            for _, features in feature_blocks(self._stored):
-                state = self._stages.enter(features, None)
+            for state in self._inputs(number):
                 sides.append(state)
-                if self._stages.keeps_state and isinstance(state, Tensor):
+                if number == 0 and self._stages.keeps_state and isinstance(state, Tensor):
                     if entry is None:
                         file = ArrayFile(self._folder / "entry.npy", state.numpy().dtype, state.shape[1:])
                         entry = stack.enter_context(file)
                     entry.append(state.numpy())
         return sides
 
+    def _inputs(self, number: int) -> Iterator[Tensor | Features]:
+        """What a layer reads, block by block: of the features, or of the states before it."""
+        if number == 0:
+            for _, features in feature_blocks(self._stored):
+                yield self._stages.enter(features, None)
+            return
+        states = map_array(self._folder / f"state.{number - 1}.npy")
+        for first in range(0, len(states), self._most):
+            yield torch.from_numpy(np.array(states[first : first + self._most]))
+
     def _layer(self, number: int, stage: Stage, sides: SidesFile, after: SidesFile | None) -> None:
         layer, opened = stage.layer, sides.opened()
+        kept = self._left_out is None
         with ExitStack() as stack:
             files: dict[str, ArrayFile] = {}
 
@@ -182,13 +264,14 @@ class _Pass:
             for block in self._blocks():
                 found = attend(layer, opened, block, self._most, averaged=self._averaged, ranked=self._ranked)
                 state = stage.update(self._before(number, block), layer.join(found.out))
-                write(f"attention.{number}", found.attention)
                 write(f"state.{number}", state)
+                if kept:
+                    write(f"attention.{number}", found.attention)
                 if found.scores is not None:
                     write(f"scores.{number}", found.scores)
                 if after is not None:
                     after.append(state)
-                else:
+                elif number + 1 == len(self._stages.stages):
                     write("logits", self._stages.leave(state))
 
     def _before(self, number: int, block: Block) -> Tensor | None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fgai.attention import AttentionMap, LayerAttention
+from fgai.compiled import compiled
 from fgai.errors import CheckpointError, DataError
 from fgai.files import check, parse_json
 from fgai.sparse import Adjacency
@@ -121,6 +122,22 @@ class StoredObservation:
         except (OSError, ValueError) as error:
             raise DataError(f"{file} is damaged or missing ({error}); compute it again") from error
 
+    def positions(self, source: Array, destination: Array) -> Array:
+        """Where edges are among those of `rows`: [e].
+
+        Args:
+            source: [e] by number of node.
+            destination: [e] likewise.
+
+        Raises:
+            DataError: an edge is not there: the graph was another one.
+        """
+        found: Array = _find(*self.rows, source, destination)
+        if len(found) and found.min() < 0:
+            at = int(found.argmin())
+            raise DataError(f"{self.path} has no edge {source[at]} → {destination[at]}; compute it again")
+        return found
+
     def load_attention(self) -> AttentionMap:
         """Read the attention of all layers into memory."""
         rowptr, source = (torch.from_numpy(np.array(part, np.int64)) for part in self.rows)
@@ -145,6 +162,24 @@ def open_observation(path: Path | str) -> StoredObservation:
         DataError: see `StoredObservation`.
     """
     return StoredObservation(path)
+
+
+@compiled
+def _find(rowptr: Array, source: Array, ours: Array, destination: Array) -> Array:
+    """Search each edge in its row, whose sources are sorted; -1 where it is not."""
+    found = np.full(len(ours), -1, np.int64)
+    for edge in range(len(ours)):
+        low, high = rowptr[destination[edge]], rowptr[destination[edge] + 1]
+        last = high
+        while low < high:
+            middle = (low + high) // 2
+            if source[middle] < ours[edge]:
+                low = middle + 1
+            else:
+                high = middle
+        if low < last and source[low] == ours[edge]:
+            found[edge] = low
+    return found
 
 
 def encode(manifest: Manifest) -> str:

@@ -36,6 +36,7 @@ class Adversarial(Vanilla):
         tightness: of a model's limits, where it has some.
         space: where new nodes climb then, see `FaithfulConfig`.
         weight: of the attacked part, between 0 and 1; the clean part has the rest.
+        lean: of their endpoints, see `InjectionAdversary`.
     """
 
     name = "at"
@@ -48,12 +49,13 @@ class Adversarial(Vanilla):
         tightness: Tightness | None = None,
         space: str = "mixed",
         weight: float = ATTACK_WEIGHT,
+        lean: float = 0.0,
     ) -> None:
         super().__init__(graph)
         if not 0.0 < weight < 1.0:
             raise InputError(f"`attack_weight` must be above 0 and below 1, got {weight}")
         self.weight = weight
-        self.adversary = InjectionAdversary(graph, budget)
+        self.adversary = InjectionAdversary(graph, budget, lean)
         self.tightness, self.space = tightness or Tightness(), space
         self.seed = 0
 

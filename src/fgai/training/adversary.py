@@ -33,13 +33,24 @@ class InjectionAdversary:
     Args:
         graph: prepared for the model.
         budget: nodes, edges, box and step size; endpoints come from its targets.
+        lean: how much endpoints lean towards nodes with few neighbours, where a new one weighs most: they are
+            drawn by `leaning`.
+        feature_range: lowest and highest feature of the data; the graph's own by default.
     """
 
-    def __init__(self, graph: Graph, budget: Budget) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        budget: Budget,
+        lean: float = 0.0,
+        feature_range: tuple[float, float] | None = None,
+    ) -> None:
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to inject")
-        self.graph, self.budget = graph, budget
-        self.box = budget.feature_box(graph)
+        self.graph, self.budget, self.lean = graph, budget, lean
+        self.weights = leaning(_neighbours(graph), lean)
+        self.feature_range = feature_range or graph.features.range()
+        self.box = budget.box_in(*self.feature_range)
         self.nodes = budget.target_nodes(graph).cpu()  # drawn and checked without waiting for the device
         self.batch = None if graph.batch is None else graph.batch.cpu()
         each = min(budget.edges, smallest_pool(graph, self.nodes.to(graph.device)))
@@ -71,19 +82,33 @@ class InjectionAdversary:
             uniform = torch.rand((count, *limits.low.shape), generator=generator)
             self.points[limits] = uniform.to(drawn).requires_grad_()
 
-    def speaking(self) -> AbstractContextManager[None]:
-        """A block in which the new nodes of value space speak; open it around the forward pass."""
-        return speaking(self.points, self.chosen) if self.points else nullcontext()
+    def speaking(self, some: Tensor | None = None) -> AbstractContextManager[None]:
+        """A block in which the new nodes of value space speak; open it around the forward pass.
+
+        Args:
+            some: [m] which of the new nodes are there; all by default.
+        """
+        if not self.points:
+            return nullcontext()
+        if some is None:
+            return speaking(self.points, self.chosen)
+        points = {limits: place.index_select(0, some) for limits, place in self.points.items()}
+        return speaking(points, self.chosen[some])
 
     def draw(self, generator: torch.Generator, nodes: Tensor | None = None) -> Tensor:
         """Return fresh endpoints [M, e], on the CPU; from `nodes`, if given, not the targets."""
         pool = self.nodes if nodes is None else nodes.cpu()
         each = min(self.budget.edges, int(pool.numel()))
-        return draw_endpoints(pool, self.budget.nodes, each, generator, self.batch)
+        return draw_endpoints(pool, self.budget.nodes, each, generator, self.batch, self.weights)
 
     def attacked(self, generator: torch.Generator, nodes: Tensor | None = None) -> tuple[Graph, EdgeMap]:
         """Return the graph with the new nodes at fresh endpoints; their features collect a gradient."""
         return self.joined(self.draw(generator, nodes).to(self.graph.device))
+
+    def joined_to(self, graph: Graph, endpoints: Tensor, some: Tensor) -> tuple[Graph, EdgeMap]:
+        """Return another graph with some of the new nodes [m] at `endpoints` [m, e]; the others wait."""
+        self.climb()
+        return graph._inject(endpoints, self.features.index_select(0, some))
 
     def joined(self, endpoints: Tensor) -> tuple[Graph, EdgeMap]:
         """Return the graph with the new nodes at `endpoints` [M, e], on its device, as `draw` gave them."""
@@ -114,7 +139,7 @@ class InjectionAdversary:
 
     def restarted(self) -> InjectionAdversary:
         """Return an adversary of the same budget that begins at the middle of the box."""
-        other = InjectionAdversary(self.graph, self.budget)
+        other = InjectionAdversary(self.graph, self.budget, self.lean, self.feature_range)
         other.features = torch.empty_like(self.features.detach()).requires_grad_()
         other.chosen = self.chosen
         other.points = {
@@ -148,7 +173,25 @@ class InjectionAdversary:
             self.points[limits] = state[f"points.{index}"].to(device, copy=True).requires_grad_()
 
 
-def reach_shares(graph: Graph, attacked: Graph, depths: Sequence[int]) -> tuple[list[float], float]:
+def leaning(neighbours: Tensor, lean: float) -> Tensor | None:
+    """How likely each node is to be drawn: (1 + its neighbours) to the power of `-lean`; None for all alike.
+
+    Args:
+        neighbours: [N] how many each node has besides itself.
+        lean: 0 or more.
+    """
+    return (1.0 + neighbours.cpu().double()) ** -lean if lean else None
+
+
+def _neighbours(graph: Graph) -> Tensor:
+    adjacency = graph.adjacency
+    loops = adjacency.destination[adjacency.source == adjacency.destination]
+    return adjacency.rowptr.diff() - torch.bincount(loops, minlength=graph.num_nodes)
+
+
+def reach_shares(
+    graph: Graph, attacked: Graph, depths: Sequence[int], count: int | None = None
+) -> tuple[list[float], float]:
     """Share of the original nodes whose attention the new nodes can change, layer by layer.
 
     Layer 1 reads the new nodes at their neighbours; every further layer carries the change one edge on.
@@ -159,6 +202,7 @@ def reach_shares(graph: Graph, attacked: Graph, depths: Sequence[int]) -> tuple[
         graph: before the injection.
         attacked: after it.
         depths: of each entry of the model's attention, see `AttentionMap.depths`.
+        count: of the first nodes alone, the seeds of a mini-batch; of all by default.
 
     Returns:
         The shares of nodes by entry, and the share of predictions (of nodes, links or small graphs) in reach.
@@ -166,11 +210,11 @@ def reach_shares(graph: Graph, attacked: Graph, depths: Sequence[int]) -> tuple[
     source, destination = attacked.adjacency.source, attacked.adjacency.destination
     reached = torch.zeros(attacked.num_nodes, dtype=torch.bool, device=attacked.device)
     reached[graph.num_nodes :] = True
-    shares = []
+    shares, first = [], count or graph.num_nodes
     for _ in range(max(depths) + 1):
         spread = reached.clone()
         spread[destination[reached[source]]] = True
         reached = spread
-        shares.append(max(float(reached[: graph.num_nodes].float().mean()), 1.0 / graph.num_nodes))
-    rows = task_of(graph).reached(graph, reached[: graph.num_nodes])
+        shares.append(max(float(reached[:first].float().mean()), 1.0 / first))
+    rows = task_of(graph).reached(graph, reached[: graph.num_nodes])[:count]
     return [shares[depth] for depth in depths], max(float(rows.float().mean()), 1.0 / rows.numel())

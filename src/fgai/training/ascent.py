@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from fgai.attacks import balls
 from fgai.attacks.attention import random_delta
 from fgai.attention import evaluating, observe, straight_through
-from fgai.training.faithful import Faithful, set_mode
+from fgai.training.faithful import Faithful
+from fgai.training.lesson import set_mode
 from fgai.training.ranges import set_ranges
 from fgai.training.terms import attention_distance, prediction_distance
 
@@ -61,20 +62,20 @@ class Ascent(Faithful):
         delta, rho = self.climbed(model, self._generator(epoch))
         set_mode(model, self.config.dropout)
         terms = self.stability(model, delta, rho)
-        yield {**terms, "total": self._total(terms) * self._rise(epoch)}
+        yield {**terms, "total": self.lesson.total(terms) * self._due(epoch)[1]}
 
     def measure(self, model: nn.Module) -> Tensor:
         """Return minus the total, its ascents from points that are the same in every epoch."""
         clean = super().measure(model)
         delta, rho = self.climbed(model, self._generator(-2))
         with evaluating(model), torch.no_grad():
-            return clean - self._total(self.stability(model, delta, rho))
+            return clean - self.lesson.total(self.stability(model, delta, rho))
 
     def starts(self, generator: torch.Generator) -> tuple[list[Tensor], list[Tensor]]:
         """Return a random δ [E, H] and ρ [E] of every layer that counts, inside their balls."""
         radius = self.config.radius
         delta = [random_delta(layer, radius, NORM, generator) for layer in self.layers]
-        rho = [random_delta(layer, radius, NORM, generator) for layer in self.targets.layers]
+        rho = [random_delta(layer, radius, NORM, generator) for layer in self.lesson.targets.layers]
         return delta, [one[:, 0] for one in rho]
 
     def climbed(self, model: nn.Module, generator: torch.Generator) -> tuple[list[Tensor], list[Tensor]]:
@@ -105,7 +106,7 @@ class Ascent(Faithful):
         }
 
     def _ascended(self, objective: Objective, points: Sequence[Tensor]) -> list[Tensor]:
-        return ascend(objective, points, self.targets.rowptrs, self.config.radius, self.config.steps)
+        return ascend(objective, points, self.lesson.targets.rowptrs, self.config.radius, self.config.steps)
 
     def _logits(self, model: nn.Module, delta: Sequence[Tensor]) -> Tensor:
         """The model's logits with δ added to the attention of the layers that count."""
@@ -114,12 +115,12 @@ class Ascent(Faithful):
             return observe(model, self.graph, heads="mean", grad=True, ranked=False, perturb=perturb).logits
 
     def _moved(self, clean: Tensor, perturbed: Tensor) -> Tensor:
-        return prediction_distance(clean, perturbed, self.config.divergence, self.targets.scale)
+        return prediction_distance(clean, perturbed, self.config.divergence, self.lesson.targets.scale)
 
     def _reordered(self, attention: Sequence[Tensor], rho: Sequence[Tensor]) -> Tensor:
         config, moved = self.config, [w + one for w, one in zip(attention, rho, strict=True)]
         return attention_distance(
-            attention, moved, self.targets.rowptrs, config.k2, config.scope, form=config.form
+            attention, moved, self.lesson.targets.rowptrs, config.k2, config.scope, form=config.form
         )
 
 

@@ -10,10 +10,11 @@ from torch import nn
 
 from fgai.attacks import EnsembleInjection, make_attack
 from fgai.attacks.search.members import SHORT_MEMBERS
-from fgai.attention import call_model, evaluating
+from fgai.attention import call_model, evaluating, observe
 from fgai.divergence import tvd
 from fgai.errors import BudgetError, ReliabilityWarning, warn
 from fgai.graph import Graph
+from fgai.metrics import NOTHING, overlap, sharpness
 from fgai.progress import stage
 from fgai.tasks import task_of
 
@@ -23,6 +24,10 @@ MIN_SHIFT = 0.02
 """A vanilla model whose predictions shift less than this needs no model that is more stable."""
 MIN_AGREEMENT = 0.9
 """Share of the validation rows that a faithful model puts in the vanilla model's class, at least."""
+MIN_OVERLAP = 0.9
+"""Share of the vanilla model's top neighbours that a faithful model keeps in the sharpest layer, at least."""
+TOP = 5
+"""How many neighbours these are."""
 MIN_EPOCHS = 100
 """Trainings of fewer epochs are trials and are not judged."""
 STEPS = 50
@@ -37,11 +42,13 @@ class Standing:
         shift: of its predictions.
         vanilla: shift of the vanilla model's.
         agreement: share of the validation rows in the vanilla model's class, without an attack.
+        overlap: of its explanations with the vanilla model's, see `explanation_overlap`.
     """
 
     shift: float | None = None
     vanilla: float | None = None
     agreement: float | None = None
+    overlap: float | None = None
 
     @property
     def is_stable(self) -> bool:
@@ -56,14 +63,25 @@ class Standing:
         return self.agreement is None or self.agreement >= MIN_AGREEMENT
 
     @property
+    def is_alike(self) -> bool:
+        """Whether its explanations still are the vanilla model's, or nothing can be said."""
+        return self.overlap is None or self.overlap >= MIN_OVERLAP
+
+    @property
     def holds(self) -> bool:
         """Whether nothing is wrong."""
-        return self.is_stable and self.is_close
+        return self.is_stable and self.is_close and self.is_alike
 
     def beats(self, other: Standing) -> bool:
-        """Whether it is the better of two attempts: what is lost counts before what moves."""
+        """Whether it is the better of two attempts.
+
+        Predictions that are lost count before those that move, and, where both stay, explanations that are
+        lost before what is left of the movement.
+        """
         if self.is_close != other.is_close:
             return self.is_close
+        if self.is_stable and other.is_stable and self.is_alike != other.is_alike:
+            return self.is_alike
         return self.shift is not None and other.shift is not None and self.shift < other.shift
 
     def warn(self) -> None:
@@ -81,6 +99,12 @@ class Standing:
                 " nodes only; raise `closeness`, or lower `lr`, `cut` or `soften`"
             )
             warn(ReliabilityWarning("not-close", text))
+        if not self.is_alike:
+            text = (
+                f"the faithful model keeps {self.overlap:.0%} of the vanilla one's top {TOP} neighbours in"
+                " the sharpest layer; raise `similarity`, or lower `cut` or `soften`"
+            )
+            warn(ReliabilityWarning("not-alike", text))
 
 
 def standing_of(
@@ -101,7 +125,32 @@ def standing_of(
     with torch.no_grad(), evaluating(model), evaluating(vanilla):
         one, two = (call_model(which, graph)[rows].argmax(1) for which in (model, vanilla))
     agreement = float((one == two).double().mean())
-    return Standing(prediction_shift(model, graph, seed), shift, agreement)
+    kept = explanation_overlap(model, vanilla, graph)
+    return Standing(prediction_shift(model, graph, seed), shift, agreement, kept)
+
+
+def explanation_overlap(model: nn.Module, vanilla: nn.Module, graph: Graph) -> float | None:
+    """Share of the vanilla model's top five neighbours kept, in the layer where its attention says most.
+
+    Args:
+        model: faithful.
+        vanilla: what it was made from.
+        graph: prepared for both.
+
+    Returns:
+        The mean over nodes with more than five neighbours, or None where there are none or no layer says
+        anything.
+    """
+    ours, theirs = (observe(which, graph, heads="mean").attention for which in (model, vanilla))
+    if [layer.keys.shape for layer in ours] != [layer.keys.shape for layer in theirs]:
+        return None
+    said = [sharpness(layer.heads(), layer.rowptr) for layer in theirs]
+    most = max((value for value in said if value == value), default=0.0)
+    if most <= NOTHING:
+        return None
+    one, two = (attention.layers[said.index(most)] for attention in (ours, theirs))
+    kept = overlap(two.ranking(), one.ranking(), one.rowptr, TOP)
+    return kept if kept == kept else None
 
 
 def prediction_shift(model: nn.Module, graph: Graph, seed: int) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,21 +12,22 @@ from torch import nn
 from fgai.alone import with_gradients
 from fgai.attention import add_limits, can_be_limited, model_name, prepared
 from fgai.checks import whole
-from fgai.errors import FgaiWarning, warn
+from fgai.errors import DivergenceError, FgaiWarning, warn
 from fgai.graph import Graph
-from fgai.models import as_graph
 from fgai.progress import shown
 from fgai.tasks import task_of
 from fgai.trackers import Tracker
 from fgai.training.ascent import Ascent
 from fgai.training.assurance import MIN_EPOCHS, prediction_shift, standing_of
+from fgai.training.batches import FaithfulBatches
 from fgai.training.faithful import Faithful
 from fgai.training.loop import epoch_seed, fit
 from fgai.training.presets import preset_named
 from fgai.training.ranges import set_ranges
 from fgai.training.resume import run_label
 from fgai.training.settings import FaithfulConfig
-from fgai.training.train import copied, history_of, preset_class, set_history
+from fgai.training.train import copied, history_of, in_memory, preset_class, set_history
+from fgai.training.whole import opened
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
@@ -47,24 +49,33 @@ def make_faithful(
     checkpoint_every: int = 25,
     max_attempts: int = 2,
     tracker: Tracker | None = None,
+    batch_size: int | None = None,
+    fan_out: int | Sequence[int] | None = None,
     **settings: Any,
 ) -> M:
     """Return a faithful version of a trained attention model; the given one is untouched.
 
     After training both are attacked on the validation nodes by a short ensemble of searches. Where the
-    faithful model's predictions still shift by more than half of what the vanilla model's do, or no longer
-    are the vanilla model's, it is trained once more with settings that press on what failed (see
-    `FaithfulConfig.fallback`), and the better of the two is returned; if that is not enough either, a
-    `ReliabilityWarning` says so. Trainings of less than 100 epochs, and other tasks than node classification,
-    are not judged.
+    faithful model's predictions still shift by more than half of what the vanilla model's do, or its
+    predictions or explanations no longer are the vanilla model's, it is trained once more with settings that
+    press on what failed (see `FaithfulConfig.fallback`), and the better of the two is returned; if that is
+    not enough either, a `ReliabilityWarning` says so. A training that diverges is begun again with half the
+    learning rate. Trainings of less than 100 epochs, and other tasks than node classification, are not
+    judged.
 
     The faithful model has the architecture of the vanilla one, so a preset changes the training alone. What
     is given by name wins over `config`, and `config` over the preset: `fgai faithful` on the command line
     does the same.
 
+    With `batch_size` training reads mini-batches, of a graph in memory or of a stored one, which is never
+    loaded whole: an epoch is then a pass over all nodes, a step for each batch. What the vanilla model says,
+    and the ranges of limits, come from exact passes over the whole graph. Such trainings are not judged: the
+    attack that judges sees the whole graph.
+
     Args:
         model: trained; fgai's GAT, GATv2, GT or any PyG model the recorder supports.
-        data: what it was trained on, a `Graph` or PyG `Data`. Labels are not used.
+        data: what it was trained on, a `Graph` or PyG `Data`; with `batch_size` also a stored graph or its
+            folder. Labels are not used.
         config: see `FaithfulConfig`; instead of the preset's.
         seed: of the adversary's draws.
         preset: `auto` for that of the model's class and the data, the name of a dataset for what was chosen
@@ -74,6 +85,9 @@ def make_faithful(
         checkpoint_every: epochs between saves.
         max_attempts: trainings at most; 1 trains once, whatever comes out.
         tracker: told of every epoch, see `fgai.trackers`; a second attempt is a run of its own, `fgai-2`.
+        batch_size: nodes of a mini-batch; None trains on the whole graph. For GAT, GATv2, and GT without
+            encodings.
+        fan_out: neighbours drawn of each node, one number or one per layer, -1 for all; 10 by default.
         **settings: single settings by name, e.g. `epochs=50`, `similarity=4.0`.
 
     Returns:
@@ -83,13 +97,42 @@ def make_faithful(
         InputError: a setting or a preset that is not known.
         AttentionError: the model has no attention that can be recorded.
     """
-    given = as_graph(data)
+    whole(max_attempts, "max_attempts", 1, 1000)
+    saving: dict[str, Any] = {
+        "progress": progress,
+        "checkpoint_every": checkpoint_every,
+        "tracker": tracker,
+    }
+    if batch_size is not None:
+        with shown(progress), opened(data, seed) as parts:
+            parts.batched_for(model, batch_size, fan_out)
+            config = _config(model, parts.nodes, config, preset, settings)
+            recipe = FaithfulBatches(model, parts, config)
+            label = parts.label(model, recipe.name, config, seed, weights=True)
+            made = _fitted(model, recipe, label, seed, checkpoint, saving)
+            if config.limits:
+                parts.set_ranges(made, config.tightness)
+            return made
+    given = in_memory(data, fan_out)
+    task = task_of(given)
+    config = _config(model, given, config, preset, settings)
+    graph = prepared(model, task.view(given, "fit"))
+    graph = task.epoch(graph, torch.Generator().manual_seed(epoch_seed(seed, -3)))
+    with shown(progress):
+        return _best(model, graph, config, seed, checkpoint, saving, max_attempts)
+
+
+def _config(
+    model: nn.Module,
+    given: Graph,
+    config: FaithfulConfig | None,
+    preset: str | None,
+    settings: dict[str, Any],
+) -> FaithfulConfig:
+    """How a model is trained: preset, config and settings, without limits where it cannot have them."""
     task = task_of(given)
     chosen = preset_named(preset, _method(task.name, settings), preset_class(model), given.name, task.name)
     config = (config or FaithfulConfig().replace(**chosen)).replace(**settings)
-    whole(max_attempts, "max_attempts", 1, 1000)
-    graph = prepared(model, task.view(given, "fit"))
-    graph = task.epoch(graph, torch.Generator().manual_seed(epoch_seed(seed, -3)))
     if config.limits and not can_be_limited(model):
         warn(
             FgaiWarning(
@@ -98,13 +141,7 @@ def make_faithful(
             )
         )
         config = config.replace(limits=False)
-    saving: dict[str, Any] = {
-        "progress": progress,
-        "checkpoint_every": checkpoint_every,
-        "tracker": tracker,
-    }
-    with shown(progress):
-        return _best(model, graph, config, seed, checkpoint, saving, max_attempts)
+    return config
 
 
 def _method(task: str, settings: dict[str, Any]) -> str:
@@ -126,24 +163,69 @@ def _best(
     max_attempts: int,
 ) -> M:
     """Train, judge, and train again where that did not go well; the best attempt."""
-    faithful = _trained(model, graph, config, seed, checkpoint, saving)
+    faithful, config, done = _finished(model, graph, config, seed, checkpoint, saving, max_attempts)
     if not _is_judged(config):
         return faithful
     vanilla = prediction_shift(model, graph, seed)
     best = standing_of(faithful, model, graph, seed, vanilla)
-    for count in range(2, max_attempts + 1):
+    for count in range(done + 1, max_attempts + 1):
         if best.holds:
             break
-        config = config.fallback(stable=best.is_stable, close=best.is_close)
-        folder = None if checkpoint is None else Path(checkpoint) / f"attempt-{count}"
-        again = {**saving, "run": f"{Faithful.name}-{count}"}
-        other = _trained(model, graph, config, seed + APART * (count - 1), folder, again)
+        config = config.fallback(stable=best.is_stable, close=best.is_close, alike=best.is_alike)
+        try:
+            other = _attempt(count, model, graph, config, seed, checkpoint, saving)
+        except DivergenceError:  # what there is, stays
+            continue
         found = standing_of(other, model, graph, seed, vanilla)
         history_of(other).attempts = history_of(faithful).attempts = count
         if found.beats(best):
             faithful, best = other, found
     best.warn()
     return faithful
+
+
+def _finished(
+    model: M,
+    graph: Graph,
+    config: FaithfulConfig,
+    seed: int,
+    checkpoint: Path | str | None,
+    saving: dict[str, Any],
+    max_attempts: int,
+) -> tuple[M, FaithfulConfig, int]:
+    """The first attempt that comes to its end, its settings and its number; every next takes smaller steps.
+
+    Raises:
+        DivergenceError: none does.
+    """
+    for count in range(1, max_attempts + 1):
+        try:
+            faithful = _attempt(count, model, graph, config, seed, checkpoint, saving)
+        except DivergenceError:
+            if count == max_attempts:
+                raise
+            config = config.replace(lr=config.train.lr / 2)
+        else:
+            history_of(faithful).attempts = count
+            return faithful, config, count
+    raise AssertionError("at least one attempt is made")
+
+
+def _attempt(
+    count: int,
+    model: M,
+    graph: Graph,
+    config: FaithfulConfig,
+    seed: int,
+    checkpoint: Path | str | None,
+    saving: dict[str, Any],
+) -> M:
+    """Train with the draws, in the folder and under the name of attempt `count`."""
+    if count == 1:
+        return _trained(model, graph, config, seed, checkpoint, saving)
+    folder = None if checkpoint is None else Path(checkpoint) / f"attempt-{count}"
+    again = {**saving, "run": f"{Faithful.name}-{count}"}
+    return _trained(model, graph, config, seed + APART * (count - 1), folder, again)
 
 
 def _trained(
@@ -154,17 +236,31 @@ def _trained(
     checkpoint: Path | str | None,
     saving: dict[str, Any],
 ) -> M:
-    """Train one faithful model."""
+    """Train one faithful model on the whole graph."""
     kind = Ascent if config.adversary == "ascent" else Faithful
-    faithful, recipe = copied(model), kind(model, graph, config)
+    recipe = kind(model, graph, config)
+    label = run_label(model, graph, recipe.name, config, seed, weights=True) if checkpoint else ""
+    faithful = _fitted(model, recipe, label, seed, checkpoint, saving)
+    if config.limits:
+        set_ranges(faithful, graph, config.tightness)
+    return faithful
+
+
+def _fitted(
+    model: M,
+    recipe: Faithful | FaithfulBatches,
+    label: str,
+    seed: int,
+    checkpoint: Path | str | None,
+    saving: dict[str, Any],
+) -> M:
+    """Train a copy of a model; the ranges of its limits are to be taken once more."""
+    faithful, config = copied(model), recipe.config
     if config.limits:
         add_limits(faithful)
-    label = run_label(model, graph, recipe.name, config, seed, weights=True) if checkpoint else ""
     history = fit(
         faithful, recipe, config.train, seed=seed, checkpoint=checkpoint, fingerprint=label, **saving
     )
-    if config.limits:
-        set_ranges(faithful, graph, config.tightness)
     set_history(faithful, history)
     return faithful
 

@@ -64,7 +64,8 @@ def setting_names(method: str, model: str) -> list[str]:
         names |= {field.name for field in dataclasses.fields(FaithfulConfig)} | set(TERMS)
         names -= {"weights", "train"}
     elif method in ("at", "at-limits"):
-        names |= {*ADVERSARY_FIELDS, "attack_weight", *(LIMIT_FIELDS if method == "at-limits" else ())}
+        names |= {*ADVERSARY_FIELDS, "attack_weight", "lean"}
+        names |= set(LIMIT_FIELDS if method == "at-limits" else ())
     elif model in MODELS:
         arguments = inspect.signature(MODELS[model].__init__).parameters.values()
         names |= {each.name for each in arguments if each.kind is each.KEYWORD_ONLY}

@@ -98,6 +98,20 @@ def summed(names: list[str], numbers: list[float]) -> dict[str, float]:
     return {**{k: v for k, v in values.items() if k != "total"}, "total": values["total"]}
 
 
+def mean_terms(taken: list[tuple[int, dict[str, float]]]) -> dict[str, float]:
+    """Average terms over steps by their sizes, each over the steps that have it; one step as it is."""
+    if len(taken) == 1:
+        return taken[0][1]
+    sums: dict[str, list[float]] = {}
+    for size, values in taken:
+        for name, value in values.items():
+            total = sums.setdefault(name, [0.0, 0.0])
+            total[0] += size * value
+            total[1] += size
+    found = {name: value / size for name, (value, size) in sums.items()}
+    return {**{k: v for k, v in found.items() if k != "total"}, "total": found["total"]}
+
+
 def run_parts(parts: Iterator[dict[str, Tensor]]) -> tuple[list[str], Tensor]:
     """Back-propagate every part and return the names and values of all terms, on the device."""
     names: list[str] = []

@@ -2,46 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from fgai.attacks import Budget
-from fgai.attention import (
-    AttentionMap,
-    LayerAttention,
-    Observation,
-    entry_limits,
-    evaluating,
-    observe,
-    straight_through,
-)
-from fgai.bounds.leads import check_followed, worst_leads
+from fgai.attention import entry_limits, evaluating
+from fgai.bounds.leads import check_followed
 from fgai.graph import Graph
-from fgai.sparse import EdgeMap
 from fgai.tasks import task_of
 from fgai.training.adversary import InjectionAdversary
 from fgai.training.capture import Drawn, replayable
+from fgai.training.lesson import Lesson
 from fgai.training.loop import PROBE, epoch_seed
-from fgai.training.ranges import range_pass, set_ranges
+from fgai.training.ranges import set_ranges
 from fgai.training.settings import FaithfulConfig
 from fgai.training.targets import Injection, Targets
-from fgai.training.terms import (
-    attention_distance,
-    flattening,
-    margin_loss,
-    prediction_distance,
-    sharp,
-    shortfall,
-    weighted_sum,
-)
 from fgai.typed import typed
+
+
+class FaithfulRecipe:
+    """What faithful training is on the whole graph and in mini-batches: its adversary and its schedule.
+
+    Args:
+        vanilla: trained; only read.
+        graph: whose nodes the adversary joins.
+        config: see `FaithfulConfig`.
+        feature_range: lowest and highest feature, where the graph at hand does not hold them.
+    """
+
+    name = "fgai"
+
+    def __init__(
+        self,
+        vanilla: nn.Module,
+        graph: Graph,
+        config: FaithfulConfig,
+        feature_range: tuple[float, float] | None = None,
+    ) -> None:
+        self.vanilla, self.graph, self.config = vanilla, graph, config
+        if config.weights.certified:
+            check_followed(vanilla)
+        self.injects = config.injects
+        budget = Budget(
+            nodes=config.nodes, edges=config.edges, box=config.box, step_size=config.step_size, targets="fit"
+        )
+        self.adversary = InjectionAdversary(graph, budget, config.lean, feature_range)
+        self.seed = 0
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the adversary's features."""
+        return self.adversary.state() if self.injects else {}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take the adversary's features back."""
+        if state:
+            self.adversary.load_state(state)
+
+    def _due(self, step: int, steps_per_epoch: int = 1) -> tuple[str, float]:
+        """Which terms are due in a step, and how far stability has risen."""
+        config = self.config
+        alone = config.turns and self.injects and step > 0
+        rising = config.ramp * config.train.epochs * steps_per_epoch
+        rise = min(1.0, (step + 1) / max(1.0, rising))
+        if not self.injects or (alone and step % 2 == 0):
+            return "clean", rise
+        return "attacked" if alone else "both", rise
+
+    def _generator(self, step: int) -> torch.Generator:
+        # A stream of its own: no draw here moves dropout or the evaluation's endpoints.
+        return torch.Generator().manual_seed(epoch_seed(self.seed, step) ^ 0x5DEECE66D)
 
 
 @typed
 @replayable
-class Faithful:
+class Faithful(FaithfulRecipe):
     """The recipe: closeness, similarity and stability against frozen vanilla targets.
 
     Terms mean the same on every graph: predictions are compared in units of the vanilla logits' spread,
@@ -53,30 +89,23 @@ class Faithful:
         config: see `FaithfulConfig`.
     """
 
-    name = "fgai"
-
     def __init__(self, vanilla: nn.Module, graph: Graph, config: FaithfulConfig) -> None:
-        self.vanilla, self.graph, self.config = vanilla, graph, config
-        if config.weights.certified:
-            check_followed(vanilla)
-        budget = Budget(
-            nodes=config.nodes, edges=config.edges, box=config.box, step_size=config.step_size, targets="fit"
-        )
-        self.adversary = InjectionAdversary(graph, budget)
-        self.seed = 0
+        super().__init__(vanilla, graph, config)
 
     def start(self, model: nn.Module, seed: int) -> None:
         """Freeze the vanilla targets, and let the adversary climb a little before the first epoch."""
         self.seed = seed
+        self.probe: Injection | None = None
         with evaluating(self.vanilla, freeze=True):
-            self.targets = Targets.of(self.vanilla, self.graph, self.config)
-        if self.config.injects:
+            targets = Targets.of(self.vanilla, self.graph, self.config)
+        self.lesson = Lesson(self.graph, targets, self.config)
+        if self.injects:
             with evaluating(model, freeze=True):
                 self._start_adversary(model, self._generator(-1))
 
     def _start_adversary(self, model: nn.Module, generator: torch.Generator) -> None:
         """Draw the first features, set up the probe, and climb against the model, which is still vanilla."""
-        targets, graph, config = self.targets, self.graph, self.config
+        targets, graph, config = self.lesson.targets, self.graph, self.config
         if config.limits:
             set_ranges(model, graph, config.tightness)
         self.adversary.start(generator, entry_limits(model), config.space)
@@ -87,8 +116,7 @@ class Faithful:
         self.probe = Injection(adversary, endpoints, shares)
         for _ in range(PROBE):
             endpoints = self.adversary.draw(generator).to(graph.device)
-            terms = self._stability(model, targets.logits, targets.layers, self._attack(endpoints))
-            self._total(terms).backward()  # type: ignore[no-untyped-call]
+            self.lesson.climb(model, self._attack(endpoints))
 
     def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         """Yield what `replayed` does, from the epoch's own draws."""
@@ -99,47 +127,19 @@ class Faithful:
         return self._drawn(epoch) if task_of(self.graph).steady else None
 
     def _drawn(self, epoch: int) -> Drawn:
-        config = self.config
-        alone = config.turns and config.injects and epoch > 0
-        rise = self._rise(epoch)
-        if not config.injects or (alone and epoch % 2 == 0):
-            return Drawn("clean", {"rise": rise})
+        due, risen = self._due(epoch)
+        rise = torch.tensor(risen, dtype=self.lesson.targets.logits.dtype)
+        if due == "clean":
+            return Drawn(due, {"rise": rise})
         generator = self._generator(epoch)
-        endpoints = torch.stack([self.adversary.draw(generator) for _ in range(config.steps)])
-        return Drawn("attacked" if alone else "both", {"endpoints": endpoints, "rise": rise})
-
-    def _rise(self, epoch: int) -> Tensor:
-        """How far the weights of the stability terms have risen."""
-        rising = self.config.ramp * self.config.train.epochs
-        return torch.tensor(min(1.0, (epoch + 1) / max(1.0, rising)), dtype=self.targets.logits.dtype)
+        endpoints = torch.stack([self.adversary.draw(generator) for _ in range(self.config.steps)])
+        return Drawn(due, {"endpoints": endpoints, "rise": rise})
 
     def replayed(self, model: nn.Module, drawn: Drawn) -> Iterator[dict[str, Tensor]]:
-        """Yield the clean terms, then the stability terms, whose clean side is held fixed.
-
-        Closeness and similarity already tie the clean side to the vanilla model, so stability only has to
-        pull the perturbed side to it; with one graph's activations alive at a time memory stays vanilla's.
-        """
-        config = self.config
-        set_mode(model, config.dropout)
-        logits, layers = self.targets.logits, self.targets.layers
-        if drawn.kind != "attacked":
-            seen = self._seen(model, sampled=True)
-            logits, layers = seen.logits, seen.attention.select(config.layers).layers
-            yield self._with_total(self._clean(logits, layers))
-            if config.weights.certified:
-                yield self._with_total({"certified": self._certified(model, drawn.tensors["rise"])})
-            logits, layers = logits.detach(), tuple(layer.detach() for layer in layers)
-            del seen
-        if drawn.kind == "clean":
-            return
-        *earlier, last = drawn.tensors["endpoints"].unbind()
-        for endpoints in earlier:
-            with evaluating(model, freeze=True):
-                terms = self._stability(model, logits, layers, self._attack(endpoints))
-                self._total(terms).backward()  # type: ignore[no-untyped-call]
-        terms = self._stability(model, logits, layers, self._attack(last))
-        total = self._total(terms)
-        yield {**terms, "total": total * drawn.tensors["rise"]}
+        """Yield the terms that are due, see `Lesson.parts`."""
+        steps = drawn.tensors.get("endpoints")
+        attacks = [] if steps is None else [self._attack(endpoints) for endpoints in steps.unbind()]
+        return self.lesson.parts(model, drawn.kind, attacks, drawn.tensors["rise"])
 
     def score(self, model: nn.Module) -> float:
         """Return minus the same total under a fresh attack on validation nodes; needs no labels."""
@@ -147,150 +147,8 @@ class Faithful:
 
     def measure(self, model: nn.Module) -> Tensor:
         """See `score`; nothing waits for the device."""
-        with evaluating(model, freeze=True):
-            with torch.no_grad():
-                seen = self._seen(model)
-            logits, layers = seen.logits, seen.attention.select(self.config.layers).layers
-            total = self._total(self._clean(logits, layers))
-            if self.config.weights.certified:
-                with torch.no_grad():
-                    total = total + self._total({"certified": self._certified(model)})
-            if not self.config.injects:
-                return -total.detach()
-            self.probe.adversary.restart()
-            for step in range(PROBE + 1):
-                terms = self._stability(model, logits, layers, self.probe)
-                if step < PROBE:
-                    self._total(terms).backward()  # type: ignore[no-untyped-call]
-            return -(total + self._total(terms)).detach()
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the adversary's features."""
-        return self.adversary.state() if self.config.injects else {}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take the adversary's features back."""
-        if state:
-            self.adversary.load_state(state)
-
-    def _generator(self, epoch: int) -> torch.Generator:
-        # A stream of its own: no draw here moves dropout or the evaluation's endpoints.
-        return torch.Generator().manual_seed(epoch_seed(self.seed, epoch) ^ 0x5DEECE66D)
+        return self.lesson.score(model, self.probe)
 
     def _attack(self, endpoints: Tensor) -> Injection:
         """Return the training's own adversary at the given endpoints."""
         return Injection(self.adversary, endpoints, self.shares)
-
-    def _seen(self, model: nn.Module, *, sampled: bool = False) -> Observation:
-        """Run the model on the clean graph; limits take their ranges from the same pass."""
-        with range_pass(model, self.config.tightness, sampled=sampled), straight_through(model):
-            return observe(model, self.graph, heads="mean", grad=True, ranked=False)
-
-    def _clean(self, logits: Tensor, layers: Sequence[LayerAttention]) -> dict[str, Tensor]:
-        """Return closeness, similarity and margin on the clean graph."""
-        config, targets = self.config, self.targets
-        values = [layer.heads() for layer in layers]
-        terms = {
-            "closeness": prediction_distance(targets.logits, logits, config.closeness_by, targets.scale),
-            "similarity": attention_distance(
-                targets.attention,
-                values,
-                targets.rowptrs,
-                config.k1,
-                config.scope,
-                targets.contrasts,
-                form=config.form,
-            ),
-        }
-        if config.keeps_margin:
-            terms["margin"] = margin_loss(values, targets.rowptrs, config.k2 or 5, config.radius)
-        if config.weights.sharpness > 0:
-            now = [sharp(w, one.rowptr, one.destination) for w, one in zip(values, layers, strict=True)]
-            terms["sharpness"] = flattening(now, targets.sharpness)
-        return terms
-
-    def _certified(self, model: nn.Module, heard: Tensor | float = 1.0) -> Tensor:
-        """How far the vanilla model's classes are from a certificate on the clean graph.
-
-        The mass of new neighbours rises to its full size: at once it would leave no class anywhere ahead, and
-        no slope that leads back.
-        """
-        config, targets = self.config, self.targets
-        leads = worst_leads(
-            model,
-            self.graph,
-            targets.logits.argmax(1),
-            neighbours=config.neighbours,
-            cut=config.cut,
-            soften=config.soften,
-            heard=heard,
-        )
-        return shortfall(leads, targets.scale)
-
-    def _stability(
-        self,
-        model: nn.Module,
-        logits: Tensor,
-        layers: Sequence[LayerAttention],
-        attack: Injection,
-    ) -> dict[str, Tensor]:
-        """Return both stability terms under an injection, averaged over the nodes in reach."""
-        config, targets, shares = self.config, self.targets, attack.shares
-        attacked, edge_map = attack.adversary.joined(attack.endpoints)
-        with attack.adversary.speaking(), straight_through(model):
-            seen = observe(model, attacked, heads="mean", grad=True, ranked=False)
-        now, moved = seen.logits, seen.attention.select(config.layers)
-        before, after, grown = _paired(layers, moved, self.graph, attacked, edge_map)
-        known = targets.leaders if layers is targets.layers else None
-        return {
-            "prediction_stability": prediction_distance(
-                logits, now[: logits.shape[0]], config.divergence, targets.scale, shares.predictions
-            ),
-            "explanation_stability": attention_distance(
-                before,
-                after,
-                targets.rowptrs,
-                config.k2,
-                config.scope,
-                shares.layers,
-                known,
-                grown,
-                config.form,
-            ),
-        }
-
-    def _with_total(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the terms and their weighted total."""
-        return {**terms, "total": self._total(terms)}
-
-    def _total(self, terms: dict[str, Tensor]) -> Tensor:
-        weights = [getattr(self.config.weights, name) for name in terms]
-        return weighted_sum(list(terms.values()), weights)
-
-
-def set_mode(model: nn.Module, dropout: bool) -> None:
-    """Eval mode, or training mode with every batch norm still in eval: its statistics stay vanilla's."""
-    model.train(dropout)
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.eval()
-
-
-def _paired(
-    before: Sequence[LayerAttention], after: AttentionMap, graph: Graph, attacked: Graph, edge_map: EdgeMap
-) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
-    """Head-averaged attention on the clean edges, before and after, and where the rows of the latter begin.
-
-    New nodes have the largest numbers, so their edges stand last in every row, and where rows begin is all
-    there is to know. Models that keep their edges otherwise are matched edge by edge; their rows are None.
-    """
-    old, new = [layer.heads() for layer in before], [layer.heads() for layer in after]
-    kept = all(layer.adjacency is graph.adjacency for layer in before)
-    if kept and all(layer.adjacency is attacked.adjacency for layer in after):
-        return old, new, attacked.adjacency.index32.rowptr
-    for index, (one, two) in enumerate(zip(before, after, strict=True)):
-        same = one.adjacency is graph.adjacency and two.adjacency is attacked.adjacency
-        spot = edge_map.after if same else torch.searchsorted(two.keys, one.keys)
-        # `index_select` rather than brackets: its backward pass does not sort.
-        new[index] = new[index].index_select(0, spot)
-    return old, new, None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +19,9 @@ from fgai.alone import seeded, with_gradients
 from fgai.checks import above, at_least, one_of, whole
 from fgai.checks import seed as check_seed
 from fgai.errors import DivergenceError, InputError
-from fgai.progress import shown, stage
+from fgai.progress import Stage, shown, stage
 from fgai.trackers import Tracker
-from fgai.training.capture import Replays, Terms, can_replay, run_parts, summed
+from fgai.training.capture import Replays, Terms, can_replay, mean_terms, run_parts, summed
 from fgai.training.history import History
 from fgai.training.interrupt import held_interrupt
 from fgai.training.resume import read_state, write_state
@@ -40,7 +42,7 @@ class TrainConfig:
     """How long and how fast to train.
 
     Attributes:
-        epochs: full-graph steps at most.
+        epochs: at most; each a step on the whole graph, or a pass over it in mini-batches.
         lr: Adam's learning rate.
         weight_decay: l2 penalty on all parameters.
         patience: epochs without a better validation score after which to stop.
@@ -107,6 +109,49 @@ class Recipe(Protocol):
         """Take back what `state` gave."""
 
 
+class Step(NamedTuple):
+    """One step of the optimizer.
+
+    Attributes:
+        size: what it weighs in the epoch's terms: the seeds of a mini-batch.
+        parts: the loss, see `Recipe.parts`.
+    """
+
+    size: int
+    parts: Iterator[dict[str, Tensor]]
+
+
+class Batched(ABC):
+    """A recipe that takes several steps an epoch, one for each mini-batch; the rest is that of a `Recipe`."""
+
+    name: str
+
+    @abstractmethod
+    def start(self, model: nn.Module, seed: int) -> None:
+        """Compute frozen targets before the first epoch."""
+
+    @property
+    @abstractmethod
+    def steps_per_epoch(self) -> int:
+        """How many there are."""
+
+    @abstractmethod
+    def steps(self, model: nn.Module, epoch: int) -> Iterator[Step]:
+        """Yield the steps of an epoch; each is taken before the next is asked for."""
+
+    @abstractmethod
+    def score(self, model: nn.Module) -> float:
+        """Return the validation score, higher is better."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """Return what must survive a restart."""
+
+    @abstractmethod
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take back what `state` gave."""
+
+
 def _device(model: nn.Module) -> torch.device:
     """Return the device of the parameters, of which there must be some."""
     held = next(model.parameters(), None)
@@ -125,7 +170,7 @@ def epoch_seed(seed: int, epoch: int) -> int:
 @with_gradients
 def fit(
     model: nn.Module,
-    recipe: Recipe,
+    recipe: Recipe | Batched,
     config: TrainConfig,
     *,
     seed: int = 0,
@@ -256,7 +301,12 @@ class _Steps:
     """
 
     def __init__(
-        self, model: nn.Module, recipe: Recipe, config: TrainConfig, optimizer: torch.optim.Adam, seed: int
+        self,
+        model: nn.Module,
+        recipe: Recipe | Batched,
+        config: TrainConfig,
+        optimizer: torch.optim.Adam,
+        seed: int,
     ) -> None:
         self.model, self.recipe, self.config, self.optimizer, self.seed = (
             model, recipe, config, optimizer, seed
@@ -288,13 +338,30 @@ class _Steps:
             return
         self.done += [] if self.replays is None else self.replays.read()
         tick = perf_counter()
-        with seeded(epoch_seed(self.seed, epoch), self.device):
+        taken: list[tuple[int, dict[str, float]]] = []
+        with seeded(epoch_seed(self.seed, epoch), self.device), self._shown(epoch) as bar:
             self.model.train()
-            self.optimizer.zero_grad(set_to_none=True)
-            names, terms = run_parts(self.recipe.parts(self.model, epoch))
-            self.update()
-        values = summed(names, terms.tolist())
-        self.done.append(Terms(epoch, values, perf_counter() - tick))
+            for step in self._steps(epoch):
+                self.model.train()  # a step may have changed it
+                self.optimizer.zero_grad(set_to_none=True)
+                names, terms = run_parts(step.parts)
+                self.update()
+                taken.append((step.size, summed(names, terms.tolist())))
+                bar.advance()
+        self.done.append(Terms(epoch, mean_terms(taken), perf_counter() - tick))
+
+    def _shown(self, epoch: int) -> AbstractContextManager[Stage]:
+        """A stage of its own for an epoch of several steps."""
+        if isinstance(self.recipe, Batched):
+            return stage(f"epoch {epoch + 1}", self.recipe.steps_per_epoch)
+        return nullcontext(Stage(""))
+
+    def _steps(self, epoch: int) -> Iterator[Step]:
+        """The steps of an epoch: one, or as many as there are mini-batches."""
+        if isinstance(self.recipe, Batched):
+            yield from self.recipe.steps(self.model, epoch)
+        else:
+            yield Step(1, self.recipe.parts(self.model, epoch))
 
     def read(self) -> list[Terms]:
         """Return the terms of the epochs since the last call."""

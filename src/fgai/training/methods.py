@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from fgai.alone import with_gradients
 from fgai.attacks import Budget
 from fgai.attention import add_limits, prepared
 from fgai.checks import one_of
+from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import DEFENCES, MODELS
+from fgai.store import StoredGraph
 from fgai.tasks import task_of
 from fgai.trackers import Tracker
 from fgai.training.adversarial import ATTACK_WEIGHT, Adversarial
@@ -24,9 +27,12 @@ from fgai.training.loop import TRAIN_FIELDS, TrainConfig
 from fgai.training.presets import preset
 from fgai.training.ranges import Tightness, set_ranges
 from fgai.training.settings import ADVERSARY_FIELDS, LIMIT_FIELDS, FaithfulConfig
-from fgai.training.train import copied, history_of, set_history, train
+from fgai.training.train import copied, history_of, in_memory, set_history, train
+from fgai.training.whole import nodes_of
 from fgai.typed import typed
 
+BATCHED = ("vanilla", "ln", "fgai", "fgai-certified")
+"""Methods that can be trained in mini-batches."""
 PRINTED: dict[str, Any] = {
     "adversary": "ascent",
     "form": "paper",
@@ -46,7 +52,6 @@ PRINTED: dict[str, Any] = {
 }
 """Algorithm 1 as printed: its weights, total variation of outputs, Adam's settings, the last weights kept.
 Radius and steps are not printed: these are the level and the steps of its attack on features."""
-
 OUTPUT_LAYER: dict[str, Any] = {"layers": "last", "scope": "graph", "limits": False}
 """What the paper explains by: the output layer, and the top K of the whole graph."""
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -73,7 +78,7 @@ def settings_for(method: str, model: str, dataset: str, task: str = "node") -> d
 def train_method(
     method: str,
     model: str,
-    graph: Graph,
+    graph: Graph | StoredGraph,
     *,
     seed: int = 0,
     vanilla: nn.Module | None = None,
@@ -82,6 +87,8 @@ def train_method(
     checkpoint: Path | str | None = None,
     tracker: Tracker | None = None,
     settings: dict[str, Any] | None = None,
+    batch_size: int | None = None,
+    fan_out: int | Sequence[int] | None = None,
 ) -> nn.Module:
     """Train one method with its preset; `settings` win over the preset.
 
@@ -95,7 +102,7 @@ def train_method(
             (the paper's Algorithm 1 as printed), `fgai-injection` (its released code's variant: injected
             nodes, last layer, graph scope), `gnnguard`, `gnn-svd` or `pro-gnn`.
         model: name of the network, see `fgai.models.MODELS`.
-        graph: with labels and masks.
+        graph: with labels and masks; with `batch_size` also a stored one.
         seed: of the weights, dropout and adversary.
         vanilla: the trained vanilla model for AT and FGAI; trained here when None.
         device: where to train.
@@ -103,47 +110,57 @@ def train_method(
         checkpoint: folder to save the training in and to resume from.
         tracker: told of every epoch, see `fgai.trackers`.
         settings: settings of the training, arguments of the model or of its defence, by name.
+        batch_size: seeds of a mini-batch, see `train` and `make_faithful`; for `vanilla`, `ln`, `fgai` and
+            `fgai-certified`.
+        fan_out: neighbours drawn of each node.
 
     Raises:
-        InputError: a name that is not known, or a setting that the method does not take.
+        InputError: a name that is not known, a setting that the method does not take, or a method that needs
+            the whole graph.
     """
     one_of(method, "method", METHODS)
     one_of(model, "model", tuple(MODELS))
     for name in settings or {}:
         one_of(name, "settings", setting_names(method, model))
-    chosen = {**settings_for(method, model, graph.name, task_of(graph).name), **(settings or {})}
-    graph = graph.to(device)
+    sizes: dict[str, Any] = {"batch_size": batch_size, "fan_out": fan_out}
+    if batch_size is not None and method not in BATCHED:
+        raise InputError(f"`batch_size` is for {', '.join(BATCHED)}; {method} reads the whole graph")
+    seen = in_memory(graph, fan_out) if batch_size is None else graph
+    nodes = nodes_of(seen, seed) if isinstance(seen, StoredGraph) else seen
+    chosen = {**settings_for(method, model, nodes.name, task_of(nodes).name), **(settings or {})}
     common: dict[str, Any] = {
         "seed": seed,
         "progress": progress,
         "checkpoint": checkpoint,
         "tracker": tracker,
     }
+    if batch_size is None:
+        seen = nodes = nodes.to(device)
     if method in ALONE:
-        return _alone(method, model, graph, chosen, common)
+        fields, fresh = _fresh(method, model, nodes, chosen, seed)
+        return train(fresh.to(device), seen, config=TrainConfig(**fields), **common, **sizes)
     if vanilla is None:
-        vanilla = train_method("vanilla", model, graph, seed=seed, device=device, progress=progress)
+        vanilla = train_method("vanilla", model, seen, seed=seed, device=device, progress=progress, **sizes)
     if method == "limits":
-        limited = limit(vanilla, graph, **chosen)
+        limited = limit(vanilla, nodes, **chosen)
         set_history(limited, history_of(vanilla))
         return limited
     if method in ("at", "at-limits"):
-        return _adversarial(vanilla, graph, chosen, common, limits=method == "at-limits")
-    return make_faithful(vanilla, graph, _config(method, graph), **common, **chosen)
+        return _adversarial(vanilla, nodes, chosen, common, limits=method == "at-limits")
+    return make_faithful(vanilla, seen, _config(method, nodes), **common, **sizes, **chosen)
 
 
-def _alone(
-    method: str, model: str, graph: Graph, chosen: dict[str, Any], common: dict[str, Any]
-) -> nn.Module:
-    """Train from new weights: the model as it is, with layer norm, or behind a defence."""
+def _fresh(
+    method: str, model: str, graph: Graph, chosen: dict[str, Any], seed: int
+) -> tuple[dict[str, Any], nn.Module]:
+    """New weights and how they are trained: the model as it is, with layer norm, or behind a defence."""
     fields, arguments = _split(chosen)
     if method == "ln":
         arguments["norm"] = "layer"
     if method in DEFENCES:
         arguments["defence"] = method
     seen = task_of(graph).view(graph, "fit") if method in DEFENCES else graph
-    fresh = untrained(model, seen, seed=common["seed"], **arguments).to(graph.device)
-    return train(fresh, graph, config=TrainConfig(**fields), **common)
+    return fields, untrained(model, seen, seed=seed, **arguments)
 
 
 def _adversarial(
@@ -153,8 +170,8 @@ def _adversarial(
     fields, changes = _split(chosen)
     default = FaithfulConfig()
     cut, soften, space = (changes.pop(name, getattr(default, name)) for name in LIMIT_FIELDS)
+    tightness, lean = Tightness(cut, soften), changes.pop("lean", default.lean)
     weight = changes.pop("attack_weight", ATTACK_WEIGHT)
-    tightness = Tightness(cut, soften)
     budget = Budget(
         **{**{name: getattr(default, name) for name in ADVERSARY_FIELDS}, **changes}, targets="fit"
     )
@@ -162,7 +179,7 @@ def _adversarial(
     start = copied(vanilla)
     if limits:
         add_limits(start)
-    recipe = Adversarial(seen, budget, tightness=tightness, space=space, weight=weight)
+    recipe = Adversarial(seen, budget, tightness=tightness, space=space, weight=weight, lean=lean)
     made = train(start, graph, recipe=recipe, config=TrainConfig(**fields), **common)
     if limits:
         set_ranges(made, seen, tightness)

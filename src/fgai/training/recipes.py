@@ -45,10 +45,7 @@ class Vanilla:
 
     def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         """Yield the cross-entropy."""
-        graph, rows, labels = self.lesson(epoch)
-        # `index_select` rather than brackets: its backward pass does not sort.
-        loss = cross_entropy(call_model(model, graph).index_select(0, rows), labels)
-        yield {"cross_entropy": loss, "total": loss}
+        yield supervised(model, *self.lesson(epoch))
 
     def draw(self, epoch: int) -> Drawn | None:
         """Nothing, where every epoch sees the same graph."""
@@ -90,6 +87,13 @@ class Vanilla:
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Nothing to take back."""
+
+
+def supervised(model: nn.Module, graph: Graph, rows: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Return the cross-entropy of some rows of the logits, as the one term of a loss."""
+    # `index_select` rather than brackets: its backward pass does not sort.
+    loss = cross_entropy(call_model(model, graph).index_select(0, rows), labels)
+    return {"cross_entropy": loss, "total": loss}
 
 
 @typed

@@ -72,7 +72,9 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, torch
     return {name: (value.dtype, value.shape) for name, value in tensors.items()}
 
 
-def run_label(model: nn.Module, graph: Graph, *parts: object, weights: bool = False) -> str:
+def run_label(
+    model: nn.Module, graph: Graph, *parts: object, weights: bool = False, data: str | None = None
+) -> str:
     """Name what is trained on what: a saved training is resumed only under the same label.
 
     Args:
@@ -80,9 +82,10 @@ def run_label(model: nn.Module, graph: Graph, *parts: object, weights: bool = Fa
         graph: edges, features, labels and the training and validation nodes enter.
         *parts: settings; their text enters.
         weights: also the weights, where they are the target of the training.
+        data: fingerprint of the data, where the graph at hand does not hold all of it.
     """
     digest = hashlib.sha256(f"{type(model).__name__} {getattr(model, 'config', '')} {parts}".encode())
-    digest.update(fingerprint(graph).encode())
+    digest.update((fingerprint(graph) if data is None else data).encode())
     tensors = [mask for mask in (graph.train_mask, graph.val_mask) if mask is not None]
     for tensor in [*tensors, *(model.state_dict().values() if weights else ())]:
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())

@@ -45,9 +45,9 @@ class FaithfulConfig:
         contrast: how much more flat layers count in similarity: a layer's distance is divided by its contrast
             (see `fgai.training.terms.contrast`) relative to the sharpest layer's, to this power. 0 counts all
             layers alike, 1 measures each in units of its own contrast.
-        turns: train on the clean and on the attacked graph in turns, one of them an epoch, instead of on both
-            (the first epoch sees both). The attacked side is then pulled to the vanilla model's targets,
-            so an epoch costs little more than a vanilla one.
+        turns: train on the clean and on the attacked graph in turns, one of them an epoch (or a mini-batch),
+            instead of on both (the first sees both). The attacked side is then pulled to the vanilla model's
+            targets, so an epoch costs little more than a vanilla one.
         limits: give the faithful model limits (see `fgai.limit`) and train through them.
         cut: share of the nodes left out at either end of each range.
         soften: share of the nodes, the loudest, that are drawn to the loudness of the rest.
@@ -57,6 +57,7 @@ class FaithfulConfig:
             printed, where δ and ρ climb in attention space, see `fgai.training.Printed`.
         nodes: injected per epoch.
         edges: of each injected node.
+        lean: how much their endpoints lean towards nodes with few neighbours, see `InjectionAdversary`.
         box: of their features.
         steps: climbing steps per epoch; the first of injected nodes costs nothing.
         step_size: of each, for injected nodes.
@@ -84,6 +85,7 @@ class FaithfulConfig:
     adversary: str = "hybrid"
     nodes: int = 60
     edges: int = 20
+    lean: float = 0.0
     box: tuple[float, float] | None = (-1.0, 1.0)
     steps: int = 2
     step_size: float = 0.1
@@ -115,6 +117,7 @@ class FaithfulConfig:
         at_least(self.contrast, "contrast", 0.0)
         whole(self.nodes, "nodes", 1, LARGEST)
         whole(self.edges, "edges", 1, LARGEST)
+        at_least(self.lean, "lean", 0.0)
         whole(self.steps, "steps", 1, LARGEST)
         above(self.step_size, "step_size", 0.0)
         above(self.radius, "radius", 0.0)
@@ -155,17 +158,19 @@ class FaithfulConfig:
             **changes,
         )
 
-    def fallback(self, *, stable: bool, close: bool) -> FaithfulConfig:
+    def fallback(self, *, stable: bool, close: bool, alike: bool = True) -> FaithfulConfig:
         """Return the settings of a second attempt: the same budget, and more weight on what failed.
 
         Predictions that were lost are held by closeness and smaller steps. Predictions that moved are held
         harder, behind tighter limits, and by another distance: probabilities of an attack that flips every
         prediction cannot get worse, so `probabilities` has no slope there, and `kl` may explode; the
-        logarithmic distance of the logits pulls from everywhere.
+        logarithmic distance of the logits pulls from everywhere. Explanations that were lost, where nothing
+        else was, are held harder, behind limits that clip half as much: a clipped score has lost its rank.
 
         Args:
             stable: predictions stayed under attack.
             close: predictions stayed the vanilla model's.
+            alike: explanations stayed the vanilla model's.
         """
         changes: dict[str, Any] = {}
         if not close:
@@ -175,5 +180,11 @@ class FaithfulConfig:
                 "divergence": "kl" if self.divergence == "log" else "log",
                 "prediction_stability": 2 * self.weights.prediction_stability,
                 "soften": max(self.soften, FIRMER) if self.limits else self.soften,
+            }
+        elif not alike:
+            changes |= {
+                "similarity": 2 * self.weights.similarity,
+                "cut": self.cut / 2,
+                "soften": self.soften / 2,
             }
         return self.replace(**changes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from fgai.attention import LayerAttention, observe
 from fgai.graph import Graph
+from fgai.sparse import EdgeMap
 from fgai.topk import Cut, frozen_topk
 from fgai.training.adversary import InjectionAdversary, reach_shares
 from fgai.training.settings import FaithfulConfig
@@ -34,8 +36,11 @@ class Shares(NamedTuple):
 class Targets:
     """The vanilla model's answers on the clean graph, frozen; per layer means per layer that counts.
 
+    Of a mini-batch, N are the seeds and E the edges into them; classes and layers are of all its nodes.
+
     Attributes:
         logits: [N, C].
+        classes: that it predicts, of all nodes of the graph.
         layers: the attention, per layer.
         attention: per layer [E], heads averaged.
         rowptrs: per layer [N + 1].
@@ -47,6 +52,7 @@ class Targets:
     """
 
     logits: Tensor
+    classes: Tensor
     layers: tuple[LayerAttention, ...]
     attention: list[Tensor]
     rowptrs: list[Tensor]
@@ -72,11 +78,12 @@ class Targets:
         contrasts = [contrast(w, ptr) for w, ptr in pairs]
         return cls(
             logits=logits,
+            classes=logits.argmax(1),
             layers=chosen.layers,
             attention=values,
             rowptrs=rowptrs,
             leaders=[frozen_topk(w, ptr, config.k2, config.scope) for w, ptr in pairs],
-            contrasts=[max(value / max(contrasts), FLATTEST) ** config.contrast for value in contrasts],
+            contrasts=relative(contrasts, config.contrast),
             sharpness=[
                 float(sharp(w, one.rowptr, one.destination)) for w, one in zip(values, chosen, strict=True)
             ],
@@ -86,8 +93,15 @@ class Targets:
 
     def shares(self, graph: Graph, attacked: Graph) -> Shares:
         """Return the shares of nodes in reach at the layers that count, and that of predictions."""
-        layers, predictions = reach_shares(graph, attacked, self.depths)
+        count = self.rowptrs[0].numel() - 1
+        some = count if count < graph.num_nodes else None
+        layers, predictions = reach_shares(graph, attacked, self.depths, some)
         return Shares(layers[-len(self.attention) :], predictions)
+
+
+def relative(contrasts: list[float], power: float) -> list[float]:
+    """What similarity is divided by, per layer; see `FaithfulConfig.contrast`."""
+    return [max(value / max(contrasts), FLATTEST) ** power for value in contrasts]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,8 +112,20 @@ class Injection:
         adversary: holds the features.
         endpoints: [M, e], on the graph's device.
         shares: what they reach.
+        some: [M] which of the adversary's nodes join a mini-batch; None for all, and the adversary's graph.
     """
 
     adversary: InjectionAdversary
     endpoints: Tensor
     shares: Shares
+    some: Tensor | None = None
+
+    def join(self, graph: Graph) -> tuple[Graph, EdgeMap]:
+        """Return the graph with the new nodes, which take the step they have pending first."""
+        if self.some is None:
+            return self.adversary.joined(self.endpoints)
+        return self.adversary.joined_to(graph, self.endpoints, self.some)
+
+    def speaking(self) -> AbstractContextManager[None]:
+        """A block in which the new nodes of value space speak."""
+        return self.adversary.speaking(self.some)

@@ -11,6 +11,7 @@ from torch.nn.functional import kl_div
 
 from fgai.checks import at_least, one_of
 from fgai.errors import InputError
+from fgai.metrics import NOTHING
 from fgai.ops import mean_shift
 from fgai.topk import Cut, swap_margin, topk_l1
 
@@ -183,11 +184,17 @@ def sharp(w: Tensor, rowptr: Tensor, destination: Tensor) -> Tensor:
 def flattening(now: Sequence[Tensor], before: Sequence[float]) -> Tensor:
     """Σ over layers of `relu(0.95 − sharpness / vanilla sharpness)`; 0 where no layer is flatter.
 
+    Layers that are flat in the vanilla model (sharpness up to 1e-6) do not count: what they rank is rounding,
+    and to ask for its share would be to ask for something made up.
+
     Args:
         now: sharpness per layer.
         before: the vanilla model's.
     """
-    terms = [(KEPT - value / max(old, 1e-7)).clamp(min=0) for value, old in zip(now, before, strict=True)]
+    terms = [
+        (KEPT - value / old).clamp(min=0) if old > NOTHING else value * 0
+        for value, old in zip(now, before, strict=True)
+    ]
     return weighted_sum(terms, [1.0] * len(terms))
 
 

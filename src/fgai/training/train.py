@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -12,16 +13,19 @@ from fgai.alone import with_gradients
 from fgai.attention import call_model, duplicate, evaluating, model_name, prepared, unwrapped
 from fgai.checks import one_of
 from fgai.errors import InputError
+from fgai.graph import Graph
 from fgai.models import AttentionModel, Defended, as_graph
 from fgai.tasks import check_logits, task_of
 from fgai.trackers import Tracker
+from fgai.training.batches import VanillaBatches
 from fgai.training.build import setting_names, untrained
 from fgai.training.defended import Regularised
 from fgai.training.history import History
-from fgai.training.loop import TRAIN_FIELDS, Recipe, TrainConfig, fit
+from fgai.training.loop import TRAIN_FIELDS, Batched, Recipe, TrainConfig, fit
 from fgai.training.presets import preset_named
 from fgai.training.recipes import Vanilla
 from fgai.training.resume import run_label
+from fgai.training.whole import opened
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
@@ -38,6 +42,8 @@ def train(
     progress: bool | None = None,
     checkpoint: Path | str | None = None,
     recipe: Recipe | None = None,
+    batch_size: int | None = None,
+    fan_out: int | Sequence[int] | None = None,
     **settings: Any,
 ) -> M: ...
 
@@ -53,6 +59,8 @@ def train(
     progress: bool | None = None,
     checkpoint: Path | str | None = None,
     recipe: Recipe | None = None,
+    batch_size: int | None = None,
+    fan_out: int | Sequence[int] | None = None,
     **settings: Any,
 ) -> AttentionModel: ...
 
@@ -70,6 +78,8 @@ def train(
     checkpoint: Path | str | None = None,
     recipe: Recipe | None = None,
     tracker: Tracker | None = None,
+    batch_size: int | None = None,
+    fan_out: int | Sequence[int] | None = None,
     **settings: Any,
 ) -> nn.Module:
     """Train a copy of `model` on the labelled nodes, links or graphs of `data` and return it in eval mode.
@@ -82,11 +92,15 @@ def train(
     what `fgai train --model GAT --seed 3` does. What is given by name wins over `config`, and `config` over
     the preset.
 
+    With `batch_size` training reads mini-batches (see `fgai.sampling`), of a graph in memory or of a stored
+    one, which is never loaded whole: an epoch is then a pass over the training nodes, a step for each batch.
+
     Args:
         model: one of fgai's models, any PyG model called as `model(x, edge_index)`, or the name of one to
             build: `GAT`, `GATv2`, `GT` or `GCN`.
         data: a `Graph` or PyG `Data` with `y`, `train_mask` and `val_mask`; with `links` from
-            `fgai.datasets.link_split`; or a batch of small graphs.
+            `fgai.datasets.link_split`; or a batch of small graphs. With `batch_size` also a stored graph or
+            its folder; one without masks gets a random split, drawn by the seed.
         seed: of dropout, and of the weights of a model built here; the same seed gives the same weights on
             the CPU.
         preset: `auto` for that of the data, the name of a dataset for what was chosen there, or None for
@@ -96,6 +110,9 @@ def train(
         checkpoint: folder to save the training in and to resume from.
         recipe: what to minimise; when None cross-entropy, and what a defence adds to it.
         tracker: told of every epoch, see `fgai.trackers`.
+        batch_size: training nodes of a mini-batch; None trains on the whole graph. For GAT, GATv2, and GT
+            without encodings.
+        fan_out: neighbours drawn of each node, one number or one per layer, -1 for all; 10 by default.
         **settings: single settings: fields of `TrainConfig`, e.g. `epochs=100`; for a model built here its
             arguments, too, e.g. `dropout=0.3`.
 
@@ -113,11 +130,54 @@ def train(
         >>> len(model.history.terms)
         3
     """
-    given = as_graph(data)
-    task = task_of(given)
+    saving: dict[str, Any] = {
+        "seed": seed,
+        "progress": progress,
+        "checkpoint": checkpoint,
+        "tracker": tracker,
+    }
+    if batch_size is None:
+        given = in_memory(data, fan_out)
+        model, config = _built(model, given, recipe, preset, config, seed, settings)
+        graph = prepared(model, task_of(given).view(given, "fit"))
+        with evaluating(model), torch.no_grad():
+            check_logits(call_model(model, graph), graph)
+        recipe = recipe or (Regularised if isinstance(model, Defended) else Vanilla)(graph)
+        label = run_label(model, graph, recipe.name, config, seed) if checkpoint else ""
+        return _fitted(model, recipe, config, label, saving)
+    if recipe is not None:
+        raise InputError("`batch_size` trains by cross-entropy, a recipe of your own reads whole graphs")
+    with opened(data, seed) as whole:
+        model, config = _built(model, whole.nodes, None, preset, config, seed, settings)
+        whole.batched_for(model, batch_size, fan_out)
+        batches = VanillaBatches(whole)
+        return _fitted(model, batches, config, whole.label(model, batches.name, config, seed), saving)
+
+
+def in_memory(data: Any, fan_out: int | Sequence[int] | None) -> Graph:
+    """Return the graph that is trained on as a whole.
+
+    Raises:
+        InputError: a stored graph, or a fan-out, which mini-batches have.
+    """
+    if fan_out is not None:
+        raise InputError("`fan_out` is for mini-batches: give `batch_size`, too")
+    return as_graph(data)
+
+
+def _built(
+    model: nn.Module | str,
+    given: Graph,
+    recipe: Recipe | None,
+    preset: str | None,
+    config: TrainConfig | None,
+    seed: int,
+    settings: dict[str, Any],
+) -> tuple[nn.Module, TrainConfig]:
+    """Return the model, made here if it was named, and how it is trained: preset, config and settings."""
     name = model if isinstance(model, str) else preset_class(model)
     method = "vanilla" if recipe is None else recipe.name
-    chosen = preset_named(preset, method, name, given.name, task.name)
+    chosen = preset_named(preset, method, name, given.name, task_of(given).name)
     if isinstance(model, str):
         for setting in settings:
             one_of(setting, "settings", setting_names("vanilla", model))
@@ -126,23 +186,15 @@ def train(
         settings = {name: value for name, value in settings.items() if name in TRAIN_FIELDS}
         model = untrained(model, given, seed=seed, **arguments).to(given.device)
     fields = {name: value for name, value in chosen.items() if name in TRAIN_FIELDS}
-    config = (config or TrainConfig(**fields)).replace(**settings)
-    trained, graph = copied(model), prepared(model, task.view(given, "fit"))
-    with evaluating(model), torch.no_grad():
-        check_logits(call_model(model, graph), graph)
-    recipe = recipe or (Regularised if isinstance(model, Defended) else Vanilla)(graph)
-    label = run_label(model, graph, recipe.name, config, seed) if checkpoint else ""
-    history = fit(
-        trained,
-        recipe,
-        config,
-        seed=seed,
-        progress=progress,
-        checkpoint=checkpoint,
-        fingerprint=label,
-        tracker=tracker,
-    )
-    set_history(trained, history)
+    return model, (config or TrainConfig(**fields)).replace(**settings)
+
+
+def _fitted(
+    model: nn.Module, recipe: Recipe | Batched, config: TrainConfig, label: str, saving: dict[str, Any]
+) -> nn.Module:
+    """Train a copy of a model."""
+    trained = copied(model)
+    set_history(trained, fit(trained, recipe, config, fingerprint=label, **saving))
     return trained
 
 

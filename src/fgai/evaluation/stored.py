@@ -1,0 +1,206 @@
+"""`evaluate_store`: what can be said of models on a stored graph exactly, without loading it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from fgai import checks, metrics
+from fgai.attention import model_name
+from fgai.divergence import tvd
+from fgai.errors import InputError
+from fgai.store import StoredGraph
+from fgai.store.sort import row_blocks
+from fgai.streaming import StoredObservation, check_streamed
+from fgai.tasks import task_of
+from fgai.training.whole import Whole, opened
+from fgai.typed import typed
+
+BLOCK = 1 << 18
+"""Edges and nodes that are in memory together."""
+
+
+@typed
+@dataclass(frozen=True)
+class StoredEvaluation:
+    """A model on a stored graph, beside the vanilla one where that was given; all nodes, all neighbours.
+
+    Attributes:
+        model: class of the model.
+        graph: fingerprint of the graph.
+        k: neighbours in an explanation.
+        f1: by part of the split, where there are labels.
+        sharpness: by layer, see `fgai.metrics.sharpness`.
+        agreement: share of the nodes in the vanilla model's class; None without one, as all that follow.
+        g_tvd: distance of the logits, see `fgai.metrics.g_tvd`.
+        g_tvd_prob: distance of the probabilities.
+        overlap: by layer, of the explanations, see `fgai.metrics.overlap`.
+    """
+
+    model: str
+    graph: str
+    k: int
+    f1: dict[str, float] = field(default_factory=dict)
+    sharpness: list[float] = field(default_factory=list)
+    agreement: float | None = None
+    g_tvd: float | None = None
+    g_tvd_prob: float | None = None
+    overlap: list[float] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON; a mean over no nodes is None."""
+        return {name: _plain(value) for name, value in asdict(self).items()}
+
+    def show(self, console: Console) -> None:
+        """Print what was found, a line each."""
+        for name, value in self.to_dict().items():
+            if value not in (None, [], {}):
+                console.print(f"{name}: {_text(value)}", markup=False, soft_wrap=True)
+
+
+class _Rows(NamedTuple):
+    """A block of nodes: logits, where their edges begin, and per layer attention and ranks."""
+
+    logits: Tensor
+    rowptr: Tensor
+    attention: list[Tensor]
+    ranks: list[Tensor]
+
+
+class _Means:
+    """Means over nodes that come in blocks; NaN counts nowhere."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, int]] = {}
+
+    def add(self, name: str, values: Tensor) -> None:
+        """Add the values of more nodes."""
+        known = values[~values.isnan()].double()
+        total, count = self._sums.get(name, (0.0, 0))
+        self._sums[name] = total + float(known.sum()), count + known.numel()
+
+    def of(self, name: str) -> float:
+        """The mean of all that was added; NaN of nothing."""
+        total, count = self._sums.get(name, (0.0, 0))
+        return total / count if count else float("nan")
+
+
+@typed
+def evaluate_store(
+    model: nn.Module,
+    stored: StoredGraph | Path | str,
+    *,
+    vanilla: nn.Module | None = None,
+    k: int = 5,
+    seed: int = 0,
+) -> StoredEvaluation:
+    """Measure a model on a stored graph, by exact passes block by block.
+
+    F1, sharpness, and beside a vanilla model agreement, g-TVD and overlap: what a clean pass tells. Attacks,
+    F-slopes and certificates read whole graphs and need `fgai.evaluate(model, stored.load())`.
+
+    Args:
+        model: GAT, GATv2, or GT without encodings.
+        stored: the graph or its folder.
+        vanilla: the model it was made from.
+        k: neighbours in an explanation.
+        seed: of the split, where there are labels and no masks; as in `fgai.train`.
+
+    Raises:
+        InputError: a model that cannot be computed row by row, or two of different classes.
+
+    Example:
+        >>> import fgai
+        >>> data = fgai.load_dataset("planted")
+        >>> stored, model = fgai.store.write_store(data, "planted"), fgai.train("GAT", data, epochs=3)
+        >>> evaluate_store(model, stored, vanilla=model).overlap
+        [1.0, 1.0]
+    """
+    checks.whole(k, "k", 1)
+    with opened(stored, seed) as whole:
+        for each in (model, vanilla):
+            if each is not None:
+                check_streamed(each, whole.stored)
+        found = whole.observe(model, ranked=True)
+        other = None if vanilla is None else whole.observe(vanilla, ranked=True)
+        if other is not None and (found.logits.shape, len(found.layers)) != (
+            other.logits.shape,
+            len(other.layers),
+        ):
+            raise InputError(
+                "`vanilla` must have the model's layers and classes, to be compared with it; got"
+                f" {model_name(model)} and {other.model}"
+            )
+        means = _measured(found, other, k)
+        layers = range(len(found.layers))
+        beside: dict[str, Any] = {}
+        if other is not None:
+            beside = {name: means.of(name) for name in ("agreement", "g_tvd", "g_tvd_prob")}
+            beside["overlap"] = [means.of(f"overlap {layer}") for layer in layers]
+        sharpness = [means.of(f"sharpness {layer}") for layer in layers]
+        return StoredEvaluation(found.model, found.graph, k, _scores(found, whole), sharpness, **beside)
+
+
+def _measured(found: StoredObservation, other: StoredObservation | None, k: int) -> _Means:
+    means = _Means()
+    for rows, beside in zip(_blocks(found), _blocks(other or found), strict=True):
+        for layer, w in enumerate(rows.attention):
+            means.add(f"sharpness {layer}", metrics.sharpness_per_node(w, rows.rowptr))
+        if other is None:
+            continue
+        same = rows.logits.argmax(1) == beside.logits.argmax(1)
+        means.add("agreement", same.double())
+        before, after = beside.logits.double(), rows.logits.double()
+        means.add("g_tvd", tvd(before, after))
+        means.add("g_tvd_prob", tvd(before, after, "probabilities"))
+        for layer, (one, two) in enumerate(zip(beside.ranks, rows.ranks, strict=True)):
+            means.add(f"overlap {layer}", metrics.overlap_per_node(one, two, rows.rowptr, k))
+    return means
+
+
+def _blocks(found: StoredObservation) -> Iterator[_Rows]:
+    rowptr, layers = found.rows.rowptr, range(len(found.layers))
+    for first, last in row_blocks(rowptr, BLOCK, BLOCK):
+        edges = slice(int(rowptr[first]), int(rowptr[last]))
+        scores = [found.scores(layer) for layer in layers]
+        yield _Rows(
+            torch.from_numpy(np.array(found.logits[first:last])),
+            torch.from_numpy(np.array(rowptr[first : last + 1]) - rowptr[first]),
+            [torch.from_numpy(np.array(found.attention(layer)[edges, 0])) for layer in layers],
+            [torch.from_numpy(np.array(each[edges])) for each in scores if each is not None],
+        )
+
+
+def _scores(found: StoredObservation, whole: Whole) -> dict[str, float]:
+    """F1 on the parts of the split."""
+    nodes, task = whole.nodes, task_of(whole.nodes)
+    if nodes.y is None:
+        return {}
+    scores = {}
+    for part in ("train", "val", "test"):
+        rows = task.rows(nodes, part)
+        if task.has_part(nodes, part) and rows.numel():
+            logits = torch.from_numpy(found.logits[rows.numpy()])
+            scores[part] = metrics.f1(logits, nodes.y[rows])
+    return scores
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and value != value else value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_text(each)}" for name, each in value.items())
+    if isinstance(value, list):
+        return ", ".join(_text(each) for each in value)
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,234 @@
+"""Recipes in mini-batches: what is minimised is that of the whole graph, seed by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import cycle, islice
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fgai.attacks import draw_endpoints
+from fgai.attention import call_model, entry_limits, evaluating
+from fgai.attention.adapter import device_of
+from fgai.errors import InputError
+from fgai.tasks import task_of
+from fgai.training.adversary import InjectionAdversary, leaning
+from fgai.training.faithful import FaithfulRecipe
+from fgai.training.lesson import Lesson
+from fgai.training.loop import PROBE, Batched, Step
+from fgai.training.recipes import Vanilla, labelled, supervised
+from fgai.training.settings import FaithfulConfig
+from fgai.training.stored_targets import StoredTargets
+from fgai.training.targets import Injection, Shares
+from fgai.training.whole import Part, Whole
+
+FEW = 4
+"""Batches from which the reach of the adversary is taken before the first epoch."""
+
+
+class VanillaBatches(Batched):
+    """Cross-entropy on the training nodes, batch by batch; scored on batches of the validation nodes.
+
+    The latter are the same every time.
+
+    Args:
+        whole: with labels and masks.
+    """
+
+    name = Vanilla.name
+
+    def __init__(self, whole: Whole) -> None:
+        self.whole = whole
+        self.train_nodes, _ = labelled(whole.nodes, "train_mask")
+        self.val_nodes, _ = labelled(whole.nodes, "val_mask")
+
+    def start(self, model: nn.Module, seed: int) -> None:
+        """Nothing to freeze."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of training nodes."""
+        return self.whole.num_steps(len(self.train_nodes))
+
+    def steps(self, model: nn.Module, epoch: int) -> Iterator[Step]:
+        """Yield one step per batch of training nodes."""
+        for part in self.whole.parts(model, self.train_nodes, epoch):
+            yield Step(part.seeds, self._parts(model, part))
+
+    def _parts(self, model: nn.Module, part: Part) -> Iterator[dict[str, Tensor]]:
+        yield supervised(model, part.graph, *_lesson(part))
+
+    def score(self, model: nn.Module) -> float:
+        """Return the validation accuracy minus a thousandth of a bounded loss, as `Vanilla` does."""
+        right, loss = 0.0, 0.0
+        with evaluating(model), torch.no_grad():
+            for part in self.whole.parts(model, self.val_nodes, 0, shuffle=False):
+                rows, labels = _lesson(part)
+                logits = call_model(model, part.graph).index_select(0, rows)
+                right += float((logits.argmax(1) == labels).sum())
+                loss += float(cross_entropy(logits, labels, reduction="sum"))
+        count = len(self.val_nodes)
+        return right / count - 1e-3 * float(torch.tanh(torch.tensor(loss / count)))
+
+    def state(self) -> dict[str, Tensor]:
+        """Nothing to keep."""
+        return {}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Nothing to take back."""
+
+
+def _lesson(part: Part) -> tuple[Tensor, Tensor]:
+    """The rows of the seeds and their labels."""
+    assert part.graph.y is not None
+    return torch.arange(part.seeds, device=part.graph.device), part.graph.y[: part.seeds]
+
+
+class FaithfulBatches(FaithfulRecipe, Batched):
+    """Faithful training, batch by batch over all nodes.
+
+    Vanilla targets are those of exact passes over the whole graph (`StoredTargets`), and so are the ranges of
+    limits, taken anew every epoch. The adversary is one for all batches: its nodes keep what they have
+    climbed, and a batch borrows as many of them as it has of the nodes they may join, so that these gain as
+    many new neighbours as on the whole graph. They join seeds alone. What they reach among the seeds is found
+    on the first batches and divides both stability terms from then on.
+
+    Args:
+        vanilla: trained; only read.
+        whole: with features.
+        config: see `FaithfulConfig`.
+
+    Raises:
+        InputError: `scope="graph"`, whose top-k is one of all edges.
+    """
+
+    def __init__(self, vanilla: nn.Module, whole: Whole, config: FaithfulConfig) -> None:
+        if config.scope == "graph":
+            raise InputError('`scope="graph"` ranks all edges together, which no batch holds; use "node"')
+        nodes = whole.nodes.to(device_of(vanilla, whole.nodes))
+        super().__init__(vanilla, nodes, config, whole.feature_range)
+        self.whole, self.count = whole, whole.stored.num_nodes
+        self.val_nodes = task_of(whole.nodes).nodes(whole.nodes, "val")
+        self.fit, self.val = (_mask(each, self.count) for each in (self.adversary.nodes, self.val_nodes))
+        neighbours = torch.from_numpy(np.diff(whole.stored.rows().rowptr))
+        self.weights = leaning(neighbours, config.lean)
+        self.measured = False
+
+    def start(self, model: nn.Module, seed: int) -> None:
+        """Freeze the vanilla targets, and let the adversary climb a little before the first epoch."""
+        self.seed = seed
+        self.targets = StoredTargets(self.whole.observe(self.vanilla), self.config)
+        self._measure(model)
+        if self.injects:
+            with evaluating(model, freeze=True):
+                self._start_adversary(model, self._generator(-1))
+
+    def _start_adversary(self, model: nn.Module, generator: torch.Generator) -> None:
+        self.adversary.start(generator, entry_limits(model), self.config.space)
+        parts = list(islice(self.whole.parts(model, None, 0), FEW))
+        self.shares = self._reach(self.adversary, parts, self.fit, generator)
+        self.probe = self.adversary.restarted()
+        few = list(islice(self.whole.parts(model, self.val_nodes, 0, shuffle=False), FEW))
+        self.probe_shares = self._reach(self.probe, few, self.val, self._generator(-2))
+        for part in islice(cycle(parts), PROBE):
+            attack = self._attack(part, generator)
+            if attack is not None:
+                self._lesson(part).climb(model, attack)
+
+    def _reach(
+        self, adversary: InjectionAdversary, parts: list[Part], pool: Tensor, generator: torch.Generator
+    ) -> Shares:
+        """Which shares of the seeds an adversary reaches, over some batches."""
+        layers, predictions, seeds = torch.zeros(len(self.targets.layers)), 0.0, 0
+        for part in parts:
+            attack = self._injection(adversary, part, pool, Shares([], 1.0), generator)
+            if attack is not None:
+                found = self.targets.of(part).shares(part.graph, attack.join(part.graph)[0])
+                layers += part.seeds * torch.tensor(found.layers)
+                predictions += part.seeds * found.predictions
+            seeds += part.seeds
+        least = 1.0 / seeds
+        return Shares([max(float(value), least) for value in layers / seeds], max(predictions / seeds, least))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of all nodes."""
+        return self.whole.num_steps(self.count)
+
+    def steps(self, model: nn.Module, epoch: int) -> Iterator[Step]:
+        """Yield one step per batch of all nodes; with `turns`, clean and attacked ones alternate."""
+        self._measure(model)
+        first = epoch * self.steps_per_epoch
+        for number, part in enumerate(self.whole.parts(model, None, epoch), first):
+            yield Step(part.seeds, self._parts(model, part, number))
+            self.measured = False
+
+    def _parts(self, model: nn.Module, part: Part, step: int) -> Iterator[dict[str, Tensor]]:
+        due, rise = self._due(step, self.steps_per_epoch)
+        generator = self._generator(step)
+        found = [self._attack(part, generator) for _ in range(self.config.steps if due != "clean" else 0)]
+        attacks = [attack for attack in found if attack is not None]
+        lesson = self._lesson(part)
+        risen = lesson.targets.logits.new_tensor(rise)
+        return lesson.parts(model, due if attacks else "clean", attacks, risen)
+
+    def score(self, model: nn.Module) -> float:
+        """Return minus the total on the validation nodes, under a fresh attack; needs no labels."""
+        self._measure(model)
+        total, generator = 0.0, self._generator(-2)
+        for part in self.whole.parts(model, self.val_nodes, 0, shuffle=False):
+            probe = None
+            if self.injects:
+                probe = self._injection(self.probe, part, self.val, self.probe_shares, generator)
+            total += part.seeds * float(self._lesson(part).score(model, probe))
+        return total / len(self.val_nodes)
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take the adversary's features back; the model has other weights, too, since it was measured."""
+        super().load_state(state)
+        self.measured = False
+
+    def _measure(self, model: nn.Module) -> None:
+        """Take the ranges of limits from all nodes, where the weights have changed since the last time."""
+        if self.config.limits and not self.measured:
+            self.whole.set_ranges(model, self.config.tightness, sampled=True)
+            self.measured = True
+
+    def _lesson(self, part: Part) -> Lesson:
+        return Lesson(part.graph, self.targets.of(part), self.config, measures=False)
+
+    def _attack(self, part: Part, generator: torch.Generator) -> Injection | None:
+        """Return the training's own adversary at fresh endpoints; None in a batch it cannot join."""
+        return self._injection(self.adversary, part, self.fit, self.shares, generator)
+
+    def _injection(
+        self,
+        adversary: InjectionAdversary,
+        part: Part,
+        pool: Tensor,
+        shares: Shares,
+        generator: torch.Generator,
+    ) -> Injection | None:
+        seeds = part.nodes[: part.seeds]
+        order = seeds.argsort()  # draws depend on which nodes there are, not on their order
+        joined = order[pool[seeds[order]]]
+        if not joined.numel():
+            return None
+        nodes, device = len(adversary.features), part.graph.device
+        count = min(nodes, max(1, round(nodes * joined.numel() / int(pool.sum()))))
+        some = torch.arange(nodes)
+        if count < nodes:
+            some = torch.randperm(nodes, generator=generator)[:count].sort().values
+        each = min(adversary.budget.edges, joined.numel())
+        weights = None if self.weights is None else self.weights[part.nodes.cpu()]
+        endpoints = draw_endpoints(joined, count, each, generator, weights=weights)
+        return Injection(adversary, endpoints.to(device), shares, some.to(device))
+
+
+def _mask(nodes: Tensor, count: int) -> Tensor:
+    mask = torch.zeros(count, dtype=torch.bool)
+    mask[nodes.cpu()] = True
+    return mask

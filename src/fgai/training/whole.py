@@ -1,0 +1,198 @@
+"""`Whole`: a graph that training reads in mini-batches, and passes over as a whole block by block."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fgai import checks
+from fgai.attention import call_model, duplicate, evaluating, find_layers, limits_of, prepared, unwrapped
+from fgai.datasets import random_split
+from fgai.errors import InputError
+from fgai.graph import Graph
+from fgai.models import as_graph
+from fgai.sampling import Batches, NeighbourSampler
+from fgai.sparse import Adjacency, Features
+from fgai.store import StoredGraph, open_store, write_store
+from fgai.store.write import feature_blocks
+from fgai.streaming import StoredObservation, check_streamed, measure_store, observe_store
+from fgai.tasks import check_logits, task_of
+from fgai.training.ranges import Tightness
+from fgai.training.resume import run_label
+
+FAN_OUT = 10
+"""Neighbours that are drawn of each node where nothing is said."""
+
+
+class Part(NamedTuple):
+    """A mini-batch as a model reads it.
+
+    Attributes:
+        graph: prepared for the model, on its device; the seeds are its first nodes.
+        nodes: [n] by number in the whole graph, on the CPU.
+        seeds: nodes whose output is meant.
+    """
+
+    graph: Graph
+    nodes: Tensor
+    seeds: int
+
+
+class Whole:
+    """A stored graph in mini-batches; in memory are its labels and masks, and one batch.
+
+    Args:
+        stored: the graph.
+        folder: for what is computed on the way.
+        seed: of the neighbours drawn, and of the split where the graph has none.
+    """
+
+    def __init__(self, stored: StoredGraph, folder: Path, seed: int) -> None:
+        self.stored, self.folder, self.seed = stored, folder, seed
+        self.nodes = nodes_of(stored, seed)
+        self.batch_size = 1
+        self.fan_out: tuple[int, ...] = (FAN_OUT,)
+
+    def batched_for(self, model: nn.Module, batch_size: int, fan_out: int | Sequence[int] | None) -> None:
+        """Say for which model batches are, and how large.
+
+        Raises:
+            InputError: the model cannot be computed on a part of a graph, or does not fit this one; the sizes
+                make no sense.
+        """
+        check_streamed(model, self.stored)
+        self.batch_size = checks.whole(batch_size, "batch_size", 1)
+        self.fan_out = _fan_out(fan_out, len(find_layers(unwrapped(model))))
+        self.sampler = NeighbourSampler(self.stored, self.fan_out, seed=self.seed)
+        (first,) = self.parts(model, torch.zeros(1, dtype=torch.long), 0)
+        with evaluating(model), torch.no_grad():
+            logits = call_model(model, first.graph)
+        check_logits(logits, first.graph)
+        if logits.shape[1] < self.nodes.num_classes:
+            raise InputError(
+                f"the model must give {self.nodes.num_classes} logits per node for {self.stored.name!r}, got"
+                f" {logits.shape[1]}"
+            )
+
+    def parts(
+        self, model: nn.Module, nodes: Tensor | None, epoch: int, *, shuffle: bool = True
+    ) -> Iterator[Part]:
+        """Yield mini-batches around some nodes; they depend on the seed, the epoch and the nodes alone.
+
+        Args:
+            model: they are prepared for.
+            nodes: [M] seeds by number; all by default.
+            epoch: draws the order and the neighbours.
+            shuffle: else the order is that of `nodes`.
+        """
+        self.sampler.epoch = epoch
+        for batch in Batches(self.stored, self.sampler, nodes, batch_size=self.batch_size, shuffle=shuffle):
+            yield Part(prepared(model, batch.graph), batch.nodes, batch.num_seeds)
+
+    def num_steps(self, count: int) -> int:
+        """Mini-batches that so many seeds make."""
+        return -(-count // self.batch_size)
+
+    def observe(self, model: nn.Module, *, ranked: bool = False) -> StoredObservation:
+        """What a model says of all nodes and edges, exactly; heads averaged, and ranks where asked."""
+        place = Path(tempfile.mkdtemp(dir=self.folder)) / "seen"
+        return observe_store(_on_cpu(model), self.stored, place, heads="mean", ranked=ranked)
+
+    def set_ranges(self, model: nn.Module, tightness: Tightness, *, sampled: bool = False) -> None:
+        """Take the ranges of a model's limits from all nodes."""
+        here = _on_cpu(model)
+        measure_store(
+            here, self.stored, cut=tightness.cut, soften=tightness.soften, sampled=sampled, folder=self.folder
+        )
+        if here is not model:
+            for mine, found in zip(limits_of(model), limits_of(here), strict=True):
+                mine.set(found.low, found.high, found.radius, found.usual)
+
+    def label(self, model: nn.Module, *parts: object, weights: bool = False) -> str:
+        """Name what is trained on what, see `run_label`; batches of another size are another training."""
+        sizes = self.batch_size, self.fan_out
+        data = self.stored.fingerprint
+        return run_label(model, self.nodes, *parts, *sizes, weights=weights, data=data)
+
+    @cached_property
+    def feature_range(self) -> tuple[float, float]:
+        """The lowest and the highest feature."""
+        found = [features.range() for _, features in feature_blocks(self.stored)]
+        return min(low for low, _ in found), max(high for _, high in found)
+
+
+@contextmanager
+def opened(data: Any, seed: int) -> Iterator[Whole]:
+    """Give a graph as mini-batch training reads it; what is computed on the way is gone afterwards.
+
+    A graph in memory is written down first, so that everything else knows one kind of graph.
+
+    Args:
+        data: a stored graph or its folder; a `Graph` or PyG `Data` of nodes.
+        seed: see `Whole`.
+
+    Raises:
+        InputError: links or small graphs, which mini-batches do not keep.
+        DataError: the folder holds no stored graph.
+    """
+    with tempfile.TemporaryDirectory(prefix="fgai-") as name:
+        folder = Path(name)
+        if isinstance(data, str | Path):
+            data = open_store(data)
+        if not isinstance(data, StoredGraph):
+            graph = as_graph(data)
+            if task_of(graph).name != "node":
+                raise InputError(
+                    f"`batch_size` is for tasks of nodes; {graph.name!r} has links or small graphs, leave it"
+                    " out"
+                )
+            data = write_store(graph.to("cpu"), folder / "graph")
+        yield Whole(data, folder, seed)
+
+
+def _fan_out(given: int | Sequence[int] | None, layers: int) -> tuple[int, ...]:
+    """Neighbours per layer."""
+    if given is None or isinstance(given, int):
+        return (FAN_OUT if given is None else given,) * layers
+    if len(given) != layers:
+        raise InputError(
+            f"`fan_out` must be one number, or one for each of the model's {layers} attention layers,"
+            f" got {list(given)}"
+        )
+    return tuple(given)
+
+
+def nodes_of(stored: StoredGraph, seed: int) -> Graph:
+    """The nodes of a stored graph without edges and features, with its labels and masks or a random split.
+
+    Args:
+        stored: the graph.
+        seed: of the split, where there are labels and no masks.
+    """
+    none = torch.zeros(0, dtype=torch.long)
+    starts = torch.zeros(stored.num_nodes + 1, dtype=torch.long)
+    features = Features.sparse(starts, none, torch.zeros(0), stored.num_features)
+    fields: dict[str, Any] = {**stored.node_fields(slice(None)), **stored.edge_fields(slice(0, 0))}
+    graph = Graph(
+        Adjacency.from_sorted(none, none, stored.num_nodes),
+        features if stored.has_features else None,
+        name=stored.name,
+        **fields,
+    )
+    if graph.y is None or any(mask is not None for mask in (graph.train_mask, graph.val_mask)):
+        return graph
+    split = random_split(graph.y, seed)
+    return graph.replace(train_mask=split.train, val_mask=split.val, test_mask=split.test)
+
+
+def _on_cpu(model: nn.Module) -> nn.Module:
+    """The model, or a copy of it on the CPU, from where stored graphs are read."""
+    away = any(part.device.type != "cpu" for part in model.parameters())
+    return duplicate(model).cpu() if away else model

@@ -1,0 +1,47 @@
+"""Evaluation of stored graphs: the numbers of whole graphs in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fgai
+from fgai import metrics
+from fgai.attention import observe, prepared
+from fgai.errors import InputError
+from fgai.evaluation import evaluate_store, stored
+from fgai.store import write_store
+from support.graph_cases import small_data
+
+
+def test_numbers_are_those_of_the_graph_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "BLOCK", 17)  # several blocks, rows longer than one among them
+    graph = small_data(nodes=90, width=7)
+    vanilla = fgai.train("GATv2", graph, epochs=8, progress=False)
+    model = fgai.train("GATv2", graph, epochs=15, seed=1, progress=False)
+    found = evaluate_store(model, write_store(graph, tmp_path / "graph"), vanilla=vanilla, k=3)
+    one, two = (observe(each, prepared(each, graph), heads="mean") for each in (vanilla, model))
+    rows = graph.test_mask.nonzero().flatten()
+    assert found.f1["test"] == pytest.approx(metrics.f1(two.logits[rows], graph.y[rows]))
+    same = float((one.logits.argmax(1) == two.logits.argmax(1)).double().mean())
+    assert found.agreement == pytest.approx(same) and same < 1
+    assert found.g_tvd == pytest.approx(metrics.g_tvd(one.logits, two.logits), rel=1e-4)
+    assert found.g_tvd_prob == pytest.approx(metrics.g_tvd_prob(one.logits, two.logits), rel=1e-4)
+    for layer, (a, b) in enumerate(zip(one.attention.layers, two.attention.layers, strict=True)):
+        assert found.sharpness[layer] == pytest.approx(metrics.sharpness(b.heads(), b.rowptr), rel=1e-4)
+        wanted = metrics.overlap(a.ranking(), b.ranking(), a.rowptr, 3)
+        assert found.overlap is not None and found.overlap[layer] == pytest.approx(wanted) and wanted < 1
+
+
+def test_alone_and_refusals(tmp_path: Path) -> None:
+    graph = small_data(nodes=40, width=5)
+    place = tmp_path / "graph"
+    write_store(graph.replace(y=None), place)
+    model = fgai.GAT(5, 3, hidden_channels=2, heads=2).eval()
+    found = evaluate_store(model, place)
+    assert found.f1 == {} and found.overlap is None and len(found.to_dict()["sharpness"]) == 2
+    with pytest.raises(InputError, match="layers and classes"):
+        evaluate_store(model, place, vanilla=fgai.GAT(5, 4, hidden_channels=2, heads=2))
+    with pytest.raises(InputError, match="row by row"):
+        evaluate_store(fgai.GCN(5, 3), place)
