@@ -72,7 +72,7 @@ def test_both_stay_in_their_balls_and_climb(kind: str, layers: str) -> None:
     with evaluating(model), torch.no_grad():
         found, before = recipe.stability(model, *ends), recipe.stability(model, *starts)
     for points in (*starts, *ends):
-        for rows, point in zip(recipe.targets.rowptrs, points, strict=True):
+        for rows, point in zip(recipe.lesson.targets.rowptrs, points, strict=True):
             assert bool((norms(point, rows, "l1") <= RADIUS * (1 + 1e-5)).all())
     assert [tuple(point.shape) for point in ends[0]] == [
         tuple(layer.values.shape) for layer in observe(model, recipe.graph).attention.select(layers)
@@ -83,7 +83,7 @@ def test_both_stay_in_their_balls_and_climb(kind: str, layers: str) -> None:
 
 def test_ends_are_beyond_random_points_of_the_surface() -> None:
     recipe, model = started()
-    (rows,), (_, rho) = recipe.targets.rowptrs, recipe.starts(draws())
+    (rows,), (_, rho) = recipe.lesson.targets.rowptrs, recipe.starts(draws())
     ends = recipe.climbed(model, draws())
     with evaluating(model), torch.no_grad():
         found = recipe.stability(model, *ends)
