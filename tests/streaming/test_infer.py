@@ -39,7 +39,7 @@ def made(name: str, width: int) -> nn.Module:
 
 
 def close(one: Any, two: torch.Tensor) -> None:
-    torch.testing.assert_close(torch.from_numpy(np.array(one)), two, atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.from_numpy(np.array(one)), two, atol=1e-5, rtol=2e-5)
 
 
 def same(found: StoredObservation, model: nn.Module, graph: Graph, heads: str = "each") -> None:
