@@ -108,9 +108,7 @@ def test_any_graph(case: tuple[int, list[tuple[int, int]]]) -> None:
         for name in ("GAT", "GT"):
             model = made(name, 3)
             found = observe_store(model, stored, Path(place) / name, block_edges=3)
-            same(
-                found, model, graph, atol=1e-3
-            )  # scores of some hundred: both passes round in the fifth place
+            same(found, model, graph, atol=1e-3)  # scores of some hundred: both passes round
 
 
 class TestRefused:
