@@ -48,7 +48,7 @@ class InjectionAdversary:
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to inject")
         self.graph, self.budget, self.lean = graph, budget, lean
-        self.weights = leaning(_neighbours(graph), lean)
+        self.weights = leaning(_neighbours(graph), lean) if lean else None
         self.feature_range = feature_range or graph.features.range()
         self.box = budget.box_in(*self.feature_range)
         self.nodes = budget.target_nodes(graph).cpu()  # drawn and checked without waiting for the device
@@ -173,14 +173,14 @@ class InjectionAdversary:
             self.points[limits] = state[f"points.{index}"].to(device, copy=True).requires_grad_()
 
 
-def leaning(neighbours: Tensor, lean: float) -> Tensor | None:
-    """How likely each node is to be drawn: (1 + its neighbours) to the power of `-lean`; None for all alike.
+def leaning(neighbours: Tensor, lean: float) -> Tensor:
+    """How likely each node is to be drawn: (1 + its neighbours) to the power of `-lean`.
 
     Args:
         neighbours: [N] how many each node has besides itself.
-        lean: 0 or more.
+        lean: 0 for all alike.
     """
-    return (1.0 + neighbours.cpu().double()) ** -lean if lean else None
+    return (1.0 + neighbours.cpu().double()) ** -lean
 
 
 def _neighbours(graph: Graph) -> Tensor:

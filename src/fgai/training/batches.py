@@ -113,8 +113,10 @@ class FaithfulBatches(FaithfulRecipe, Batched):
         self.whole, self.count = whole, whole.stored.num_nodes
         self.val_nodes = task_of(whole.nodes).nodes(whole.nodes, "val")
         self.fit, self.val = (_mask(each, self.count) for each in (self.adversary.nodes, self.val_nodes))
-        neighbours = torch.from_numpy(np.diff(whole.stored.rows().rowptr))
-        self.weights = leaning(neighbours, config.lean)
+        self.weights: Tensor | None = None
+        if config.lean:
+            neighbours = torch.from_numpy(np.diff(whole.stored.rows().rowptr))
+            self.weights = leaning(neighbours, config.lean)
         self.measured = False
 
     def start(self, model: nn.Module, seed: int) -> None:
