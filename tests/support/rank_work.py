@@ -72,6 +72,7 @@ def scenes(graph: Path, folder: Path) -> dict[str, Any]:
         found["size"], found["listening"] = ranks.size, listening()
         model = fgai.train("GAT", stored, batch_size=4, fan_out=-1, **SHORT)
         keep("vanilla", model)
+        keep("uneven", fgai.train("GAT", stored, batch_size=7, fan_out=-1, **SHORT))
         keep("faithful", fgai.make_faithful(model, stored, **STEADY))
         keep("long", fgai.train("GAT", stored, **LONG))
         found["seed"] = refused(lambda: fgai.train("GAT", stored, batch_size=4, seed=RANK, **SHORT))

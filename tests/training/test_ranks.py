@@ -68,10 +68,13 @@ class TestTogether:
     def test_all_ranks_are_there_inside_the_block_alone(self, scenes: Scenes) -> None:
         assert scenes.of("size") == [2, 2] and scenes.of("after") == [1, 1]
 
-    def test_two_ranks_take_the_steps_of_one_with_batches_twice_as_large(self, scenes: Scenes) -> None:
-        # Twelve nodes in batches of four: in the second step the second rank has none.
-        one = fgai.train("GAT", scenes.stored, batch_size=8, fan_out=-1, **SHORT)
-        two = scenes.model("vanilla")
+    # Twelve nodes in batches of four: in the second step the second rank has none. Of seven: it has five.
+    @pytest.mark.parametrize(("name", "size"), [("vanilla", 4), ("uneven", 7)])
+    def test_two_ranks_take_the_steps_of_one_with_batches_twice_as_large(
+        self, name: str, size: int, scenes: Scenes
+    ) -> None:
+        one = fgai.train("GAT", scenes.stored, batch_size=2 * size, fan_out=-1, **SHORT)
+        two = scenes.model(name)
         mine, theirs = history_of(one), history_of(two)
         assert [terms["total"] for terms in theirs.terms] == pytest.approx(
             [terms["total"] for terms in mine.terms], rel=1e-5
