@@ -8,7 +8,7 @@ from typing import Any
 from experiments.attack_tables import RANDOM, reached
 from experiments.build import name_of
 from experiments.cells import read_grid
-from experiments.run import change_of
+from experiments.run import earlier_note
 from experiments.sheet import Sheet
 from experiments.store import Store
 from fgai.metrics import NOTHING, quantity
@@ -42,10 +42,7 @@ def limits(store: Store) -> list[Sheet | Table]:
     missing = sum(record is None for record in records)
     if missing:
         notes.append(f"{missing} of {len(cells)} cells are missing.")
-    pairs = zip(records, cells, strict=True)
-    earlier = sum(record is not None and change_of(record, cell) is not None for record, cell in pairs)
-    if earlier:
-        notes.append(f"{earlier} of {len(cells)} cells were trained with earlier settings of their method.")
+    notes += earlier_note(store, cells)
     body = [_row(*key, found, sharp) for key, found in rows.items()]
     return [Table("Behind limits", columns, body or [[None] * len(columns)], notes)]
 

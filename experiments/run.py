@@ -6,6 +6,7 @@ import itertools
 import platform
 import traceback
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -223,6 +224,15 @@ def change_of(record: dict[str, Any], cell: Cell) -> str | None:
             if then.get(name) != now.get(name):
                 return f"another {name!r} ({part}: {then.get(name)!r}, now {now.get(name)!r})"
     return None
+
+
+def earlier_note(store: Store, cells: Sequence[Cell]) -> list[str]:
+    """One sentence that tells how many cells have records of other settings than today's, or none."""
+    pairs = [(record, cell) for cell in cells if (record := store.read(cell)) is not None]
+    count = sum(record["status"] == "done" and change_of(record, cell) is not None for record, cell in pairs)
+    return [f"{count} of {len(cells)} cells were trained with earlier settings of their method."] * bool(
+        count
+    )
 
 
 def _validate(model: nn.Module, graph: Graph, cell: Cell) -> dict[str, float]:
