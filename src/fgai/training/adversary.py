@@ -14,6 +14,7 @@ from fgai.attacks.budget import smallest_pool
 from fgai.attention import Limits, speaking
 from fgai.errors import InputError
 from fgai.graph import Graph
+from fgai.ranks import current
 from fgai.sparse import EdgeMap
 from fgai.tasks import task_of
 
@@ -127,6 +128,17 @@ class InjectionAdversary:
             if place.grad is not None:
                 place.add_(self.budget.step_size * place.grad.sign()).clamp_(*box)
                 place.grad.zero_()
+
+    def add_up(self) -> None:
+        """Collect what the other ranks have collected, too; all of them call this before they climb."""
+        ranks = current()
+        if not ranks.several:
+            return
+        collected = []
+        for place in (self.features, *self.points.values()):
+            place.grad = torch.zeros_like(place) if place.grad is None else place.grad
+            collected.append(place.grad)
+        ranks.add_up(collected)
 
     def probe(self, generator: torch.Generator) -> tuple[InjectionAdversary, Tensor]:
         """Return the attack that scores an epoch: an adversary that restarts, and endpoints that stay [M, e].

@@ -70,7 +70,7 @@ def make_faithful(
     With `batch_size` training reads mini-batches, of a graph in memory or of a stored one, which is never
     loaded whole: an epoch is then a pass over all nodes, a step for each batch. What the vanilla model says,
     and the ranges of limits, come from exact passes over the whole graph. Such trainings are not judged: the
-    attack that judges sees the whole graph.
+    attack that judges sees the whole graph. Several processes share the batches inside `fgai.ranks.joined`.
 
     Args:
         model: trained; fgai's GAT, GATv2, GT or any PyG model the recorder supports.
@@ -108,6 +108,7 @@ def make_faithful(
             parts.batched_for(model, batch_size, fan_out)
             config = _config(model, parts.nodes, config, preset, settings)
             recipe = FaithfulBatches(model, parts, config)
+            parts.agree(model, recipe.name, config, seed)
             label = parts.label(model, recipe.name, config, seed, weights=True)
             made = _fitted(model, recipe, label, seed, checkpoint, saving)
             if config.limits:
