@@ -10,6 +10,7 @@ from experiments.build import name_of
 from experiments.cells import Cell as Grid
 from experiments.cells import read_grid
 from experiments.explained import EPOCHS, FEWER, FEWER_ON, NODES, K, names_for
+from experiments.fingerprint import earlier_note
 from experiments.sheet import Sheet
 from experiments.statistics import estimate
 from experiments.store import Store
@@ -154,7 +155,7 @@ def _notes(store: Store, cells: Sequence[Grid], held: Sequence[Explained]) -> li
         f"{missing} of {len(cells)} cells are missing." if missing else f"All {len(cells)} cells are there.",
     ]
     broken = {f"{row.title} on {row.dataset}: {row.errors[0]}" for row in held if row.errors}
-    return [*notes, *sorted(broken)]
+    return [*notes, *earlier_note(store, cells), *sorted(broken)]
 
 
 def _title(name: str) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.cells import Cell
+from experiments.store import Store
 from experiments.trained import settings_of, training_code
 from experiments.validation import short_attack
 from fgai.attacks import Attack, make_attack
@@ -45,6 +46,15 @@ def fingerprint(cell: Cell) -> dict[str, Any]:
 def change_of(record: Mapping[str, Any], cell: Cell) -> str | None:
     """Return the first thing that would be otherwise if a record were made now, in words, or None."""
     return _other_settings(record, cell) or other_searches(record, cell)
+
+
+def earlier_note(store: Store, cells: Sequence[Cell]) -> list[str]:
+    """One sentence that tells how many cells have records of other settings than today's, or none."""
+    pairs = [(record, cell) for cell in cells if (record := store.read(cell)) is not None]
+    count = sum(record["status"] == "done" and change_of(record, cell) is not None for record, cell in pairs)
+    return [f"{count} of {len(cells)} cells were trained with earlier settings of their method."] * bool(
+        count
+    )
 
 
 def _other_settings(record: Mapping[str, Any], cell: Cell) -> str | None:

@@ -15,6 +15,7 @@ __all__ = [
     "FgaiWarning",
     "InputError",
     "MissingExtraError",
+    "RanksError",
     "ReliabilityWarning",
 ]
 
@@ -48,6 +49,10 @@ class BudgetError(FgaiError, ValueError):
 
 class DivergenceError(FgaiError):
     """Training produced a value that is not finite; names the term that did."""
+
+
+class RanksError(FgaiError):
+    """Processes that train together disagree, or one of them failed or was lost."""
 
 
 class MissingExtraError(FgaiError, ImportError):

@@ -336,7 +336,7 @@ class TestRun:
     def test_records_of_before_lack_settings_that_change_nothing(self, tmp_path: Path) -> None:
         store, cell = Store(tmp_path), cases.tiny(method="fgai")
         body = cases.body_of(cell)
-        for name in ("certified", "sharpness", "neighbours", "closeness_by", "form"):
+        for name in ("certified", "neighbours", "closeness_by", "form", "lean"):
             del body["training"]["defaults"][name]
         store.write(cell, body)
         record = store.read(cell)

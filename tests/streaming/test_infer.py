@@ -38,24 +38,26 @@ def made(name: str, width: int) -> nn.Module:
     return getattr(fgai, kind)(width, 3, **sizes).eval()
 
 
-def close(one: Any, two: torch.Tensor) -> None:
-    torch.testing.assert_close(torch.from_numpy(np.array(one)), two, atol=1e-5, rtol=0)
+def close(one: Any, two: torch.Tensor, atol: float = 1e-5) -> None:
+    torch.testing.assert_close(torch.from_numpy(np.array(one)), two, atol=atol, rtol=0)
 
 
-def same(found: StoredObservation, model: nn.Module, graph: Graph, heads: str = "each") -> None:
+def same(
+    found: StoredObservation, model: nn.Module, graph: Graph, heads: str = "each", atol: float = 1e-5
+) -> None:
     """Assert that logits, states, edges and attention are those of a pass in memory."""
     seen = observe(model, prepared(model, graph), heads=heads, inputs=heads == "each")
-    close(found.logits, seen.logits)
+    close(found.logits, seen.logits, atol)
     attention = found.load_attention()
     assert found.layers == [layer.name for layer in seen.attention.layers]
     for mine, theirs in zip(attention.layers, seen.attention.layers, strict=True):
         mine.require_same_edges(theirs)
-        torch.testing.assert_close(mine.values, theirs.values, atol=1e-5, rtol=0)
+        torch.testing.assert_close(mine.values, theirs.values, atol=atol, rtol=0)
         if mine.scores is not None and theirs.scores is not None:
-            torch.testing.assert_close(mine.scores, theirs.scores, atol=1e-5, rtol=0)
+            torch.testing.assert_close(mine.scores, theirs.scores, atol=atol, rtol=0)
     if isinstance(model, fgai.GAT) and seen.runs:
         for number in range(1, len(seen.runs)):
-            close(found.states(number - 1), seen.runs[number].inputs[0])
+            close(found.states(number - 1), seen.runs[number].inputs[0], atol)
 
 
 @pytest.mark.parametrize("block_edges", [1, 7, 1 << 18])
@@ -105,7 +107,8 @@ def test_any_graph(case: tuple[int, list[tuple[int, int]]]) -> None:
         stored = write_store(graph, Path(place) / "graph")
         for name in ("GAT", "GT"):
             model = made(name, 3)
-            same(observe_store(model, stored, Path(place) / name, block_edges=3), model, graph)
+            found = observe_store(model, stored, Path(place) / name, block_edges=3)
+            same(found, model, graph, atol=1e-3)  # scores of some hundred: both passes round
 
 
 class TestRefused:

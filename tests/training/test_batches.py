@@ -91,7 +91,7 @@ class TestGradients:
     @pytest.mark.parametrize(
         "settings",
         [
-            {"steps": 1},
+            {"steps": 1, "lean": 2.0},
             {"limits": False, "divergence": "kl", "k1": 2, "layers": "last"},
             {"cut": 0.05, "soften": 0.2, "space": "values", "steps": 1},
             {"certified": 1.0, "sharpness": 1.0, "steps": 3, "space": "features"},

@@ -70,7 +70,8 @@ def test_returns_another_model_and_leaves_the_vanilla_one(kind: type[nn.Module],
     assert [name for name, value in before.items() if not torch.equal(value, after[name])]
     assert all(".limits." in name for name in set(after) - set(before))
     assert set(faithful.history.terms[0]) == {
-        "closeness", "similarity", "margin", "prediction_stability", "explanation_stability", "total",
+        "closeness", "similarity", "margin", "sharpness",
+        "prediction_stability", "explanation_stability", "total",
     }  # fmt: skip
     assert faithful.history.terms[0]["closeness"] == pytest.approx(0.0, abs=1e-6)
     assert faithful.history.terms[0]["similarity"] == pytest.approx(0.0, abs=1e-6)

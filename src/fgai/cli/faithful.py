@@ -20,11 +20,14 @@ from fgai.cli.files import (
     write_model,
 )
 from fgai.cli.output import Output, command
+from fgai.cli.ranks import on_all_ranks
 from fgai.cli.train import report
+from fgai.ranks import current
 from fgai.training import make_faithful
 
 
 @command
+@on_all_ranks
 def faithful(
     model: options.ModelFile,
     *,
@@ -52,7 +55,8 @@ def faithful(
 ) -> None:
     """Make a model faithful: attention that points at the same neighbours and stays put under attack.
 
-    Labels are not used. Ctrl-C saves the training; the same command goes on with it.
+    Labels are not used. Ctrl-C saves the training; the same command goes on with it. Under torchrun several
+    processes share the mini-batches.
 
     Examples:
     - `fgai faithful gat.safetensors`
@@ -85,4 +89,5 @@ def faithful(
         about = {**opened.about, "method": "fgai", "seed": seed, "settings": settings, "vanilla": str(model)}
         about |= {} if batch_size is None else {"batch_size": batch_size, "fan_out": fan_out}
         path = write_model(faithful, path, opened.graph, about)
-    report(out, "faithful", faithful, scores(faithful, opened.graph, seed), path, about)
+    if current().leads:
+        report(out, "faithful", faithful, scores(faithful, opened.graph, seed), path, about)

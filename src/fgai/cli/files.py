@@ -24,6 +24,7 @@ from fgai.errors import CheckpointError, FgaiError, InputError
 from fgai.files import check, is_stream
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint
+from fgai.ranks import current
 from fgai.store import StoredGraph, open_store
 from fgai.store.stored import is_store
 from fgai.tasks import task_of
@@ -141,12 +142,17 @@ def _fingerprint(graph: Graph | StoredGraph) -> str:
 
 
 def opened_log(text: str | None) -> Tracker | None:
-    """Return the tracker that `--log` names, before the work: what it needs must be there."""
-    return None if text is None else tracker_named(text)
+    """Return the tracker that `--log` names, before the work: what it needs must be there.
+
+    Of several ranks the first has it.
+    """
+    return None if text is None or not current().leads else tracker_named(text)
 
 
 def write_model(model: nn.Module, path: Path, graph: Graph | StoredGraph, about: dict[str, Any]) -> Path:
-    """Write a model with what `open_model` needs to find its data again."""
+    """Write a model with what `open_model` needs to find its data again; of several ranks the first does."""
+    if not current().leads:
+        return path
     return save_model(model, path, data_fingerprint=_fingerprint(graph), about=about)
 
 
@@ -156,6 +162,8 @@ def checked_output(path: Path) -> Path:
     Raises:
         FgaiError: the folder cannot be made or written to, or `path` is a folder.
     """
+    if not current().leads:  # it writes nothing
+        return path
     if path.is_dir():
         raise FgaiError(f"cannot write {path}: it is a folder; name a file in it")
     if not is_stream(path):
@@ -176,8 +184,14 @@ def checked_folder(path: Path) -> Path:
 
 @contextmanager
 def resumable(output: Output, path: Path) -> Iterator[Path]:
-    """Give a folder for the state of a training; deleted when it is done, kept when it is interrupted."""
+    """Give a folder for the state of a training; deleted when it is done, kept when it is interrupted.
+
+    Of several ranks the first looks after it.
+    """
     folder = path.with_name(f"{path.name}.partial")
+    if not current().leads:
+        yield folder
+        return
     if folder.exists():
         output.say(f"going on with the training in {folder}")
     try:

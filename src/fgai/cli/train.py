@@ -23,8 +23,10 @@ from fgai.cli.files import (
     write_model,
 )
 from fgai.cli.output import Output, command
+from fgai.cli.ranks import on_all_ranks
 from fgai.graph import Graph
 from fgai.models import MODELS
+from fgai.ranks import current
 from fgai.tasks import get_task, task_of
 from fgai.training import METHODS, train_method
 
@@ -32,6 +34,7 @@ NAMES = {"f1": "F1", "roc_auc": "ROC-AUC"}
 
 
 @command
+@on_all_ranks
 def train(
     *,
     dataset: options.Dataset = "planted",
@@ -59,13 +62,14 @@ def train(
     """Train a model and write it to a file that knows its data.
 
     The seed draws the split, the weights and everything random in training. Ctrl-C saves the training; the
-    same command goes on with it.
+    same command goes on with it. Under torchrun several processes share the mini-batches.
 
     Examples:
     - `fgai train --dataset cora --model GATv2 --output cora.safetensors`
     - `fgai train --method ln --epochs 50 --set dropout=0.3`
     - `fgai train --dataset cora --task link`
     - `fgai train --dataset folder --batch-size 1024 --fan-out 10,5`
+    - `torchrun --nproc-per-node=2 -m fgai train --dataset folder --batch-size 512`
     """
     one_of(model, "--model", tuple(MODELS))
     one_of(method, "--method", METHODS)
@@ -99,7 +103,8 @@ def train(
         about["task"] = kind
         about |= {} if batch_size is None else {"batch_size": batch_size, "fan_out": fan_out}
         path = write_model(trained, path, graph, about)
-    report(out, "train", trained, scores(trained, graph, seed), path, about)
+    if current().leads:
+        report(out, "train", trained, scores(trained, graph, seed), path, about)
 
 
 def report(

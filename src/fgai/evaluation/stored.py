@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -150,10 +151,11 @@ def evaluate_store(
 
 def _measured(found: StoredObservation, other: StoredObservation | None, k: int) -> _Means:
     means = _Means()
-    for rows, beside in zip(_blocks(found), _blocks(other or found), strict=True):
+    others: Iterable[_Rows | None] = repeat(None) if other is None else _blocks(other)
+    for rows, beside in zip(_blocks(found), others, strict=False):
         for layer, w in enumerate(rows.attention):
             means.add(f"sharpness {layer}", metrics.sharpness_per_node(w, rows.rowptr))
-        if other is None:
+        if beside is None:
             continue
         same = rows.logits.argmax(1) == beside.logits.argmax(1)
         means.add("agreement", same.double())

@@ -31,6 +31,8 @@ class Batches:
         batch_size: seeds of a batch; the last one has fewer. One larger than there are nodes gives one batch.
         shuffle: draw the order from the sampler's seed and epoch; else it is that of `nodes`.
         workers: processes that make batches ahead; 0 makes them here.
+        rank: of `ranks` processes that share the batches: this one takes every `ranks`-th, from this one on.
+        ranks: how many share them; the last batches may be there for the first ranks alone.
 
     Raises:
         InputError: the nodes are not in the graph, there is none, or the sampler is of another graph.
@@ -52,9 +54,13 @@ class Batches:
         batch_size: int = 1024,
         shuffle: bool = True,
         workers: int = 0,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         self.batch_size = checks.whole(batch_size, "batch_size", 1)
         self.workers, self.shuffle = checks.whole(workers, "workers", 0, 1024), bool(shuffle)
+        self.ranks = checks.whole(ranks, "ranks", 1)
+        self.rank = checks.whole(rank, "rank", 0, self.ranks - 1)
         if isinstance(graph, Graph) and graph.device.type != "cpu":
             raise InputError(f"`graph` must be on the CPU, from where batches are taken; got {graph.device}")
         if (sampler.num_nodes, len(sampler.rows.source)) != (graph.num_nodes, graph.num_edges):
@@ -67,13 +73,14 @@ class Batches:
         self.graph, self.sampler, self.nodes = graph, sampler, chosen
 
     def __len__(self) -> int:
-        return -(-len(self.nodes) // self.batch_size)
+        batches = -(-len(self.nodes) // self.batch_size)
+        return len(range(self.rank, batches, self.ranks))
 
     def __iter__(self) -> Iterator[MiniBatch]:
         nodes = self.nodes
         if self.shuffle:
             nodes = nodes[torch.from_numpy(self.sampler.order(len(nodes)))]
-        parts = list(torch.split(nodes, self.batch_size))
+        parts = list(torch.split(nodes, self.batch_size))[self.rank :: self.ranks]
         generator = torch.Generator()  # or the loader would take a number from the global one
         yield from DataLoader(
             parts,  # type: ignore[arg-type]

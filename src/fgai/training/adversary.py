@@ -14,6 +14,7 @@ from fgai.attacks.budget import smallest_pool
 from fgai.attention import Limits, speaking
 from fgai.errors import InputError
 from fgai.graph import Graph
+from fgai.ranks import current
 from fgai.sparse import EdgeMap
 from fgai.tasks import task_of
 
@@ -48,7 +49,7 @@ class InjectionAdversary:
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to inject")
         self.graph, self.budget, self.lean = graph, budget, lean
-        self.weights = leaning(_neighbours(graph), lean)
+        self.weights = leaning(_neighbours(graph), lean) if lean else None
         self.feature_range = feature_range or graph.features.range()
         self.box = budget.box_in(*self.feature_range)
         self.nodes = budget.target_nodes(graph).cpu()  # drawn and checked without waiting for the device
@@ -128,6 +129,17 @@ class InjectionAdversary:
                 place.add_(self.budget.step_size * place.grad.sign()).clamp_(*box)
                 place.grad.zero_()
 
+    def add_up(self) -> None:
+        """Collect what the other ranks have collected, too; all of them call this before they climb."""
+        ranks = current()
+        if not ranks.several:
+            return
+        collected = []
+        for place in (self.features, *self.points.values()):
+            place.grad = torch.zeros_like(place) if place.grad is None else place.grad
+            collected.append(place.grad)
+        ranks.add_up(collected)
+
     def probe(self, generator: torch.Generator) -> tuple[InjectionAdversary, Tensor]:
         """Return the attack that scores an epoch: an adversary that restarts, and endpoints that stay [M, e].
 
@@ -173,14 +185,14 @@ class InjectionAdversary:
             self.points[limits] = state[f"points.{index}"].to(device, copy=True).requires_grad_()
 
 
-def leaning(neighbours: Tensor, lean: float) -> Tensor | None:
-    """How likely each node is to be drawn: (1 + its neighbours) to the power of `-lean`; None for all alike.
+def leaning(neighbours: Tensor, lean: float) -> Tensor:
+    """How likely each node is to be drawn: (1 + its neighbours) to the power of `-lean`.
 
     Args:
         neighbours: [N] how many each node has besides itself.
-        lean: 0 or more.
+        lean: 0 for all alike.
     """
-    return (1.0 + neighbours.cpu().double()) ** -lean if lean else None
+    return (1.0 + neighbours.cpu().double()) ** -lean
 
 
 def _neighbours(graph: Graph) -> Tensor:

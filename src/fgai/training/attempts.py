@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -70,7 +71,7 @@ def make_faithful(
     With `batch_size` training reads mini-batches, of a graph in memory or of a stored one, which is never
     loaded whole: an epoch is then a pass over all nodes, a step for each batch. What the vanilla model says,
     and the ranges of limits, come from exact passes over the whole graph. Such trainings are not judged: the
-    attack that judges sees the whole graph.
+    attack that judges sees the whole graph. Several processes share the batches inside `fgai.ranks.joined`.
 
     Args:
         model: trained; fgai's GAT, GATv2, GT or any PyG model the recorder supports.
@@ -108,6 +109,7 @@ def make_faithful(
             parts.batched_for(model, batch_size, fan_out)
             config = _config(model, parts.nodes, config, preset, settings)
             recipe = FaithfulBatches(model, parts, config)
+            parts.agree(model, recipe.name, config, seed)
             label = parts.label(model, recipe.name, config, seed, weights=True)
             made = _fitted(model, recipe, label, seed, checkpoint, saving)
             if config.limits:
@@ -119,7 +121,7 @@ def make_faithful(
     graph = prepared(model, task.view(given, "fit"))
     graph = task.epoch(graph, torch.Generator().manual_seed(epoch_seed(seed, -3)))
     with shown(progress):
-        return _best(model, graph, config, seed, checkpoint, saving, max_attempts)
+        return _Attempts(model, graph, seed, checkpoint, saving, max_attempts).best(config)
 
 
 def _config(
@@ -153,79 +155,74 @@ def _method(task: str, settings: dict[str, Any]) -> str:
     return "fgai-certified" if settings.get("certified") else "fgai"
 
 
-def _best(
-    model: M,
-    graph: Graph,
-    config: FaithfulConfig,
-    seed: int,
-    checkpoint: Path | str | None,
-    saving: dict[str, Any],
-    max_attempts: int,
-) -> M:
-    """Train, judge, and train again where that did not go well; the best attempt."""
-    faithful, config, done = _finished(model, graph, config, seed, checkpoint, saving, max_attempts)
-    if not _is_judged(config):
-        return faithful
-    vanilla = prediction_shift(model, graph, seed)
-    best = standing_of(faithful, model, graph, seed, vanilla)
-    for count in range(done + 1, max_attempts + 1):
-        if best.holds:
-            break
-        config = config.fallback(stable=best.is_stable, close=best.is_close, alike=best.is_alike)
-        try:
-            other = _attempt(count, model, graph, config, seed, checkpoint, saving)
-        except DivergenceError:  # what there is, stays
-            continue
-        found = standing_of(other, model, graph, seed, vanilla)
-        history_of(other).attempts = history_of(faithful).attempts = count
-        if found.beats(best):
-            faithful, best = other, found
-    best.warn()
-    return faithful
+@dataclass(frozen=True)
+class _Attempts(Generic[M]):
+    """What all attempts at one faithful model share.
 
-
-def _finished(
-    model: M,
-    graph: Graph,
-    config: FaithfulConfig,
-    seed: int,
-    checkpoint: Path | str | None,
-    saving: dict[str, Any],
-    max_attempts: int,
-) -> tuple[M, FaithfulConfig, int]:
-    """The first attempt that comes to its end, its settings and its number; every next takes smaller steps.
-
-    Raises:
-        DivergenceError: none does.
+    Attributes:
+        model: vanilla.
+        graph: prepared for it.
+        seed: of the first attempt.
+        checkpoint: folder of the first, and of the folders of the others.
+        saving: further settings of `fit`.
+        most: attempts at most.
     """
-    for count in range(1, max_attempts + 1):
-        try:
-            faithful = _attempt(count, model, graph, config, seed, checkpoint, saving)
-        except DivergenceError:
-            if count == max_attempts:
-                raise
-            config = config.replace(lr=config.train.lr / 2)
-        else:
-            history_of(faithful).attempts = count
-            return faithful, config, count
-    raise AssertionError("at least one attempt is made")
 
+    model: M
+    graph: Graph
+    seed: int
+    checkpoint: Path | str | None
+    saving: dict[str, Any]
+    most: int
 
-def _attempt(
-    count: int,
-    model: M,
-    graph: Graph,
-    config: FaithfulConfig,
-    seed: int,
-    checkpoint: Path | str | None,
-    saving: dict[str, Any],
-) -> M:
-    """Train with the draws, in the folder and under the name of attempt `count`."""
-    if count == 1:
-        return _trained(model, graph, config, seed, checkpoint, saving)
-    folder = None if checkpoint is None else Path(checkpoint) / f"attempt-{count}"
-    again = {**saving, "run": f"{Faithful.name}-{count}"}
-    return _trained(model, graph, config, seed + APART * (count - 1), folder, again)
+    def best(self, config: FaithfulConfig) -> M:
+        """Train, judge, and train again where that did not go well; the best attempt."""
+        model, graph, seed = self.model, self.graph, self.seed
+        faithful, config, done = self._finished(config)
+        if not _is_judged(config):
+            return faithful
+        vanilla = prediction_shift(model, graph, seed)
+        best = standing_of(faithful, model, graph, seed, vanilla)
+        for count in range(done + 1, self.most + 1):
+            if best.holds:
+                break
+            config = config.fallback(stable=best.is_stable, close=best.is_close, alike=best.is_alike)
+            try:
+                other = self._made(count, config)
+            except DivergenceError:  # what there is, stays
+                continue
+            found = standing_of(other, model, graph, seed, vanilla)
+            history_of(other).attempts = history_of(faithful).attempts = count
+            if found.beats(best):
+                faithful, best = other, found
+        best.warn()
+        return faithful
+
+    def _finished(self, config: FaithfulConfig) -> tuple[M, FaithfulConfig, int]:
+        """The first attempt that comes to its end, its settings and its number; each takes smaller steps.
+
+        Raises:
+            DivergenceError: none does.
+        """
+        for count in range(1, self.most + 1):
+            try:
+                faithful = self._made(count, config)
+            except DivergenceError:
+                if count == self.most:
+                    raise
+                config = config.replace(lr=config.train.lr / 2)
+            else:
+                history_of(faithful).attempts = count
+                return faithful, config, count
+        raise AssertionError("at least one attempt is made")
+
+    def _made(self, count: int, config: FaithfulConfig) -> M:
+        """Train with the draws, in the folder and under the name of attempt `count`."""
+        folder, saving = self.checkpoint, self.saving
+        if count > 1:
+            folder = None if folder is None else Path(folder) / f"attempt-{count}"
+            saving = {**saving, "run": f"{Faithful.name}-{count}"}
+        return _trained(self.model, self.graph, config, self.seed + APART * (count - 1), folder, saving)
 
 
 def _trained(

@@ -46,20 +46,28 @@ class VanillaBatches(Batched):
         self.val_nodes, _ = labelled(whole.nodes, "val_mask")
 
     def start(self, model: nn.Module, seed: int) -> None:
-        """Nothing to freeze."""
+        """Nothing to freeze.
+
+        Raises:
+            InputError: batch norm on several ranks, each of which would know its own batches alone.
+        """
+        norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+        if norms and self.whole.ranks.several:
+            raise InputError('several ranks train no batch norm, give `norm="layer"` or start one process')
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of training nodes."""
+        """Batches of training nodes, one on every rank."""
         return self.whole.num_steps(len(self.train_nodes))
 
     def steps(self, model: nn.Module, epoch: int) -> Iterator[Step]:
         """Yield one step per batch of training nodes."""
-        for part in self.whole.parts(model, self.train_nodes, epoch):
-            yield Step(part.seeds, self._parts(model, part))
+        for part in self.whole.own_parts(model, self.train_nodes, epoch):
+            yield Step(0 if part is None else part.seeds, self._parts(model, part))
 
-    def _parts(self, model: nn.Module, part: Part) -> Iterator[dict[str, Tensor]]:
-        yield supervised(model, part.graph, *_lesson(part))
+    def _parts(self, model: nn.Module, part: Part | None) -> Iterator[dict[str, Tensor]]:
+        if part is not None:
+            yield supervised(model, part.graph, *_lesson(part))
 
     def score(self, model: nn.Module) -> float:
         """Return the validation accuracy minus a thousandth of a bounded loss, as `Vanilla` does."""
@@ -94,7 +102,8 @@ class FaithfulBatches(FaithfulRecipe, Batched):
     limits, taken anew every epoch. The adversary is one for all batches: its nodes keep what they have
     climbed, and a batch borrows as many of them as it has of the nodes they may join, so that these gain as
     many new neighbours as on the whole graph. They join seeds alone. What they reach among the seeds is found
-    on the first batches and divides both stability terms from then on.
+    on the first batches and divides both stability terms from then on. On several ranks it climbs by the sum
+    of their gradients, and is the same on all.
 
     Args:
         vanilla: trained; only read.
@@ -113,8 +122,10 @@ class FaithfulBatches(FaithfulRecipe, Batched):
         self.whole, self.count = whole, whole.stored.num_nodes
         self.val_nodes = task_of(whole.nodes).nodes(whole.nodes, "val")
         self.fit, self.val = (_mask(each, self.count) for each in (self.adversary.nodes, self.val_nodes))
-        neighbours = torch.from_numpy(np.diff(whole.stored.rows().rowptr))
-        self.weights = leaning(neighbours, config.lean)
+        self.weights: Tensor | None = None
+        if config.lean:
+            neighbours = torch.from_numpy(np.diff(whole.stored.rows().rowptr))
+            self.weights = leaning(neighbours, config.lean)
         self.measured = False
 
     def start(self, model: nn.Module, seed: int) -> None:
@@ -155,25 +166,34 @@ class FaithfulBatches(FaithfulRecipe, Batched):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of all nodes."""
+        """Batches of all nodes, one on every rank."""
         return self.whole.num_steps(self.count)
 
     def steps(self, model: nn.Module, epoch: int) -> Iterator[Step]:
         """Yield one step per batch of all nodes; with `turns`, clean and attacked ones alternate."""
         self._measure(model)
         first = epoch * self.steps_per_epoch
-        for number, part in enumerate(self.whole.parts(model, None, epoch), first):
-            yield Step(part.seeds, self._parts(model, part, number))
+        for number, part in enumerate(self.whole.own_parts(model, None, epoch), first):
+            yield Step(0 if part is None else part.seeds, self._parts(model, part, number))
             self.measured = False
 
-    def _parts(self, model: nn.Module, part: Part, step: int) -> Iterator[dict[str, Tensor]]:
+    def _parts(self, model: nn.Module, part: Part | None, step: int) -> Iterator[dict[str, Tensor]]:
+        """The terms of this rank's batch; the adversary climbs on all ranks, also where it joins none."""
         due, rise = self._due(step, self.steps_per_epoch)
-        generator = self._generator(step)
-        found = [self._attack(part, generator) for _ in range(self.config.steps if due != "clean" else 0)]
-        attacks = [attack for attack in found if attack is not None]
-        lesson = self._lesson(part)
-        risen = lesson.targets.logits.new_tensor(rise)
-        return lesson.parts(model, due if attacks else "clean", attacks, risen)
+        climbs, ranks = self.config.steps if due != "clean" else 0, self.whole.ranks
+        generator = self._generator(step * ranks.size + ranks.rank)
+        attacks: list[Injection] = []
+        if part is not None:
+            found = [self._attack(part, generator) for _ in range(climbs)]
+            attacks = [attack for attack in found if attack is not None]
+            lesson = self._lesson(part)
+            risen = lesson.targets.logits.new_tensor(rise)
+            yield from lesson.parts(model, due if attacks else "clean", attacks, risen)
+        if attacks:
+            self.adversary.add_up()
+        for _ in range(0 if attacks else climbs):
+            self.adversary.climb()
+            self.adversary.add_up()
 
     def score(self, model: nn.Module) -> float:
         """Return minus the total on the validation nodes, under a fresh attack; needs no labels."""

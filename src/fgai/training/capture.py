@@ -121,7 +121,7 @@ def run_parts(parts: Iterator[dict[str, Tensor]]) -> tuple[list[str], Tensor]:
         names += part
         terms += [term.detach().reshape(()) for term in part.values()]
         del part
-    return names, torch.stack(terms)
+    return names, torch.stack(terms) if terms else torch.zeros(0)
 
 
 class Replays:

@@ -103,6 +103,7 @@ class Lesson:
                 attack,
             )
             self.total(terms).backward()  # type: ignore[no-untyped-call]
+        attack.adversary.add_up()
 
     def score(self, model: nn.Module, probe: Injection | None) -> Tensor:
         """Return minus the total under an attack that begins here; nothing waits for the device."""

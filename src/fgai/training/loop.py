@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -18,13 +17,15 @@ from torch import Tensor, nn
 from fgai.alone import seeded, with_gradients
 from fgai.checks import above, at_least, one_of, whole
 from fgai.checks import seed as check_seed
-from fgai.errors import DivergenceError, InputError
+from fgai.errors import InputError
 from fgai.progress import Stage, shown, stage
+from fgai.ranks import Ranks, current
 from fgai.trackers import Tracker
+from fgai.training.best import Best, check_finite, copy_of
 from fgai.training.capture import Replays, Terms, can_replay, mean_terms, run_parts, summed
 from fgai.training.history import History
 from fgai.training.interrupt import held_interrupt
-from fgai.training.resume import read_state, write_state
+from fgai.training.resume import SavedState, read_state, state_digest, write_state
 from fgai.training.watch import Watch
 from fgai.typed import typed
 
@@ -113,7 +114,8 @@ class Step(NamedTuple):
     """One step of the optimizer.
 
     Attributes:
-        size: what it weighs in the epoch's terms: the seeds of a mini-batch.
+        size: what it weighs in the epoch's terms and among ranks: the seeds of a mini-batch; 0 on a rank
+            that has none left.
         parts: the loss, see `Recipe.parts`.
     """
 
@@ -183,6 +185,9 @@ def fit(
 ) -> History:
     """Train `model` in place and leave the best weights in it.
 
+    On several ranks (`fgai.ranks.joined`) each trains on its own mini-batches, all make the same steps, and
+    the first alone writes and tells.
+
     Args:
         model: on the device where it shall train.
         recipe: what to minimise.
@@ -198,20 +203,24 @@ def fit(
 
     Raises:
         DivergenceError: when a term is not finite; the last good weights are in the model then.
+        InputError: several ranks would train on the whole graph.
+        RanksError: ranks disagree, or one failed.
     """
-    device = _device(model)
+    ranks = current()
+    device, tracker = _device(model), tracker if ranks.leads else None
+    _check_shared(recipe, ranks)
     optimizer = _optimizer(model, config, device)
-    history, best, first = History(), _Best(_copy(model)), 0
+    history, best, first = History(), Best(copy_of(model)), 0
     with seeded(epoch_seed(seed, -1), device):
         recipe.start(model, seed)
     folder = None if checkpoint is None else Path(checkpoint)
-    if folder is not None and (saved := read_state(folder, fingerprint)) is not None:
+    if (saved := _saved(folder, fingerprint, ranks)) is not None:
         first, score, values = saved.restore(model, optimizer, recipe)
-        history, best = History.from_dict(values), _Best(saved.best, score)
+        history, best = History.from_dict(values), Best(saved.best, score)
     steps, watch = _Steps(model, recipe, config, optimizer, seed), Watch(tracker, run or recipe.name, history)
 
     def save() -> None:
-        if folder is not None:
+        if folder is not None and ranks.leads:
             done = len(history.terms)
             kept = best.score, model, best.weights
             write_state(folder, fingerprint, done, *kept, optimizer, recipe, history)
@@ -219,7 +228,7 @@ def fit(
     began = perf_counter() - history.seconds
     held = held_interrupt(folder is not None)
     with (
-        shown(progress),
+        shown(progress if ranks.leads else False),
         stage(recipe.name, config.epochs, done=first) as bar,
         held as interrupted,
         steps,
@@ -231,22 +240,23 @@ def fit(
             steps.run(epoch)
             last = epoch == config.epochs - 1
             validates = (epoch + 1) % config.validate_every == 0 or last
-            saves = folder is not None and ((epoch + 1) % checkpoint_every == 0 or last or interrupted())
+            stops = ranks.any(interrupted())
+            saves = folder is not None and ((epoch + 1) % checkpoint_every == 0 or last or stops)
             if not (steps.due or validates or saves or tracker):
                 continue
             done = steps.read()
             for terms in done:
-                _check_finite(terms.values, terms.epoch, model, best.weights)
+                check_finite(terms.values, terms.epoch, model, best.weights)
                 history.add(terms)
             if validates:
-                best.offer(steps.score(), epoch, model, history, config.patience)
+                best.offer(ranks.first(steps.score()), epoch, model, history, config.patience)
             history.seconds = perf_counter() - began
             if saves:
                 save()
             for terms in done:
                 bar.advance(note=_note(terms.values, best.score))
             watch.epochs(done, None if saves else save)
-            if interrupted():
+            if stops or ranks.any(interrupted()):
                 raise KeyboardInterrupt
     watch.end(save)
     model.load_state_dict(best.weights)
@@ -254,30 +264,20 @@ def fit(
     return history
 
 
+def _check_shared(recipe: Recipe | Batched, ranks: Ranks) -> None:
+    if ranks.several and not isinstance(recipe, Batched):
+        raise InputError("several ranks train in mini-batches: give `batch_size`, or start one process")
+
+
+def _saved(folder: Path | None, fingerprint: str, ranks: Ranks) -> SavedState | None:
+    """The training that a folder holds, as the first of the ranks reads it."""
+    return ranks.first(read_state(folder, fingerprint) if folder is not None and ranks.leads else None)
+
+
 def _note(terms: dict[str, float], best: float) -> str:
     """The best score and the loss, its parts last: on a narrow terminal they are cut off."""
     total = {"total": terms["total"], **terms}
     return "  ".join([f"best {best:.4f}", *(f"{name} {value:.4g}" for name, value in total.items())])
-
-
-@dataclass
-class _Best:
-    """The weights that are kept, and the score they were kept for."""
-
-    weights: dict[str, Tensor]
-    score: float = -math.inf
-
-    def offer(self, score: float, epoch: int, model: nn.Module, history: History, patience: int) -> None:
-        """Note an epoch's score; keep its weights if it is the best, or stop if none was for long."""
-        history.scores.append((epoch, score))
-        if score > self.score:
-            self.score, self.weights, history.best_epoch = score, _copy(model), epoch
-        elif epoch - history.best_epoch >= patience:
-            history.stopped = "patience"
-
-
-def _copy(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 def _optimizer(model: nn.Module, config: TrainConfig, device: torch.device) -> torch.optim.Adam:
@@ -311,7 +311,8 @@ class _Steps:
         self.model, self.recipe, self.config, self.optimizer, self.seed = (
             model, recipe, config, optimizer, seed
         )  # fmt: skip
-        self.device = next(model.parameters()).device
+        self.device, self.ranks = next(model.parameters()).device, current()
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.done: list[Terms] = []
         self.replays: Replays | None = None
         if can_replay(recipe, model):
@@ -339,15 +340,21 @@ class _Steps:
         self.done += [] if self.replays is None else self.replays.read()
         tick = perf_counter()
         taken: list[tuple[int, dict[str, float]]] = []
-        with seeded(epoch_seed(self.seed, epoch), self.device), self._shown(epoch) as bar:
+        own = epoch_seed(self.seed, epoch) + self.ranks.rank  # or all ranks would drop the same places
+        with seeded(own, self.device), self._shown(epoch) as bar:
             self.model.train()
             for step in self._steps(epoch):
                 self.model.train()  # a step may have changed it
                 self.optimizer.zero_grad(set_to_none=True)
                 names, terms = run_parts(step.parts)
+                self.ranks.average_gradients(self.parameters, step.size)
                 self.update()
-                taken.append((step.size, summed(names, terms.tolist())))
+                if step.size:
+                    taken.append((step.size, summed(names, terms.tolist())))
                 bar.advance()
+        if self.ranks.several:
+            self.ranks.agree({f"weights after epoch {epoch + 1}": state_digest(self.model, self.recipe)})
+            taken = [one for theirs in self.ranks.gather(taken) for one in theirs]
         self.done.append(Terms(epoch, mean_terms(taken), perf_counter() - tick))
 
     def _shown(self, epoch: int) -> AbstractContextManager[Stage]:
@@ -385,14 +392,3 @@ class _Steps:
                 group["lr"].fill_(rate)  # a captured step reads it from there
             else:
                 group["lr"] = rate
-
-
-def _check_finite(values: dict[str, float], epoch: int, model: nn.Module, best: dict[str, Tensor]) -> None:
-    bad = [name for name, value in values.items() if not math.isfinite(value) and name != "total"]
-    if bad or not math.isfinite(values["total"]):
-        model.load_state_dict(best)
-        model.eval()
-        raise DivergenceError(
-            f"training diverged in epoch {epoch + 1}: {', '.join(bad) or 'total'} is not finite; the best"
-            " weights so far are kept in the model. Lower `lr` or the weight of that term"
-        )

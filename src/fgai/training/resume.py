@@ -88,8 +88,20 @@ def run_label(
     digest.update((fingerprint(graph) if data is None else data).encode())
     tensors = [mask for mask in (graph.train_mask, graph.val_mask) if mask is not None]
     for tensor in [*tensors, *(model.state_dict().values() if weights else ())]:
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        digest.update(_bytes(tensor))
     return digest.hexdigest()
+
+
+def state_digest(model: nn.Module, recipe: Any) -> str:
+    """Return what tells whether two trainings of one kind stand at the same place, bit by bit."""
+    digest = hashlib.sha256()
+    for tensor in (*model.state_dict().values(), *recipe.state().values()):
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().numpy().tobytes()
 
 
 def write_state(

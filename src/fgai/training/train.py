@@ -94,6 +94,7 @@ def train(
 
     With `batch_size` training reads mini-batches (see `fgai.sampling`), of a graph in memory or of a stored
     one, which is never loaded whole: an epoch is then a pass over the training nodes, a step for each batch.
+    Several processes share the batches inside `fgai.ranks.joined`.
 
     Args:
         model: one of fgai's models, any PyG model called as `model(x, edge_index)`, or the name of one to
@@ -151,6 +152,7 @@ def train(
         model, config = _built(model, whole.nodes, None, preset, config, seed, settings)
         whole.batched_for(model, batch_size, fan_out)
         batches = VanillaBatches(whole)
+        whole.agree(model, batches.name, config, seed)
         return _fitted(model, batches, config, whole.label(model, batches.name, config, seed), saving)
 
 

@@ -18,6 +18,7 @@ from fgai.datasets import random_split
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import as_graph
+from fgai.ranks import current
 from fgai.sampling import Batches, NeighbourSampler
 from fgai.sparse import Adjacency, Features
 from fgai.store import StoredGraph, open_store, write_store
@@ -26,6 +27,7 @@ from fgai.streaming import StoredObservation, check_streamed, measure_store, obs
 from fgai.tasks import check_logits, task_of
 from fgai.training.ranges import Tightness
 from fgai.training.resume import run_label
+from fgai.version import versions
 
 FAN_OUT = 10
 """Neighbours that are drawn of each node where nothing is said."""
@@ -57,6 +59,7 @@ class Whole:
     def __init__(self, stored: StoredGraph, folder: Path, seed: int) -> None:
         self.stored, self.folder, self.seed = stored, folder, seed
         self.nodes = nodes_of(stored, seed)
+        self.ranks = current()
         self.batch_size = 1
         self.fan_out: tuple[int, ...] = (FAN_OUT,)
 
@@ -82,7 +85,14 @@ class Whole:
             )
 
     def parts(
-        self, model: nn.Module, nodes: Tensor | None, epoch: int, *, shuffle: bool = True
+        self,
+        model: nn.Module,
+        nodes: Tensor | None,
+        epoch: int,
+        *,
+        shuffle: bool = True,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> Iterator[Part]:
         """Yield mini-batches around some nodes; they depend on the seed, the epoch and the nodes alone.
 
@@ -91,14 +101,29 @@ class Whole:
             nodes: [M] seeds by number; all by default.
             epoch: draws the order and the neighbours.
             shuffle: else the order is that of `nodes`.
+            rank: see `Batches`.
+            ranks: see `Batches`.
         """
         self.sampler.epoch = epoch
-        for batch in Batches(self.stored, self.sampler, nodes, batch_size=self.batch_size, shuffle=shuffle):
+        order: dict[str, Any] = {"shuffle": shuffle, "rank": rank, "ranks": ranks}
+        for batch in Batches(self.stored, self.sampler, nodes, batch_size=self.batch_size, **order):
             yield Part(prepared(model, batch.graph), batch.nodes, batch.num_seeds)
 
+    def own_parts(self, model: nn.Module, nodes: Tensor | None, epoch: int) -> Iterator[Part | None]:
+        """Yield the mini-batches of `parts` that are this rank's, one for each step; None where it has none.
+
+        Together the ranks take the batches in the order in which one rank would.
+        """
+        done, count = 0, self.stored.num_nodes if nodes is None else len(nodes)
+        own = self.parts(model, nodes, epoch, rank=self.ranks.rank, ranks=self.ranks.size)
+        for done, part in enumerate(own, 1):  # noqa: B007 (read after the loop)
+            yield part
+        if done < self.num_steps(count):
+            yield None
+
     def num_steps(self, count: int) -> int:
-        """Mini-batches that so many seeds make."""
-        return -(-count // self.batch_size)
+        """Steps in which so many seeds are taken, a mini-batch on every rank."""
+        return -(-count // (self.batch_size * self.ranks.size))
 
     def observe(self, model: nn.Module, *, ranked: bool = False) -> StoredObservation:
         """What a model says of all nodes and edges, exactly; heads averaged, and ranks where asked."""
@@ -114,6 +139,24 @@ class Whole:
         if here is not model:
             for mine, found in zip(limits_of(model), limits_of(here), strict=True):
                 mine.set(found.low, found.high, found.radius, found.usual)
+
+    def agree(self, model: nn.Module, *settings: object) -> None:
+        """Make sure that all ranks train the same model on the same graph in the same way.
+
+        Args:
+            model: before the first epoch.
+            *settings: of the training, besides the size of its batches.
+
+        Raises:
+            RanksError: they do not.
+        """
+        if self.ranks.several:
+            self.ranks.agree({
+                **{f"version of {name}": version for name, version in versions().items()},
+                "graph": self.stored.fingerprint,
+                "settings": repr((*settings, self.batch_size, self.fan_out)),
+                "model": self.label(model, weights=True),
+            })  # fmt: skip
 
     def label(self, model: nn.Module, *parts: object, weights: bool = False) -> str:
         """Name what is trained on what, see `run_label`; batches of another size are another training."""

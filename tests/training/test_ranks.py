@@ -1,0 +1,216 @@
+"""Training on several ranks: real processes under torchrun, over loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fgai
+from fgai.errors import InputError
+from fgai.ranks import Ranks, current, joined
+from fgai.sampling import Batches, NeighbourSampler
+from fgai.store import StoredGraph, write_store
+from fgai.training import history_of, load_model
+from support.graph_cases import small_data
+from support.rank_work import SHORT
+from support.training_cases import Calling, assert_same_weights
+
+WORK = Path(__file__).parents[1] / "support" / "rank_work.py"
+STEPS_OF_AN_EPOCH = 3
+"""Of the training that is killed: twelve training nodes, in batches of two, on two ranks."""
+
+
+def torchrun(*words: object, options: tuple[str, ...] = (), **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a script, or a module after `-m`, on two ranks."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
+    quiet = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [*launcher, *map(str, words)],
+        env={**os.environ, **quiet, **env},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+class Scenes:
+    """What two ranks left behind."""
+
+    def __init__(self, stored: StoredGraph, folder: Path) -> None:
+        self.stored, self.folder = stored, folder
+        done = torchrun(WORK, stored.path, folder)
+        assert done.returncode == 0, done.stderr
+        self.found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+    def of(self, name: str) -> list[Any]:
+        """What both ranks found."""
+        return [found[name] for found in self.found]
+
+    def model(self, name: str, rank: int = 0) -> torch.nn.Module:
+        return load_model(self.folder / f"{name}-{rank}.safetensors")
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
+    folder = tmp_path_factory.mktemp("ranks")
+    return Scenes(write_store(small_data(nodes=90, width=7), folder / "graph"), folder)
+
+
+class TestTogether:
+    def test_all_ranks_are_there_inside_the_block_alone(self, scenes: Scenes) -> None:
+        assert scenes.of("size") == [2, 2] and scenes.of("after") == [1, 1]
+
+    # Twelve nodes in batches of four: in the second step the second rank has none. Of seven: it has five.
+    @pytest.mark.parametrize(("name", "size"), [("vanilla", 4), ("uneven", 7)])
+    def test_two_ranks_take_the_steps_of_one_with_batches_twice_as_large(
+        self, name: str, size: int, scenes: Scenes
+    ) -> None:
+        one = fgai.train("GAT", scenes.stored, batch_size=2 * size, fan_out=-1, **SHORT)
+        two = scenes.model(name)
+        mine, theirs = history_of(one), history_of(two)
+        assert [terms["total"] for terms in theirs.terms] == pytest.approx(
+            [terms["total"] for terms in mine.terms], rel=1e-5
+        )
+        assert [score for _, score in theirs.scores] == pytest.approx(
+            [score for _, score in mine.scores], abs=1e-5
+        )
+        assert mine.terms[0]["total"] > 1.01 * mine.terms[-1]["total"]
+        for name, value in one.state_dict().items():
+            torch.testing.assert_close(two.state_dict()[name], value, rtol=1e-3, atol=1e-5)
+
+    @pytest.mark.parametrize("name", ["vanilla", "faithful", "long"])
+    def test_ranks_have_the_same_weights_bit_by_bit(self, name: str, scenes: Scenes) -> None:
+        first, second = (scenes.model(name, rank) for rank in range(2))
+        assert_same_weights(first, second)
+        assert history_of(first).terms == history_of(second).terms
+        assert history_of(first).scores == history_of(second).scores
+
+    def test_faithful_training_has_all_its_terms_and_learns(self, scenes: Scenes) -> None:
+        terms = history_of(scenes.model("faithful")).terms
+        assert {"closeness", "similarity", "prediction_stability", "explanation_stability"} <= terms[0].keys()
+        vanilla, faithful = scenes.model("vanilla"), scenes.model("faithful")
+        pairs = zip(vanilla.parameters(), faithful.parameters(), strict=True)
+        assert any((one - two).abs().max() > 1e-3 for one, two in pairs)
+
+    def test_ranks_of_one_machine_listen_on_loopback_alone(self, scenes: Scenes) -> None:
+        for addresses in scenes.of("listening"):
+            assert set(addresses) == {"0100007F"}  # 127.0.0.1
+
+
+class TestRefused:
+    def test_other_settings_on_one_rank(self, scenes: Scenes) -> None:
+        for said in scenes.of("seed"):
+            assert said.startswith("RanksError") and "the same settings, model;" in said
+
+    def test_a_file_that_one_rank_lacks(self, scenes: Scenes) -> None:
+        first, second = scenes.of("missing")
+        assert second.startswith("DataError") and "nowhere holds no stored graph" in second
+        assert first.startswith("RanksError: rank 1 failed:") and "nowhere holds no stored graph" in first
+
+    def test_a_tracker_that_fails_on_the_rank_that_has_it(self, scenes: Scenes) -> None:
+        assert scenes.of("halted") == ["no space left", "RanksError: rank 0 failed: no space left"]
+
+    def test_training_on_the_whole_graph(self, scenes: Scenes) -> None:
+        for said in scenes.of("whole"):
+            assert said.startswith("InputError") and "give `batch_size`" in said
+
+    def test_batch_norm(self, scenes: Scenes) -> None:
+        for said in scenes.of("norm"):
+            assert said.startswith("InputError") and 'norm="layer"' in said
+
+
+class TestResume:
+    def test_one_rank_goes_on_with_what_two_have_saved(self, scenes: Scenes) -> None:
+        told: list[int] = []
+        tracker = Calling(lambda epoch, _: told.append(epoch))
+        place = scenes.folder / "halted"
+        settings = {**SHORT, "batch_size": 4, "fan_out": -1, "checkpoint": place, "tracker": tracker}
+        model = fgai.train("GAT", scenes.stored, **settings)
+        assert told == [2, 3]
+        assert history_of(model).terms[:2] == history_of(scenes.model("vanilla")).terms[:2]
+
+    def killed(self, scenes: Scenes, folder: Path, moments: list[list[int]]) -> list[int]:
+        """Kill ranks, each in a life of its own; return how many lives it took and the steps of the last."""
+        words = WORK, scenes.stored.path, folder, json.dumps(moments)
+        done = torchrun(*words, options=("--max-restarts=3", "--monitor-interval=0.1"))
+        assert done.returncode == 0, done.stderr
+        assert_same_weights(load_model(folder / "killed.safetensors"), scenes.model("long"))
+        return json.loads((folder / "lives.json").read_text())
+
+    def test_killed_ranks_are_started_again_to_the_same_end(self, scenes: Scenes, tmp_path: Path) -> None:
+        # In the fourth epoch nothing is saved yet; in the 28th a training goes on from the 25th.
+        found = self.killed(scenes, tmp_path, [[1, 10], [0, 27 * STEPS_OF_AN_EPOCH + 2]])
+        assert found == [2, 5 * STEPS_OF_AN_EPOCH]
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("first", range(0, 10, 2))
+    def test_killed_at_ten_moments(self, first: int, scenes: Scenes, tmp_path: Path) -> None:
+        moments = [[rank % 2, 1 + 9 * rank] for rank in range(first, first + 2)]
+        assert self.killed(scenes, tmp_path, moments)[0] == 2
+
+    def test_without_restarts_the_job_ends_and_says_who_was_killed(
+        self, scenes: Scenes, tmp_path: Path
+    ) -> None:
+        done = torchrun(WORK, scenes.stored.path, tmp_path, json.dumps([[1, 4]]))
+        assert done.returncode != 0 and "Signal 9 (SIGKILL)" in done.stderr
+        assert not (tmp_path / "killed.safetensors").exists()
+
+
+class TestCommands:
+    def test_the_first_rank_alone_writes_and_speaks(self, scenes: Scenes, tmp_path: Path) -> None:
+        path = tmp_path / "model.safetensors"
+        words = ["train", "--dataset", scenes.stored.path, "--output", path, "--epochs", 2, "--json"]
+        done = torchrun("-m", "--", "fgai", *words, "--batch-size", 4, "--log", tmp_path / "log.csv")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["epochs"] == 2 and done.stderr.count("training GAT") == 1
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["log.csv", "model.safetensors"]
+        assert len((tmp_path / "log.csv").read_text().splitlines()) == 3
+
+
+class TestAlone:
+    def test_without_torchrun_nothing_is_joined(self) -> None:
+        with joined() as ranks:
+            assert (ranks.rank, ranks.size, ranks.leads, ranks.several) == (0, 1, True, False)
+            assert current() is ranks and not torch.distributed.is_initialized()
+            assert ranks.gather(3) == [3] and ranks.first("a") == "a" and not ranks.any(False)
+            ranks.agree({"settings": 1})
+
+    def test_a_timeout_is_positive(self) -> None:
+        with pytest.raises(InputError, match="`timeout` must be above 0"), joined(timeout=0):
+            pass
+
+    def test_a_rank_takes_the_gpu_of_its_number(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LOCAL_RANK", "3")
+        second = Ranks(7, 8)
+        assert second.place(torch.device("cuda")) == torch.device("cuda", 3)
+        assert second.place(torch.device("cuda", 1)) == torch.device("cuda", 1)
+        assert second.place(torch.device("cpu")) == torch.device("cpu")
+        assert Ranks().place(torch.device("cuda")) == torch.device("cuda")
+
+    @pytest.mark.parametrize("ranks", [2, 3, 20])
+    def test_batches_of_all_ranks_are_those_of_one(self, ranks: int) -> None:
+        data = small_data(nodes=31)
+        sampler = NeighbourSampler(data, [3, 2], seed=4)
+        wanted = [batch.nodes for batch in Batches(data, sampler, batch_size=4)]
+        shared = [Batches(data, sampler, batch_size=4, rank=rank, ranks=ranks) for rank in range(ranks)]
+        found: list[torch.Tensor | None] = [None] * len(wanted)
+        for rank, batches in enumerate(shared):
+            nodes = [batch.nodes for batch in batches]
+            assert len(nodes) == len(batches)
+            found[rank::ranks] = nodes
+        for one, two in zip(found, wanted, strict=True):
+            assert one is not None and torch.equal(one, two)
+
+    def test_ranks_are_counted_from_zero(self) -> None:
+        data = small_data()
+        sampler = NeighbourSampler(data, [2])
+        with pytest.raises(InputError, match="`rank` must be at least 0, at most 1"):
+            Batches(data, sampler, rank=2, ranks=2)
