@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from importlib.resources import files
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from experiments.cells import Cell
 from experiments.fingerprint import other_searches
 from experiments.results import DATASETS, MODELS, ROWS
 from experiments.store import Store
+from experiments.trained import settings_of
 from fgai.errors import InputError
 from fgai.metrics import METRICS, Quantity
 from fgai.models import current_names
@@ -32,8 +33,15 @@ CRITERION = Quantity(
 SEEDS = 2
 """A setting for nodes ships only if it holds on so many."""
 MOST_BELOW = 0.03
-"""How far the criterion of a seed may lie below the mean of all."""
-KEPT = {"similarity": {"all": 0.85, "sharpest": 0.9}, "sharpness": {"all": 0.9, "sharpest": 0.9}}
+"""How far a seed may lie below the mean of all, in the criterion and in what attention keeps."""
+NOISE = 0.005
+"""Differences of the criterion that two seeds cannot tell apart: within them the preset in use stays."""
+KEPT = {
+    "similarity.all": 0.85,
+    "similarity.sharpest": 0.9,
+    "sharpness.all": 0.9,
+    "sharpness.sharpest": 0.9,
+}
 """What the attention of `fgai` keeps at least, see `experiments.validation.validate`."""
 
 
@@ -128,20 +136,27 @@ def _trial(runs: list[Run], method: str, task: str) -> Trial:
     )
 
 
+def _wanted(method: str) -> dict[str, float]:
+    """What the seeds of a trial reach on average at least, and none of them much less, by its path."""
+    if method != "fgai":
+        return {"criterion": 0.0}
+    return {"criterion": 0.0, **KEPT}
+
+
 def _reason(runs: list[Run], method: str) -> str:
     """Why a setting for nodes may not become a preset: it must hold on every seed, and on two at least."""
     if len(runs) < SEEDS:
         return f"run on {len(runs)} of {SEEDS} seeds"
-    mean = fmean(run.criterion for run in runs)
-    for run in sorted(runs):
-        if run.criterion < mean - MOST_BELOW:
-            return f"seed {run.seed} scores {run.criterion:.3f}, {mean - run.criterion:.3f} below the mean"
-        for name, parts in KEPT.items() if method == "fgai" else ():
-            for part, least in parts.items():
-                kept = look_up(run.scores, f"{name}.{part}")
-                if kept is None or kept < least:
-                    held = "nothing" if kept is None else f"{kept:.3f}"
-                    return f"seed {run.seed} keeps {held} of `{name}.{part}`, {least} are wanted"
+    for name, least in _wanted(method).items():
+        held = {run.seed: look_up(run.scores, name) for run in runs}
+        if None in held.values():
+            return f"`{name}` is not recorded"
+        mean = fmean(held.values())
+        seed = min(held, key=lambda one: held[one])
+        if mean < least:
+            return f"keeps {mean:.3f} of `{name}`, {least} are wanted"
+        if held[seed] < mean - MOST_BELOW:
+            return f"seed {seed} has {held[seed]:.3f} of `{name}`, {mean - held[seed]:.3f} below the mean"
     return ""
 
 
@@ -180,7 +195,7 @@ def presets(store: Store) -> str:
     `[graph]`, are replaced where a search was run.
 
     A setting for nodes that fails on one of its seeds, or was run on one alone, is passed over for the next
-    best that holds.
+    best that holds. The preset in use stays where it was a trial, holds, and is within `NOISE` of the best.
 
     Raises:
         InputError: the folder holds no search, or of some method, model and dataset no setting holds.
@@ -189,10 +204,12 @@ def presets(store: Store) -> str:
     for task in TABLES:
         for case, held in trials(store, task).items():
             name = ".".join(filter(None, (task, *case)))
-            good = next((trial for trial in held if not trial.reason), None)
-            if good is not None and case[0] in METHODS:
+            if case[0] not in METHODS:
+                continue
+            good = _chosen(held, _in_use(case, task))
+            if good is not None:
                 made[name] = good.settings
-            elif case[0] in METHODS:
+            else:
                 refused.append(f"{name} (the best: {held[0].reason})")
     if refused:
         raise InputError(f"no setting holds on {SEEDS} seeds for {'; '.join(refused)}; add trials or seeds")
@@ -205,6 +222,28 @@ def presets(store: Store) -> str:
         same = [at for at, (other, _) in enumerate(blocks) if f"{other}.".startswith(f"{general}.")]
         blocks.insert(same[-1] + 1 if same else len(blocks), (name, _table(name, settings)))
     return "".join(body for _, body in blocks)
+
+
+def _chosen(held: Sequence[Trial], now: Mapping[str, Any]) -> Trial | None:
+    """The best trial that holds, or the one that is the preset in use if that is as good; None if none does.
+
+    Args:
+        held: all trials, the best first.
+        now: all settings in use.
+    """
+    good = [trial for trial in held if not trial.reason]
+    for trial in good:
+        in_use = all(now.get(name) == value for name, value in trial.settings.items())
+        if in_use and good[0].criterion - trial.criterion <= NOISE:
+            return trial
+    return good[0] if good else None
+
+
+def _in_use(case: Case, task: str) -> dict[str, Any]:
+    """All settings of a method as they are now, its own laid over the defaults."""
+    method, model, dataset = case
+    now = settings_of(Cell(method=method, model=model, dataset=dataset, task=task))
+    return {**now["defaults"], **now["settings"]}
 
 
 def _blocks(text: str) -> list[tuple[str, str]]:

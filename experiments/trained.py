@@ -112,6 +112,7 @@ def trained(
         device=device,
         progress=False,
         settings=current_names(cell.settings),
+        max_attempts=1 if cell.kind == "search" else 2,  # a trial is what its settings say, and nothing else
     )
     if path is not None:
         save_model(model, path)

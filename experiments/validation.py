@@ -18,7 +18,7 @@ from fgai.attacks import (
     make_attack,
 )
 from fgai.attention import call_model, evaluating, observe, prepared
-from fgai.metrics import overlap, sharpness, task_scores
+from fgai.metrics import NOTHING, overlap, sharpness, task_scores
 from fgai.tasks import task_of
 from fgai.training import labelled
 
@@ -26,6 +26,8 @@ STEPS = 100
 """Of each member of the short ensemble."""
 FIRST = ("small", "medium", "middle")
 """Starts of the members that are in it: those that need nothing but the model."""
+SITES = ("random", "defects")
+"""Where it joins new nodes: at random, and where the rule does that did most damage in the whole ensemble."""
 K = 5
 """Neighbours in an explanation."""
 
@@ -46,7 +48,7 @@ def short_attack(task: str) -> Attack:
     if task != "node":
         return make_attack("standard", targets="val", task=task)
     budget = replace(THREATS["ensemble"].budget, targets="val")
-    return EnsembleInjection(budget, members=short_members(), rules=("random",))
+    return EnsembleInjection(budget, members=short_members(), rules=SITES)
 
 
 def validate(model: nn.Module, graph: Graph, vanilla: nn.Module | None, seed: int) -> dict[str, Any]:
@@ -54,8 +56,8 @@ def validate(model: nn.Module, graph: Graph, vanilla: nn.Module | None, seed: in
 
     That is the score on the validation part, clean and under the short ensemble, and the mean of both; of a
     model made from a vanilla one also what its attention keeps of it: the top 5, and the sharpness relative
-    to the vanilla one's, over the validation nodes, as the mean of the layers and of the layer that is the
-    vanilla model's sharpest.
+    to the vanilla one's, over the validation nodes, as the mean of the layers whose vanilla attention says
+    something and of the layer that is the vanilla model's sharpest.
 
     Args:
         model: trained.
@@ -93,8 +95,9 @@ def _kept(model: nn.Module, vanilla: nn.Module, graph: Graph) -> dict[str, dict[
         before.append(sharpness(two.heads(), two.rowptr, nodes=nodes))
         after.append(sharpness(one.heads(), one.rowptr, nodes=nodes))
     top = before.index(max(before))
+    said = [value for value, old in zip(alike, before, strict=True) if old > NOTHING] or alike
     return {
-        "similarity": {"all": sum(alike) / len(alike), "sharpest": alike[top]},
+        "similarity": {"all": sum(said) / len(said), "sharpest": alike[top]},
         "sharpness": {
             "all": sum(after) / max(sum(before), 1e-12),
             "sharpest": after[top] / max(before[top], 1e-12),

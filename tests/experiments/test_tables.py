@@ -397,11 +397,18 @@ class TestChoose:
 
     def test_what_fails_on_the_second_seed_does_not_ship(self, tmp_path: Path) -> None:
         good: dict[int, dict[str, Any]] = {0: {}, 1: {}}
-        flat = {"sharpness": {"all": 0.89, "sharpest": 0.95}}
+        flat = {"sharpness": {"all": 0.7, "sharpest": 0.95}}
+        other = {"similarity": {"all": 0.95, "sharpest": 0.88}}
+        uneven = [{"similarity": {"all": 0.95, "sharpest": value}} for value in (0.99, 0.91)]
         failing: list[tuple[str, dict[int, dict[str, Any]], str]] = [
-            ("flat", {0: {}, 1: flat}, "seed 1 keeps 0.890 of `sharpness.all`, 0.9 are wanted"),
-            ("other", {0: {}, 1: {"similarity": {"all": 0.95, "sharpest": 0.89}}}, "`similarity.sharpest`"),
-            ("fell", {0: {"criterion": 0.9}, 1: {"criterion": 0.8}}, "seed 1 scores 0.800, 0.050 below"),
+            ("flat", {0: {}, 1: flat}, "of `sharpness.all`, 0.9 are wanted"),
+            ("other", {0: other, 1: other}, "keeps 0.880 of `similarity.sharpest`, 0.9 are wanted"),
+            ("uneven", dict(enumerate(uneven)), "seed 1 has 0.910 of `similarity.sharpest`, 0.040 below"),
+            (
+                "fell",
+                {0: {"criterion": 0.9}, 1: {"criterion": 0.8}},
+                "seed 1 has 0.800 of `criterion`",
+            ),
             ("one", {0: {}}, "run on 1 of 2 seeds"),
         ]
         for name, bad, reason in failing:
@@ -411,6 +418,18 @@ class TestChoose:
             assert reason in next(trial.reason for trial in held if trial.settings == {"lr": 0.2})
             with pytest.raises(InputError, match=r"no setting holds on 2 seeds for fgai\.GAT\.cora"):
                 presets(self.searched(Store(tmp_path / f"{name} alone"), bad))
+
+    def test_the_preset_in_use_stays_where_it_is_as_good(self, tmp_path: Path) -> None:
+        now = {"lr": preset("fgai", "GAT", "cora")["lr"]}
+        for gain, expected in ((0.004, now), (0.006, {"lr": 0.3})):
+            store = Store(tmp_path / str(gain))
+            for settings, score in ((now, 0.7), ({"lr": 0.3}, 0.7 + gain)):
+                for seed in (0, 1):
+                    cell = Cell(kind="search", method="fgai", dataset="cora", seed=seed, settings=settings)
+                    body = cases.body_of(cell)
+                    body["validation"]["criterion"] = score
+                    store.write(cell, body)
+            assert tomllib.loads(presets(store))["fgai"]["GAT"]["cora"] == expected
 
     def test_trials_judged_by_an_older_search_are_not_compared(self, tmp_path: Path) -> None:
         cell = Cell(kind="search", method="fgai", dataset="cora", settings={"lr": 0.1})

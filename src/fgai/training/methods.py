@@ -87,6 +87,7 @@ def train_method(
     checkpoint: Path | str | None = None,
     tracker: Tracker | None = None,
     settings: dict[str, Any] | None = None,
+    max_attempts: int = 2,
     batch_size: int | None = None,
     fan_out: int | Sequence[int] | None = None,
 ) -> nn.Module:
@@ -110,6 +111,7 @@ def train_method(
         checkpoint: folder to save the training in and to resume from.
         tracker: told of every epoch, see `fgai.trackers`.
         settings: settings of the training, arguments of the model or of its defence, by name.
+        max_attempts: trainings of a faithful model at most, see `make_faithful`.
         batch_size: seeds of a mini-batch, see `train` and `make_faithful`; for `vanilla`, `ln`, `fgai` and
             `fgai-certified`.
         fan_out: neighbours drawn of each node.
@@ -147,6 +149,7 @@ def train_method(
         return limited
     if method in ("at", "at-limits"):
         return _adversarial(vanilla, nodes, chosen, common, limits=method == "at-limits")
+    sizes["max_attempts"] = max_attempts
     return make_faithful(vanilla, seen, _config(method, nodes), **common, **sizes, **chosen)
 
 
