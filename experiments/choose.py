@@ -35,8 +35,8 @@ SEEDS = 2
 MOST_BELOW = 0.03
 """How far a seed may lie below the mean of all, in the criterion and in what attention keeps."""
 NOISE = 0.01
-"""Differences of the criterion that two seeds cannot tell apart (one standard error of F1 on the validation nodes
-of Photo is .009): within them the preset in use stays."""
+"""Differences of the criterion that two seeds cannot tell apart (one standard error of F1 on the validation
+nodes of Photo is .009): within them the preset in use stays."""
 KEPT = {
     "similarity.all": 0.85,
     "similarity.sharpest": 0.9,
