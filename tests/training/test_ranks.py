@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -27,13 +28,18 @@ STEPS_OF_AN_EPOCH = 3
 """Of the training that is killed: twelve training nodes, in batches of two, on two ranks."""
 
 
-def torchrun(*words: object, options: tuple[str, ...] = (), **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a script, or a module after `-m`, on two ranks."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
+SCENES = {"name": "scenes"}
+# In the fourth epoch nothing is saved yet; in the 28th a training goes on from the 25th.
+RESTARTED = {"name": "restarted", "moments": [[1, 10, 0], [0, 27 * STEPS_OF_AN_EPOCH + 2, 0]], "restarts": 3}
+ENDED = {"name": "ended", "moments": [[1, 4, 0]]}
+
+
+def run(*words: object) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own, on the CPU and with one thread."""
     quiet = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(
-        [*launcher, *map(str, words)],
-        env={**os.environ, **quiet, **env},
+        [sys.executable, *map(str, words)],
+        env={**os.environ, **quiet},
         capture_output=True,
         text=True,
         timeout=300,
@@ -45,10 +51,20 @@ class Scenes:
     """What two ranks left behind."""
 
     def __init__(self, stored: StoredGraph, folder: Path) -> None:
-        self.stored, self.folder = stored, folder
-        done = torchrun(WORK, stored.path, folder)
+        self.stored, self.jobs = stored, folder
+        self.launch(SCENES, RESTARTED, ENDED)
+        self.folder = folder / "scenes"
+        assert self.failed(SCENES) == ""
+        self.found = [json.loads((self.folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+    def launch(self, *jobs: dict[str, Any]) -> None:
+        """Let one process launch jobs, see `rank_work`."""
+        done = run(WORK, self.stored.path, self.jobs, json.dumps(jobs))
         assert done.returncode == 0, done.stderr
-        self.found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+    def failed(self, job: dict[str, Any]) -> str:
+        """What the launcher said of a job that did not end well."""
+        return (self.jobs / job["name"] / "failed.txt").read_text()
 
     def of(self, name: str) -> list[Any]:
         """What both ranks found."""
@@ -137,38 +153,38 @@ class TestResume:
         assert told == [2, 3]
         assert history_of(model).terms[:2] == history_of(scenes.model("vanilla")).terms[:2]
 
-    def killed(self, scenes: Scenes, folder: Path, moments: list[list[int]]) -> list[int]:
-        """Kill ranks, each in a life of its own; return how many lives it took and the steps of the last."""
-        words = WORK, scenes.stored.path, folder, json.dumps(moments)
-        done = torchrun(*words, options=("--max-restarts=3", "--monitor-interval=0.1"))
-        assert done.returncode == 0, done.stderr
-        assert_same_weights(load_model(folder / "killed.safetensors"), scenes.model("long"))
-        return json.loads((folder / "lives.json").read_text())
+    def lives(self, scenes: Scenes, job: dict[str, Any]) -> list[int]:
+        """How often a killed training was begun anew, and the steps of its last life, which ended well."""
+        assert scenes.failed(job) == ""
+        place = scenes.jobs / job["name"]
+        assert_same_weights(load_model(place / "killed.safetensors"), scenes.model("long"))
+        return json.loads((place / "lives.json").read_text())
 
-    def test_killed_ranks_are_started_again_to_the_same_end(self, scenes: Scenes, tmp_path: Path) -> None:
-        # In the fourth epoch nothing is saved yet; in the 28th a training goes on from the 25th.
-        found = self.killed(scenes, tmp_path, [[1, 10], [0, 27 * STEPS_OF_AN_EPOCH + 2]])
-        assert found == [2, 5 * STEPS_OF_AN_EPOCH]
+    def test_killed_ranks_are_started_again_to_the_same_end(self, scenes: Scenes) -> None:
+        assert self.lives(scenes, RESTARTED) == [2, 5 * STEPS_OF_AN_EPOCH]
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("first", range(0, 10, 2))
-    def test_killed_at_ten_moments(self, first: int, scenes: Scenes, tmp_path: Path) -> None:
-        moments = [[rank % 2, 1 + 9 * rank] for rank in range(first, first + 2)]
-        assert self.killed(scenes, tmp_path, moments)[0] == 2
+    def test_killed_at_ten_random_moments(self, scenes: Scenes) -> None:
+        jobs = []
+        for number in range(10):
+            draw = Random(number)
+            moment = [draw.randrange(2), draw.randint(1, 29 * STEPS_OF_AN_EPOCH), draw.random() / 50]
+            jobs.append({"name": f"killed {number}", "moments": [moment], "restarts": 3})
+        scenes.launch(*jobs)
+        assert [self.lives(scenes, job)[0] for job in jobs] == [1] * 10
 
-    def test_without_restarts_the_job_ends_and_says_who_was_killed(
-        self, scenes: Scenes, tmp_path: Path
-    ) -> None:
-        done = torchrun(WORK, scenes.stored.path, tmp_path, json.dumps([[1, 4]]))
-        assert done.returncode != 0 and "Signal 9 (SIGKILL)" in done.stderr
-        assert not (tmp_path / "killed.safetensors").exists()
+    def test_without_restarts_the_job_ends_and_says_who_was_killed(self, scenes: Scenes) -> None:
+        said = scenes.failed(ENDED)
+        assert "Signal 9 (SIGKILL)" in said and "rank      : 1" in said
+        assert not (scenes.jobs / "ended" / "killed.safetensors").exists()
 
 
 class TestCommands:
     def test_the_first_rank_alone_writes_and_speaks(self, scenes: Scenes, tmp_path: Path) -> None:
         path = tmp_path / "model.safetensors"
         words = ["train", "--dataset", scenes.stored.path, "--output", path, "--epochs", 2, "--json"]
-        done = torchrun("-m", "--", "fgai", *words, "--batch-size", 4, "--log", tmp_path / "log.csv")
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "--", "fgai"]
+        done = run(*torchrun, *words, "--batch-size", 4, "--log", tmp_path / "log.csv")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["epochs"] == 2 and done.stderr.count("training GAT") == 1
         assert sorted(each.name for each in tmp_path.iterdir()) == ["log.csv", "model.safetensors"]
