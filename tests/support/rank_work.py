@@ -129,10 +129,18 @@ def killed(graph: Path, folder: Path, moments: list[list[float]]) -> None:
             (folder / "lives.json").write_text(json.dumps([life, steps]))
 
 
-def launch(work: Callable[..., None], *args: object, restarts: int = 0) -> str:
-    """Run a function on two ranks; return what the launcher says if it does not end well."""
+def single(graph: Path, folder: Path) -> None:
+    """Train on one rank, whose group of one makes the same exchanges as a larger one."""
+    with joined(timeout=60) as ranks:
+        assert torch.distributed.is_initialized() and ranks.gather(3) == [3]
+        model = fgai.train("GAT", graph, batch_size=7, fan_out=-1, **SHORT)
+    fgai.save_model(model, folder / "model.safetensors")
+
+
+def launch(work: Callable[..., None], *args: object, ranks: int = 2, restarts: int = 0) -> str:
+    """Run a function on some ranks; return what the launcher says if it does not end well."""
     config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=2, run_id=uuid4().hex, rdzv_backend="c10d",
+        min_nodes=1, max_nodes=1, nproc_per_node=ranks, run_id=uuid4().hex, rdzv_backend="c10d",
         rdzv_endpoint="localhost:0", max_restarts=restarts, monitor_interval=0.05, start_method="fork",
     )  # fmt: skip
     try:
@@ -148,5 +156,5 @@ if __name__ == "__main__":
     for job in json.loads(sys.argv[3]):
         target = place / job["name"]
         target.mkdir()
-        work = (scenes, where, target) if "moments" not in job else (killed, where, target, job["moments"])
-        (target / "failed.txt").write_text(launch(*work, restarts=job.get("restarts", 0)))
+        said = launch(globals()[job["work"]], where, target, *job.get("given", []), **job.get("how", {}))
+        (target / "failed.txt").write_text(said)
