@@ -34,7 +34,7 @@ wheel-check: $(STAMP)
 
 # The tables of the pages below anew, from the records in results/ alone.
 results: $(STAMP)
-	$(BIN)/fgai bench fill docs/results.md docs/certificates.md docs/threat-model.md docs/explainers.md README.md
+	$(BIN)/fgai bench fill docs/results.md docs/certificates.md docs/threat-model.md docs/explainers.md docs/scale.md README.md
 
 # The site, in build/site: pages of docs/, notebooks with their output, the reference. A warning fails.
 docs: $(STAMP)

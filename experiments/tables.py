@@ -7,6 +7,7 @@ from collections.abc import Callable
 from experiments import task_tables as tasks
 from experiments import training_tables as trained
 from experiments.attack_tables import attack, members
+from experiments.batch_tables import batches
 from experiments.build import sheet
 from experiments.certificate_tables import certificates, injection
 from experiments.defence_tables import defences
@@ -185,6 +186,7 @@ TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "attack": attack,
     "members": members,
     "limits": limits,
+    "batches": batches,
     "stability": stability,
     "f1": f1,
     "f-slope": f_slope,

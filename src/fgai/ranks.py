@@ -281,7 +281,7 @@ def _take_own_gpu(ranks: Ranks, device: torch.device) -> None:
     found = ranks.gather(own)
     if None in found or len(set(found)) < len(found):
         raise RanksError(
-            f"every rank needs a GPU of its own; of {ranks.size} at least one has none or shares one, and this"
+            f"every rank needs a GPU of its own; of {ranks.size} at least one has none or shares one. This"
             f" machine has {count}: start as many ranks as there are GPUs, and `device` without a number"
         )
     torch.cuda.set_device(index)
