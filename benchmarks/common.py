@@ -8,10 +8,12 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -65,6 +67,44 @@ class PeakMemory:
             self.stop.set()
             self.thread.join()
             self.above = max(self.top, resident()) - self.base
+
+
+def anonymous() -> int:
+    """Bytes this process holds apart from mapped files."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+
+class Cost(NamedTuple):
+    """Seconds, seconds on the processor, and the peak of memory above the start in MiB."""
+
+    seconds: float
+    cpu: float
+    memory: float
+
+
+def measured(work: Callable[[], object]) -> Cost:
+    """Do some work and say what it took."""
+    stop, start = threading.Event(), anonymous()
+    top = [start]
+
+    def watch() -> None:
+        while not stop.wait(0.02):
+            top[0] = max(top[0], anonymous())
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    began, used = time.perf_counter(), time.process_time()
+    work()
+    seconds, cpu = time.perf_counter() - began, time.process_time() - used
+    stop.set()
+    watcher.join()
+    return Cost(seconds, cpu, (max(top[0], anonymous()) - start) / 2**20)
+
+
+def growth(amounts: Sequence[float], costs: Sequence[float]) -> float:
+    """Slope of log cost over log amount: 1 is linear."""
+    return float(np.polyfit(np.log(amounts), np.log(costs), 1)[0])
 
 
 def median_seconds(step: Callable[[], object], repeats: int, device: str, warm_up: int = 2) -> float:

@@ -16,16 +16,14 @@ import json
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from common import show
+from common import Cost, measured, show
 
 from fgai.datasets import convert
 from fgai.models import GAT
@@ -46,41 +44,13 @@ def write_graph(folder: Path, edges: int, width: int) -> None:
         # The cube makes the degree of node i fall like i^(-2/3): a power law of exponent 1 + 3/2.
         part[1] = random.random(part.shape[1]) ** 3 * nodes
     x = np.lib.format.open_memmap(folder / "x.npy", "w+", np.float32, (nodes, width))
-    for first in range(0, nodes, CHUNK // width):
+
+    def draw(first: int) -> None:
         part = x[first : first + CHUNK // width]
-        part[:] = random.standard_normal(part.shape, np.float32)
+        part[:] = np.random.default_rng([1, first]).standard_normal(part.shape, np.float32)
 
-
-def anonymous() -> int:
-    """Bytes this process holds apart from mapped files."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
-
-
-class Cost(NamedTuple):
-    """Seconds, seconds on the processor, and the peak of memory above the start in MiB."""
-
-    seconds: float
-    cpu: float
-    memory: float
-
-
-def measured(work: Callable[[], Any]) -> Cost:
-    stop, start = threading.Event(), anonymous()
-    top = [start]
-
-    def watch() -> None:
-        while not stop.wait(0.02):
-            top[0] = max(top[0], anonymous())
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    began, used = time.perf_counter(), time.process_time()
-    work()
-    seconds, cpu = time.perf_counter() - began, time.process_time() - used
-    stop.set()
-    watcher.join()
-    return Cost(seconds, cpu, (max(top[0], anonymous()) - start) / 2**20)
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        list(pool.map(draw, range(0, nodes, CHUNK // width)))
 
 
 class Sampling:

@@ -8,6 +8,7 @@ from experiments import claim_tables as claims
 from experiments import task_tables as tasks
 from experiments import training_tables as trained
 from experiments.attack_tables import before, members
+from experiments.batch_tables import batches
 from experiments.build import sheet
 from experiments.cells import read_grid
 from experiments.certificate_tables import certificates, injection
@@ -105,6 +106,7 @@ TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "before": before,
     "members": members,
     "limits": limits,
+    "batches": batches,
     "stability": stability,
     "f1": f1,
     "f-slope": f_slope,

@@ -31,6 +31,10 @@ ABOVE = ("certificates", "cli", "evaluation", "explanations", "figures", "report
 """The packages that no training imports; all others make a model what it is."""
 
 
+SIZES = ("batch_size", "fan_out")
+"""Settings of a cell that make its training one in mini-batches; its vanilla parent's is not."""
+
+
 def settings_of(cell: Cell) -> dict[str, Any]:
     """Everything a training depends on beside the code: own settings, the parent's, and the defaults."""
     where = (cell.model, cell.dataset, cell.predicts)
@@ -103,6 +107,8 @@ def trained(
     """
     if path is not None and path.exists() and not anew:
         return load_model(path).to(device), False
+    settings = current_names(cell.settings)
+    sizes = {name: settings.pop(name) for name in SIZES if name in settings}
     model = train_method(
         cell.method,
         cell.model,
@@ -111,8 +117,9 @@ def trained(
         vanilla=vanilla,
         device=device,
         progress=False,
-        settings=current_names(cell.settings),
+        settings=settings,
         max_attempts=1 if cell.kind == "search" else 2,  # a trial is what its settings say, and nothing else
+        **sizes,
     )
     if path is not None:
         save_model(model, path)

@@ -40,11 +40,16 @@ class Ranks:
     Args:
         rank: of this process, from 0.
         size: how many there are.
-        store: where a rank that fails leaves word.
+        store: of the group they have joined, where a rank that fails leaves word; None where there is none.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, store: Any = None) -> None:
         self.rank, self.size, self._store = rank, size, store
+
+    @property
+    def _alone(self) -> bool:
+        """Whether there is no group; that of one process is one, too."""
+        return self._store is None
 
     @property
     def leads(self) -> bool:
@@ -64,7 +69,7 @@ class Ranks:
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all ranks, in their order."""
-        if not self.several:
+        if self._alone:
             return [value]
         found: list[T | None] = [None] * self.size
         with self._heard():
@@ -77,7 +82,7 @@ class Ranks:
 
     def first(self, value: T) -> T:
         """Return the value of the rank that leads."""
-        if not self.several:
+        if self._alone:
             return value
         found = [value]
         with self._heard():
@@ -103,7 +108,7 @@ class Ranks:
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Give all ranks the sums over all ranks, in place and in one message."""
-        if not self.several:
+        if self._alone:
             return
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         with self._heard():
@@ -121,7 +126,7 @@ class Ranks:
             parameters: of a model that is the same everywhere.
             weight: of this rank, the seeds of its batch; 0 where it had none.
         """
-        if not self.several:
+        if self._alone:
             return
         like = parameters[0]
         known = like.new_tensor([float(p.grad is not None) for p in parameters])
@@ -141,7 +146,7 @@ class Ranks:
 
     def _reason(self, error: RuntimeError) -> str:
         with suppress(RuntimeError):
-            if self._store is not None and self._store.check([FAILED]):
+            if not self._alone and self._store.check([FAILED]):
                 return str(self._store.get(FAILED).decode(errors="replace"))
         return (
             "a rank was lost without a word, or none was heard of for too long; torchrun says which. The"
@@ -151,7 +156,7 @@ class Ranks:
     def _tell(self, error: BaseException) -> None:
         """Leave word of a failure for the others; the first counts."""
         with suppress(RuntimeError):
-            if self._store is not None:
+            if not self._alone:
                 text = f"rank {self.rank} failed: {error or type(error).__name__}"
                 self._store.compare_set(FAILED, "", text)
 
@@ -169,17 +174,16 @@ def current() -> Ranks:
 def joined(device: torch.device | str = "cpu", *, timeout: float = TIMEOUT) -> Iterator[Ranks]:
     """Train together with the other processes torchrun started, inside the block.
 
-    `fgai.train` and `fgai.make_faithful` with a `batch_size` share their batches then. Without torchrun, or
-    with one process, nothing happens. An error on one rank ends the block with an error on all. Ranks on one
-    machine listen on its loopback interface alone, unless `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` say
-    otherwise.
+    `fgai.train` and `fgai.make_faithful` with a `batch_size` share their batches then. Without torchrun
+    nothing happens. An error on one rank ends the block with an error on all. Ranks on one machine listen on
+    its loopback interface alone, unless `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` say otherwise.
 
     Args:
         device: where models train; of GPUs every process takes its own.
         timeout: seconds to wait for the others, in every exchange.
 
     Raises:
-        RanksError: the ranks do not find each other, disagree, or one failed.
+        RanksError: the ranks do not find each other, disagree, share a GPU, or one failed.
 
     Example:
         >>> with joined() as ranks:
@@ -187,7 +191,7 @@ def joined(device: torch.device | str = "cpu", *, timeout: float = TIMEOUT) -> I
         (0, 1)
     """
     seconds = timedelta(seconds=above(timeout, "timeout", 0.0))
-    if not (dist.is_available() and dist.is_torchelastic_launched() and _from_environment("WORLD_SIZE") > 1):
+    if not (dist.is_available() and dist.is_torchelastic_launched()):
         yield _ALONE
         return
     if dist.is_initialized():
@@ -197,6 +201,8 @@ def joined(device: torch.device | str = "cpu", *, timeout: float = TIMEOUT) -> I
     ranks = _met(torch.device(device), seconds)
     token = _CURRENT.set(ranks)
     try:
+        if torch.device(device).type == "cuda":
+            _take_own_gpu(ranks, torch.device(device))
         yield ranks
     except BaseException as error:
         ranks._tell(error)
@@ -252,9 +258,6 @@ def _met(device: torch.device, timeout: timedelta) -> Ranks:
     try:
         store, rank, size = next(rendezvous("env://", timeout=timeout))
         store = _fresh(store, rank, size, timeout)
-        ranks = Ranks(rank, size, store)
-        if device.type == "cuda":
-            torch.cuda.set_device(ranks.place(device))
         dist.init_process_group(
             backend, store=_part(store, "group"), rank=rank, world_size=size, timeout=timeout
         )
@@ -263,4 +266,22 @@ def _met(device: torch.device, timeout: timedelta) -> Ranks:
             f"the ranks did not find each other at {os.environ.get('MASTER_ADDR')}; start them with torchrun,"
             f" as many as there are ({error})"
         ) from error
-    return ranks
+    return Ranks(rank, size, store)
+
+
+def _take_own_gpu(ranks: Ranks, device: torch.device) -> None:
+    """Make the GPU of this rank the current one, if it is no other's: NCCL knows one rank for each.
+
+    Raises:
+        RanksError: there are fewer GPUs than ranks, or several were given the same.
+    """
+    place, count = ranks.place(device), torch.cuda.device_count()
+    index = torch.cuda.current_device() if place.index is None else place.index
+    own = str(torch.cuda.get_device_properties(index).uuid) if index < count else None
+    found = ranks.gather(own)
+    if None in found or len(set(found)) < len(found):
+        raise RanksError(
+            f"every rank needs a GPU of its own; of {ranks.size} at least one has none or shares one. This"
+            f" machine has {count}: start as many ranks as there are GPUs, and `device` without a number"
+        )
+    torch.cuda.set_device(index)

@@ -1,6 +1,7 @@
-"""What every rank does under torchrun in `tests/training/test_ranks.py`: scenes one after the other.
+"""What ranks do in `tests/training/test_ranks.py`, and one process that launches them as torchrun does.
 
-Called with the folder of a stored graph and a folder for what was found, a file for each rank.
+Called with the folder of a stored graph, a folder for what was found, and a list of jobs as JSON. Ranks are
+forked from here, where everything is imported already; agent, rendezvous and restarts are torchrun's.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from threading import Timer
 from typing import Any
 from unittest.mock import patch
+from uuid import uuid4
 
 import torch
 from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import fgai
 from fgai.errors import FgaiError
@@ -24,7 +29,6 @@ from fgai.store import open_store
 from fgai.trackers import Tracker
 from fgai.training.capture import run_parts
 
-RANK = int(os.environ.get("RANK", "0"))
 MODEL: dict[str, Any] = {"hidden_channels": 3, "heads": 2, "dropout": 0.0, "attention_dropout": 0.0}
 TRAIN: dict[str, Any] = {"preset": None, "progress": False, "lr": 0.02, **MODEL}
 SHORT: dict[str, Any] = {**TRAIN, "epochs": 4}
@@ -36,9 +40,14 @@ STEADY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def listening() -> list[str]:
-    """Addresses, in hexadecimal, at which this process listens."""
-    own = {str(place.readlink()) for place in Path("/proc/self/fd").iterdir() if place.is_symlink()}
+def sockets() -> set[str]:
+    """Those this process holds; of a forked one at first its parent's."""
+    found = {str(place.readlink()) for place in Path("/proc/self/fd").iterdir() if place.is_symlink()}
+    return {name for name in found if name.startswith("socket:")}
+
+
+def listening(own: set[str]) -> list[str]:
+    """Addresses, in hexadecimal, at which some sockets listen."""
     tables = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]
     rows = [line.split() for table in tables for line in table.splitlines()]
     return [row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own]
@@ -60,22 +69,22 @@ def refused(act: Callable[[], object]) -> str:
     return "done"
 
 
-def scenes(graph: Path, folder: Path) -> dict[str, Any]:
-    """All that does not end a process, with what it came to."""
+def scenes(graph: Path, folder: Path) -> None:
+    """All that does not end a process, with what it came to, a file for each rank."""
     found: dict[str, Any] = {}
-    stored = open_store(graph)
+    stored, rank, before = open_store(graph), int(os.environ["RANK"]), sockets()
 
     def keep(name: str, model: nn.Module) -> None:
-        fgai.save_model(model, folder / f"{name}-{RANK}.safetensors")
+        fgai.save_model(model, folder / f"{name}-{rank}.safetensors")
 
     with joined(timeout=60) as ranks:
-        found["size"], found["listening"] = ranks.size, listening()
+        found["size"], found["listening"] = ranks.size, listening(sockets() - before)
         model = fgai.train("GAT", stored, batch_size=4, fan_out=-1, **SHORT)
         keep("vanilla", model)
         keep("uneven", fgai.train("GAT", stored, batch_size=7, fan_out=-1, **SHORT))
         keep("faithful", fgai.make_faithful(model, stored, **STEADY))
         keep("long", fgai.train("GAT", stored, **LONG))
-        found["seed"] = refused(lambda: fgai.train("GAT", stored, batch_size=4, seed=RANK, **SHORT))
+        found["seed"] = refused(lambda: fgai.train("GAT", stored, batch_size=4, seed=rank, **SHORT))
         found["whole"] = refused(lambda: fgai.train("GAT", stored.load(), **SHORT))
         norm = {**SHORT, "hidden_channels": 8, "heads": (4, 1), "encodings": 0}
         del norm["attention_dropout"]
@@ -84,11 +93,11 @@ def scenes(graph: Path, folder: Path) -> dict[str, Any]:
 
     def missing() -> None:
         with joined(timeout=60):
-            fgai.train("GAT", graph if RANK == 0 else graph / "nowhere", batch_size=4, **SHORT)
+            fgai.train("GAT", graph if rank == 0 else graph / "nowhere", batch_size=4, **SHORT)
 
     def halted() -> None:
         with joined(timeout=60):
-            place = folder / "halted" if RANK == 0 else None
+            place = folder / "halted" if rank == 0 else None
             settings = {**SHORT, "batch_size": 4, "fan_out": -1, "checkpoint": place}
             fgai.train("GAT", stored, tracker=Stop(), **settings)
 
@@ -97,19 +106,20 @@ def scenes(graph: Path, folder: Path) -> dict[str, Any]:
         found["halted"] = refused(halted)
     except OSError as error:
         found["halted"] = str(error)
-    return found
+    (folder / f"{rank}.json").write_text(json.dumps(found))
 
 
-def killed(graph: Path, folder: Path, moments: list[list[int]]) -> None:
-    """Train; in the n-th life the process of a rank kills itself before its step of a number."""
-    life, steps = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), 0
-    fatal = moments[life] if life < len(moments) else [-1, -1]
+def killed(graph: Path, folder: Path, moments: list[list[float]]) -> None:
+    """Train; in the n-th life a rank is killed so many seconds after it begins its step of a number."""
+    life, rank, steps = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"]), 0
+    fatal, number, later = moments[life] if life < len(moments) else (-1, -1, 0)
 
     def mortal(parts: Any) -> Any:
         nonlocal steps
         steps += 1
-        if [RANK, steps] == fatal:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if (rank, steps) == (fatal, number):
+            kill = Timer(later, os.kill, (os.getpid(), signal.SIGKILL))
+            kill.start() if later else kill.function(*kill.args)
         return run_parts(parts)
 
     with patch("fgai.training.loop.run_parts", mortal), joined(timeout=60) as ranks:
@@ -119,10 +129,32 @@ def killed(graph: Path, folder: Path, moments: list[list[int]]) -> None:
             (folder / "lives.json").write_text(json.dumps([life, steps]))
 
 
+def single(graph: Path, folder: Path) -> None:
+    """Train on one rank, whose group of one makes the same exchanges as a larger one."""
+    with joined(timeout=60) as ranks:
+        assert torch.distributed.is_initialized() and ranks.gather(3) == [3]
+        model = fgai.train("GAT", graph, batch_size=7, fan_out=-1, **SHORT)
+    fgai.save_model(model, folder / "model.safetensors")
+
+
+def launch(work: Callable[..., None], *args: object, ranks: int = 2, restarts: int = 0) -> str:
+    """Run a function on some ranks; return what the launcher says if it does not end well."""
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=ranks, run_id=uuid4().hex, rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0", max_restarts=restarts, monitor_interval=0.05, start_method="fork",
+    )  # fmt: skip
+    try:
+        elastic_launch(config, work)(*args)
+    except ChildFailedError as error:
+        return str(error)
+    return ""
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    where, place, *rest = sys.argv[1:]
-    if rest:
-        killed(Path(where), Path(place), json.loads(rest[0]))
-    else:
-        (Path(place) / f"{RANK}.json").write_text(json.dumps(scenes(Path(where), Path(place))))
+    where, place = map(Path, sys.argv[1:3])
+    for job in json.loads(sys.argv[3]):
+        target = place / job["name"]
+        target.mkdir()
+        said = launch(globals()[job["work"]], where, target, *job.get("given", []), **job.get("how", {}))
+        (target / "failed.txt").write_text(said)

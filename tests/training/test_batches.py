@@ -194,6 +194,24 @@ class TestTraining:
         assert model.config["in_channels"] == 7 and model.config["out_channels"] == graph.num_classes
         make_faithful(model, stored, batch_size=32, fan_out=[4, 2], **QUICK)
 
+    def test_an_epoch_of_some_nodes_draws_others_every_time(self, graph: Graph) -> None:
+        model, taken = made("GAT", graph), list[Tensor]()
+        with opened(graph, 0) as whole:
+            whole.batched_for(model, 8, 2, 20)
+            recipe = FaithfulBatches(model, whole, FaithfulConfig(nodes=3, edges=4))
+            assert recipe.steps_per_epoch == 3
+            for epoch in range(2):
+                parts = [part for part in whole.own_parts(model, None, epoch) if part is not None]
+                assert [part.seeds for part in parts] == [8, 8, 4]
+                taken.append(torch.cat([part.nodes[: part.seeds] for part in parts]))
+            assert len(set(taken[0].tolist()) | set(taken[1].tolist())) > 25
+            assert len(list(whole.parts(model, recipe.val_nodes, 0))) == -(-len(recipe.val_nodes) // 8)
+            label = whole.label(model)
+            whole.batched_for(model, 8, 2)
+            assert whole.label(model) != label
+        settled = make_faithful(model, graph, batch_size=8, fan_out=2, epoch_size=20, **QUICK)
+        assert len(settled.history.terms) == 3
+
     def test_ranges_are_those_of_the_whole_graph_in_the_end(self, graph: Graph) -> None:
         model = train(made("GAT", graph), graph, epochs=3, progress=False)
         made_so = make_faithful(model, graph, batch_size=16, fan_out=2, cut=0.02, soften=0.1, **QUICK)
@@ -294,6 +312,12 @@ class TestRefusals:
             train(made("GAT", graph), graph, epochs=1, progress=False, **options)
         with pytest.raises(InputError, match=words):
             make_faithful(made("GAT", graph), graph, **QUICK, **options)
+
+    def test_sizes_of_an_epoch(self, graph: Graph) -> None:
+        with pytest.raises(InputError, match="`epoch_size` is for mini-batches: give `batch_size`"):
+            make_faithful(made("GAT", graph), graph, epoch_size=5, **QUICK)
+        with pytest.raises(InputError, match="`epoch_size` must be at least 1"):
+            make_faithful(made("GAT", graph), graph, batch_size=8, epoch_size=0, **QUICK)
 
     def test_models_that_see_the_whole_graph(self, graph: Graph) -> None:
         for model in (untrained("GCN", graph), untrained("GT", graph, encodings=3)):

@@ -7,14 +7,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import fgai
-from fgai.errors import InputError
-from fgai.ranks import Ranks, current, joined
+from fgai.errors import InputError, RanksError
+from fgai.ranks import Ranks, _take_own_gpu, current, joined
 from fgai.sampling import Batches, NeighbourSampler
 from fgai.store import StoredGraph, write_store
 from fgai.training import history_of, load_model
@@ -27,12 +29,26 @@ STEPS_OF_AN_EPOCH = 3
 """Of the training that is killed: twelve training nodes, in batches of two, on two ranks."""
 
 
-def torchrun(*words: object, options: tuple[str, ...] = (), **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a script, or a module after `-m`, on two ranks."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
+SCENES: dict[str, Any] = {"name": "scenes", "work": "scenes"}
+SINGLE: dict[str, Any] = {"name": "single", "work": "single", "how": {"ranks": 1}}
+
+
+def killed(name: str, *moments: list[float], restarts: int = 3) -> dict[str, Any]:
+    """A job whose ranks are killed: which one, in which step, how many seconds later; one in each life."""
+    return {"name": name, "work": "killed", "given": [moments], "how": {"restarts": restarts}}
+
+
+# In the fourth epoch nothing is saved yet; in the 28th a training goes on from the 25th.
+RESTARTED = killed("restarted", [1, 10, 0], [0, 27 * STEPS_OF_AN_EPOCH + 2, 0])
+ENDED = killed("ended", [1, 4, 0], restarts=0)
+
+
+def run(*words: object, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own, with one thread and on the CPU if nothing else is said."""
     quiet = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(
-        [*launcher, *map(str, words)],
+        [sys.executable, *map(str, words)],
         env={**os.environ, **quiet, **env},
         capture_output=True,
         text=True,
@@ -45,10 +61,20 @@ class Scenes:
     """What two ranks left behind."""
 
     def __init__(self, stored: StoredGraph, folder: Path) -> None:
-        self.stored, self.folder = stored, folder
-        done = torchrun(WORK, stored.path, folder)
+        self.stored, self.jobs = stored, folder
+        self.launch(SCENES, SINGLE, RESTARTED, ENDED)
+        self.folder = folder / "scenes"
+        assert self.failed(SCENES) == ""
+        self.found = [json.loads((self.folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+    def launch(self, *jobs: dict[str, Any]) -> None:
+        """Let one process launch jobs, see `rank_work`."""
+        done = run(WORK, self.stored.path, self.jobs, json.dumps(jobs))
         assert done.returncode == 0, done.stderr
-        self.found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+    def failed(self, job: dict[str, Any]) -> str:
+        """What the launcher said of a job that did not end well."""
+        return (self.jobs / job["name"] / "failed.txt").read_text()
 
     def of(self, name: str) -> list[Any]:
         """What both ranks found."""
@@ -92,6 +118,13 @@ class TestTogether:
         assert_same_weights(first, second)
         assert history_of(first).terms == history_of(second).terms
         assert history_of(first).scores == history_of(second).scores
+
+    def test_a_group_of_one_trains_as_no_group_does(self, scenes: Scenes) -> None:
+        assert scenes.failed(SINGLE) == ""
+        one = fgai.train("GAT", scenes.stored, batch_size=7, fan_out=-1, **SHORT)
+        two = load_model(scenes.jobs / "single" / "model.safetensors")
+        for name, value in one.state_dict().items():  # gradients are multiplied by the seeds and divided
+            torch.testing.assert_close(two.state_dict()[name], value, rtol=1e-3, atol=1e-5)
 
     def test_faithful_training_has_all_its_terms_and_learns(self, scenes: Scenes) -> None:
         terms = history_of(scenes.model("faithful")).terms
@@ -137,42 +170,119 @@ class TestResume:
         assert told == [2, 3]
         assert history_of(model).terms[:2] == history_of(scenes.model("vanilla")).terms[:2]
 
-    def killed(self, scenes: Scenes, folder: Path, moments: list[list[int]]) -> list[int]:
-        """Kill ranks, each in a life of its own; return how many lives it took and the steps of the last."""
-        words = WORK, scenes.stored.path, folder, json.dumps(moments)
-        done = torchrun(*words, options=("--max-restarts=3", "--monitor-interval=0.1"))
-        assert done.returncode == 0, done.stderr
-        assert_same_weights(load_model(folder / "killed.safetensors"), scenes.model("long"))
-        return json.loads((folder / "lives.json").read_text())
+    def lives(self, scenes: Scenes, job: dict[str, Any]) -> list[int]:
+        """How often a killed training was begun anew, and the steps of its last life, which ended well."""
+        assert scenes.failed(job) == ""
+        place = scenes.jobs / job["name"]
+        assert_same_weights(load_model(place / "killed.safetensors"), scenes.model("long"))
+        return json.loads((place / "lives.json").read_text())
 
-    def test_killed_ranks_are_started_again_to_the_same_end(self, scenes: Scenes, tmp_path: Path) -> None:
-        # In the fourth epoch nothing is saved yet; in the 28th a training goes on from the 25th.
-        found = self.killed(scenes, tmp_path, [[1, 10], [0, 27 * STEPS_OF_AN_EPOCH + 2]])
-        assert found == [2, 5 * STEPS_OF_AN_EPOCH]
+    def test_killed_ranks_are_started_again_to_the_same_end(self, scenes: Scenes) -> None:
+        assert self.lives(scenes, RESTARTED) == [2, 5 * STEPS_OF_AN_EPOCH]
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("first", range(0, 10, 2))
-    def test_killed_at_ten_moments(self, first: int, scenes: Scenes, tmp_path: Path) -> None:
-        moments = [[rank % 2, 1 + 9 * rank] for rank in range(first, first + 2)]
-        assert self.killed(scenes, tmp_path, moments)[0] == 2
+    def test_killed_at_ten_random_moments(self, scenes: Scenes) -> None:
+        jobs = []
+        for number in range(10):
+            draw = Random(number)
+            moment = [draw.randrange(2), draw.randint(1, 29 * STEPS_OF_AN_EPOCH), draw.random() / 50]
+            jobs.append(killed(f"killed {number}", moment))
+        scenes.launch(*jobs)
+        assert [self.lives(scenes, job)[0] for job in jobs] == [1] * 10
 
-    def test_without_restarts_the_job_ends_and_says_who_was_killed(
-        self, scenes: Scenes, tmp_path: Path
-    ) -> None:
-        done = torchrun(WORK, scenes.stored.path, tmp_path, json.dumps([[1, 4]]))
-        assert done.returncode != 0 and "Signal 9 (SIGKILL)" in done.stderr
-        assert not (tmp_path / "killed.safetensors").exists()
+    def test_without_restarts_the_job_ends_and_says_who_was_killed(self, scenes: Scenes) -> None:
+        said = scenes.failed(ENDED)
+        assert "Signal 9 (SIGKILL)" in said and "rank      : 1" in said
+        assert not (scenes.jobs / "ended" / "killed.safetensors").exists()
 
 
 class TestCommands:
     def test_the_first_rank_alone_writes_and_speaks(self, scenes: Scenes, tmp_path: Path) -> None:
         path = tmp_path / "model.safetensors"
         words = ["train", "--dataset", scenes.stored.path, "--output", path, "--epochs", 2, "--json"]
-        done = torchrun("-m", "--", "fgai", *words, "--batch-size", 4, "--log", tmp_path / "log.csv")
+        torchrun = (*TORCHRUN, "--nproc-per-node=2", "-m", "--", "fgai")
+        done = run(*torchrun, *words, "--batch-size", 4, "--log", tmp_path / "log.csv")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["epochs"] == 2 and done.stderr.count("training GAT") == 1
         assert sorted(each.name for each in tmp_path.iterdir()) == ["log.csv", "model.safetensors"]
         assert len((tmp_path / "log.csv").read_text().splitlines()) == 3
+
+
+class FakeRanks(Ranks):
+    """One of some ranks whose GPUs are known."""
+
+    def __init__(self, rank: int, gpus: list[str | None]) -> None:
+        super().__init__(rank, len(gpus))
+        self.gpus = gpus
+
+    def gather(self, value: Any) -> list[Any]:
+        assert value == self.gpus[self.rank]
+        return self.gpus
+
+
+class TestPlaces:
+    @pytest.fixture
+    def taken(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """A machine with two GPUs, called a and b, and which of them was made the current one."""
+        found: list[int] = []
+        named = [SimpleNamespace(uuid=name) for name in "ab"]
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: named[index])
+        monkeypatch.setattr(torch.cuda, "set_device", found.append)
+        return found
+
+    def take(self, rank: int, gpus: list[str | None], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        _take_own_gpu(FakeRanks(rank, gpus), torch.device(device))
+
+    def test_every_rank_takes_its_own(self, taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+        for rank in range(2):
+            self.take(rank, ["a", "b"], "cuda", monkeypatch)
+        self.take(0, ["b"], "cuda:1", monkeypatch)
+        assert taken == [0, 1, 1]
+
+    @pytest.mark.parametrize(
+        ("gpus", "device"), [(["a", "b", None], "cuda"), (["b", "b"], "cuda:1"), ([None, None], "cuda:5")]
+    )
+    def test_too_few_are_refused_on_all_ranks(
+        self, gpus: list[str | None], device: str, taken: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for rank in range(len(gpus)):
+            with pytest.raises(RanksError, match=r"needs a GPU of its own.*this machine has 2"):
+                self.take(rank, gpus, device, monkeypatch)
+        assert taken == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestOnTheDevice:
+    def train(self, scenes: Scenes, folder: Path, *before: object, **env: str) -> tuple[str, Path]:
+        """Train by the command line on the first GPU; return what was said on the way, and the model."""
+        path = folder / "model.safetensors"
+        words = ["fgai", "train", "--dataset", scenes.stored.path, "--output", path, "--epochs", 4]
+        sizes = ["--batch-size", 8, "--fan-out=-1", "--set", "dropout=0.0", "--set", "attention_dropout=0.0"]
+        done = run(*before, "-m", *words, *sizes, "--device", "cuda", CUDA_VISIBLE_DEVICES="0", **env)
+        return done.stdout + done.stderr, path
+
+    def test_one_rank_with_nccl_trains_as_without(self, scenes: Scenes, tmp_path: Path) -> None:
+        (tmp_path / "plain").mkdir()
+        (tmp_path / "ranks").mkdir()
+        log = tmp_path / "nccl.txt"
+        said, plain = self.train(scenes, tmp_path / "plain")
+        assert plain.exists(), said
+        torchrun = (*TORCHRUN, "--nproc-per-node=1")
+        env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": str(log)}
+        said, shared = self.train(scenes, tmp_path / "ranks", *torchrun, **env)
+        assert shared.exists(), said
+        assert "NCCL" in log.read_text()
+        one, two = (load_model(path) for path in (plain, shared))
+        for name, value in one.state_dict().items():
+            torch.testing.assert_close(two.state_dict()[name], value, rtol=1e-3, atol=1e-5)
+
+    def test_two_ranks_on_one_gpu_are_refused_and_do_not_hang(self, scenes: Scenes, tmp_path: Path) -> None:
+        said, path = self.train(scenes, tmp_path, *TORCHRUN, "--nproc-per-node=2")
+        assert not path.exists() and "every rank needs a GPU of its own" in said
 
 
 class TestAlone:

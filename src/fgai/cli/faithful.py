@@ -46,6 +46,7 @@ def faithful(
     ] = None,
     batch_size: options.BatchSize = None,
     fan_out: options.FanOut = None,
+    epoch_size: options.EpochSize = None,
     set_: options.Settings = None,
     log: options.Log = None,
     root: options.Root = None,
@@ -84,10 +85,12 @@ def faithful(
             tracker=tracker,
             batch_size=batch_size,
             fan_out=neighbours,
+            epoch_size=epoch_size,
             **settings,
         )
         about = {**opened.about, "method": "fgai", "seed": seed, "settings": settings, "vanilla": str(model)}
-        about |= {} if batch_size is None else {"batch_size": batch_size, "fan_out": fan_out}
+        sizes = {"batch_size": batch_size, "fan_out": fan_out, "epoch_size": epoch_size}
+        about |= {} if batch_size is None else sizes
         path = write_model(faithful, path, opened.graph, about)
     if current().leads:
         report(out, "faithful", faithful, scores(faithful, opened.graph, seed), path, about)

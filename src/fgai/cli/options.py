@@ -84,6 +84,12 @@ FanOut = Annotated[
         "--fan-out", help="Neighbours drawn of each node: one number or one per layer (10,5), -1 for all."
     ),
 ]
+EpochSize = Annotated[
+    int | None,
+    typer.Option(
+        "--epoch-size", min=1, help="Nodes of an epoch of mini-batches, drawn anew for each; all otherwise."
+    ),
+]
 Log = Annotated[
     str | None,
     typer.Option(

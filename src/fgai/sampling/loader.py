@@ -30,6 +30,7 @@ class Batches:
         nodes: [M] whose outputs are meant, by number or as a mask; all by default.
         batch_size: seeds of a batch; the last one has fewer. One larger than there are nodes gives one batch.
         shuffle: draw the order from the sampler's seed and epoch; else it is that of `nodes`.
+        most: seeds of a pass, the first of the order; None for all.
         workers: processes that make batches ahead; 0 makes them here.
         rank: of `ranks` processes that share the batches: this one takes every `ranks`-th, from this one on.
         ranks: how many share them; the last batches may be there for the first ranks alone.
@@ -53,6 +54,7 @@ class Batches:
         *,
         batch_size: int = 1024,
         shuffle: bool = True,
+        most: int | None = None,
         workers: int = 0,
         rank: int = 0,
         ranks: int = 1,
@@ -71,16 +73,17 @@ class Batches:
         if chosen.dim() != 1 or not chosen.numel():
             raise InputError(f"`nodes` must be a vector of at least one node, got shape {list(chosen.shape)}")
         self.graph, self.sampler, self.nodes = graph, sampler, chosen
+        self.most = len(chosen) if most is None else min(checks.whole(most, "most", 1), len(chosen))
 
     def __len__(self) -> int:
-        batches = -(-len(self.nodes) // self.batch_size)
+        batches = -(-self.most // self.batch_size)
         return len(range(self.rank, batches, self.ranks))
 
     def __iter__(self) -> Iterator[MiniBatch]:
         nodes = self.nodes
         if self.shuffle:
-            nodes = nodes[torch.from_numpy(self.sampler.order(len(nodes)))]
-        parts = list(torch.split(nodes, self.batch_size))[self.rank :: self.ranks]
+            nodes = nodes[torch.from_numpy(self.sampler.order(len(nodes))[: self.most])]
+        parts = list(torch.split(nodes[: self.most], self.batch_size))[self.rank :: self.ranks]
         generator = torch.Generator()  # or the loader would take a number from the global one
         yield from DataLoader(
             parts,  # type: ignore[arg-type]

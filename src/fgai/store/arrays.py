@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+ZEROS = 1 << 24
+"""Bytes that are written together where room is taken by writing."""
 
 
 class ArrayFile:
@@ -75,9 +77,18 @@ def scratch(path: Path, shape: tuple[int, ...], dtype: Any) -> Array:
     """
     size = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
     with path.open("xb") as file:
-        if size:
-            os.posix_fallocate(file.fileno(), 0, size)
+        _take_room(file, size)
     return open_scratch(path, shape, dtype)
+
+
+def _take_room(file: BinaryIO, size: int) -> None:
+    """Give an empty file so many bytes on the disk; where the system cannot (macOS), zeros are written."""
+    if size and hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+        return
+    zeros = memoryview(bytes(min(size, ZEROS)))
+    for first in range(0, size, ZEROS):
+        file.write(zeros[: size - first])
 
 
 def open_scratch(path: Path, shape: tuple[int, ...], dtype: Any) -> Array:

@@ -52,6 +52,7 @@ def make_faithful(
     tracker: Tracker | None = None,
     batch_size: int | None = None,
     fan_out: int | Sequence[int] | None = None,
+    epoch_size: int | None = None,
     **settings: Any,
 ) -> M:
     """Return a faithful version of a trained attention model; the given one is untouched.
@@ -69,9 +70,10 @@ def make_faithful(
     does the same.
 
     With `batch_size` training reads mini-batches, of a graph in memory or of a stored one, which is never
-    loaded whole: an epoch is then a pass over all nodes, a step for each batch. What the vanilla model says,
-    and the ranges of limits, come from exact passes over the whole graph. Such trainings are not judged: the
-    attack that judges sees the whole graph. Several processes share the batches inside `fgai.ranks.joined`.
+    loaded whole: an epoch is then a pass over all nodes (`epoch_size`), a step for each batch. What the
+    vanilla model says, and the ranges of limits, come from exact passes over the whole graph. Such trainings
+    are not judged: the attack that judges sees the whole graph. Several processes share the batches inside
+    `fgai.ranks.joined`.
 
     Args:
         model: trained; fgai's GAT, GATv2, GT or any PyG model the recorder supports.
@@ -89,6 +91,8 @@ def make_faithful(
         batch_size: nodes of a mini-batch; None trains on the whole graph. For GAT, GATv2, and GT without
             encodings.
         fan_out: neighbours drawn of each node, one number or one per layer, -1 for all; 10 by default.
+        epoch_size: nodes of an epoch of mini-batches, drawn anew for each; all of them by default. On very
+            large graphs this brings validations and checkpoints closer together.
         **settings: single settings by name, e.g. `epochs=50`, `similarity=4.0`.
 
     Returns:
@@ -106,7 +110,7 @@ def make_faithful(
     }
     if batch_size is not None:
         with shown(progress), opened(data, seed) as parts:
-            parts.batched_for(model, batch_size, fan_out)
+            parts.batched_for(model, batch_size, fan_out, epoch_size)
             config = _config(model, parts.nodes, config, preset, settings)
             recipe = FaithfulBatches(model, parts, config)
             parts.agree(model, recipe.name, config, seed)
@@ -115,7 +119,7 @@ def make_faithful(
             if config.limits:
                 parts.set_ranges(made, config.tightness)
             return made
-    given = in_memory(data, fan_out)
+    given = in_memory(data, fan_out, epoch_size)
     task = task_of(given)
     config = _config(model, given, config, preset, settings)
     graph = prepared(model, task.view(given, "fit"))

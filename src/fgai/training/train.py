@@ -156,14 +156,15 @@ def train(
         return _fitted(model, batches, config, whole.label(model, batches.name, config, seed), saving)
 
 
-def in_memory(data: Any, fan_out: int | Sequence[int] | None) -> Graph:
+def in_memory(data: Any, fan_out: int | Sequence[int] | None, epoch_size: int | None = None) -> Graph:
     """Return the graph that is trained on as a whole.
 
     Raises:
-        InputError: a stored graph, or a fan-out, which mini-batches have.
+        InputError: a stored graph, or sizes that only mini-batches have.
     """
-    if fan_out is not None:
-        raise InputError("`fan_out` is for mini-batches: give `batch_size`, too")
+    for name, size in (("fan_out", fan_out), ("epoch_size", epoch_size)):
+        if size is not None:
+            raise InputError(f"`{name}` is for mini-batches: give `batch_size`, too")
     return as_graph(data)
 
 

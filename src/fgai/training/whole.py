@@ -62,9 +62,16 @@ class Whole:
         self.ranks = current()
         self.batch_size = 1
         self.fan_out: tuple[int, ...] = (FAN_OUT,)
+        self.epoch_size: int | None = None
 
-    def batched_for(self, model: nn.Module, batch_size: int, fan_out: int | Sequence[int] | None) -> None:
-        """Say for which model batches are, and how large.
+    def batched_for(
+        self,
+        model: nn.Module,
+        batch_size: int,
+        fan_out: int | Sequence[int] | None,
+        epoch_size: int | None = None,
+    ) -> None:
+        """Say for which model batches are, how large, and how many seeds an epoch has at most.
 
         Raises:
             InputError: the model cannot be computed on a part of a graph, or does not fit this one; the sizes
@@ -73,6 +80,7 @@ class Whole:
         check_streamed(model, self.stored)
         self.batch_size = checks.whole(batch_size, "batch_size", 1)
         self.fan_out = _fan_out(fan_out, len(find_layers(unwrapped(model))))
+        self.epoch_size = None if epoch_size is None else checks.whole(epoch_size, "epoch_size", 1)
         self.sampler = NeighbourSampler(self.stored, self.fan_out, seed=self.seed)
         (first,) = self.parts(model, torch.zeros(1, dtype=torch.long), 0)
         with evaluating(model), torch.no_grad():
@@ -91,6 +99,7 @@ class Whole:
         epoch: int,
         *,
         shuffle: bool = True,
+        most: int | None = None,
         rank: int = 0,
         ranks: int = 1,
     ) -> Iterator[Part]:
@@ -101,11 +110,12 @@ class Whole:
             nodes: [M] seeds by number; all by default.
             epoch: draws the order and the neighbours.
             shuffle: else the order is that of `nodes`.
+            most: see `Batches`.
             rank: see `Batches`.
             ranks: see `Batches`.
         """
         self.sampler.epoch = epoch
-        order: dict[str, Any] = {"shuffle": shuffle, "rank": rank, "ranks": ranks}
+        order: dict[str, Any] = {"shuffle": shuffle, "most": most, "rank": rank, "ranks": ranks}
         for batch in Batches(self.stored, self.sampler, nodes, batch_size=self.batch_size, **order):
             yield Part(prepared(model, batch.graph), batch.nodes, batch.num_seeds)
 
@@ -115,15 +125,16 @@ class Whole:
         Together the ranks take the batches in the order in which one rank would.
         """
         done, count = 0, self.stored.num_nodes if nodes is None else len(nodes)
-        own = self.parts(model, nodes, epoch, rank=self.ranks.rank, ranks=self.ranks.size)
+        shared: dict[str, Any] = {"rank": self.ranks.rank, "ranks": self.ranks.size}
+        own = self.parts(model, nodes, epoch, most=self.epoch_size, **shared)
         for done, part in enumerate(own, 1):  # noqa: B007 (read after the loop)
             yield part
         if done < self.num_steps(count):
             yield None
 
     def num_steps(self, count: int) -> int:
-        """Steps in which so many seeds are taken, a mini-batch on every rank."""
-        return -(-count // (self.batch_size * self.ranks.size))
+        """Steps of an epoch over so many seeds, or those it has at most; a mini-batch on every rank."""
+        return -(-min(count, self.epoch_size or count) // (self.batch_size * self.ranks.size))
 
     def observe(self, model: nn.Module, *, ranked: bool = False) -> StoredObservation:
         """What a model says of all nodes and edges, exactly; heads averaged, and ranks where asked."""
@@ -154,15 +165,19 @@ class Whole:
             self.ranks.agree({
                 **{f"version of {name}": version for name, version in versions().items()},
                 "graph": self.stored.fingerprint,
-                "settings": repr((*settings, self.batch_size, self.fan_out)),
+                "settings": repr((*settings, *self._sizes)),
                 "model": self.label(model, weights=True),
             })  # fmt: skip
 
     def label(self, model: nn.Module, *parts: object, weights: bool = False) -> str:
         """Name what is trained on what, see `run_label`; batches of another size are another training."""
-        sizes = self.batch_size, self.fan_out
         data = self.stored.fingerprint
-        return run_label(model, self.nodes, *parts, *sizes, weights=weights, data=data)
+        return run_label(model, self.nodes, *parts, *self._sizes, weights=weights, data=data)
+
+    @property
+    def _sizes(self) -> tuple[object, ...]:
+        sizes = self.batch_size, self.fan_out
+        return sizes if self.epoch_size is None else (*sizes, self.epoch_size)
 
     @cached_property
     def feature_range(self) -> tuple[float, float]:

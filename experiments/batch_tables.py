@@ -1,0 +1,73 @@
+"""Faithful training in mini-batches beside that of the whole graph, under every search we have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.attack_tables import RANDOM, reached
+from experiments.build import name_of
+from experiments.cells import read_grid
+from experiments.fingerprint import earlier_note
+from experiments.sheet import Sheet
+from experiments.store import Store
+from fgai.metrics import quantity
+from fgai.records import Cell, Column, Table, look_up
+
+WHOLE, BATCHES = "fgai, whole graph", "fgai, batches"
+BAR = 0.01
+"""Micro-F1 that mini-batches may cost."""
+
+
+def batches(store: Store) -> list[Sheet | Table]:
+    """F1, clean and under `ensemble`, of both ways to train, and how much mini-batches cost."""
+    cells = read_grid("batches")
+    found = {(cell.dataset, cell.row): store.read(cell) for cell in cells}
+    scores = {key: _scores(record) for key, record in found.items() if record and record["status"] == "done"}
+    columns = [Column(name) for name in ("dataset", "method")]
+    columns += [quantity("f1.clean", "clean").column]
+    columns += [quantity("f1.attacked", title).column for title in ("`ensemble`", "chosen")]
+    columns += [Column(f"{title} − whole") for title in ("clean", "`ensemble`", "chosen")]
+    columns += [Column(f"within {BAR:g}")]
+    body = [
+        [dataset, name_of(row), *scores[dataset, row], *_beside(dataset, row, scores)]
+        for dataset, row in found
+        if (dataset, row) in scores
+    ]
+    body.sort(key=lambda row: [cell.dataset for cell in cells].index(str(row[0])))
+    notes = [
+        "GAT, seed 0; both faithful models come from the same vanilla one. `ensemble`: the worst of every"
+        " search at random endpoints; “chosen”: the worst at endpoints chosen by rules. “− whole”: micro-F1"
+        " of the training in mini-batches minus that on the whole graph; within where it costs at most"
+        f" {BAR:g}. {'; '.join(_sizes(cell.dataset, cell.settings) for cell in cells if cell.settings)}."
+    ]
+    if missing := len(found) - len(scores):
+        notes.append(f"{missing} of {len(found)} cells are missing.")
+    notes += earlier_note(store, cells)
+    return [Table("Faithful training in mini-batches", columns, body or [[None] * len(columns)], notes)]
+
+
+def _scores(record: dict[str, Any]) -> list[float | None]:
+    """F1: clean, under the worst search at random endpoints, and at chosen ones."""
+    places = {True: list[float](), False: list[float]()}
+    for one in reached(record, "ensemble", "prediction"):
+        places[one.rule == RANDOM].append(max(one.damages.values()))
+    clean = look_up(record["evaluations"]["ensemble"]["metrics"], "f1.clean")
+    return [clean, *(1 - max(damages) if damages else None for damages in places.values())]
+
+
+def _beside(dataset: str, row: str, scores: dict[tuple[str, str], list[float | None]]) -> list[Cell]:
+    """What mini-batches cost beside the whole graph, and whether that is within the bar."""
+    whole = scores.get((dataset, WHOLE))
+    if row != BATCHES or whole is None:
+        return [None] * 4
+    pairs = zip(scores[dataset, row], whole, strict=True)
+    apart = [None if one is None or two is None else one - two for one, two in pairs]
+    within = all(value >= -BAR for value in apart if value is not None)
+    return [*(None if value is None else f"{value:+.3f}" for value in apart), "yes" if within else "no"]
+
+
+def _sizes(dataset: str, settings: dict[str, Any]) -> str:
+    return (
+        f"{dataset}: {settings['epochs']} epochs in batches of {settings['batch_size']} nodes with"
+        f" {settings['fan_out']} neighbours"
+    )
