@@ -49,22 +49,29 @@ def change_of(record: Mapping[str, Any], cell: Cell) -> str | None:
 
 
 def earlier_note(store: Store, cells: Sequence[Cell]) -> list[str]:
-    """One sentence that tells how many cells have records of other settings than today's, or none."""
+    """One sentence that tells how many cells have records of other settings or searches, or none."""
     pairs = [(record, cell) for cell in cells if (record := store.read(cell)) is not None]
     count = sum(record["status"] == "done" and change_of(record, cell) is not None for record, cell in pairs)
-    return [f"{count} of {len(cells)} cells were trained with earlier settings of their method."] * bool(
-        count
-    )
+    said = f"{count} of {len(cells)} cells were trained with other settings than today's presets."
+    return [said] * bool(count)
 
 
 def _other_settings(record: Mapping[str, Any], cell: Cell) -> str | None:
-    for part, now in settings_of(cell).items():
-        then = current_names(record.get("training", {}).get(part, now))
-        then = {**{name: value for name, value in LATER.items() if name in now}, **then}
-        for name in sorted({**then, **now}):
-            if then.get(name) != now.get(name):
-                return f"another {name!r} ({part}: {then.get(name)!r}, now {now.get(name)!r})"
+    """The first setting that is another one now, of the training or of its parent's."""
+    was, now = (_sides(values) for values in (record.get("training", {}), settings_of(cell)))
+    for side, settings in now.items():
+        then = current_names(was[side]) if was[side] else settings
+        then = {**{name: value for name, value in LATER.items() if name in settings}, **then}
+        for name in sorted({**then, **settings}):
+            if then.get(name) != settings.get(name):
+                return f"another {name!r} ({side}: {then.get(name)!r}, now {settings.get(name)!r})"
     return None
+
+
+def _sides(training: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """All settings of a training, whether said or left to the defaults, and its parent's."""
+    own = {**training.get("defaults", {}), **training.get("settings", {})}
+    return {"settings": own, "parent": training.get("parent", {})}
 
 
 def other_searches(record: Mapping[str, Any], cell: Cell) -> str | None:

@@ -333,6 +333,16 @@ class TestRun:
         assert {member.optimiser for member in attack.members} == {"sign", "momentum", "adam"}
         assert {member.gradient for member in attack.members} == {"true", "straight"}
 
+    def test_a_default_that_is_said_is_the_same_setting(self, tmp_path: Path) -> None:
+        store, cell = Store(tmp_path), cases.tiny(method="fgai")
+        body = cases.body_of(cell)
+        body["training"]["settings"]["lean"] = body["training"]["defaults"].pop("lean")
+        store.write(cell, body)
+        record = store.read(cell)
+        assert record is not None and change_of(record, cell) is None
+        record["training"]["settings"]["lean"] = 2.0
+        assert change_of(record, cell) == "another 'lean' (settings: 2.0, now 0.0)"
+
     def test_records_of_before_lack_settings_that_change_nothing(self, tmp_path: Path) -> None:
         store, cell = Store(tmp_path), cases.tiny(method="fgai")
         body = cases.body_of(cell)
