@@ -329,7 +329,7 @@ class TestRun:
     def test_trials_are_judged_by_a_short_ensemble_on_validation_nodes(self) -> None:
         attack = short_attack("node")
         assert isinstance(attack, EnsembleInjection) and attack.budget.targets == "val"
-        assert attack.rules == ("random",) and {member.steps for member in attack.members} == {100}
+        assert attack.rules == ("random", "defects") and {member.steps for member in attack.members} == {100}
         assert {member.optimiser for member in attack.members} == {"sign", "momentum", "adam"}
         assert {member.gradient for member in attack.members} == {"true", "straight"}
 
