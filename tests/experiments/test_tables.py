@@ -56,6 +56,8 @@ def changed(path: str, value: float, threat: str = "ensemble", seeds: int = 5) -
                     held = held[parent]
                 if held:
                     held[int(name) if name.isdigit() else name] = value
+                    if name == "all":
+                        held["layers"] = [value, value]
             records.append({"key": cell.key, "cell": cell.to_dict(), **body})
     return Results(records)
 
