@@ -13,7 +13,6 @@ from experiments.cells import read_grid
 from experiments.certificate_tables import certificates, injection
 from experiments.defence_tables import defences
 from experiments.explainer_tables import explainers
-from experiments.limits_tables import limits
 from experiments.results import Results
 from experiments.sheet import Sheet, estimated
 from experiments.store import Store
@@ -104,7 +103,6 @@ TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "untuned": claims.untuned,
     "before": before,
     "members": members,
-    "limits": limits,
     "stability": stability,
     "f1": f1,
     "f-slope": f_slope,
