@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from experiments.certified import certified_share, features_alone
 from experiments.claim_tables import ANY, BESIDE, CLAIM
 from experiments.paper import published
 from experiments.results import GRAPHS, MODELS, UNTUNED, Results
-from experiments.statistics import Estimate
+from experiments.statistics import Estimate, estimate
 from experiments.store import Store
 from experiments.training_tables import memory_above
 from fgai.records import Column, Table
@@ -65,12 +65,18 @@ class Case:
 
     def mean(self, path: str, row: str = "fgai", threat: str = CLAIM) -> float | None:
         """Mean over seeds, None where nothing is there."""
-        found = self.results.estimate(self.model, self.dataset, row, path, threat)
-        return None if found is None else found.mean
+        return _mean(self.results.estimate(self.model, self.dataset, row, path, threat))
 
-    def pair(self, path: str, threat: str = CLAIM) -> tuple[float | None, float | None]:
-        """FGAI's mean and vanilla's."""
-        return self.mean(path, "fgai", threat), self.mean(path, "vanilla", threat)
+    def pair(self, path: str) -> tuple[float | None, float | None]:
+        """FGAI's mean and vanilla's under `ensemble`, over the seeds and layers that both have."""
+        ours, base = self.results.pair(self.model, self.dataset, path, CLAIM)
+        return _mean(estimate(ours.values())), _mean(estimate(base.values()))
+
+    @property
+    def flat(self) -> str:
+        """Names the layers that similarity and sharpness leave out, in brackets; empty without any."""
+        layers = self.results.flat(self.model, self.dataset, CLAIM)
+        return f" (layer {', '.join(map(str, layers))} is flat, left out)" if layers else ""
 
     def paper(self, metric: str) -> float | None:
         """F1 of the paper's FGAI."""
@@ -128,7 +134,9 @@ def table(bars: list[Bar], *, every: bool = True) -> Table:
     rows = [[b.model, b.dataset, b.name, b.wanted, b.found, str(b.seeds), WORDS[b.met]] for b in shown]
     counts = {word: sum(b.met is state for b in bars) for state, word in WORDS.items()}
     said = ", ".join(f"{count} {word}" for word, count in counts.items())
-    notes = [f"{said}, of {len(bars)}."]
+    notes = [
+        f"{said}, of {len(bars)}. FGAI and vanilla are compared over the seeds and layers that both have."
+    ]
     if few := sum(0 < bar.seeds < SEEDS for bar in bars):
         notes.append(f"{few} are judged on fewer than {SEEDS} seeds.")
     return Table("Bars", columns, rows, notes)
@@ -217,9 +225,7 @@ def _explanations(case: Case) -> Iterator[Bar]:
         lost = [None if kept is None else 1 - kept for kept in case.pair(f"overlap_touched.{attack}.all")]
         yield case.bar(name, "≤ a third of vanilla's", lambda f, v: f <= v / 3, *lost)
     if case.model != "GT":
-        kept = case.mean("overlap_touched.explanation.layers.0")
-        lost_first = None if kept is None else 1 - kept
-        yield case.bar("top 5 lost at the first layer", "0", lambda f: f == 0, lost_first, form="{:.4f}")
+        yield _first_layer(case)
     for layer in (0, 1):
         path = f"intruders.explanation.mass.layers.{layer}"
         yield case.bar(
@@ -231,18 +237,38 @@ def _explanations(case: Case) -> Iterator[Bar]:
     yield from _sharp(case)
 
 
+def _first_layer(case: Case) -> Bar:
+    """Nothing is lost at the first layer, on the seeds whose attack reaches a top 5 that could be."""
+    where = (case.model, case.dataset, "fgai")
+    kept = case.results.values(*where, "overlap_touched.explanation.layers.0", CLAIM)
+    seeds = len(case.results.values(*where, "f1.attacked", CLAIM))
+    found = _mean(estimate(kept.values()))
+    bar = case.bar(
+        "top 5 lost at the first layer",
+        "0",
+        lambda f: f == 0,
+        None if found is None else 1 - found,
+        form="{:.4f}",
+        seeds=len(kept),
+    )
+    if len(kept) == seeds:
+        return bar
+    return replace(bar, found=f"{bar.found} (no top 5 in reach on {seeds - len(kept)} of {seeds} seeds)")
+
+
 def _similar(case: Case) -> Iterator[Bar]:
     for name, path, least in (
         ("similarity", "similarity.overlap.all", 0.85),
         ("similarity, sharpest layer", "similarity.overlap.sharpest", 0.9),
     ):
-        yield case.bar(name, f"≥ {least}", lambda f, low=least: f >= low, case.mean(path), form="{:.3f}")
+        form = "{:.3f}" + case.flat * path.endswith(".all")
+        yield case.bar(name, f"≥ {least}", lambda f, low=least: f >= low, case.mean(path), form=form)
 
 
 def _sharp(case: Case) -> Iterator[Bar]:
     for name, part in (("sharpness", "all"), ("sharpness, sharpest layer", "sharpest")):
-        pair = case.pair(f"sharpness.clean.{part}")
-        yield case.bar(name, "≥ 0.9 × vanilla's", lambda f, v: f >= 0.9 * v, *pair, form="{:.4f}, {:.4f}")
+        pair, form = case.pair(f"sharpness.clean.{part}"), "{:.4f}, {:.4f}" + case.flat * (part == "all")
+        yield case.bar(name, "≥ 0.9 × vanilla's", lambda f, v: f >= 0.9 * v, *pair, form=form)
 
 
 def _slopes(case: Case) -> Iterator[Bar]:
@@ -306,7 +332,7 @@ def _untuned(results: Results) -> Iterator[Bar]:
             pair = case.mean("f1.attacked"), case.mean("f1.clean")
             yield case.bar("untuned: `ensemble` F1", "≥ own clean − 0.03", lambda a, c: a >= c - 0.03, *pair)
             for bar in (*_similar(case), *_sharp(case)):
-                yield Bar(**{**vars(bar), "name": f"untuned: {bar.name}"})
+                yield replace(bar, name=f"untuned: {bar.name}")
 
 
 def _mean(found: Estimate | None) -> float | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from experiments.layers import SPEAKING
 from experiments.paper import published
-from experiments.results import ROWS, Results
+from experiments.results import ROWS, Layers, Results
 from experiments.sheet import Entry, Estimated, Row, Sheet
+from experiments.statistics import paired
 from fgai.metrics import null_path
 from fgai.records import Column, Table
 
@@ -26,6 +28,12 @@ NAMES = {
     "gnnguard": "GNNGuard",
 }
 NULLS = {"uniform": "uniform (null)", "random": "random (null)"}
+TOUCHED = "overlap_touched."
+COMMON = (
+    "What is kept is compared, seed by seed, over the layers in which every method of a group has nodes with"
+    " more than 5 neighbours in reach: where an attack chose endpoints with few neighbours, a layer may have"
+    " none."
+)
 
 
 def name_of(row: str) -> str:
@@ -34,20 +42,27 @@ def name_of(row: str) -> str:
 
 
 def entry(
-    results: Results, model: str, dataset: str, row: str, column: Estimated, base: str = "vanilla"
+    results: Results,
+    model: str,
+    dataset: str,
+    row: str,
+    column: Estimated,
+    layers: Layers | None = None,
+    base: str = "vanilla",
 ) -> Entry:
-    """Return one cell of a sheet."""
+    """Return one cell of a sheet; `layers` are those that its group is compared over."""
     wanted = len(results.seeds(model, dataset, row))
     known = None
     if column.paper is not None:
         known = published(column.paper[0], model, dataset, row, column.paper[1])
-    found = results.estimate(model, dataset, row, column.shown.path, column.threat)
+    where = (column.shown.path, column.threat, layers)
+    found = results.estimate(model, dataset, row, *where)
     if row == base:
         return Entry(estimate=found if column.own else None, published=known, wanted=wanted)
     ratio = apart = None
     if column.own:
-        apart = results.interval(model, dataset, row, column.shown.path, column.threat, base)
-    reference = results.estimate(model, dataset, base, column.shown.path, column.threat)
+        apart = paired(*(results.values(model, dataset, name, *where) for name in (row, base)))
+    reference = results.estimate(model, dataset, base, *where)
     if column.ratio and found is not None and reference is not None and found.mean:
         ratio = reference.mean / found.mean
     return Entry(
@@ -100,7 +115,11 @@ def sheet(
             names = [row for row in results.rows(model, dataset, order) if results.held(model, dataset, row)]
             if not names:
                 continue
-            group = [[entry(results, model, dataset, row, column) for column in columns] for row in names]
+            shared = [results.layers(model, dataset, names, c.shown.path, c.threat) for c in columns]
+            group = [
+                [entry(results, model, dataset, row, *pair) for pair in zip(columns, shared, strict=True)]
+                for row in names
+            ]
             marked = [mark_best(c, held) for c, held in zip(columns, zip(*group, strict=True), strict=True)]
             lines = [tuple(line) for line in zip(*marked, strict=True)]
             rows += [Row((dataset, name_of(row)), line) for row, line in zip(names, lines, strict=True)]
@@ -110,7 +129,8 @@ def sheet(
                     rows.append(Row((dataset, label), cells))
         if rows:
             sections[model] = rows
-    return Sheet(title, ("dataset", "method"), columns, sections, [*notes, *about(results)])
+    notes = [*notes, *layer_notes(results, columns), *about(results)]
+    return Sheet(title, ("dataset", "method"), columns, sections, notes)
 
 
 def nothing(results: Results, title: str) -> Table:
@@ -142,6 +162,26 @@ def about(results: Results) -> list[str]:
         said = ", ".join(f"{code} × {count}" for code, count in warned.items())
         lines.append(f"Reliability warnings in the records: {said}; see reliability.md.")
     return lines
+
+
+def layer_notes(results: Results, columns: Sequence[Estimated]) -> list[str]:
+    """What means over layers leave out: layers that some method of a group has no value in, flat ones."""
+    means = [column for column in columns if column.shown.path.endswith(".all")]
+    lines = [COMMON] if any(column.shown.path.startswith(TOUCHED) for column in means) else []
+    speaking = {column.threat for column in means if column.shown.path.partition(".")[0] in SPEAKING}
+    return lines + [line for threat in sorted(speaking) for line in flat_note(results, threat)]
+
+
+def flat_note(results: Results, threat: str) -> list[str]:
+    """Name the layers that similarity and sharpness leave out, if there are any."""
+    found = [
+        f"{model} on {dataset}, layer {', '.join(map(str, layers))}"
+        for model in results.models()
+        for dataset in results.datasets(model)
+        if (layers := results.flat(model, dataset, threat))
+    ]
+    said = "Similarity and sharpness leave out layers whose vanilla attention is flat to 1e-6"
+    return [f"{said}: {'; '.join(found)}."] if found else []
 
 
 def count(results: Results) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.build import about, name_of
+from experiments.build import about, name_of, sheet
 from experiments.cells import Cell as Grid
+from experiments.cells import read_grid
+from experiments.claim_tables import CLAIM, endpoints
 from experiments.results import Results, settings_in
 from experiments.run import INJECTED
-from experiments.sheet import Sheet
+from experiments.sheet import Sheet, estimated
 from experiments.statistics import estimate
 from experiments.store import Store
 from fgai.certificates import INJECTION_PROMISE, PROMISE, TABLE_RADII, WHERE
@@ -115,7 +117,20 @@ def injection(store: Store) -> list[Sheet | Table]:
         " what a network without edges classifies right; a certificate below it protects nothing.",
         INJECTION_PROMISE,
     )
-    return [Table("Classes no injected neighbour can change", columns, rows, notes)]
+    return [Table("Classes no injected neighbour can change", columns, rows, notes), _attacked(store)]
+
+
+def _attacked(store: Store) -> Sheet | Table:
+    """What is trained towards certificates, under attack like everything else."""
+    cells = [cell for cell in read_grid("injection") if cell.kind == "attack"]
+    keys = {cell.key for cell in cells}
+    results = Results.newest((r for r in store.records("attack") if r["key"] in keys), cells)
+    metrics = [
+        estimated("f1.clean", "clean", threat=CLAIM),
+        *endpoints(CLAIM),
+        estimated("similarity.overlap.all", "as vanilla", threat=CLAIM),
+    ]
+    return sheet(results, "Trained towards certificates, under attack", metrics)
 
 
 def _injected(records: Sequence[dict[str, Any]], where: str, neighbours: int, what: str) -> str | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.build import name_of
+from experiments.build import COMMON, flat_note, name_of
 from experiments.cells import read_grid
-from experiments.results import ROWS, Results
+from experiments.results import ROWS, Layers, Results
 from experiments.sheet import Sheet
 from experiments.store import Store
 from experiments.training_tables import device_of, memory_above
@@ -14,6 +14,7 @@ from fgai.metrics import quantity
 from fgai.records import Cell, Column, Table
 
 DEFENCE_ROWS = (*ROWS, "gnnguard", "gnn-svd", "pro-gnn")
+KEPT = "overlap_touched.prediction.all"
 THREATS = ("standard", "strong", "adaptive")
 
 
@@ -33,7 +34,7 @@ def defences(store: Store) -> list[Sheet | Table]:
     columns += [quantity("f1.clean").column]
     columns += [quantity("f1.attacked", f"F1 {name}").column for name in THREATS]
     columns += [
-        quantity("overlap_touched.prediction.all", "top 5 kept, standard").column,
+        quantity(KEPT, "top 5 kept, standard").column,
         quantity("sharpness.clean.all").column,
         quantity("training.epoch_seconds", "ms per epoch", ".1f").column,
         quantity("training.seconds").column,
@@ -52,6 +53,8 @@ def defences(store: Store) -> list[Sheet | Table]:
         " the top 5 before and after, nodes in reach. `adaptive`: the budget of `standard`, more steps, and"
         " new nodes that pass for members of the neighbourhood they attack. Peak memory of the training,"
         " above what data and parent hold.",
+        COMMON,
+        *flat_note(results, THREATS[0]),
     ]
     if results.missing:
         notes.append(f"{results.missing} of {len(results.expected)} cells are missing.")
@@ -59,8 +62,8 @@ def defences(store: Store) -> list[Sheet | Table]:
 
 
 def _row(results: Results, model: str, dataset: str, row: str) -> list[Cell]:
-    def mean(path: str, threat: str = "standard") -> float | None:
-        found = results.estimate(model, dataset, row, path, threat)
+    def mean(path: str, threat: str = "standard", layers: Layers | None = None) -> float | None:
+        found = results.estimate(model, dataset, row, path, threat, layers)
         return None if found is None else found.mean
 
     epoch, memory = mean("training.epoch_seconds"), memory_above(results, model, dataset, row)
@@ -75,7 +78,7 @@ def _row(results: Results, model: str, dataset: str, row: str) -> list[Cell]:
         name_of(row),
         mean("f1.clean"),
         *(mean("f1.attacked", threat) for threat in THREATS),
-        mean("overlap_touched.prediction.all"),
+        mean(KEPT, layers=results.layers(model, dataset, DEFENCE_ROWS, KEPT)),
         mean("sharpness.clean.all"),
         None if epoch is None else 1e3 * epoch,
         mean("training.seconds"),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from experiments.cells import Cell, read_grid
 from experiments.fingerprint import change_of
+from experiments.layers import by_layer, common, flat_layers, mean_over
 from experiments.statistics import Estimate, Interval, estimate, paired
 from experiments.store import Store
 from fgai.errors import CheckpointError
@@ -23,6 +24,9 @@ DATASETS = (*GRAPHS, "arxiv-tape", *UNTUNED)
 ROWS = (
     "vanilla", "ln", "limits", "at", "at-limits", "fgai", "fgai-certified", "fgai-injection", "fgai-paper",
 )  # fmt: skip
+
+Layers = Mapping[int, frozenset[int]]
+"""By seed, some layers."""
 
 
 class Key(NamedTuple):
@@ -150,9 +154,17 @@ class Results:
         return list(self._rows.get((model, dataset, row), {}).values())
 
     def values(
-        self, model: str, dataset: str, row: str, path: str, threat: str = "standard"
+        self,
+        model: str,
+        dataset: str,
+        row: str,
+        path: str,
+        threat: str = "standard",
+        layers: Layers | None = None,
     ) -> dict[int, float]:
         """Return a number per seed; records without it are left out.
+
+        A mean over layers (`….all`) is taken over those that have a value, see `experiments.layers`.
 
         Args:
             model: e.g. `GAT`.
@@ -161,28 +173,80 @@ class Results:
             path: a metric of the evaluation (`f1.clean`), or `training.…`, `validation.…`, `certificate.…`; a
                 number in it is a place in a list (`g_jsd.layers.0`).
             threat: which evaluation.
+            layers: by seed those a mean is taken over, see `layers`; all by default.
         """
         found: dict[int, float] = {}
-        top = path.partition(".")[0] in ("training", "validation", "certificate")
-        for seed, record in self._rows.get((model, dataset, row), {}).items():
-            held = record if top else look_up(record["evaluations"], f"{threat}.metrics")
-            value = None if held is None else _found(held, path)
+        for seed, held in self._parts(model, dataset, row, path, threat):
+            values = by_layer(held, path)
+            chosen = None if layers is None else layers.get(seed)
+            value = _found(held, path) if values is None else mean_over(values, chosen)
             if isinstance(value, int | float):
                 found[seed] = float(value)
         return found
 
+    def layers(
+        self, model: str, dataset: str, rows: Iterable[str], path: str, threat: str = "standard"
+    ) -> Layers:
+        """Return by seed the layers in which all of some rows have a value, where a path is a mean over them.
+
+        What an attack reaches depends on the model it is after, and so do the layers that have a value: only
+        over the same ones are two means comparable.
+        """
+        seeds: dict[int, list[dict[int, float]]] = {}
+        for row in rows:
+            for seed, held in self._parts(model, dataset, row, path, threat):
+                if (values := by_layer(held, path)) is not None:
+                    seeds.setdefault(seed, []).append(values)
+        return {seed: common(values) for seed, values in seeds.items()}
+
+    def flat(self, model: str, dataset: str, threat: str) -> list[int]:
+        """Layers, from 1, whose vanilla attention says nothing on some seed: see `flat_layers`."""
+        rows = [row for row in self.rows(model, dataset) if self.held(model, dataset, row)]
+        parts = (held for row in rows for _, held in self._parts(model, dataset, row, "", threat))
+        return sorted({layer + 1 for held in parts for layer in flat_layers(held)})
+
+    def _parts(
+        self, model: str, dataset: str, row: str, path: str, threat: str
+    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """By seed, what a path is looked up in: a record or its metrics under a threat."""
+        top = path.partition(".")[0] in ("training", "validation", "certificate")
+        for seed, record in self._rows.get((model, dataset, row), {}).items():
+            held = record if top else look_up(record["evaluations"], f"{threat}.metrics")
+            if held is not None:
+                yield seed, held
+
     def estimate(
-        self, model: str, dataset: str, row: str, path: str, threat: str = "standard"
+        self,
+        model: str,
+        dataset: str,
+        row: str,
+        path: str,
+        threat: str = "standard",
+        layers: Layers | None = None,
     ) -> Estimate | None:
         """Mean and spread over seeds."""
-        return estimate(self.values(model, dataset, row, path, threat).values())
+        return estimate(self.values(model, dataset, row, path, threat, layers).values())
+
+    def pair(
+        self,
+        model: str,
+        dataset: str,
+        path: str,
+        threat: str = "standard",
+        row: str = "fgai",
+        base: str = "vanilla",
+    ) -> tuple[dict[int, float], dict[int, float]]:
+        """Return the values of two rows on the seeds and over the layers that both have."""
+        layers = self.layers(model, dataset, (row, base), path, threat)
+        ours, theirs = (self.values(model, dataset, name, path, threat, layers) for name in (row, base))
+        both = sorted(ours.keys() & theirs.keys())
+        return {seed: ours[seed] for seed in both}, {seed: theirs[seed] for seed in both}
 
     def interval(
         self, model: str, dataset: str, row: str, path: str, threat: str = "standard", base: str = "vanilla"
     ) -> Interval | None:
-        """The paired 95 % interval of a row's difference to `base`."""
-        ours = self.values(model, dataset, row, path, threat)
-        return paired(ours, self.values(model, dataset, base, path, threat))
+        """The paired 95 % interval of a row's difference to `base`, over the layers that both have."""
+        return paired(*self.pair(model, dataset, path, threat, row, base))
 
     def warnings(self) -> dict[str, int]:
         """How many records carry each reliability warning."""

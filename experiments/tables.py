@@ -14,7 +14,6 @@ from experiments.cells import read_grid
 from experiments.certificate_tables import certificates, injection
 from experiments.defence_tables import defences
 from experiments.explainer_tables import explainers
-from experiments.limits_tables import limits
 from experiments.results import Results
 from experiments.sheet import Sheet, estimated
 from experiments.store import Store
@@ -105,7 +104,6 @@ TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "untuned": claims.untuned,
     "before": before,
     "members": members,
-    "limits": limits,
     "batches": batches,
     "stability": stability,
     "f1": f1,

@@ -56,6 +56,8 @@ def changed(path: str, value: float, threat: str = "ensemble", seeds: int = 5) -
                     held = held[parent]
                 if held:
                     held[int(name) if name.isdigit() else name] = value
+                    if name == "all":
+                        held["layers"] = [value, value]
             records.append({"key": cell.key, "cell": cell.to_dict(), **body})
     return Results(records)
 
@@ -122,6 +124,10 @@ class TestTables:
         where = {"model": "GT", "dataset": "amazon-cs", "method": "AT", "metric": "`ensemble-strong`"}
         (strong,) = self.rows(whole, "attack", **where)
         assert float(strong["mean"]) == pytest.approx(0.69) and strong["best"] == "0"
+        for metric, means in (("random endpoints", (0.73, 0.70)), ("chosen endpoints", (0.72, 0.69))):
+            found = self.rows(whole, "attack", **{**where, "metric": metric})
+            assert [row["threat"] for row in found] == ["ensemble", "ensemble-strong"]
+            assert [float(row["mean"]) for row in found] == pytest.approx(means)
 
     def test_ratio_is_of_the_means(self, whole: Store) -> None:
         (row,) = self.rows(

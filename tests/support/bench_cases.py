@@ -45,7 +45,7 @@ def metrics_of(cell: Cell, attacked: float) -> dict[str, Any]:
     flat = {scope: {when: slopes(-0.5, -0.4) for when in both} for scope in ("graph", "node")}
     overlaps = {"prediction": layered(0.5 + attacked / 2), "explanation": layered(0.4 + 0.6 * attacked)}
     if cell.method == "fgai":
-        overlaps["explanation"]["layers"] = [1.0, overlaps["explanation"]["all"]]
+        overlaps["explanation"]["layers"] = [1.0, 2 * overlaps["explanation"]["all"] - 1.0]
     null = {
         "overlap_touched": layered(1.0),
         "sharpness": layered(0.0),
@@ -65,7 +65,7 @@ def metrics_of(cell: Cell, attacked: float) -> dict[str, Any]:
         "g_jsd": layered(moved**4 / 100),
         "overlap": {"chance": layered(0.25)},
         "overlap_touched": {**overlaps, "chance": layered(0.3)},
-        "sharpness": {"clean": layered(0.2), "attacked": layered(0.2)},
+        "sharpness": {"clean": layered(0.2), "attacked": layered(0.2), "vanilla": layered(0.2)},
         "similarity": {"overlap": layered(1.0 if cell.method == "vanilla" else 0.95)},
         "f_slope": f_slope,
         "null": {"uniform": null, "random": null},

@@ -18,7 +18,7 @@ from fgai.errors import DivergenceError, InputError, ReliabilityWarning
 from fgai.graph import Graph
 from fgai.metrics import overlap, sharpness
 from fgai.models import GAT
-from fgai.training import FaithfulConfig, History, assurance, attempts, history_of
+from fgai.training import FaithfulConfig, History, assurance, attempts, history_of, judged
 from fgai.training.assurance import (
     MAX_RATIO,
     MIN_AGREEMENT,
@@ -162,7 +162,7 @@ class TestAttempts:
             return next(script)
 
         monkeypatch.setattr(attempts, "MIN_EPOCHS", 3)
-        for place in (attempts, assurance):
+        for place in (judged, assurance):
             monkeypatch.setattr(place, "prediction_shift", measured)
         for bar in ("MIN_AGREEMENT", "MIN_OVERLAP"):
             monkeypatch.setattr(assurance, bar, 0.0)  # a few epochs keep nothing

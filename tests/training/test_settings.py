@@ -23,6 +23,7 @@ from fgai.training import (
     TrainConfig,
     Vanilla,
     attempts,
+    hardened,
     history_of,
     make_faithful,
     preset,
@@ -57,6 +58,7 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
 
     monkeypatch.setattr(sys.modules["fgai.training.train"], "fit", stop)
     monkeypatch.setattr(attempts, "fit", stop)
+    monkeypatch.setattr(hardened, "fit", stop)
 
     def ask(work: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
         with pytest.raises(PlannedError) as found:

@@ -1,4 +1,4 @@
-"""Is a faithful model what it should be? A real attack on validation nodes says so, without labels."""
+"""Is a model more stable than the vanilla one? A real attack on validation nodes says so, without labels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STEPS = 50
 
 @dataclass(frozen=True)
 class Standing:
-    """What a short attack on the validation nodes says of a faithful model; None where nothing can be said.
+    """What a short attack on the validation nodes says of a model; None where nothing can be said.
 
     Attributes:
         shift: of its predictions.
@@ -85,14 +85,8 @@ class Standing:
         return self.shift is not None and other.shift is not None and self.shift < other.shift
 
     def warn(self) -> None:
-        """Say what is wrong, if something is."""
-        if not self.is_stable:
-            text = (
-                f"under attack on validation nodes the faithful model's predictions shift by {self.shift:.3f}"
-                f" (total variation), the vanilla model's by {self.vanilla:.3f}: it is hardly more stable;"
-                " raise `prediction_stability`, `soften` or `epochs`"
-            )
-            warn(ReliabilityWarning("not-steadier", text))
+        """Say what is wrong with a faithful model, if something is."""
+        self.warn_unstable("faithful", "`prediction_stability`, `soften` or `epochs`")
         if not self.is_close:
             text = (
                 f"the faithful model agrees with the vanilla one on {self.agreement:.0%} of the validation"
@@ -106,18 +100,40 @@ class Standing:
             )
             warn(ReliabilityWarning("not-alike", text))
 
+    def warn_unstable(self, kind: str, remedy: str) -> None:
+        """Say so if predictions still move.
+
+        Args:
+            kind: of the model, in a word or two.
+            remedy: settings that may be raised.
+        """
+        if not self.is_stable:
+            text = (
+                f"under attack on validation nodes the {kind} model's predictions shift by {self.shift:.3f}"
+                f" (total variation), the vanilla model's by {self.vanilla:.3f}: it is hardly more stable;"
+                f" raise {remedy}"
+            )
+            warn(ReliabilityWarning("not-steadier", text))
+
 
 def standing_of(
-    model: nn.Module, vanilla: nn.Module, graph: Graph, seed: int, shift: float | None
+    model: nn.Module,
+    vanilla: nn.Module,
+    graph: Graph,
+    seed: int,
+    shift: float | None,
+    *,
+    explains: bool = True,
 ) -> Standing:
-    """Attack a faithful model on the validation nodes, and compare it with what it was made from.
+    """Attack a model on the validation nodes, and compare it with what it was made from.
 
     Args:
-        model: faithful, on the graph's device.
+        model: more stable, it is hoped; on the graph's device.
         vanilla: what it was made from.
         graph: prepared for both.
         seed: of the attack.
         shift: `prediction_shift` of the vanilla model.
+        explains: compare explanations, too.
     """
     rows = _rows(graph)
     if rows is None:
@@ -125,7 +141,7 @@ def standing_of(
     with torch.no_grad(), evaluating(model), evaluating(vanilla):
         one, two = (call_model(which, graph)[rows].argmax(1) for which in (model, vanilla))
     agreement = float((one == two).double().mean())
-    kept = explanation_overlap(model, vanilla, graph)
+    kept = explanation_overlap(model, vanilla, graph) if explains else None
     return Standing(prediction_shift(model, graph, seed), shift, agreement, kept)
 
 

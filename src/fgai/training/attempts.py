@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from fgai.alone import with_gradients
 from fgai.attention import add_limits, can_be_limited, model_name, prepared
-from fgai.checks import whole
-from fgai.errors import DivergenceError, FgaiWarning, warn
+from fgai.errors import FgaiWarning, warn
 from fgai.graph import Graph
 from fgai.progress import shown
 from fgai.tasks import task_of
 from fgai.trackers import Tracker
 from fgai.training.ascent import Ascent
-from fgai.training.assurance import MIN_EPOCHS, prediction_shift, standing_of
+from fgai.training.assurance import MIN_EPOCHS, Standing
 from fgai.training.batches import FaithfulBatches
 from fgai.training.faithful import Faithful
+from fgai.training.judged import ATTEMPTS, Judged, check_attempts
 from fgai.training.loop import epoch_seed, fit
 from fgai.training.presets import preset_named
 from fgai.training.ranges import set_ranges
 from fgai.training.resume import run_label
 from fgai.training.settings import FaithfulConfig
-from fgai.training.train import copied, history_of, in_memory, preset_class, set_history
+from fgai.training.train import copied, in_memory, preset_class, set_history
 from fgai.training.whole import opened
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
-APART = 7_001
-"""Between the seeds of two attempts."""
 
 
 @typed
@@ -48,7 +45,7 @@ def make_faithful(
     progress: bool | None = None,
     checkpoint: Path | str | None = None,
     checkpoint_every: int = 25,
-    max_attempts: int = 2,
+    max_attempts: int = ATTEMPTS,
     tracker: Tracker | None = None,
     batch_size: int | None = None,
     fan_out: int | Sequence[int] | None = None,
@@ -102,7 +99,7 @@ def make_faithful(
         InputError: a setting or a preset that is not known.
         AttentionError: the model has no attention that can be recorded.
     """
-    whole(max_attempts, "max_attempts", 1, 1000)
+    check_attempts(max_attempts)
     saving: dict[str, Any] = {
         "progress": progress,
         "checkpoint_every": checkpoint_every,
@@ -125,7 +122,9 @@ def make_faithful(
     graph = prepared(model, task.view(given, "fit"))
     graph = task.epoch(graph, torch.Generator().manual_seed(epoch_seed(seed, -3)))
     with shown(progress):
-        return _Attempts(model, graph, seed, checkpoint, saving, max_attempts).best(config)
+        return _Attempts(
+            model=model, graph=graph, seed=seed, checkpoint=checkpoint, saving=saving, most=max_attempts
+        ).best(config)
 
 
 def _config(
@@ -159,74 +158,38 @@ def _method(task: str, settings: dict[str, Any]) -> str:
     return "fgai-certified" if settings.get("certified") else "fgai"
 
 
-@dataclass(frozen=True)
-class _Attempts(Generic[M]):
-    """What all attempts at one faithful model share.
+class _Attempts(Judged[M, FaithfulConfig]):
+    """Attempts at a faithful model."""
 
-    Attributes:
-        model: vanilla.
-        graph: prepared for it.
-        seed: of the first attempt.
-        checkpoint: folder of the first, and of the folders of the others.
-        saving: further settings of `fit`.
-        most: attempts at most.
-    """
+    name, explains = Faithful.name, True
 
-    model: M
-    graph: Graph
-    seed: int
-    checkpoint: Path | str | None
-    saving: dict[str, Any]
-    most: int
+    def trained(
+        self, config: FaithfulConfig, seed: int, checkpoint: Path | str | None, saving: dict[str, Any]
+    ) -> M:
+        """See `_trained`."""
+        return _trained(self.model, self.graph, config, seed, checkpoint, saving)
 
-    def best(self, config: FaithfulConfig) -> M:
-        """Train, judge, and train again where that did not go well; the best attempt."""
-        model, graph, seed = self.model, self.graph, self.seed
-        faithful, config, done = self._finished(config)
-        if not _is_judged(config):
-            return faithful
-        vanilla = prediction_shift(model, graph, seed)
-        best = standing_of(faithful, model, graph, seed, vanilla)
-        for count in range(done + 1, self.most + 1):
-            if best.holds:
-                break
-            config = config.fallback(stable=best.is_stable, close=best.is_close, alike=best.is_alike)
-            try:
-                other = self._made(count, config)
-            except DivergenceError:  # what there is, stays
-                continue
-            found = standing_of(other, model, graph, seed, vanilla)
-            history_of(other).attempts = history_of(faithful).attempts = count
-            if found.beats(best):
-                faithful, best = other, found
-        best.warn()
-        return faithful
+    def is_judged(self, config: FaithfulConfig) -> bool:
+        """Whether there was something to keep predictions in place, and time for it."""
+        held = config.injects and config.weights.prediction_stability > 0
+        return held and config.train.epochs >= MIN_EPOCHS
 
-    def _finished(self, config: FaithfulConfig) -> tuple[M, FaithfulConfig, int]:
-        """The first attempt that comes to its end, its settings and its number; each takes smaller steps.
+    def slower(self, config: FaithfulConfig) -> FaithfulConfig:
+        """Return the settings with half the learning rate."""
+        return config.replace(lr=config.train.lr / 2)
 
-        Raises:
-            DivergenceError: none does.
-        """
-        for count in range(1, self.most + 1):
-            try:
-                faithful = self._made(count, config)
-            except DivergenceError:
-                if count == self.most:
-                    raise
-                config = config.replace(lr=config.train.lr / 2)
-            else:
-                history_of(faithful).attempts = count
-                return faithful, config, count
-        raise AssertionError("at least one attempt is made")
+    def holds(self, standing: Standing) -> bool:
+        """Whether predictions and explanations stay, and stay the vanilla model's."""
+        return standing.holds
 
-    def _made(self, count: int, config: FaithfulConfig) -> M:
-        """Train with the draws, in the folder and under the name of attempt `count`."""
-        folder, saving = self.checkpoint, self.saving
-        if count > 1:
-            folder = None if folder is None else Path(folder) / f"attempt-{count}"
-            saving = {**saving, "run": f"{Faithful.name}-{count}"}
-        return _trained(self.model, self.graph, config, self.seed + APART * (count - 1), folder, saving)
+    def fallback(self, config: FaithfulConfig, standing: Standing) -> FaithfulConfig:
+        """See `FaithfulConfig.fallback`."""
+        return config.fallback(stable=standing.is_stable, close=standing.is_close, alike=standing.is_alike)
+
+    def warn(self, config: FaithfulConfig, standing: Standing) -> None:
+        """See `Standing.warn`."""
+        del config
+        standing.warn()
 
 
 def _trained(
@@ -264,8 +227,3 @@ def _fitted(
     )
     set_history(faithful, history)
     return faithful
-
-
-def _is_judged(config: FaithfulConfig) -> bool:
-    """Whether the training meant to keep predictions in place, and was long enough to do it."""
-    return config.injects and config.weights.prediction_stability > 0 and config.train.epochs >= MIN_EPOCHS

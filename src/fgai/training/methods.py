@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 from fgai.alone import with_gradients
-from fgai.attacks import Budget
-from fgai.attention import add_limits, prepared
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
@@ -19,15 +17,15 @@ from fgai.models import DEFENCES, MODELS
 from fgai.store import StoredGraph
 from fgai.tasks import task_of
 from fgai.trackers import Tracker
-from fgai.training.adversarial import ATTACK_WEIGHT, Adversarial
 from fgai.training.attempts import make_faithful
 from fgai.training.build import ALONE, METHODS, setting_names, untrained
+from fgai.training.hardened import HardenedConfig, harden
+from fgai.training.judged import ATTEMPTS, check_attempts
 from fgai.training.limiting import limit
 from fgai.training.loop import TRAIN_FIELDS, TrainConfig
 from fgai.training.presets import preset
-from fgai.training.ranges import Tightness, set_ranges
-from fgai.training.settings import ADVERSARY_FIELDS, LIMIT_FIELDS, FaithfulConfig
-from fgai.training.train import copied, history_of, in_memory, set_history, train
+from fgai.training.settings import FaithfulConfig
+from fgai.training.train import history_of, in_memory, set_history, train
 from fgai.training.whole import nodes_of
 from fgai.typed import typed
 
@@ -87,14 +85,15 @@ def train_method(
     checkpoint: Path | str | None = None,
     tracker: Tracker | None = None,
     settings: dict[str, Any] | None = None,
-    max_attempts: int = 2,
+    max_attempts: int = ATTEMPTS,
     batch_size: int | None = None,
     fan_out: int | Sequence[int] | None = None,
 ) -> nn.Module:
     """Train one method with its preset; `settings` win over the preset.
 
-    AT and FGAI start from the same trained vanilla model and get the same adversary and epochs. Defences
-    train the named model behind them from new weights, as vanilla does. `vanilla` is `fgai.train(model, ...)`
+    AT and FGAI start from the same trained vanilla model and get the same adversary and epochs, and the same
+    second attempt where a short attack says that the first did not make it more stable. Defences train the
+    named model behind them from new weights, as vanilla does. `vanilla` is `fgai.train(model, ...)`
     and `fgai` is `fgai.make_faithful(vanilla, ...)`: both give the same weights.
 
     Args:
@@ -111,7 +110,7 @@ def train_method(
         checkpoint: folder to save the training in and to resume from.
         tracker: told of every epoch, see `fgai.trackers`.
         settings: settings of the training, arguments of the model or of its defence, by name.
-        max_attempts: trainings of a faithful model at most, see `make_faithful`.
+        max_attempts: trainings of AT and FGAI at most, see `make_faithful`.
         batch_size: seeds of a mini-batch, see `train` and `make_faithful`; for `vanilla`, `ln`, `fgai` and
             `fgai-certified`.
         fan_out: neighbours drawn of each node.
@@ -122,6 +121,7 @@ def train_method(
     """
     one_of(method, "method", METHODS)
     one_of(model, "model", tuple(MODELS))
+    check_attempts(max_attempts)
     for name in settings or {}:
         one_of(name, "settings", setting_names(method, model))
     sizes: dict[str, Any] = {"batch_size": batch_size, "fan_out": fan_out}
@@ -148,7 +148,8 @@ def train_method(
         set_history(limited, history_of(vanilla))
         return limited
     if method in ("at", "at-limits"):
-        return _adversarial(vanilla, nodes, chosen, common, limits=method == "at-limits")
+        config = HardenedConfig.of(chosen, limits=method == "at-limits")
+        return harden(vanilla, nodes, config, most=max_attempts, **common)
     sizes["max_attempts"] = max_attempts
     return make_faithful(vanilla, seen, _config(method, nodes), **common, **sizes, **chosen)
 
@@ -164,29 +165,6 @@ def _fresh(
         arguments["defence"] = method
     seen = task_of(graph).view(graph, "fit") if method in DEFENCES else graph
     return fields, untrained(model, seen, seed=seed, **arguments)
-
-
-def _adversarial(
-    vanilla: nn.Module, graph: Graph, chosen: dict[str, Any], common: dict[str, Any], *, limits: bool
-) -> nn.Module:
-    """Go on with the vanilla model under the adversary of faithful training, with limits if asked."""
-    fields, changes = _split(chosen)
-    default = FaithfulConfig()
-    cut, soften, space = (changes.pop(name, getattr(default, name)) for name in LIMIT_FIELDS)
-    tightness, lean = Tightness(cut, soften), changes.pop("lean", default.lean)
-    weight = changes.pop("attack_weight", ATTACK_WEIGHT)
-    budget = Budget(
-        **{**{name: getattr(default, name) for name in ADVERSARY_FIELDS}, **changes}, targets="fit"
-    )
-    seen = prepared(vanilla, task_of(graph).view(graph, "fit"))
-    start = copied(vanilla)
-    if limits:
-        add_limits(start)
-    recipe = Adversarial(seen, budget, tightness=tightness, space=space, weight=weight, lean=lean)
-    made = train(start, graph, recipe=recipe, config=TrainConfig(**fields), **common)
-    if limits:
-        set_ranges(made, seen, tightness)
-    return made
 
 
 def _config(method: str, graph: Graph) -> FaithfulConfig:

@@ -1,0 +1,158 @@
+"""Adversarial training gets the second attempt that faithful training gets, judged by the same attack."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fgai.attention import limits_of
+from fgai.errors import DivergenceError, InputError, ReliabilityWarning
+from fgai.graph import Graph
+from fgai.models import GAT
+from fgai.training import assurance, fit, hardened, history_of, judged, train_method
+from fgai.training.hardened import HardenedConfig
+from fgai.training.settings import FIRMER
+from support.graph_cases import small_data
+
+GRAPH = small_data(nodes=60)
+SETTINGS = {"epochs": 3, "nodes": 2, "edges": 3, "attack_weight": 0.4}
+
+
+@pytest.fixture(scope="module")
+def vanilla() -> GAT:
+    torch.manual_seed(3)
+    return GAT.for_data(GRAPH).eval()
+
+
+class Trial:
+    """Adversarial training whose shifts under attack are read from a script.
+
+    Attributes:
+        seen: models that were attacked, in order.
+        configs: of the attempts, in order.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, vanilla: GAT) -> None:
+        self.vanilla, self.seen, self.configs = vanilla, list[Any](), list[HardenedConfig]()
+        self.script = iter(list[float]())
+        trained = hardened._Hardened.trained
+
+        def noted(attempts: Any, config: HardenedConfig, *rest: Any) -> Any:
+            self.configs.append(config)
+            return trained(attempts, config, *rest)
+
+        def measured(which: Any, _: Graph, seed: int) -> float:
+            del seed
+            self.seen.append(which)
+            return next(self.script)
+
+        monkeypatch.setattr(hardened, "MIN_EPOCHS", 3)
+        monkeypatch.setattr(hardened._Hardened, "trained", noted)
+        for place in (judged, assurance):
+            monkeypatch.setattr(place, "prediction_shift", measured)
+
+    def run(self, *shifts: float, method: str = "at", **given: Any) -> Any:
+        """Train; `shifts` are those of the vanilla model, then of every attempt."""
+        self.script = iter(shifts)
+        settings = {**SETTINGS, **given.pop("settings", {})}
+        return train_method(
+            method, "GAT", GRAPH, vanilla=self.vanilla, settings=settings, progress=False, **given
+        )
+
+
+@pytest.fixture
+def trial(monkeypatch: pytest.MonkeyPatch, vanilla: GAT) -> Trial:
+    return Trial(monkeypatch, vanilla)
+
+
+@pytest.fixture
+def any_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three epochs keep nothing."""
+    monkeypatch.setattr(assurance, "MIN_AGREEMENT", 0.0)
+
+
+@pytest.mark.usefixtures("any_prediction")
+class TestAttempts:
+    def test_one_training_where_it_is_enough(self, trial: Trial) -> None:
+        made = trial.run(0.6, 0.3)
+        assert trial.seen == [trial.vanilla, made] and history_of(made).attempts == 1
+        assert [config.weight for config in trial.configs] == [0.4]
+
+    def test_a_second_gives_more_weight_to_the_attack(self, trial: Trial, tmp_path: Path) -> None:
+        made = trial.run(0.6, 0.5, 0.1, checkpoint=tmp_path / "run")
+        assert made is trial.seen[2] and history_of(made).attempts == 2
+        first, second = trial.configs
+        assert (first.weight, second.weight) == (0.4, 0.7)
+        assert second == replace(first, weight=0.7), "the adversary's budget and the epochs stay"
+        assert (tmp_path / "run" / "attempt-2").is_dir() and not limits_of(made)
+
+    def test_with_limits_it_softens_more(self, trial: Trial) -> None:
+        made = trial.run(0.6, 0.5, 0.1, method="at-limits", settings={"soften": 0.1, "cut": 0.01})
+        first, second = (config.tightness for config in trial.configs)
+        assert (first.soften, second.soften) == (0.1, FIRMER) and first.cut == second.cut == 0.01
+        assert limits_of(made) and history_of(made).attempts == 2
+
+    def test_the_more_stable_one_comes_back_with_a_warning(self, trial: Trial) -> None:
+        with pytest.warns(ReliabilityWarning, match=r"adversarially trained .* raise `attack_weight` or"):
+            made = trial.run(0.6, 0.4, 0.5)
+        assert made is trial.seen[1] and history_of(made).attempts == 2
+
+    def test_a_single_attempt_only_warns(self, trial: Trial) -> None:
+        with pytest.warns(ReliabilityWarning, match="not-steadier"):
+            made = trial.run(0.6, 0.5, max_attempts=1)
+        assert history_of(made).attempts == 1 and len(trial.configs) == 1
+
+    def test_explanations_are_not_its_business(self, trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+        def asked(*_: Any) -> float:
+            raise AssertionError("explanations were compared")
+
+        monkeypatch.setattr(assurance, "explanation_overlap", asked)
+        assert history_of(trial.run(0.6, 0.1)).attempts == 1
+
+    def test_trials_are_not_judged(self, trial: Trial) -> None:
+        trial.run(settings={"epochs": 2})
+        assert trial.seen == []
+
+    def test_a_training_that_diverges_is_begun_again_with_smaller_steps(
+        self, trial: Trial, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rates = list[float]()
+
+        def diverging(model: Any, recipe: Any, config: Any, **more: Any) -> Any:
+            rates.append(config.lr)
+            if len(rates) == 1:
+                raise DivergenceError("training diverged in epoch 2")
+            return fit(model, recipe, config, **more)
+
+        monkeypatch.setattr(hardened, "fit", diverging)
+        assert history_of(trial.run(0.6, 0.1, settings={"lr": 0.01})).attempts == 2
+        assert rates == [0.01, 0.005]
+
+    def test_at_least_one(self, trial: Trial) -> None:
+        with pytest.raises(InputError, match="`max_attempts`"):
+            trial.run(max_attempts=0)
+
+
+def test_a_model_that_lost_its_predictions_is_not_the_better_one(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A constant prediction cannot be moved: stability alone would choose it."""
+    script = iter((0.95, 0.3))
+    found = assurance.Standing
+
+    def judged_by_script(made: Any, *_: Any, **__: Any) -> assurance.Standing:
+        return found(next(trial.script), 0.6, next(script))
+
+    monkeypatch.setattr(judged, "standing_of", judged_by_script)
+    made = list[Any]()
+    trained = hardened._Hardened.trained
+    monkeypatch.setattr(
+        hardened._Hardened, "trained", lambda *given: made.append(trained(*given)) or made[-1]
+    )
+    with pytest.warns(ReliabilityWarning, match="not-steadier"):
+        assert trial.run(0.6, 0.5, 0.0) is made[0]
+    assert len(made) == 2
