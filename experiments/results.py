@@ -277,9 +277,8 @@ def _ordered(found: set[str], order: tuple[str, ...]) -> list[str]:
 
 def _training(record: Mapping[str, Any]) -> Any:
     """What must be equal among the records of a row."""
-    training = record.get("training", {})
-    parts = {name: training.get(name) for name in ("settings", "parent", "defaults")}
-    return {name: current_names(part) if part else part for name, part in parts.items()}
+    parent = record.get("training", {}).get("parent")
+    return {"settings": settings_in(record), "parent": current_names(parent) if parent else parent}
 
 
 def settings_in(record: Mapping[str, Any]) -> dict[str, Any]:
