@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -35,6 +33,7 @@ from fgai.attacks import EnsembleInjection
 from fgai.errors import CheckpointError, FgaiError, InputError
 from fgai.records import plain
 from support import bench_cases as cases
+from support.cli_cases import processes
 
 DATA = Path(__file__).parent / "data"
 
@@ -55,6 +54,11 @@ def grid_file(folder: Path, text: str = GRID) -> Path:
 
 def named(cell: Cell) -> str:
     return f"{cell.model} {cell.row} {cell.dataset} seed {cell.seed}"
+
+
+def brief(method: str, *_: str) -> dict[str, Any]:
+    """Instead of presets: a vanilla model that is hardly trained."""
+    return {"epochs": 10} if method == "vanilla" else {}
 
 
 def lasting(value: Any) -> Any:
@@ -218,6 +222,25 @@ class TestStore:
             run_grid([self.CELL], Store(blocked))
         assert blocked.read_text() == "a file, no folder"
 
+    def test_what_is_derived_is_made_again_once_a_record_changes(self, tmp_path: Path) -> None:
+        store, path = self.written(tmp_path)
+        made = list[int]()
+
+        def count() -> int:
+            made.append(len(list(store.records())))
+            return made[-1]
+
+        asked = [store.derived("count", ("evaluate",), count) for _ in range(3)]
+        assert asked == [1, 1, 1] and made == [1], "read once"
+        other = cases.tiny(seed=1)
+        store.write(other, cases.body_of(other))
+        assert store.derived("count", ("evaluate",), count) == 2
+        os.utime(path, ns=(0, 0))
+        assert store.derived("count", ("evaluate",), count) == 2 and len(made) == 3
+        store.path(other).unlink()
+        assert store.derived("count", ("evaluate",), count) == 1
+        assert store.derived("count", ("attack",), count) == 1 and len(made) == 5, "other kinds, other files"
+
     def test_sweep_takes_old_halves_only(self, tmp_path: Path) -> None:
         store, path = self.written(tmp_path)
         old, new = (path.with_name(f".{path.name}.{word}") for word in ("old", "new"))
@@ -288,7 +311,8 @@ class TestRun:
         layers = made["certificate"]["layers"]
         assert len(layers) == 2 and len(layers[0]["topk"]["curve"]) == len(made["certificate"]["radii"])
 
-    def test_injection_cells(self, tmp_path: Path) -> None:
+    def test_injection_cells(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("fgai.training.methods.settings_for", brief)  # of the vanilla parent
         made = run_cell(cases.tiny(kind="inject", method="limits", settings={}), Store(tmp_path))
         assert made["status"] == "done", made.get("trace")
         assert len(made["injection"]) == 2 * len(INJECTED)
@@ -369,16 +393,14 @@ class TestRun:
     def test_two_shards_in_one_folder(self, tmp_path: Path) -> None:
         """Another process and this one at the same time; each cell is run by one of them."""
         path, folder = grid_file(tmp_path), tmp_path / "r"
-        words = ["-m", "fgai", "bench", "run", str(path), "--results", str(folder), "--shard", "2/2"]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
         every, store, done = read_grid(path), Store(folder), []
-        with subprocess.Popen(
-            [sys.executable, *words], env=env, text=True, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
-        ) as other:
-            mine = shard(every, "1/2")
-            assert run_grid(mine, store, on_cell=lambda cell, *_: done.append(named(cell))).done == 3
-            lines = other.communicate(timeout=300)[1].splitlines()
-        assert other.returncode == 0, lines
+        other = processes()
+        other.start("bench", "run", path, "--results", folder, "--shard", "2/2", cwd=tmp_path)
+        mine = shard(every, "1/2")
+        assert run_grid(mine, store, on_cell=lambda cell, *_: done.append(named(cell))).done == 3
+        ended = other.finish()
+        assert ended.code == 0, ended.err
+        lines = ended.err.splitlines()
         done += [line.split(" ", 1)[1].split(" done")[0] for line in lines if " done (" in line]
         assert sorted(done) == sorted(map(named, every))
         assert status(every, store) == Status(done=6, failed=0, open=0)
