@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from experiments.certified import certified_share, features_alone
 from experiments.claim_tables import ANY, BESIDE, CLAIM
 from experiments.paper import published
-from experiments.results import GRAPHS, MODELS, UNTUNED, Results
+from experiments.results import GRAPHS, MODELS, NODE_KINDS, UNTUNED, Results
 from experiments.statistics import Estimate, estimate
 from experiments.store import Store
 from experiments.training_tables import memory_above
@@ -112,6 +112,10 @@ def check(store: Store) -> list[Bar]:
     Nothing is rounded before it is judged, and only records of today's settings and searches count. Bars
     about speed and memory read the `cost` records, those about certificates the `inject` records.
     """
+    return list(store.derived("bars", (*NODE_KINDS, "cost", "inject"), lambda: _checked(store)))
+
+
+def _checked(store: Store) -> list[Bar]:
     tuned, others = Results.node(store), Results.node(store, UNTUNED)
     return [*judge(tuned, Results.read(store, "cost")), *_certified(store, tuned), *_untuned(others)]
 

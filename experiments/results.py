@@ -24,7 +24,8 @@ DATASETS = (*GRAPHS, "arxiv-tape", *UNTUNED)
 ROWS = (
     "vanilla", "ln", "limits", "at", "at-limits", "fgai", "fgai-certified", "fgai-injection", "fgai-paper",
 )  # fmt: skip
-
+NODE_KINDS = ("evaluate", "attack")
+"""Kinds of the cells of the node grid."""
 Layers = Mapping[int, frozenset[int]]
 """By seed, some layers."""
 
@@ -71,6 +72,9 @@ class Results:
             self.records[key] = merged
         self.outdated = self.older = 0
         self._keys = self.expected | self.records.keys()
+        self._seeds: dict[tuple[str, str, str], set[int]] = {}
+        for key in self._keys:
+            self._seeds.setdefault(key[:3], set()).add(key.seed)
         self._rows: dict[tuple[str, str, str], dict[int, dict[str, Any]]] = {}
         for key in sorted(self.records):
             self._rows.setdefault(key[:3], {})[key.seed] = self.records[key]
@@ -110,11 +114,15 @@ class Results:
         """Read what the node grid has on some graphs: its records under every threat laid together.
 
         Records that would be made otherwise now, with other settings or by another search, are left out and
-        counted as `outdated`.
+        counted as `outdated`. All tables share one reading.
         """
+        return store.derived(("node", datasets), NODE_KINDS, lambda: cls._node(store, datasets))
+
+    @classmethod
+    def _node(cls, store: Store, datasets: tuple[str, ...]) -> Results:
         held = [
             record
-            for kind in ("evaluate", "attack")
+            for kind in NODE_KINDS
             for record in store.records(kind)
             if not record["cell"]["label"]
             and record["cell"]["model"] in MODELS
@@ -147,7 +155,7 @@ class Results:
 
     def seeds(self, model: str, dataset: str, row: str) -> list[int]:
         """Seeds expected or there."""
-        return sorted({k.seed for k in self._keys if k[:3] == (model, dataset, row)})
+        return sorted(self._seeds.get((model, dataset, row), ()))
 
     def held(self, model: str, dataset: str, row: str) -> list[dict[str, Any]]:
         """The records of a row, by seed."""
@@ -211,7 +219,7 @@ class Results:
         """By seed, what a path is looked up in: a record or its metrics under a threat."""
         top = path.partition(".")[0] in ("training", "validation", "certificate")
         for seed, record in self._rows.get((model, dataset, row), {}).items():
-            held = record if top else look_up(record["evaluations"], f"{threat}.metrics")
+            held = record if top else record["evaluations"].get(threat, {}).get("metrics")
             if held is not None:
                 yield seed, held
 

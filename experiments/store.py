@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import time
-from typing import Any
+from typing import Any, TypeVar
 
 from experiments.cells import PROTOCOL, Cell
 from fgai.errors import CheckpointError, InputError
 from fgai.files import Schema, check, check_items, gunzip, parse_json, write_atomic
 from fgai.records import to_text
 
+T = TypeVar("T")
 SCHEMA = 2
 """2: records say what they were made by (`fingerprint`), and which member of an ensemble won (`winners`)."""
 READABLE = (1, SCHEMA)
@@ -59,6 +60,7 @@ class Store:
         self.root = Path(root)
         self._packs: dict[Path, dict[Path, dict[str, Any]]] = {}
         self._held: dict[Path, tuple[int, dict[str, Any]]] = {}
+        self._derived: dict[Hashable, tuple[Any, Any]] = {}
 
     def path(self, cell: Cell) -> Path:
         """Where the record of a cell lies, or would lie."""
@@ -104,6 +106,19 @@ class Store:
             if record["status"] == "done" and record["protocol"] == PROTOCOL:
                 yield record
 
+    def derived(self, name: Hashable, kinds: Sequence[str], make: Callable[[], T]) -> T:
+        """Return what `make` makes of the records of some kinds, made once until one of them changes.
+
+        Many tables of a page begin with the same reading. What is returned is shared: nobody may change it.
+        """
+        files = [path for kind in kinds for path in (self.root / kind).rglob("*.json")]
+        state = sorted((path, path.stat().st_mtime_ns) for path in files)
+        known = self._derived.get(name)
+        if known is None or known[0] != state:
+            self._derived[name] = known = (state, make())
+        found: T = known[1]
+        return found
+
     def pack(self, kind: str = "search") -> Packed:
         """Put every good record of a kind, whatever its task, into one file, and write the others compactly.
 
@@ -129,6 +144,7 @@ class Store:
             lines = [json.dumps(record, sort_keys=True, allow_nan=False) + "\n" for _, record in held]
             write_atomic(pack, gzip.compress("".join(lines).encode(), 9, mtime=0))
             self._packs.clear()
+            self._derived.clear()
             for path in chosen:
                 path.unlink()
                 with suppress(OSError):  # not empty yet

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from experiments import claim_tables as claims
 from experiments import task_tables as tasks
@@ -134,8 +134,11 @@ def table(name: str, store: Store) -> list[Sheet | Table]:
 
 def render(name: str, store: Store, form: str = "markdown") -> str:
     """Return a table as text: `markdown`, `latex` or `csv`."""
-    one_of(form, "format", FORMATS[1:])
-    parts = table(name, store)
+    return text_of(table(name, store), one_of(form, "format", FORMATS[1:]))
+
+
+def text_of(parts: Sequence[Sheet | Table], form: str) -> str:
+    """Return the parts of a table as one text."""
     if form == "markdown":
         return "\n\n".join(
             f"**{part.title}**\n\n{part.to_markdown()}" if isinstance(part, Table) else part.to_markdown()

@@ -13,7 +13,9 @@ from hypothesis import settings
 settings.register_profile("fgai", deadline=None, max_examples=50)
 settings.load_profile("fgai")
 
-torch.set_num_threads(min(2, os.cpu_count() or 1))
+# Workers of pytest-xdist share the cores: threads that wait for each other's turn make all of them slower.
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+torch.set_num_threads(max(1, min(2, (os.cpu_count() or 1) // WORKERS)))
 
 
 @pytest.fixture(scope="session")

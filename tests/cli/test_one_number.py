@@ -35,3 +35,14 @@ def test_three_ways_to_one_number(tmp_path: Path) -> None:
     library = said(tmp_path / "library.json")
     assert said(tmp_path / "both.json") == library
     assert said(tmp_path / demo["comparison"]) == library
+    whole(demo, tmp_path)
+
+
+def whole(demo: dict[str, Any], folder: Path) -> None:
+    """The demo answers in words, and every file it names is there."""
+    kinds = {row["measure"]: row["change"] for row in demo["table"]}
+    assert len(kinds) == 9 and set(kinds.values()) <= {"better", "as before", "worse"}
+    assert "right under attack" in kinds and "measures got better" in demo["meaning"]
+    for path in [*demo["pictures"], *demo["models"].values(), demo["comparison"]]:
+        assert (folder / path).stat().st_size > 1000
+    assert not list((folder / "out").glob("*.partial"))

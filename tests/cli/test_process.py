@@ -6,7 +6,6 @@ The list of commands is read off the application, so a new one without cases her
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from fgai.cli import app
 from fgai.cli.files import write_model
 from fgai.training import untrained
 from support.bench_cases import fill
-from support.cli_cases import commands
-from support.cli_process import Done, Processes
+from support.cli_cases import commands, processes
+from support.cli_process import Done
 from support.report_cases import comparison
 
 FAST = ("-t", "random", "--no-curves", "--no-nulls")
@@ -176,7 +175,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     comparison().save(folder / "both.json")
     card(comparison(), name="GAT").save(folder / "cards" / "gat.json")
     cells = [Cell(method=method) for method in ("vanilla", "fgai")]
-    searched = [Cell(kind="search", settings={"lr": 0.01})]
+    searched = [Cell(kind="search", seed=seed, settings={"lr": 0.01}) for seed in (0, 1)]
     fill(Store(folder / "results"), [*cells, *searched])
     (folder / "grid.toml").write_text("[[cells]]\nthreats = []\nsettings = { epochs = 2 }\n")
     long = '[[cells]]\nmethod = ["vanilla", "ln"]\nthreats = []\nsettings = { epochs = 100000 }\n'
@@ -184,13 +183,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "page.md").write_text("<!-- table: f1 -->\n<!-- end -->\n")
     (folder / "file").write_text("")
     return folder
-
-
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    made = Processes(tmp_path_factory.mktemp("streams"))
-    yield made
-    made.close()
 
 
 def plain(done: Done) -> Done:
@@ -208,15 +200,15 @@ def refused(done: Done, message: str) -> None:
 
 class TestGood:
     @pytest.mark.parametrize("name", [name for name, words in GOOD.items() if words is not None])
-    def test_json_alone_on_standard_output(self, name: str, place: Path, processes: Processes) -> None:
-        done = plain(processes.run(*name.split(), *(GOOD[name] or ()), "--json", "--quiet", cwd=place))
+    def test_json_alone_on_standard_output(self, name: str, place: Path) -> None:
+        done = plain(processes().run(*name.split(), *(GOOD[name] or ()), "--json", "--quiet", cwd=place))
         assert done.code == 0, done
         assert isinstance(json.loads(done.out), dict)
         assert all(line.startswith("warning: ") for line in done.err.splitlines())
 
     @pytest.mark.parametrize("name", [name for name in GOOD if name not in SLOW])
-    def test_words_for_people(self, name: str, place: Path, processes: Processes) -> None:
-        done = plain(processes.run(*name.split(), *(GOOD[name] or ()), cwd=place))
+    def test_words_for_people(self, name: str, place: Path) -> None:
+        done = plain(processes().run(*name.split(), *(GOOD[name] or ()), cwd=place))
         assert done.code == 0 and done.out.strip(), done
         with pytest.raises(json.JSONDecodeError):
             json.loads(done.out)
@@ -224,48 +216,48 @@ class TestGood:
 
 class TestRefused:
     @pytest.mark.parametrize("name", BAD)
-    def test_bad_value(self, name: str, place: Path, processes: Processes) -> None:
+    def test_bad_value(self, name: str, place: Path) -> None:
         words, message = BAD[name]
-        done = processes.run(*name.split(), *words, cwd=place)
+        done = processes().run(*name.split(), *words, cwd=place)
         refused(done, message)
         assert done.out == ""
 
     @pytest.mark.parametrize("name", BAD)
-    def test_unknown_option(self, name: str, place: Path, processes: Processes) -> None:
-        refused(processes.run(*name.split(), "--wings", cwd=place), "No such option: --wings")
+    def test_unknown_option(self, name: str, place: Path) -> None:
+        refused(processes().run(*name.split(), "--wings", cwd=place), "No such option: --wings")
 
     @pytest.mark.parametrize("name", MISSING)
-    def test_missing_file(self, name: str, place: Path, processes: Processes) -> None:
+    def test_missing_file(self, name: str, place: Path) -> None:
         words, message = MISSING[name]
-        done = processes.run(*name.split(), *words, "--json", cwd=place)
+        done = processes().run(*name.split(), *words, "--json", cwd=place)
         refused(done, message)
         error = json.loads(done.out)["error"]
         assert error["exit_code"] == 2 and message in error["message"]
         assert not (place / "nowhere").exists()
 
     @pytest.mark.parametrize("name", UNWRITABLE)
-    def test_unwritable_output(self, name: str, place: Path, processes: Processes) -> None:
-        refused(processes.run(*name.split(), *UNWRITABLE[name], cwd=place), "cannot write")
+    def test_unwritable_output(self, name: str, place: Path) -> None:
+        refused(processes().run(*name.split(), *UNWRITABLE[name], cwd=place), "cannot write")
 
 
 @pytest.mark.parametrize("name", INTERRUPTED)
-def test_interrupted(name: str, place: Path, processes: Processes, tmp_path: Path) -> None:
+def test_interrupted(name: str, place: Path, tmp_path: Path) -> None:
     words, when = INTERRUPTED[name]
-    done = plain(processes.interrupt(*name.split(), *words, cwd=place, when=when))
+    done = plain(processes().interrupt(*name.split(), *words, cwd=place, when=when))
     assert done.code == 130 and "interrupted" in done.err, done
     assert done.out == ""
 
 
-def test_an_interrupted_grid_goes_on(place: Path, processes: Processes, tmp_path: Path) -> None:
+def test_an_interrupted_grid_goes_on(place: Path, tmp_path: Path) -> None:
     grid = tmp_path / "grid.toml"
     cells = '[[cells]]\nmethod = ["vanilla", "ln"]\nseed = [0, 1]\nthreats = []\n'
     grid.write_text(f"{cells}settings = {{ epochs = 2 }}\n")
     words = ("bench", "run", grid, "-r", tmp_path / "r")
-    stopped = plain(processes.interrupt(*words, cwd=tmp_path, when="1/4"))
+    stopped = plain(processes().interrupt(*words, cwd=tmp_path, when="1/4"))
     assert stopped.code == 130
     before = {path: path.read_bytes() for path in (tmp_path / "r").rglob("*.json")}
     assert 1 <= len(before) < 4
-    done = processes.run(*words, cwd=tmp_path)
+    done = processes().run(*words, cwd=tmp_path)
     assert done.code == 0 and f"4 cells, {len(before)} done, {4 - len(before)} to run" in done.err
     after = {path: path.read_bytes() for path in (tmp_path / "r").rglob("*.json")}
     assert len(after) == 4 and before.items() <= after.items()

@@ -64,8 +64,8 @@ class TestReport:
 
     def test_from_records(self, folder: Path) -> None:
         done = fgai("report", "both.json", "certificate-gat.json", cwd=folder)
-        assert done.returncode == 0, done.stderr
-        assert "written to report.html" in done.stdout and "not shown: Loss curves" in done.stdout
+        assert done.code == 0, done.err
+        assert "written to report.html" in done.out and "not shown: Loss curves" in done.out
         assert set(Report.load(folder / "report.json").certificates) == {"GAT"}
 
     def test_the_document_given_is_not_overwritten(self, folder: Path) -> None:
@@ -78,7 +78,7 @@ class TestReport:
 
     def test_help_has_an_example(self, folder: Path) -> None:
         done = fgai("report", "--help", cwd=folder)
-        assert done.returncode == 0 and "fgai report GAT=gat" in done.stdout and "--json" in done.stdout
+        assert done.code == 0 and "fgai report GAT=gat" in done.out and "--json" in done.out
 
     @pytest.mark.parametrize(
         ("words", "said"),
@@ -108,4 +108,4 @@ class TestReport:
     def test_damaged_record_as_json(self, folder: Path) -> None:
         (folder / "broken.json").write_text("{")
         done = fgai("report", "broken.json", "--json", cwd=folder)
-        assert done.returncode == 2 and json.loads(done.stdout)["error"]["type"] == "CheckpointError"
+        assert done.code == 2 and json.loads(done.out)["error"]["type"] == "CheckpointError"

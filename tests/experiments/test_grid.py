@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +27,10 @@ from experiments.fingerprint import change_of, fingerprint, searches
 from experiments.run import INJECTED, winners
 from experiments.validation import short_attack
 from fgai.attacks import EnsembleInjection
-from fgai.errors import CheckpointError, FgaiError, InputError
+from fgai.errors import CheckpointError, InputError
 from fgai.records import plain
 from support import bench_cases as cases
+from support.cli_cases import processes
 
 DATA = Path(__file__).parent / "data"
 
@@ -55,6 +51,11 @@ def grid_file(folder: Path, text: str = GRID) -> Path:
 
 def named(cell: Cell) -> str:
     return f"{cell.model} {cell.row} {cell.dataset} seed {cell.seed}"
+
+
+def brief(method: str, *_: str) -> dict[str, Any]:
+    """Instead of presets: a vanilla model that is hardly trained."""
+    return {"epochs": 10} if method == "vanilla" else {}
 
 
 def lasting(value: Any) -> Any:
@@ -140,94 +141,6 @@ class TestShards:
             shard([], text)
 
 
-class TestStore:
-    CELL = cases.tiny()
-
-    def written(self, folder: Path) -> tuple[Store, Path]:
-        store = Store(folder)
-        return store, store.write(self.CELL, cases.body_of(self.CELL))
-
-    def test_round_trip(self, tmp_path: Path) -> None:
-        store, path = self.written(tmp_path)
-        record = store.read(self.CELL)
-        assert record is not None and record["cell"] == self.CELL.to_dict() and path.is_relative_to(tmp_path)
-        assert [r["key"] for r in store.records()] == [self.CELL.key]
-        assert store.read(cases.tiny(seed=1)) is None
-        assert list(Store(tmp_path / "none").records()) == []
-
-    def test_failed_and_outdated_records_stay_out_of_tables(self, tmp_path: Path) -> None:
-        store, path = self.written(tmp_path)
-        other = cases.tiny(seed=1)
-        store.write(other, {**cases.body_of(other), "status": "failed", "error": "x"})
-        record = {**json.loads(path.read_text()), "protocol": 0}
-        path.write_text(json.dumps(record))
-        assert list(store.records()) == []
-
-    @pytest.mark.parametrize(
-        ("damage", "message"),
-        [
-            (lambda text: text[: len(text) // 2], "not a whole record"),
-            (lambda text: "", "not a whole record"),
-            (lambda text: "[]", "not a whole record"),
-            (lambda text: text.replace('"schema": 2', '"schema": 7'), "schema 7.*update fgai"),
-            (lambda text: text.replace('"schema": 2', '"schema": 0'), "schema 0"),
-            (lambda text: text.replace('"status": "done"', '"state": "done"'), "lacks status"),
-            (lambda text: text.replace('"epochs": 2', '"epochs": 3'), "another cell under this name"),
-        ],
-    )
-    def test_damage_is_named_and_nothing_overwritten(self, tmp_path: Path, damage: Any, message: str) -> None:
-        store, path = self.written(tmp_path)
-        text = damage(path.read_text())
-        path.write_text(text)
-        with pytest.raises(CheckpointError, match=message) as caught:
-            store.read(self.CELL)
-        assert str(path) in str(caught.value)
-        for again in (lambda: run_cell(self.CELL, store), lambda: run_grid([self.CELL], store)):
-            with pytest.raises(CheckpointError, match=message):
-                again()
-        assert path.read_text() == text
-
-    def test_the_old_name_of_a_method_is_not_taken_for_the_new_one(self, tmp_path: Path) -> None:
-        """What schema 1 calls `fgai-paper` is the variant with injected nodes."""
-        store, cell = Store(tmp_path), cases.tiny(method="fgai-paper")
-        path = store.write(cell, cases.body_of(cell))
-        path.write_text(path.read_text().replace('"schema": 2', '"schema": 1'))
-        (record,) = store.records()
-        assert record["cell"]["method"] == "fgai-injection"
-        with pytest.raises(CheckpointError, match="another cell under this name"):
-            store.read(cell)
-
-    def test_full_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        store, path = self.written(tmp_path)
-        before = path.read_bytes()
-
-        def full(_: int) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(FgaiError, match=r"No space left on device; nothing was changed"):
-            store.write(self.CELL, cases.body_of(self.CELL))
-        with pytest.raises(FgaiError, match="No space left"):
-            run_grid([cases.tiny(seed=1)], store)
-        assert path.read_bytes() == before and [p for p in path.parent.iterdir() if p != path] == []
-
-    def test_folder_that_cannot_be_written(self, tmp_path: Path) -> None:
-        blocked = tmp_path / "results"
-        blocked.write_text("a file, no folder")
-        with pytest.raises(FgaiError, match="cannot write"):
-            run_grid([self.CELL], Store(blocked))
-        assert blocked.read_text() == "a file, no folder"
-
-    def test_sweep_takes_old_halves_only(self, tmp_path: Path) -> None:
-        store, path = self.written(tmp_path)
-        old, new = (path.with_name(f".{path.name}.{word}") for word in ("old", "new"))
-        for half in (old, new):
-            half.write_text("{")
-        os.utime(old, (time.time() - 3600, time.time() - 3600))
-        assert store.sweep() == 1
-        assert not old.exists() and new.exists() and path.exists()
-
-
 class TestRun:
     def test_a_failed_cell_stops_nothing_and_is_tried_again(self, tmp_path: Path) -> None:
         store, seen = Store(tmp_path), []
@@ -288,7 +201,8 @@ class TestRun:
         layers = made["certificate"]["layers"]
         assert len(layers) == 2 and len(layers[0]["topk"]["curve"]) == len(made["certificate"]["radii"])
 
-    def test_injection_cells(self, tmp_path: Path) -> None:
+    def test_injection_cells(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("fgai.training.methods.settings_for", brief)  # of the vanilla parent
         made = run_cell(cases.tiny(kind="inject", method="limits", settings={}), Store(tmp_path))
         assert made["status"] == "done", made.get("trace")
         assert len(made["injection"]) == 2 * len(INJECTED)
@@ -379,16 +293,14 @@ class TestRun:
     def test_two_shards_in_one_folder(self, tmp_path: Path) -> None:
         """Another process and this one at the same time; each cell is run by one of them."""
         path, folder = grid_file(tmp_path), tmp_path / "r"
-        words = ["-m", "fgai", "bench", "run", str(path), "--results", str(folder), "--shard", "2/2"]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
         every, store, done = read_grid(path), Store(folder), []
-        with subprocess.Popen(
-            [sys.executable, *words], env=env, text=True, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
-        ) as other:
-            mine = shard(every, "1/2")
-            assert run_grid(mine, store, on_cell=lambda cell, *_: done.append(named(cell))).done == 3
-            lines = other.communicate(timeout=300)[1].splitlines()
-        assert other.returncode == 0, lines
+        other = processes()
+        other.start("bench", "run", path, "--results", folder, "--shard", "2/2", cwd=tmp_path)
+        mine = shard(every, "1/2")
+        assert run_grid(mine, store, on_cell=lambda cell, *_: done.append(named(cell))).done == 3
+        ended = other.finish()
+        assert ended.code == 0, ended.err
+        lines = ended.err.splitlines()
         done += [line.split(" ", 1)[1].split(" done")[0] for line in lines if " done (" in line]
         assert sorted(done) == sorted(map(named, every))
         assert status(every, store) == Status(done=6, failed=0, open=0)

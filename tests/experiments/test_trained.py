@@ -45,7 +45,8 @@ def test_other_code_is_another_fingerprint(tmp_path: Path, changed: str) -> None
 def test_a_parent_of_other_code_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, cell = tmp_path / "cache", cases.tiny(settings={}, kind="certify")
     monkeypatch.setattr(trained, "preset", lambda *_: {"epochs": 2})
-    monkeypatch.setattr(trained, "settings_for", lambda *_: {"epochs": 2})
+    for place in ("experiments.trained", "fgai.training.methods"):
+        monkeypatch.setattr(f"{place}.settings_for", lambda *_: {"epochs": 2})
     assert run_cell(cell, Store(tmp_path / "a"), cache=cache)["status"] == "done"
     monkeypatch.setattr(trained, "training_code", lambda: "other")
     assert run_cell(cell, Store(tmp_path / "b"), cache=cache)["status"] == "done"

@@ -1,12 +1,13 @@
-"""Commands through a real subprocess, or in this process where that is enough."""
+"""Commands through a process of their own, or in this one where that is enough."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from fgai.cli import app
+from support.cli_process import Done, Processes
 
 
 def commands(command: Any = None, name: str = "") -> dict[str, Any]:
@@ -32,24 +34,26 @@ def environment(**more: str) -> dict[str, str]:
     return {**keep, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", **more}
 
 
-def fgai(*words: object, cwd: Path, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fgai", *map(str, words)],
-        cwd=cwd,
-        env=environment(**more.pop("env", {})),
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=240,
-        check=False,
-    )
+@functools.cache
+def processes() -> Processes:
+    """What forks the commands of this session; it ends with the interpreter."""
+    scratch = tempfile.TemporaryDirectory(prefix="fgai-streams-")
+    atexit.register(scratch.cleanup)
+    made = Processes(Path(scratch.name))
+    atexit.register(made.close)
+    return made
+
+
+def fgai(*words: object, cwd: Path) -> Done:
+    """Run a command as a process of its own."""
+    return processes().run(*words, cwd=cwd)
 
 
 def answer(*words: object, cwd: Path) -> dict[str, Any]:
     """Run with --json and parse standard output, which must hold nothing else."""
     done = fgai(*words, "--json", cwd=cwd)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    assert done.code == 0, done.err
+    return json.loads(done.out)
 
 
 def here(*words: object, cwd: Path) -> Result:

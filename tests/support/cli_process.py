@@ -87,20 +87,21 @@ class Processes:
 
     def run(self, *words: object, cwd: Path, **env: str) -> Done:
         """Run a command to its end."""
-        self._start(words, cwd, env)
-        return self._finish()
+        self.start(*words, cwd=cwd, **env)
+        return self.finish()
 
     def interrupt(self, *words: object, cwd: Path, when: str) -> Done:
         """Press Ctrl-C as soon as standard error holds `when`."""
-        child = self._start(words, cwd, {})
+        child = self.start(*words, cwd=cwd)
         deadline = time.monotonic() + 120
         while when not in self._read()[1] and time.monotonic() < deadline and self._alive(child):
             time.sleep(0.02)
         if self._alive(child):
             os.kill(child, signal.SIGINT)
-        return self._finish()
+        return self.finish()
 
-    def _start(self, words: tuple[object, ...], cwd: Path, env: dict[str, str]) -> int:
+    def start(self, *words: object, cwd: Path, **env: str) -> int:
+        """Start a command and return its process; `finish` waits for it, and only then may the next begin."""
         for path in self._streams:
             path.write_text("")
         out, err = map(str, self._streams)
@@ -114,7 +115,8 @@ class Processes:
     def _alive(child: int) -> bool:
         return Path(f"/proc/{child}").exists()  # reaped at once, so what is there runs
 
-    def _finish(self) -> Done:
+    def finish(self) -> Done:
+        """Wait for the command that was started."""
         return Done(int(self._line()), *self._read())
 
     def _read(self) -> tuple[str, str]:

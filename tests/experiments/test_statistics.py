@@ -1,0 +1,56 @@
+"""Means, spreads and intervals against numpy and scipy; the paper's numbers against its print."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from experiments.paper import Published, published, source
+from experiments.statistics import Estimate, estimate, paired
+
+NUMBERS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=7)
+
+
+class TestStatistics:
+    @given(NUMBERS)
+    def test_estimate_is_numpys(self, values: list[float]) -> None:
+        found = estimate(values)
+        assert found is not None and found.seeds == len(values)
+        assert found.mean == pytest.approx(np.mean(values), abs=1e-9)
+        assert found.std == pytest.approx(np.std(values, ddof=1), abs=1e-9)
+
+    @given(st.lists(st.tuples(st.floats(-50, 50), st.floats(-50, 50)), min_size=2, max_size=7))
+    def test_interval_is_students(self, pairs: list[tuple[float, float]]) -> None:
+        ours, theirs = ({seed: pair[i] for seed, pair in enumerate(pairs)} for i in (0, 1))
+        found = paired({**ours, 99: 1e6}, {**theirs, 77: -1e6})  # seeds only one of them has do not count
+        differences = [a - b for a, b in pairs]
+        assert found is not None and found.seeds == len(pairs)
+        if np.ptp(differences) < 1e-9:
+            assert found.low == pytest.approx(found.high, abs=1e-6)
+            return
+        low, high = stats.ttest_rel(*zip(*pairs, strict=True)).confidence_interval(0.95)
+        assert (found.low, found.high) == pytest.approx((low, high), abs=1e-6)
+        assert found.excludes_zero == (low > 0 or high < 0)
+
+    def test_too_few(self) -> None:
+        assert estimate([]) is None and estimate([3.0]) == Estimate(3.0, 0.0, 1)
+        assert paired({0: 1.0}, {0: 2.0}) is None and paired({0: 1.0, 1: 2.0}, {2: 1.0, 3: 2.0}) is None
+
+
+class TestPaper:
+    def test_numbers_spot_checked_by_hand(self) -> None:
+        assert published("stability", "GAT", "amazon-cs", "vanilla", "g_tvd") == Published(24.4, 15.8)
+        assert published("f1", "GT", "coauthor-cs", "fgai", "clean") == Published(0.916, 0.0)
+        assert published("f_slope", "GAT", "amazon-photo", "vanilla", "attacked.minus") == Published(
+            1.0594, None
+        )
+        assert published("ablation", "GAT", "amazon-photo", "fgai[SP]", "f1") == Published(0.8616, None)
+        assert published("cost", "GAT", "amazon-photo", "fgai", "mib") == Published(1300, None)
+        assert "Graph Neural Networks" in source()["title"]
+
+    def test_other_features_are_another_dataset(self) -> None:
+        assert published("f1", "GAT", "ogbn-arxiv", "fgai", "clean") is not None
+        assert published("f1", "GAT", "arxiv-tape", "fgai", "clean") is None
