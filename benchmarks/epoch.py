@@ -9,8 +9,9 @@ nodes, by exact passes.
 
 Each size runs in a process of its own, after a small graph has warmed the kernels up. Of an epoch stand there
 the seconds of its steps (seeds per second are by these), and those of everything: the exact passes before and
-after it and the validation. Memory is what the process holds apart from mapped files, above the start; on a
-GPU beside it what is allocated there. The numbers in docs/scale.md are those of
+after it and the validation; beside them those of all threads on the processor, by which growth is told, as
+other work on the machine does not stretch them. Memory is what the process holds apart from mapped files,
+above the start; on a GPU beside it what is allocated there. The numbers in docs/scale.md are those of
 
     python benchmarks/epoch.py --edges 1e6 1e7 1e8 --json benchmarks/epoch.json
 
@@ -175,15 +176,15 @@ def row(found: dict[str, Any]) -> list[str]:
             words.append("")
             continue
         rate = f" ({cost['seeds_per_second']:,.0f} seeds/s)" if "seeds" in cost else ""
-        words.append(f"{cost['seconds']:.1f} s, {cost['memory']:.0f} MiB{rate}")
+        words.append(f"{cost['seconds']:.1f} s, {cost['cpu']:.1f} CPU, {cost['memory']:.0f} MiB{rate}")
     return words
 
 
 def slopes(sizes: list[dict[str, Any]]) -> list[str]:
-    """How seconds grow with the edges."""
+    """How seconds on the processor grow with the edges."""
     edges, words = [found["edges"] for found in sizes], ["growth"]
     for name in ("convert", "vanilla", "faithful", "evaluate"):
-        costs = [found[name]["seconds"] for found in sizes if name in found]
+        costs = [found[name]["cpu"] for found in sizes if name in found]
         words.append(f"{growth(edges, costs):.2f}" if len(costs) == len(edges) > 1 else "")
     return words
 

@@ -76,6 +76,15 @@ class Ranks:
             dist.all_gather_object(found, value)
         return found  # type: ignore[return-value]
 
+    def wait(self) -> None:
+        """Wait until all ranks are here."""
+        self.gather(None)
+
+    def share(self, items: Sequence[T]) -> list[T]:
+        """Return the items that are this rank's, a stretch of them; together the ranks have all, in order."""
+        ends = [len(items) * rank // self.size for rank in (self.rank, self.rank + 1)]
+        return list(items[slice(*ends)])
+
     def any(self, flag: bool) -> bool:
         """Whether a flag is up on any rank."""
         return max(self.gather(flag))
@@ -161,8 +170,9 @@ class Ranks:
                 self._store.compare_set(FAILED, "", text)
 
 
-_ALONE = Ranks()
-_CURRENT: ContextVar[Ranks] = ContextVar("ranks", default=_ALONE)
+ALONE = Ranks()
+"""This process, when nothing was joined."""
+_CURRENT: ContextVar[Ranks] = ContextVar("ranks", default=ALONE)
 
 
 def current() -> Ranks:
@@ -192,7 +202,7 @@ def joined(device: torch.device | str = "cpu", *, timeout: float = TIMEOUT) -> I
     """
     seconds = timedelta(seconds=above(timeout, "timeout", 0.0))
     if not (dist.is_available() and dist.is_torchelastic_launched()):
-        yield _ALONE
+        yield ALONE
         return
     if dist.is_initialized():
         raise RanksError("this process has joined a group already; leave it first, or do not join twice")

@@ -12,6 +12,7 @@ from experiments.batch_tables import BATCHES, WHOLE
 from experiments.cells import Cell
 from experiments.tables import TABLES
 from fgai.records import Table
+from fgai.training import train_method
 from support import bench_cases as cases
 
 SIZES = {"batch_size": 600, "fan_out": [3, 2]}
@@ -21,11 +22,10 @@ def test_sizes_of_a_cell_reach_the_training_and_the_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
-    train = trained.train_method
 
     def noted(method: str, *args: Any, **options: Any) -> Any:
         asked.append({"method": method, **options})
-        return train(method, *args, **{**options, "settings": {**options["settings"], "epochs": 1}})
+        return train_method(method, *args, **{**options, "settings": {**options["settings"], "epochs": 1}})
 
     monkeypatch.setattr(trained, "train_method", noted)
     cell = cases.tiny(method="fgai", kind="attack", label=BATCHES, settings={"epochs": 1, **SIZES})

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
 SIZES: list[dict[str, Any]] = json.loads((ROOT / "benchmarks" / "streaming.json").read_text())
 RATES: dict[str, dict[str, float]] = json.loads((ROOT / "benchmarks" / "sampling.json").read_text())
+EPOCHS: list[dict[str, Any]] = json.loads((ROOT / "benchmarks" / "epoch.json").read_text())
 NAMES = {
     "k_hop_subgraph, all neighbours": "`k_hop_subgraph`, all neighbours",
     "fgai, all neighbours": "fgai, all neighbours",
@@ -50,9 +51,9 @@ def row(found: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def slope(part: str) -> float:
+def slope(part: str, sizes: list[dict[str, Any]] = SIZES) -> float:
     """Of log seconds on the processor over log edges: 1 is linear."""
-    logs = np.log([[found["edges"], found[part]["cpu"]] for found in SIZES])
+    logs = np.log([[found["edges"], found[part]["cpu"]] for found in sizes])
     return float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0])
 
 
@@ -77,6 +78,26 @@ def test_the_largest_is_as_large_as_foretold() -> None:
     for found in SIZES:
         stored = graph_size(found["nodes"], found["edges"], found["features"]).stored
         assert 0 < found["disk"] - stored < 2000  # headings and the manifest
+
+
+def test_epochs() -> None:
+    assert [round(np.log10(found["edges"])) for found in EPOCHS] == [6, 7, 8]
+    for found in EPOCHS:
+        cells = [f"{found['edges'] / 1e6:.1f} M"]
+        for part in ("vanilla", "faithful"):
+            cost = found[part]
+            cells += [f"{cost['seeds']:,}", three(cost["seeds_per_second"]), f"{cost['cpu']:.1f} s"]
+            cells += [f"{cost['memory']:.0f} MiB"]
+        cells += [f"{found['evaluate']['cpu']:.1f} s", f"{found['evaluate']['memory']:.0f} MiB"]
+        assert f"| {' | '.join(cells)} |" in PAGE
+    slopes = [f"{slope(part, EPOCHS):.2f}" for part in ("faithful", "evaluate")]
+    assert f"the slope is {slopes[0]} for faithful training and {slopes[1]} for the evaluation" in PAGE
+    largest = EPOCHS[-1]
+    words = [f"{largest[part]['seconds']:,.0f}" for part in ("convert", "vanilla", "faithful", "evaluate")]
+    assert (
+        f"{words[0]} seconds to convert, {words[1]} for the epoch of training, {words[2]} for that of"
+        f" faithful training and {words[3]} for the evaluation" in PAGE
+    )
 
 
 def test_samplers() -> None:

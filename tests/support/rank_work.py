@@ -10,7 +10,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -21,12 +22,17 @@ import torch
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from typer.testing import CliRunner
 
 import fgai
+from fgai.cli import app
 from fgai.errors import FgaiError
-from fgai.ranks import current, joined
-from fgai.store import open_store
+from fgai.evaluation import evaluate_store
+from fgai.ranks import Ranks, current, joined
+from fgai.store import StoredGraph, open_store
+from fgai.streaming import observe_store
 from fgai.trackers import Tracker
+from fgai.training import load_model, untrained
 from fgai.training.capture import run_parts
 
 MODEL: dict[str, Any] = {"hidden_channels": 3, "heads": 2, "dropout": 0.0, "attention_dropout": 0.0}
@@ -34,6 +40,11 @@ TRAIN: dict[str, Any] = {"preset": None, "progress": False, "lr": 0.02, **MODEL}
 SHORT: dict[str, Any] = {**TRAIN, "epochs": 4}
 LONG: dict[str, Any] = {**TRAIN, "epochs": 30, "batch_size": 2, "fan_out": 3, "dropout": 0.4}
 """Saved once, after 25 epochs."""
+MODELS: dict[str, dict[str, Any]] = {
+    "GAT": {"hidden_channels": 3, "heads": 2},
+    "GATv2": {"hidden_channels": 3, "heads": 2},
+    "GT": {"hidden_channels": 8, "heads": (4, 1), "encodings": 0, "norm": "layer"},
+}
 STEADY: dict[str, Any] = {
     "epochs": 3, "preset": None, "progress": False, "nodes": 3, "edges": 2, "steps": 3, "batch_size": 7,
     "fan_out": 4,
@@ -51,6 +62,24 @@ def listening(own: set[str]) -> list[str]:
     tables = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]
     rows = [line.split() for table in tables for line in table.splitlines()]
     return [row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own]
+
+
+@contextmanager
+def small_blocks() -> Iterator[None]:
+    """Cut even a small graph into blocks: of 50 edges, and of 13 rows of its seven features."""
+    with (
+        patch("fgai.evaluation.stored.BLOCK", 50),
+        patch("fgai.store.write.NUMBERS", 13 * 7),
+    ):
+        yield
+
+
+def passes(stored: StoredGraph, folder: Path, ranks: Ranks) -> None:
+    """Exact passes of all kinds of models, each into a folder of its name."""
+    graph = stored.load()
+    for name, settings in MODELS.items():
+        model = untrained(name, graph, seed=3, **settings).eval()
+        observe_store(model, stored, folder / name, ranked=True, block_edges=40, ranks=ranks)
 
 
 class Stop(Tracker):
@@ -84,6 +113,11 @@ def scenes(graph: Path, folder: Path) -> None:
         keep("uneven", fgai.train("GAT", stored, batch_size=7, fan_out=-1, **SHORT))
         keep("faithful", fgai.make_faithful(model, stored, **STEADY))
         keep("long", fgai.train("GAT", stored, **LONG))
+        with small_blocks():
+            passes(stored, folder, ranks)
+            one, two = (load_model(folder / f"{name}-{rank}.safetensors") for name in ("faithful", "vanilla"))
+            found["evaluation"] = evaluate_store(one, stored, vanilla=two, together=True).to_dict()
+        found["k"] = refused(lambda: evaluate_store(one, stored, k=2 + rank, together=True))
         found["seed"] = refused(lambda: fgai.train("GAT", stored, batch_size=4, seed=rank, **SHORT))
         found["whole"] = refused(lambda: fgai.train("GAT", stored.load(), **SHORT))
         norm = {**SHORT, "hidden_channels": 8, "heads": (4, 1), "encodings": 0}
@@ -135,6 +169,17 @@ def single(graph: Path, folder: Path) -> None:
         assert torch.distributed.is_initialized() and ranks.gather(3) == [3]
         model = fgai.train("GAT", graph, batch_size=7, fan_out=-1, **SHORT)
     fgai.save_model(model, folder / "model.safetensors")
+
+
+def commands(graph: Path, folder: Path) -> None:
+    """`fgai evaluate` as every rank runs it; a file for each with what was printed."""
+    path = folder / f"{os.environ['RANK']}.safetensors"
+    fgai.save_model(untrained("GAT", open_store(graph).load(), **MODELS["GAT"]), path)
+    words = ["evaluate", str(path), "--dataset", str(graph), "--json"]
+    stored, attack = (CliRunner().invoke(app, [*words, *more]) for more in (["--stored"], []))
+    assert (stored.exit_code, attack.exit_code) == (0, 2), stored.output
+    found = {"stored": stored.stdout, "attack": attack.output}
+    path.with_suffix(".json").write_text(json.dumps(found))
 
 
 def launch(work: Callable[..., None], *args: object, ranks: int = 2, restarts: int = 0) -> str:

@@ -16,12 +16,13 @@ import torch
 
 import fgai
 from fgai.errors import InputError, RanksError
+from fgai.evaluation import evaluate_store
 from fgai.ranks import Ranks, _take_own_gpu, current, joined
 from fgai.sampling import Batches, NeighbourSampler
 from fgai.store import StoredGraph, write_store
 from fgai.training import history_of, load_model
 from support.graph_cases import small_data
-from support.rank_work import SHORT
+from support.rank_work import MODELS, SHORT, passes, small_blocks
 from support.training_cases import Calling, assert_same_weights
 
 WORK = Path(__file__).parents[1] / "support" / "rank_work.py"
@@ -31,6 +32,7 @@ STEPS_OF_AN_EPOCH = 3
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 SCENES: dict[str, Any] = {"name": "scenes", "work": "scenes"}
+COMMANDS: dict[str, Any] = {"name": "commands", "work": "commands"}
 SINGLE: dict[str, Any] = {"name": "single", "work": "single", "how": {"ranks": 1}}
 
 
@@ -62,7 +64,7 @@ class Scenes:
 
     def __init__(self, stored: StoredGraph, folder: Path) -> None:
         self.stored, self.jobs = stored, folder
-        self.launch(SCENES, SINGLE, RESTARTED, ENDED)
+        self.launch(SCENES, SINGLE, COMMANDS, RESTARTED, ENDED)
         self.folder = folder / "scenes"
         assert self.failed(SCENES) == ""
         self.found = [json.loads((self.folder / f"{rank}.json").read_text()) for rank in range(2)]
@@ -138,6 +140,44 @@ class TestTogether:
             assert set(addresses) == {"0100007F"}  # 127.0.0.1
 
 
+class TestExactPasses:
+    @pytest.mark.parametrize("name", MODELS)
+    def test_files_are_those_of_one_process(self, name: str, scenes: Scenes, tmp_path: Path) -> None:
+        with small_blocks():
+            passes(scenes.stored, tmp_path, Ranks())
+        wanted, found = (
+            {file.name: file for file in (at / name).iterdir()} for at in (tmp_path, scenes.folder)
+        )
+        assert wanted.keys() == found.keys() and len(wanted) == 10
+        for file, path in wanted.items():
+            assert path.read_bytes() == found[file].read_bytes(), file
+
+    def test_an_evaluation_is_that_of_one_process(self, scenes: Scenes) -> None:
+        with small_blocks():
+            model, vanilla = scenes.model("faithful"), scenes.model("vanilla")
+            wanted = evaluate_store(model, scenes.stored, vanilla=vanilla).to_dict()
+        assert scenes.of("evaluation") == [wanted, wanted]
+
+    def test_other_settings_on_one_rank_are_refused(self, scenes: Scenes) -> None:
+        for said in scenes.of("k"):
+            assert said.startswith("RanksError") and "the same settings;" in said
+
+    @pytest.mark.parametrize("size", [1, 3, 7])
+    def test_ranks_share_in_order(self, size: int) -> None:
+        shares = [Ranks(rank, size).share(range(5)) for rank in range(size)]
+        assert [item for share in shares for item in share] == list(range(5))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+    def test_a_folder_that_one_rank_does_not_see(self, tmp_path: Path) -> None:
+        class Blind(Ranks):
+            def gather(self, value: Any) -> list[Any]:
+                return [value, False]
+
+        with pytest.raises(RanksError, match=r"not all ranks see .*; set TMPDIR to a shared disk"):
+            passes(write_store(small_data(), tmp_path / "graph"), tmp_path, Blind())
+        assert [each.name for each in tmp_path.iterdir()] == ["graph"]
+
+
 class TestRefused:
     def test_other_settings_on_one_rank(self, scenes: Scenes) -> None:
         for said in scenes.of("seed"):
@@ -197,6 +237,17 @@ class TestResume:
 
 
 class TestCommands:
+    def test_an_evaluation_is_printed_once_and_attacks_are_refused(self, scenes: Scenes) -> None:
+        assert scenes.failed(COMMANDS) == ""
+        first, second = (
+            json.loads((scenes.jobs / "commands" / f"{rank}.json").read_text()) for rank in range(2)
+        )
+        said = json.loads(first["stored"])
+        assert said["command"] == "evaluate" and said["f1"].keys() == {"train", "val", "test"}
+        assert second["stored"] == ""
+        for found in (first, second):
+            assert "an attack is the work of one process: leave torchrun out" in found["attack"]
+
     def test_the_first_rank_alone_writes_and_speaks(self, scenes: Scenes, tmp_path: Path) -> None:
         path = tmp_path / "model.safetensors"
         words = ["train", "--dataset", scenes.stored.path, "--output", path, "--epochs", 2, "--json"]
@@ -249,7 +300,7 @@ class TestPlaces:
         self, gpus: list[str | None], device: str, taken: list[int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for rank in range(len(gpus)):
-            with pytest.raises(RanksError, match=r"needs a GPU of its own.*this machine has 2"):
+            with pytest.raises(RanksError, match=r"needs a GPU of its own.*This machine has 2"):
                 self.take(rank, gpus, device, monkeypatch)
         assert taken == []
 

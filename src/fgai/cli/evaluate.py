@@ -10,9 +10,11 @@ from fgai.attacks import threat_of
 from fgai.cli import options
 from fgai.cli.files import checked_output, open_model
 from fgai.cli.output import Output, command
+from fgai.cli.ranks import on_all_ranks
 from fgai.errors import InputError
 from fgai.evaluation import evaluate as evaluate_model
 from fgai.evaluation import evaluate_store
+from fgai.ranks import current
 from fgai.store import StoredGraph
 from fgai.training import load_model
 
@@ -33,6 +35,7 @@ PerNode = Annotated[bool, typer.Option("--per-node", help="Keep the values of ev
 
 
 @command
+@on_all_ranks
 def evaluate(
     model: options.ModelFile,
     *,
@@ -55,7 +58,8 @@ def evaluate(
 ) -> None:
     """Attack a model and measure how its predictions and its attention hold.
 
-    With --stored there is no attack: F1, sharpness, and with --vanilla agreement, g-TVD and overlap.
+    With --stored there is no attack: F1, sharpness, and with --vanilla agreement, g-TVD and overlap; under
+    torchrun several processes share the work.
 
     Examples:
     - `fgai evaluate gat.safetensors`
@@ -64,6 +68,8 @@ def evaluate(
     - `fgai evaluate large.safetensors --stored --vanilla gat.safetensors`
     """
     out = Output(json, quiet)
+    if current().several and not stored:
+        raise InputError("an attack is the work of one process: leave torchrun out, or give `--stored`")
     chosen = threat_of(threat).sized(nodes, edges)
     opened = open_model(model, dataset, root, device, stored=stored)
     plain = None if vanilla is None else load_model(vanilla).to(device)
@@ -76,9 +82,15 @@ def evaluate(
                 "`--stored` attacks nothing: leave out --output, --nodes, --edges and --per-node"
             )
         found = evaluate_store(
-            opened.model, opened.graph, vanilla=plain, k=k, seed=opened.about.get("split_seed", 0)
+            opened.model,
+            opened.graph,
+            vanilla=plain,
+            k=k,
+            seed=opened.about.get("split_seed", 0),
+            together=True,
         )
-        out.result({"command": "evaluate", **found.to_dict()}, found.show)
+        if current().leads:
+            out.result({"command": "evaluate", **found.to_dict()}, found.show)
         return
     out.say(f"evaluating {model} on {opened.graph!r}, threat {threat}")
     record = evaluate_model(

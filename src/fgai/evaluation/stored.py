@@ -17,6 +17,7 @@ from fgai import checks, metrics
 from fgai.attention import model_name
 from fgai.divergence import tvd
 from fgai.errors import InputError
+from fgai.ranks import ALONE, Ranks, current
 from fgai.store import StoredGraph
 from fgai.store.sort import row_blocks
 from fgai.streaming import StoredObservation, check_streamed
@@ -84,8 +85,16 @@ class _Means:
     def add(self, name: str, values: Tensor) -> None:
         """Add the values of more nodes."""
         known = values[~values.isnan()].double()
+        self._add(name, float(known.sum()), known.numel())
+
+    def merge(self, other: _Means) -> None:
+        """Add what others have added."""
+        for name, found in other._sums.items():
+            self._add(name, *found)
+
+    def _add(self, name: str, more: float, nodes: int) -> None:
         total, count = self._sums.get(name, (0.0, 0))
-        self._sums[name] = total + float(known.sum()), count + known.numel()
+        self._sums[name] = total + more, count + nodes
 
     def of(self, name: str) -> float:
         """The mean of all that was added; NaN of nothing."""
@@ -101,6 +110,7 @@ def evaluate_store(
     vanilla: nn.Module | None = None,
     k: int = 5,
     seed: int = 0,
+    together: bool = False,
 ) -> StoredEvaluation:
     """Measure a model on a stored graph, by exact passes block by block.
 
@@ -113,9 +123,12 @@ def evaluate_store(
         vanilla: the model it was made from.
         k: neighbours in an explanation.
         seed: of the split, where there are labels and no masks; as in `fgai.train`.
+        together: inside `fgai.ranks.joined` let the ranks share the blocks, through a temporary folder that
+            all of them must see; all must call it, and all get the numbers of one process, bit by bit.
 
     Raises:
         InputError: a model that cannot be computed row by row, or two of different classes.
+        RanksError: ranks disagree, do not see one folder, or one failed.
 
     Example:
         >>> import fgai
@@ -125,12 +138,15 @@ def evaluate_store(
         [1.0, 1.0]
     """
     checks.whole(k, "k", 1)
+    ranks = current() if together else ALONE
     with opened(stored, seed) as whole:
         for each in (model, vanilla):
             if each is not None:
                 check_streamed(each, whole.stored)
-        found = whole.observe(model, ranked=True)
-        other = None if vanilla is None else whole.observe(vanilla, ranked=True)
+                if together:
+                    whole.agree(each, "evaluation", k, seed)
+        found = whole.observe(model, ranked=True, ranks=ranks)
+        other = None if vanilla is None else whole.observe(vanilla, ranked=True, ranks=ranks)
         if other is not None and (found.logits.shape, len(found.layers)) != (
             other.logits.shape,
             len(other.layers),
@@ -139,24 +155,34 @@ def evaluate_store(
                 "`vanilla` must have the model's layers and classes, to be compared with it; got"
                 f" {model_name(model)} and {other.model}"
             )
-        means = _measured(found, other, k)
+        means = _measured(found, other, k, ranks)
         layers = range(len(found.layers))
         beside: dict[str, Any] = {}
         if other is not None:
             beside = {name: means.of(name) for name in ("agreement", "g_tvd", "g_tvd_prob")}
             beside["overlap"] = [means.of(f"overlap {layer}") for layer in layers]
         sharpness = [means.of(f"sharpness {layer}") for layer in layers]
-        return StoredEvaluation(found.model, found.graph, k, _scores(found, whole), sharpness, **beside)
+        scores = _scores(found, whole)
+        ranks.wait()  # until nobody reads what goes now
+        return StoredEvaluation(found.model, found.graph, k, scores, sharpness, **beside)
 
 
-def _measured(found: StoredObservation, other: StoredObservation | None, k: int) -> _Means:
+def _measured(found: StoredObservation, other: StoredObservation | None, k: int, ranks: Ranks) -> _Means:
+    """Means over all nodes; ranks share the blocks, whose sums are added in one order whoever found them."""
+    others: Iterable[_Rows | None] = repeat(None) if other is None else _blocks(other, ranks)
+    own = [_of_block(*pair, k) for pair in zip(_blocks(found, ranks), others, strict=False)]
     means = _Means()
-    others: Iterable[_Rows | None] = repeat(None) if other is None else _blocks(other)
-    for rows, beside in zip(_blocks(found), others, strict=False):
-        for layer, w in enumerate(rows.attention):
-            means.add(f"sharpness {layer}", metrics.sharpness_per_node(w, rows.rowptr))
-        if beside is None:
-            continue
+    for theirs in ranks.gather(own):
+        for block in theirs:
+            means.merge(block)
+    return means
+
+
+def _of_block(rows: _Rows, beside: _Rows | None, k: int) -> _Means:
+    means = _Means()
+    for layer, w in enumerate(rows.attention):
+        means.add(f"sharpness {layer}", metrics.sharpness_per_node(w, rows.rowptr))
+    if beside is not None:
         same = rows.logits.argmax(1) == beside.logits.argmax(1)
         means.add("agreement", same.double())
         before, after = beside.logits.double(), rows.logits.double()
@@ -167,9 +193,10 @@ def _measured(found: StoredObservation, other: StoredObservation | None, k: int)
     return means
 
 
-def _blocks(found: StoredObservation) -> Iterator[_Rows]:
+def _blocks(found: StoredObservation, ranks: Ranks) -> Iterator[_Rows]:
+    """The blocks of this rank."""
     rowptr, layers = found.rows.rowptr, range(len(found.layers))
-    for first, last in row_blocks(rowptr, BLOCK, BLOCK):
+    for first, last in ranks.share(list(row_blocks(rowptr, BLOCK, BLOCK))):
         edges = slice(int(rowptr[first]), int(rowptr[last]))
         scores = [found.scores(layer) for layer in layers]
         yield _Rows(

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,25 +16,44 @@ ZEROS = 1 << 24
 """Bytes that are written together where room is taken by writing."""
 
 
+class Place(NamedTuple):
+    """Where in a file that several processes write one of them begins.
+
+    Attributes:
+        first: row.
+        rows: of the whole file.
+    """
+
+    first: int
+    rows: int
+
+
 class ArrayFile:
     """An `.npy` file that grows by rows; its heading is completed when it is closed.
 
     Args:
-        path: a new file.
+        path: a new file, or one that others write, too.
         dtype: of its numbers.
         tail: shape of one row.
+        place: where rows go in a file that several processes write; None writes all of it.
     """
 
-    def __init__(self, path: Path, dtype: Any, tail: tuple[int, ...] = ()) -> None:
-        self.dtype, self.tail, self.rows = np.dtype(dtype), tail, 0
-        self._file: BinaryIO = path.open("xb")
+    def __init__(
+        self, path: Path, dtype: Any, tail: tuple[int, ...] = (), place: Place | None = None
+    ) -> None:
+        self.dtype, self.tail, self.rows = np.dtype(dtype), tail, 0 if place is None else place.rows
+        self._shared = place is not None
+        self._file: BinaryIO = path.open("xb") if place is None else os.fdopen(_opened(path), "r+b")
         self._heading = self._write_heading()
+        if place is not None:
+            width = self.dtype.itemsize * int(np.prod(tail, dtype=np.int64))
+            self._file.seek(self._heading + place.first * width)
 
     def append(self, block: Array) -> None:
         """Write more rows, converted to the file's type."""
         assert block.shape[1:] == self.tail
         self._file.write(np.ascontiguousarray(block, self.dtype).data)
-        self.rows += len(block)
+        self.rows += 0 if self._shared else len(block)
 
     def close(self) -> None:
         """Complete the heading and put everything on disk."""
@@ -57,6 +76,11 @@ class ArrayFile:
             self.close()
         else:
             self._file.close()
+
+
+def _opened(path: Path) -> int:
+    """Open a file for writing that may be there already, and keep what it holds."""
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
 
 
 def write_array(path: Path, blocks: Iterable[Array], dtype: Any, tail: tuple[int, ...] = ()) -> int:

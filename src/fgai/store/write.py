@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -173,10 +173,17 @@ def _keys(stored: StoredGraph) -> Iterator[Numbers]:
         yield (destination << 32) | source[place[0] : place[-1] + 1]
 
 
-def feature_blocks(stored: StoredGraph) -> Iterator[tuple[int, Features]]:
-    """The features in blocks of rows, each with the number of its first row."""
+def feature_blocks(
+    stored: StoredGraph, share: Callable[[list[int]], list[int]] = list
+) -> Iterator[tuple[int, Features]]:
+    """The features in blocks of rows, each with the number of its first row.
+
+    Args:
+        stored: the graph.
+        share: chooses some blocks by their first rows; all by default.
+    """
     step = max(1, NUMBERS // max(1, stored.num_features))
-    for first in range(0, stored.num_nodes, step):
+    for first in share(list(range(0, stored.num_nodes, step))):
         features = stored.features(slice(first, first + step))
         assert features is not None
         yield first, features

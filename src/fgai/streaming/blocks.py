@@ -17,7 +17,7 @@ from fgai.attention import SplitLayer
 from fgai.ops import aggregate, edge_softmax, weighted_softmax
 from fgai.sparse import Adjacency, Features
 from fgai.sparse.adjacency import Index32, of_narrow
-from fgai.store.arrays import Array, ArrayFile, map_array
+from fgai.store.arrays import Array, ArrayFile, Place, map_array
 
 
 class Sides(NamedTuple):
@@ -41,33 +41,37 @@ class SidesFile:
         folder: for the files.
         name: of the layer, part of their names.
         layer: whose sides.
+        rows: of all processes that write it together; None where this one writes all.
     """
 
-    def __init__(self, folder: Path, name: str, layer: SplitLayer) -> None:
-        self._layer = layer
+    def __init__(self, folder: Path, name: str, layer: SplitLayer, rows: int | None = None) -> None:
+        self._layer, self._rows = layer, rows
         self._paths = [folder / f"{name}.{side}.npy" for side in Sides._fields]
         self._files: list[ArrayFile | None] = []
 
-    def append(self, x: Tensor | Features) -> None:
-        """Compute and write the sides of more rows."""
+    def append(self, x: Tensor | Features, first: int) -> None:
+        """Compute and write the sides of more rows, the first of which has this number."""
         sides = self._layer.sides(x)
         if not self._files:
+            place = None if self._rows is None else Place(first, self._rows)
             for path, side in zip(self._paths, sides, strict=True):
                 same = side is sides[2] and path is not self._paths[2]  # scored and mixed alike
-                self._files.append(None if same else ArrayFile(path, _numpy(side).dtype, side.shape[1:]))
+                shape = _numpy(side).dtype, side.shape[1:]
+                self._files.append(None if same else ArrayFile(path, *shape, place))
         for file, side in zip(self._files, sides, strict=True):
             if file is not None:
                 file.append(_numpy(side))
 
-    def opened(self) -> Sides:
-        """Close the files and map them."""
+    def close(self) -> None:
+        """Put what was written on disk."""
         for file in self._files:
             if file is not None:
                 file.close()
-        found = [
-            None if file is None else map_array(path)
-            for path, file in zip(self._paths, self._files, strict=True)
-        ]
+        self._files = []
+
+    def opened(self) -> Sides:
+        """Map the files, once all of them are closed."""
+        found = [map_array(path) if path.exists() else None for path in self._paths]
         source, destination, values = found
         assert values is not None and destination is not None
         return Sides(values if source is None else source, destination, values)

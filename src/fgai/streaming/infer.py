@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,16 @@ from torch import Tensor, nn
 from fgai import checks
 from fgai.attention import Layerwise, Stage, adapter_of, evaluating, find_layers, model_name, unwrapped
 from fgai.attention.forward import HEADS
-from fgai.errors import InputError
+from fgai.errors import InputError, RanksError
 from fgai.files import write_atomic
 from fgai.graph import Graph
 from fgai.models import GT
 from fgai.models.base import AttentionModel
 from fgai.progress import stage as progress
+from fgai.ranks import ALONE, Ranks
 from fgai.sparse import Adjacency, Features
 from fgai.store import StoredGraph
-from fgai.store.arrays import ArrayFile, map_array
+from fgai.store.arrays import ArrayFile, Place, map_array
 from fgai.store.sort import row_blocks
 from fgai.store.stored import Rows
 from fgai.store.write import building, feature_blocks
@@ -43,6 +44,7 @@ def observe_store(
     heads: str = "each",
     ranked: bool = False,
     block_edges: int = 1 << 18,
+    ranks: Ranks = ALONE,
 ) -> StoredObservation:
     """Compute logits, states and attention of all nodes of a stored graph, into files.
 
@@ -58,12 +60,15 @@ def observe_store(
         heads: `each`, or `mean` for the attention averaged over them.
         ranked: also write what neighbours are ranked by.
         block_edges: edges that are in memory together.
+        ranks: processes that share the work, each with some of the blocks; all of them must see the folder.
+            The numbers are those of one process, bit by bit.
 
     Returns:
         The result, mapped.
 
     Raises:
         InputError: another model, or one that does not read this graph.
+        RanksError: a rank does not see the folder, or one failed.
         DataError: there is something at `path` already, or the graph is damaged.
         FgaiError: the folder cannot be written, or the disk is full.
 
@@ -79,12 +84,32 @@ def observe_store(
     checks.whole(block_edges, "block_edges", 1, 2**30)
     bare, stages = _readable(model, stored)
     place = Path(path)
-    with building(place) as work, evaluating(model), torch.no_grad():
-        folder = work.folder
-        write_rows(folder, stored, bare.self_loops, block_edges)
-        _Pass(folder, stored, stages, heads == "mean", bool(ranked), block_edges).run()
-        _write_manifest(folder, model_name(model), stored.fingerprint, list(find_layers(bare)))
+    with _shared_folder(place, ranks) as folder, evaluating(model), torch.no_grad():
+        if ranks.leads:
+            write_rows(folder, stored, bare.self_loops, block_edges)
+        ranks.wait()
+        _Pass(folder, stored, stages, heads == "mean", bool(ranked), block_edges, ranks=ranks).run()
+        if ranks.leads:
+            _write_manifest(folder, model_name(model), stored.fingerprint, list(find_layers(bare)))
     return StoredObservation(place)
+
+
+@contextmanager
+def _shared_folder(place: Path, ranks: Ranks) -> Iterator[Path]:
+    """Give all ranks the folder that the first of them builds; it is in its place for all of them at the end.
+
+    Raises:
+        RanksError: a rank does not see it.
+    """
+    with ExitStack() as stack:
+        own = str(stack.enter_context(building(place)).folder) if ranks.leads else ""
+        folder = Path(ranks.first(own))
+        if not min(ranks.gather(folder.is_dir())):
+            raise RanksError(
+                f"not all ranks see {folder}, where they write together; set TMPDIR to a shared disk"
+            )
+        yield folder
+    ranks.wait()
 
 
 @typed
@@ -184,6 +209,7 @@ class _Pass:
         ranked: also write scores.
         block_edges: edges of a block.
         left_out: take the ranges of limits on the way, and keep states alone; None leaves limits as they are.
+        ranks: who share the work.
     """
 
     def __init__(
@@ -195,13 +221,15 @@ class _Pass:
         ranked: bool,
         block_edges: int,
         left_out: LeftOut | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self._folder, self._stored, self._stages = folder, stored, stages
         self._averaged, self._ranked, self._most = averaged, ranked, block_edges
-        self._left_out = left_out
+        self._left_out, self._ranks = left_out, ranks
         self._rows = Rows(map_array(folder / "rowptr.npy"), map_array(folder / "source.npy"))
         weight = folder / "edge_weight.npy"
         self._weight = map_array(weight) if weight.exists() else None
+        self._spans = ranks.share(list(row_blocks(self._rows.rowptr, block_edges, block_edges)))
 
     def run(self) -> None:
         """Go through the layers; each is read from the sides the one before has written."""
@@ -213,41 +241,56 @@ class _Pass:
                 return
             after = None
             if not last and self._left_out is None:  # else its limits must be known first
-                after = SidesFile(self._folder, f"sides.{number + 1}", stages[number + 1].layer)
+                after = self._new_sides(number + 1)
             with progress(f"layer {number + 1} of {len(stages)}", self._stored.num_nodes):
                 self._layer(number, stage, sides, after)
-            sides.remove()
+            self._ranks.wait()
+            if self._ranks.leads:
+                sides.remove()
             if not last:
                 sides = after or self._sides(number + 1)
-        for name in ("entry", "edge_weight"):
+        for name in ("entry", "edge_weight") if self._ranks.leads else ():
             (self._folder / f"{name}.npy").unlink(missing_ok=True)
+
+    def _new_sides(self, number: int) -> SidesFile:
+        rows = self._stored.num_nodes if self._ranks.several else None
+        return SidesFile(self._folder, f"sides.{number}", self._stages.stages[number].layer, rows)
+
+    def _new_file(self, name: str, block: Tensor, first: int, rows: int) -> ArrayFile:
+        """A file of so many rows that begins with a block, or where this block is this rank's first."""
+        place = Place(first, rows) if self._ranks.several else None
+        return ArrayFile(self._folder / f"{name}.npy", block.numpy().dtype, block.shape[1:], place)
 
     def _sides(self, number: int) -> SidesFile:
         """Write the sides of a layer from its whole input, its limits measured first where they shall be."""
         layer = self._stages.stages[number].layer
         if self._left_out is not None:
-            measure_layer(layer, lambda: self._inputs(number), self._folder, self._left_out)
-        sides = SidesFile(self._folder, f"sides.{number}", layer)
+            measure_layer(
+                layer, lambda: (state for _, state in self._inputs(number)), self._folder, self._left_out
+            )
+        sides = self._new_sides(number)
         with ExitStack() as stack:
             entry = None
-            for state in self._inputs(number):
-                sides.append(state)
+            for first, state in self._inputs(number):
+                sides.append(state, first)
                 if number == 0 and self._stages.keeps_state and isinstance(state, Tensor):
                     if entry is None:
-                        file = ArrayFile(self._folder / "entry.npy", state.numpy().dtype, state.shape[1:])
+                        file = self._new_file("entry", state, first, self._stored.num_nodes)
                         entry = stack.enter_context(file)
                     entry.append(state.numpy())
+        sides.close()
+        self._ranks.wait()
         return sides
 
-    def _inputs(self, number: int) -> Iterator[Tensor | Features]:
-        """What a layer reads, block by block: of the features, or of the states before it."""
+    def _inputs(self, number: int) -> Iterator[tuple[int, Tensor | Features]]:
+        """What a layer reads, block by block, each with its first row: of the features, or of states."""
         if number == 0:
-            for _, features in feature_blocks(self._stored):
-                yield self._stages.enter(features, None)
+            for first, features in feature_blocks(self._stored, self._ranks.share):
+                yield first, self._stages.enter(features, None)
             return
         states = map_array(self._folder / f"state.{number - 1}.npy")
         for first in range(0, len(states), self._most):
-            yield torch.from_numpy(np.array(states[first : first + self._most]))
+            yield first, torch.from_numpy(np.array(states[first : first + self._most]))
 
     def _layer(self, number: int, stage: Stage, sides: SidesFile, after: SidesFile | None) -> None:
         layer, opened = stage.layer, sides.opened()
@@ -255,24 +298,27 @@ class _Pass:
         with ExitStack() as stack:
             files: dict[str, ArrayFile] = {}
 
-            def write(name: str, block: Tensor) -> None:
+            def write(name: str, block: Tensor, first: int, rows: int) -> None:
                 if name not in files:
-                    path = self._folder / f"{name}.npy"
-                    files[name] = stack.enter_context(ArrayFile(path, block.numpy().dtype, block.shape[1:]))
+                    files[name] = stack.enter_context(self._new_file(name, block, first, rows))
                 files[name].append(block.numpy())
 
             for block in self._blocks():
                 found = attend(layer, opened, block, self._most, averaged=self._averaged, ranked=self._ranked)
                 state = stage.update(self._before(number, block), layer.join(found.out))
-                write(f"state.{number}", state)
+                nodes = block.first, self._stored.num_nodes
+                edges = int(self._rows.rowptr[block.first]), len(self._rows.source)
+                write(f"state.{number}", state, *nodes)
                 if kept:
-                    write(f"attention.{number}", found.attention)
+                    write(f"attention.{number}", found.attention, *edges)
                 if found.scores is not None:
-                    write(f"scores.{number}", found.scores)
+                    write(f"scores.{number}", found.scores, *edges)
                 if after is not None:
-                    after.append(state)
+                    after.append(state, block.first)
                 elif number + 1 == len(self._stages.stages):
-                    write("logits", self._stages.leave(state))
+                    write("logits", self._stages.leave(state), *nodes)
+            if after is not None:
+                after.close()
 
     def _before(self, number: int, block: Block) -> Tensor | None:
         """The states that the layer read, for models that keep them."""
@@ -283,7 +329,7 @@ class _Pass:
 
     def _blocks(self) -> Iterator[Block]:
         rowptr, source = self._rows
-        for first, last in row_blocks(rowptr, self._most, self._most):
+        for first, last in self._spans:
             edges = slice(int(rowptr[first]), int(rowptr[last]))
             weight = None if self._weight is None else torch.from_numpy(np.array(self._weight[edges]))
             yield Block(first, last, rowptr[first : last + 1] - rowptr[first], source[edges], weight)

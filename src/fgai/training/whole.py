@@ -18,7 +18,7 @@ from fgai.datasets import random_split
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import as_graph
-from fgai.ranks import current
+from fgai.ranks import ALONE, Ranks, current
 from fgai.sampling import Batches, NeighbourSampler
 from fgai.sparse import Adjacency, Features
 from fgai.store import StoredGraph, open_store, write_store
@@ -136,10 +136,17 @@ class Whole:
         """Steps of an epoch over so many seeds, or those it has at most; a mini-batch on every rank."""
         return -(-min(count, self.epoch_size or count) // (self.batch_size * self.ranks.size))
 
-    def observe(self, model: nn.Module, *, ranked: bool = False) -> StoredObservation:
-        """What a model says of all nodes and edges, exactly; heads averaged, and ranks where asked."""
-        place = Path(tempfile.mkdtemp(dir=self.folder)) / "seen"
-        return observe_store(_on_cpu(model), self.stored, place, heads="mean", ranked=ranked)
+    def observe(self, model: nn.Module, *, ranked: bool = False, ranks: Ranks = ALONE) -> StoredObservation:
+        """What a model says of all nodes and edges, exactly; heads averaged.
+
+        Args:
+            model: on any device.
+            ranked: also what neighbours are ranked by.
+            ranks: who find it together, in a folder of the first of them; each for itself by default.
+        """
+        place = Path(ranks.first(tempfile.mkdtemp(dir=self.folder))) / "seen"
+        options: dict[str, Any] = {"heads": "mean", "ranked": ranked, "ranks": ranks}
+        return observe_store(_on_cpu(model), self.stored, place, **options)
 
     def set_ranges(self, model: nn.Module, tightness: Tightness, *, sampled: bool = False) -> None:
         """Take the ranges of a model's limits from all nodes."""
