@@ -42,7 +42,7 @@ def run(
         str | None, typer.Option("--shard", help="Run part i/n only, e.g. 2/5; parts may share a folder.")
     ] = None,
     limit: Annotated[
-        float | None, typer.Option("--limit", min=0, help="Stop after so many seconds; run again to go on.")
+        float | None, typer.Option("--limit", min=0, help="End by then, in seconds; run again to go on.")
     ] = None,
     redo: Annotated[
         bool,

@@ -6,7 +6,7 @@ import multiprocessing as mp
 import queue
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -78,7 +78,8 @@ def run_grid(
         root: folder of the datasets.
         cache: folder for trained vanilla models.
         jobs: processes.
-        limit: seconds after which no new cell is started and running ones are ended.
+        limit: seconds after which running cells are ended. None is begun that would not end by then, as far
+            as those before it tell (`Pace`).
         redo: run cells again whose records were made with other settings.
         on_cell: called with each finished cell, its status and its seconds.
 
@@ -107,6 +108,33 @@ def run_grid(
     return status(cells, store)
 
 
+class Pace:
+    """How long cells take, known to all processes of a run, and until when there is time.
+
+    Args:
+        cells: of the run; one is taken to last as long as the longest of its kind and method so far.
+        deadline: on the monotonic clock; None for no end.
+        context: of the processes.
+    """
+
+    def __init__(self, cells: Iterable[Cell], deadline: float | None, context: Any) -> None:
+        sorts = dict.fromkeys((cell.kind, cell.method) for cell in cells)
+        self.places = {sort: place for place, sort in enumerate(sorts)}
+        self.longest = context.Array("d", len(sorts))
+        self.deadline = deadline
+
+    def allows(self, cell: Cell) -> bool:
+        """Whether a cell that begins now would end in time; yes where none of its sort has ended yet."""
+        seconds: float = self.longest[self.places[cell.kind, cell.method]]
+        return self.deadline is None or monotonic() + seconds <= self.deadline
+
+    def note(self, cell: Cell, seconds: float) -> None:
+        """Tell all processes how long a cell took."""
+        place = self.places[cell.kind, cell.method]
+        with self.longest.get_lock():
+            self.longest[place] = max(self.longest[place], seconds)
+
+
 def _by_parent(cells: list[Cell]) -> list[list[Cell]]:
     groups: dict[Any, list[Cell]] = {}
     for cell in cells:
@@ -131,7 +159,8 @@ def _parallel(
         work.put([cell.to_dict() for cell in group])
     for _ in range(jobs):
         work.put(None)
-    arguments = (work, news, str(store.root), options)
+    pace = Pace((cell for group in groups for cell in group), deadline, context)
+    arguments = (work, news, str(store.root), options, pace)
     workers = [context.Process(target=_worker, args=arguments, daemon=True) for _ in range(jobs)]
     for worker in workers:
         worker.start()
@@ -154,7 +183,7 @@ def _parallel(
             worker.join()
 
 
-def _worker(work: Any, news: Any, folder: str, options: dict[str, Any]) -> None:
+def _worker(work: Any, news: Any, folder: str, options: dict[str, Any], pace: Pace) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     store = Store(folder)
@@ -163,9 +192,13 @@ def _worker(work: Any, news: Any, folder: str, options: dict[str, Any]) -> None:
             parent = mp.parent_process()
             if parent is not None and not parent.is_alive():  # killed: nobody waits for more
                 return
+            cell = Cell.from_dict(values)
+            if not pace.allows(cell):
+                continue
             try:
-                record = run_cell(Cell.from_dict(values), store, **options)
+                record = run_cell(cell, store, **options)
             except FgaiError as error:  # the record itself: damaged, or the disk is full
                 news.put((None, str(error), 0.0))
                 return
+            pace.note(cell, record["seconds"])
             news.put((values, record["status"], record["seconds"]))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing as mp
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from experiments import (
     trained,
 )
 from experiments.fingerprint import change_of, fingerprint, searches
+from experiments.grid import Pace
 from experiments.run import INJECTED, winners
 from experiments.validation import short_attack
 from fgai.attacks import EnsembleInjection
@@ -324,6 +327,17 @@ class TestStoredRecord:
     """One record in the repository, made on a CPU, is what this code makes."""
 
     ABSOLUTE, RELATIVE = 5e-3, 2e-2  # eight test nodes; other processors and libraries round otherwise
+
+    def test_no_cell_is_begun_that_would_not_end(self) -> None:
+        quick, slow = cases.tiny(), cases.tiny(method="fgai")
+        pace = Pace([quick, slow], monotonic() + 100, mp.get_context("spawn"))
+        assert pace.allows(quick) and pace.allows(slow), "nothing is known yet"
+        for seconds in (5.0, 200.0, 1.0):
+            pace.note(slow, seconds)
+        assert pace.allows(quick) and not pace.allows(slow)
+        endless = Pace([slow], None, mp.get_context("spawn"))
+        endless.note(slow, 200.0)
+        assert endless.allows(slow)
 
     def test_recomputed(self, tmp_path: Path) -> None:
         (cell,) = read_grid(DATA / "planted.toml")
