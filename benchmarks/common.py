@@ -1,17 +1,20 @@
-"""What the benchmarks share: peak memory above a baseline, medians, and a table."""
+"""What the benchmarks share: peak memory above a baseline, medians, growth over sizes, and a table."""
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import gc
+import json
 import statistics
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -100,6 +103,30 @@ def measured(work: Callable[[], object]) -> Cost:
     stop.set()
     watcher.join()
     return Cost(seconds, cpu, (max(top[0], anonymous()) - start) / 2**20)
+
+
+def size_arguments(doc: str | None, sizes: Sequence[float]) -> argparse.ArgumentParser:
+    """Return the arguments of a benchmark over graphs of several sizes, each in a process of its own."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--edges", type=float, nargs="+", default=list(sizes))
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--folder", type=Path, help="for the graphs; a temporary one by default")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    parser.add_argument("--alone", action="store_true", help="print one size as JSON")
+    return parser
+
+
+def each_size(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run the script once more for each size, alone, and write down what is there after each."""
+    found: list[dict[str, Any]] = []
+    for edges in given.edges:
+        words = [sys.executable, *sys.argv, "--edges", str(edges), "--alone"]
+        made = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
+        found.append(json.loads(made))
+        if given.json is not None:
+            given.json.write_text(json.dumps(found, indent=1) + "\n")
+    return found
 
 
 def growth(amounts: Sequence[float], costs: Sequence[float]) -> float:

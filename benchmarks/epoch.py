@@ -22,8 +22,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Cost, growth, measured, show
+from common import Cost, each_size, growth, measured, show, size_arguments
 from torch import nn
 
 import fgai
@@ -190,19 +188,13 @@ def slopes(sizes: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--edges", type=float, nargs="+", default=[1e6, 1e7])
-    parser.add_argument("--width", type=int, default=128)
+    parser = size_arguments(__doc__, (1e6, 1e7))
     parser.add_argument(
         "--share", type=float, default=0.1, help="of the nodes in an epoch of faithful training"
     )
     parser.add_argument("--device", default="cpu", help="where models train: cpu or cuda")
     parser.add_argument("--direct", action="store_true", help="write the stored graph without conversion")
     parser.add_argument("--evaluate", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--folder", type=Path, help="for the graphs; a temporary one by default")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="write the numbers to this file")
-    parser.add_argument("--alone", action="store_true", help="print one size as JSON")
     given = parser.parse_args()
     if given.alone:
         torch.set_num_threads(given.threads)
@@ -211,14 +203,7 @@ def main() -> None:
             tempfile.tempdir = folder
             print(json.dumps(one(int(given.edges[0]), Path(folder), given)))
         return
-    sizes: list[dict[str, Any]] = []
-    rest = [word for word in sys.argv[1:] if word != "--alone"]
-    for edges in given.edges:
-        words = [sys.executable, __file__, *rest, "--edges", str(edges), "--alone"]
-        made = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
-        sizes.append(json.loads(made))
-        if given.json is not None:
-            given.json.write_text(json.dumps(sizes, indent=1) + "\n")
+    sizes = each_size(given)
     title = f"one epoch, {given.width} features, {given.device}, {given.threads} threads"
     columns = ["edges", "conversion", "training", f"faithful, {given.share:.0%} of the nodes", "evaluation"]
     show(title, columns, [*map(row, sizes), slopes(sizes)])

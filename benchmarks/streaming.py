@@ -11,10 +11,7 @@ is what the process holds apart from mapped files, above the start. The numbers 
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -23,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Cost, measured, show
+from common import Cost, each_size, measured, show, size_arguments
 
 from fgai.datasets import convert
 from fgai.models import GAT
@@ -111,28 +108,13 @@ def row(found: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--edges", type=float, nargs="+", default=[1e6, 1e7])
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--folder", type=Path, help="for the graphs; a temporary one by default")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="write the numbers to this file")
-    parser.add_argument("--alone", action="store_true", help="print one size as JSON")
-    given = parser.parse_args()
+    given = size_arguments(__doc__, (1e6, 1e7)).parse_args()
     if given.alone:
         torch.set_num_threads(given.threads)
         with tempfile.TemporaryDirectory(dir=given.folder) as folder:
             print(json.dumps(one(int(given.edges[0]), given.width, Path(folder))))
         return
-    sizes = []
-    for edges in given.edges:
-        words = [sys.executable, __file__, "--alone", "--edges", str(edges), "--width", str(given.width)]
-        words += ["--threads", str(given.threads)]
-        words += [] if given.folder is None else ["--folder", str(given.folder)]
-        made = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
-        sizes.append(json.loads(made))
-        if given.json is not None:
-            given.json.write_text(json.dumps(sizes, indent=1) + "\n")
+    sizes = each_size(given)
     columns = ["edges", "on disk", "convert (edges/s)", f"{BATCHES} batches (seeds/s)"]
     columns += ["exact pass (edges × layers/s)"]
     title = f"stored graphs, {given.width} features, {given.threads} threads"

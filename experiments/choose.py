@@ -139,9 +139,7 @@ def _trial(runs: list[Run], method: str, task: str) -> Trial:
 
 def _wanted(method: str) -> dict[str, float]:
     """What the seeds of a trial reach on average at least, and none of them much less, by its path."""
-    if method != "fgai":
-        return {"criterion": 0.0}
-    return {"criterion": 0.0, **KEPT}
+    return {"criterion": 0.0, **(KEPT if method == "fgai" else {})}
 
 
 def _reason(runs: list[Run], method: str) -> str:
@@ -207,7 +205,7 @@ def presets(store: Store) -> str:
             name = ".".join(filter(None, (task, *case)))
             if case[0] not in METHODS:
                 continue
-            good = _chosen(held, _in_use(case, task))
+            good = chosen(case, held, task)
             if good is not None:
                 made[name] = good.settings
             else:
@@ -225,14 +223,15 @@ def presets(store: Store) -> str:
     return "".join(body for _, body in blocks)
 
 
-def _chosen(held: Sequence[Trial], now: Mapping[str, Any]) -> Trial | None:
+def chosen(case: Case, held: Sequence[Trial], task: str = "") -> Trial | None:
     """The best trial that holds, or the one that is the preset in use if that is as good; None if none does.
 
     Args:
-        held: all trials, the best first.
-        now: all settings in use.
+        case: method, model and dataset.
+        held: its trials, the best first.
+        task: empty for nodes, `link` or `graph`.
     """
-    good = [trial for trial in held if not trial.reason]
+    good, now = [trial for trial in held if not trial.reason], _in_use(case, task)
     for trial in good:
         in_use = all(now.get(name) == value for name, value in trial.settings.items())
         if in_use and good[0].criterion - trial.criterion <= NOISE:

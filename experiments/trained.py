@@ -108,7 +108,9 @@ def trained(
     if path is not None and path.exists() and not anew:
         return load_model(path).to(device), False
     settings = current_names(cell.settings)
-    sizes = {name: settings.pop(name) for name in SIZES if name in settings}
+    options = {name: settings.pop(name) for name in SIZES if name in settings}
+    if cell.kind == "search":  # a trial is what its settings say, and nothing else
+        options["max_attempts"] = 1
     model = train_method(
         cell.method,
         cell.model,
@@ -118,8 +120,7 @@ def trained(
         device=device,
         progress=False,
         settings=settings,
-        max_attempts=1 if cell.kind == "search" else 2,  # a trial is what its settings say, and nothing else
-        **sizes,
+        **options,
     )
     if path is not None:
         save_model(model, path)

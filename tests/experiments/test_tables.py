@@ -279,6 +279,7 @@ class TestChoose:
                     body["validation"]["criterion"] = score
                     store.write(cell, body)
             assert tomllib.loads(presets(store))["fgai"]["GAT"]["cora"] == expected
+            assert f"lr {expected['lr']:g}" in render("search", store), "the table shows what is chosen"
 
     def test_trials_judged_by_an_older_search_are_not_compared(self, tmp_path: Path) -> None:
         cell = Cell(kind="search", method="fgai", dataset="cora", settings={"lr": 0.1})

@@ -36,7 +36,7 @@ def environment(**more: str) -> dict[str, str]:
 
 @functools.cache
 def processes() -> Processes:
-    """What forks the commands of this session; it ends with the interpreter."""
+    """What forks the commands that tests run; it ends with the interpreter."""
     scratch = tempfile.TemporaryDirectory(prefix="fgai-streams-")
     atexit.register(scratch.cleanup)
     made = Processes(Path(scratch.name))

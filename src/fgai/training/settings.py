@@ -54,7 +54,7 @@ class FaithfulConfig:
         space: where injected nodes climb: `features`; `values`, the box of what limits let a node say to the
             first layer; or `mixed`, half of either. Without limits there are features alone.
         adversary: `injection`; `attention`, the margin alone; `hybrid`, both; or `ascent`, Algorithm 1 as
-            printed, where δ and ρ climb in attention space, see `fgai.training.Printed`.
+            printed, where δ and ρ climb in attention space, see `fgai.training.Ascent`.
         nodes: injected per epoch.
         edges: of each injected node.
         lean: how much their endpoints lean towards nodes with few neighbours, see `InjectionAdversary`.
