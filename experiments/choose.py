@@ -33,7 +33,7 @@ CRITERION = Quantity(
 SEEDS = 2
 """A setting for nodes ships only if it holds on so many."""
 MOST_BELOW = 0.03
-"""How far a seed may lie below the mean of all, in the criterion and in what attention keeps."""
+"""How far a seed may lie below the mean of all in the criterion, and below what attention keeps at least."""
 NOISE = 0.01
 """Differences of the criterion that two seeds cannot tell apart (one standard error of F1 on the validation
 nodes of Photo is .009): within them the preset in use stays."""
@@ -154,8 +154,8 @@ def _reason(runs: list[Run], method: str) -> str:
         seed = min(held, key=lambda one: held[one])
         if mean < least:
             return f"keeps {mean:.3f} of `{name}`, {least} are wanted"
-        if held[seed] < mean - MOST_BELOW:
-            return f"seed {seed} has {held[seed]:.3f} of `{name}`, {mean - held[seed]:.3f} below the mean"
+        if held[seed] < (least or mean) - MOST_BELOW:
+            return f"seed {seed} has {held[seed]:.3f} of `{name}`, where the mean is {mean:.3f}"
     return ""
 
 
@@ -231,19 +231,19 @@ def chosen(case: Case, held: Sequence[Trial], task: str = "") -> Trial | None:
         held: its trials, the best first.
         task: empty for nodes, `link` or `graph`.
     """
-    good, now = [trial for trial in held if not trial.reason], _in_use(case, task)
+    good = [trial for trial in held if not trial.reason]
     for trial in good:
-        in_use = all(now.get(name) == value for name, value in trial.settings.items())
-        if in_use and good[0].criterion - trial.criterion <= NOISE:
+        if good[0].criterion - trial.criterion <= NOISE and is_in_use(case, trial, task):
             return trial
     return good[0] if good else None
 
 
-def _in_use(case: Case, task: str) -> dict[str, Any]:
-    """All settings of a method as they are now, its own laid over the defaults."""
+def is_in_use(case: Case, trial: Trial, task: str = "") -> bool:
+    """Whether the presets of today give a method all that a trial sets."""
     method, model, dataset = case
     now = settings_of(Cell(method=method, model=model, dataset=dataset, task=task))
-    return {**now["defaults"], **now["settings"]}
+    given = {**now["defaults"], **now["settings"]}
+    return all(given.get(name) == value for name, value in trial.settings.items())
 
 
 def _blocks(text: str) -> list[tuple[str, str]]:

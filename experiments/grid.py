@@ -68,8 +68,8 @@ def run_grid(
 ) -> Status:
     """Run every cell that has no good record.
 
-    Cells with the same vanilla parent stay together, so that a parent is trained once. A killed run loses at
-    most the cells in flight.
+    Cells with the same vanilla parent stay together, so that a parent is trained once; with a cache, where
+    they wait for it, only as far as every process has work. A killed run loses at most the cells in flight.
 
     Args:
         cells: of the grid, or a shard of it.
@@ -104,6 +104,7 @@ def run_grid(
                 on_cell(cell, record["status"], record["seconds"])
     else:
         options = {"device": device, "root": root, "cache": cache, "redo": redo}
+        groups = groups if cache is None else _spread(groups, jobs)
         _parallel(groups, store, options, max(1, min(jobs, len(groups))), deadline, on_cell)
     return status(cells, store)
 
@@ -142,6 +143,19 @@ def _by_parent(cells: list[Cell]) -> list[list[Cell]]:
     for group in groups.values():
         group.sort(key=lambda cell: cell.method != "vanilla")
     return list(groups.values())
+
+
+def _spread(groups: list[list[Cell]], jobs: int) -> list[list[Cell]]:
+    """Halve the largest groups until there is one for every process."""
+    groups = list(groups)
+    while groups and len(groups) < jobs:
+        largest = max(range(len(groups)), key=lambda place: len(groups[place]))
+        group = groups[largest]
+        if len(group) < 2:
+            break
+        half = (len(group) + 1) // 2
+        groups[largest : largest + 1] = [group[:half], group[half:]]
+    return groups
 
 
 def _parallel(

@@ -152,8 +152,9 @@ class Store:
                     path.parent.parent.rmdir()
         rewritten = 0
         for path in files.keys() - chosen.keys():
-            text = to_text(files[path], sort_keys=True) + "\n"
-            if text != path.read_text(encoding="utf-8"):
+            held_text = path.read_text(encoding="utf-8")
+            text = to_text(parse_json(held_text), sort_keys=True) + "\n"  # as it is, not as it is read today
+            if text != held_text:
                 write_atomic(path, text)
                 rewritten += 1
         kept = (*(files.keys() - chosen.keys()), *([pack] if pack.exists() else []))

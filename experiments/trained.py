@@ -5,10 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import nn
+
+try:
+    import fcntl
+except ImportError:  # not on this system; then several processes may train one parent each
+    fcntl = None  # type: ignore[assignment]
 
 import fgai
 from experiments.cells import Cell
@@ -130,7 +137,21 @@ def trained(
 def vanilla_of(cell: Cell, graph: Graph, device: str, cache: Path | None) -> tuple[nn.Module, bool]:
     """Return the vanilla parent that cells of one model, dataset and seed share, and whether it is new."""
     parent = dataclasses.replace(cell, method="vanilla", settings={}, label="")
-    return trained(parent, graph, None, device, model_path(cache, parent))
+    path = model_path(cache, parent)
+    with _one_at_a_time(path):
+        return trained(parent, graph, None, device, path)
+
+
+@contextmanager
+def _one_at_a_time(path: Path | None) -> Iterator[None]:
+    """Let one process of this machine in at a time: the first trains a model, the others find it."""
+    if path is None or fcntl is None:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def model_of(

@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.build import about, name_of, sheet
 from experiments.cells import read_grid
-from experiments.choose import CRITERION, NOISE, SEEDS, chosen, trials
+from experiments.choose import CRITERION, NOISE, SEEDS, chosen, is_in_use, trials
 from experiments.paper import Published, published
 from experiments.results import ROWS, Results
 from experiments.sheet import Sheet, estimated
@@ -143,10 +143,12 @@ def search(store: Store) -> list[Sheet | Table]:
         Column("settings"),
     ]
     rows: list[Sequence[Cell]] = []
-    wrong = 0
+    wrong = waiting = 0
     for (method, model, dataset), held in trials(store).items():
-        best = chosen((method, model, dataset), held) or held[0]
+        found = chosen((method, model, dataset), held)
+        best = found or held[0]
         wrong += len(held) != TRIALS
+        waiting += found is not None and not is_in_use((method, model, dataset), found)
         settings = ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
                              for name, value in sorted(best.settings.items()))  # fmt: skip
         scores = [float(len(held)), best.criterion, best.clean, best.attacked, held[-1].criterion]
@@ -156,7 +158,8 @@ def search(store: Store) -> list[Sheet | Table]:
         f"{TRIALS} trials each on {SEEDS} seeds; criterion: mean of accuracy on validation nodes, clean and"
         " under a short ensemble whose endpoints are validation nodes. Chosen is the best setting that holds"
         f" on both seeds, or the preset in use within {NOISE:g} of it. Test nodes were not looked at.",
-        *([f"{wrong} searches do not have {TRIALS} trials."] if wrong else []),
+        *([f"{wrong} searches do not have all of their {TRIALS} trials yet."] if wrong else []),
+        *([f"{waiting} of these settings are not in use yet: no other record has them."] if waiting else []),
     )
     return [Table("Chosen settings", columns, rows or [[None] * len(columns)], notes)]
 

@@ -26,7 +26,7 @@ from experiments import (
     trained,
 )
 from experiments.fingerprint import change_of, fingerprint, searches
-from experiments.grid import Pace
+from experiments.grid import Pace, _spread
 from experiments.run import INJECTED, winners
 from experiments.validation import short_attack
 from fgai.attacks import EnsembleInjection
@@ -309,6 +309,16 @@ class TestRun:
         assert status(every, store) == Status(done=6, failed=0, open=0)
         files = [file for file in folder.rglob("*") if file.is_file()]
         assert sorted(files) == sorted(store.path(cell) for cell in every)
+
+    def test_large_groups_are_shared_so_that_every_process_has_work(self) -> None:
+        cells = [Cell(seed=number) for number in range(7)]
+        groups = [cells[:5], cells[5:]]
+        assert list(map(len, _spread(groups, 2))) == [5, 2]
+        for jobs in (3, 4, 7, 20):
+            shared = _spread(groups, jobs)
+            assert [cell for group in shared for cell in group] == cells and all(shared)
+            assert len(shared) == min(jobs, 7)
+        assert _spread([], 3) == []
 
     @pytest.mark.slow
     def test_jobs_share_the_cells_and_end_in_time(self, tmp_path: Path) -> None:

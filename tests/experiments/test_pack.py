@@ -85,6 +85,14 @@ class TestPack:
         assert "\n   " in path.read_text()
         assert store.read(cell) == json.loads(path.read_text()) == next(iter(store.records("search")))
 
+    def test_records_of_before_keep_their_names(self, store: Store) -> None:
+        path = as_before(store, Cell(seed=2), schema=1)
+        record = json.loads(path.read_text())
+        record |= {"schema": 1, "cell": {**record["cell"], "method": "fgai-paper"}}
+        path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+        assert store.pack().rewritten == 1
+        assert json.loads(path.read_text()) == record
+
     def test_nothing_changes_but_the_place(self, store: Store) -> None:
         old = as_before(store, Cell(seed=1))
         before = {cell.key: store.read(cell) for cell in [Cell(), Cell(seed=1), *SEARCH]}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import grimp
 import pytest
@@ -11,7 +14,8 @@ import pytest
 import fgai
 from experiments import Cell, Store, run_cell, trained
 from experiments.subjects import Source
-from experiments.trained import model_path, settings_of, training_code, training_sources
+from experiments.trained import model_path, settings_of, training_code, training_sources, vanilla_of
+from fgai.training import train_method
 from support import bench_cases as cases
 
 PACKAGE = Path(fgai.__file__).parent
@@ -50,7 +54,29 @@ def test_a_parent_of_other_code_is_not_taken(tmp_path: Path, monkeypatch: pytest
     assert run_cell(cell, Store(tmp_path / "a"), cache=cache)["status"] == "done"
     monkeypatch.setattr(trained, "training_code", lambda: "other")
     assert run_cell(cell, Store(tmp_path / "b"), cache=cache)["status"] == "done"
-    assert len(list(cache.iterdir())) == 2
+    assert len(list(cache.glob("*.safetensors"))) == 2
+
+
+def test_one_process_trains_a_parent_and_the_others_find_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell, graph = cases.tiny(settings={}, method="fgai"), fgai.load_dataset("planted")
+    inside, made = threading.Event(), list[str]()
+
+    def slow(method: str, *given: Any, **more: Any) -> Any:
+        made.append(method)
+        inside.set()
+        time.sleep(0.2)  # long enough for the other to come
+        return train_method(method, *given, **{**more, "settings": {"epochs": 1}})
+
+    monkeypatch.setattr(trained, "train_method", slow)
+    found = list[bool]()
+    ask = threading.Thread(target=lambda: found.append(vanilla_of(cell, graph, "cpu", tmp_path)[1]))
+    ask.start()
+    inside.wait()
+    found.append(vanilla_of(cell, graph, "cpu", tmp_path)[1])
+    ask.join()
+    assert sorted(found) == [False, True] and made == ["vanilla"]
 
 
 def test_names_hold_what_matters(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
 SIZES: list[dict[str, Any]] = json.loads((ROOT / "benchmarks" / "streaming.json").read_text())
 RATES: dict[str, dict[str, float]] = json.loads((ROOT / "benchmarks" / "sampling.json").read_text())
+GPU: dict[str, Any] = json.loads((ROOT / "benchmarks" / "epoch-gpu.json").read_text())[0]
 EPOCHS: list[dict[str, Any]] = json.loads((ROOT / "benchmarks" / "epoch.json").read_text())
 NAMES = {
     "k_hop_subgraph, all neighbours": "`k_hop_subgraph`, all neighbours",
@@ -98,6 +99,23 @@ def test_epochs() -> None:
         f"{words[0]} seconds to convert, {words[1]} for the epoch of training, {words[2]} for that of"
         f" faithful training and {words[3]} for the evaluation" in PAGE
     )
+
+
+def test_an_epoch_on_a_gpu() -> None:
+    train, faithful, other = GPU["vanilla"], GPU["faithful"], GPU["evaluate"]
+    assert f"On one {GPU['device']} with {GPU['threads']} cores" in PAGE
+    said = " ".join(PAGE.split())
+    memory = max(part["memory"] for part in (train, faithful, other))
+    for words in (
+        f"{train['seconds']:.1f} seconds for the epoch of training ({three(train['seeds_per_second'])} seeds",
+        f"{faithful['seconds']:.1f} for one of faithful training over {GPU['share']:.0%} of".replace(
+            "%", " %"
+        ),
+        f"({three(faithful['seeds_per_second'])} seeds a second; its steps take {faithful['steps']:.1f}",
+        f"{other['seconds']:.1f} for the evaluation of both models",
+        f"{memory:.0f} MiB at the most, the GPU {GPU['device_memory'] / 1024:.1f} GiB",
+    ):
+        assert words in said
 
 
 def test_samplers() -> None:

@@ -1,4 +1,4 @@
-"""Exact passes over graphs larger than memory: block by block from a stored graph into files."""
+"""Exact passes over stored graphs, into files: block by block, or on a GPU that has room for all of it."""
 
 from fgai.streaming.infer import check_streamed, measure_store, observe_store
 from fgai.streaming.result import StoredObservation, open_observation

@@ -6,6 +6,9 @@ their softmax, then the sum. Nothing is approximated either way.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -114,8 +117,65 @@ class Block(NamedTuple):
     weight: Tensor | None
 
 
+class Read(NamedTuple):
+    """What a block reads, as a small graph.
+
+    Attributes:
+        adjacency: its edges among the nodes it reads, its rows first.
+        far: [nodes, H] or [nodes, H, C], what the score reads of sources.
+        near: likewise of destinations; of the block's rows alone, as no other is one.
+        values: [nodes, H, C].
+    """
+
+    adjacency: Adjacency
+    far: Tensor
+    near: Tensor
+    values: Tensor
+
+
+def read_ahead(
+    sides: Sides, blocks: Iterable[Block], most: int, threads: int
+) -> Generator[tuple[Block, Read | None]]:
+    """Yield blocks, in order, and what they read; that of the next ones is gathered meanwhile.
+
+    Args:
+        sides: of all nodes.
+        blocks: rows of more than `most` edges read nothing yet, as not all of it may be in memory.
+        most: edges whose values are in memory together.
+        threads: that gather, a block each, beside the one that is being computed.
+    """
+    waiting = deque[tuple[Block, Future[Read | None]]]()
+    with ThreadPoolExecutor(threads, thread_name_prefix="fgai-gather") as pool:
+        try:
+            for block in blocks:
+                waiting.append((block, pool.submit(_read, sides, block, most)))
+                if len(waiting) > threads:
+                    first, found = waiting.popleft()
+                    yield first, found.result()
+            while waiting:
+                first, found = waiting.popleft()
+                yield first, found.result()
+        finally:
+            for _, found in waiting:
+                found.cancel()
+
+
+def _read(sides: Sides, block: Block, most: int) -> Read | None:
+    if len(block.source) > most:
+        return None
+    nodes, adjacency = _local(block)
+    return Read(adjacency, *_gathered(sides, nodes, block.last - block.first))
+
+
 def attend(
-    layer: SplitLayer, sides: Sides, block: Block, most: int, *, averaged: bool, ranked: bool
+    layer: SplitLayer,
+    sides: Sides,
+    block: Block,
+    read: Read | None,
+    most: int,
+    *,
+    averaged: bool,
+    ranked: bool,
 ) -> Attended:
     """Compute attention for a block.
 
@@ -123,14 +183,14 @@ def attend(
         layer: in evaluation mode.
         sides: of all nodes.
         block: of at most `most` edges, or of one row.
+        read: what it reads; None for one row of more edges.
         most: edges whose values are in memory together.
         averaged: average the attention over the heads.
         ranked: also return the mean scores.
     """
-    if len(block.source) > most:
+    if read is None:
         return _attend_row(layer, sides, block, most, averaged, ranked)
-    nodes, adjacency = _local(block)
-    far, near, values = _gathered(sides, nodes, block.last - block.first)
+    adjacency, far, near, values = read
     if block.weight is None:
         out, attention = layer.fused(far, near, values, adjacency, written=True, averaged=averaged)
         scores = layer.mean_scores(far, near, adjacency) if ranked else None

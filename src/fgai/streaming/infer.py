@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from fgai.store.arrays import ArrayFile, Place, map_array
 from fgai.store.sort import row_blocks
 from fgai.store.stored import Rows
 from fgai.store.write import building, feature_blocks
-from fgai.streaming.blocks import Block, SidesFile, attend
+from fgai.streaming.blocks import Block, SidesFile, attend, read_ahead
 from fgai.streaming.ranges import LeftOut, measure_layer
 from fgai.streaming.result import MANIFEST, VERSION, Manifest, StoredObservation, encode
 from fgai.streaming.rows import write_rows
@@ -50,8 +50,9 @@ def observe_store(
 
     The numbers are those of `fgai.attention.observe` on the same graph in memory, up to the order of
     summation; no neighbour is left out. Features are read once, from front to back, and projected; what edges
-    read of their sources are the projections, gathered block by block. In memory is one block: its edges and
-    the projections of its sources, and of a node with more edges than a block their scores.
+    read of their sources are the projections, gathered block by block. In memory is one block, and those that
+    are gathered meanwhile: edges and the projections of their sources; of a node with more edges than a block
+    their scores.
 
     Args:
         model: fgai's GAT or GATv2 for nodes, or its GT without positional encodings; on the CPU.
@@ -82,7 +83,7 @@ def observe_store(
     """
     checks.one_of(heads, "heads", HEADS)
     checks.whole(block_edges, "block_edges", 1, 2**30)
-    bare, stages = _readable(model, stored)
+    bare, stages = readable(model, stored)
     place = Path(path)
     with _shared_folder(place, ranks) as folder, evaluating(model), torch.no_grad():
         if ranks.leads:
@@ -90,7 +91,7 @@ def observe_store(
         ranks.wait()
         _Pass(folder, stored, stages, heads == "mean", bool(ranked), block_edges, ranks=ranks).run()
         if ranks.leads:
-            _write_manifest(folder, model_name(model), stored.fingerprint, list(find_layers(bare)))
+            write_manifest(folder, model_name(model), stored.fingerprint, list(find_layers(bare)))
     return StoredObservation(place)
 
 
@@ -141,7 +142,7 @@ def measure_store(
         FgaiError: the disk is full.
     """
     checks.whole(block_edges, "block_edges", 1, 2**30)
-    bare, stages = _readable(model, stored)
+    bare, stages = readable(model, stored)
     left_out = LeftOut(cut, soften, sampled)
     with (
         tempfile.TemporaryDirectory(dir=folder) as scratch,
@@ -164,10 +165,10 @@ def check_streamed(model: nn.Module, stored: StoredGraph) -> None:
     Raises:
         InputError: it cannot; says why.
     """
-    _readable(model, stored, anywhere=True)
+    readable(model, stored, anywhere=True)
 
 
-def _readable(
+def readable(
     model: nn.Module, stored: StoredGraph, *, anywhere: bool = False
 ) -> tuple[AttentionModel, Layerwise]:
     """The model without wrappers and its stages, if it reads such graphs without seeing them as a whole."""
@@ -303,8 +304,11 @@ class _Pass:
                     files[name] = stack.enter_context(self._new_file(name, block, first, rows))
                 files[name].append(block.numpy())
 
-            for block in self._blocks():
-                found = attend(layer, opened, block, self._most, averaged=self._averaged, ranked=self._ranked)
+            blocks = read_ahead(opened, self._blocks(), self._most, gathering_threads())
+            for block, read in stack.enter_context(closing(blocks)):
+                found = attend(
+                    layer, opened, block, read, self._most, averaged=self._averaged, ranked=self._ranked
+                )
                 state = stage.update(self._before(number, block), layer.join(found.out))
                 nodes = block.first, self._stored.num_nodes
                 edges = int(self._rows.rowptr[block.first]), len(self._rows.source)
@@ -335,7 +339,13 @@ class _Pass:
             yield Block(first, last, rowptr[first : last + 1] - rowptr[first], source[edges], weight)
 
 
-def _write_manifest(folder: Path, model: str, graph: str, layers: list[str]) -> None:
+def gathering_threads() -> int:
+    """Threads that gather blocks beside the computation: a quarter of PyTorch's, one at least."""
+    return max(1, torch.get_num_threads() // 4)
+
+
+def write_manifest(folder: Path, model: str, graph: str, layers: list[str]) -> None:
+    """Say what a folder holds: whose observation of which graph, and every array in it."""
     arrays = {file.stem: map_array(file) for file in sorted(folder.glob("*.npy"))}
     manifest: Manifest = {
         "format": "fgai observation",

@@ -51,7 +51,8 @@ def pass_size(
         found = adapter_of(model).layerwise()
         if found is None:
             raise InputError(f"`model` must be one that `observe_store` takes, got {model_name(model)}")
-        state = found.enter(Features.dense(torch.zeros(1, num_features)), None)
+        device = next(model.parameters()).device
+        state = found.enter(Features.dense(torch.zeros(1, num_features, device=device)), None)
         entry = _row(state) if found.keeps_state and isinstance(state, Tensor) else 0
         sides, states = [], []
         for stage in found.stages:

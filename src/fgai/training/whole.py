@@ -1,4 +1,4 @@
-"""`Whole`: a graph that training reads in mini-batches, and passes over as a whole block by block."""
+"""`Whole`: a graph that training reads in mini-batches, and passes over as a whole, on disk or on a GPU."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from fgai.sparse import Adjacency, Features
 from fgai.store import StoredGraph, open_store, write_store
 from fgai.store.write import feature_blocks
 from fgai.streaming import StoredObservation, check_streamed, measure_store, observe_store
+from fgai.streaming.resident import Resident
 from fgai.tasks import check_logits, task_of
 from fgai.training.ranges import Tightness
 from fgai.training.resume import run_label
@@ -50,6 +51,9 @@ class Part(NamedTuple):
 class Whole:
     """A stored graph in mini-batches; in memory are its labels and masks, and one batch.
 
+    Exact passes read it block by block from disk, or, for a model on a GPU that has room for all of it, from
+    there.
+
     Args:
         stored: the graph.
         folder: for what is computed on the way.
@@ -63,6 +67,7 @@ class Whole:
         self.batch_size = 1
         self.fan_out: tuple[int, ...] = (FAN_OUT,)
         self.epoch_size: int | None = None
+        self._loaded: Resident | None = None
 
     def batched_for(
         self,
@@ -145,11 +150,18 @@ class Whole:
             ranks: who find it together, in a folder of the first of them; each for itself by default.
         """
         place = Path(ranks.first(tempfile.mkdtemp(dir=self.folder))) / "seen"
+        there = None if ranks.several else self._resident(model)
+        if there is not None:
+            return there.observe(model, place, ranked=ranked)
         options: dict[str, Any] = {"heads": "mean", "ranked": ranked, "ranks": ranks}
         return observe_store(_on_cpu(model), self.stored, place, **options)
 
     def set_ranges(self, model: nn.Module, tightness: Tightness, *, sampled: bool = False) -> None:
         """Take the ranges of a model's limits from all nodes."""
+        there = self._resident(model)
+        if there is not None:
+            there.measure(model, tightness.cut, tightness.soften, sampled=sampled)
+            return
         here = _on_cpu(model)
         measure_store(
             here, self.stored, cut=tightness.cut, soften=tightness.soften, sampled=sampled, folder=self.folder
@@ -157,6 +169,14 @@ class Whole:
         if here is not model:
             for mine, found in zip(limits_of(model), limits_of(here), strict=True):
                 mine.set(found.low, found.high, found.radius, found.usual)
+
+    def _resident(self, model: nn.Module) -> Resident | None:
+        """The graph on the model's GPU, loaded once, if there is room for it."""
+        if self._loaded is None or not self._loaded.serves(model):
+            self._loaded = None
+            if Resident.fits(model, self.stored):
+                self._loaded = Resident(model, self.stored, self.folder)
+        return self._loaded
 
     def agree(self, model: nn.Module, *settings: object) -> None:
         """Make sure that all ranks train the same model on the same graph in the same way.
