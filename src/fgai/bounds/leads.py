@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import elu
 
 from fgai.attention.limits import SAMPLE
 from fgai.bounds.ranges import Range, Ranges
@@ -15,7 +14,7 @@ from fgai.bounds.scores import Scores, first_layer, scores_of
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import GAT, AttentionLayer, GATv2
-from fgai.ops import aggregate, edge_softmax, node_scores
+from fgai.ops import node_scores
 from fgai.sparse import Adjacency, Features
 
 
@@ -76,8 +75,8 @@ def worst_leads(
     read, ranges = _read(first, graph.features, cut, soften)
     (scores,) = scores_of(first, ranges, read, read, adjacency)
     state = first_layer(first, ranges["value"], scores, read.low, adjacency, neighbours, heard)
-    hidden = elu(first.join(aggregate(edge_softmax(scores.low, adjacency), read.low, adjacency)))
-    _, ranges = _read(last, hidden, cut, soften)
+    assert state.clean is not None
+    _, ranges = _read(last, state.clean, cut, soften)
     around = Reading.around(last, ranges, state).centred()
     (scores,) = scores_of(last, ranges, around, around, adjacency)
     return _leads(adjacency, scores, around.lead(last), classes, heard * neighbours)

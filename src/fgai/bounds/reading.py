@@ -48,11 +48,13 @@ class State:
         low: lower ends.
         high: upper ends.
         ball: what is known of all channels together, or None.
+        clean: [N, D] as it is without new neighbours, where that is known.
     """
 
     low: Tensor
     high: Tensor
     ball: Ball | None = None
+    clean: Tensor | None = None
 
     def through(self, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Ends of `x @ weight + bias` [N, F]."""

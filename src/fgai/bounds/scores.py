@@ -7,7 +7,7 @@ with it in float64 and a training can raise it in float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +46,10 @@ class Scores:
 def source_ends(own: Reading, others: Reading, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
     """Ends of the source's side on every edge; `own` counts for a node itself."""
     source, destination = adjacency.source, adjacency.destination
+    if own is others:
+        first, last = own.source
+        low = first.index_select(0, source)
+        return low, low if first is last else last.index_select(0, source)
     itself = (source == destination)[(...,) + (None,) * (own.source[0].dim() - 1)]
     low, high = (
         torch.where(itself, mine.index_select(0, source), other.index_select(0, source))
@@ -72,26 +76,46 @@ def scores_of(
         adjacency: its edges.
         pieces: of the destination's interval, where it is one; GATv2's is taken as a whole.
     """
-    low, high = source_ends(own, others, adjacency)
     destination = adjacency.destination
+    exact = layer.score_edges(own.source[0], own.destination[0], adjacency) if _certain(own, others) else None
     if layer.score == "dynamic":
-        yield _dynamic(layer, ranges["value"], low, high, own.destination, destination)
+        ends = (exact, exact) if exact is not None else _dynamic(layer, ranges, own, others, adjacency)
+        yield Scores(*ends, *_dynamic_new(layer, ranges["value"], own.destination))
         return
     ceilings, words = _sectors(layer, ranges)
-    start, stop = own.destination
-    if own.said is None:
+    level, (start, stop) = ceilings[:, 0], own.destination
+    if exact is not None:
+        new = leaky_relu(ceilings[None] + start[:, :, None], layer.slope)
+        yield Scores(exact, exact, new, words)
+        return
+    low, high = source_ends(own, others, adjacency)
+    if own.said is None or start is stop:
         pieces = 1
     for piece in range(pieces):
         side = tuple(start + (stop - start) * (piece + end) / pieces for end in (0, 1))
-        near = tuple(end.index_select(0, destination) for end in side)
-        above = tuple(end[:, :, None] for end in side)
-        level = ceilings[:, 0]
+        side = (start, start) if start is stop else side
+        near, above = _each(side, lambda end: end.index_select(0, destination)), _each(side, _widened)
         yield Scores(
             _relative(low, near, level, layer.slope, least=True),
             _relative(high, near, level, layer.slope),
             _relative(ceilings[None], above, level[:, None], layer.slope),
             words,
         )
+
+
+def _certain(own: Reading, others: Reading) -> bool:
+    """Whether nothing that scores of old edges read is uncertain."""
+    return own is others and all(first is last for first, last in (own.source, own.destination))
+
+
+def _each(ends: tuple[Tensor, ...], change: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Both ends changed; one that is both stays one."""
+    first = change(ends[0])
+    return first, first if ends[0] is ends[1] else change(ends[1])
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x[:, :, None]
 
 
 def _relative(
@@ -118,6 +142,8 @@ def _relative(
         least: the lower end, or the upper one.
     """
     factor = 1.0 if weight is None else weight
+    if side[0] is side[1]:  # then the level is added and taken away again
+        return leaky_relu(x + side[0], slope) * factor
     apart = [(leaky_relu(x + end, slope) - leaky_relu(level + end, slope)) * factor for end in side]
     middle = leaky_relu(level + (side[0] + side[1]) / 2, slope) * factor
     return (torch.minimum(*apart) if least else torch.maximum(*apart)) + middle
@@ -148,32 +174,32 @@ def _sectors(layer: AttentionLayer, ranges: Ranges) -> tuple[Tensor, Tensor]:
     angle = torch.acos(toward.clamp(-COLLINEAR, COLLINEAR))  # [a, b]: between the score and z_b − z_a
     slack = math.acos(COLLINEAR)
     centre = (weight * middle).sum()
-    ceilings, words = [], []
-    for sector in range(SECTORS):
-        # Sectors are cut by the angle from the top of the score, up to π; beyond θ both only fall.
-        first, last = math.pi * sector / SECTORS, math.pi * (sector + 1) / SECTORS
-        ceilings.append(torch.minimum(top, centre + radius * size * math.cos(first)).clamp(min=limits.low))
-        nearest = (angle - last - slack).clamp(min=0)
-        said = torch.minimum(across, radius * beta * nearest.cos())
-        words.append(middle[:, None] - middle[None, :] - said)
-    return torch.stack(ceilings, dim=1), torch.stack(words) + bias_lead(layer)
+    # Sectors are cut by the angle from the top of the score, up to π; beyond θ both only fall.
+    cuts = torch.linspace(0, math.pi, SECTORS + 1, dtype=angle.dtype, device=angle.device)
+    ceilings = torch.minimum(top[:, None], centre + radius * size * cuts[:-1].cos()).clamp(
+        min=limits.low[:, None]
+    )
+    nearest = (angle - cuts[1:, None, None] - slack).clamp(min=0)
+    said = torch.minimum(across, radius * beta * nearest.cos())
+    return ceilings, middle[:, None] - middle[None, :] - said + bias_lead(layer)
 
 
 def _dynamic(
-    layer: AttentionLayer,
-    limits: Range,
-    low: Tensor,
-    high: Tensor,
-    shown: tuple[Tensor, Tensor],
-    destination: Tensor,
-) -> Scores:
-    """GATv2: each channel of the score is monotone in both sides."""
+    layer: AttentionLayer, ranges: Ranges, own: Reading, others: Reading, adjacency: Adjacency
+) -> tuple[Tensor, Tensor]:
+    """Ends of GATv2's scores [E, H]: each channel is monotone in both sides."""
+    weight, slope, level = layer.score_weight, layer.slope, ranges["value"].middle
+    near = _each(own.destination, lambda end: end.index_select(0, adjacency.destination))
+    sources = source_ends(own, others, adjacency)
+    least = most = [_relative(x, near, level, slope, weight, least=True) for x in sources]
+    if near[0] is not near[1]:
+        most = [_relative(x, near, level, slope, weight) for x in sources]
+    return torch.minimum(*least).sum(2), torch.maximum(*most).sum(2)
+
+
+def _dynamic_new(layer: AttentionLayer, limits: Range, shown: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Ceiling of a new neighbour's score in GATv2 [N, H, 1], and its least leads [1, C, C]."""
     weight, slope, level = layer.score_weight, layer.slope, limits.middle
-    near = tuple(end.index_select(0, destination) for end in shown)
-    small, large = (
-        pick(*(_relative(x, near, level, slope, weight, least=least) for x in (low, high))).sum(2)
-        for pick, least in ((torch.minimum, True), (torch.maximum, False))
-    )
     ends = (_relative(end, shown, level, slope, weight) for end in (limits.low, limits.high))
     ceiling = torch.maximum(*ends).sum(2)
     if limits.radius is not None:
@@ -181,10 +207,10 @@ def _dynamic(
         around = limits.radius * root((steep * limits.half).square().sum(1))
         calm = _relative(level, shown, level, slope, weight).sum(2)
         ceiling = torch.minimum(ceiling, calm + around)
-    words = low.new_zeros(0, 0, 0)
+    words = ceiling.new_zeros(0, 0, 0)
     if layer.heads == 1:
         words = (limits.low[0][:, None] - limits.high[0][None, :] + bias_lead(layer))[None]
-    return Scores(small, large, ceiling[:, :, None], words)
+    return ceiling[:, :, None], words
 
 
 def first_layer(
@@ -217,6 +243,7 @@ def first_layer(
     new = heard * neighbours * torch.exp(ceiling - top)
     mass = (new / (total + new).clamp(min=torch.finfo(new.dtype).tiny))[:, :, None]
     mean = aggregate(edge_softmax(scores.low, adjacency), values, adjacency)
+    clean = elu(layer.join(mean))
     low = layer.join(mean + mass * (limits.low - mean).clamp(max=0))
     high = layer.join(mean + mass * (limits.high - mean).clamp(min=0))
     ball = None
@@ -228,5 +255,5 @@ def first_layer(
             slope * (mass * (limits.middle - mean)).flatten(1),
             slope * (mass * limits.half).flatten(1),
         )
-        ball = Ball(elu(layer.join(mean)), drift, spread, radius)
-    return State(elu(low), elu(high), ball)
+        ball = Ball(clean, drift, spread, radius)
+    return State(elu(low), elu(high), ball, clean)
