@@ -79,8 +79,7 @@ def test_ranges_are_those_from_disk(name: str, cut: float, soften: float, tmp_pa
 
 def test_a_model_without_limits_has_none_to_measure(tmp_path: Path) -> None:
     stored, model = write_store(small_data(nodes=70, width=5), tmp_path / "graph"), model_of("GAT")
-    Resident(model, stored, tmp_path).measure(model, 0.0, 0.0)
-    assert not limits_of(model)
+    assert Resident(model, stored, tmp_path).measure(model, 0.0, 0.0) == 0
 
 
 def test_it_serves_models_that_read_the_same_edges(tmp_path: Path) -> None:
@@ -126,6 +125,28 @@ class TestRoom:
         assert len(built) == 1 and len(found.layers) == 3
         whole.observe(model_of("GT"))
         assert len(built) == 2
+
+    def test_a_device_that_is_full_after_all_is_left_for_the_disk(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stored, model = write_store(small_data(nodes=70, width=5), tmp_path / "graph"), model_of("GAT")
+        add_limits(model)
+        tried = list[str]()
+
+        def full(name: str) -> Any:
+            def run(*_: Any, **__: Any) -> None:
+                tried.append(name)
+                raise torch.OutOfMemoryError("full")
+
+            return run
+
+        monkeypatch.setattr(Resident, "fits", staticmethod(lambda *_: True))
+        for name in ("observe", "measure"):
+            monkeypatch.setattr(Resident, name, full(name))
+        whole = Whole(stored, tmp_path, 0)
+        assert len(whole.observe(model).layers) == 3
+        whole.set_ranges(model, Tightness())
+        assert tried == ["observe"] and all(bool(limits.high.isfinite().all()) for limits in limits_of(model))
 
 
 @pytest.mark.gpu

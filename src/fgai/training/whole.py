@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from fgai.training.ranges import Tightness
 from fgai.training.resume import run_label
 from fgai.version import versions
 
+T = TypeVar("T")
 FAN_OUT = 10
 """Neighbours that are drawn of each node where nothing is said."""
 
@@ -68,6 +69,7 @@ class Whole:
         self.fan_out: tuple[int, ...] = (FAN_OUT,)
         self.epoch_size: int | None = None
         self._loaded: Resident | None = None
+        self._crowded = False
 
     def batched_for(
         self,
@@ -150,17 +152,17 @@ class Whole:
             ranks: who find it together, in a folder of the first of them; each for itself by default.
         """
         place = Path(ranks.first(tempfile.mkdtemp(dir=self.folder))) / "seen"
-        there = None if ranks.several else self._resident(model)
-        if there is not None:
-            return there.observe(model, place, ranked=ranked)
+        if not ranks.several:
+            found = self._on_device(model, lambda there: there.observe(model, place, ranked=ranked))
+            if found is not None:
+                return found
         options: dict[str, Any] = {"heads": "mean", "ranked": ranked, "ranks": ranks}
         return observe_store(_on_cpu(model), self.stored, place, **options)
 
     def set_ranges(self, model: nn.Module, tightness: Tightness, *, sampled: bool = False) -> None:
         """Take the ranges of a model's limits from all nodes."""
-        there = self._resident(model)
-        if there is not None:
-            there.measure(model, tightness.cut, tightness.soften, sampled=sampled)
+        sizes = tightness.cut, tightness.soften
+        if self._on_device(model, lambda there: there.measure(model, *sizes, sampled=sampled)) is not None:
             return
         here = _on_cpu(model)
         measure_store(
@@ -170,13 +172,20 @@ class Whole:
             for mine, found in zip(limits_of(model), limits_of(here), strict=True):
                 mine.set(found.low, found.high, found.radius, found.usual)
 
-    def _resident(self, model: nn.Module) -> Resident | None:
-        """The graph on the model's GPU, loaded once, if there is room for it."""
-        if self._loaded is None or not self._loaded.serves(model):
-            self._loaded = None
-            if Resident.fits(model, self.stored):
+    def _on_device(self, model: nn.Module, run: Callable[[Resident], T]) -> T | None:
+        """What a pass gives over the graph on the model's GPU, loaded once; None if it has no room for it."""
+        known = self._loaded is not None and self._loaded.serves(model)
+        if self._crowded or not (known or Resident.fits(model, self.stored)):
+            return None
+        try:
+            if not known:
+                self._loaded = None  # gone before the next one comes
                 self._loaded = Resident(model, self.stored, self.folder)
-        return self._loaded
+            assert self._loaded is not None
+            return run(self._loaded)
+        except torch.OutOfMemoryError:  # others have taken what was free
+            self._loaded, self._crowded = None, True
+            return None
 
     def agree(self, model: nn.Module, *settings: object) -> None:
         """Make sure that all ranks train the same model on the same graph in the same way.
