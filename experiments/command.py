@@ -10,6 +10,7 @@ from rich.console import Console
 
 from experiments import Cell, Store, grid_names, read_grid, run_grid
 from experiments import command_records as records
+from experiments import only as only_of
 from experiments import shard as shard_of
 from experiments import status as status_of
 from experiments.command_records import Cache, Data, Device, Here, Results, either
@@ -30,12 +31,23 @@ Grid = Annotated[
 ]
 
 
-@app.command("run", epilog="Example: fgai bench run node --device cuda --jobs 8 --cache cache --limit 500")
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only",
+        metavar="FIELD=VALUE,...",
+        help="Of the grid only these cells, e.g. method=vanilla,fgai; may be given again.",
+    ),
+]
+
+
+@app.command("run", epilog="Example: fgai bench run node --only seed=0 --device cuda --jobs 8 --limit 500")
 @command
 def run(
     grid: Grid,
     *,
     results: Results = Here,
+    only: Only = None,
     device: Device = "cpu",
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes.")] = 1,
     shard: Annotated[
@@ -60,7 +72,7 @@ def run(
     A killed run loses at most the cells it was in. Exits with 1 if cells failed; their records say why.
     """
     out, store = Output(json, quiet), Store(results)
-    cells = read_grid(grid)
+    cells = only_of(read_grid(grid), only or ())
     part = cells if shard is None else shard_of(cells, shard)
     checked_folder(results)
     stale = len(_changes(part, store))
@@ -91,10 +103,15 @@ def run(
 @app.command("status", epilog="Example: fgai bench status node")
 @command
 def status(
-    grid: Grid, *, results: Results = Here, json: options.Json = False, quiet: options.Quiet = False
+    grid: Grid,
+    *,
+    results: Results = Here,
+    only: Only = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Say how far a grid has come, by dataset, which cells failed, and which records are outdated."""
-    cells, store = read_grid(grid), Store(results)
+    cells, store = only_of(read_grid(grid), only or ()), Store(results)
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.dataset, cell.model), []).append(cell)

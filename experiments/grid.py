@@ -6,7 +6,7 @@ import multiprocessing as mp
 import queue
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -52,6 +52,38 @@ def shard(cells: list[Cell], text: str) -> list[Cell]:
     if not 1 <= part <= of:
         raise InputError(f"`shard` must be i/n with 1 ≤ i ≤ n, got {text!r}")
     return [cell for index, cell in enumerate(cells) if index % of == part - 1]
+
+
+CHOSEN_BY = ("kind", "model", "dataset", "method", "row", "seed", "task")
+"""What cells may be chosen by, see `only`."""
+
+
+def only(cells: list[Cell], wanted: Sequence[str]) -> list[Cell]:
+    """Return the cells that meet every condition.
+
+    Args:
+        cells: of a grid.
+        wanted: each `FIELD=VALUE`, or `FIELD=VALUE,VALUE,...` where any of them will do.
+
+    Raises:
+        InputError: there is no such field, or no cell of the grid has the value.
+
+    Example:
+        >>> cells = [Cell(method=method, seed=seed) for method in ("vanilla", "fgai") for seed in (0, 1)]
+        >>> [cell.seed for cell in only(cells, ["method=fgai", "seed=0,1"])]
+        [0, 1]
+    """
+    for text in wanted:
+        field, equals, values = text.partition("=")
+        if not equals or field not in CHOSEN_BY:
+            raise InputError(f"`only` must look like method=fgai,at, by {', '.join(CHOSEN_BY)}, got {text!r}")
+        known = dict.fromkeys(str(getattr(cell, field)) for cell in cells)
+        asked = values.split(",")
+        for value in asked:
+            if value not in known:
+                raise InputError(f"no cell left has {field} {value!r}; there are {', '.join(known)}")
+        cells = [cell for cell in cells if str(getattr(cell, field)) in asked]
+    return cells
 
 
 def run_grid(

@@ -17,6 +17,7 @@ from experiments import (
     Status,
     Store,
     cells,
+    only,
     read_grid,
     read_record,
     run_cell,
@@ -309,6 +310,19 @@ class TestRun:
         assert status(every, store) == Status(done=6, failed=0, open=0)
         files = [file for file in folder.rglob("*") if file.is_file()]
         assert sorted(files) == sorted(store.path(cell) for cell in every)
+
+    def test_cells_are_chosen_by_their_fields(self) -> None:
+        cells = read_grid("node")
+        some = only(cells, ["kind=attack", "method=vanilla,fgai", "seed=0", "dataset=cora,planted"])
+        assert len(some) == 12 and {cell.row for cell in some} == {"vanilla", "fgai"}
+        assert only(cells, []) == cells
+        for wrong, words in (
+            ("method", "must look like"),
+            ("colour=red", "by kind, model, dataset"),
+            ("seed=9", "no cell left has seed '9'; there are 0, 1, 2, 3, 4"),
+        ):
+            with pytest.raises(InputError, match=words):
+                only(cells, [wrong])
 
     def test_large_groups_are_shared_so_that_every_process_has_work(self) -> None:
         cells = [Cell(seed=number) for number in range(7)]
