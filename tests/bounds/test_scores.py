@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import leaky_relu
 
-from fgai.bounds.scores import _relative
+import fgai
+from fgai.attention import prepared
+from fgai.bounds.ranges import ranges_of
+from fgai.bounds.reading import Reading
+from fgai.bounds.scores import Scores, _relative, scores_of
+from fgai.models import GAT, GATv2
 
 number = st.floats(-4.0, 4.0)
 
@@ -32,3 +40,36 @@ def test_where_the_activation_has_one_slope_the_destination_cancels() -> None:
     low, high = (_relative(x, side, level, 0.2, least=least) for least in (True, False))
     torch.testing.assert_close(low, high)
     torch.testing.assert_close(low.diff(), torch.tensor([1.0], dtype=torch.float64))
+
+
+def exact_and_as_intervals(kind: Any, place: int) -> list[Scores]:
+    """Scores of a layer from certain sides, and from the same as intervals whose ends are two tensors."""
+    graph = fgai.load_dataset("planted")
+    torch.manual_seed(0)
+    model = fgai.limit(kind.for_data(graph), graph, 0.02, soften=0.2).double()
+    assert graph.features is not None
+    seen = prepared(model, graph.replace(features=graph.features.to("cpu", torch.float64)))
+    layer, x = model.convs[place], seen.features
+    if place:
+        x = torch.randn(graph.num_nodes, layer.value.weight.shape[0], dtype=torch.float64)
+    read = Reading.exact(layer, x)
+    twice = Reading(
+        read.low,
+        read.high,
+        (read.source[0], read.source[0].clone()),
+        (read.destination[0], read.destination[0].clone()),
+    )
+    made = [list(scores_of(layer, ranges_of(layer), one, one, seen.adjacency)) for one in (read, twice)]
+    apart = Reading(twice.low, twice.high, twice.source, twice.destination)
+    made.append(list(scores_of(layer, ranges_of(layer), twice, apart, seen.adjacency)))
+    assert all(len(one) == 1 for one in made)
+    return [one[0] for one in made]
+
+
+@pytest.mark.parametrize("kind", [GAT, GATv2])
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_is_certain_is_what_intervals_of_no_width_give(kind: Any, place: int) -> None:
+    fast, *slow = exact_and_as_intervals(kind, place)
+    for one in slow:
+        for name in ("low", "high", "new", "words"):
+            torch.testing.assert_close(getattr(fast, name), getattr(one, name), atol=1e-10, rtol=1e-10)
