@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fgai.attention import Limits
-from fgai.bounds.ranges import Range
+from fgai.bounds.ranges import Range, larger, smaller
 
 
 def said(seed: int, rows: int = 40) -> torch.Tensor:
@@ -53,3 +53,17 @@ def test_a_channel_without_width_is_no_louder(dtype: torch.dtype) -> None:
     found = Range.measured(x, 0.0, 0.0)
     assert torch.equal(found.heard(x), x)
     assert torch.equal(found.heard(9 * x), x)
+
+
+def test_the_smaller_and_the_larger_hide_nothing_from_a_certificate() -> None:
+    x, y = torch.tensor([1.0, 2.0, torch.nan, 0.0]), torch.tensor([2.0, 1.0, 0.0, torch.nan])
+    with torch.no_grad():
+        assert smaller(x, y).isnan().tolist() == larger(x, y).isnan().tolist() == [False, False, True, True]
+    assert smaller(x, y)[:2].tolist() == [1.0, 1.0] and larger(x, y)[:2].tolist() == [2.0, 2.0]
+
+
+def test_equals_give_the_whole_gradient_to_one() -> None:
+    x, y = (torch.tensor([1.0, 3.0], requires_grad=True) for _ in range(2))
+    (smaller(x, y) + 10 * larger(x, y)).sum().backward()
+    assert x.grad is not None and y.grad is not None
+    assert x.grad.tolist() == [1.0, 1.0] and y.grad.tolist() == [10.0, 10.0]

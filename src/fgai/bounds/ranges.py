@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -54,29 +55,37 @@ class Range:
         loud = found.loudness(torch.clamp(counted, low, high))
         return cls(low, high, largest(loud, soften) * (1 + SLACK))
 
-    @property
+    @cached_property
     def middle(self) -> Tensor:
         """Of the range."""
         return (self.low + self.high) / 2
 
-    @property
+    @cached_property
     def half(self) -> Tensor:
         """Half the range."""
         return (self.high - self.low) / 2
 
+    @cached_property
+    def unit(self) -> Tensor:
+        """One over half the range; 0 where there is none."""
+        return torch.where(self.half > 0, 1 / self.half.clamp(min=torch.finfo(self.half.dtype).tiny), 0.0)
+
     def loudness(self, rows: Tensor) -> Tensor:
         """[N]: distance of rows [N, ...] from the middle, in units of half the range."""
-        tiny, half = torch.finfo(rows.dtype).tiny, self.half
-        apart = torch.where(half > 0, (rows - self.middle) / half.clamp(min=tiny), 0.0)
-        return root(apart.flatten(1).square().sum(1))
+        return self._size(rows - self.middle)
+
+    def _size(self, apart: Tensor) -> Tensor:
+        """[N]: length of rows [N, ...], in units of half the range."""
+        return root((apart * self.unit).flatten(1).square().sum(1))
 
     def heard(self, rows: Tensor) -> Tensor:
         """Rows [N, ...] as a layer behind these limits hears them."""
         inside = torch.clamp(rows, self.low, self.high)
         if self.radius is None:
             return inside
-        share = (self.radius / self.loudness(inside).clamp(min=torch.finfo(rows.dtype).tiny)).clamp(max=1)
-        return self.middle + (inside - self.middle) * share[(...,) + (None,) * (rows.dim() - 1)]
+        apart = inside - self.middle
+        share = (self.radius / self._size(apart)).clamp(max=1)  # a root is never 0
+        return self.middle + apart * share[(...,) + (None,) * (rows.dim() - 1)]
 
     def moved(self, said: Tensor, by: Tensor) -> Tensor:
         """How far numbers move behind the limits, if they move by `by` [N, ...] before.
@@ -97,10 +106,9 @@ class Range:
 
     def _drawn(self, by: Tensor, away: Tensor) -> Tensor:
         assert self.radius is not None
-        tiny, half = torch.finfo(by.dtype).tiny, self.half
-        rows = torch.where(half > 0, by / half.clamp(min=tiny), 0.0).flatten(1)
-        whole = root(rows.square().sum(1))[(...,) + (None,) * (by.dim() - 1)]
-        return torch.minimum(half * whole, by + away * whole / self.radius.clamp(min=tiny))
+        whole = self._size(by)[(...,) + (None,) * (by.dim() - 1)]
+        further = whole / self.radius.clamp(min=torch.finfo(by.dtype).tiny)
+        return smaller(self.half * whole, by + away * further)
 
 
 Ranges = Mapping[str, Range]
@@ -111,6 +119,19 @@ def ranges_of(layer: AttentionLayer) -> Ranges:
     """The ranges of a layer's limits."""
     assert layer.limits is not None
     return {name: Range.of(limits) for name, limits in layer.limits.items() if isinstance(limits, Limits)}
+
+
+def smaller(x: Tensor, y: Tensor) -> Tensor:
+    """`torch.minimum`; of a gradient the first gets all where both are equal, by a third of the operations.
+
+    Without gradients, as in a certificate, NaN on either side stays NaN.
+    """
+    return torch.where(x <= y, x, y) if torch.is_grad_enabled() else torch.minimum(x, y)
+
+
+def larger(x: Tensor, y: Tensor) -> Tensor:
+    """`torch.maximum`, likewise; where both are equal the second gets the gradient."""
+    return torch.where(x > y, x, y) if torch.is_grad_enabled() else torch.maximum(x, y)
 
 
 def root(x: Tensor) -> Tensor:

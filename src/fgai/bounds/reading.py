@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fgai.bounds.ranges import Range, Ranges, root
+from fgai.bounds.ranges import Range, Ranges, larger, root, smaller
 from fgai.models import AttentionLayer
 from fgai.sparse import Features
 
@@ -65,12 +65,13 @@ class State:
             ball = self.ball
             up, down = weight.clamp(min=0), weight.clamp(max=0)
             rising, falling = ball.drift.clamp(min=0), ball.drift.clamp(max=0)
+            least, most = _both(rising, falling, down, up)
             around = ball.radius * root(ball.spread.square() @ weight.square())
             clean = ball.base @ weight
-            low = torch.maximum(low, clean + rising @ down + falling @ up - around)
-            high = torch.minimum(high, clean + rising @ up + falling @ down + around)
+            low = larger(low, clean + least - around)
+            high = smaller(high, clean + most + around)
             # Both hold, so they meet; rounding must not make them cross.
-            low, high = torch.minimum(low, high), torch.maximum(low, high)
+            low, high = smaller(low, high), larger(low, high)
         return (low, high) if bias is None else (low + bias, high + bias)
 
 
@@ -106,10 +107,14 @@ class Reading:
         if layer.score == "dynamic":
             right = Said.of(state, layer.right.weight, layer.right.bias, ranges["right"])
             return cls(low, high, (low, high), (right.low, right.high), said)
-        sides = []
-        for name, weight in (("source", layer.source_weight), ("destination", layer.destination_weight)):
-            low_side, high_side = said.through(_by_head(weight))
-            sides.append((ranges[name].heard(low_side), ranges[name].heard(high_side)))
+        weights = (layer.source_weight, layer.destination_weight)
+        ends = [
+            end.chunk(2, 1) for end in said.through(torch.cat([_by_head(weight) for weight in weights], 1))
+        ]
+        sides = [
+            (ranges[name].heard(ends[0][place]), ranges[name].heard(ends[1][place]))
+            for place, name in enumerate(("source", "destination"))
+        ]
         return cls(low, high, sides[0], sides[1], said)
 
     def centred(self) -> Reading:
@@ -128,7 +133,7 @@ class Reading:
         if self.said is not None:
             one = torch.eye(layer.channels, dtype=least.dtype, device=least.device)
             across = (one[:, ahead, None] - one[:, None, :]).flatten(1)
-            least = torch.maximum(least, self.said.through(across)[0].view_as(least))
+            least = larger(least, self.said.through(across)[0].view_as(least))
         return least + bias_lead(layer)[ahead]
 
 
@@ -167,7 +172,7 @@ class Said:
         drawn = low.new_zeros(low.shape[0], 1)
         if limits.radius is not None:
             middle = limits.middle
-            loud = limits.loudness(middle + torch.maximum((low - middle).abs(), (high - middle).abs()))
+            loud = limits.loudness(middle + larger((low - middle).abs(), (high - middle).abs()))
             drawn = (1 - limits.radius / loud).clamp(min=0)[:, None]
         ends = _drawn(low, high, limits.middle, drawn[:, :, None])
         said = limits.heard((raw[0] + raw[1]) / 2)
@@ -181,8 +186,8 @@ class Said:
             over.flatten(1),
             under.flatten(1),
             drawn,
-            torch.maximum(ends[0], said - moved),
-            torch.minimum(ends[1], said + moved),
+            larger(ends[0], said - moved),
+            smaller(ends[1], said + moved),
         )
 
     def through(self, reading: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,22 +198,29 @@ class Said:
         """
         up, down = reading.clamp(min=0), (-reading).clamp(min=0)
         low, high = self.low.flatten(1), self.high.flatten(1)
-        least, most = low @ up - high @ down, high @ up - low @ down
+        least, most = _both(low, high, up, -down)
         shift = None if self.bias is None else self.bias @ reading
         first, last = self.state.through(self.weight @ reading, shift)
-        first = first - self.over @ up - self.under @ down
-        last = last + self.over @ down + self.under @ up
+        lowered, raised = _both(self.over, self.under, up, down)
+        first, last = first - lowered, last + raised
         middle = self.limits.middle.flatten() @ reading
         first, last = _drawn(first, last, middle, self.drawn)
-        least, most = torch.maximum(least, first), torch.minimum(most, last)
-        return torch.minimum(least, most), torch.maximum(least, most)
+        least, most = larger(least, first), smaller(most, last)
+        return smaller(least, most), larger(least, most)
+
+
+def _both(x: Tensor, y: Tensor, one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
+    """`x @ one + y @ two` and `x @ two + y @ one`, in one product."""
+    maps = torch.cat([torch.cat([one, two], 1), torch.cat([two, one], 1)])
+    first, second = (torch.cat([x, y], 1) @ maps).chunk(2, 1)
+    return first, second
 
 
 def _drawn(low: Tensor, high: Tensor, middle: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     """Ends of what is drawn to the middle by any share up to the given one."""
     return (
-        torch.minimum(low, low + share * (middle - low)),
-        torch.maximum(high, high + share * (middle - high)),
+        smaller(low, low + share * (middle - low)),
+        larger(high, high + share * (middle - high)),
     )
 
 
@@ -234,5 +246,5 @@ def loudest(limits: Range, weight: Tensor) -> Tensor:
     size = weight * limits.half
     far = size.abs().sum(-1)
     if limits.radius is not None:
-        far = torch.minimum(far, limits.radius * root(size.square().sum(-1)))
+        far = smaller(far, limits.radius * root(size.square().sum(-1)))
     return (weight * limits.middle).sum(-1) + far

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import elu, leaky_relu
 
-from fgai.bounds.ranges import Range, Ranges, root
+from fgai.bounds.ranges import Range, Ranges, larger, root, smaller
 from fgai.bounds.reading import Ball, Reading, State, bias_lead, loudest
 from fgai.models import AttentionLayer
 from fgai.ops import aggregate, edge_softmax
@@ -146,7 +146,7 @@ def _relative(
         return leaky_relu(x + side[0], slope) * factor
     apart = [(leaky_relu(x + end, slope) - leaky_relu(level + end, slope)) * factor for end in side]
     middle = leaky_relu(level + (side[0] + side[1]) / 2, slope) * factor
-    return (torch.minimum(*apart) if least else torch.maximum(*apart)) + middle
+    return (smaller(*apart) if least else larger(*apart)) + middle
 
 
 def _sectors(layer: AttentionLayer, ranges: Ranges) -> tuple[Tensor, Tensor]:
@@ -157,8 +157,8 @@ def _sectors(layer: AttentionLayer, ranges: Ranges) -> tuple[Tensor, Tensor]:
     the top of one to the top of the other.
     """
     limits, value = ranges["source"], ranges["value"]
-    top = torch.minimum(limits.high, loudest(value, layer.source_weight))
-    top = torch.maximum(top, limits.low)
+    top = smaller(limits.high, loudest(value, layer.source_weight))
+    top = larger(top, limits.low)
     if layer.heads > 1:
         return top[:, None], top.new_zeros(0, 0, 0)
     half, middle, weight = value.half[0], value.middle[0], layer.source_weight[0]
@@ -176,11 +176,9 @@ def _sectors(layer: AttentionLayer, ranges: Ranges) -> tuple[Tensor, Tensor]:
     centre = (weight * middle).sum()
     # Sectors are cut by the angle from the top of the score, up to π; beyond θ both only fall.
     cuts = torch.linspace(0, math.pi, SECTORS + 1, dtype=angle.dtype, device=angle.device)
-    ceilings = torch.minimum(top[:, None], centre + radius * size * cuts[:-1].cos()).clamp(
-        min=limits.low[:, None]
-    )
+    ceilings = smaller(top[:, None], centre + radius * size * cuts[:-1].cos()).clamp(min=limits.low[:, None])
     nearest = (angle - cuts[1:, None, None] - slack).clamp(min=0)
-    said = torch.minimum(across, radius * beta * nearest.cos())
+    said = smaller(across, radius * beta * nearest.cos())
     return ceilings, middle[:, None] - middle[None, :] - said + bias_lead(layer)
 
 
@@ -194,19 +192,19 @@ def _dynamic(
     least = most = [_relative(x, near, level, slope, weight, least=True) for x in sources]
     if near[0] is not near[1]:
         most = [_relative(x, near, level, slope, weight) for x in sources]
-    return torch.minimum(*least).sum(2), torch.maximum(*most).sum(2)
+    return smaller(*least).sum(2), larger(*most).sum(2)
 
 
 def _dynamic_new(layer: AttentionLayer, limits: Range, shown: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Ceiling of a new neighbour's score in GATv2 [N, H, 1], and its least leads [1, C, C]."""
     weight, slope, level = layer.score_weight, layer.slope, limits.middle
     ends = (_relative(end, shown, level, slope, weight) for end in (limits.low, limits.high))
-    ceiling = torch.maximum(*ends).sum(2)
+    ceiling = larger(*ends).sum(2)
     if limits.radius is not None:
         steep = weight.abs() * max(1.0, abs(slope))
         around = limits.radius * root((steep * limits.half).square().sum(1))
         calm = _relative(level, shown, level, slope, weight).sum(2)
-        ceiling = torch.minimum(ceiling, calm + around)
+        ceiling = smaller(ceiling, calm + around)
     words = ceiling.new_zeros(0, 0, 0)
     if layer.heads == 1:
         words = (limits.low[0][:, None] - limits.high[0][None, :] + bias_lead(layer))[None]
@@ -236,7 +234,7 @@ def first_layer(
     ceiling = scores.new.amax(2)
     index = adjacency.destination[:, None].expand_as(scores.low)
     top = torch.full_like(ceiling, -torch.inf).scatter_reduce(0, index, scores.high, "amax").detach()
-    top = torch.maximum(top, ceiling.detach())
+    top = larger(top, ceiling.detach())
     total = torch.zeros_like(top).index_add(
         0, adjacency.destination, torch.exp(scores.low - top[adjacency.destination])
     )
