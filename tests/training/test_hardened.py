@@ -98,8 +98,9 @@ class TestAttempts:
 
     def test_the_more_stable_one_comes_back_with_a_warning(self, trial: Trial) -> None:
         with pytest.warns(ReliabilityWarning, match=r"adversarially trained .* raise `attack_weight` or"):
-            made = trial.run(0.6, 0.4, 0.5)
-        assert made is trial.seen[1] and history_of(made).attempts == 2
+            made = trial.run(0.6, 0.4, 0.5, 0.45)
+        assert made is trial.seen[1] and history_of(made).attempts == 3
+        assert [config.weight for config in trial.configs] == pytest.approx([0.4, 0.7, 0.85])
 
     def test_a_single_attempt_only_warns(self, trial: Trial) -> None:
         with pytest.warns(ReliabilityWarning, match="not-steadier"):
@@ -141,7 +142,7 @@ def test_a_model_that_lost_its_predictions_is_not_the_better_one(
     trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A constant prediction cannot be moved: stability alone would choose it."""
-    script = iter((0.95, 0.3))
+    script = iter((0.95, 0.3, 0.2))
     found = assurance.Standing
 
     def judged_by_script(made: Any, *_: Any, **__: Any) -> assurance.Standing:
@@ -154,5 +155,5 @@ def test_a_model_that_lost_its_predictions_is_not_the_better_one(
         hardened._Hardened, "trained", lambda *given: made.append(trained(*given)) or made[-1]
     )
     with pytest.warns(ReliabilityWarning, match="not-steadier"):
-        assert trial.run(0.6, 0.5, 0.0) is made[0]
-    assert len(made) == 2
+        assert trial.run(0.6, 0.5, 0.0, 0.0) is made[0]
+    assert len(made) == 3

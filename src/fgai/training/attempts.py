@@ -56,10 +56,10 @@ def make_faithful(
 
     After training both are attacked on the validation nodes by a short ensemble of searches. Where the
     faithful model's predictions still shift by more than half of what the vanilla model's do, or its
-    predictions or explanations no longer are the vanilla model's, it is trained once more with settings that
-    press on what failed (see `FaithfulConfig.fallback`), and the better of the two is returned; if that is
-    not enough either, a `ReliabilityWarning` says so. A training that diverges is begun again with half the
-    learning rate. Trainings of less than 100 epochs, and other tasks than node classification, are not
+    predictions or explanations no longer are the vanilla model's, it is trained again with settings that
+    press on what failed (see `FaithfulConfig.fallback`), twice at the most, and the best is returned; if that
+    is not enough either, a `ReliabilityWarning` says so. A training that diverges is begun again with half
+    the learning rate. Trainings of less than 100 epochs, and other tasks than node classification, are not
     judged.
 
     The faithful model has the architecture of the vanilla one, so a preset changes the training alone. What
@@ -84,7 +84,7 @@ def make_faithful(
         checkpoint: folder to save the training in and to resume from.
         checkpoint_every: epochs between saves.
         max_attempts: trainings at most; 1 trains once, whatever comes out.
-        tracker: told of every epoch, see `fgai.trackers`; a second attempt is a run of its own, `fgai-2`.
+        tracker: told of every epoch, see `fgai.trackers`; further attempts are runs of their own, `fgai-2`.
         batch_size: nodes of a mini-batch; None trains on the whole graph. For GAT, GATv2, and GT without
             encodings.
         fan_out: neighbours drawn of each node, one number or one per layer, -1 for all; 10 by default.

@@ -1,4 +1,4 @@
-"""Trainings that are judged: an attack tells whether they did what they are for; if not, once more."""
+"""Trainings that are judged: an attack tells whether they did what they are for; if not, they go again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ M = TypeVar("M", bound=nn.Module)
 C = TypeVar("C")
 APART = 7_001
 """Between the seeds of two attempts."""
-ATTEMPTS = 2
+ATTEMPTS = 3
 """Trainings of one model at most, unless told otherwise."""
 
 

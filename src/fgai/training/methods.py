@@ -92,7 +92,7 @@ def train_method(
     """Train one method with its preset; `settings` win over the preset.
 
     AT and FGAI start from the same trained vanilla model and get the same adversary and epochs, and the same
-    second attempt where a short attack says that the first did not make it more stable. Defences train the
+    further attempts where a short attack says that the first did not make it more stable. Defences train the
     named model behind them from new weights, as vanilla does. `vanilla` is `fgai.train(model, ...)`
     and `fgai` is `fgai.make_faithful(vanilla, ...)`: both give the same weights.
 

@@ -159,7 +159,7 @@ class FaithfulConfig:
         )
 
     def fallback(self, *, stable: bool, close: bool, alike: bool = True) -> FaithfulConfig:
-        """Return the settings of a second attempt: the same budget, and more weight on what failed.
+        """Return the settings of the next attempt: the same budget, and more weight on what failed.
 
         Predictions that were lost are held by closeness and smaller steps. Predictions that moved are held
         harder, behind tighter limits, and by another distance: probabilities of an attack that flips every
