@@ -92,8 +92,9 @@ def scores_of(
     if own.said is None or start is stop:
         pieces = 1
     for piece in range(pieces):
-        side = tuple(start + (stop - start) * (piece + end) / pieces for end in (0, 1))
-        side = (start, start) if start is stop else side
+        side: tuple[Tensor, ...] = own.destination
+        if start is not stop:
+            side = tuple(start + (stop - start) * (piece + end) / pieces for end in (0, 1))
         near, above = _each(side, lambda end: end.index_select(0, destination)), _each(side, _widened)
         yield Scores(
             _relative(low, near, level, layer.slope, least=True),

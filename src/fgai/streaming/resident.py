@@ -109,7 +109,7 @@ def _countable(model: nn.Module, stored: StoredGraph) -> bool:
 
 
 def _loaded(folder: Path, stored: StoredGraph, device: torch.device) -> Graph:
-    """The graph with the rows of a folder; the machine's own memory holds a block of it at a time."""
+    """The graph with the rows of a folder; dense features pass the machine's memory block by block."""
     rowptr, source = (
         torch.from_numpy(np.array(map_array(folder / f"{name}.npy"), np.int32)).to(device)
         for name in ("rowptr", "source")

@@ -1,4 +1,4 @@
-"""Adversarial training with what faithful training has: adversary, limits and a second attempt."""
+"""Adversarial training with what faithful training has: adversary, limits and further attempts."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class HardenedConfig:
         )
 
     def fallback(self) -> HardenedConfig:
-        """Return the settings of a second attempt: half of the clean part's weight goes to the attacked one.
+        """Return the settings of the next attempt: half of the clean part's weight goes to the attacked one.
 
-        With limits they soften at least what faithful training's second attempt softens.
+        With limits they soften at least what that of faithful training softens.
         """
         tighter = replace(self.tightness, soften=max(self.tightness.soften, FIRMER))
         return replace(

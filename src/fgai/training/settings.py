@@ -22,7 +22,7 @@ ADVERSARY_FIELDS = ("nodes", "edges", "box", "step_size")
 LIMIT_FIELDS = ("cut", "soften", "space")
 """Those of limits, likewise."""
 FIRMER = 0.4
-"""Share of the nodes that are softened, at least, in a second attempt at stability."""
+"""Share of the nodes that are softened, at least, in a further attempt at stability."""
 
 
 @typed
