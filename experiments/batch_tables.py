@@ -6,6 +6,7 @@ from typing import Any
 
 from experiments.attack_tables import RANDOM, reached
 from experiments.build import name_of
+from experiments.cells import Cell as Case
 from experiments.cells import read_grid
 from experiments.fingerprint import earlier_note
 from experiments.sheet import Sheet
@@ -13,7 +14,8 @@ from experiments.store import Store
 from fgai.metrics import quantity
 from fgai.records import Cell, Column, Table, look_up
 
-WHOLE, BATCHES = "fgai, whole graph", "fgai, batches"
+WHOLE, BATCHES = "fgai, whole graph", "batches"
+"""The row to compare with, and how the rows that are compared with it end."""
 BAR = 0.01
 """Micro-F1 that mini-batches may cost."""
 
@@ -38,7 +40,7 @@ def batches(store: Store) -> list[Sheet | Table]:
         "GAT, seed 0; both faithful models come from the same vanilla one. `ensemble`: the worst of every"
         " search at random endpoints; “chosen”: the worst at endpoints chosen by rules. “− whole”: micro-F1"
         " of the training in mini-batches minus that on the whole graph; within where it costs at most"
-        f" {BAR:g}. {'; '.join(_sizes(cell.dataset, cell.settings) for cell in cells if cell.settings)}."
+        f" {BAR:g}. {'; '.join(_sizes(cell) for cell in cells if cell.settings)}."
     ]
     if missing := len(found) - len(scores):
         notes.append(f"{missing} of {len(found)} cells are missing.")
@@ -58,7 +60,7 @@ def _scores(record: dict[str, Any]) -> list[float | None]:
 def _beside(dataset: str, row: str, scores: dict[tuple[str, str], list[float | None]]) -> list[Cell]:
     """What mini-batches cost beside the whole graph, and whether that is within the bar."""
     whole = scores.get((dataset, WHOLE))
-    if row != BATCHES or whole is None:
+    if not row.endswith(BATCHES) or whole is None:
         return [None] * 4
     pairs = zip(scores[dataset, row], whole, strict=True)
     apart = [None if one is None or two is None else one - two for one, two in pairs]
@@ -66,8 +68,9 @@ def _beside(dataset: str, row: str, scores: dict[tuple[str, str], list[float | N
     return [*(None if value is None else f"{value:+.3f}" for value in apart), "yes" if within else "no"]
 
 
-def _sizes(dataset: str, settings: dict[str, Any]) -> str:
+def _sizes(cell: Case) -> str:
+    settings = cell.settings
     return (
-        f"{dataset}: {settings['epochs']} epochs in batches of {settings['batch_size']} nodes with"
+        f"{cell.dataset}, {name_of(cell.row)}: {settings['epochs']} epochs in batches of {settings['batch_size']} nodes with"
         f" {settings['fan_out']} neighbours"
     )
