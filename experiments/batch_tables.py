@@ -71,6 +71,6 @@ def _beside(dataset: str, row: str, scores: dict[tuple[str, str], list[float | N
 def _sizes(cell: Case) -> str:
     settings = cell.settings
     return (
-        f"{cell.dataset}, {name_of(cell.row)}: {settings['epochs']} epochs in batches of {settings['batch_size']} nodes with"
-        f" {settings['fan_out']} neighbours"
+        f"{cell.dataset}, {name_of(cell.row)}: {settings['epochs']} epochs in batches of"
+        f" {settings['batch_size']} nodes with {settings['fan_out']} neighbours"
     )

@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from fgai.attacks import THREATS, Budget, EnsembleInjection, PGDInjection, ValueInjection
-from fgai.attention import call_model
+from fgai.attacks.values import ValueSite
+from fgai.attention import call_model, entry_limits, evaluating, observe, prepared
 from fgai.errors import InputError
 from fgai.evaluation import evaluate
+from fgai.graph import GraphChange
+from fgai.objectives import Clean
+from fgai.recompute import Edit, Recompute
 from fgai.training import limit
 from support import attack_cases as cases
 
@@ -62,6 +67,36 @@ def test_a_voice_beats_features_in_a_tight_box() -> None:
         found = ValueInjection(tight, contained=inner).run(model, graph, seed=1)
     assert found.change.voices is not None
     assert max(found.ledger.damages) > found.ledger.damages[1]
+
+
+@pytest.mark.parametrize("name", ["gat", "gatv2", "gt"])
+def test_rows_in_reach_say_what_the_whole_graph_says(name: str) -> None:
+    graph = cases.tiny_graph()
+    model = limit(cases.trained(name, "vanilla"), graph)
+    ready, draws = prepared(model, graph), torch.Generator().manual_seed(3)
+    features = torch.randn(2, ready.features.num_columns, generator=draws)  # type: ignore[union-attr]
+    with evaluating(model, freeze=True):
+        recompute, seen = Recompute(model, ready), observe(model, ready, heads="mean")
+        rows = ready.test_mask.nonzero().flatten()  # type: ignore[union-attr]
+        clean, endpoints = Clean(seen.logits, seen.attention, rows), rows[:6].view(2, 3)
+        size = sum(limits.low.numel() for limits in entry_limits(model))
+        voices = torch.rand(3, 2, size, generator=draws).requires_grad_()
+        part, whole = (
+            ValueSite(features, model, ready, endpoints, clean, one, reads=False) for one in (recompute, None)
+        )
+        if part.plan is None:  # a tiny graph is all in reach
+            part.plan = recompute.plan(Edit.of(GraphChange(endpoints=endpoints), ready), limit=float("inf"))
+            part.encodings = recompute.encodings(part.plan, GraphChange(endpoints=endpoints))
+            part.kept = torch.isin(part.plan.nodes, rows).nonzero().flatten()
+            part.rows = part.plan.nodes[part.kept]
+        made, truth = part.view(voices), whole.view(voices)
+        joined = [GraphChange(endpoints=endpoints, features=features, voices=one) for one in voices]
+        judged = torch.stack([call_model(model, one.apply(ready)[0])[rows] for one in joined])
+    torch.testing.assert_close(truth.logits, judged)
+    at = torch.searchsorted(rows, part.rows)
+    torch.testing.assert_close(made.logits, truth.logits[:, at], atol=1e-5, rtol=1e-5)
+    slopes = [torch.autograd.grad(x.square().sum(), voices)[0] for x in (made.logits, truth.logits[:, at])]
+    torch.testing.assert_close(*slopes, atol=1e-5, rtol=1e-4)
 
 
 def test_models_without_limits_are_refused() -> None:

@@ -18,7 +18,7 @@ from fgai.attacks.endpoints import RULES, Sites
 from fgai.attacks.injection import PGDInjection, draw_features
 from fgai.attacks.reported import ReportedAttack, member_row
 from fgai.attacks.search.blackbox import POPULATION, evolve
-from fgai.attacks.search.climb import Climb, Found
+from fgai.attacks.search.climb import Found, Way, climb_of
 from fgai.attacks.search.gradients import GRADIENTS, saturated_layer, softened
 from fgai.attacks.search.members import (
     DONOR,
@@ -27,9 +27,7 @@ from fgai.attacks.search.members import (
     Member,
     batches,
 )
-from fgai.attacks.search.optimisers import OPTIMISERS
 from fgai.attacks.search.site import Site
-from fgai.attacks.search.spaces import SPACES
 from fgai.attacks.search.starts import STARTS, Place
 from fgai.attention import call_model, evaluating, observe, prepared, straight_through
 from fgai.checks import one_of
@@ -137,7 +135,7 @@ class EnsembleInjection(ReportedAttack):
             found: list[tuple[str, Found]] = []
             for batch in batches(members):
                 began = perf_counter()
-                judge.tell(f"{rule} endpoints: {', '.join(member.name for member in batch)}")
+                judge.tell(f"{rule} endpoints: {_names(batch)}")
                 if found:
                     place = replace(place, incumbent=max((one for _, one in found), key=_badness).features)
                 streams = _streams(generator, rule, batch)
@@ -205,15 +203,12 @@ class EnsembleInjection(ReportedAttack):
         labels: Tensor,
         streams: Sequence[torch.Generator],
     ) -> list[Found]:
-        """Let members that share space, optimiser and steps climb side by side."""
+        """Let members that share their gradient and the number of steps climb side by side."""
         drawn = zip(batch, streams, strict=True)
         start = torch.stack([STARTS[member.start](place, stream) for member, stream in drawn])
-        space, box = SPACES[batch[0].space], place.box
-        unit = (box[1] - box[0]) / 2 if space.name == "box" else 1.0
-        rates = start.new_tensor([member.rate * unit for member in batch])[:, None, None]
-        optimiser = OPTIMISERS[batch[0].optimiser](start, rates)
-        aim = self.aim([member.loss for member in batch], site, labels)
-        return Climb(site, aim, start, space, optimiser, box).run(batch[0].steps)
+        ways = [Way(member.space, member.optimiser, member.rate, member.loss) for member in batch]
+        aim = self.aim([way.loss for way in ways], site, labels)
+        return climb_of(site, aim, start, ways, place.box).run(batch[0].steps)
 
     def _smooth(
         self,
@@ -265,6 +260,11 @@ def _streams(generator: torch.Generator, rule: str, members: Sequence[Member]) -
     seed = generator.initial_seed()
     words = [f"{seed} {rule} {member.name}".encode() for member in members]
     return [torch.Generator().manual_seed(zlib.crc32(word)) for word in words]
+
+
+def _names(batch: Sequence[Member]) -> str:
+    more = len(batch) - 1
+    return f"{batch[0].name} and {more} more" if more > 1 else " and ".join(member.name for member in batch)
 
 
 def _badness(found: Found) -> tuple[float, float]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -13,23 +15,27 @@ from fgai.attacks.base import Attack, Judge, Ledger
 from fgai.attacks.budget import Budget
 from fgai.attacks.ensemble import EnsembleInjection
 from fgai.attacks.reported import ReportedAttack, member_row
-from fgai.attacks.search.climb import Climb, Found
-from fgai.attacks.search.optimisers import OPTIMISERS
-from fgai.attacks.search.site import Site
-from fgai.attacks.search.spaces import SPACES
-from fgai.attention import AttentionMap, call_model, entry_limits, hearing, observe, straight_through
+from fgai.attacks.search.climb import Found, Way, climb_of
+from fgai.attacks.search.site import Site, View
+from fgai.attention import (
+    AttentionMap,
+    call_model,
+    entry_limits,
+    hearing,
+    straight_through,
+    voiced,
+)
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import Objective, Value
 from fgai.typed import typed
 
 UNIT = (0.0, 1.0)
-CLIMBS: tuple[tuple[str, str, str, float, str], ...] = (
-    ("sign", "box", "sign", 0.04, "margin"),
-    ("adam margin", "tanh", "adam", 0.1, "margin"),
-    ("adam reach", "tanh", "adam", 0.1, "reach"),
-)
-"""Name, space, optimiser, rate in units of half the box, and loss of each climb."""
+CLIMBS = {
+    "sign": Way("box", "sign", 0.04, "margin"),
+    "adam margin": Way("tanh", "adam", 0.1, "margin"),
+    "adam reach": Way("tanh", "adam", 0.1, "reach"),
+}
 STARTS = ("contained", "uniform", "corners")
 INSIDE = 0.02
 """How far from a corner a climb that begins there stands: at it, tanh is flat."""
@@ -39,9 +45,11 @@ INSIDE = 0.02
 class ValueInjection(ReportedAttack):
     """New nodes searched for in the box of what the first layer's limits let a node say.
 
-    Whatever its features, a new node behind limits is a point in that box, so the worst point is an upper
-    bound on every attack by features, with any feature box, at the same endpoints. The search holds an attack
-    by features: it begins, among others, at what that one found, and is never weaker than it.
+    Whatever its features, all that attention reads of a new node behind limits is a point in that box, so the
+    worst point is an upper bound on every attack by features, with any feature box, at the same endpoints
+    (of GAT and GATv2; a GT also passes features on beside attention, and those stay what the attack by
+    features found). The search holds an attack by features: it begins, among others, at what that one found,
+    and is never weaker than it.
 
     Args:
         budget: nodes, edges and targets; its `steps`, where not 0, are those of each climb.
@@ -51,6 +59,7 @@ class ValueInjection(ReportedAttack):
     """
 
     name = "value-injection"
+    version = 2
 
     def __init__(
         self,
@@ -66,7 +75,7 @@ class ValueInjection(ReportedAttack):
 
     def specification(self) -> dict[str, Any]:
         """Return the climbs, their starts, and the attack by features, too."""
-        climbs = [list(climb) for climb in CLIMBS]
+        climbs = [[name, *way] for name, way in CLIMBS.items()]
         inner = self.contained.specification()
         return {**super().specification(), "climbs": climbs, "starts": list(STARTS), "contained": inner}
 
@@ -110,50 +119,51 @@ class ValueInjection(ReportedAttack):
             "uniform": torch.rand(said.shape, generator=generator).to(said),
             "corners": torch.where(coins, INSIDE, 1 - INSIDE),
         }
-        site = _ValueSite(judge.model, graph, endpoints, judge.clean, None, reads=self.reads)
+        ready = None if self.intruders is not None else judge.recompute
+        site = ValueSite(features, judge.model, graph, endpoints, judge.clean, ready, reads=self.reads)
         for name, one, seconds in self._climbs(site, starts, self.labels(judge)):
             ledger.steps += one.steps
             ledger.gradient = max(ledger.gradient, one.gradient)
             ledger.members.append(member_row(name, "random", one, seconds))
             yield GraphChange(endpoints=endpoints, features=features, voices=one.features)
-        judge.spent(site.passes, 1.0)
+        judge.spent(site.passes, site.share)
 
     def _climbs(
         self, site: Site, starts: dict[str, Tensor], labels: Tensor
     ) -> Iterator[tuple[str, Found, float]]:
-        start = torch.stack(list(starts.values()))
-        for name, space, optimiser, rate, loss in CLIMBS:
-            for straight in (False, True):
-                began = perf_counter()
-                unit = 0.5 if space == "box" else 1.0
-                rates = start.new_full((len(start), 1, 1), rate * unit)
-                climb = Climb(
-                    site,
-                    self.aim([loss] * len(start), site, labels),
-                    start,
-                    SPACES[space],
-                    OPTIMISERS[optimiser](start, rates),
-                    UNIT,
-                )
-                if straight:
-                    with straight_through(site.model):
-                        made = climb.run(self.steps)
-                else:
-                    made = climb.run(self.steps)
-                seconds = (perf_counter() - began) / len(made)
-                for where, found in zip(starts, made, strict=True):
-                    yield f"{name} from {where}{' straight' if straight else ''}", found, seconds
+        """Climb from every start in every way, all side by side; then again, straight through the limits."""
+        pairs = list(itertools.product(CLIMBS, starts))
+        start, ways = torch.stack([starts[where] for _, where in pairs]), [CLIMBS[name] for name, _ in pairs]
+        aim = self.aim([way.loss for way in ways], site, labels)
+        for through, more in ((nullcontext, ""), (straight_through, " straight")):
+            began = perf_counter()
+            with through(site.model):
+                made = climb_of(site, aim, start, ways, UNIT).run(self.steps)
+            seconds = (perf_counter() - began) / len(made)
+            for (name, where), found in zip(pairs, made, strict=True):
+                yield f"{name} from {where}{more}", found, seconds
 
 
-class _ValueSite(Site):
-    """New nodes whose voices move, in the place of features."""
+class ValueSite(Site):
+    """New nodes whose voices move; their features stay, for models that pass those on beside attention.
+
+    Args:
+        features: [M, F] of the new nodes.
+        *given: as for every site.
+        **options: likewise.
+    """
+
+    def __init__(self, features: Tensor, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.features, self.entry = features, entry_limits(self.model)
+
+    def _partial(self, features: Tensor) -> View:
+        with voiced(self.entry, features.flatten(0, 1)):
+            return super()._partial(self.features.expand(len(features), *self.features.shape))
 
     def _whole(self, features: Tensor) -> tuple[Tensor, AttentionMap | None]:
-        attacked = self.template.replace(voices=features)
-        if not self.reads:
-            return call_model(self.model, attacked).index_select(0, self.rows), None
-        seen = observe(self.model, attacked, heads="mean", grad=True)
-        return seen.logits.index_select(0, self.rows), seen.attention
+        with voiced(self.entry, features):
+            return super()._whole(self.features)
 
 
 def _said(judge: Judge, change: GraphChange) -> Tensor:

@@ -15,6 +15,7 @@ from fgai.attention.limits import (
     speaking,
     straight_through,
     usual_share,
+    voiced,
 )
 from fgai.attention.map import AttentionMap
 from fgai.attention.perturb import Perturb, Perturbation
@@ -70,5 +71,6 @@ __all__ = [
     "touched_rows",
     "unwrapped",
     "usual_share",
+    "voiced",
     "wrap",
 ]

@@ -309,6 +309,7 @@ def hearing(entry: Sequence[Limits]) -> Iterator[dict[Limits, list[Tensor]]]:
         yield heard
 
 
+@typed
 @contextmanager
 def voiced(entry: Sequence[Limits], voices: Tensor) -> Iterator[None]:
     """Let the last nodes say `voices` [M, D], points of the unit boxes of `entry` side by side."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fgai.attacks.search.aims import Aim
-from fgai.attacks.search.optimisers import Optimiser
+from fgai.attacks.search.optimisers import OPTIMISERS, Beside, Optimiser
 from fgai.attacks.search.site import Site
-from fgai.attacks.search.spaces import Box, Space
+from fgai.attacks.search.spaces import SPACES, Box, Space, beside
 from fgai.ops.replay import Replay
 from fgai.progress import current
 
@@ -36,6 +39,22 @@ class Found:
     loss: float
     gradient: float
     steps: int
+
+
+class Way(NamedTuple):
+    """How one point climbs.
+
+    Attributes:
+        space: a name from `SPACES`.
+        optimiser: a name from `OPTIMISERS`.
+        rate: its step size or learning rate, in units of half the box.
+        loss: a name from `ROW_LOSSES`.
+    """
+
+    space: str
+    optimiser: str
+    rate: float
+    loss: str
 
 
 class Climb:
@@ -117,3 +136,26 @@ class Climb:
             replay()
         self.site.passes = passes + (steps - WARM_UP) * each
         return steps
+
+
+def climb_of(site: Site, aim: Aim, start: Tensor, ways: Sequence[Way], box: Box) -> Climb:
+    """Return the climb of points side by side, each in its own way.
+
+    Args:
+        site: where the new nodes are.
+        aim: what each climbs, by the loss of its way.
+        start: [B, M, F].
+        ways: B of them; neighbours that share space and optimiser are moved at once.
+        box: of the features.
+    """
+    half = (box[1] - box[0]) / 2
+    rates = start.new_tensor([way.rate * (half if way.space == "box" else 1.0) for way in ways])
+    spaces, optimisers, first = list[tuple[int, Space]](), list[tuple[int, Optimiser]](), 0
+    for (space, optimiser), run in itertools.groupby(ways, key=lambda way: (way.space, way.optimiser)):
+        size = len(list(run))
+        rows = slice(first, first + size)
+        spaces.append((size, SPACES[space]))
+        optimisers.append((size, OPTIMISERS[optimiser](start[rows], rates[rows, None, None])))
+        first += size
+    mover = optimisers[0][1] if len(optimisers) == 1 else Beside(optimisers)
+    return Climb(site, aim, start, beside(spaces), mover, box)

@@ -123,12 +123,12 @@ def batches(members: tuple[Member, ...]) -> list[list[Member]]:
     """Members that can climb side by side, in the order of the first of each batch; those that polish last.
 
     Example:
-        >>> [[member.name for member in batch] for batch in batches(PREDICTION_MEMBERS)][0]
-        ['sign']
+        >>> [[member.name for member in batch] for batch in batches(PREDICTION_MEMBERS)][-1]
+        ['polish', 'polish momentum']
     """
-    found: dict[tuple[bool, str, str, str, int], list[Member]] = {}
+    found: dict[tuple[bool, str, int], list[Member]] = {}
     for member in members:
         last = member.start == "incumbent"
-        key = (last, member.gradient, member.space, member.optimiser, member.steps)
+        key = (last, member.gradient, member.steps)
         found.setdefault(key, []).append(member)
     return [found[key] for key in sorted(found, key=lambda key: key[0])]

@@ -5,6 +5,7 @@ All state lives in tensors that stay in place, so that a step can be captured in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -74,6 +75,22 @@ class Momentum:
         """Return the step and remember the direction."""
         self.mean.mul_(FIRST).add_(gradient / gradient.abs().mean((-2, -1), keepdim=True).clamp(min=1e-30))
         return self.rate * self.mean.sign()
+
+
+class Beside:
+    """Points side by side, each moved by its own optimiser.
+
+    Args:
+        parts: how many points each moves, in their order.
+    """
+
+    def __init__(self, parts: Sequence[tuple[int, Optimiser]]) -> None:
+        self.sizes, self.optimisers = [size for size, _ in parts], [one for _, one in parts]
+
+    def move(self, gradient: Tensor) -> Tensor:
+        """Return the steps of all."""
+        parts = zip(self.optimisers, gradient.split(self.sizes), strict=True)
+        return torch.cat([optimiser.move(part) for optimiser, part in parts])
 
 
 OPTIMISERS: dict[str, type[Sign] | type[Adam] | type[Momentum]] = {

@@ -87,18 +87,22 @@ class Site:
 
     def view(self, features: Tensor) -> View:
         """Run the model with each of these features [B, M, F] of the new nodes; gradients reach them."""
-        assert self.graph.features is not None
-        count = features.shape[0]
-        self.passes += count
-        if self.recompute is not None and self.plan is not None:
-            appended = self.graph.features.append(features.flatten(0, 1))
-            encodings = None if self.encodings is None else self.encodings.repeat(count, 1)
-            touched = self.recompute.forward(self.copies(count).plan, appended, encodings)
-            logits = touched.logits.view(count, -1, touched.logits.shape[1])
-            return View(logits.index_select(1, self.kept), None, touched)
+        self.passes += len(features)
+        if self.plan is not None:
+            return self._partial(features)
         seen = [self._whole(rows) for rows in features]
         maps = [attention for _, attention in seen if attention is not None]
         return View(torch.stack([logits for logits, _ in seen]), maps or None, None)
+
+    def _partial(self, features: Tensor) -> View:
+        """Compute the rows in reach for all sets of features in one pass."""
+        assert self.graph.features is not None and self.recompute is not None
+        count = features.shape[0]
+        appended = self.graph.features.append(features.flatten(0, 1))
+        encodings = None if self.encodings is None else self.encodings.repeat(count, 1)
+        touched = self.recompute.forward(self.copies(count).plan, appended, encodings)
+        logits = touched.logits.view(count, -1, touched.logits.shape[1])
+        return View(logits.index_select(1, self.kept), None, touched)
 
     def _whole(self, features: Tensor) -> tuple[Tensor, AttentionMap | None]:
         assert self.graph.features is not None

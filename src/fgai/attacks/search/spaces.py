@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,6 +63,28 @@ def mixtures(pool: Tensor) -> Space:
         return torch.einsum("bmc,mcf->bmf", point.softmax(-1), pool)
 
     return Space("mixture", start=lambda point, box: point, features=mixed, project=lambda point, box: point)
+
+
+def beside(spaces: Sequence[tuple[int, Space]]) -> Space:
+    """Return the space of points side by side, each in its own space.
+
+    Args:
+        spaces: how many points are in each, in their order.
+    """
+    if len(spaces) == 1:
+        return spaces[0][1]
+    sizes = [size for size, _ in spaces]
+
+    def each(name: str) -> Callable[[Tensor, Box], Tensor]:
+        def together(points: Tensor, box: Box) -> Tensor:
+            parts = zip(points.split(sizes), spaces, strict=True)
+            return torch.cat([getattr(space, name)(part, box) for part, (_, space) in parts])
+
+        return together
+
+    return Space(
+        " | ".join(space.name for _, space in spaces), each("start"), each("features"), each("project")
+    )
 
 
 SPACES = {space.name: space for space in (BOX, TANH)}
