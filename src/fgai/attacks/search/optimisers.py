@@ -89,7 +89,7 @@ class Beside:
 
     def move(self, gradient: Tensor) -> Tensor:
         """Return the steps of all."""
-        parts = zip(self.optimisers, gradient.split(self.sizes), strict=True)
+        parts = zip(self.optimisers, torch.split(gradient, self.sizes), strict=True)
         return torch.cat([optimiser.move(part) for optimiser, part in parts])
 
 

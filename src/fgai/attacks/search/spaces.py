@@ -77,7 +77,7 @@ def beside(spaces: Sequence[tuple[int, Space]]) -> Space:
 
     def each(name: str) -> Callable[[Tensor, Box], Tensor]:
         def together(points: Tensor, box: Box) -> Tensor:
-            parts = zip(points.split(sizes), spaces, strict=True)
+            parts = zip(torch.split(points, sizes), spaces, strict=True)
             return torch.cat([getattr(space, name)(part, box) for part, (_, space) in parts])
 
         return together
