@@ -53,7 +53,7 @@ def record_of(cell: Cell, clean: float, random: float, chosen: float) -> dict[st
 
 def test_the_table_says_what_batches_cost(tmp_path: Path) -> None:
     scores = {"vanilla": (0.93, 0.5, 0.4), WHOLE: (0.92, 0.9, 0.85), BATCHES: (0.925, 0.88, 0.86)}
-    scores["fgai, larger batches"] = (0.92, 0.895, 0.84)
+    scores["fgai, larger batches"] = (0.92, 0.895, 0.845)
     store = Store(tmp_path)
     for cell in read_grid("batches"):
         if cell.dataset != "arxiv-tape":
