@@ -213,9 +213,15 @@ class Explanation:
         fixed = now.detach()
         outside = leaders(fixed.masked_fill(members | ~there, float("-inf")), rowptr, self.k)[rows]
         inside = leaders((-fixed).masked_fill(~(members & there), float("-inf")), rowptr, self.k)[rows]
-        pairs = outside.clamp(min=0)
-        real = (outside >= 0) & ~members[pairs] & there[pairs] & members[inside] & there[inside]
-        return now[pairs] - now[inside], real
+        real = (outside >= 0) & (inside >= 0)
+        pairs, kept = outside.clamp(min=0), inside.clamp(min=0)
+        real &= ~members[pairs] & there[pairs] & members[kept] & there[kept]
+        return _at(now, pairs) - _at(now, kept), real
+
+
+def _at(values: Tensor, places: Tensor) -> Tensor:
+    """`values[places]`; on a GPU its gradient needs no sort, and where no place counts twice no luck either."""
+    return values.index_select(0, places.flatten()).view(places.shape)
 
 
 def _carried(before: LayerAttention, after: LayerAttention) -> tuple[Tensor, Tensor]:
@@ -223,7 +229,7 @@ def _carried(before: LayerAttention, after: LayerAttention) -> tuple[Tensor, Ten
     spot = torch.searchsorted(after.keys, before.keys).clamp(max=max(0, after.num_edges - 1))
     there = after.keys[spot] == before.keys
     now = log_attention(after.values) if after.scores is None else after.scores
-    return now[spot], there
+    return _at(now, spot), there
 
 
 @typed

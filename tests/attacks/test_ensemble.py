@@ -318,6 +318,16 @@ class TestPieces:
             EnsembleInjection(TINY, members=())
 
 
+def test_a_member_whose_edge_is_gone_is_compared_with_no_other() -> None:
+    now = torch.tensor([3.0, 2.0, 1.0, 0.5, 9.0, 8.0, 7.0])  # two nodes, four neighbours and three
+    members = torch.tensor([True, True, False, False, True, False, True])
+    there = torch.tensor([False, True, True, True, True, True, True])
+    rowptr, rows = torch.tensor([0, 4, 7]), torch.arange(2)
+    margins, real = Explanation(k=2).margins(now, there, members, rowptr, rows)
+    assert real.sum(1).tolist() == [1, 1]
+    torch.testing.assert_close(margins[real], torch.tensor([1.0 - 2.0, 8.0 - 7.0]))
+
+
 class TestEndpoints:
     @pytest.mark.parametrize("rule", list(RULES))
     def test_rules_keep_the_budget_and_read_no_model_but_the_parent(self, rule: str) -> None:

@@ -60,4 +60,4 @@ def test_steps_are_told() -> None:
     attack = cases.attack(cases.SmallEnsemble)
     with cases.quiet():
         attack.run(cases.trained("gat", "vanilla"), cases.tiny_graph(), on_step=seen.append)
-    assert "cover endpoints: polish" in seen and "random endpoints: evolution" in seen
+    assert "cover endpoints: polish and polish momentum" in seen and "random endpoints: evolution" in seen

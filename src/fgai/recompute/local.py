@@ -201,8 +201,8 @@ class Recompute:
             out, ranks = patch.forward(layer, layer.sides(state), fixed, score, ranked=plan.whole)
             joined = torch.cat([state, before]) if isinstance(state, Tensor) and before is not None else None
             if index == len(plan.patches) - 1:
-                out = out[plan.keep]
-                joined = None if joined is None else joined[plan.keep]
+                out = out.index_select(0, plan.keep)
+                joined = None if joined is None else joined.index_select(0, plan.keep)
             state = update(joined, layer.join(out))
             seen += [] if ranks is None else [ranks]
         assert isinstance(state, Tensor)

@@ -146,7 +146,7 @@ class ReducedExplanation:
         for layer, ranks in zip(self._layers, touched.ranks, strict=True):
             lost, terms = layer.lost.expand(self._copies), layer.terms.expand(self._copies)
             if len(layer.rows):
-                now = ranks[layer.spots]
+                now = ranks.index_select(0, layer.spots)
                 margins, real = (
                     part.view(self._copies, -1)
                     for part in self._objective.margins(
