@@ -220,7 +220,7 @@ class Explanation:
 
 
 def _at(values: Tensor, places: Tensor) -> Tensor:
-    """`values[places]`; on a GPU its gradient needs no sort, and where no place counts twice no luck either."""
+    """`values[places]`; on a GPU its gradient needs no sort, and no luck where no place counts twice."""
     return values.index_select(0, places.flatten()).view(places.shape)
 
 
