@@ -11,6 +11,7 @@ each way runs in a process of its own. Run:
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import statistics
 import subprocess
@@ -25,29 +26,32 @@ from fgai.training import FaithfulConfig, TrainConfig, Vanilla, fit, preset, unt
 from fgai.training.faithful import Faithful
 
 WAYS = ("vanilla", "fgai")
+TRAINED = 20
+"""Epochs of the vanilla model that the faithful one is made from: enough to have something to say."""
 
 
 def measure(way: str, dataset: str, model: str, epochs: int, device: str, threads: int) -> dict[str, float]:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     graph = fgai.load_dataset(dataset)
-    network = untrained(model, graph).to(device)
-    graph = prepared(network, graph)
     if way == "vanilla":
+        network = untrained(model, graph).to(device)
+        graph = prepared(network, graph)
         recipe: object = Vanilla(graph)
     else:
-        network.eval()
-        changes = preset("fgai", model, dataset)
-        recipe = Faithful(network, graph, FaithfulConfig().replace(**changes))
-    faithful = untrained(model, graph).to(device)
-    if isinstance(recipe, Faithful) and recipe.config.limits:
-        add_limits(faithful)
-    fit(faithful, recipe, TrainConfig(epochs=4, validate_every=999), progress=False)  # compiles
+        graph = graph.to(device)
+        vanilla = fgai.train(model, graph, epochs=TRAINED, progress=False).eval()
+        graph, changes = prepared(vanilla, graph), preset("fgai", model, dataset)
+        recipe = Faithful(vanilla, graph, FaithfulConfig().replace(**changes))
+        network = copy.deepcopy(vanilla)
+        if recipe.config.limits:
+            add_limits(network)
+    fit(network, recipe, TrainConfig(epochs=4, validate_every=999), progress=False)  # compiles
     # On the GPU the first 32 epochs, with the captures among them, are read in one go.
     more = 32 if device.startswith("cuda") else 4
     config = TrainConfig(epochs=epochs + more, validate_every=10_000, weight_decay=0.0)
     with PeakMemory(device) as memory:
-        history = fit(faithful, recipe, config, progress=False)
+        history = fit(network, recipe, config, progress=False)
     times = history.epoch_seconds[more:]
     pairs = [(a + b) / 2 for a, b in zip(times[::2], times[1::2], strict=False)]
     return {"seconds": statistics.median(pairs), "bytes": memory.above}
