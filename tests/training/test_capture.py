@@ -14,16 +14,19 @@ from fgai.attention import observe, prepared
 from fgai.errors import FgaiWarning
 from fgai.graph import Graph
 from fgai.models import GAT, GT, GATv2
+from fgai.ops.replay import Replay
 from fgai.training import Adversarial, FaithfulConfig, Regularised, TrainConfig, Vanilla, fit
 from fgai.training import loop as loop_module
 from fgai.training.adversary import InjectionAdversary
+from fgai.training.ascent import Ascent
 from fgai.training.capture import _REPLAYABLE, RING, can_replay, replayable, summed
 from fgai.training.faithful import Faithful
+from fgai.training.methods import OUTPUT_LAYER, PRINTED
 from support.graph_cases import small_data
 from support.task_cases import batch_of_graphs
 
 BUDGET = Budget(nodes=3, edges=4, box=(-1.0, 1.0), step_size=0.1, targets="fit")
-KINDS = ("vanilla", "adversarial", "fgai", "fgai in turns")
+KINDS = ("vanilla", "adversarial", "fgai", "fgai in turns", "ascent")
 
 
 def recipe_for(kind: str, model: nn.Module, graph: Graph) -> Any:
@@ -31,15 +34,33 @@ def recipe_for(kind: str, model: nn.Module, graph: Graph) -> Any:
         return Vanilla(graph)
     if kind == "adversarial":
         return Adversarial(graph, BUDGET)
-    config = FaithfulConfig(nodes=3, edges=4, steps=2, turns=kind.endswith("turns"))
     torch.manual_seed(5)
     vanilla = type(model)(**model.config).to(graph.device).eval()
+    if kind == "ascent":
+        settings = {**OUTPUT_LAYER, **PRINTED, "steps": 2, "epochs": 40, "validate_every": 5, "edges": 4}
+        return Ascent(vanilla, graph, FaithfulConfig().replace(**settings, k1=60, k2=60))
+    config = FaithfulConfig(nodes=3, edges=4, steps=2, turns=kind.endswith("turns"))
     return Faithful(vanilla, graph, config.replace(epochs=40))
 
 
 def model_for(cls: type[nn.Module], graph: Graph) -> nn.Module:
     torch.manual_seed(1)
     return cls.for_data(graph, attention_dropout=0.3)  # type: ignore[attr-defined, no-any-return]
+
+
+def count_captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows with every climb that is captured."""
+    found: list[int] = []
+
+    class Counted(Replay[Any]):
+        """Tells of itself once it is made."""
+
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            found.append(1)
+
+    monkeypatch.setattr(replay, "Replay", Counted)
+    return found
 
 
 @pytest.mark.parametrize("cls", [GAT, GATv2, GT])
@@ -168,17 +189,24 @@ class TestOnTheDevice:
         for one, two in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
             torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
 
+    @pytest.mark.parametrize("new", [3, 60], ids=["rows in reach", "full passes"])
     @pytest.mark.parametrize("goal", ["prediction", "margin", "explanation"])
-    def test_a_strong_attack_is_the_same_replayed(self, goal: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_strong_attack_is_the_same_replayed(
+        self, goal: str, new: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         graph = small_data(nodes=90)
         model = model_for(GAT, graph).to("cuda").eval()
-        budget = Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=25, step_size=0.05, restarts=2)
-        attack = PGDInjection(budget, goal)
+        budget = Budget(nodes=new, edges=4, box=(-1.0, 1.0), steps=25, step_size=0.05, restarts=2)
+        attack, captured = PGDInjection(budget, goal), count_captures(monkeypatch)
         found = []
         for worth in (20, 1000):
             monkeypatch.setattr(replay, "MIN_STEPS", worth)
             found.append(attack.run(model, graph, seed=1))
         ours, theirs = found
+        assert captured == [1, 1]  # one in each restart of the first, none in the second
+        assert (ours.ledger.partial > 0) is (new == 3)
+        assert ours.ledger.partial == theirs.ledger.partial
+        assert ours.ledger.share == pytest.approx(theirs.ledger.share)
         assert ours.value == pytest.approx(theirs.value, rel=1e-5)
         assert ours.ledger.curve == pytest.approx(theirs.ledger.curve, rel=1e-4, abs=1e-6)
         assert (ours.ledger.steps, ours.ledger.forwards) == (theirs.ledger.steps, theirs.ledger.forwards)

@@ -17,6 +17,7 @@ from fgai.checks import seed as check_seed
 from fgai.divergence import tvd
 from fgai.graph import Graph
 from fgai.models import as_graph
+from fgai.ops.hashed import Hashed
 from fgai.topk import NORMS
 from fgai.typed import typed
 
@@ -105,7 +106,9 @@ def attack_attention(
         )
 
 
-def random_delta(layer: LayerAttention, radius: float, norm: str, generator: torch.Generator) -> Tensor:
+def random_delta(
+    layer: LayerAttention, radius: float, norm: str, generator: torch.Generator | Hashed
+) -> Tensor:
     """Return a random point of the balls of every node and head of a layer, [E, H]."""
     values, rowptr = layer.values, layer.rowptr
     heads = [

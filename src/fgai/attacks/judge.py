@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fgai.attacks.weights import weighted_forward
 from fgai.attention import AttentionMap, call_model, observe
 from fgai.graph import Graph, GraphChange
+from fgai.graph.change import SeenEdges
 from fgai.objectives import READS, Clean, Objective
 from fgai.progress import current
 from fgai.recompute import PartialObjective, Recompute
@@ -113,7 +114,7 @@ class Judge:
         self.clean, self.model, self.graph = clean, model, graph
         self.recompute, self.vanilla = recompute, vanilla
         self._model, self._objective, self._ledger, self._partial = model, objective, ledger, partial
-        self._graph, self._last = graph, (GraphChange(), graph)
+        self._graph, self._last = graph, (SeenEdges(GraphChange()), graph)
         self._work = 0.0
         self._trace: list[Tensor] = []  # read once at the end: reading every value would stall the device
 
@@ -140,9 +141,9 @@ class Judge:
         value = self._counted(None if partial is None else partial.after(change))
         if value is None:
             last, attacked = self._last
-            if not change.same_edges(last):
+            if not last.same(change):
                 attacked = change.apply(self._graph)[0]
-                self._last = change.detach(), attacked
+                self._last = SeenEdges(change), attacked
             value = self._objective(
                 *self._forward(
                     attacked.replace(features=change.features_on(self._graph), voices=change.voices),
@@ -193,10 +194,15 @@ class Judge:
         finally:
             self.back_to(mark)
 
-    def replayed(self, value: Tensor) -> None:
-        """Note a forward pass that was replayed from a capture, and its value."""
-        self._count(1.0)
+    def replayed(self, value: Tensor, share: float = 1.0) -> None:
+        """Note a forward pass that was replayed from a capture, its value and its share of a full one."""
+        self._count(share)
+        self._ledger.partial += share < 1
         self._trace.append(value.clone())
+
+    def share_since(self, mark: Mark) -> float:
+        """Return the mean work of the forward passes since, as a share of a full one."""
+        return (self._work - mark.work) / max(1, self._ledger.forwards - mark.forwards)
 
     def curve(self) -> list[float]:
         """Return every value judged so far, in order."""

@@ -41,12 +41,13 @@ def replayed_climb(
     """
     if not start.is_cuda or budget.steps < MIN_STEPS or not start.numel():
         return None
-    point, best = start.detach().clone().requires_grad_(), start.detach().clone()
+    point, best = start.detach().clone(), start.detach().clone()
     best_value, steepest = start.new_full((), float("-inf")), start.new_zeros(())
 
     def step() -> Tensor:
-        value = objective(point)
-        (gradient,) = torch.autograd.grad(value, point)
+        moving = point.detach().requires_grad_()  # made here, so that its gradient belongs to this stream
+        value = objective(moving)
+        (gradient,) = torch.autograd.grad(value, moving)
         with torch.no_grad():
             better = value > best_value
             best.copy_(torch.where(better, point, best))
@@ -59,15 +60,14 @@ def replayed_climb(
     try:
         for _ in range(WARM_UP):
             step()
-        if ledger.partial > mark.partial:  # rows in reach only: their number is not fixed
-            raise RuntimeError("partial")
+        share = judge.share_since(mark)
         with judge.silent():
             replay = Replay(step, start.device)
     except RuntimeError:
         judge.back_to(mark)
         return None
     for _ in range(budget.steps - WARM_UP):
-        judge.replayed(replay())
+        judge.replayed(replay(), share)
     ledger.steps += budget.steps
     current().advance(budget.steps)
     ledger.gradient = max(ledger.gradient, float(steepest))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -55,10 +55,7 @@ class GraphChange:
 
     def same_edges(self, other: GraphChange) -> bool:
         """Whether both change the same edges and rows, so that only features differ."""
-        return all(
-            _same(getattr(self, name), getattr(other, name))
-            for name in ("endpoints", "edges", "removed", "rows")
-        )
+        return all(_same(getattr(self, name), getattr(other, name)) for name in _PLACES)
 
     def features_on(self, graph: Graph) -> Features | None:
         """Return the features of the perturbed graph, without its edges; gradients flow to those changed."""
@@ -78,11 +75,43 @@ class GraphChange:
         return GraphChange(*(None if p is None else p.detach().clone() for p in parts))
 
 
+class SeenEdges:
+    """The edges and rows of a change, to tell whether later changes have the same.
+
+    The very tensors of the change are known without being read, which would wait for the device.
+
+    Args:
+        change: its edges are copied, so that writing into them later is noticed.
+    """
+
+    def __init__(self, change: GraphChange) -> None:
+        self._copy = replace(change, features=None, delta=None, voices=None).detach()
+        self._tensors = tuple(getattr(change, name) for name in _PLACES)
+        self._versions = [_version(tensor) for tensor in self._tensors]
+
+    def same(self, change: GraphChange) -> bool:
+        """Whether `change` has these edges and rows."""
+        given = [getattr(change, name) for name in _PLACES]
+        if all(one is two for one, two in zip(given, self._tensors, strict=True)) and self._versions == [
+            _version(tensor) for tensor in given
+        ]:
+            return True
+        return change.same_edges(self._copy)
+
+
+_PLACES = ("endpoints", "edges", "removed", "rows")
+
+
+def _version(tensor: Tensor | None) -> float:
+    """A number that grows when a tensor is written to; unlike itself where nobody counts."""
+    if tensor is None:
+        return 0
+    return float("nan") if tensor.is_inference() else tensor._version
+
+
 def _same(one: Tensor | None, two: Tensor | None) -> bool:
     if one is None or two is None:
         return one is two
-    if one.shape == two.shape and one.data_ptr() == two.data_ptr():
-        return True  # without reading them, which would wait for the device
     return torch.equal(one, two)
 
 

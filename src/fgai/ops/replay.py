@@ -31,7 +31,6 @@ class Replay(Generic[T]):
     def __init__(self, work: Callable[[], T], device: torch.device, pool: Any = None) -> None:
         self._graph = torch.cuda.CUDAGraph()
         collecting = gc.isenabled()
-        gc.collect()
         gc.disable()  # an old graph or event freed in the middle would spoil the capture
         try:
             with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fgai.graph import Graph, GraphChange
+from fgai.graph.change import SeenEdges
 from fgai.objectives import Clean, Objective
 from fgai.recompute.edit import Edit
 from fgai.recompute.local import Plan, Recompute
@@ -33,7 +34,7 @@ class PartialObjective:
     def __init__(self, recompute: Recompute, objective: Objective, clean: Clean) -> None:
         self._recompute, self._objective, self._clean = recompute, objective, clean
         self._graph: Graph | None = None
-        self._change: GraphChange | None = None
+        self._change: SeenEdges | None = None
         self._plan: Plan | None = None
         self._encodings: Tensor | None = None
         self._reduced: Reduced | None = None
@@ -46,9 +47,9 @@ class PartialObjective:
         """
         if not self._willing():
             return None
-        if self._change is None or not change.same_edges(self._change):
+        if self._change is None or not self._change.same(change):
             self._start(Edit.of(change, self._recompute.graph))
-            self._change, self._graph = change.detach(), None
+            self._change, self._graph = SeenEdges(change), None
             self._encodings = None if self._plan is None else self._recompute.encodings(self._plan, change)
         self._uses += 1
         return self._value(change.features_on(self._recompute.graph))

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from fgai.attacks import balls
 from fgai.attacks.attention import random_delta
 from fgai.attention import evaluating, observe, straight_through
+from fgai.ops.hashed import Hashed
+from fgai.training.capture import Drawn, replayable
 from fgai.training.faithful import Faithful
 from fgai.training.lesson import set_mode
 from fgai.training.ranges import set_ranges
@@ -23,6 +25,7 @@ OVERSHOOT = 2.5
 Objective = Callable[[Sequence[Tensor]], Tensor]
 
 
+@replayable
 class Ascent(Faithful):
     """The recipe of the paper's Algorithm 1.
 
@@ -36,7 +39,7 @@ class Ascent(Faithful):
     every head of a layer in a ball of its own; ρ is on the mean over heads, which is what L reads.
 
     L(w~, w~ + ρ) has no gradient in w~, for ρ is fixed when w~ moves: the term is shown and trains nothing
-    (see docs/method.md). Steps run kernel by kernel.
+    (see docs/method.md).
 
     Args:
         vanilla: trained; only read.
@@ -55,30 +58,38 @@ class Ascent(Faithful):
             attention = observe(self.vanilla, self.graph, ranked=False).attention
         self.layers = attention.select(self.config.layers).detach()
         self.first = len(attention) - len(self.layers)
+        self.same = torch.tensor(self._stream(-2), device=self.graph.device)
 
-    def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
+    def _drawn(self, epoch: int) -> Drawn:
+        """What the clean terms need, and the seed of the random points."""
+        drawn = super()._drawn(epoch)
+        return Drawn(drawn.kind, {**drawn.tensors, "seed": torch.tensor(self._stream(epoch))})
+
+    def replayed(self, model: nn.Module, drawn: Drawn) -> Iterator[dict[str, Tensor]]:
         """Yield the clean terms, then both stability terms at the ends of the ascents."""
-        yield from super().parts(model, epoch)
-        delta, rho = self.climbed(model, self._generator(epoch))
+        yield from super().replayed(model, drawn)
+        delta, rho = self.climbed(model, Hashed(drawn.tensors["seed"]))
         set_mode(model, self.config.dropout)
         terms = self.stability(model, delta, rho)
-        yield {**terms, "total": self.lesson.total(terms) * self._due(epoch)[1]}
+        yield {**terms, "total": self.lesson.total(terms) * drawn.tensors["rise"]}
 
     def measure(self, model: nn.Module) -> Tensor:
         """Return minus the total, its ascents from points that are the same in every epoch."""
         clean = super().measure(model)
-        delta, rho = self.climbed(model, self._generator(-2))
+        delta, rho = self.climbed(model, Hashed(self.same))
         with evaluating(model), torch.no_grad():
             return clean - self.lesson.total(self.stability(model, delta, rho))
 
-    def starts(self, generator: torch.Generator) -> tuple[list[Tensor], list[Tensor]]:
+    def starts(self, generator: torch.Generator | Hashed) -> tuple[list[Tensor], list[Tensor]]:
         """Return a random δ [E, H] and ρ [E] of every layer that counts, inside their balls."""
         radius = self.config.radius
         delta = [random_delta(layer, radius, NORM, generator) for layer in self.layers]
         rho = [random_delta(layer, radius, NORM, generator) for layer in self.lesson.targets.layers]
         return delta, [one[:, 0] for one in rho]
 
-    def climbed(self, model: nn.Module, generator: torch.Generator) -> tuple[list[Tensor], list[Tensor]]:
+    def climbed(
+        self, model: nn.Module, generator: torch.Generator | Hashed
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Return δ* and ρ* as Algorithm 1 finds them from `starts`; we maximise.
 
         Args:

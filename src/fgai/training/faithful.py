@@ -70,9 +70,12 @@ class FaithfulRecipe:
             return "clean", rise
         return "attacked" if alone else "both", rise
 
-    def _generator(self, step: int) -> torch.Generator:
+    def _stream(self, step: int) -> int:
         # A stream of its own: no draw here moves dropout or the evaluation's endpoints.
-        return torch.Generator().manual_seed(epoch_seed(self.seed, step) ^ 0x5DEECE66D)
+        return epoch_seed(self.seed, step) ^ 0x5DEECE66D
+
+    def _generator(self, step: int) -> torch.Generator:
+        return torch.Generator().manual_seed(self._stream(step))
 
 
 @typed

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.attacks.balls.projection import Radius, norms, per_row, project
+from fgai.ops.hashed import Hashed
 from fgai.ops.segments import check_rows, row_index, row_max, row_sum
 from fgai.topk import NORMS
 
@@ -18,7 +19,7 @@ def random_point(
     radius: Radius,
     norm: str = "l1",
     *,
-    generator: torch.Generator,
+    generator: torch.Generator | Hashed,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """A point drawn uniformly from every row's ball.
@@ -32,7 +33,7 @@ def random_point(
         radius: R >= 0, a number or [N].
         norm: "l1", "l2" or "linf".
         generator: a CPU generator gives the same point on every device; one on the device draws without a
-            transfer.
+            transfer; `Hashed` does both.
         dtype: of the result.
 
     Returns:
@@ -47,8 +48,7 @@ def random_point(
     checks.one_of(norm, "norm", NORMS)
 
     def uniform(size: int) -> Tensor:
-        drawn = torch.rand(size, generator=generator, dtype=torch.float64, device=generator.device)
-        return 1 - drawn.to(rowptr.device)  # In (0, 1], so the logarithm is finite.
+        return 1 - _drawn("rand", size, generator).to(rowptr.device)  # In (0, 1], so the logarithm is finite.
 
     sign = torch.where(uniform(num_edges) > 0.5, 1.0, -1.0).double()
     limit = per_row(radius, sign, rowptr)
@@ -60,13 +60,19 @@ def random_point(
         rest = -uniform(rowptr.numel() - 1).log()
         point = sign * part * (limit / (row_sum(part, rowptr) + rest))[row]
     else:
-        drawn = torch.randn(num_edges, generator=generator, dtype=torch.float64, device=generator.device)
-        direction = drawn.to(rowptr.device)
+        direction = _drawn("randn", num_edges, generator).to(rowptr.device)
         distance = uniform(rowptr.numel() - 1) ** (1 / rowptr.diff().clamp(min=1))
         size = norms(direction, rowptr, "l2")
         point = direction * (limit * distance / torch.where(size > 0, size, 1.0))[row]
     # Once more after rounding to `dtype`.
     return project(point.to(dtype), rowptr, radius, norm)
+
+
+def _drawn(kind: str, size: int, generator: torch.Generator | Hashed) -> Tensor:
+    if isinstance(generator, Hashed):
+        return generator.rand(size) if kind == "rand" else generator.randn(size)
+    draw = torch.rand if kind == "rand" else torch.randn
+    return draw(size, generator=generator, dtype=torch.float64, device=generator.device)
 
 
 @torch.no_grad()

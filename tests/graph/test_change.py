@@ -1,0 +1,43 @@
+"""Changes of a graph that share their edges."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fgai.graph import GraphChange
+from fgai.graph.change import SeenEdges
+
+
+def ends() -> torch.Tensor:
+    return torch.tensor([[0, 1], [2, 3]])
+
+
+class TestSeenEdges:
+    def test_the_very_tensors_are_known_without_being_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        endpoints = ends()
+        seen = SeenEdges(GraphChange(endpoints=endpoints, features=torch.zeros(2, 3)))
+        monkeypatch.setattr(torch, "equal", lambda *_: pytest.fail("read"))
+        assert seen.same(GraphChange(endpoints=endpoints, features=torch.ones(2, 3)))
+
+    def test_others_are_compared(self) -> None:
+        seen = SeenEdges(GraphChange(endpoints=ends()))
+        assert seen.same(GraphChange(endpoints=ends()))
+        assert not seen.same(GraphChange(endpoints=ends() + 1))
+        assert not seen.same(GraphChange(edges=ends()))
+        assert not seen.same(GraphChange())
+        assert not SeenEdges(GraphChange()).same(GraphChange(rows=torch.tensor([1])))
+
+    def test_writing_into_the_edges_is_noticed(self) -> None:
+        endpoints = ends()
+        seen = SeenEdges(GraphChange(endpoints=endpoints))
+        endpoints[0, 0] = 7
+        assert not seen.same(GraphChange(endpoints=endpoints))
+
+    def test_tensors_that_count_no_writes_are_read(self) -> None:
+        with torch.inference_mode():
+            endpoints = ends()
+            seen = SeenEdges(GraphChange(endpoints=endpoints))
+            assert seen.same(GraphChange(endpoints=endpoints))
+            endpoints[0, 0] = 7
+            assert not seen.same(GraphChange(endpoints=endpoints))
