@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, log_softmax, one_hot
+from torch.nn.functional import cross_entropy, log_softmax
 
 from fgai.attention import AttentionMap, LayerAttention
 from fgai.attention.layer import mean_log
@@ -130,7 +130,8 @@ def margin(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
 
 def _gap(scores: Tensor, own: Tensor) -> Tensor:
     """Best score [T] among the classes other than `own`, minus the score of `own` [T]."""
-    other = scores.masked_fill(one_hot(own, scores.shape[1]).bool(), float("-inf"))
+    mine = torch.arange(scores.shape[1], device=own.device) == own[:, None]
+    other = scores.masked_fill(mine, float("-inf"))
     return other.amax(1) - scores.gather(1, own[:, None]).squeeze(1)
 
 

@@ -20,6 +20,12 @@ class TestSeenEdges:
         monkeypatch.setattr(torch, "equal", lambda *_: pytest.fail("read"))
         assert seen.same(GraphChange(endpoints=endpoints, features=torch.ones(2, 3)))
 
+    def test_equal_ones_are_read_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen, endpoints = SeenEdges(GraphChange(endpoints=ends())), ends()
+        assert seen.same(GraphChange(endpoints=endpoints))
+        monkeypatch.setattr(torch, "equal", lambda *_: pytest.fail("read"))
+        assert seen.same(GraphChange(endpoints=endpoints))
+
     def test_others_are_compared(self) -> None:
         seen = SeenEdges(GraphChange(endpoints=ends()))
         assert seen.same(GraphChange(endpoints=ends()))

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fgai.ops import reference
 from fgai.sparse import Adjacency, Features, SparseRows
+from fgai.topk import topk_mask
 from support.ops_cases import (
     FUSED,
     INPUTS,
@@ -195,7 +196,7 @@ def with_more(rowptr: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def compare_top(device: str, long: int) -> None:
     """Leaders, masks, distance and margin of rows from empty to `long`, with ties, against the CPU."""
-    from fgai.topk import gpu, leaders, swap_margin, topk_l1, topk_mask
+    from fgai.topk import gpu, leaders, swap_margin, topk_l1
 
     degree = torch.tensor([0, 1, 3, 4, 5, long, 0, 9, 2])
     rowptr = torch.nn.functional.pad(degree.cumsum(0), (1, 0))
@@ -231,6 +232,24 @@ def compare_top(device: str, long: int) -> None:
         assert gpu.margin(lost.requires_grad_(), rows, 2, 0.3).isnan()
 
 
+def compare_thresholds(device: str, long: int) -> None:
+    """Those of the l1 projection for rows from empty to `long`, with ties and tiny entries."""
+    from fgai.attacks.balls import gpu, projection
+
+    degree = torch.tensor([0, 1, long, 128, 3, 0, 3, 129])
+    rowptr = torch.nn.functional.pad(degree.cumsum(0), (1, 0))
+    generator = torch.Generator().manual_seed(3)
+    for dtype in (torch.float32, torch.float64):
+        size = torch.rand(int(rowptr[-1]), 3, generator=generator, dtype=torch.float64).to(dtype)
+        size[rowptr[4] : rowptr[5]], size[rowptr[6] : rowptr[7]] = 0.5, 1e-20
+        for radius in (0.0, 0.05, 1.0, 500.0):
+            limit = torch.full((len(degree),), radius, dtype=torch.float64)
+            wanted = projection._l1_threshold(size.double(), rowptr, limit[:, None])
+            given = size.to(device), rowptr.to(device), limit.to(device)
+            assert_same([gpu.threshold(*given).cpu()], [wanted], 1e-9)
+            assert_same([gpu.threshold(given[0][:, 1], *given[1:]).cpu()], [wanted[:, 1]], 1e-9)
+
+
 def interpret() -> None:
     """Every operation once on tiny graphs, with rows in several pieces; fails by raising."""
     from fgai.ops.gpu import plan
@@ -255,6 +274,7 @@ def interpret() -> None:
     top.SHORT, top.LONG = 4, 8
     compare_top("cpu", 17)
     compare_shift("cpu")
+    compare_thresholds("cpu", 40)
     from fgai.ops import gpu
 
     ones = torch.ones(2100, dtype=torch.float64)
@@ -302,6 +322,20 @@ class TestOnTheDevice:
     @pytest.mark.parametrize("long", [17, 64, 65, 3000])
     def test_top_of_rows(self, long: int) -> None:
         compare_top("cuda", long)
+
+    @pytest.mark.parametrize("long", [5, 3000])
+    def test_thresholds_of_rows(self, long: int) -> None:
+        compare_thresholds("cuda", long)
+
+    def test_top_of_the_graph(self) -> None:
+        generator = torch.Generator().manual_seed(3)
+        rowptr, values = torch.tensor([0, 40, 40, 300]), torch.rand(300, generator=generator)
+        tied = (values * 9).round() / 9
+        signed = torch.where(values < 0.5, -0.0, 0.0)
+        for case in (values, tied, signed, tied.double()):
+            for k in (1, 30, 299, 300):
+                found = topk_mask(case.cuda(), rowptr.cuda(), k, "graph").cpu()
+                assert torch.equal(found, topk_mask(case, rowptr, k, "graph"))
 
     @pytest.mark.parametrize("width", [1, 8, 70, 2048])
     def test_limits(self, width: int) -> None:

@@ -78,7 +78,7 @@ class GraphChange:
 class SeenEdges:
     """The edges and rows of a change, to tell whether later changes have the same.
 
-    The very tensors of the change are known without being read, which would wait for the device.
+    The very tensors that were compared last are known without being read, which would wait for the device.
 
     Args:
         change: its edges are copied, so that writing into them later is noticed.
@@ -86,17 +86,22 @@ class SeenEdges:
 
     def __init__(self, change: GraphChange) -> None:
         self._copy = replace(change, features=None, delta=None, voices=None).detach()
-        self._tensors = tuple(getattr(change, name) for name in _PLACES)
-        self._versions = [_version(tensor) for tensor in self._tensors]
+        self._remember(change)
 
     def same(self, change: GraphChange) -> bool:
         """Whether `change` has these edges and rows."""
         given = [getattr(change, name) for name in _PLACES]
-        if all(one is two for one, two in zip(given, self._tensors, strict=True)) and self._versions == [
-            _version(tensor) for tensor in given
-        ]:
+        known = all(one is two for one, two in zip(given, self._tensors, strict=True))
+        if known and self._versions == [_version(tensor) for tensor in given]:
             return True
-        return change.same_edges(self._copy)
+        if not change.same_edges(self._copy):
+            return False
+        self._remember(change)
+        return True
+
+    def _remember(self, change: GraphChange) -> None:
+        self._tensors = [getattr(change, name) for name in _PLACES]
+        self._versions = [_version(tensor) for tensor in self._tensors]
 
 
 _PLACES = ("endpoints", "edges", "removed", "rows")

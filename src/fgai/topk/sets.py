@@ -136,6 +136,10 @@ def topk_mask(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node"
         from fgai.topk.gpu import pick_mask
 
         return pick_mask(sortable(values), rows, k)
+    if scope == "graph" and values.device.type != "cpu":
+        # Of one row there is no row to sort by. Adding 0.0 makes -0.0 the same number as 0.0.
+        first = torch.sort(sortable(values) + 0.0, descending=True, stable=True).indices[:k]
+        return torch.zeros_like(values, dtype=torch.bool).index_fill(0, first, True)
     return ranks_in_rows(values, rows) < k
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.errors import InputError
-from fgai.ops.segments import check_rows
+from fgai.ops.segments import check_rows, row_index
 from fgai.sparse.valid import check_starts
 from fgai.topk.cut import Cut
 from fgai.topk.sets import FEW, SCOPES, check_k, on_gpu, topk_mask
@@ -86,7 +86,7 @@ def topk_l1(
         mask = known if isinstance(known, Tensor) else None
         return cpu.distance(w, w_tilde, rowptr, k, mask, factor, grown)
     if grown is not None:
-        shift = (grown[: rowptr.numel() - 1] - rowptr[:-1]).repeat_interleave(rowptr.diff())
+        shift = (grown[: rowptr.numel() - 1] - rowptr[:-1]).index_select(0, row_index(rowptr, len(w)))
         w_tilde = w_tilde.index_select(0, torch.arange(len(w), device=w.device) + shift)
     first = known if isinstance(known, Tensor) else topk_mask(w, rowptr, k, scope)
     counts = first.to(w_tilde.dtype) + topk_mask(w_tilde, rowptr, k, scope).to(w_tilde.dtype)

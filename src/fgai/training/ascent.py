@@ -11,6 +11,7 @@ from fgai.attacks import balls
 from fgai.attacks.attention import random_delta
 from fgai.attention import evaluating, observe, straight_through
 from fgai.ops.hashed import Hashed
+from fgai.topk import topk_mask
 from fgai.training.capture import Drawn, replayable
 from fgai.training.faithful import Faithful
 from fgai.training.lesson import set_mode
@@ -101,7 +102,9 @@ class Ascent(Faithful):
             clean = observe(model, self.graph, heads="mean", ranked=False)
             attention = [layer.heads() for layer in clean.attention.select(self.config.layers)]
             delta = self._ascended(lambda at: self._moved(clean.logits, self._logits(model, at)), delta)
-            rho = self._ascended(lambda at: self._reordered(attention, at), rho)
+            rows = zip(attention, self.lesson.targets.rowptrs, strict=True)
+            known = [topk_mask(w, ptr, self.config.k2, self.config.scope) for w, ptr in rows]
+            rho = self._ascended(lambda at: self._reordered(attention, at, known), rho)
         return delta, rho
 
     def stability(
@@ -128,10 +131,19 @@ class Ascent(Faithful):
     def _moved(self, clean: Tensor, perturbed: Tensor) -> Tensor:
         return prediction_distance(clean, perturbed, self.config.divergence, self.lesson.targets.scale)
 
-    def _reordered(self, attention: Sequence[Tensor], rho: Sequence[Tensor]) -> Tensor:
+    def _reordered(
+        self, attention: Sequence[Tensor], rho: Sequence[Tensor], known: Sequence[Tensor] | None = None
+    ) -> Tensor:
+        """L(w, w + ρ); `known` are the top-k of w, where they were found before."""
         config, moved = self.config, [w + one for w, one in zip(attention, rho, strict=True)]
         return attention_distance(
-            attention, moved, self.lesson.targets.rowptrs, config.k2, config.scope, form=config.form
+            attention,
+            moved,
+            self.lesson.targets.rowptrs,
+            config.k2,
+            config.scope,
+            known=known,
+            form=config.form,
         )
 
 

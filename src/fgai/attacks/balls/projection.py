@@ -9,6 +9,7 @@ from torch import Tensor
 from fgai import checks
 from fgai.compiled import compiled
 from fgai.errors import InputError
+from fgai.ops.backend import has_triton
 from fgai.ops.segments import check_rows, row_index, row_max, row_order, row_sum, sortable
 from fgai.topk import NORMS
 
@@ -104,6 +105,10 @@ def per_row(radius: Radius, like: Tensor, rowptr: Tensor, name: str = "radius") 
 
 def _l1_threshold(delta: Tensor, rowptr: Tensor, limit: Tensor) -> Tensor:
     """θ of the l1 projection, [N] or [N, H]; 0 for rows inside their ball."""
+    if delta.is_cuda and has_triton():
+        from fgai.attacks.balls.gpu import threshold
+
+        return threshold(delta.abs(), rowptr, limit.reshape(-1)).to(delta.dtype)
     if delta.dim() > 1:
         columns = [_l1_threshold(column, rowptr, limit[:, 0]) for column in delta.unbind(1)]
         return torch.stack(columns, dim=1) if columns else delta.new_zeros((rowptr.numel() - 1, 0))
