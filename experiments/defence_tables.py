@@ -15,11 +15,11 @@ from fgai.records import Cell, Column, Table
 
 DEFENCE_ROWS = (*ROWS, "gnnguard", "gnn-svd", "pro-gnn")
 KEPT = "overlap_touched.prediction.all"
-THREATS = ("standard", "strong", "adaptive")
+THREATS = ("standard", "strong", "adaptive", "ensemble")
 
 
 def defences(store: Store) -> list[Sheet | Table]:
-    """Every method and defence under `standard`, `strong` and `adaptive` attacks, with seconds and memory."""
+    """Every method and defence under attacks of rising ingenuity, with seconds and memory."""
     cells = read_grid("defences")
     wanted = {(cell.model, cell.dataset, cell.row) for cell in cells}
     records = (
@@ -51,8 +51,8 @@ def defences(store: Store) -> list[Sheet | Table]:
     notes = [
         "One seed. Every model is attacked through its own gradients, defences included. “kept”: overlap of"
         " the top 5 before and after, nodes in reach. `adaptive`: the budget of `standard`, more steps, and"
-        " new nodes that pass for members of the neighbourhood they attack. Peak memory of the training,"
-        " above what data and parent hold.",
+        " new nodes that pass for members of the neighbourhood they attack; `ensemble`: every search, at"
+        " random and chosen endpoints. Peak memory of the training, above what data and parent hold.",
         COMMON,
         *flat_note(results, THREATS[0]),
     ]

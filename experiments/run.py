@@ -202,7 +202,7 @@ def _evaluate(model: nn.Module, graph: Graph, parent: nn.Module | None, cell: Ce
         extras: dict[str, Any] = {} if not cell.task else {"curves": False, "k": EXPLAINED[cell.task]}
         if index or cell.kind == "attack":
             extras |= {"curves": False, "nulls": False}
-        if index:
+        if index and threat != "ensemble":
             extras["explanation_attack"] = False
         record = evaluate(model, graph, threat, vanilla=parent, seed=cell.seed, name=cell.row, **extras)
         found[threat] = record.to_dict()

@@ -15,7 +15,6 @@ from fgai.attacks import (
     Attack,
     EnsembleInjection,
     Member,
-    make_attack,
 )
 from fgai.attention import call_model, evaluating, observe, prepared
 from fgai.metrics import NOTHING, overlap, sharpness, task_scores
@@ -41,13 +40,8 @@ def short_members() -> tuple[Member, ...]:
 
 
 def short_attack(task: str) -> Attack:
-    """Return the search of a trial, its endpoints drawn from validation nodes.
-
-    Links and small graphs, whose searches are over, were judged by `standard`.
-    """
-    if task != "node":
-        return make_attack("standard", targets="val", task=task)
-    budget = replace(THREATS["ensemble"].budget, targets="val")
+    """Return the search of a trial, its endpoints drawn from validation nodes, links or graphs."""
+    budget = replace(THREATS["ensemble"].budget_for(task), targets="val")
     return EnsembleInjection(budget, members=short_members(), rules=SITES)
 
 

@@ -33,7 +33,8 @@ def test_table_has_every_method_and_threat(tmp_path: Path) -> None:
     assert float(values["F1 standard"]) == pytest.approx(0.9)
     assert float(values["F1 strong"]) == pytest.approx(0.7)
     assert float(values["F1 adaptive"]) == pytest.approx(0.9)
-    assert float(values["attacks s"]) == pytest.approx(3.0) and values["device"] == "cpu"
+    assert float(values["F1 ensemble"]) == pytest.approx(0.9)
+    assert float(values["attacks s"]) == pytest.approx(4.0) and values["device"] == "cpu"
 
 
 def test_defences_stay_out_of_the_papers_tables(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ class TestCells:
         limited = {cell.method for cell in node if "values" in cell.threats}
         assert limited == {"fgai", "fgai-certified", "at-limits", "limits"}, "others have no limits"
         shared = {cell.key for cell in node} & {cell.key for cell in read_grid("ablation")}
-        assert len(shared) == 2 * 3 * 5  # vanilla and FGAI on Photo are run once for both
+        assert len(shared) == 2 * 3 * (5 + 3)  # vanilla and FGAI on Photo are run once for both
         for name in ("ablation", "search", "cost", "certify"):
             found = read_grid(name)
             assert len({cell.path for cell in found}) == len(found)

@@ -86,7 +86,7 @@ def numbers(cell: Cell) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("name", "shown"),
-    [("link", "AUC standard"), ("graphs", "accuracy strong"), ("truth", "precision attacked")],
+    [("link", "AUC standard"), ("graphs", "accuracy ensemble"), ("truth", "precision attacked")],
 )
 def test_tables_are_made_from_records(name: str, shown: str, tmp_path: Path) -> None:
     store = Store(tmp_path)
