@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from experiments.build import sheet
+from experiments.claim_tables import CLAIM
 from experiments.results import Results
 from experiments.sheet import Estimated, Sheet, estimated
 from experiments.store import Store
 from fgai.records import Table
 
-COUNTS = "ensemble"
-"""The threat that claims are about."""
 STABLE = [
     estimated("g_tvd.rel", ratio=True),
     estimated("g_tvd.probs", "g-TVD prob", ratio=True),
@@ -25,9 +24,9 @@ def link(store: Store) -> list[Sheet | Table]:
     scores = [
         estimated("roc_auc.clean", paper=("link", "roc_auc")),
         estimated("roc_auc.attacked", "AUC standard", paper=("link", "roc_auc_attacked")),
-        estimated("roc_auc.attacked", "AUC ensemble", threat=COUNTS),
+        estimated("roc_auc.attacked", "AUC ensemble", threat=CLAIM),
         estimated("average_precision.clean"),
-        estimated("average_precision.attacked", "AP ensemble", threat=COUNTS),
+        estimated("average_precision.attacked", "AP ensemble", threat=CLAIM),
     ]
     stability = [
         estimated("g_tvd.logits", form=".2e", ratio=True, paper=("link", "g_tvd")),
@@ -35,10 +34,10 @@ def link(store: Store) -> list[Sheet | Table]:
         estimated("g_jsd.last", ratio=True, paper=("link", "g_jsd")),
     ]  # fmt: skip
     explained = [
-        estimated("explanations.prediction.links.all", threat=COUNTS),
-        estimated("explanations.prediction.pairs.all", threat=COUNTS),
-        estimated("explanations.explanation.links.all", "links, expl. attack", threat=COUNTS),
-        estimated("explanations.explanation.pairs.all", "other pairs, expl. attack", threat=COUNTS),
+        estimated("explanations.prediction.links.all", threat=CLAIM),
+        estimated("explanations.prediction.pairs.all", threat=CLAIM),
+        estimated("explanations.explanation.links.all", "links, expl. attack", threat=CLAIM),
+        estimated("explanations.explanation.pairs.all", "other pairs, expl. attack", threat=CLAIM),
         estimated("explanations.similarity.links.all", "links as vanilla", own=False),
         estimated("sharpness.clean.all"),
     ]
@@ -67,14 +66,14 @@ def graphs(store: Store) -> list[Sheet | Table]:
     scores = [
         estimated("accuracy.clean"),
         estimated("accuracy.attacked", "accuracy standard"),
-        estimated("accuracy.attacked", "accuracy ensemble", threat=COUNTS),
+        estimated("accuracy.attacked", "accuracy ensemble", threat=CLAIM),
         estimated("roc_auc.clean"),
-        estimated("roc_auc.attacked", "AUC ensemble", threat=COUNTS),
+        estimated("roc_auc.attacked", "AUC ensemble", threat=CLAIM),
     ]
     stability = [
-        *(replace(column, threat=COUNTS) for column in STABLE),
-        estimated("explanations.prediction.graphs.all", threat=COUNTS),
-        estimated("explanations.explanation.graphs.all", "graphs, expl. attack", threat=COUNTS),
+        *(replace(column, threat=CLAIM) for column in STABLE),
+        estimated("explanations.prediction.graphs.all", threat=CLAIM),
+        estimated("explanations.explanation.graphs.all", "graphs, expl. attack", threat=CLAIM),
         estimated("similarity.overlap.all", "as vanilla", own=False),
         estimated("sharpness.clean.all"),
     ]
@@ -98,12 +97,12 @@ def truth(store: Store) -> list[Sheet | Table]:
     views = (("clean", "truth"), ("attacked", "truth_prediction"), ("expl. attack", "truth_explanation"))
 
     def columns(path: str, title: str) -> list[Estimated]:
-        return [estimated(f"{part}.{path}", f"{title} {name}", threat=COUNTS) for name, part in views]
+        return [estimated(f"{part}.{path}", f"{title} {name}", threat=CLAIM) for name, part in views]
 
     ranked = columns("auc_node.all", "AUC") + columns("precision.all", "precision")
     layers = columns("auc_node.sharpest", "AUC") + columns("auc.all", "AUC graph")
     scores = [estimated("f1.clean"), estimated("f1.attacked"), *STABLE]
-    scores = [replace(column, threat=COUNTS) for column in scores]
+    scores = [replace(column, threat=CLAIM) for column in scores]
     within = (
         "AUC within each neighbourhood that has true and other edges, mean over nodes and layers; precision"
         " among the top 5, or as many as are true if fewer. Null rows: attention 1/degree, a random ranking."
