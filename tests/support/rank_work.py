@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -144,7 +145,10 @@ def scenes(graph: Path, folder: Path) -> None:
 
 
 def killed(graph: Path, folder: Path, moments: list[list[float]]) -> None:
-    """Train; in the n-th life a rank is killed so many seconds after it begins its step of a number."""
+    """Train; in the n-th life a rank is killed so many seconds after it begins its step of a number.
+
+    The other one then fails too, at once. The launcher names whoever it finds first, so that one lingers.
+    """
     life, rank, steps = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"]), 0
     fatal, number, later = moments[life] if life < len(moments) else (-1, -1, 0)
 
@@ -157,7 +161,11 @@ def killed(graph: Path, folder: Path, moments: list[list[float]]) -> None:
         return run_parts(parts)
 
     with patch("fgai.training.loop.run_parts", mortal), joined(timeout=60) as ranks:
-        model = fgai.train("GAT", graph, checkpoint=folder / "state", **LONG)
+        try:
+            model = fgai.train("GAT", graph, checkpoint=folder / "state", **LONG)
+        except Exception:
+            time.sleep(10)  # the launcher ends it long before
+            raise
         if ranks.leads:
             fgai.save_model(model, folder / "killed.safetensors")
             (folder / "lives.json").write_text(json.dumps([life, steps]))
