@@ -14,7 +14,8 @@ from fgai.attention.layer import mean_log
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.ops.segments import row_sum
-from fgai.topk import leaders, topk_mask
+from fgai.topk import topk_mask
+from fgai.topk.rivals import at, rivals
 from fgai.typed import typed
 
 
@@ -211,18 +212,7 @@ class Explanation:
             rowptr: [N + 1].
             rows: [R] the nodes that count.
         """
-        fixed = now.detach()
-        outside = leaders(fixed.masked_fill(members | ~there, float("-inf")), rowptr, self.k)[rows]
-        inside = leaders((-fixed).masked_fill(~(members & there), float("-inf")), rowptr, self.k)[rows]
-        real = (outside >= 0) & (inside >= 0)
-        pairs, kept = outside.clamp(min=0), inside.clamp(min=0)
-        real &= ~members[pairs] & there[pairs] & members[kept] & there[kept]
-        return _at(now, pairs) - _at(now, kept), real
-
-
-def _at(values: Tensor, places: Tensor) -> Tensor:
-    """`values[places]`; on a GPU its gradient needs no sort, and no luck where no place counts twice."""
-    return values.index_select(0, places.flatten()).view(places.shape)
+        return rivals(now, there, members, rowptr, rows, self.k)
 
 
 def _carried(before: LayerAttention, after: LayerAttention) -> tuple[Tensor, Tensor]:
@@ -230,7 +220,7 @@ def _carried(before: LayerAttention, after: LayerAttention) -> tuple[Tensor, Ten
     spot = torch.searchsorted(after.keys, before.keys).clamp(max=max(0, after.num_edges - 1))
     there = after.keys[spot] == before.keys
     now = log_attention(after.values) if after.scores is None else after.scores
-    return _at(now, spot), there
+    return at(now, spot), there
 
 
 @typed

@@ -23,7 +23,7 @@ from fgai.attacks import (
 )
 from fgai.attacks.endpoints import RULES, Sites, cover_endpoints
 from fgai.attacks.ensemble import PLAIN
-from fgai.attacks.search.aims import ROW_LOSSES, ExplanationAim, LinkAim, PredictionAim, gap
+from fgai.attacks.search.aims import ROW_LOSSES, ExplanationAim, LinkAim, PredictionAim, Rows
 from fgai.attacks.search.members import Member, batches
 from fgai.attacks.search.optimisers import OPTIMISERS
 from fgai.attacks.search.site import Site
@@ -287,7 +287,11 @@ class TestPieces:
     def test_the_gap_is_positive_exactly_where_a_row_is_wrong(self) -> None:
         logits = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(1))
         label = torch.arange(7) % 4
-        assert torch.equal(gap(logits, label) > 0, logits.argmax(-1) != label)
+        rows = Rows.of(logits, torch.nn.functional.one_hot(label).bool(), torch.tensor(1.0))
+        assert torch.equal(rows.gap > 0, logits.argmax(-1) != label)
+        assert torch.equal(rows.own, logits[:, torch.arange(7), label])
+        wanted = torch.nn.functional.cross_entropy(logits[0], label, reduction="none")
+        torch.testing.assert_close(ROW_LOSSES["entropy"](rows)[0], wanted)
 
     @given(seed=st.integers(0, 1000))
     def test_the_damage_to_links_is_their_auc(self, seed: int) -> None:

@@ -33,6 +33,7 @@ from support.ops_cases import (
     results_and_gradients,
     skewed,
 )
+from support.rival_cases import compare_rivals
 
 SIZES = [(1, 1), (1, 13), (8, 8), (3, 5), (16, 3), (1, 256), (4, 33)]
 gpu_only = [
@@ -273,6 +274,7 @@ def interpret() -> None:
 
     top.SHORT, top.LONG = 4, 8
     compare_top("cpu", 17)
+    compare_rivals("cpu", 17)
     compare_shift("cpu")
     compare_thresholds("cpu", 40)
     from fgai.ops import gpu
@@ -322,6 +324,7 @@ class TestOnTheDevice:
     @pytest.mark.parametrize("long", [17, 64, 65, 3000])
     def test_top_of_rows(self, long: int) -> None:
         compare_top("cuda", long)
+        compare_rivals("cuda", long)
 
     @pytest.mark.parametrize("long", [5, 3000])
     def test_thresholds_of_rows(self, long: int) -> None:

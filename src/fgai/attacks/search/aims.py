@@ -8,7 +8,7 @@ out of the same forward pass, so the search keeps its worst point by what counts
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,8 +19,31 @@ from fgai.attention import touched_rows
 from fgai.objectives import Clean, Explanation, Intruders
 from fgai.recompute.reduced import ReducedExplanation
 
-RowLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(logits [B, R, C], class to leave [R], scale of the logits) → loss per row [B, R]; we maximise its mean."""
+
+class Rows(NamedTuple):
+    """What row losses read, of several sets of features.
+
+    Attributes:
+        logits: [B, R, C].
+        own: [B, R] the logit of the class to leave.
+        gap: [B, R] the best other logit minus it: positive where the row is wrong.
+        scale: a scalar, the unit of a gap.
+    """
+
+    logits: Tensor
+    own: Tensor
+    gap: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor, mine: Tensor, scale: Tensor) -> Rows:
+        """Read logits whose classes to leave are marked in `mine`, bool [R, C]."""
+        own = logits.masked_fill(~mine, 0.0).sum(-1)
+        return cls(logits, own, logits.masked_fill(mine, float("-inf")).amax(-1) - own, scale)
+
+
+RowLoss = Callable[[Rows], Tensor]
+"""A loss per row [B, R]; we maximise its mean."""
 
 
 class Aim(Protocol):
@@ -30,27 +53,19 @@ class Aim(Protocol):
         """Return the losses [B], with gradients, and the damages [B], without."""
 
 
-def gap(logits: Tensor, label: Tensor) -> Tensor:
-    """Best other logit minus that of `label`, [B, R]: positive where the row is wrong."""
-    own = one_hot(label, logits.shape[-1]).bool()
-    other = logits.masked_fill(own, float("-inf")).amax(-1)
-    return other - logits.masked_fill(~own, 0.0).sum(-1)
-
-
-def entropy_loss(logits: Tensor, label: Tensor, scale: Tensor) -> Tensor:
+def entropy_loss(rows: Rows) -> Tensor:
     """Cross-entropy: unbounded, so it ends up with few rows that are very wrong."""
-    own = one_hot(label, logits.shape[-1]).bool()
-    return logits.logsumexp(-1) - logits.masked_fill(~own, 0.0).sum(-1)
+    return rows.logits.logsumexp(-1) - rows.own
 
 
-def margin_loss(logits: Tensor, label: Tensor, scale: Tensor) -> Tensor:
+def margin_loss(rows: Rows) -> Tensor:
     """The gap in units of the clean margins, cut off where a row is clearly wrong."""
-    return (gap(logits, label) / scale).clamp(max=0.2)
+    return (rows.gap / rows.scale).clamp(max=0.2)
 
 
-def reach_loss(logits: Tensor, label: Tensor, scale: Tensor) -> Tensor:
+def reach_loss(rows: Rows) -> Tensor:
     """A sigmoid of the gap, about the number of wrong rows: rows out of reach cost no effort either."""
-    return torch.sigmoid(4 * gap(logits, label) / scale)
+    return torch.sigmoid(4 * rows.gap / rows.scale)
 
 
 ROW_LOSSES: dict[str, RowLoss] = {"entropy": entropy_loss, "margin": margin_loss, "reach": reach_loss}
@@ -68,6 +83,7 @@ class PredictionAim:
     def __init__(self, site: Site, losses: Sequence[str], labels: Tensor) -> None:
         clean = site.clean
         self.label, self.count, self.scale = labels[site.rows], clean.nodes.numel(), clean_margin(clean)
+        self.mine = one_hot(self.label, clean.logits.shape[1]).bool()
         self.losses = [
             (ROW_LOSSES[name], torch.tensor([one == name for one in losses], device=labels.device))
             for name in dict.fromkeys(losses)
@@ -80,8 +96,9 @@ class PredictionAim:
     def __call__(self, view: View) -> tuple[Tensor, Tensor]:
         """See `Aim`."""
         loss = view.logits.new_zeros(view.logits.shape[0])
+        rows = Rows.of(view.logits, self.mine, self.scale)
         for function, chosen in self.losses:
-            found = function(view.logits, self.label, self.scale).sum(1) / self.count
+            found = function(rows).sum(1) / self.count
             loss = torch.where(chosen, found, loss)
         return loss, self.damage(view.logits.detach())
 

@@ -1,0 +1,43 @@
+"""Outsiders against members on two devices: scores with ties, without numbers' end, edges that are gone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fgai.topk import topk_mask
+from fgai.topk.rivals import rivals
+
+
+def scene(long: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Scores, edges that are there, rows from empty to `long`, which to compare in, and scores before."""
+    degree = torch.tensor([0, 1, 3, 4, 5, long, 0, 9, 2, 12])
+    rowptr = torch.nn.functional.pad(degree.cumsum(0), (1, 0))
+    generator = torch.Generator().manual_seed(7)
+    before, drawn, chance = (
+        torch.rand(int(rowptr[-1]), generator=generator, dtype=torch.float64) for _ in range(3)
+    )
+    now = torch.where(chance < 0.4, (drawn * 3).round() / 3, drawn).log().to(dtype)  # some are minus infinity
+    there = torch.rand(len(now), generator=generator) < 0.8
+    return now, there, rowptr, torch.tensor([9, 0, 5, 3, 7, 4, 2]), before
+
+
+def compare_rivals(device: str, long: int) -> None:
+    """Differences, pairs and gradients on `device` by its kernel, against the reference on the CPU."""
+    from fgai.topk.gpu_rivals import compare
+
+    for dtype in (torch.float32, torch.float64):
+        now, there, rowptr, rows, before = scene(long, dtype)
+        for k in (1, 2, 5):
+            members = topk_mask(before, rowptr, k)
+            found = []
+            for where, work in (("cpu", rivals), (device, compare)):
+                moving = now.to(where).requires_grad_()
+                kept, top, ends, those = (each.to(where) for each in (there, members, rowptr, rows))
+                gaps, real = work(moving, kept, top, ends, those, k)
+                (slope,) = torch.autograd.grad((torch.sigmoid(gaps) * real).sum(), moving)
+                found.append((gaps.detach().cpu(), real.cpu(), slope.cpu()))
+            (gaps, real, slope), made = found
+            assert torch.equal(made[1], real) and torch.equal(made[0], gaps)
+            torch.testing.assert_close(made[2], slope, equal_nan=True)
+            assert real.any() and not real.all() and slope.any()
