@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from experiments.certified import certified_share, features_alone
 from experiments.claim_tables import ANY, BESIDE, CLAIM
 from experiments.paper import published
-from experiments.results import GRAPHS, MODELS, NODE_KINDS, UNTUNED, Results
+from experiments.results import GRAPHS, MODELS, NODE_KINDS, SHARED, Results
 from experiments.statistics import Estimate, estimate
 from experiments.store import Store
 from experiments.training_tables import memory_above
@@ -116,8 +116,8 @@ def check(store: Store) -> list[Bar]:
 
 
 def _checked(store: Store) -> list[Bar]:
-    tuned, others = Results.node(store), Results.node(store, UNTUNED)
-    return [*judge(tuned, Results.read(store, "cost")), *_certified(store, tuned), *_untuned(others)]
+    tuned, others = Results.node(store), Results.node(store, SHARED)
+    return [*judge(tuned, Results.current(store, "cost")), *_certified(store, tuned), *_shared(others)]
 
 
 def judge(results: Results, costs: Results) -> list[Bar]:
@@ -329,14 +329,16 @@ def _certified(store: Store, results: Results) -> Iterator[Bar]:
         )
 
 
-def _untuned(results: Results) -> Iterator[Bar]:
+def _shared(results: Results) -> Iterator[Bar]:
     for model in MODELS:
-        for dataset in UNTUNED:
+        for dataset in SHARED:
             case = Case(results, results, model, dataset)
             pair = case.mean("f1.attacked"), case.mean("f1.clean")
-            yield case.bar("untuned: `ensemble` F1", "≥ own clean − 0.03", lambda a, c: a >= c - 0.03, *pair)
+            yield case.bar(
+                "shared preset: `ensemble` F1", "≥ own clean − 0.03", lambda a, c: a >= c - 0.03, *pair
+            )
             for bar in (*_similar(case), *_sharp(case)):
-                yield replace(bar, name=f"untuned: {bar.name}")
+                yield replace(bar, name=f"shared preset: {bar.name}")
 
 
 def _mean(found: Estimate | None) -> float | None:

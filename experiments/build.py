@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from experiments.layers import SPEAKING
@@ -30,15 +31,28 @@ NAMES = {
 NULLS = {"uniform": "uniform (null)", "random": "random (null)"}
 TOUCHED = "overlap_touched."
 COMMON = (
-    "What is kept is compared, seed by seed, over the layers in which every method of a group has nodes with"
-    " more than 5 neighbours in reach: where an attack chose endpoints with few neighbours, a layer may have"
-    " none."
+    "What is kept is compared with vanilla, seed by seed, over the layers in which both have nodes with more"
+    " than 5 neighbours in reach: where an attack chose endpoints with few neighbours, a layer may have none."
+    " Vanilla's own number is over those it shares with FGAI."
 )
+RATIO = "n×: vanilla's mean divided by this one; below 1× it moves more."
+OLDER = "†: records of other settings or older searches than today's."
 
 
 def name_of(row: str) -> str:
     """How a row is called in tables."""
     return NAMES.get(row, row.replace("fgai", "FGAI", 1))
+
+
+def label(results: Results, model: str, dataset: str, row: str) -> str:
+    """A row's name, marked where its records are older than today's settings or searches."""
+    return f"{name_of(row)} †" if (model, dataset, row) in results.older_rows else name_of(row)
+
+
+def beside_vanilla(results: Results, model: str, dataset: str, row: str, path: str, threat: str) -> Layers:
+    """By seed the layers that a row is compared with vanilla over; vanilla itself with FGAI."""
+    other = row if row != "vanilla" or not results.held(model, dataset, "fgai") else "fgai"
+    return results.layers(model, dataset, dict.fromkeys(("vanilla", other)), path, threat)
 
 
 def entry(
@@ -115,53 +129,85 @@ def sheet(
             names = [row for row in results.rows(model, dataset, order) if results.held(model, dataset, row)]
             if not names:
                 continue
-            shared = [results.layers(model, dataset, names, c.shown.path, c.threat) for c in columns]
             group = [
-                [entry(results, model, dataset, row, *pair) for pair in zip(columns, shared, strict=True)]
+                [
+                    entry(results, model, dataset, row, c, beside_vanilla(
+                        results, model, dataset, row, c.shown.path, c.threat
+                    ))
+                    for c in columns
+                ]
                 for row in names
-            ]
+            ]  # fmt: skip
             marked = [mark_best(c, held) for c, held in zip(columns, zip(*group, strict=True), strict=True)]
             lines = [tuple(line) for line in zip(*marked, strict=True)]
-            rows += [Row((dataset, name_of(row)), line) for row, line in zip(names, lines, strict=True)]
-            for kind, label in NULLS.items() if nulls else ():
+            titles = [label(results, model, dataset, row) for row in names]
+            rows += [Row((dataset, title), line) for title, line in zip(titles, lines, strict=True)]
+            for kind, name in NULLS.items() if nulls else ():
                 cells = tuple(null_entry(results, model, dataset, kind, column) for column in columns)
                 if any(cell.estimate is not None for cell in cells):
-                    rows.append(Row((dataset, label), cells))
+                    rows.append(Row((dataset, name), cells))
         if rows:
             sections[model] = rows
-    notes = [*notes, *layer_notes(results, columns), *about(results)]
+    threats = dict.fromkeys(column.threat for column in columns)
+    entries = [row.entries for rows in sections.values() for row in rows]
+    there = [any(line[place].estimate is not None for line in entries) for place in range(len(columns))]
+    if not any(there):
+        return nothing(results, title, threats)
+    sections = {
+        model: [replace(row, entries=tuple(itertools.compress(row.entries, there))) for row in rows]
+        for model, rows in sections.items()
+    }
+    unknown = [column.shown.title for column, held in zip(columns, there, strict=True) if not held]
+    columns = list(itertools.compress(columns, there))
+    later = [f"No records yet of: {', '.join(unknown)}."] * bool(unknown)
+    notes = [*notes, *layer_notes(results, columns), *later, *about(results, threats)]
     return Sheet(title, ("dataset", "method"), columns, sections, notes)
 
 
-def nothing(results: Results, title: str) -> Table:
+def nothing(results: Results, title: str, threats: Iterable[str] = ()) -> Table:
     """Return the table that says in words that there is nothing to show yet."""
-    words = f"none yet; {results.missing} of the {len(results.expected)} cells of its grid are missing"
+    threats = list(threats)
+    total, missing = len(results.wanted(threats)), results.missing(threats)
+    words = f"none yet; {missing} of the {total} cells of its grid are missing"
     if results.outdated:
         words += f"; {results.outdated} records of other settings or older searches are kept and not shown"
     return Table(title, [Column("records")], [[f"– {words}"]])
 
 
 def mark_best(column: Estimated, cells: Sequence[Entry]) -> list[Entry]:
-    """Mark the best of a group; all of them where they are equal, none where there is one only."""
-    held = [cell.estimate.mean for cell in cells if cell.estimate is not None]
+    """Mark the best of a group among those with most seeds; all that are equal, none where there is one."""
+    most = max((cell.estimate.seeds for cell in cells if cell.estimate is not None), default=0)
+    held = [cell.estimate.mean for cell in cells if cell.estimate is not None and cell.estimate.seeds == most]
     if not column.shown.direction or len(held) < 2:
         return list(cells)
-    best = column.shown.best(held)
-    return [replace(cell, best=cell.estimate is not None and cell.estimate.mean == best) for cell in cells]
+    best = (column.shown.best(held), most)
+    return [
+        replace(cell, best=cell.estimate is not None and (cell.estimate.mean, cell.estimate.seeds) == best)
+        for cell in cells
+    ]
 
 
-def about(results: Results) -> list[str]:
+def about(results: Results, threats: Iterable[str] = ()) -> list[str]:
     """What every table says below itself: how numbers are made, what is missing, what was warned of."""
     lines = [
         "Mean ± sample standard deviation over seeds; in brackets the 95 % interval of the difference to"
-        " vanilla, paired by seed (Student's t). Best of each group in bold. “paper”: as published."
+        " vanilla, paired by seed (Student's t), from three seeds on. Bold: the best mean of a group, among"
+        " the rows with most seeds. “paper”: as published."
     ]
+    threats = list(threats)
     if results.expected:
-        lines.append(count(results))
-    if warned := results.warnings():
-        said = ", ".join(f"{code} × {count}" for code, count in warned.items())
-        lines.append(f"Reliability warnings in the records: {said}; see reliability.md.")
-    return lines
+        lines.append(count(results, threats))
+    return [*lines, *warned(results, threats)]
+
+
+def warned(results: Results, threats: Iterable[str] = (), rows: Sequence[str] | None = None) -> list[str]:
+    """How many records carry each reliability warning; one sentence, or none."""
+    found = []
+    for code, places in results.warnings(threats).items():
+        seeds = sum(seeds for place, seeds in places.items() if rows is None or place[2] in rows)
+        found += [f"{code} × {seeds}"] * bool(seeds)
+    said = "Reliability warnings in the records, row by row in `fgai bench table warnings`"
+    return [f"{said}: {', '.join(found)}."] if found else []
 
 
 def layer_notes(results: Results, columns: Sequence[Estimated]) -> list[str]:
@@ -184,18 +230,15 @@ def flat_note(results: Results, threat: str) -> list[str]:
     return [f"{said}: {'; '.join(found)}."] if found else []
 
 
-def count(results: Results) -> str:
+def count(results: Results, threats: Iterable[str] = ()) -> str:
     """Say how many of the expected cells are there, and how many records are outdated."""
-    total = len(results.expected)
-    said = (
-        f"{results.missing} of {total} cells are missing (–)"
-        if results.missing
-        else f"All {total} cells are there"
-    )
+    threats = list(threats)
+    total, missing = len(results.wanted(threats)), results.missing(threats)
+    said = f"{missing} of {total} cells are missing (–)" if missing else f"All {total} cells are there"
     if results.outdated:
         said += f"; {results.outdated} records of other settings or older searches are not shown"
-    if results.older:
-        said += f"; {results.older} of the records shown are of other settings or older searches than today's"
+    if results.older_rows:
+        said += f". {OLDER.removesuffix('.')}"
     return f"{said}."
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.build import about, name_of, sheet
+from experiments.build import OLDER, about, label, name_of, sheet
 from experiments.cells import Cell as Grid
 from experiments.cells import read_grid
 from experiments.claim_tables import CLAIM, endpoints
+from experiments.fingerprint import is_older
 from experiments.results import Results, settings_in
 from experiments.run import INJECTED
 from experiments.sheet import Sheet, estimated
@@ -42,7 +43,8 @@ def _table(results: Results, kind: str, title: str) -> Table:
                 for method, seeds in zip(methods, held, strict=True):
                     layers = [seed[index] for seed in seeds if index < len(seed)]
                     if layers:
-                        rows.append([model, dataset, str(index + 1), name_of(method), *_row(layers, kind)])
+                        title = label(results, model, dataset, method)
+                        rows.append([model, dataset, str(index + 1), title, *_row(layers, kind)])
     notes = (
         "Shares in % of the nodes with more than five neighbours, l1 ball, mean ± std over seeds. The median"
         " radius is over the same nodes. `trivial`: the share of the other nodes, whose top 5 are all their"
@@ -61,6 +63,7 @@ def _margins(store: Store) -> Table:
         if cell["method"] == "fgai":
             weight = settings_in(record)["margin"]
             held.setdefault((cell["model"], cell["dataset"]), {}).setdefault(weight, []).append(record)
+    older = False
     columns = [Column(name) for name in ("model", "dataset", "layer", "margin")]
     columns += [*_shares(), quantity("certificate.median_radius").column]
     columns += [quantity("certificate.sharpness").column, quantity("f1.clean", "F1").column]
@@ -75,10 +78,14 @@ def _margins(store: Store) -> Table:
                 shares = _row(layers, "topk")[: len(TABLE_RADII) + 1]
                 sharp = _spread([layer["sharpness"] for layer in layers], 1.0, ".3f")
                 score = _spread([record.get("scores", {}).get("f1") for record in records], 1.0, ".3f")
-                rows.append([model, dataset, str(index + 1), f"{weight:g}", *shares, sharp, score])
+                past = any(is_older(record) for record in records)
+                older |= past
+                title = f"{weight:g} †" if past else f"{weight:g}"
+                rows.append([model, dataset, str(index + 1), title, *shares, sharp, score])
     notes = (
         "FGAI with other weights of the margin term (0.1 is the default). Shares in % of the nodes with more"
         " than five neighbours whose top 5 no perturbation in the l1 ball can change, mean ± std over seeds.",
+        *[OLDER] * older,
     )
     return Table("Training towards certificates", columns, rows, notes)
 
@@ -91,17 +98,21 @@ def injection(store: Store) -> list[Sheet | Table]:
         held.setdefault((cell.model, cell.dataset, cell.row), []).append(record)
     columns = [Column(name) for name in ("model", "dataset", "method")]
     columns += [quantity("f1.clean", "F1").column, Column("sharpness")]
+    hidden, older = 0, False
     columns += [Column(f"t = {t}, {where}") for where in WHERE for t in INJECTED]
     columns += [Column("right, t = 1"), Column("features alone"), Column("seeds")]
     rows: list[Sequence[Cell]] = []
-    for (model, dataset, row), records in sorted(held.items()):
+    for (model, dataset, row), every in sorted(held.items()):
+        current = [record for record in every if not is_older(record)]
+        records = current or every
+        hidden, older = hidden + len(every) - len(records), older or not current
         shares = [_injected(records, where, t, "share") for where in WHERE for t in INJECTED]
         right = [_injected(records, where, 1, "right") for where in WHERE]
         rows.append(
             [
                 model,
                 dataset,
-                name_of(row),
+                name_of(row) if current else f"{name_of(row)} †",
                 _spread([record["scores"]["f1"] for record in records], 1.0, ".3f"),
                 " / ".join(f"{mean:.2g}" for mean in _means([record["sharpness"] for record in records])),
                 *shares,
@@ -116,6 +127,8 @@ def injection(store: Store) -> list[Sheet | Table]:
         " limits. `right`: of those, the ones that are classified right (any / direct). `features alone`:"
         " what a network without edges classifies right; a certificate below it protects nothing.",
         INJECTION_PROMISE,
+        *[OLDER] * older,
+        *[f"{hidden} records of other settings than today's are not shown."] * bool(hidden),
     )
     return [Table("Classes no injected neighbour can change", columns, rows, notes), _attacked(store)]
 

@@ -11,23 +11,25 @@ from experiments.statistics import Estimate, estimate
 from experiments.store import Store
 
 ROW = "fgai-certified"
+"""FGAI trained towards certificates."""
 
 
 def certified_share(
-    store: Store, model: str, dataset: str, *, neighbours: int = 1, where: str = "any"
+    store: Store, model: str, dataset: str, *, row: str = ROW, neighbours: int = 1, where: str = "any"
 ) -> Estimate | None:
-    """Return the share of the test nodes, over seeds, of FGAI trained towards certificates.
+    """Return the share of the test nodes, over seeds.
 
     Args:
         store: with `inject` records.
         model: e.g. `GAT`.
         dataset: e.g. `amazon-photo`.
+        row: how the model was trained.
         neighbours: injected ones of every node (`any`), or of the node itself (`direct`).
         where: `any` or `direct`.
     """
     return estimate(
         one["share"]
-        for record in _records(store, model, dataset)
+        for record in _records(store, model, dataset, row)
         for one in record["injection"]
         if one["known"] and (one["where"], one["neighbours"]) == (where, neighbours)
     )
@@ -35,11 +37,11 @@ def certified_share(
 
 def features_alone(store: Store, model: str, dataset: str) -> Estimate | None:
     """Return what a network without edges classifies right, over the same seeds."""
-    return estimate(record["alone"] for record in _records(store, model, dataset))
+    return estimate(record["alone"] for record in _records(store, model, dataset, ROW))
 
 
-def _records(store: Store, model: str, dataset: str) -> Iterator[dict[str, Any]]:
+def _records(store: Store, model: str, dataset: str, row: str) -> Iterator[dict[str, Any]]:
     for record in store.records("inject"):
         cell = Cell.from_dict(record["cell"])
-        if (cell.model, cell.dataset, cell.row) == (model, dataset, ROW) and change_of(record, cell) is None:
+        if (cell.model, cell.dataset, cell.row) == (model, dataset, row) and change_of(record, cell) is None:
             yield record

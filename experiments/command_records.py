@@ -103,6 +103,9 @@ def figure(
     model: Annotated[
         list[str] | None, typer.Option("--model", "-m", help="Only this one; may be repeated.")
     ] = None,
+    threat: Annotated[
+        str, typer.Option("--threat", help="Attack on models that are trained to be drawn.")
+    ] = "standard",
     seed: options.Seed = 0,
     epochs: options.Epochs = None,
     data: Data = None,
@@ -118,10 +121,12 @@ def figure(
     from experiments.figures import Choice
     from experiments.figures import figure as figures_of
     from experiments.subjects import Source
+    from fgai.attacks import THREATS
     from fgai.figures import save
 
     out = Output(json, quiet)
-    source = Source(seed=seed, root=data, cache=cache, device=device, epochs=epochs)
+    one_of(threat, "threat", tuple(THREATS))
+    source = Source(seed=seed, root=data, cache=cache, device=device, epochs=epochs, threat=threat)
     folder = checked_folder(output)
     written: list[str] = []
     for stem, drawn in figures_of(name, Store(results), source, Choice(dataset or (), model or ())):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.build import COMMON, flat_note, name_of
+from experiments.build import COMMON, beside_vanilla, count, flat_note, label
 from experiments.cells import read_grid
 from experiments.results import ROWS, Layers, Results
 from experiments.sheet import Sheet
@@ -56,8 +56,7 @@ def defences(store: Store) -> list[Sheet | Table]:
         COMMON,
         *flat_note(results, THREATS[0]),
     ]
-    if results.missing:
-        notes.append(f"{results.missing} of {len(results.expected)} cells are missing.")
+    notes.append(count(results))
     return [Table("Defences", columns, rows, notes)]
 
 
@@ -75,10 +74,10 @@ def _row(results: Results, model: str, dataset: str, row: str) -> list[Cell]:
     return [
         model,
         dataset,
-        name_of(row),
+        label(results, model, dataset, row),
         mean("f1.clean"),
         *(mean("f1.attacked", threat) for threat in THREATS),
-        mean(KEPT, layers=results.layers(model, dataset, DEFENCE_ROWS, KEPT)),
+        mean(KEPT, layers=beside_vanilla(results, model, dataset, row, KEPT, "standard")),
         mean("sharpness.clean.all"),
         None if epoch is None else 1e3 * epoch,
         mean("training.seconds"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from experiments import bars
 from experiments.store import Store
-from experiments.summary import summary
+from experiments.summary import paper_claim, summary
 from experiments.tables import TABLES, render
 from fgai.checks import one_of
 from fgai.errors import DataError, InputError
@@ -22,13 +22,15 @@ EXTRA: dict[str, Callable[[Store], str]] = {
     "bars-missed": lambda store: bars.table(bars.check(store), every=False).to_markdown(),
     "bars-all": lambda store: bars.table(bars.check(store)).to_markdown(),
     "summary": summary,
+    "paper-claim": paper_claim,
 }
 
 
 def fill(text: str, store: Store) -> str:
     """Replace what stands between `<!-- table: NAME -->` and `<!-- end -->` by that table.
 
-    NAME is one of the tables, or `bars`, `bars-missed`, `bars-all`, `summary`. Equal records give equal text.
+    NAME is one of the tables, or `bars`, `bars-missed`, `bars-all`, `summary`, `paper-claim`. Equal records
+    give equal text.
 
     Raises:
         InputError: an unknown name, or a mark without an end.

@@ -13,7 +13,7 @@ from experiments.cells import Cell
 from experiments.explainer_tables import Explained, read_explained
 from experiments.results import Results, settings_in
 from experiments.store import Store
-from experiments.subjects import K, Source, attacked, telling_node
+from experiments.subjects import K, Source, attacked, scores, telling_node
 from fgai import figures as draw
 from fgai.certificates import certify
 from fgai.checks import one_of
@@ -260,10 +260,12 @@ def _of_models(
         for entry in choice.sources(source):
             graph = entry.graph()
             models = entry.pair(graph) if both else {entry.model: entry.trained("vanilla", graph)}
-            cases = attacked(models, graph, entry.seed)
+            cases = attacked(models, graph, entry.seed, entry.threat)
             node = telling_node(cases, graph)
+            right = ", ".join(scores(case, graph) for case in cases)
             title = (
-                f"{entry.model} on {entry.dataset}, seed {entry.seed}: around node {node}, standard attack"
+                f"{entry.model} on {entry.dataset}, seed {entry.seed}: around node {node}, {entry.threat}"
+                f" attack\ntest nodes right: {right}"
             )
             yield f"{stem}-{entry.dataset}-{entry.model}", titled(paint(cases, graph, node), title)
 

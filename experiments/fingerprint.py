@@ -48,6 +48,11 @@ def change_of(record: Mapping[str, Any], cell: Cell) -> str | None:
     return _other_settings(record, cell) or other_searches(record, cell)
 
 
+def is_older(record: Mapping[str, Any]) -> bool:
+    """Whether a record would be made otherwise now."""
+    return change_of(record, Cell.from_dict(record["cell"])) is not None
+
+
 def earlier_note(store: Store, cells: Sequence[Cell]) -> list[str]:
     """One sentence that tells how many cells have records of other settings or searches, or none."""
     pairs = [(record, cell) for cell in cells if (record := store.read(cell)) is not None]

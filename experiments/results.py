@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from experiments.cells import Cell, read_grid
-from experiments.fingerprint import change_of
+from experiments.fingerprint import change_of, is_older
 from experiments.layers import by_layer, common, flat_layers, mean_over
 from experiments.statistics import Estimate, Interval, estimate, paired
 from experiments.store import Store
@@ -18,9 +18,9 @@ from fgai.records import look_up
 MODELS = ("GAT", "GATv2", "GT")
 GRAPHS = ("amazon-photo", "amazon-cs", "coauthor-cs", "coauthor-physics")
 """Those of the paper that bars are about."""
-UNTUNED = ("cora", "citeseer", "pubmed", "planted")
-"""Graphs nobody chose settings for."""
-DATASETS = (*GRAPHS, "arxiv-tape", *UNTUNED)
+SHARED = ("cora", "citeseer", "pubmed", "planted")
+"""Graphs without settings of their own: one preset, chosen on their validation nodes together."""
+DATASETS = (*GRAPHS, "arxiv-tape", *SHARED)
 ROWS = (
     "vanilla", "ln", "limits", "at", "at-limits", "fgai", "fgai-certified", "fgai-injection", "fgai-paper",
 )  # fmt: skip
@@ -55,7 +55,9 @@ class Results:
 
     def __init__(self, records: Iterable[Mapping[str, Any]], expected: Iterable[Cell] = ()) -> None:
         self.records: dict[Key, dict[str, Any]] = {}
-        self.expected = {key_of(cell) for cell in expected}
+        self.expected = list(expected)
+        self.older_rows: set[tuple[str, str, str]] = set()
+        self._there: set[str] = set()
         settings: dict[tuple[str, str, str], tuple[Any, str]] = {}
         for record in records:
             cell = Cell.from_dict(record["cell"])
@@ -66,12 +68,18 @@ class Results:
                     f"records {name} and {record['key']} of {cell.model}, {cell.dataset}, row {cell.row!r}"
                     " were run with different settings; label one of them, or move the old one away"
                 )
-            merged = {**self.records.get(key, {}), **record}
-            both = [self.records.get(key, {}).get("evaluations", {}), record.get("evaluations", {})]
-            merged["evaluations"] = {name: value for part in both for name, value in part.items()}
-            self.records[key] = merged
-        self.outdated = self.older = 0
-        self._keys = self.expected | self.records.keys()
+            self._there.add(record["key"])
+            before = self.records.get(key, {})
+            both = [before.get("evaluations", {}), record.get("evaluations", {})]
+            warned = [(cell.threats, code) for code in _codes(record)]
+            self.records[key] = {
+                **before,
+                **record,
+                "evaluations": {name: value for part in both for name, value in part.items()},
+                "warned": [*before.get("warned", []), *warned],
+            }
+        self.outdated = 0
+        self._keys = {key_of(cell) for cell in self.expected} | self.records.keys()
         self._seeds: dict[tuple[str, str, str], set[int]] = {}
         for key in self._keys:
             self._seeds.setdefault(key[:3], set()).add(key.seed)
@@ -90,14 +98,20 @@ class Results:
         plain = (record for record in store.records(kind) if not record["cell"]["label"])
         if not defences:
             plain = (r for r in plain if r["cell"]["model"] in MODELS and r["cell"]["method"] in ROWS)
-        return cls.newest(plain, () if grid is None else read_grid(grid))
+        return cls.newest(plain, () if grid is None else [c for c in read_grid(grid) if not c.label])
+
+    @classmethod
+    def current(cls, store: Store, kind: str) -> Results:
+        """Read the records of a kind that would be made as they are now; labelled variants are left out."""
+        return cls(
+            record for record in store.records(kind) if not record["cell"]["label"] and not is_older(record)
+        )
 
     @classmethod
     def newest(cls, records: Iterable[Mapping[str, Any]], expected: Iterable[Cell] = ()) -> Results:
         """Take the records of today's settings and searches, of rows without any the older ones.
 
-        Those are counted: tables say how many of what they show is `older`, and how much is `outdated` and
-        not shown.
+        Tables mark what stands in `older_rows`, and say how much is `outdated` and not shown.
         """
         rows: dict[Any, tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]] = {}
         for record in records:
@@ -105,7 +119,7 @@ class Results:
             current, older = rows.setdefault(key_of(cell)[:3], ([], []))
             (current if change_of(record, cell) is None else older).append(record)
         found = cls((record for pair in rows.values() for record in (pair[0] or pair[1])), expected)
-        found.older = sum(len(older) for current, older in rows.values() if not current)
+        found.older_rows = {row for row, (current, _) in rows.items() if not current}
         found.outdated = sum(len(older) for current, older in rows.values() if current)
         return found
 
@@ -129,17 +143,21 @@ class Results:
             and record["cell"]["method"] in ROWS
             and record["cell"]["dataset"] in datasets
         ]
-        current = [record for record in held if change_of(record, Cell.from_dict(record["cell"])) is None]
+        current = [record for record in held if not is_older(record)]
         cells = [cell for cell in read_grid("node") if cell.dataset in datasets]
         keys = {cell.key for cell in cells}
         found = cls((record for record in current if record["key"] in keys), cells)
         found.outdated = len(held) - len(current)
         return found
 
-    @property
-    def missing(self) -> int:
-        """Expected cells without a good record."""
-        return len(self.expected - self.records.keys())
+    def wanted(self, threats: Iterable[str] = ()) -> list[Cell]:
+        """Expected cells; given threats, those that are attacked by one of them."""
+        asked = set(threats)
+        return [cell for cell in self.expected if not asked or asked & set(cell.threats)]
+
+    def missing(self, threats: Iterable[str] = ()) -> int:
+        """How many of the `wanted` cells have no good record."""
+        return sum(cell.key not in self._there for cell in self.wanted(threats))
 
     def models(self) -> list[str]:
         """Models expected or there, in the paper's order."""
@@ -256,13 +274,20 @@ class Results:
         """The paired 95 % interval of a row's difference to `base`, over the layers that both have."""
         return paired(*self.pair(model, dataset, path, threat, row, base))
 
-    def warnings(self) -> dict[str, int]:
-        """How many records carry each reliability warning."""
-        counts: Counter[str] = Counter()
-        for record in self.records.values():
-            texts = record.get("warnings", [])
-            counts.update({text[1:].partition("]")[0] for text in texts if text.startswith("[")})
-        return dict(sorted(counts.items()))
+    def warnings(self, threats: Iterable[str] = ()) -> dict[str, dict[tuple[str, str, str], int]]:
+        """How many records of each row carry each reliability warning; given threats, of cells with those."""
+        asked, found = set(threats), dict[str, Counter[tuple[str, str, str]]]()
+        for key, record in self.records.items():
+            codes = {code for used, code in record["warned"] if not asked or asked & set(used)}
+            for code in codes:
+                found.setdefault(code, Counter())[key[:3]] += 1
+        return {code: dict(sorted(rows.items())) for code, rows in sorted(found.items())}
+
+
+def _codes(record: Mapping[str, Any]) -> list[str]:
+    """The reliability warnings of a record, by the word in brackets that each begins with."""
+    texts = record.get("warnings", [])
+    return sorted({text[1:].partition("]")[0] for text in texts if text.startswith("[")})
 
 
 def _found(values: Mapping[str, Any], path: str) -> Any:

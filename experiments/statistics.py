@@ -9,6 +9,8 @@ from typing import NamedTuple
 from scipy.special import stdtrit
 
 LEVEL = 0.95
+LEAST = 3
+"""Seeds from which an interval is drawn: of two it is twelve times as wide as they are apart."""
 
 
 class Estimate(NamedTuple):
@@ -56,8 +58,8 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Interval |
         d_s = ours_s − theirs_s,   mean(d) ± t_{0.975, n−1} · std(d) / √n
 
     Pairing by seed takes out what split and initial weights do to both alike. The interval is Student's,
-    exact for normal differences; with five seeds a bootstrap would be too narrow. None with fewer than two
-    seeds in common.
+    exact for normal differences; with five seeds a bootstrap would be too narrow. None with fewer than
+    three seeds in common.
 
     Example:
         >>> low, high = paired({0: 1.0, 1: 2.0, 2: 4.0}, {0: 0.5, 1: 1.0, 2: 2.5})[1:3]
@@ -65,7 +67,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Interval |
         (-0.242, 2.242)
     """
     differences = estimate(ours[seed] - theirs[seed] for seed in sorted(set(ours) & set(theirs)))
-    if differences is None or differences.seeds < 2:
+    if differences is None or differences.seeds < LEAST:
         return None
     mean, std, count = differences
     reach = float(stdtrit(count - 1, 0.5 + LEVEL / 2)) * std / math.sqrt(count)

@@ -12,6 +12,7 @@ from experiments.cells import Cell
 from experiments.trained import model_path, trained
 from fgai import Graph, load_dataset
 from fgai.attacks import make_attack
+from fgai.attention import observe, prepared
 from fgai.figures import Case, NodeView, before_after
 
 K = 5
@@ -31,6 +32,7 @@ class Source:
         cache: folder of trained models; None trains anew.
         device: where to train.
         epochs: instead of the presets'.
+        threat: what attacks the models.
     """
 
     model: str = "GAT"
@@ -40,6 +42,7 @@ class Source:
     cache: Path | None = None
     device: str = "cpu"
     epochs: int | None = None
+    threat: str = "standard"
 
     def graph(self) -> Graph:
         """The data, with the split of the seed."""
@@ -58,25 +61,42 @@ class Source:
         return {self.model: vanilla, name_of("fgai"): self.trained("fgai", graph, vanilla)}
 
 
-def attacked(models: dict[str, nn.Module], graph: Graph, seed: int) -> list[Case]:
-    """Return each model with the `standard` attack on it; the endpoints are the same for all."""
-    return [
-        Case(name, model, make_attack("standard", "prediction").run(model, graph, seed=seed))
-        for name, model in models.items()
-    ]
+def attacked(models: dict[str, nn.Module], graph: Graph, seed: int, threat: str = "standard") -> list[Case]:
+    """Return each model, the first of them vanilla, with an attack on it.
+
+    Endpoints are the same for all; where a threat chooses them, the worst for each.
+    """
+    found: list[Case] = []
+    for name, model in models.items():
+        parent = found[0].model if found else None
+        made = make_attack(threat, "prediction").run(model, graph, seed=seed, vanilla=parent)
+        found.append(Case(name, model, made))
+    return found
+
+
+def scores(case: Case, graph: Graph) -> str:
+    """Share of the test nodes that a model classifies right, before and after its attack, in words."""
+    assert graph.y is not None and graph.test_mask is not None
+    nodes = graph.test_mask.nonzero().flatten()
+    shares = []
+    for one in (graph, case.attack.graph):
+        classes = observe(case.model, prepared(case.model, one)).logits.argmax(1)
+        shares.append(float((classes[nodes] == graph.y[nodes]).double().mean()))
+    return f"{case.name} {shares[0]:.0%} → {shares[1]:.0%}"
 
 
 def telling_node(cases: list[Case], graph: Graph) -> int:
     """Return the node to draw: the attacked one of whose top 5 the first model loses most.
 
     Among equals, one whose prediction flips, then the one of whose top 5 the last model keeps most, then the
-    lowest number. Only nodes with 6 to 15 neighbours and an injected one; the best connected node where there
-    is none such.
+    lowest number. Only nodes with 6 to 15 neighbours and an injected one in every case; the best connected
+    node where there is none such.
     """
     views = [before_after(case, graph) for case in cases]
     degree = graph.adjacency.degree
-    ends = cases[0].attack.change.endpoints
-    near: list[int] = [] if ends is None else sorted(set(ends.flatten().tolist()))
+    joined = [case.attack.change.endpoints for case in cases]
+    sets = [set[int]() if ends is None else set(ends.flatten().tolist()) for ends in joined]
+    near = sorted(set[int].intersection(*sets))
     near = [node for node in near if DEGREES[0] <= int(degree[node]) <= DEGREES[1]]
     if not near:
         return int(degree.argmax())

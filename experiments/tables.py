@@ -9,7 +9,7 @@ from experiments import task_tables as tasks
 from experiments import training_tables as trained
 from experiments.attack_tables import before, members
 from experiments.batch_tables import batches
-from experiments.build import sheet
+from experiments.build import RATIO, sheet
 from experiments.cells import read_grid
 from experiments.certificate_tables import certificates, injection
 from experiments.defence_tables import defences
@@ -36,12 +36,11 @@ def stability(store: Store) -> list[Sheet | Table]:
         estimated("g_tvd.probs", "g-TVD prob", ratio=True),
         estimated("g_tvd.logits", ratio=True, paper=("stability", "g_tvd")),
     ]  # fmt: skip
-    factor = "n× is how many times smaller than vanilla's the mean is."
     notes = (
         "`last`: output layer; `all`: mean over layers. The paper's g-JSD compares other edges and divides by"
-        f" |E| twice: only ratios compare. {factor}",
+        f" |E| twice: only ratios compare. {RATIO}",
     )
-    other = (f"`rel` and `prob` do not depend on the scale of the logits as `logits` does. {factor}",)
+    other = (f"`rel` and `prob` do not depend on the scale of the logits as `logits` does. {RATIO}",)
     return [
         sheet(results, "Stability of attention, the paper's attack", attention, notes),
         sheet(results, "Stability of predictions, the paper's attack", prediction, other),
@@ -101,7 +100,8 @@ TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "worst": claims.worst,
     "shifts": claims.shifts,
     "explanations": claims.explanations,
-    "untuned": claims.untuned,
+    "shared-preset": claims.shared,
+    "warnings": claims.warnings,
     "before": before,
     "members": members,
     "batches": batches,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from experiments.build import sheet
+from experiments.build import RATIO, sheet
 from experiments.claim_tables import CLAIM
 from experiments.results import Results
 from experiments.sheet import Estimated, Sheet, estimated
@@ -47,7 +47,7 @@ def link(store: Store) -> list[Sheet | Table]:
     attack = "New nodes are joined to ends of test links; all test links and as many other pairs are scored."
     paper = (
         "The paper's g-TVD is one of a softmax over all links and its g-JSD compares other edges: only ratios"
-        " compare. n× is how many times smaller than vanilla's the mean is."
+        f" compare. {RATIO}"
     )
     both = (
         "A pair is explained by the top 5 neighbours of both its ends; shown is the share of them that stays,"

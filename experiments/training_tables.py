@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from experiments.build import about, name_of, sheet
+from experiments.build import about, label, name_of, sheet
 from experiments.cells import read_grid
 from experiments.choose import CRITERION, NOISE, SEEDS, chosen, is_in_use, trials
 from experiments.claim_tables import CLAIM
 from experiments.paper import Published, published
-from experiments.results import ROWS, Results
+from experiments.results import NODE_KINDS, ROWS, Results
 from experiments.sheet import Sheet, estimated
 from experiments.statistics import Estimate, estimate
 from experiments.store import Store
@@ -30,8 +30,9 @@ def ablation(store: Store) -> list[Sheet | Table]:
     """All settings of the three terms, and the three adversaries."""
     cells = read_grid("ablation")
     wanted = {(cell.model, cell.dataset, cell.row) for cell in cells}
+    held = (record for kind in NODE_KINDS for record in store.records(kind))
     results = Results.newest(
-        (r for r in store.records() if (r["cell"]["model"], r["cell"]["dataset"], _row(r)) in wanted), cells
+        (r for r in held if (r["cell"]["model"], r["cell"]["dataset"], _row(r)) in wanted), cells
     )
     metrics = [
         estimated("f1.clean", paper=("ablation", "f1")),
@@ -134,7 +135,7 @@ def _cost_row(results: Results, model: str, dataset: str, row: str) -> list[Cell
     return [
         model,
         dataset,
-        name_of(row),
+        label(results, model, dataset, row),
         None if epoch is None else 1e3 * epoch,
         over(epoch, base[0]),
         whole,

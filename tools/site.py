@@ -28,7 +28,8 @@ API = """# `{name}`
 """
 DECISIONS = """# Decisions
 
-What somebody may want to undo, and why it is as it is. Half a page each.
+What somebody may want to undo, and why it is as it is. Half a page each. Numbers in them were measured when
+the decision was made, and are not kept up; today's are among the [results](../results.md).
 
 {entries}
 """

@@ -238,8 +238,10 @@ class TestSite:
 def out_of_reach(site: Site, aim: PredictionAim, losses: list[str], labels: Tensor) -> Tensor:
     """What rows that no new node reaches would add to each loss: a constant, which a climb leaves out."""
     rest = site.clean.nodes[~torch.isin(site.clean.nodes, site.rows)]
-    given = site.clean.logits[rest][None], labels[rest], aim.scale
-    return torch.stack([ROW_LOSSES[name](*given).sum() / aim.count for name in losses])
+    logits = site.clean.logits[rest][None]
+    mine = torch.nn.functional.one_hot(labels[rest], logits.shape[-1]).bool()
+    rows = Rows.of(logits, mine, aim.scale)
+    return torch.stack([ROW_LOSSES[name](rows).sum() / aim.count for name in losses])
 
 
 def _everything(graph: Graph, ends: Tensor, clean: Clean, reads: bool) -> tuple[Any, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from experiments.build import sheet
 from experiments.layers import by_layer, common, flat_layers, mean_over
 from experiments.results import Results
 from experiments.sheet import Sheet, estimated
+from experiments.store import Store
 from experiments.summary import Wins, wins
 from support import bench_cases as cases
 
@@ -120,22 +122,22 @@ class TestCommonLayers:
 
         assert bar(results(gone), "top 5 lost").found == "0.050, 0.300"
 
-    def test_headline_and_chance(self, reached: Results) -> None:
-        line = claims._headline_row(reached, *WHERE, None)
-        assert line[5] == line[6] == "0.700 → 0.875 (0.250)"
+    def test_headline_and_chance(self, reached: Results, tmp_path: Path) -> None:
+        line = claims._headline_row(reached, Store(tmp_path), *WHERE)
+        assert line[5:8] == ["0.700 → 0.875", "0.700 → 0.875", "0.300 → 0.250"]
 
-    def test_sheet_compares_a_group_over_the_same_layers(self, reached: Results) -> None:
-        made = sheet(reached, "kept", [estimated(KEPT, threat="ensemble")])
+    def test_sheet_compares_every_row_with_vanilla_over_the_same_layers(self) -> None:
+        made = sheet(results(few_neighbours, seeds=3), "kept", [estimated(KEPT, threat="ensemble")])
         assert isinstance(made, Sheet)
         means = {
             row.labels[1]: row.entries[0].estimate.mean
             for row in made.sections["GAT"]
             if row.entries[0].estimate is not None
         }
-        assert means == pytest.approx({"vanilla": 0.7, "AT": 0.775, "FGAI": 0.875})
+        assert means == pytest.approx({"vanilla": 2.2 / 3, "AT": 0.85, "FGAI": 2.7 / 3})
         (entry,) = next(row for row in made.sections["GAT"] if row.labels[1] == "FGAI").entries
-        assert entry.interval is not None and entry.interval.mean == pytest.approx(0.175)
-        assert any("over the layers in which every method" in note for note in made.notes)
+        assert entry.interval is not None and entry.interval.mean == pytest.approx(0.5 / 3)
+        assert any("over the layers in which both have" in note for note in made.notes)
 
     def test_wins(self) -> None:
         def hidden(method: str, seed: int, metrics: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ class TestStatistics:
         assert found.mean == pytest.approx(np.mean(values), abs=1e-9)
         assert found.std == pytest.approx(np.std(values, ddof=1), abs=1e-9)
 
-    @given(st.lists(st.tuples(st.floats(-50, 50), st.floats(-50, 50)), min_size=2, max_size=7))
+    @given(st.lists(st.tuples(st.floats(-50, 50), st.floats(-50, 50)), min_size=3, max_size=7))
     def test_interval_is_students(self, pairs: list[tuple[float, float]]) -> None:
         ours, theirs = ({seed: pair[i] for seed, pair in enumerate(pairs)} for i in (0, 1))
         found = paired({**ours, 99: 1e6}, {**theirs, 77: -1e6})  # seeds only one of them has do not count
@@ -37,7 +37,10 @@ class TestStatistics:
 
     def test_too_few(self) -> None:
         assert estimate([]) is None and estimate([3.0]) == Estimate(3.0, 0.0, 1)
-        assert paired({0: 1.0}, {0: 2.0}) is None and paired({0: 1.0, 1: 2.0}, {2: 1.0, 3: 2.0}) is None
+        assert (
+            paired({0: 1.0, 1: 3.0}, {0: 2.0, 1: 5.0}) is None
+            and paired({0: 1.0, 1: 2.0}, {2: 1.0, 3: 2.0}) is None
+        )
 
 
 class TestPaper:

@@ -19,7 +19,7 @@ from experiments import Cell, Store, read_grid
 from experiments.choose import least_regret, presets, trials
 from experiments.document import fill, update
 from experiments.results import Results
-from experiments.summary import Wins, summary, wins
+from experiments.summary import Wins, paper_claim, summary, wins
 from experiments.tables import TABLES, render, table, text_of
 from fgai.certificates import PROMISE
 from fgai.cli import app
@@ -77,7 +77,7 @@ class TestTables:
         for name in TABLES:
             assert "–" in render(name, Store(tmp_path / "nothing")) or name == "search"
 
-    @pytest.mark.parametrize("name", ["headline", "attack", "worst", "explanations", "f1", "untuned"])
+    @pytest.mark.parametrize("name", ["headline", "attack", "worst", "explanations", "f1", "shared-preset"])
     def test_without_records_words_say_so(self, name: str, tmp_path: Path) -> None:
         text = render(name, Store(tmp_path))
         assert "none yet; " in text and "cells of its grid are missing" in text
@@ -100,7 +100,10 @@ class TestTables:
 
     def test_the_worst_seed_stands_beside_the_mean(self, whole: Store) -> None:
         (row,) = self.rows(whole, "worst", model="GT", dataset="amazon-cs", method="LN")
-        found = [float(row[name]) for name in ("mean F1", "worst F1", "apart", "seed")]
+        found = [
+            float(row[name])
+            for name in [f"`ensemble`: {what}" for what in ("mean F1", "worst", "apart", "seed")]
+        ]
         assert found == pytest.approx([0.62, 0.6, -0.02, 0])
 
     @pytest.mark.parametrize("name", TABLES)
@@ -339,9 +342,12 @@ class TestDocument:
         text = summary(whole)
         assert "F1 under `ensemble`**: FGAI is better than vanilla on 12 of 12 pairs" in text
         assert "better than AT + limits on 12 of 12 pairs of model and graph, worse on 0" in text
-        assert "**Bars**: 399 met, 7 missed, 12 without records" in text
+        assert "**Bars**: 399 met (12 of them on fewer than 5 seeds), 7 missed, 12 without records" in text
         assert "loses 0.000 of its clean F1 on average" in text
-        assert "520 cells of the node grid are to be run. Nothing is claimed" in summary(Store(tmp_path))
+        assert "1040 cells of the node grid are to be run. Nothing is claimed" in summary(Store(tmp_path))
+        said = paper_claim(whole).splitlines()
+        assert len(said) == 3 and all("over 12 pairs" in line for line in said), said
+        assert "no records yet" in paper_claim(Store(tmp_path))
         assert wins(photo_results("f1.attacked", 0.42), "fgai", "vanilla", "f1.attacked") == Wins(0, 0, 1)
 
 
