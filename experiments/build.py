@@ -206,7 +206,7 @@ def warned(results: Results, threats: Iterable[str] = (), rows: Sequence[str] | 
     for code, places in results.warnings(threats).items():
         seeds = sum(seeds for place, seeds in places.items() if rows is None or place[2] in rows)
         found += [f"{code} × {seeds}"] * bool(seeds)
-    said = "Reliability warnings in the records, row by row in `fgai bench table warnings`"
+    said = "Reliability warnings in the records (reliability.md)"
     return [f"{said}: {', '.join(found)}."] if found else []
 
 

@@ -22,7 +22,7 @@ from fgai.files import check_items
 PROTOCOL = 1
 """Raised whenever a change of the protocol alters numbers; records of another version do not match."""
 
-KINDS = ("evaluate", "attack", "search", "certify", "inject", "explainers", "cost")
+KINDS = ("evaluate", "attack", "search", "certify", "inject", "explainers", "again", "cost")
 MOST_CELLS = 100_000
 _FILE_NAME = re.compile(r"(?![.])[^\x00-\x1f/\\]{0,100}")
 TASKS = ("", "link", "graph", "truth")
@@ -36,8 +36,9 @@ class Cell:
     Attributes:
         kind: `evaluate` (test nodes), `attack` (the same without curves and null rows, for strong searches),
             `search` (validation nodes only), `certify` (certificates of attention), `inject` (certificates
-            against injected nodes), `explainers` (explainers side by side on a sample of nodes) or `cost`
-            (seconds and memory of the training alone).
+            against injected nodes), `explainers` (explainers side by side on a sample of nodes), `again`
+            (attention beside that of the same training with the next seed) or `cost` (seconds and memory of
+            the training alone).
         model: class name.
         dataset: name for `fgai.load_dataset`.
         method: see `fgai.training.METHODS`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from experiments.again import ANOTHER
 from experiments.build import COMMON, RATIO, count, flat_note, name_of, nothing, sheet, warned
 from experiments.certified import ROW, certified_share
 from experiments.results import ROWS, SHARED, Layers, Results
@@ -184,6 +185,22 @@ def _worst(found: Mapping[int, float]) -> list[Cell]:
         return [None] * 4
     seed, mean = min(found, key=lambda one: found[one]), sum(found.values()) / len(found)
     return [mean, found[seed], found[seed] - mean, str(seed)]
+
+
+def seeds(store: Store) -> list[Sheet | Table]:
+    """How far two trainings that differ in their seed alone explain alike, vanilla and FGAI."""
+    results = Results.read(store, "again", "seeds")
+    metrics = [
+        estimated("similarity.overlap.all", "top 5 shared", threat=ANOTHER),
+        estimated("similarity.overlap.sharpest", "sharpest layer", threat=ANOTHER),
+        estimated("overlap.chance.all", "by chance", threat=ANOTHER),
+        estimated("similarity.rank_correlation.all", "rank correlation", threat=ANOTHER),
+    ]
+    note = (
+        "Attention on the clean graph of two models trained alike with one seed and the next: another split,"
+        " other weights, other draws. Mean over layers and nodes with more than 5 neighbours."
+    )
+    return [sheet(results, "Explanations of two seeds", metrics, (note,))]
 
 
 def warnings(store: Store) -> list[Sheet | Table]:

@@ -265,7 +265,7 @@ def _of_models(
             right = ", ".join(scores(case, graph) for case in cases)
             title = (
                 f"{entry.model} on {entry.dataset}, seed {entry.seed}: around node {node}, {entry.threat}"
-                f" attack\ntest nodes right: {right}"
+                f" attack at random endpoints\ntest nodes right: {right}"
             )
             yield f"{stem}-{entry.dataset}-{entry.model}", titled(paint(cases, graph, node), title)
 

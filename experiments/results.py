@@ -151,9 +151,9 @@ class Results:
         return found
 
     def wanted(self, threats: Iterable[str] = ()) -> list[Cell]:
-        """Expected cells; given threats, those that are attacked by one of them."""
+        """Expected cells; given threats, those that are attacked by one of them, or by none at all."""
         asked = set(threats)
-        return [cell for cell in self.expected if not asked or asked & set(cell.threats)]
+        return [cell for cell in self.expected if not (asked and cell.threats) or asked & set(cell.threats)]
 
     def missing(self, threats: Iterable[str] = ()) -> int:
         """How many of the `wanted` cells have no good record."""

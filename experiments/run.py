@@ -7,6 +7,7 @@ import platform
 import traceback
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 import fgai
+from experiments.again import compared
 from experiments.cells import Cell
 from experiments.explained import explained
 from experiments.fingerprint import change_of, fingerprint
@@ -114,12 +116,23 @@ def _measure(cell: Cell, device: str, root: Path | str | None, cache: Path | Non
         body |= _certify(model, graph, parent)
     elif cell.kind == "inject":
         body |= _inject(model, graph, cell.seed)
+    elif cell.kind == "again":
+        assert parent is not None
+        body["evaluations"] = compared((model, _next_seed(cell, device, root, cache)), graph, parent)
     elif cell.kind == "explainers":
         body["explainers"] = explained(model, graph, cell)
     elif cell.kind in ("evaluate", "attack"):
         body["evaluations"] = _evaluate(model, graph, parent, cell)
         body["winners"] = {threat: winners(found) for threat, found in body["evaluations"].items()}
     return body
+
+
+def _next_seed(cell: Cell, device: str, root: Path | str | None, cache: Path | None) -> nn.Module:
+    """Return the model of a cell trained with the next seed."""
+    after = replace(cell, seed=cell.seed + 1)
+    graph = _graph(after, device, root)
+    vanilla = None if cell.method in ALONE else vanilla_of(after, graph, device, cache)[0]
+    return model_of(after, graph, vanilla, device, cache)[0]
 
 
 def winners(evaluation: Mapping[str, Any]) -> dict[str, dict[str, str]]:

@@ -101,6 +101,7 @@ TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "shifts": claims.shifts,
     "explanations": claims.explanations,
     "shared-preset": claims.shared,
+    "seeds": claims.seeds,
     "warnings": claims.warnings,
     "before": before,
     "members": members,

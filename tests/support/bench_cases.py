@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from experiments import Cell, Store, read_grid
+from experiments.again import ANOTHER
 from experiments.explained import names_for
 from experiments.fingerprint import fingerprint
 from experiments.results import Results
@@ -149,6 +150,12 @@ def body_of(cell: Cell) -> dict[str, Any]:
             for count in INJECTED
         ]  # fmt: skip
         body |= {"alone": 0.6, "sharpness": [0.25, 0.5], "scores": {"f1": 0.9}}
+    if cell.kind == "again":
+        shared = 0.5 + 0.2 * (cell.method == "fgai")
+        alike = {"overlap": layered(shared), "rank_correlation": layered(shared - 0.1)}
+        chance, sharp = {"chance": layered(0.25)}, {"vanilla": layered(0.2)}
+        held = {"similarity": alike, "overlap": chance, "sharpness": sharp}
+        body["evaluations"] = {ANOTHER: {"metrics": held}}
     if cell.kind == "explainers":
         body["explainers"] = explainers_of(cell)
     if cell.kind in ("evaluate", "attack"):
@@ -176,7 +183,7 @@ def fill(store: Store, cells: Iterable[Cell]) -> Store:
 def everything(store: Store) -> Store:
     """Every grid that comes with fgai, run; of the search, whose cells are many, two graphs."""
     with patch("experiments.store.to_text", json.dumps):  # two thousand records that nobody looks at
-        for name in ("node", "ablation", "cost", "defences", "certify", "injection", "explainers"):
+        for name in ("node", "ablation", "cost", "defences", "certify", "injection", "explainers", "seeds"):
             fill(store, read_grid(name))
         return fill(store, (cell for cell in read_grid("search") if cell.dataset.startswith("amazon")))
 
