@@ -65,10 +65,11 @@ COMPARED = (
 
 
 def _lines(results: Results, store: Store) -> Iterator[str]:
+    unknown: list[str] = []
     for title, base, path, threat in COMPARED:
         found = wins(results, "fgai", base, path, threat)
         if not found.pairs:
-            yield f"**{title}**: nothing can be said yet against {name_of(base)}, which has too few records."
+            unknown.append(name_of(base))
             continue
         open_ = found.pairs - found.better - found.worse
         yield (
@@ -76,6 +77,9 @@ def _lines(results: Results, store: Store) -> Iterator[str]:
             f" model and graph, worse on {found.worse}{f', undecided on {open_}' if open_ else ''}."
         )
     yield from _losses(results)
+    if unknown:
+        names = ", ".join(dict.fromkeys(unknown))
+        yield f"**Not known yet**: how FGAI compares with {names}, which have too few records."
     judged = bars.check(store)
     yield from _missed(judged)
     counts = [sum(bar.met is state for bar in judged) for state in (True, False, None)]
@@ -92,12 +96,13 @@ def _missed(judged: Sequence[bars.Bar]) -> Iterator[str]:
     for bar in judged:
         if bar.met is not None:
             names.setdefault(bar.name, []).append(bar)
+    said = []
     for name, held in names.items():
-        failed = [bar for bar in held if not bar.met]
-        if 3 * len(failed) > len(held):
-            yield (
-                f"**Does not hold: {name}** ({held[0].wanted}): missed on {len(failed)} of {len(held)} pairs."
-            )
+        failed = sum(not bar.met for bar in held)
+        if 3 * failed > len(held):
+            said.append(f"{name} ({held[0].wanted}) on {failed} of {len(held)}")
+    if said:
+        yield f"**Does not hold**, on pairs of model and graph: {'; '.join(said)}."
 
 
 def paper_claim(store: Store) -> str:
