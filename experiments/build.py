@@ -90,10 +90,15 @@ def entry(
 
 
 def null_entry(results: Results, model: str, dataset: str, kind: str, column: Estimated) -> Entry:
-    """Return a cell of a null row, as measured on FGAI's model, or on vanilla where there is none."""
+    """Return a cell of a null row, as measured on FGAI's model, or on vanilla where there is none.
+
+    Strong searches measure no null rows; there those of `standard` stand in.
+    """
+    if ".chance." in column.shown.path:  # a null row is one itself
+        return Entry()
     path = f"null.{kind}.{null_path(column.shown.path)}"
-    for row in ("fgai", "vanilla"):
-        found = results.estimate(model, dataset, row, path, column.threat)
+    for threat, row in itertools.product((column.threat, "standard"), ("fgai", "vanilla")):
+        found = results.estimate(model, dataset, row, path, threat)
         if found is not None:
             return Entry(estimate=found, wanted=len(results.seeds(model, dataset, row)))
     return Entry()

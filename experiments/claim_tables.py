@@ -151,8 +151,11 @@ def explanations(store: Store) -> list[Sheet | Table]:
         " and when it is after explanations; “chance”: of a random ranking. Nodes with more than 5 neighbours"
         " only. “intruders' mass”: attention that injected nodes take where they are joined, explanation"
         " attack. `sharpness`: 0 says nothing, 1 points at one neighbour.",
+        "Null rows, under the paper's attack: attention 1/degree, which keeps everything and says nothing,"
+        " and a random ranking.",
     )
-    return [sheet(Results.node(store), "Explanations: similar, stable, sharp", metrics, notes)]
+    title = "Explanations: similar, stable, sharp"
+    return [sheet(Results.node(store), title, metrics, notes, nulls=True)]
 
 
 def worst(store: Store) -> list[Sheet | Table]:
