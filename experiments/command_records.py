@@ -104,7 +104,8 @@ def figure(
         list[str] | None, typer.Option("--model", "-m", help="Only this one; may be repeated.")
     ] = None,
     threat: Annotated[
-        str, typer.Option("--threat", help="Attack on models that are trained to be drawn.")
+        str,
+        typer.Option("--attack", help="Threat that attacks the models which are drawn, at its own budget."),
     ] = "standard",
     seed: options.Seed = 0,
     epochs: options.Epochs = None,
@@ -125,7 +126,7 @@ def figure(
     from fgai.figures import save
 
     out = Output(json, quiet)
-    one_of(threat, "threat", tuple(THREATS))
+    one_of(threat, "--attack", tuple(THREATS))
     source = Source(seed=seed, root=data, cache=cache, device=device, epochs=epochs, threat=threat)
     folder = checked_folder(output)
     written: list[str] = []
