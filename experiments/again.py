@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import nn
 
+from experiments.explained import K
 from fgai import Graph, metrics
 from fgai.attention import AttentionMap, observe, prepared
 
 ANOTHER = "another seed"
 """Where the comparison stands among the evaluations of a record."""
-K = 5
 
 
 def compared(models: Sequence[nn.Module], graph: Graph, vanilla: nn.Module) -> dict[str, Any]:

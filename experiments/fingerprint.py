@@ -55,8 +55,8 @@ def is_older(record: Mapping[str, Any]) -> bool:
 
 def earlier_note(store: Store, cells: Sequence[Cell]) -> list[str]:
     """One sentence that tells how many cells have records of other settings or searches, or none."""
-    pairs = [(record, cell) for cell in cells if (record := store.read(cell)) is not None]
-    count = sum(record["status"] == "done" and change_of(record, cell) is not None for record, cell in pairs)
+    held = [record for cell in cells if (record := store.read(cell)) is not None]
+    count = sum(record["status"] == "done" and is_older(record) for record in held)
     said = f"{count} of {len(cells)} cells were trained with other settings than today's presets."
     return [said] * bool(count)
 

@@ -28,7 +28,7 @@ class Estimated:
         shown: the number of each record, its heading, format and direction.
         threat: which evaluation.
         paper: table and metric of the published numbers, which get a column of their own.
-        ratio: also show how many times smaller than vanilla's it is (ratio of the means).
+        ratio: also show vanilla's mean divided by this one.
         own: leave vanilla's value out, where it compares a model with itself.
     """
 

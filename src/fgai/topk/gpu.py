@@ -78,17 +78,9 @@ def _pick(rowptr, values, found, K: tl.constexpr, SHORT: tl.constexpr, LONG: tl.
     first, last = _ends(rowptr, i)
     kind: tl.constexpr = values.dtype.element_ty
     level, spot = tl.full([], float("inf"), dtype=kind), tl.full([], -1, dtype=tl.int32)
-    if last - first > SHORT:
-        for place in range(K):
-            level, spot = _scan(values, first, last, level, spot, kind, LONG)
-            tl.store(found + i * K + place, tl.where(spot == NONE, -1, spot).to(tl.int64))
-    else:
-        e = first + tl.arange(0, SHORT)
-        live = e < last
-        v = tl.load(values + e, mask=live, other=0.0)
-        for place in range(K):
-            level, spot = _best(v, e, live, level, spot)
-            tl.store(found + i * K + place, tl.where(spot == NONE, -1, spot).to(tl.int64))
+    for place in range(K):
+        level, spot = _scan(values, first, last, level, spot, kind, LONG)
+        tl.store(found + i * K + place, tl.where(spot == NONE, -1, spot).to(tl.int64))
 
 
 @triton.jit
