@@ -34,6 +34,8 @@ SCORES = ("additive", "dynamic", "dot")
 
 LARGEST = 2**31 - 1
 """Weights of a layer at most."""
+AT_ONCE = 2**25
+"""Scores of edges at most that are made only to be averaged over the heads."""
 
 
 class Projection(nn.Module):
@@ -199,12 +201,14 @@ class AttentionLayer(TappedLayer):
         return score_dot(destination, source, adjacency)
 
     def mean_scores(self, source: Tensor, destination: Tensor, adjacency: Adjacency) -> Tensor:
-        """Return the mean over the heads of `score_edges` [E]; nothing of size [E, H] is made."""
+        """Return the mean over the heads of `score_edges` [E], as many heads at once as `AT_ONCE` allows."""
+        size = max(1, min(self.heads, AT_ONCE // max(1, adjacency.num_edges)))
         total = None
-        for h in range(self.heads):
-            far, near = (side.narrow(1, h, 1) for side in (source, destination))
-            one = self._score_heads(far, near, adjacency, slice(h, h + 1)).squeeze(1)
-            total = one if total is None else total + one
+        for h in range(0, self.heads, size):
+            count = min(size, self.heads - h)
+            far, near = (side.narrow(1, h, count) for side in (source, destination))
+            some = self._score_heads(far, near, adjacency, slice(h, h + count)).sum(1)
+            total = some if total is None else total + some
         assert total is not None
         return total / self.heads
 
