@@ -104,9 +104,9 @@ class Climb:
         """Keep points that are worse for the model; chosen on the device, so that nothing waits."""
         loss, damage = loss.detach().nan_to_num(nan=float("-inf")), damage.to(self.damage.dtype)
         better = (damage > self.damage) | ((damage == self.damage) & (loss > self.loss))
-        self.best.copy_(torch.where(better[:, None, None], features, self.best))
-        self.damage.copy_(torch.where(better, damage, self.damage))
-        self.loss.copy_(torch.where(better, loss, self.loss))
+        torch.where(better[:, None, None], features, self.best, out=self.best)
+        torch.where(better, damage, self.damage, out=self.damage)
+        torch.where(better, loss, self.loss, out=self.loss)
 
     def _step(self) -> None:
         moving = self.point.detach().requires_grad_()
@@ -119,7 +119,7 @@ class Climb:
         with torch.no_grad():
             self._note(features.detach(), loss, damage)
             if gradient.numel():
-                self.steepest.copy_(torch.maximum(self.steepest, gradient.abs().amax((1, 2))))
+                torch.maximum(self.steepest, gradient.abs().amax((1, 2)), out=self.steepest)
             self.point.copy_(self.space.project(self.point + self.optimiser.move(gradient), self.box))
 
     def _replay(self, steps: int) -> int:
