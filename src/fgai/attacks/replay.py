@@ -50,9 +50,9 @@ def replayed_climb(
         (gradient,) = torch.autograd.grad(value, moving)
         with torch.no_grad():
             better = value > best_value
-            best.copy_(torch.where(better, point, best))
-            best_value.copy_(torch.where(better, value, best_value))
-            steepest.copy_(torch.maximum(steepest, gradient.abs().max()))
+            torch.where(better, point, best, out=best)
+            torch.where(better, value, best_value, out=best_value)
+            torch.maximum(steepest, gradient.abs().max(), out=steepest)
             point.add_(budget.step_size * gradient.sign()).clamp_(*box)
         return value.detach()
 

@@ -206,7 +206,8 @@ class AttentionLayer(TappedLayer):
         total = None
         for h in range(0, self.heads, size):
             count = min(size, self.heads - h)
-            far, near = (side.narrow(1, h, count) for side in (source, destination))
+            sides = (source, destination)
+            far, near = sides if count == self.heads else (side.narrow(1, h, count) for side in sides)
             some = self._score_heads(far, near, adjacency, slice(h, h + count)).sum(1)
             total = some if total is None else total + some
         assert total is not None

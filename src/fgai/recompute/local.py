@@ -18,6 +18,7 @@ from fgai.attention import AttentionMap, LayerAttention, Layerwise, adapter_of, 
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.graph.nystrom import extend_encoding
+from fgai.ops.rows import chosen_rows
 from fgai.recompute.edit import Edit
 from fgai.recompute.patch import Patch, Sides
 from fgai.sparse import Features
@@ -201,8 +202,8 @@ class Recompute:
             out, ranks = patch.forward(layer, layer.sides(state), fixed, score, ranked=plan.whole)
             joined = torch.cat([state, before]) if isinstance(state, Tensor) and before is not None else None
             if index == len(plan.patches) - 1:
-                out = out.index_select(0, plan.keep)
-                joined = None if joined is None else joined.index_select(0, plan.keep)
+                out = chosen_rows(out, plan.keep)
+                joined = None if joined is None else chosen_rows(joined, plan.keep)
             state = update(joined, layer.join(out))
             seen += [] if ranks is None else [ranks]
         assert isinstance(state, Tensor)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fgai.attention import SplitLayer
 from fgai.ops import aggregate, edge_softmax
+from fgai.ops.rows import first_rows
 from fgai.ops.segments import row_max, row_sum
 from fgai.recompute.edit import Edit, incoming, outgoing
 from fgai.sparse import Adjacency
@@ -164,7 +165,7 @@ class Patch:
             scores = layer.score_edges(source, destination, self.adjacency).index_copy(0, self.spots, score)
             out = aggregate(edge_softmax(scores, self.adjacency), values, self.adjacency)
         ranks = layer.mean_scores(source, destination, self.adjacency) if ranked else None
-        return out[: self.touched], ranks
+        return first_rows(out, self.touched), ranks
 
 
 def _without(positions: Tensor, removed: Tensor) -> Tensor:

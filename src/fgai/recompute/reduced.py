@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fgai.attention import AttentionMap
 from fgai.objectives import Clean, Explanation, Objective
+from fgai.ops.rows import chosen_rows
 from fgai.recompute.edit import incoming
 from fgai.recompute.local import Plan, Recompute, Touched
 from fgai.recompute.repeat import Repeated
@@ -146,7 +147,7 @@ class ReducedExplanation:
         for layer, ranks in zip(self._layers, touched.ranks, strict=True):
             lost, terms = layer.lost.expand(self._copies), layer.terms.expand(self._copies)
             if len(layer.rows):
-                now = ranks.index_select(0, layer.spots)
+                now = chosen_rows(ranks, layer.spots)
                 margins, real = (
                     part.view(self._copies, -1)
                     for part in self._objective.margins(

@@ -120,7 +120,7 @@ class Climb:
             self._note(features.detach(), loss, damage)
             if gradient.numel():
                 torch.maximum(self.steepest, gradient.abs().amax((1, 2)), out=self.steepest)
-            self.point.copy_(self.space.project(self.point + self.optimiser.move(gradient), self.box))
+            self.space.project(self.point.add_(self.optimiser.move(gradient)), self.box)
 
     def _replay(self, steps: int) -> int:
         """Take all steps through a captured one and return how many were taken: fewer if it cannot be."""

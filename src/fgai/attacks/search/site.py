@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fgai.attention import AttentionMap, call_model, observe
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import Clean
+from fgai.ops.rows import chosen_rows
 from fgai.recompute import Edit, Recompute, Repeated, Touched, repeat_plan
 
 
@@ -102,7 +103,7 @@ class Site:
         encodings = None if self.encodings is None else self.encodings.repeat(count, 1)
         touched = self.recompute.forward(self.copies(count).plan, appended, encodings)
         logits = touched.logits.view(count, -1, touched.logits.shape[1])
-        return View(logits.index_select(1, self.kept), None, touched)
+        return View(chosen_rows(logits, self.kept, dim=1), None, touched)
 
     def _whole(self, features: Tensor) -> tuple[Tensor, AttentionMap | None]:
         assert self.graph.features is not None

@@ -21,7 +21,7 @@ class Space:
         name: for records.
         start: (features, box) → point.
         features: (point, box) → features inside the box, differentiable.
-        project: (point, box) → the nearest point that is allowed.
+        project: (point, box), moves the point in place to the nearest that is allowed and returns it.
     """
 
     name: str
@@ -39,7 +39,7 @@ BOX = Space(
     "box",
     start=lambda features, box: features.clamp(*box),
     features=lambda point, box: point,
-    project=lambda point, box: point.clamp(*box),
+    project=lambda point, box: point.clamp_(*box),
 )
 """The features themselves, cut off at the box."""
 
@@ -75,6 +75,11 @@ def beside(spaces: Sequence[tuple[int, Space]]) -> Space:
         return spaces[0][1]
     sizes = [size for size, _ in spaces]
 
+    def project(points: Tensor, box: Box) -> Tensor:
+        for part, (_, space) in zip(torch.split(points, sizes), spaces, strict=True):
+            space.project(part, box)
+        return points
+
     def each(name: str) -> Callable[[Tensor, Box], Tensor]:
         def together(points: Tensor, box: Box) -> Tensor:
             parts = zip(torch.split(points, sizes), spaces, strict=True)
@@ -82,9 +87,8 @@ def beside(spaces: Sequence[tuple[int, Space]]) -> Space:
 
         return together
 
-    return Space(
-        " | ".join(space.name for _, space in spaces), each("start"), each("features"), each("project")
-    )
+    name = " | ".join(space.name for _, space in spaces)
+    return Space(name, each("start"), each("features"), project)
 
 
 SPACES = {space.name: space for space in (BOX, TANH)}
