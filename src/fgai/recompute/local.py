@@ -194,7 +194,9 @@ class Recompute:
             parts.append(features.select(plan.edit.rows) + features.delta)
         if features.appended is not None:
             parts.append(features.appended)
-        rows = torch.cat(parts) if parts else features.select(plan.start)
+        if not parts:
+            parts.append(features.select(plan.start))
+        rows = parts[0] if len(parts) == 1 else torch.cat(parts)
         state = self.stages.enter(Features.dense(rows), positional)
         seen: list[Tensor] = []
         steps = zip(plan.patches, plan.constants, plan.states, self.stages.stages, strict=True)
