@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
 from fgai.models import GAT, AttentionLayer, GATv2
+from fgai.models import layer as layers
 from fgai.ops import use_backend
 from fgai.sparse import Adjacency
 from support.graph_cases import Edge, edge_sets, edge_tensor, small_data
@@ -148,3 +149,34 @@ class TestAgainstPyG:
         hidden = nn.functional.elu(convs[0](doubled.features.to_dense(), graph.edge_index))
         wanted = convs[1](hidden, graph.edge_index)
         torch.testing.assert_close(model(doubled), wanted, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("at_once", [2**25, 3, 1], ids=["all heads", "a few", "one"])
+@pytest.mark.parametrize("score", SCORES)
+def test_mean_scores_are_added_up_head_by_head(
+    score: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edges = torch.tensor([[0, 1, 2, 3, 4, 1, 0], [1, 0, 1, 2, 0, 3, 4]])
+    adjacency, _ = Adjacency.build(edges, 5)
+    torch.manual_seed(0)
+    layer = AttentionLayer(6, 3, score=score, heads=8)
+    far, near, _ = layer.sides(torch.randn(5, 6))
+    monkeypatch.setattr(layers, "AT_ONCE", at_once * adjacency.num_edges if at_once < 8 else at_once)
+    found = layer.mean_scores(far, near, adjacency)
+    total = None
+    for h in range(8):
+        part = slice(h, h + 1)
+        one = layer._score_heads(far[:, part], near[:, part], adjacency, part).squeeze(1)
+        total = one if total is None else total + one
+    assert total is not None
+    assert torch.equal(found, total / 8)
+    weights = list(layer.parameters())
+    for ours, theirs in zip(
+        *(
+            torch.autograd.grad((out**2).sum(), weights, retain_graph=True, allow_unused=True)
+            for out in (found, total / 8)
+        ),
+        strict=True,
+    ):
+        assert (ours is None) == (theirs is None)
+        assert ours is None or torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)

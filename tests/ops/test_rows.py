@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fgai.ops.rows import chosen_rows, first_rows
+from fgai.ops.rows import add_columns, chosen_rows, first_rows
 
 INDEX = torch.tensor([4, 0, 4, 2])
 CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
@@ -44,3 +44,17 @@ def test_gradients_of_gradients(name: str) -> None:
         5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     ).requires_grad_()
     assert torch.autograd.gradgradcheck(lambda values: CASES[name][0](values) ** 2, given)
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_columns_are_added_from_left_to_right(columns: int, goes_on: bool) -> None:
+    stream = torch.Generator().manual_seed(0)
+    given = torch.randn(4, columns, dtype=torch.float64, generator=stream).requires_grad_()
+    begun = torch.randn(4, dtype=torch.float64, generator=stream).requires_grad_() if goes_on else None
+    want = begun
+    for column in given.unbind(1):
+        want = column if want is None else want + column
+    assert want is not None
+    assert torch.equal(add_columns(given, begun), want)
+    assert torch.autograd.gradgradcheck(lambda *all_of: add_columns(*all_of) ** 2, (given, begun))

@@ -26,6 +26,7 @@ from fgai.ops import (
     score_dynamic,
     weighted_softmax,
 )
+from fgai.ops.rows import add_columns
 from fgai.sparse import Adjacency, Features
 from fgai.typed import typed
 
@@ -201,15 +202,19 @@ class AttentionLayer(TappedLayer):
         return score_dot(destination, source, adjacency)
 
     def mean_scores(self, source: Tensor, destination: Tensor, adjacency: Adjacency) -> Tensor:
-        """Return the mean over the heads of `score_edges` [E], as many heads at once as `AT_ONCE` allows."""
-        size = max(1, min(self.heads, AT_ONCE // max(1, adjacency.num_edges)))
+        """Return the mean over the heads of `score_edges` [E], added up head by head.
+
+        An edge's mean is the same to the bit whatever other edges there are. Additive scores are made of many
+        heads at once, which does not change them; others sum over channels, in an order that may.
+        """
+        size = AT_ONCE // max(1, adjacency.num_edges) if self.score == "additive" else 1
+        size = max(1, min(self.heads, size))
         total = None
         for h in range(0, self.heads, size):
             count = min(size, self.heads - h)
             sides = (source, destination)
             far, near = sides if count == self.heads else (side.narrow(1, h, count) for side in sides)
-            some = self._score_heads(far, near, adjacency, slice(h, h + count)).sum(1)
-            total = some if total is None else total + some
+            total = add_columns(self._score_heads(far, near, adjacency, slice(h, h + count)), total)
         assert total is not None
         return total / self.heads
 

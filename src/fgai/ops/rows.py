@@ -1,7 +1,7 @@
-"""Rows of a tensor, with gradients that kernels put together.
+"""Rows and columns of a tensor, with gradients of few kernels.
 
-PyTorch's own gradients of slices and of chosen rows copy blocks of memory, one more node each in a captured
-step.
+PyTorch's own gradients of slices, of chosen rows and of single columns copy blocks of memory, one more node
+each in a captured step.
 """
 
 from __future__ import annotations
@@ -37,6 +37,21 @@ class _Chosen(Function):
         return gradients[0].new_zeros(ctx.shape).index_add_(ctx.dim, index, gradients[0]), None, None
 
 
+class _Columns(Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, total: Tensor | None) -> Tensor:
+        ctx.shape, ctx.goes_on = values.shape, total is not None
+        first, *others = values.unbind(1)
+        total = first.clone() if total is None else total + first
+        for column in others:
+            total += column
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None]:
+        return gradients[0][:, None].expand(ctx.shape), gradients[0] if ctx.goes_on else None
+
+
 def first_rows(values: Tensor, count: int) -> Tensor:
     """Return `values[:count]`.
 
@@ -57,3 +72,15 @@ def chosen_rows(values: Tensor, index: Tensor, dim: int = 0) -> Tensor:
         tensor([3., 1.])
     """
     return _Chosen.apply(values, index, dim)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def add_columns(values: Tensor, total: Tensor | None = None) -> Tensor:
+    """Return the sum of the columns, added from left to right onto `total`, if there is one.
+
+    A row's sum is the same to the bit however many rows there are.
+
+    Example:
+        >>> add_columns(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([10.0, 20.0]))
+        tensor([13., 27.])
+    """
+    return _Columns.apply(values, total)  # type: ignore[no-any-return, no-untyped-call]

@@ -73,7 +73,7 @@ def _ends(rowptr, i):
 
 
 @triton.jit
-def _pick(rowptr, values, found, K: tl.constexpr, SHORT: tl.constexpr, LONG: tl.constexpr):
+def _pick(rowptr, values, found, K: tl.constexpr, LONG: tl.constexpr):
     i = tl.program_id(0).to(tl.int64)
     first, last = _ends(rowptr, i)
     kind: tl.constexpr = values.dtype.element_ty
@@ -198,7 +198,7 @@ def pick_leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
     """Positions [N, count] of the largest of every row, -1 where a row has fewer; see `leaders`."""
     found = rowptr.new_empty(rowptr.numel() - 1, count)
     if found.numel():
-        _pick[(found.shape[0],)](rowptr, values, found, K=count, SHORT=SHORT, LONG=LONG, num_warps=1)
+        _pick[(found.shape[0],)](rowptr, values, found, K=count, LONG=LONG, num_warps=1)
     return found
 
 
