@@ -33,6 +33,7 @@ from support.ops_cases import (
     results_and_gradients,
     skewed,
 )
+from support.reach_cases import compare_patches, compare_reach
 from support.rival_cases import compare_rivals
 
 SIZES = [(1, 1), (1, 13), (8, 8), (3, 5), (16, 3), (1, 256), (4, 33)]
@@ -263,6 +264,8 @@ def interpret() -> None:
         compare(name, adjacency, (3, 5), torch.float64, 0.4 if fused else 0.0)
         if fused:
             compare(name, empty, (2, 3), torch.float64, 0.0)
+        if name != "node_scores":
+            compare_reach(name, "cpu", (3, 5), torch.float64, 24)
     compare("attend_additive", adjacency, (8, 8), torch.float32, 0.0)
     for name in FUSED:
         compare_averaged(name, adjacency, (3, 5), torch.float64)
@@ -277,8 +280,10 @@ def interpret() -> None:
     compare_rivals("cpu", 17)
     compare_shift("cpu")
     compare_thresholds("cpu", 40)
-    from fgai.ops import gpu
+    from fgai.ops import backend, functional, gpu
 
+    functional.kernels_for = lambda values: reference if backend._backend.get() == "reference" else gpu  # type: ignore[attr-defined]
+    compare_patches("cpu")
     ones = torch.ones(2100, dtype=torch.float64)
     assert torch.equal(gpu.dropout(ones, 0.3, SEED), reference.dropout(ones, 0.3, SEED))
 
@@ -309,6 +314,14 @@ class TestOnTheDevice:
         compare(name, adjacency, size, dtype, 0.0)
         if name in FUSED:
             compare(name, adjacency, size, dtype, 0.4)
+
+    @pytest.mark.parametrize("size", [(8, 8), (1, 13)])
+    @pytest.mark.parametrize("name", [name for name in INPUTS if name != "node_scores"])
+    def test_what_moves_alone(self, name: str, size: tuple[int, int]) -> None:
+        compare_reach(name, "cuda", size, torch.float32, 3000)
+
+    def test_patches(self) -> None:
+        compare_patches("cuda")
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("name", FUSED)

@@ -91,6 +91,19 @@ def test_injected_nodes(shape: str) -> None:
     assert_same(again, model, GraphChange(endpoints=ends, features=rows), rows)
 
 
+@pytest.mark.parametrize("shape", ["gatv2-3", "gt-3"])
+def test_scores_that_no_source_could_get(shape: str) -> None:
+    graph = doubled(small_data(nodes=90))
+    model = network(shape, graph)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "score_weight" in name or ".query." in name:
+                parameter.zero_()
+    again = Recompute(model, prepared(model, graph))
+    ends, rows = draw(again.graph, 2, 3)
+    assert_same(again, model, GraphChange(endpoints=ends, features=rows), rows)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_changed_features_and_edges(shape: str) -> None:
     graph = doubled(small_data(nodes=70))

@@ -31,6 +31,12 @@ class SplitLayer(Protocol):
     def score_edges(self, source: Tensor, destination: Tensor, adjacency: Adjacency) -> Tensor:
         """Return the scores [E, H] from the two sides that `sides` gave."""
 
+    def source_for(self, scores: Tensor, destination: Tensor) -> Tensor | None:
+        """Return what sources must say to get these scores [V, H] at the destinations' sides [V, H, ...].
+
+        None where none can.
+        """
+
     def mean_scores(self, source: Tensor, destination: Tensor, adjacency: Adjacency) -> Tensor:
         """Return the mean of the scores over the heads [E], from what `sides` gave."""
 

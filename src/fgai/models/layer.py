@@ -37,6 +37,8 @@ LARGEST = 2**31 - 1
 """Weights of a layer at most."""
 AT_ONCE = 2**25
 """Scores of edges at most that are made only to be averaged over the heads."""
+SHORTEST = 1e-18
+"""Squared length of a vector that can be divided by."""
 
 
 class Projection(nn.Module):
@@ -194,6 +196,24 @@ class AttentionLayer(TappedLayer):
         """Return the scores [E, H] from the two sides that `sides` gave."""
         return self._score_heads(source, destination, adjacency, slice(None))
 
+    def source_for(self, scores: Tensor, destination: Tensor) -> Tensor | None:
+        """Return a source's side for each of the scores [V, H] at its destination's side [V, H, ...].
+
+        None where no source could get them: a query or a weight of zeros gives all the same score.
+        """
+        if self.score != "dot" and self.slope <= 0:
+            return None
+        if self.score == "additive":
+            return torch.where(scores > 0, scores, scores / self.slope) - destination
+        along = destination if self.score == "dot" else self.score_weight
+        length = along.square().sum(-1)
+        if not bool((length > SHORTEST).all()):
+            return None
+        wanted = (scores / length)[..., None] * along
+        if self.score == "dot":
+            return wanted * math.sqrt(self.channels)
+        return torch.where(wanted > 0, wanted, wanted / self.slope) - destination
+
     def _score_heads(self, source: Tensor, destination: Tensor, adjacency: Adjacency, heads: slice) -> Tensor:
         if self.score == "additive":
             return score_additive(source, destination, adjacency, self.slope)
@@ -209,12 +229,10 @@ class AttentionLayer(TappedLayer):
         """
         size = AT_ONCE // max(1, adjacency.num_edges) if self.score == "additive" else 1
         size = max(1, min(self.heads, size))
-        total = None
-        for h in range(0, self.heads, size):
-            count = min(size, self.heads - h)
-            sides = (source, destination)
-            far, near = sides if count == self.heads else (side.narrow(1, h, count) for side in sides)
-            total = add_columns(self._score_heads(far, near, adjacency, slice(h, h + count)), total)
+        total, pairs = None, zip(torch.split(source, size, 1), torch.split(destination, size, 1), strict=True)
+        for h, (far, near) in enumerate(pairs):
+            heads = slice(h * size, (h + 1) * size)
+            total = add_columns(self._score_heads(far, near, adjacency, heads), total)
         assert total is not None
         return total / self.heads
 

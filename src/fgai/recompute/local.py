@@ -51,7 +51,7 @@ class Plan:
         edit: the edit.
         start: [S] nodes whose input differs.
         patches: one per layer.
-        constants: per patch, sides and values of its clean nodes, and the scores of its stand-ins.
+        constants: per patch, what `Patch.constants` gave.
         states: per patch, states of the fresh rows before the layer, where the model reads them.
         keep: [T] which of the last layer's touched rows have logits wanted.
         nodes: [T] their nodes.
@@ -62,7 +62,7 @@ class Plan:
     edit: Edit
     start: Tensor
     patches: list[Patch]
-    constants: list[tuple[Sides, Tensor]]
+    constants: list[tuple[Sides, Tensor | None]]
     states: list[Tensor | None]
     keep: Tensor
     nodes: Tensor
@@ -181,13 +181,16 @@ class Recompute:
         share = spent / max(1.0, full)
         return Plan(edit, start, patches, fixed, states, keep, changed[keep], share, whole)
 
-    def forward(self, plan: Plan, features: Features, positional: Tensor | None = None) -> Touched:
+    def forward(
+        self, plan: Plan, features: Features, positional: Tensor | None = None, *, logits: bool = True
+    ) -> Touched:
         """Compute the touched rows again; gradients reach the changed and the new features.
 
         Args:
             plan: of the edit that was made.
             features: of the perturbed graph: those of the clean one with rows appended or deltas.
             positional: [S, P] encodings of `plan.start`, where the model reads them.
+            logits: also those; without, only the ranks of a whole plan, and nodes and logits come back empty.
         """
         parts = []
         if features.delta is not None:
@@ -201,13 +204,17 @@ class Recompute:
         seen: list[Tensor] = []
         steps = zip(plan.patches, plan.constants, plan.states, self.stages.stages, strict=True)
         for index, (patch, (fixed, score), before, (layer, update)) in enumerate(steps):
-            out, ranks = patch.forward(layer, layer.sides(state), fixed, score, ranked=plan.whole)
+            sides, last = patch.joined(layer.sides(state), fixed), index == len(plan.patches) - 1
+            if plan.whole:
+                seen.append(patch.ranks(layer, sides))
+            if last and not logits:
+                return Touched(plan.nodes[:0], self.clean_logits[:0], seen)
+            out = patch.forward(layer, sides, score)
             joined = torch.cat([state, before]) if isinstance(state, Tensor) and before is not None else None
-            if index == len(plan.patches) - 1:
+            if last:
                 out = chosen_rows(out, plan.keep)
                 joined = None if joined is None else chosen_rows(joined, plan.keep)
             state = update(joined, layer.join(out))
-            seen += [] if ranks is None else [ranks]
         assert isinstance(state, Tensor)
         return Touched(plan.nodes, self.stages.leave(state), seen)
 

@@ -10,7 +10,7 @@ from fgai.graph.change import SeenEdges
 from fgai.objectives import Clean, Objective
 from fgai.recompute.edit import Edit
 from fgai.recompute.local import Plan, Recompute
-from fgai.recompute.reduced import Reduced, can_reduce, reduced_objective
+from fgai.recompute.reduced import Reduced, ReducedMean, can_reduce, reduced_objective
 from fgai.sparse import Features
 from fgai.typed import typed
 
@@ -83,7 +83,8 @@ class PartialObjective:
     def _value(self, features: Features | None) -> tuple[Tensor, float] | None:
         if self._plan is None or self._reduced is None or features is None:
             return None
-        touched = self._recompute.forward(self._plan, features, self._encodings)
+        logits = isinstance(self._reduced, ReducedMean)
+        touched = self._recompute.forward(self._plan, features, self._encodings, logits=logits)
         return self._reduced(touched), self._plan.share
 
     def _comparable(self, attacked: Graph) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fgai.attention import SplitLayer
 from fgai.ops import aggregate, edge_softmax
+from fgai.ops.reach import set_reach
 from fgai.ops.rows import first_rows
 from fgai.ops.segments import row_max, row_sum
 from fgai.recompute.edit import Edit, incoming, outgoing
@@ -104,6 +105,7 @@ class Patch:
         adjacency, order = Adjacency.build(edge_index, nodes + standins.numel())
         back = torch.empty_like(order)
         back[order] = torch.arange(order.numel(), device=device)
+        set_reach(adjacency, moving=s, filled=s + fresh.numel())
         none = taken.new_full((added.shape[1] + standins.numel(),), -1)
         return cls(
             changed=s,
@@ -117,8 +119,10 @@ class Patch:
             counts=counts,
         )
 
-    def constants(self, layer: SplitLayer, clean: Adjacency, sides: Sides) -> tuple[Sides, Tensor]:
+    def constants(self, layer: SplitLayer, clean: Adjacency, sides: Sides) -> tuple[Sides, Tensor | None]:
         """Return both sides and values of all nodes but the changed ones, and the stand-ins' scores [V, H].
+
+        The scores are None where the stand-ins' own sides give them, so that the fused kernels can be used.
 
         Args:
             layer: the attention.
@@ -127,14 +131,14 @@ class Patch:
         """
         source, destination, values = (t[self.constant] for t in sides)
         count = self.standins.numel()
-        score, value = values.new_zeros(count, layer.heads), values[:0]
-        if count:
-            score, value = self._stand_in(layer, clean, sides)
+        if not count:
+            return (source, destination, values), None
+        score, value = self._stand_in(layer, clean, sides)
         pair = [torch.cat([t, t.new_zeros(count, *t.shape[1:])]) for t in (source, destination)]
-        if count and layer.score == "additive" and layer.slope > 0:
-            # The source's half that gives the stand-in this very score, so that the fused kernel can be used.
-            pair[0][-count:] = torch.where(score > 0, score, score / layer.slope) - destination[self.standins]
-        return (pair[0], pair[1], torch.cat([values, value])), score
+        said = layer.source_for(score, destination[self.standins])
+        if said is not None:
+            pair[0][-count:] = said
+        return (pair[0], pair[1], torch.cat([values, value])), score if said is None else None
 
     def _stand_in(self, layer: SplitLayer, clean: Adjacency, sides: Sides) -> tuple[Tensor, Tensor]:
         """Return the scores [V, H] and values [V, H, C] of the stand-ins."""
@@ -153,19 +157,24 @@ class Patch:
         mixed = aggregate(edge_softmax(scores, small), values, small)
         return total, mixed[inverse[: fresh.numel()]]
 
-    def forward(
-        self, layer: SplitLayer, sides: Sides, constants: Sides, score: Tensor, *, ranked: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the mixed values of the touched rows [T, H, C], and what neighbours are ranked by [E']."""
-        joined = (torch.cat([mine, fixed]) for mine, fixed in zip(sides, constants, strict=True))
+    def joined(self, sides: Sides, constants: Sides) -> Sides:
+        """Return both sides and values of all nodes: the changed ones' and the constants."""
+        source, destination, values = (torch.cat(pair) for pair in zip(sides, constants, strict=True))
+        return source, destination, values
+
+    def forward(self, layer: SplitLayer, joined: Sides, score: Tensor | None) -> Tensor:
+        """Return the mixed values of the touched rows [T, H, C]."""
         source, destination, values = joined
-        if not self.spots.numel() or (layer.score == "additive" and layer.slope > 0):
+        if score is None:
             out, _ = layer.fused(source, destination, values, self.adjacency, written=False)
         else:
             scores = layer.score_edges(source, destination, self.adjacency).index_copy(0, self.spots, score)
             out = aggregate(edge_softmax(scores, self.adjacency), values, self.adjacency)
-        ranks = layer.mean_scores(source, destination, self.adjacency) if ranked else None
-        return first_rows(out, self.touched), ranks
+        return first_rows(out, self.touched)
+
+    def ranks(self, layer: SplitLayer, joined: Sides) -> Tensor:
+        """Return what neighbours are ranked by [E']."""
+        return layer.mean_scores(*joined[:2], self.adjacency)
 
 
 def _without(positions: Tensor, removed: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fgai.ops.reach import set_reach
 from fgai.recompute.local import Plan
 from fgai.recompute.patch import Patch, Sides
 from fgai.sparse import Adjacency
@@ -42,7 +43,7 @@ def repeat_plan(plan: Plan, times: int) -> Repeated:
     for patch, (sides, score), before in zip(plan.patches, plan.constants, plan.states, strict=True):
         copied, numbers, spots, fixed = _repeat_patch(patch, inputs, sides)
         patches.append(copied)
-        constants.append((fixed, score.repeat(times, *[1] * (score.dim() - 1))))
+        constants.append((fixed, None if score is None else score.repeat(times, 1)))
         states.append(None if before is None else before.repeat(times, 1))
         places.append(spots)
         inputs = numbers[:, : patch.touched]
@@ -81,6 +82,7 @@ def _repeat_patch(patch: Patch, inputs: Tensor, sides: Sides) -> tuple[Patch, Te
     edges, count = patch.adjacency, patch.adjacency.num_edges
     both = torch.stack([number[:, edges.source].flatten(), number[:, edges.destination].flatten()])
     adjacency, order = Adjacency.build(both, times * edges.num_nodes)
+    set_reach(adjacency, moving=times * patch.changed, filled=times * patch.touched)
     back = torch.empty_like(order)
     back[order] = torch.arange(order.numel(), device=device)
     places = back.view(times, count)

@@ -18,7 +18,8 @@ class View(NamedTuple):
     """What the model says of several sets of features.
 
     Attributes:
-        logits: [B, R, C] of the attacked rows that can have changed (`Site.rows`).
+        logits: [B, R, C] of the attacked rows that can have changed (`Site.rows`); [B, 0, C] where attention
+            is read and only the rows in reach were computed.
         attention: of the whole graph for each set, heads averaged; None where not read or not whole.
         touched: what was computed again for all sets together, where only the rows in reach were.
     """
@@ -101,7 +102,10 @@ class Site:
         count = features.shape[0]
         appended = self.graph.features.append(features.flatten(0, 1))
         encodings = None if self.encodings is None else self.encodings.repeat(count, 1)
-        touched = self.recompute.forward(self.copies(count).plan, appended, encodings)
+        plan = self.copies(count).plan
+        touched = self.recompute.forward(plan, appended, encodings, logits=not self.reads)
+        if self.reads:
+            return View(touched.logits.expand(count, 0, -1), None, touched)
         logits = touched.logits.view(count, -1, touched.logits.shape[1])
         return View(chosen_rows(logits, self.kept, dim=1), None, touched)
 

@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fgai.cache import cached_on
-from fgai.ops.gpu.plan import grown_layouts, place
+from fgai.ops.gpu.plan import grown_layouts, keep_work, place
 from fgai.sparse import Adjacency
 from fgai.sparse.adjacency import Index32, of_narrow
 
@@ -179,6 +178,5 @@ def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacenc
         fresh, adjacency.rowptr, adjacency.colptr, rowptr, colptr, first, count, new, STEPS=short, B=BLOCK
     )
     grown = of_narrow(first + nodes, Index32(rowptr, source, colptr, csc, destination))
-    cached_on(grown, "gpu incoming", lambda: place(incoming, rowptr, source, source))
-    cached_on(grown, "gpu outgoing", lambda: place(outgoing, colptr, csc, target))
+    keep_work(grown, place(incoming, rowptr, source, source), place(outgoing, colptr, csc, target))
     return grown, ours

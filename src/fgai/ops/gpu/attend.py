@@ -10,9 +10,10 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fgai.ops.draws import odds
-from fgai.ops.gpu import attend_backward, attend_forward
+from fgai.ops.gpu import attend_backward, attend_forward, attend_moving
 from fgai.ops.gpu.attend_parts import add_pieces
 from fgai.ops.gpu.plan import Work, incoming, outgoing
+from fgai.ops.reach import reach_of
 from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-call"
@@ -76,8 +77,10 @@ class _Attend(Function):
         ctx.numbers = {"SLOPE": slope, "RATE": channels**-0.5, "SCORE": score}
         ctx.draws = {"LIMIT": limit, "SCALE": scale, "DROP": p > 0}
         ctx.adjacency, ctx.written = adjacency, written
-        work, sizes = incoming(adjacency), _sizes(heads, channels)
+        filled = reach_of(adjacency).filled
+        work, sizes = incoming(adjacency, filled), _sizes(heads, channels)
         out, lse = torch.empty_like(values), values.new_empty(len(values), heads)
+        out[filled:] = 0.0
         attention = values.new_empty(adjacency.num_edges if written else 0, heads)
         tops, totals = (values.new_empty(work.slots, heads) for _ in range(2))
         parts = values.new_empty(work.slots, heads, channels)
@@ -114,15 +117,21 @@ class _Attend(Function):
         d_out = torch.zeros_like(out) if gradients[0] is None else gradients[0].contiguous()
         d_attention = attention if gradients[1] is None else gradients[1].contiguous()
         given = 0 if gradients[1] is None or not d_attention.numel() else ctx.written
-        work, sizes, delta = outgoing(ctx.adjacency), _sizes(heads, channels), torch.empty_like(lse)
-        d_values, d_far = torch.empty_like(values), torch.empty_like(far)
+        # What few nodes need is found edge by edge; else what every edge passes on is kept between passes.
+        few = not (given or ctx.draws["DROP"] or ctx.needs_input_grad[2])
+        moving, filled = reach_of(ctx.adjacency)
+        moving = moving if few else len(values)
+        few = few and moving < len(values)
+        work, sizes = outgoing(ctx.adjacency, moving), _sizes(heads, channels)
+        delta, d_values, d_far = (torch.empty_like(t) for t in (lse, values, far))
+        d_values[moving:], d_far[moving:] = 0.0, 0.0
         d_scores = values.new_empty(ctx.adjacency.num_edges, heads)
         value_parts = values.new_empty(work.slots, *values.shape[1:])
         far_parts = far.new_empty(work.slots, *far.shape[1:])
-        if len(values):
+        if len(work.row):
             shape = {k: v for k, v in sizes.items() if k != "BE"}
             index = ctx.adjacency.index32
-            attend_backward.middles[(len(values),)](
+            attend_backward.middles[(max(1, filled),)](
                 index.rowptr, index.source, near, far, lse, out, d_out, attention, d_attention, delta,
                 SLOPE=ctx.numbers["SLOPE"], **shape, FEW=32, BW=max(32, 1024 // sizes["BH"]),
                 AGAIN=not attention.numel(), GIVEN=given,
@@ -134,7 +143,10 @@ class _Attend(Function):
             )  # fmt: skip
         _add(work, value_parts, d_values)
         _add(work, far_parts, d_far)
-        d_near, d_weight = _destinations(ctx, near, far, weight, d_scores, channels)
+        if few:
+            d_near, d_weight = _movers(ctx, near, far, weight, values, d_out, lse, delta), None
+        else:
+            d_near, d_weight = _destinations(ctx, near, far, weight, d_scores, channels)
         return (d_near, d_far, d_weight, d_values, *(None for _ in range(6)))
 
 
@@ -155,6 +167,21 @@ def _destinations(
         )  # fmt: skip
     _add(work, near_parts, d_near)
     return d_near, shares.sum(0) if score == DYNAMIC else None
+
+
+def _movers(ctx: Any, near: Tensor, *given: Tensor) -> Tensor:
+    """Return the gradient at the destinations that move; zeros at the others."""
+    moving = reach_of(ctx.adjacency).moving
+    work, d_near = incoming(ctx.adjacency, moving), torch.empty_like(near)
+    d_near[moving:] = 0.0
+    parts = near.new_empty(work.slots, *near.shape[1:])
+    if len(work.row):
+        sizes = _sizes(*given[2].shape[1:])
+        attend_moving.destinations[(len(work.row),)](
+            *work.pieces, work.node, near, *given, d_near, parts, **ctx.numbers, **sizes
+        )
+    _add(work, parts, d_near)
+    return d_near
 
 
 def _attend(

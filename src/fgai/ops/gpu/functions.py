@@ -10,6 +10,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fgai.ops.gpu import kernels
+from fgai.ops.reach import reach_of
 from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-call"
@@ -32,7 +33,7 @@ def _sizes(heads: int, channels: int) -> dict[str, int]:
 def _narrow(heads: int) -> dict[str, int]:
     """Return the compile-time sizes for tensors [E, heads]."""
     high = _power(heads)
-    return {"H": heads, "BH": high, "BE": max(16, 256 // high)}
+    return {"H": heads, "BH": high, "BE": max(16, 1024 // high)}
 
 
 def _incoming(adjacency: Adjacency) -> tuple[Tensor, Tensor, Tensor]:
@@ -45,15 +46,26 @@ def _outgoing(adjacency: Adjacency) -> tuple[Tensor, Tensor, Tensor]:
     return index.colptr, index.csc, index.destination
 
 
-def _weighted(adjacency: Adjacency, weight: Tensor, values: Tensor, *, outgoing: bool) -> Tensor:
-    """Σ over the incoming (or outgoing) edges of each node of weight [E, H] times the far end's values."""
+def _empty(like: Tensor, rows: int) -> Tensor:
+    """Room for the first rows; zeros in the others."""
+    out = torch.empty_like(like)
+    out[rows:] = 0.0
+    return out
+
+
+def _weighted(adjacency: Adjacency, weight: Tensor, values: Tensor, rows: int, *, outgoing: bool) -> Tensor:
+    """Σ over the incoming (or outgoing) edges of a node of weight [E, H] times the far end's values.
+
+    For the nodes before `rows`; zeros for others.
+    """
     ptr, edge, node = _outgoing(adjacency) if outgoing else _incoming(adjacency)
     values, weight = values.contiguous(), weight.contiguous()
-    out = torch.empty_like(values)
+    out = _empty(values, rows)
     sizes = _sizes(*values.shape[1:])
-    kernels.weighted_sum[(adjacency.num_nodes,)](
-        ptr, edge, node, weight, values, out, **sizes, THROUGH=outgoing, num_warps=4
-    )
+    if rows:
+        kernels.weighted_sum[(rows,)](
+            ptr, edge, node, weight, values, out, **sizes, THROUGH=outgoing, num_warps=4
+        )
     return out
 
 
@@ -82,7 +94,8 @@ class _EdgeSoftmax(Function):
         scores = scores.contiguous()
         out = torch.empty_like(scores)
         sizes = _narrow(scores.shape[1])
-        kernels.softmax_forward[(adjacency.num_nodes,)](adjacency.index32.rowptr, scores, out, **sizes)
+        if rows := reach_of(adjacency).filled:
+            kernels.softmax_forward[(rows,)](adjacency.index32.rowptr, scores, out, **sizes)
         ctx.save_for_backward(out)
         ctx.adjacency = adjacency
         return out
@@ -92,9 +105,9 @@ class _EdgeSoftmax(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (attention,) = ctx.saved_tensors
         out, adjacency = torch.empty_like(attention), ctx.adjacency
-        kernels.softmax_backward[(adjacency.num_nodes,)](
-            adjacency.index32.rowptr, attention, gradients[0].contiguous(), out, **_narrow(attention.shape[1])
-        )
+        pointer, gradient, sizes = adjacency.index32.rowptr, gradients[0].contiguous(), _narrow(out.shape[1])
+        if rows := reach_of(adjacency).filled:
+            kernels.softmax_backward[(rows,)](pointer, attention, gradient, out, **sizes)
         return out, None
 
 
@@ -103,7 +116,7 @@ class _Aggregate(Function):
     def forward(ctx: Any, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
         ctx.save_for_backward(attention, values)
         ctx.adjacency = adjacency
-        return _weighted(adjacency, attention, values, outgoing=False)
+        return _weighted(adjacency, attention, values, reach_of(adjacency).filled, outgoing=False)
 
     @staticmethod
     @once_differentiable
@@ -114,7 +127,7 @@ class _Aggregate(Function):
         if ctx.needs_input_grad[0]:
             d_attention = _edge_dot(adjacency, d_out, values, 1.0)
         if ctx.needs_input_grad[1]:
-            d_values = _weighted(adjacency, attention, d_out, outgoing=True)
+            d_values = _weighted(adjacency, attention, d_out, reach_of(adjacency).moving, outgoing=True)
         return d_attention, d_values, None
 
 
@@ -138,13 +151,14 @@ class _Additive(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         left, right = ctx.saved_tensors
         gradient, adjacency, found = gradients[0].contiguous(), ctx.adjacency, []
+        rows = reach_of(adjacency).moving
         for want, view, outgoing, own, other in (
             (ctx.needs_input_grad[0], _outgoing(adjacency), True, left, right),
             (ctx.needs_input_grad[1], _incoming(adjacency), False, right, left),
         ):
-            out = torch.empty_like(own) if want else None
-            if out is not None:
-                kernels.additive_backward[(adjacency.num_nodes,)](
+            out = _empty(own, rows) if want else None
+            if out is not None and rows:
+                kernels.additive_backward[(rows,)](
                     *view, own, other, gradient, out, ctx.slope, **_narrow(own.shape[1]), THROUGH=outgoing
                 )
             found.append(out)
@@ -173,18 +187,23 @@ class _Dynamic(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         left, right, weight = ctx.saved_tensors
         gradient, adjacency, sizes = gradients[0].contiguous(), ctx.adjacency, _sizes(*left.shape[1:])
-        d_left, d_right = torch.empty_like(left), torch.empty_like(right)
-        part = torch.empty_like(right)
-        rows = (adjacency.num_nodes,)
-        kernels.dynamic_backward[rows](
-            *_outgoing(adjacency), left, right, weight, gradient, d_left, part, ctx.slope, **sizes,
-            THROUGH=True, WEIGHT=False,
-        )  # fmt: skip
-        kernels.dynamic_backward[rows](
-            *_incoming(adjacency), right, left, weight, gradient, d_right, part, ctx.slope, **sizes,
-            THROUGH=False, WEIGHT=True,
-        )  # fmt: skip
-        return d_left, d_right, part.sum(0), None, None
+        reach, learned = reach_of(adjacency), ctx.needs_input_grad[2]
+        moving = reach.moving
+        filled = reach.filled if learned else moving
+        d_left, d_right, part = _empty(left, moving), _empty(right, filled), right[:0]
+        if learned:
+            part = _empty(right, filled)
+        if moving:
+            kernels.dynamic_backward[(moving,)](
+                *_outgoing(adjacency), left, right, weight, gradient, d_left, part, ctx.slope, **sizes,
+                THROUGH=True, WEIGHT=False,
+            )  # fmt: skip
+        if filled:
+            kernels.dynamic_backward[(filled,)](
+                *_incoming(adjacency), right, left, weight, gradient, d_right, part, ctx.slope, **sizes,
+                THROUGH=False, WEIGHT=learned,
+            )  # fmt: skip
+        return d_left, d_right, part.sum(0) if learned else None, None, None
 
 
 class _Dot(Function):
@@ -198,9 +217,9 @@ class _Dot(Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key = ctx.saved_tensors
-        scaled = gradients[0] * ctx.scale
-        d_query = _weighted(ctx.adjacency, scaled, key, outgoing=False) if ctx.needs_input_grad[0] else None
-        d_key = _weighted(ctx.adjacency, scaled, query, outgoing=True) if ctx.needs_input_grad[1] else None
+        given, rows = (ctx.adjacency, gradients[0] * ctx.scale), reach_of(ctx.adjacency).moving
+        d_query = _weighted(*given, key, rows, outgoing=False) if ctx.needs_input_grad[0] else None
+        d_key = _weighted(*given, query, rows, outgoing=True) if ctx.needs_input_grad[1] else None
         return d_query, d_key, None
 
 

@@ -109,27 +109,42 @@ def place(layout: Layout, pointer: Tensor, edge: Tensor, node: Tensor) -> Work:
     return Work(layout.row, first, last, *layout[2:], pointer, edge, node)
 
 
-def incoming(adjacency: Adjacency) -> Work:
-    """Return the work over incoming edges (`edge` is not used: positions are the edges), made once."""
+def incoming(adjacency: Adjacency, rows: int | None = None) -> Work:
+    """Return the work over incoming edges (`edge` is not used: positions are the edges), made once.
+
+    Args:
+        adjacency: the edges.
+        rows: of the nodes before this one alone; of all by default.
+    """
 
     def make() -> Work:
         adjacency.check_incoming()
         index = adjacency.index32
-        return place(lay_out(index.rowptr.diff()), index.rowptr, index.source, index.source)
+        return place(lay_out(index.rowptr.diff()[:rows]), index.rowptr, index.source, index.source)
 
-    return cached_on(adjacency, "gpu incoming", make)
+    return cached_on(adjacency, ("gpu incoming", _some(adjacency, rows)), make)
 
 
-def outgoing(adjacency: Adjacency) -> Work:
-    """Return the work over outgoing edges, made once."""
+def outgoing(adjacency: Adjacency, rows: int | None = None) -> Work:
+    """Return the work over outgoing edges, made once; `rows` as in `incoming`."""
 
     def make() -> Work:
         adjacency.check_outgoing()
         index = adjacency.index32
         target = index.destination[adjacency.csc]
-        return place(lay_out(index.colptr.diff()), index.colptr, index.csc, target)
+        return place(lay_out(index.colptr.diff()[:rows]), index.colptr, index.csc, target)
 
-    return cached_on(adjacency, "gpu outgoing", make)
+    return cached_on(adjacency, ("gpu outgoing", _some(adjacency, rows)), make)
+
+
+def keep_work(adjacency: Adjacency, into: Work, out_of: Work) -> None:
+    """Let `incoming` and `outgoing` return these for all nodes."""
+    cached_on(adjacency, ("gpu incoming", None), lambda: into)
+    cached_on(adjacency, ("gpu outgoing", None), lambda: out_of)
+
+
+def _some(adjacency: Adjacency, rows: int | None) -> int | None:
+    return None if rows is None or rows >= adjacency.num_nodes else rows
 
 
 def grown_layouts(adjacency: Adjacency, nodes: int, width: int) -> tuple[Layout, Layout, int]:
