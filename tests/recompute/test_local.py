@@ -19,13 +19,16 @@ from fgai.attacks import (
     RandomEdges,
     draw_endpoints,
 )
-from fgai.attention import prepared, record
+from fgai.attention import observe, prepared, record, touched_rows
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.models import GAT, GT, GATv2
+from fgai.objectives import Explanation
 from fgai.recompute.edit import Edit
 from fgai.recompute.local import Recompute
 from fgai.recompute.partial import PartialObjective
+from fgai.recompute.reduced import ReducedExplanation
+from fgai.recompute.repeat import repeat_plan
 from fgai.sparse import Features
 from support import attack_cases as cases
 from support.forward import seen_by
@@ -275,3 +278,36 @@ def test_objectives_when_edges_come_and_go(objective: str, shape: str) -> None:
     ):
         assert found is not None and found[1] < 0.6
         torch.testing.assert_close(found[0], full, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("shape", ["gat-2", "gatv2-3", "gt-2-layer-norm"])  # scores without ties
+def test_outsiders_out_of_the_race_are_not_looked_at(shape: str) -> None:
+    generator = torch.Generator().manual_seed(2)
+    pairs = (torch.rand(60, 60, generator=generator) < 0.25).nonzero().tolist()
+    graph = doubled(build(60, [(one, other) for one, other in pairs], width=6, y=torch.arange(60) % 2))
+    model = network(shape, graph)
+    again = Recompute(model, prepared(model, graph))
+    ends, rows = draw(again.graph, 2, 2)
+    change = GraphChange(endpoints=ends, features=rows)
+    clean = Clean(again.clean_logits, again.clean_attention, torch.arange(60))
+    plan = again.plan(Edit.of(change, again.graph), whole=True, limit=float("inf"))
+    assert plan is not None and again.graph.features is not None
+    attacked = change.apply(again.graph)[0]
+    for k in (1, 3):
+        reduced = ReducedExplanation(Explanation(k), again, clean, plan)
+        first = reduced._layers[0]
+        assert len(first.spots) < int(again.graph.adjacency.degree[: len(first.rows)].sum()) // 2
+        for copies in (1, 3):
+            several = reduced.repeated(repeat_plan(plan, copies))
+            encoded = again.encodings(plan, change)
+            encoded = None if encoded is None else encoded.repeat(copies, 1)
+            many = again.graph.features.append(rows.repeat(copies, 1))
+            made = several.shares(again.forward(repeat_plan(plan, copies).plan, many, encoded, logits=False))
+            seen = observe(model, attacked, heads="mean", grad=True).attention
+            near = touched_rows(clean.attention, seen)
+            loss, lost = Explanation(k).shares(seen, clean, near)
+            torch.testing.assert_close(made[0], loss.expand(copies))
+            torch.testing.assert_close(made[1], lost.expand(copies))
+            (got,) = torch.autograd.grad(made[0].sum(), rows)
+            (expected,) = torch.autograd.grad(loss, rows)
+            torch.testing.assert_close(got, copies * expected)

@@ -21,6 +21,7 @@ from fgai.graph.nystrom import extend_encoding
 from fgai.ops.rows import chosen_rows
 from fgai.recompute.edit import Edit
 from fgai.recompute.patch import Patch, Sides
+from fgai.recompute.ranks import Ranks
 from fgai.sparse import Features
 from fgai.typed import typed
 
@@ -56,7 +57,7 @@ class Plan:
         keep: [T] which of the last layer's touched rows have logits wanted.
         nodes: [T] their nodes.
         share: of the work of a full pass, counted in edges and rows times their widths.
-        whole: whether the ranking of neighbours can be read.
+        ranks: per patch, of a whole plan: what neighbours are ranked by; else empty.
     """
 
     edit: Edit
@@ -67,7 +68,7 @@ class Plan:
     keep: Tensor
     nodes: Tensor
     share: float
-    whole: bool
+    ranks: list[Ranks]
 
 
 @typed
@@ -178,8 +179,10 @@ class Recompute:
             None if before is None else before[patch.constant[: patch.touched - patch.changed]]
             for patch, before in zip(patches, self._states, strict=True)
         ]
+        before = self.clean_attention.layers if whole else ()
+        ranks = [Ranks.of(patch, layer.ranking()) for patch, layer in zip(patches, before, strict=whole)]
         share = spent / max(1.0, full)
-        return Plan(edit, start, patches, fixed, states, keep, changed[keep], share, whole)
+        return Plan(edit, start, patches, fixed, states, keep, changed[keep], share, ranks)
 
     def forward(
         self, plan: Plan, features: Features, positional: Tensor | None = None, *, logits: bool = True
@@ -205,8 +208,8 @@ class Recompute:
         steps = zip(plan.patches, plan.constants, plan.states, self.stages.stages, strict=True)
         for index, (patch, (fixed, score), before, (layer, update)) in enumerate(steps):
             sides, last = patch.joined(layer.sides(state), fixed), index == len(plan.patches) - 1
-            if plan.whole:
-                seen.append(patch.ranks(layer, sides))
+            if plan.ranks:
+                seen.append(plan.ranks[index](layer, sides))
             if last and not logits:
                 return Touched(plan.nodes[:0], self.clean_logits[:0], seen)
             out = patch.forward(layer, sides, score)

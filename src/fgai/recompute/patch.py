@@ -172,10 +172,6 @@ class Patch:
             out = aggregate(edge_softmax(scores, self.adjacency), values, self.adjacency)
         return first_rows(out, self.touched)
 
-    def ranks(self, layer: SplitLayer, joined: Sides) -> Tensor:
-        """Return what neighbours are ranked by [E']."""
-        return layer.mean_scores(*joined[:2], self.adjacency)
-
 
 def _without(positions: Tensor, removed: Tensor) -> Tensor:
     return positions[~torch.isin(positions, removed)] if removed.numel() else positions

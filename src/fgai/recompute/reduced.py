@@ -12,7 +12,9 @@ from fgai.objectives import Clean, Explanation, Objective
 from fgai.ops.rows import chosen_rows
 from fgai.recompute.edit import incoming
 from fgai.recompute.local import Plan, Recompute, Touched
+from fgai.recompute.ranks import Ranks
 from fgai.recompute.repeat import Repeated
+from fgai.topk import topk_mask
 
 
 class Reduced(Protocol):
@@ -71,7 +73,7 @@ class _Layer(NamedTuple):
     """What the explanation objective reads in one layer.
 
     Attributes:
-        spots: [K] edges of the patch: the original edges of the touched rows, row after row.
+        spots: [K] edges of the patch: original edges of the touched rows, row after row; all that can count.
         there: [K] which of them are still there.
         members: [K] the clean top-k.
         rowptr: [R + 1] of those rows.
@@ -104,6 +106,22 @@ class _Layer(NamedTuple):
         )
 
 
+def _pointers(owner: Tensor, rows: int) -> Tensor:
+    return torch.nn.functional.pad(torch.bincount(owner, minlength=rows).cumsum(0), (1, 0))
+
+
+def _contenders(ranks: Ranks, spot: Tensor, there: Tensor, members: Tensor, rowptr: Tensor, k: int) -> Tensor:
+    """Return which edges [K] can be among the k best outsiders or the members: few rows have many.
+
+    An outsider that cannot move and has k better ones that cannot move either is never among the best.
+    """
+    moved = torch.zeros(len(ranks.still), dtype=torch.bool, device=spot.device)
+    moved[ranks.moved] = True
+    waiting = there & ~members & ~moved[spot]
+    best = topk_mask(ranks.still[spot].masked_fill(~waiting, float("-inf")), rowptr, k)
+    return members | (there & moved[spot]) | (waiting & best)
+
+
 class ReducedExplanation:
     """The explanation objective; rows out of reach keep their attention.
 
@@ -117,8 +135,9 @@ class ReducedExplanation:
     def __init__(self, objective: Explanation, recompute: Recompute, clean: Clean, plan: Plan) -> None:
         self._objective, self._copies, self._layers = objective, 1, []
         adjacency, touched = recompute.graph.adjacency, plan.start
-        found = zip(plan.patches, clean.attention.layers, clean.members(objective.k), strict=True)
-        for patch, before, (members, rows) in found:
+        layers, members_of = clean.attention.layers, clean.members(objective.k)
+        found = zip(plan.patches, plan.ranks, layers, members_of, strict=True)
+        for patch, ranks, before, (members, rows) in found:
             touched = torch.cat([touched, patch.constant[: patch.touched - patch.changed]])
             inside = torch.zeros(adjacency.num_nodes, dtype=torch.bool, device=adjacency.device)
             inside[touched[touched < adjacency.num_nodes]] = True
@@ -130,11 +149,11 @@ class ReducedExplanation:
             order = torch.argsort(patch.positions)
             sorted_positions = patch.positions[order]
             spot = torch.searchsorted(sorted_positions, edges).clamp(max=max(0, len(order) - 1))
-            there = sorted_positions[spot] == edges
-            counts = torch.bincount(owner, minlength=len(ours))
-            rowptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+            there, spot = sorted_positions[spot] == edges, order[spot]
+            kept = _contenders(ranks, spot, there, members[edges], _pointers(owner, len(ours)), objective.k)
+            rowptr = _pointers(owner[kept], len(ours))
             every = torch.arange(len(ours), device=ours.device)
-            parts = (order[spot], there, members[edges], rowptr, every, lost.detach(), terms)
+            parts = (spot[kept], there[kept], members[edges][kept], rowptr, every, lost.detach(), terms)
             self._layers.append(_Layer(*parts))
 
     def __call__(self, touched: Touched) -> Tensor:

@@ -47,8 +47,10 @@ def repeat_plan(plan: Plan, times: int) -> Repeated:
         states.append(None if before is None else before.repeat(times, 1))
         places.append(spots)
         inputs = numbers[:, : patch.touched]
+    ranked = zip(plan.ranks, patches, places, strict=True) if plan.ranks else ()
     made = replace(
         plan,
+        ranks=[ranks.repeated(patch, spots) for ranks, patch, spots in ranked],
         start=plan.start.repeat(times),
         patches=patches,
         constants=constants,
