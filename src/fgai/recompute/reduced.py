@@ -111,7 +111,7 @@ def _pointers(owner: Tensor, rows: int) -> Tensor:
 
 
 def _contenders(ranks: Ranks, spot: Tensor, there: Tensor, members: Tensor, rowptr: Tensor, k: int) -> Tensor:
-    """Return which edges [K] can be among the k best outsiders or the members: few rows have many.
+    """Return which edges [K] can matter: members, those that move, and the k best outsiders that do not.
 
     An outsider that cannot move and has k better ones that cannot move either is never among the best.
     """

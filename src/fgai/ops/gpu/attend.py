@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from fgai.ops.draws import odds
 from fgai.ops.gpu import attend_backward, attend_forward, attend_moving
 from fgai.ops.gpu.attend_parts import add_pieces
-from fgai.ops.gpu.plan import Work, incoming, outgoing
+from fgai.ops.gpu.plan import Work, incoming, outgoing, room
 from fgai.ops.reach import reach_of
 from fgai.sparse import Adjacency
 
@@ -79,8 +79,7 @@ class _Attend(Function):
         ctx.adjacency, ctx.written = adjacency, written
         filled = reach_of(adjacency).filled
         work, sizes = incoming(adjacency, filled), _sizes(heads, channels)
-        out, lse = torch.empty_like(values), values.new_empty(len(values), heads)
-        out[filled:] = 0.0
+        out, lse = room(values, filled), values.new_empty(len(values), heads)
         attention = values.new_empty(adjacency.num_edges if written else 0, heads)
         tops, totals = (values.new_empty(work.slots, heads) for _ in range(2))
         parts = values.new_empty(work.slots, heads, channels)
@@ -123,8 +122,7 @@ class _Attend(Function):
         moving = moving if few else len(values)
         few = few and moving < len(values)
         work, sizes = outgoing(ctx.adjacency, moving), _sizes(heads, channels)
-        delta, d_values, d_far = (torch.empty_like(t) for t in (lse, values, far))
-        d_values[moving:], d_far[moving:] = 0.0, 0.0
+        delta, d_values, d_far = torch.empty_like(lse), room(values, moving), room(far, moving)
         d_scores = values.new_empty(ctx.adjacency.num_edges, heads)
         value_parts = values.new_empty(work.slots, *values.shape[1:])
         far_parts = far.new_empty(work.slots, *far.shape[1:])
@@ -172,8 +170,7 @@ def _destinations(
 def _movers(ctx: Any, near: Tensor, *given: Tensor) -> Tensor:
     """Return the gradient at the destinations that move; zeros at the others."""
     moving = reach_of(ctx.adjacency).moving
-    work, d_near = incoming(ctx.adjacency, moving), torch.empty_like(near)
-    d_near[moving:] = 0.0
+    work, d_near = incoming(ctx.adjacency, moving), room(near, moving)
     parts = near.new_empty(work.slots, *near.shape[1:])
     if len(work.row):
         sizes = _sizes(*given[2].shape[1:])

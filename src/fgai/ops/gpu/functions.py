@@ -10,6 +10,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fgai.ops.gpu import kernels
+from fgai.ops.gpu.plan import room
 from fgai.ops.reach import reach_of
 from fgai.sparse import Adjacency
 
@@ -46,13 +47,6 @@ def _outgoing(adjacency: Adjacency) -> tuple[Tensor, Tensor, Tensor]:
     return index.colptr, index.csc, index.destination
 
 
-def _empty(like: Tensor, rows: int) -> Tensor:
-    """Room for the first rows; zeros in the others."""
-    out = torch.empty_like(like)
-    out[rows:] = 0.0
-    return out
-
-
 def _weighted(adjacency: Adjacency, weight: Tensor, values: Tensor, rows: int, *, outgoing: bool) -> Tensor:
     """Σ over the incoming (or outgoing) edges of a node of weight [E, H] times the far end's values.
 
@@ -60,7 +54,7 @@ def _weighted(adjacency: Adjacency, weight: Tensor, values: Tensor, rows: int, *
     """
     ptr, edge, node = _outgoing(adjacency) if outgoing else _incoming(adjacency)
     values, weight = values.contiguous(), weight.contiguous()
-    out = _empty(values, rows)
+    out = room(values, rows)
     sizes = _sizes(*values.shape[1:])
     if rows:
         kernels.weighted_sum[(rows,)](
@@ -156,7 +150,7 @@ class _Additive(Function):
             (ctx.needs_input_grad[0], _outgoing(adjacency), True, left, right),
             (ctx.needs_input_grad[1], _incoming(adjacency), False, right, left),
         ):
-            out = _empty(own, rows) if want else None
+            out = room(own, rows) if want else None
             if out is not None and rows:
                 kernels.additive_backward[(rows,)](
                     *view, own, other, gradient, out, ctx.slope, **_narrow(own.shape[1]), THROUGH=outgoing
@@ -190,9 +184,9 @@ class _Dynamic(Function):
         reach, learned = reach_of(adjacency), ctx.needs_input_grad[2]
         moving = reach.moving
         filled = reach.filled if learned else moving
-        d_left, d_right, part = _empty(left, moving), _empty(right, filled), right[:0]
+        d_left, d_right, part = room(left, moving), room(right, filled), right[:0]
         if learned:
-            part = _empty(right, filled)
+            part = room(right, filled)
         if moving:
             kernels.dynamic_backward[(moving,)](
                 *_outgoing(adjacency), left, right, weight, gradient, d_left, part, ctx.slope, **sizes,

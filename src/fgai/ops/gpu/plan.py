@@ -147,6 +147,13 @@ def _some(adjacency: Adjacency, rows: int | None) -> int | None:
     return None if rows is None or rows >= adjacency.num_nodes else rows
 
 
+def room(like: Tensor, rows: int) -> Tensor:
+    """Return a tensor of this shape to be filled up to `rows`; zeros from there on."""
+    out = torch.empty_like(like)
+    out[rows:] = 0.0
+    return out
+
+
 def grown_layouts(adjacency: Adjacency, nodes: int, width: int) -> tuple[Layout, Layout, int]:
     """Return both views' layouts with room for `nodes` new nodes of `width` edges each, and the longest row.
 
