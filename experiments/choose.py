@@ -83,13 +83,12 @@ def trials(store: Store, task: str = "", *, older: bool = False) -> dict[Case, l
     Args:
         store: with search records.
         task: empty for nodes, `link` or `graph`.
-        older: those judged by another search than today's, instead of those judged by today's; of links and
-            graphs, whose searches are over, all are taken.
+        older: those judged by another search than today's, instead of those judged by today's.
     """
     runs: dict[Case, dict[str, list[Run]]] = {}
     for record in store.records(Cell(kind="search", task=task).folder):
         cell = Cell.from_dict(record["cell"])
-        if not task and (other_searches(record, cell) is not None) != older:
+        if (other_searches(record, cell) is not None) != older:
             continue
         text = json.dumps(cell.settings, sort_keys=True)
         runs.setdefault((cell.row, cell.model, cell.dataset), {}).setdefault(text, []).append(Run.of(record))

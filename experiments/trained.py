@@ -44,12 +44,27 @@ SIZES = ("batch_size", "fan_out")
 
 def settings_of(cell: Cell) -> dict[str, Any]:
     """Everything a training depends on beside the code: own settings, the parent's, and the defaults."""
-    where = (cell.model, cell.dataset, cell.predicts)
-    chosen = {**settings_for(cell.method, *where), **current_names(cell.settings)}
+    chosen = _chosen(cell)
     rest = {name: value for name, value in _defaults(cell.method).items() if name not in chosen}
-    parent = {} if cell.method in ALONE else preset("vanilla", *where)
+    parent = {} if cell.method in ALONE else preset("vanilla", cell.model, cell.dataset, cell.predicts)
     values = {"settings": chosen, "parent": parent, "defaults": rest}
     return {name: plain(part) for name, part in values.items()}
+
+
+def _chosen(cell: Cell) -> dict[str, Any]:
+    """The settings of a training: the cell's over its preset, a trial's over the general one.
+
+    What an earlier search chose for the method on this graph has no say in the next: where a trial leaves it
+    open, the general preset or the default is taken.
+    """
+    method, where = cell.method, (cell.model, cell.dataset, cell.predicts)
+    found = settings_for(method, *where)
+    if cell.kind == "search":
+        tuned = preset(method, *where).keys() - preset(method, cell.model, "", cell.predicts).keys()
+        general = settings_for(method, *where, tuned=False)
+        left = {name: value for name, value in _defaults(method).items() if name in tuned}
+        found = {**found, **left, **general}
+    return {**found, **current_names(cell.settings)}
 
 
 @functools.cache
@@ -114,7 +129,7 @@ def trained(
     """
     if path is not None and path.exists() and not anew:
         return load_model(path).to(device), False
-    settings = current_names(cell.settings)
+    settings = _chosen(cell)
     options = {name: settings.pop(name) for name in SIZES if name in settings}
     if cell.kind == "search":  # a trial is what its settings say, and nothing else
         options["max_attempts"] = 1
@@ -136,7 +151,7 @@ def trained(
 
 def vanilla_of(cell: Cell, graph: Graph, device: str, cache: Path | None) -> tuple[nn.Module, bool]:
     """Return the vanilla parent that cells of one model, dataset and seed share, and whether it is new."""
-    parent = dataclasses.replace(cell, method="vanilla", settings={}, label="")
+    parent = dataclasses.replace(cell, kind="evaluate", method="vanilla", settings={}, label="")
     path = model_path(cache, parent)
     with _one_at_a_time(path):
         return trained(parent, graph, None, device, path)

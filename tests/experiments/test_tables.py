@@ -290,12 +290,13 @@ class TestChoose:
             assert tomllib.loads(presets(store))["fgai"]["GAT"]["cora"] == expected
             assert f"lr {expected['lr']:g}" in render("search", store), "the table shows what is chosen"
 
-    def test_trials_judged_by_an_older_search_are_not_compared(self, tmp_path: Path) -> None:
-        cell = Cell(kind="search", method="fgai", dataset="cora", settings={"lr": 0.1})
+    @pytest.mark.parametrize("task", ["", "link"])
+    def test_trials_judged_by_an_older_search_are_not_compared(self, tmp_path: Path, task: str) -> None:
+        cell = Cell(kind="search", task=task, method="fgai", dataset="cora", settings={"lr": 0.1})
         store, body = Store(tmp_path), cases.body_of(cell)
         body["fingerprint"]["attacks"] = {"validation": "of before"}
         store.write(cell, body)
-        assert trials(store) == {} and len(trials(store, older=True)) == 1
+        assert trials(store, task) == {} and len(trials(store, task, older=True)) == 1
 
     def test_without_a_search(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="no search records"):

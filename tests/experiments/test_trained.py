@@ -15,7 +15,7 @@ import fgai
 from experiments import Cell, Store, run_cell, trained
 from experiments.subjects import Source
 from experiments.trained import model_path, settings_of, training_code, training_sources, vanilla_of
-from fgai.training import train_method
+from fgai.training import FaithfulConfig, preset, train_method
 from support import bench_cases as cases
 
 PACKAGE = Path(fgai.__file__).parent
@@ -105,3 +105,27 @@ def test_figures_take_models_from_the_cache(tmp_path: Path, monkeypatch: pytest.
     again = source.trained("vanilla", graph)
     for ours, theirs in zip(first.parameters(), again.parameters(), strict=True):
         assert ours.equal(theirs)
+
+
+class TestTrials:
+    def test_what_was_chosen_before_has_no_say(self) -> None:
+        """A preset sets `certified` on Photo; a trial that leaves it open trains with the default."""
+        where = {"method": "fgai", "model": "GAT", "dataset": "amazon-photo"}
+        assert settings_of(Cell(**where))["settings"]["certified"] > 0
+        trial = settings_of(Cell(kind="search", settings={"lr": 0.1}, **where))["settings"]
+        assert trial["certified"] == FaithfulConfig().weights.certified and trial["lr"] == 0.1
+        assert trial["epochs"] == preset("fgai", "GAT", "a graph nobody tuned")["epochs"]
+
+    def test_a_variant_stands_on_what_was_chosen_for_its_parent(self) -> None:
+        trial = Cell(kind="search", method="at-limits", model="GAT", dataset="amazon-photo")
+        assert settings_of(trial)["settings"]["lr"] == preset("at", "GAT", "amazon-photo")["lr"]
+
+    def test_it_is_trained_as_it_is_recorded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        given: dict[str, Any] = {}
+        monkeypatch.setattr(trained, "train_method", lambda *_, **options: given.update(options))
+        graph = fgai.load_dataset("planted")
+        trial = Cell(kind="search", method="fgai", dataset="amazon-photo", settings={"cut": 0.1})
+        trained.trained(trial, graph, None, "cpu", None)
+        assert given["settings"] == settings_of(trial)["settings"]
+        vanilla_of(trial, graph, "cpu", None)
+        assert given["settings"] == preset("vanilla", "GAT", "amazon-photo"), "its parent is today's"

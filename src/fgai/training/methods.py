@@ -60,15 +60,24 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @typed
-def settings_for(method: str, model: str, dataset: str, task: str = "node") -> dict[str, Any]:
+def settings_for(
+    method: str, model: str, dataset: str, task: str = "node", *, tuned: bool = True
+) -> dict[str, Any]:
     """Return the preset of a method, laid over that of the method it is a variant of.
 
     A defence takes the vanilla model's where it has none of its own, adversarial training with limits that of
     the one without.
+
+    Args:
+        method: see `train_method`.
+        model: class name.
+        dataset: e.g. `amazon-photo`.
+        task: its name.
+        tuned: with what was chosen for the method on this very dataset; the general preset otherwise.
     """
     parent = "vanilla" if method in DEFENCES else "at" if method == "at-limits" else None
     below = {} if parent is None else preset(parent, model, dataset, task)
-    return {**below, **preset(method, model, dataset, task)}
+    return {**below, **preset(method, model, dataset if tuned else "", task)}
 
 
 @typed
