@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +111,9 @@ def test_figures_take_models_from_the_cache(tmp_path: Path, monkeypatch: pytest.
 class TestTrials:
     def test_what_was_chosen_before_has_no_say(self) -> None:
         """A preset sets `certified` on Photo; a trial that leaves it open trains with the default."""
-        where = {"method": "fgai", "model": "GAT", "dataset": "amazon-photo"}
-        assert settings_of(Cell(**where))["settings"]["certified"] > 0
-        trial = settings_of(Cell(kind="search", settings={"lr": 0.1}, **where))["settings"]
+        cell = Cell(method="fgai", model="GAT", dataset="amazon-photo")
+        assert settings_of(cell)["settings"]["certified"] > 0
+        trial = settings_of(replace(cell, kind="search", settings={"lr": 0.1}))["settings"]
         assert trial["certified"] == FaithfulConfig().weights.certified and trial["lr"] == 0.1
         assert trial["epochs"] == preset("fgai", "GAT", "a graph nobody tuned")["epochs"]
 
