@@ -57,13 +57,11 @@ def _chosen(cell: Cell) -> dict[str, Any]:
     What an earlier search chose for the method on this graph has no say in the next: where a trial leaves it
     open, the general preset or the default is taken.
     """
-    method, where = cell.method, (cell.model, cell.dataset, cell.predicts)
-    found = settings_for(method, *where)
+    where = (cell.method, cell.model, cell.dataset, cell.predicts)
+    found = settings_for(*where)
     if cell.kind == "search":
-        tuned = preset(method, *where).keys() - preset(method, cell.model, "", cell.predicts).keys()
-        general = settings_for(method, *where, tuned=False)
-        left = {name: value for name, value in _defaults(method).items() if name in tuned}
-        found = {**found, **left, **general}
+        before = {**_defaults(cell.method), **settings_for(*where, tuned=False)}
+        found = {name: before.get(name, value) for name, value in found.items()}
     return {**found, **current_names(cell.settings)}
 
 
