@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -17,6 +18,7 @@ from experiments.command_records import Cache, Data, Device, Here, Results, eith
 from experiments.fingerprint import change_of
 from experiments.progress import GridProgress
 from fgai.cli import FAILURE, App, Output, checked_folder, command, options
+from fgai.errors import InputError
 from fgai.progress import shown
 from fgai.records import Column, Table
 
@@ -25,10 +27,8 @@ app = App(
     no_args_is_help=True,
 )
 
-Grid = Annotated[
-    str,
-    typer.Argument(metavar="GRID", help=f"A TOML file, or {either(grid_names())}."),
-]
+Named = typer.Argument(metavar="GRID", help=f"A TOML file, or {either(grid_names())}.")
+Grid = Annotated[str, Named]
 
 
 Only = Annotated[
@@ -103,15 +103,48 @@ def run(
 @app.command("status", epilog="Example: fgai bench status node")
 @command
 def status(
-    grid: Grid,
+    grid: Annotated[str | None, Named] = None,
     *,
     results: Results = Here,
     only: Only = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Say how far a grid has come, by dataset, which cells failed, and which records are outdated."""
-    cells, store = only_of(read_grid(grid), only or ()), Store(results)
+    """Say how far a grid has come, by dataset, which cells failed, and which records are outdated.
+
+    Without a grid: how far each of them has come.
+    """
+    if grid is None and only:
+        raise InputError("`--only` chooses among the cells of a grid; name one")
+    of = _every_grid(Store(results)) if grid is None else _one_grid(grid, only or (), Store(results))
+    Output(json, quiet).result({"command": "bench status", **of.values}, of.table.show)
+
+
+class Overview(NamedTuple):
+    """What `status` says: as JSON, and as a table."""
+
+    values: dict[str, Any]
+    table: Table
+
+
+def _every_grid(store: Store) -> Overview:
+    names = ("grid", "cells", "done", "outdated", "failed", "open")
+    rows: list[list[str | float | None]] = []
+    notes = []
+    for name in grid_names():
+        cells = read_grid(name)
+        count, stale = status_of(cells, store), len(_changes(cells, store))
+        rows.append([name, len(cells), count.done - stale, stale, count.failed, count.open])
+        if count.failed:
+            notes.append(f"what failed, and why: `fgai bench status {name}`")
+    values = {"grids": [dict(zip(names, row, strict=True)) for row in rows]}
+    return Overview(
+        values, Table(f"grids in {store.root}", [Column(name, "d") for name in names], rows, notes)
+    )
+
+
+def _one_grid(grid: str, only: Sequence[str], store: Store) -> Overview:
+    cells = only_of(read_grid(grid), only)
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.dataset, cell.model), []).append(cell)
@@ -121,7 +154,6 @@ def status(
     errors = [entry for entry in failed if entry is not None]
     stale = _changes(cells, store)
     values: dict[str, Any] = {
-        "command": "bench status",
         "grid": grid,
         "cells": len(cells),
         **dataclasses.asdict(whole),
@@ -132,21 +164,16 @@ def status(
         "errors": errors,
         "stale": [{"cell": cell, "change": change} for cell, change in stale.items()],
     }
-
-    def show(console: Console) -> None:
-        rows: list[list[str | float | None]] = [
-            [*where, count.done, count.failed, count.open] for where, count in counts.items()
-        ]
-        rows.append(["", "all", whole.done, whole.failed, whole.open])
-        names = ("dataset", "model", "done", "failed", "open")
-        columns = [Column(name, "d") for name in names]
-        notes = [f"{entry['cell']}: {entry['error']}" for entry in errors]
-        if stale:
-            cell, change = next(iter(stale.items()))
-            notes.append(f"{len(stale)} outdated, left out of tables, e.g. {cell}: {change}")
-        Table(f"{grid} in {results}", columns, rows, notes).show(console)
-
-    Output(json, quiet).result(values, show)
+    rows: list[list[str | float | None]] = [
+        [*where, count.done, count.failed, count.open] for where, count in counts.items()
+    ]
+    rows.append(["", "all", whole.done, whole.failed, whole.open])
+    columns = [Column(name, "d") for name in ("dataset", "model", "done", "failed", "open")]
+    notes = [f"{entry['cell']}: {entry['error']}" for entry in errors]
+    if stale:
+        which, change = next(iter(stale.items()))
+        notes.append(f"{len(stale)} outdated, left out of tables, e.g. {which}: {change}")
+    return Overview(values, Table(f"{grid} in {store.root}", columns, rows, notes))
 
 
 def _changes(cells: list[Cell], store: Store) -> dict[str, str]:

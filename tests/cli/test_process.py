@@ -73,7 +73,7 @@ BAD: dict[str, tuple[Words, str]] = {
     "check": (("cards/gat.json", "--min", "beauty=1"), "no quantity 'beauty'"),
     "cards": (("results",), "there is no card in results"),
     "bench run": (("grid.toml", "--shard", "6/5"), "`--shard`"),
-    "bench status": ((), "Missing argument"),
+    "bench status": (("--only", "seed=0"), "`--only` chooses among the cells of a grid"),
     "bench table": (("f-slop",), "did you mean"),
     "bench figure": (("photo",), "must be one of"),
     "bench bars": (("--format", "word"), "`--format` must be one of"),

@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 from typer.testing import CliRunner
 
-from experiments import Cell, Store, read_grid
+from experiments import Cell, Store, grid_names, read_grid
 from experiments.choose import least_regret, presets, trials
 from experiments.document import fill, update
 from experiments.results import Results
@@ -378,6 +378,22 @@ class TestCommands:
         assert tomllib.loads((tmp_path / "presets.toml").read_text()) == tomllib.loads(presets(store))
         answer = json.loads(self.ask("status", "node", *place, "--json"))
         assert (answer["done"], answer["failed"], answer["open"]) == (90, 0, 1160 - 90)
+
+    def test_status_of_every_grid(self, tmp_path: Path) -> None:
+        """Of five records one failed, and one was made with other settings than today's."""
+        cells = read_grid("seeds")
+        store = cases.fill(Store(tmp_path), cells[:4])
+        older = cases.body_of(cells[0])
+        older["training"]["settings"]["lr"] = 7.0
+        store.write(cells[0], older)
+        store.write(cells[4], {"status": "failed", "error": "x", "seconds": 1.0})
+        grids = json.loads(self.ask("status", "--results", tmp_path, "--json"))["grids"]
+        assert {entry["grid"] for entry in grids} == set(grid_names())
+        (found,) = [entry for entry in grids if entry["grid"] == "seeds"]
+        assert found == {"grid": "seeds", "cells": 96, "done": 3, "outdated": 1, "failed": 1, "open": 91}
+        said = self.ask("status", "--results", tmp_path)
+        assert "bench status seeds" in said and "defences-search" in said
+        assert "name one" in self.ask("status", "--only", "seed=0", code=2)
 
     def test_refusals(self, whole: Store, tmp_path: Path) -> None:
         assert "did you mean" in self.ask("table", "f-slop", "--results", whole.root, code=2)
