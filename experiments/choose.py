@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from experiments.cells import Cell
-from experiments.fingerprint import other_searches
+from experiments.fingerprint import change_of, other_searches
 from experiments.results import DATASETS, MODELS, ROWS
 from experiments.store import Store
 from experiments.trained import settings_of
@@ -78,7 +78,8 @@ def trials(store: Store, task: str = "", *, older: bool = False) -> dict[Case, l
     The criterion is the mean of clean and attacked score on the validation part; of vanilla models for links
     and graphs it is the clean score, for what they are there for is to be compared with. Trials are compared
     by their means over seeds or folds, those run on fewer seeds than others come last. Equal trials are
-    ordered by the text of their settings, so the choice never depends on the order of files.
+    ordered by the text of their settings, so the choice never depends on the order of files. Trials that
+    would be run otherwise now, because what they start from was chosen anew, are passed over.
 
     Args:
         store: with search records.
@@ -88,7 +89,7 @@ def trials(store: Store, task: str = "", *, older: bool = False) -> dict[Case, l
     runs: dict[Case, dict[str, list[Run]]] = {}
     for record in store.records(Cell(kind="search", task=task).folder):
         cell = Cell.from_dict(record["cell"])
-        if (other_searches(record, cell) is not None) != older:
+        if not (other_searches(record, cell) if older else change_of(record, cell) is None):
             continue
         text = json.dumps(cell.settings, sort_keys=True)
         runs.setdefault((cell.row, cell.model, cell.dataset), {}).setdefault(text, []).append(Run.of(record))

@@ -298,6 +298,13 @@ class TestChoose:
         store.write(cell, body)
         assert trials(store, task) == {} and len(trials(store, task, older=True)) == 1
 
+    def test_trials_that_start_from_what_was_chosen_before_are_not_compared(self, tmp_path: Path) -> None:
+        cell = Cell(kind="search", method="fgai", dataset="cora", settings={"lr": 0.1})
+        store, body = Store(tmp_path), cases.body_of(cell)
+        body["training"]["parent"]["lr"] = 7.0
+        store.write(cell, body)
+        assert trials(store) == trials(store, older=True) == {}
+
     def test_without_a_search(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="no search records"):
             presets(Store(tmp_path))
