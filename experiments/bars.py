@@ -22,7 +22,7 @@ CERTIFIED = {"coauthor-physics": 0.6, "amazon-photo": 0.3}
 """Least share of certified classes of GAT, one injected neighbour of every node."""
 PAPER = "standard"
 """The threat that removal curves are measured under."""
-WORDS = {True: "met", False: "missed", None: "no records"}
+WORDS = {True: "met", False: "missed", None: "no number"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,7 @@ def summary(bars: list[Bar]) -> Table:
             missed = [bar.dataset for bar in held if bar.met is False]
             unknown = sum(bar.met is None for bar in held)
             text = f"{sum(bar.met is True for bar in held)}/{len(held)}" if held else "–"
-            text += f", {unknown} without records" if unknown else ""
+            text += f", {unknown} without a number" if unknown else ""
             cells.append(f"{text} (missed: {', '.join(missed)})" if missed else text)
         rows.append([name, mine[0].wanted, *cells])
     return Table("Bars met, of the datasets they are about", columns, rows)

@@ -86,7 +86,7 @@ def _lines(results: Results, store: Store) -> Iterator[str]:
     few = sum(bar.met is True and bar.seeds < bars.SEEDS for bar in judged)
     yield (
         f"**Bars**: {counts[0]} met ({few} of them on fewer than {bars.SEEDS} seeds), {counts[1]} missed,"
-        f" {counts[2]} without records, [one by one](results/bars.md)."
+        f" {counts[2]} without a number, [one by one](results/bars.md)."
     )
 
 

@@ -29,7 +29,7 @@ class TestBars:
             ("coauthor-physics", "certified classes, t = 1"),
         }
         assert all(bar.met is not None for bar in found), "the grids hold every pair a bar asks for"
-        assert "411 met, 7 missed, 0 no records, of 418." in bars.table(found).to_markdown()
+        assert "411 met, 7 missed, 0 no number, of 418." in bars.table(found).to_markdown()
         assert len(bars.table(found, every=False).rows) == 7
         assert "3/4 (missed: coauthor-physics)" in bars.summary(found).to_markdown()
 
@@ -88,7 +88,7 @@ class TestBars:
     def test_without_records_nothing_is_said(self, tmp_path: Path) -> None:
         found = bars.check(Store(tmp_path))
         assert {bar.met for bar in found} == {None} and {bar.seeds for bar in found} == {0}
-        assert f"0 met, 0 missed, {len(found)} no records" in bars.table(found).to_markdown()
+        assert f"0 met, 0 missed, {len(found)} no number" in bars.table(found).to_markdown()
         photo = ("GAT", "amazon-photo")
         few = [c for c in read_grid("node") if c.seed < 3 and (c.model, c.dataset) == photo]
         store = cases.fill(Store(tmp_path / "few"), few)
