@@ -89,7 +89,8 @@ def trials(store: Store, task: str = "", *, older: bool = False) -> dict[Case, l
     runs: dict[Case, dict[str, list[Run]]] = {}
     for record in store.records(Cell(kind="search", task=task).folder):
         cell = Cell.from_dict(record["cell"])
-        if not (other_searches(record, cell) if older else change_of(record, cell) is None):
+        wanted = other_searches(record, cell) is not None if older else change_of(record, cell) is None
+        if not wanted:
             continue
         text = json.dumps(cell.settings, sort_keys=True)
         runs.setdefault((cell.row, cell.model, cell.dataset), {}).setdefault(text, []).append(Run.of(record))

@@ -85,9 +85,7 @@ def test_graph_jsd_is_the_formula() -> None:
     assert dv.graph_jsd(w[part], v[part]) > 0
 
 
-@example(
-    3762, 0.0078125
-)  # an edge nearly without attention gets some: |d| is nearly 1, where a series is slow
+@example(3762, 0.0078125)  # |d| is nearly 1 at an edge, where the series is slow
 @given(st.integers(0, 2**16), st.floats(1e-9, 1e-2))
 def test_jsd_keeps_its_digits_for_nearly_equal_arguments(seed: int, shift: float) -> None:
     w, _ = attention(DEGREES, seed)
