@@ -33,7 +33,8 @@ CRITERION = Quantity(
 SEEDS = 2
 """A setting for nodes ships only if it holds on so many."""
 MOST_BELOW = 0.03
-"""How far a seed may lie below the mean of all in the criterion, and below what attention keeps at least."""
+"""How far a seed may lie below the mean of all in the criterion, and below what attention keeps at least. A
+trial whose criterion falls further may ship nevertheless, if its worst seed is above those of all others."""
 NOISE = 0.01
 """Differences of the criterion that two seeds cannot tell apart (one standard error of F1 on the validation
 nodes of Photo is .009): within them the preset in use stays."""
@@ -56,7 +57,9 @@ class Trial(NamedTuple):
         attacked: score.
         key: of the first record.
         seeds: it was run on.
+        least: criterion of its worst seed.
         reason: why it may not become a preset; empty if it may.
+        fell: by how much one seed is worse than the others, in words, where that is too much; empty if not.
     """
 
     settings: dict[str, Any]
@@ -65,7 +68,9 @@ class Trial(NamedTuple):
     attacked: float
     key: str
     seeds: int = 1
+    least: float = 0.0
     reason: str = ""
+    fell: str = ""
 
 
 Case = tuple[str, str, str]
@@ -134,30 +139,34 @@ def _trial(runs: list[Run], method: str, task: str) -> Trial:
         attacked=fmean(run.scores["attacked"] for run in runs),
         key=runs[0].key,
         seeds=len(runs),
+        least=min(run.criterion for run in runs),
         reason="" if task else _reason(runs, method),
+        fell="" if task else _short(runs, "criterion", fmean(run.criterion for run in runs)),
     )
-
-
-def _wanted(method: str) -> dict[str, float]:
-    """What the seeds of a trial reach on average at least, and none of them much less, by its path."""
-    return {"criterion": 0.0, **(KEPT if method == "fgai" else {})}
 
 
 def _reason(runs: list[Run], method: str) -> str:
     """Why a setting for nodes may not become a preset: it must hold on every seed, and on two at least."""
     if len(runs) < SEEDS:
         return f"run on {len(runs)} of {SEEDS} seeds"
-    for name, least in _wanted(method).items():
-        held = {run.seed: look_up(run.scores, name) for run in runs}
-        if None in held.values():
+    for name, least in (KEPT if method == "fgai" else {}).items():
+        held = [look_up(run.scores, name) for run in runs]
+        if None in held:
             return f"`{name}` is not recorded"
-        mean = fmean(held.values())
-        seed = min(held, key=lambda one: held[one])
-        if mean < least:
-            return f"keeps {mean:.3f} of `{name}`, {least} are wanted"
-        if held[seed] < (least or mean) - MOST_BELOW:
-            return f"seed {seed} has {held[seed]:.3f} of `{name}`, where the mean is {mean:.3f}"
+        if fmean(held) < least:
+            return f"keeps {fmean(held):.3f} of `{name}`, {least} are wanted"
+        if short := _short(runs, name, least):
+            return short
     return ""
+
+
+def _short(runs: list[Run], name: str, wanted: float) -> str:
+    """Which seed has too much less of something than is wanted, in words; empty if none has."""
+    held = {run.seed: look_up(run.scores, name) for run in runs}
+    seed = min(held, key=lambda one: held[one])
+    if held[seed] >= wanted - MOST_BELOW:
+        return ""
+    return f"seed {seed} has {held[seed]:.3f} of `{name}`, where the mean is {fmean(held.values()):.3f}"
 
 
 def least_regret(
@@ -195,7 +204,8 @@ def presets(store: Store) -> str:
     `[graph]`, are replaced where a search was run.
 
     A setting for nodes that fails on one of its seeds, or was run on one alone, is passed over for the next
-    best that holds. The preset in use stays where it was a trial, holds, and is within `NOISE` of the best.
+    best that holds (see `chosen`). The preset in use stays where it was a trial, holds, and is within `NOISE`
+    of the best.
 
     Raises:
         InputError: the folder holds no search, or of some method, model and dataset no setting holds.
@@ -210,7 +220,7 @@ def presets(store: Store) -> str:
             if good is not None:
                 made[name] = good.settings
             else:
-                refused.append(f"{name} (the best: {held[0].reason})")
+                refused.append(f"{name} (the best: {held[0].reason or held[0].fell})")
     if refused:
         raise InputError(f"no setting holds on {SEEDS} seeds for {'; '.join(refused)}; add trials or seeds")
     if not made:
@@ -227,12 +237,17 @@ def presets(store: Store) -> str:
 def chosen(case: Case, held: Sequence[Trial], task: str = "") -> Trial | None:
     """The best trial that holds, or the one that is the preset in use if that is as good; None if none does.
 
+    A trial whose criterion falls on one seed counts as holding where even that seed is above the worst of
+    every trial that does not fall: to pass it over would be to ship what is worse on all seeds.
+
     Args:
         case: method, model and dataset.
         held: its trials, the best first.
         task: empty for nodes, `link` or `graph`.
     """
-    good = [trial for trial in held if not trial.reason]
+    able = [trial for trial in held if not trial.reason]
+    floor = max((trial.least for trial in able if not trial.fell), default=float("inf"))
+    good = [trial for trial in able if not trial.fell or trial.least > floor]
     for trial in good:
         if good[0].criterion - trial.criterion <= NOISE and is_in_use(case, trial, task):
             return trial

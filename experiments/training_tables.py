@@ -177,7 +177,9 @@ def search(store: Store) -> list[Sheet | Table]:
         settings = ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
                              for name, value in sorted(best.settings.items()))  # fmt: skip
         scores = [float(len(held)), best.criterion, best.clean, best.attacked, held[-1].criterion]
-        said = f"{settings or 'preset'}{f' (does not ship: {best.reason})' if best.reason else ''}"
+        said = settings or "preset"
+        if found is None:
+            said += f" (does not ship: {best.reason or best.fell})"
         rows.append([name_of(method), model, dataset, *scores, said])
     notes = (
         f"{TRIALS} trials each on {SEEDS} seeds; criterion: mean of accuracy on validation nodes, clean and"

@@ -13,9 +13,9 @@ from fgai.attention import limits_of
 from fgai.errors import DivergenceError, InputError, ReliabilityWarning
 from fgai.graph import Graph
 from fgai.models import GAT
-from fgai.training import assurance, fit, hardened, history_of, judged, train_method
+from fgai.training import assurance, fit, hardened, history_of, judged, settings_for, train_method
 from fgai.training.hardened import HardenedConfig
-from fgai.training.settings import FIRMER
+from fgai.training.settings import ADVERSARY_FIELDS, FIRMER, FaithfulConfig
 from support.graph_cases import small_data
 
 GRAPH = small_data(nodes=60)
@@ -157,3 +157,17 @@ def test_a_model_that_lost_its_predictions_is_not_the_better_one(
     with pytest.warns(ReliabilityWarning, match="not-steadier"):
         assert trial.run(0.6, 0.5, 0.0, 0.0) is made[0]
     assert len(made) == 3
+
+
+@pytest.mark.parametrize("model", ["GAT", "GATv2", "GT"])
+@pytest.mark.parametrize("method", ["at", "at-limits"])
+def test_epochs_and_adversary_are_those_of_faithful_training(method: str, model: str) -> None:
+    for dataset in ("amazon-photo", "amazon-cs", "coauthor-cs", "coauthor-physics", "a graph nobody named"):
+        faithful = FaithfulConfig().replace(**settings_for("fgai", model, dataset))
+        for tuned in (True, False):  # a trial of the search has them, too
+            chosen = settings_for(method, model, dataset, tuned=tuned)
+            hard = HardenedConfig.of(chosen, limits=method == "at-limits")
+            assert hard.train.epochs == faithful.train.epochs
+            assert hard.lean == faithful.lean
+            for name in ADVERSARY_FIELDS:
+                assert getattr(hard.budget, name) == getattr(faithful, name)

@@ -24,7 +24,7 @@ from fgai.training.judged import ATTEMPTS, check_attempts
 from fgai.training.limiting import limit
 from fgai.training.loop import TRAIN_FIELDS, TrainConfig
 from fgai.training.presets import preset
-from fgai.training.settings import FaithfulConfig
+from fgai.training.settings import ADVERSARY_FIELDS, FaithfulConfig
 from fgai.training.train import history_of, in_memory, set_history, train
 from fgai.training.whole import nodes_of
 from fgai.typed import typed
@@ -57,6 +57,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fgai-injection": OUTPUT_LAYER,
 }
 """Methods that start from other settings than `FaithfulConfig`'s defaults, and from which."""
+SHARED = ("epochs", "lean", *ADVERSARY_FIELDS)
+"""What adversarial training has as faithful training has it, wherever the two are compared."""
 
 
 @typed
@@ -66,7 +68,7 @@ def settings_for(
     """Return the preset of a method, laid over that of the method it is a variant of.
 
     A defence takes the vanilla model's where it has none of its own, adversarial training with limits that of
-    the one without.
+    the one without. Both of these have the epochs and the adversary of `fgai` on the same graph.
 
     Args:
         method: see `train_method`.
@@ -77,7 +79,11 @@ def settings_for(
     """
     parent = "vanilla" if method in DEFENCES else "at" if method == "at-limits" else None
     below = {} if parent is None else preset(parent, model, dataset, task)
-    return {**below, **preset(method, model, dataset if tuned else "", task)}
+    found = {**below, **preset(method, model, dataset if tuned else "", task)}
+    if method in ("at", "at-limits"):
+        faithful = preset("fgai", model, dataset, task)
+        found |= {name: faithful[name] for name in SHARED if name in faithful}
+    return found
 
 
 @typed
