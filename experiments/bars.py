@@ -202,10 +202,10 @@ def _predictions(case: Case) -> Iterator[Bar]:
     )
     anything = case.mean("f1.attacked", threat=ANY)
     yield case.bar("`values` F1", "≥ own clean − 0.04", lambda a, c: a >= c - 0.04, anything, clean)
-    seeds = case.results.values(case.model, case.dataset, "fgai", "f1.attacked", CLAIM)
-    yield case.bar(
-        "worst seed", "≥ mean − 0.03", lambda w, m: w >= m - 0.03, min(seeds.values(), default=None), attacked
-    )
+    for name, threat, mean in (("worst seed", CLAIM, attacked), (f"worst seed, `{BESIDE}`", BESIDE, strong)):
+        seeds = case.results.values(case.model, case.dataset, "fgai", "f1.attacked", threat).values()
+        worst = min(seeds, default=None)
+        yield case.bar(name, "≥ mean − 0.03", lambda w, m: w >= m - 0.03, worst, mean)
 
 
 def _stability(case: Case) -> Iterator[Bar]:

@@ -342,6 +342,8 @@ def test_every_threat_is_told_by_what_it_may_change(name: str) -> None:
     assert ("removes" in words) == (name in ("dice", "flips"))
     adds_only = name not in ("dice", "flips", "modify")
     assert ("what it adds" in words) == adds_only != ("what it changes" in words)
+    drawn = name in ("standard", "random", "natural", "edges", "modify", "preserving")
+    assert ("the same places" in words) == drawn != ("chosen for each" in words)
 
 
 @pytest.mark.parametrize("kind", ["edges", "modify"])

@@ -120,6 +120,11 @@ class Attack(ABC):
         return self.budget.steps > 0
 
     @property
+    def aims(self) -> bool:
+        """Whether it may strike other places in another model; otherwise a seed says where, for all alike."""
+        return self.budget.restarts > 1
+
+    @property
     def allowed_steps(self) -> int:
         """Gradient steps that all restarts may take together."""
         return self.budget.steps * self.budget.restarts

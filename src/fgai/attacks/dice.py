@@ -29,6 +29,11 @@ class DICE(Attack):
     name = "dice"
     removes = True
 
+    @property
+    def aims(self) -> bool:
+        """Yes: the labels it does not know are the predictions of the model."""
+        return True
+
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
     ) -> Iterator[GraphChange]:

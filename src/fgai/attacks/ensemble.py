@@ -109,6 +109,11 @@ class EnsembleInjection(ReportedAttack):
         plain = sum(baseline.allowed_steps for baseline in self.baselines)
         return (climbed + plain) * self.budget.restarts
 
+    @property
+    def aims(self) -> bool:
+        """Yes: some of its endpoints are chosen by what the model says."""
+        return True
+
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
     ) -> Iterator[GraphChange]:

@@ -52,6 +52,11 @@ class TDGIA(Attack):
 
     name = "tdgia"
 
+    @property
+    def aims(self) -> bool:
+        """Yes: its endpoints are chosen by margins."""
+        return True
+
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
     ) -> Iterator[GraphChange]:

@@ -85,6 +85,11 @@ class ValueInjection(ReportedAttack):
         own = 2 * self.steps * len(CLIMBS) * len(STARTS) * self.budget.restarts
         return self.contained.allowed_steps + own
 
+    @property
+    def aims(self) -> bool:
+        """Yes: some of its endpoints are chosen by what the model says."""
+        return True
+
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
     ) -> Iterator[GraphChange]:

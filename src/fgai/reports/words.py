@@ -120,9 +120,10 @@ def attack_words(record: Record) -> str:
         tail = f" It knows the model and tunes {what} in every way there is; what does the most harm counts."
     else:
         tail = f" It does not search: {what} is random."
+    aims = name not in THREATS or make_attack(name).aims
+    where = "; where it is spent is chosen for each" if aims else " and the same places to attack"
     return (
-        f"The {name} attack {' and '.join(did)}.{tail} Every model gets the same budget"
-        f" and the same places to attack. {doubt(name)}"
+        f"The {name} attack {' and '.join(did)}.{tail} Every model gets the same budget{where}. {doubt(name)}"
     ).rstrip()
 
 

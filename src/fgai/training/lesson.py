@@ -60,7 +60,7 @@ class Lesson:
         """Yield the clean terms, then the stability terms, whose clean side is held fixed.
 
         Closeness and similarity already tie the clean side to the vanilla model, so stability only has to
-        pull the perturbed side to it; with one graph's activations alive at a time memory stays vanilla's.
+        pull the perturbed side to it, and the activations of one graph alone are alive at a time.
 
         Args:
             model: in training.

@@ -28,7 +28,7 @@ FIRMER = 0.4
 @typed
 @dataclass(frozen=True, kw_only=True)
 class FaithfulConfig:
-    """How `make_faithful` trains; the defaults suit a graph nobody tuned.
+    """How `make_faithful` trains; the defaults are for a graph without a preset.
 
     Attributes:
         weights: of the terms, see `fgai.training.terms.Weights`.

@@ -34,7 +34,9 @@ def test_headings_sort_and_names_do_nothing(tmp_path: Path, visit: Callable[...,
     assert order("g-TVD rel") == [EVIL, "b", "c", "a"]
     assert order("model")[1:] == ["a", "b", "c"]
     opened.page.get_by_role("link", name="b", exact=True).click()
-    assert opened.page.locator("details#card-b[open]").count() == 1
+    opened.page.wait_for_selector(
+        "details#card-b[open]"
+    )  # once the browser has told the page of the new address
     opened.page.locator("#theme").click()
     assert opened.page.locator("html").get_attribute("data-theme") == "dark"
     assert opened.page.title() == "Explanation cards"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -266,6 +267,25 @@ def test_keyboard_alone_reaches_everything(desk: Any) -> None:
     page.select_option("#group", index=1)
     assert "fake node" in desk.text(".who")
     desk.check()
+
+
+def test_attacks_that_chose_different_places(visit: Visit, tmp_path: Path) -> None:
+    report = deepcopy(whole_report())
+    assert report.explorer is not None
+    nodes, models = report.explorer["nodes"], report.explorer["models"]
+    at, fakes = next(
+        (at, found)
+        for at, row in enumerate(nodes["neighbours"])
+        if (found := [n for n, one in enumerate(row) if one >= report.explorer["total"]])
+    )
+    for n in fakes:  # as if the attack on the second model had joined them elsewhere
+        models[1]["after"][at][n] = None
+    opened = visit(write_report(report, tmp_path / "report.html"))
+    opened.page.fill("#search", str(nodes["id"][at]))
+    opened.page.keyboard.press("Enter")
+    joined = f"{len(fakes)} fake node{'s' if len(fakes) > 1 else ''} to it in {models[0]['name']}"
+    assert f"the attack joins {joined}, no fake nodes to it in {models[1]['name']}" in opened.text(".who")
+    opened.check()
 
 
 def test_theme_button_and_memory(visit: Visit, report_page: Path) -> None:

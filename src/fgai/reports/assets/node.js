@@ -39,10 +39,19 @@ function buildNode(id) {
   explorer.models.forEach((model, index) => { if (model.before) { drawStars(model, index, at, id); drawValues(model, index, at, id); } });
 }
 
+// Fake nodes that the attack on a model joins to a node; attacks on different models may choose different places.
+function fakesAt(model, at) {
+  if (!model.after) return 0;
+  return explorer.nodes.neighbours[at].filter((id, n) => id >= explorer.total && model.after[at][n] !== null).length;
+}
+
 function attackOn(at) {
   const nodes = explorer.nodes;
-  const fakes = nodes.neighbours ? nodes.neighbours[at].filter((id) => id >= explorer.total).length : 0;
-  if (fakes) return `the attack joins ${fakes} fake node${fakes > 1 ? "s" : ""} to it`;
+  const fakes = nodes.neighbours ? explorer.models.map((model) => fakesAt(model, at)) : [0];
+  const counted = (count) => `${count || "no"} fake node${count === 1 ? "" : "s"}`;
+  if (fakes.every((count) => count === fakes[0])) {
+    if (fakes[0]) return `the attack joins ${counted(fakes[0])} to it`;
+  } else return `the attack joins ${explorer.models.map((model, n) => `${counted(fakes[n])} to it in ${model.name}`).join(", ")}`;
   const model = explorer.models[0];
   const joined = model.before ? nodes.neighbours[at].filter((_, n) => model.before[at][n] === null && model.after[at][n] !== null).length : 0;
   if (joined) return `the attack joins ${joined} other node${joined > 1 ? "s" : ""} to it`;

@@ -1,0 +1,106 @@
+"""Take the pictures of docs/report.md: python -m tools.pictures PAGE LARGER_PAGE [FOLDER].
+
+PAGE and LARGER_PAGE are written by `fgai report`; the commands stand in docs/report.md. Needs playwright and
+a Chromium on the path, or named by $FGAI_BROWSER.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+WIDTH, HEAD = 1072, 1128
+"""Of a screen: its width, and how much of it the head of a page takes."""
+PHONE, SCREEN = 375, 1500
+GAP = 24
+STILL = "html { scroll-behavior: auto !important } nav { position: static !important }"
+"""No bar over what is pictured, and no waiting for a scroll."""
+
+
+def take(page: Path, larger: Path, folder: Path) -> None:
+    """Write all pictures to a folder."""
+    from playwright.sync_api import sync_playwright
+
+    browser = os.environ.get("FGAI_BROWSER") or shutil.which("chromium") or shutil.which("google-chrome")
+    with sync_playwright() as driver:
+        launched = driver.chromium.launch(executable_path=browser, args=["--no-sandbox", "--hide-scrollbars"])
+        with opened(launched, page, WIDTH, HEAD) as seen:
+            seen.screenshot(path=folder / "report-headline.png")
+            part(seen, "#network").save(folder / "report-neighbourhood.png")
+            above(part(seen, "#distribution"), part(seen, "#curves")).save(folder / "report-curves.png")
+        with opened(launched, page, WIDTH, HEAD, dark=True) as seen:
+            part(seen, "#explorer").save(folder / "report-node-dark.png")
+        with opened(launched, larger, WIDTH, HEAD, dark=True) as seen:
+            seen.screenshot(path=folder / "report-physics-dark.png")
+        with opened(launched, page, PHONE, SCREEN, dark=True) as seen:
+            screens = []
+            for name in ("h1", "#neighbourhood", "#node"):
+                seen.evaluate("name => document.querySelector(name).scrollIntoView()", name)
+                screens.append(image(seen.screenshot()))
+            beside(screens).save(folder / "report-phone.png")
+        launched.close()
+
+
+@contextmanager
+def opened(browser: Any, page: Path, width: int, height: int, *, dark: bool = False) -> Iterator[Any]:
+    """A page from disk, once it is drawn."""
+    size = {"width": width, "height": height}
+    seen = browser.new_page(viewport=size, color_scheme="dark" if dark else "light")
+    seen.goto(page.resolve().as_uri())
+    seen.wait_for_selector("html[data-ready=true]", timeout=60_000)
+    seen.add_style_tag(content=STILL)
+    yield seen
+    seen.close()
+
+
+def part(seen: Any, name: str) -> Image.Image:
+    """The picture of one part of a page, with what is left and right of it."""
+    box = seen.locator(name).first.bounding_box()
+    width = seen.viewport_size["width"]
+    top = box["y"] + seen.evaluate("scrollY")
+    return image(
+        seen.screenshot(full_page=True, clip={"x": 0, "y": top, "width": width, "height": box["height"]})
+    )
+
+
+def image(data: bytes) -> Image.Image:
+    """A screenshot as a picture."""
+    return Image.open(io.BytesIO(data)).convert("RGB")
+
+
+def above(*pictures: Image.Image) -> Image.Image:
+    """Pictures one below the other."""
+    whole = Image.new(
+        "RGB", (max(one.width for one in pictures), sum(one.height for one in pictures)), "white"
+    )
+    top = 0
+    for one in pictures:
+        whole.paste(one, (0, top))
+        top += one.height
+    return whole
+
+
+def beside(pictures: list[Image.Image]) -> Image.Image:
+    """Pictures side by side, with a gap between them."""
+    width = sum(one.width for one in pictures) + GAP * (len(pictures) - 1)
+    whole = Image.new("RGB", (width, max(one.height for one in pictures)), "white")
+    left = 0
+    for one in pictures:
+        whole.paste(one, (left, 0))
+        left += one.width + GAP
+    return whole
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (3, 4):
+        sys.exit(__doc__)
+    given = [Path(name) for name in (*sys.argv[1:], "docs/images")]
+    take(given[0], given[1], given[2])
