@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -47,6 +48,12 @@ KEPT = {
 """What the attention of `fgai` keeps at least, see `experiments.validation.validate`."""
 
 
+SHARED = {"fgai": (("GAT", "GATv2"), ("GT",))}
+"""Methods with presets for graphs that have no table of their own, and which models share one."""
+SHARING = ("cora", "citeseer", "pubmed", "planted")
+"""The graphs they are chosen on, all together."""
+
+
 class Trial(NamedTuple):
     """One trial of a search: its settings and what it scored on validation data, mean over its seeds.
 
@@ -74,7 +81,8 @@ class Trial(NamedTuple):
 
 
 Case = tuple[str, str, str]
-"""Method, model and dataset."""
+"""Method, model and dataset; no dataset for the graphs that share a preset, and no model for the first of the
+presets they share."""
 
 
 def trials(store: Store, task: str = "", *, older: bool = False) -> dict[Case, list[Trial]]:
@@ -84,7 +92,8 @@ def trials(store: Store, task: str = "", *, older: bool = False) -> dict[Case, l
     and graphs it is the clean score, for what they are there for is to be compared with. Trials are compared
     by their means over seeds or folds, those run on fewer seeds than others come last. Equal trials are
     ordered by the text of their settings, so the choice never depends on the order of files. Trials that
-    would be run otherwise now, because what they start from was chosen anew, are passed over.
+    would be run otherwise now, because what they start from was chosen anew, are passed over. Trials on
+    graphs that share a preset are one, see `_shared`.
 
     Args:
         store: with search records.
@@ -105,7 +114,42 @@ def trials(store: Store, task: str = "", *, older: bool = False) -> dict[Case, l
         ]
         for case, held in runs.items()
     }
+    if not task and not older:
+        found = _shared(found)
     return dict(sorted(found.items(), key=lambda item: tuple(map(_rank, item[0]))))
+
+
+def _shared(found: dict[Case, list[Trial]]) -> dict[Case, list[Trial]]:
+    """Put the trials of graphs that share a preset together: their mean, if they hold on every one."""
+    rest = {case: held for case, held in found.items() if not (case[0] in SHARED and case[2] in SHARING)}
+    for method, groups in SHARED.items():
+        for models in groups:
+            pool: dict[str, list[Trial]] = {}
+            for model, dataset in itertools.product(models, SHARING):
+                for trial in found.get((method, model, dataset), ()):
+                    pool.setdefault(json.dumps(trial.settings, sort_keys=True), []).append(trial)
+            whole = len(models) * len(SHARING)
+            made = [_together(held, whole) for _, held in sorted(pool.items())]
+            if made:
+                where = (method, "" if models == groups[0] else models[0], "")
+                rest[where] = sorted(made, key=lambda trial: (-trial.seeds, -trial.criterion))
+    return rest
+
+
+def _together(held: list[Trial], whole: int) -> Trial:
+    """One trial of those of equal settings on several graphs, of which there should be so many."""
+    missing = f"run on {len(held)} of {whole} pairs of model and graph" if len(held) < whole else ""
+    return Trial(
+        held[0].settings,
+        criterion=fmean(trial.criterion for trial in held),
+        clean=fmean(trial.clean for trial in held),
+        attacked=fmean(trial.attacked for trial in held),
+        key=held[0].key,
+        seeds=min(trial.seeds for trial in held),
+        least=min(trial.least for trial in held),
+        reason=missing or next((trial.reason for trial in held if trial.reason), ""),
+        fell=next((trial.fell for trial in held if trial.fell), ""),
+    )
 
 
 class Run(NamedTuple):
@@ -200,8 +244,8 @@ def least_regret(
 def presets(store: Store) -> str:
     """Return the package's presets as TOML, the best trials laid over them.
 
-    General tables and comments stay as they are; `[method.MODEL.dataset]`, and the same under `[link]` and
-    `[graph]`, are replaced where a search was run.
+    Comments stay as they are, and so do general tables, but for those that `SHARED` graphs choose;
+    `[method.MODEL.dataset]`, and the same under `[link]` and `[graph]`, are replaced where a search was run.
 
     A setting for nodes that fails on one of its seeds, or was run on one alone, is passed over for the next
     best that holds (see `chosen`). The preset in use stays where it was a trial, holds, and is within `NOISE`
@@ -226,12 +270,34 @@ def presets(store: Store) -> str:
     if not made:
         raise InputError(f"there are no search records in {store.root}; run `fgai bench run search` first")
     text = files("fgai.training").joinpath("presets.toml").read_text(encoding="utf-8")
-    blocks = [block for block in _blocks(text) if block[0] not in made]
+    shared = {name: settings for name, settings in made.items() if name in SHARED_TABLES}
+    blocks = [
+        _renewed(block, shared) for block in _blocks(text) if block[0] in shared or block[0] not in made
+    ]
     for name, settings in made.items():
+        if name in shared:
+            continue
         general = name.rsplit(".", 2)[0]
         same = [at for at, (other, _) in enumerate(blocks) if f"{other}.".startswith(f"{general}.")]
         blocks.insert(same[-1] + 1 if same else len(blocks), (name, _table(name, settings)))
     return "".join(body for _, body in blocks)
+
+
+SHARED_TABLES = tuple(
+    ".".join(filter(None, (method, "" if models == groups[0] else models[0])))
+    for method, groups in SHARED.items()
+    for models in groups
+)
+"""Their names."""
+
+
+def _renewed(block: tuple[str, str], made: Mapping[str, dict[str, Any]]) -> tuple[str, str]:
+    """A general table with new settings, below the comment it has."""
+    name, body = block
+    if name not in made:
+        return block
+    comment = body[: body.index(f"[{name}]")]
+    return name, comment + _table(name, made[name])
 
 
 def chosen(case: Case, held: Sequence[Trial], task: str = "") -> Trial | None:
@@ -256,7 +322,7 @@ def chosen(case: Case, held: Sequence[Trial], task: str = "") -> Trial | None:
 
 def is_in_use(case: Case, trial: Trial, task: str = "") -> bool:
     """Whether the presets of today give a method all that a trial sets."""
-    method, model, dataset = case
+    method, model, dataset = case[0], case[1] or SHARED[case[0]][0][0], case[2] or SHARING[0]
     now = settings_of(Cell(method=method, model=model, dataset=dataset, task=task))
     given = {**now["defaults"], **now["settings"]}
     return all(given.get(name) == value for name, value in trial.settings.items())

@@ -17,6 +17,7 @@ from experiments import status as status_of
 from experiments.command_records import Cache, Data, Device, Here, Results, either
 from experiments.fingerprint import change_of
 from experiments.progress import GridProgress
+from experiments.trained import training_code
 from fgai.cli import FAILURE, App, Output, checked_folder, command, options
 from fgai.errors import InputError
 from fgai.progress import shown
@@ -128,15 +129,17 @@ class Overview(NamedTuple):
 
 
 def _every_grid(store: Store) -> Overview:
-    names = ("grid", "cells", "done", "outdated", "failed", "open")
+    names = ("grid", "cells", "done", "outdated", "failed", "open", "other code")
     rows: list[list[str | float | None]] = []
     notes = []
     for name in grid_names():
         cells = read_grid(name)
         count, stale = status_of(cells, store), len(_changes(cells, store))
-        rows.append([name, len(cells), count.done - stale, stale, count.failed, count.open])
+        other = _of_other_code(cells, store)
+        rows.append([name, len(cells), count.done - stale, stale, count.failed, count.open, other])
         if count.failed:
             notes.append(f"what failed, and why: `fgai bench status {name}`")
+    notes.append(OTHER_CODE)
     values = {"grids": [dict(zip(names, row, strict=True)) for row in rows]}
     return Overview(
         values, Table(f"grids in {store.root}", [Column(name, "d") for name in names], rows, notes)
@@ -162,6 +165,7 @@ def _one_grid(grid: str, only: Sequence[str], store: Store) -> Overview:
             for (dataset, model), count in counts.items()
         ],
         "errors": errors,
+        "other_code": _of_other_code(cells, store),
         "stale": [{"cell": cell, "change": change} for cell, change in stale.items()],
     }
     rows: list[list[str | float | None]] = [
@@ -174,6 +178,19 @@ def _one_grid(grid: str, only: Sequence[str], store: Store) -> Overview:
         which, change = next(iter(stale.items()))
         notes.append(f"{len(stale)} outdated, left out of tables, e.g. {which}: {change}")
     return Overview(values, Table(f"{grid} in {store.root}", columns, rows, notes))
+
+
+OTHER_CODE = (
+    "other code: records made before a line of what trains was changed, or by code they do not name. Records"
+    " whose settings or searches are other ones now are outdated; what else changes numbers stands in"
+    " CHANGELOG.md."
+)
+
+
+def _of_other_code(cells: list[Cell], store: Store) -> int:
+    """How many records of cells were made by other lines than those that train now."""
+    held = [record for cell in cells if (record := store.read(cell)) and record["status"] == "done"]
+    return sum(record.get("fingerprint", {}).get("code") != training_code() for record in held)
 
 
 def _changes(cells: list[Cell], store: Store) -> dict[str, str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import hashlib
+import io
+import tokenize
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,14 +90,28 @@ def training_sources(root: Path) -> list[Path]:
 def training_code(root: Path | None = None) -> str:
     """A short hash of the code that trains: a model of other code is not taken for this one's.
 
+    Docstrings, lines of comments and empty lines do not count.
+
     Args:
         root: folder of the package; where it was imported from by default.
     """
     root, digest = Path(fgai.__file__).parent if root is None else root, hashlib.sha256()
     for file in training_sources(root):
         digest.update(f"{file.relative_to(root).as_posix()}\0".encode())
-        digest.update(file.read_bytes())
+        digest.update(_told(file.read_text(encoding="utf-8")).encode())
     return digest.hexdigest()[:12]
+
+
+def _told(source: str) -> str:
+    """What a source tells the interpreter, line by line: all but docstrings, comments and empty lines."""
+    silent: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            silent.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in (tokenize.COMMENT, tokenize.NL) and not token.line[: token.start[1]].strip():
+            silent.add(token.start[0])
+    return "\n".join(line for n, line in enumerate(source.split("\n"), 1) if n not in silent)
 
 
 def model_path(cache: Path | None, cell: Cell, **more: Any) -> Path | None:

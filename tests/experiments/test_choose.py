@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tomllib
 from importlib.resources import files
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from experiments import Cell, Store
-from experiments.choose import least_regret, presets, trials
+from experiments.choose import SHARING, least_regret, presets, trials
 from experiments.tables import render
 from fgai.errors import InputError
 from fgai.training import preset
@@ -102,7 +103,7 @@ class TestChoose:
         for rate, seeds in enumerate(trials, 1):
             for seed, changes in seeds.items():
                 cell = Cell(
-                    kind="search", method="fgai", dataset="cora", seed=seed, settings={"lr": rate / 10}
+                    kind="search", method="fgai", dataset="amazon-cs", seed=seed, settings={"lr": rate / 10}
                 )
                 body = cases.body_of(cell)
                 body["validation"] |= {"criterion": 0.5 + rate / 10, **changes}
@@ -127,11 +128,11 @@ class TestChoose:
         ]
         for name, bad, reason in failing:
             store = self.searched(Store(tmp_path / name), good, bad)
-            assert tomllib.loads(presets(store))["fgai"]["GAT"]["cora"] == {"lr": 0.1}
+            assert tomllib.loads(presets(store))["fgai"]["GAT"]["amazon-cs"] == {"lr": 0.1}
             (held,) = trials(store).values()
             found = next(trial for trial in held if trial.settings == {"lr": 0.2})
             assert reason in (found.reason or found.fell)
-            with pytest.raises(InputError, match=r"no setting holds on 2 seeds for fgai\.GAT\.cora"):
+            with pytest.raises(InputError, match=r"no setting holds on 2 seeds for fgai\.GAT\.amazon-cs"):
                 presets(self.searched(Store(tmp_path / f"{name} alone"), bad))
 
     def test_a_fall_is_no_reason_where_all_else_is_worse_on_every_seed(self, tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ class TestChoose:
         for low, expected in ((0.62, 0.2), (0.58, 0.1)):
             fell = {0: {"criterion": 0.9}, 1: {"criterion": low}}
             store = self.searched(Store(tmp_path / str(low)), steady, fell)
-            assert tomllib.loads(presets(store))["fgai"]["GAT"]["cora"] == {"lr": expected}
+            assert tomllib.loads(presets(store))["fgai"]["GAT"]["amazon-cs"] == {"lr": expected}
             assert "does not ship" not in render("search", store)
         with pytest.raises(InputError, match="no setting holds on 2 seeds"):  # nothing to compare it with
             presets(self.searched(Store(tmp_path / "alone"), fell))
@@ -147,21 +148,69 @@ class TestChoose:
     def test_more_than_enough_on_one_seed_is_no_reason(self, tmp_path: Path) -> None:
         much = {seed: {"sharpness": {"all": size, "sharpest": size}} for seed, size in ((0, 0.95), (1, 1.3))}
         store = self.searched(Store(tmp_path), much)
-        assert tomllib.loads(presets(store))["fgai"]["GAT"]["cora"] == {"lr": 0.1}
+        assert tomllib.loads(presets(store))["fgai"]["GAT"]["amazon-cs"] == {"lr": 0.1}
         assert "1 of these settings are not in use yet" in render("search", store)
 
     def test_the_preset_in_use_stays_where_it_is_as_good(self, tmp_path: Path) -> None:
-        now = {"lr": preset("fgai", "GAT", "cora")["lr"]}
+        now = {"lr": preset("fgai", "GAT", "amazon-cs")["lr"]}
         for gain, expected in ((0.009, now), (0.011, {"lr": 0.3})):
             store = Store(tmp_path / str(gain))
             for settings, score in ((now, 0.7), ({"lr": 0.3}, 0.7 + gain)):
                 for seed in (0, 1):
-                    cell = Cell(kind="search", method="fgai", dataset="cora", seed=seed, settings=settings)
+                    cell = Cell(
+                        kind="search", method="fgai", dataset="amazon-cs", seed=seed, settings=settings
+                    )
                     body = cases.body_of(cell)
                     body["validation"]["criterion"] = score
                     store.write(cell, body)
-            assert tomllib.loads(presets(store))["fgai"]["GAT"]["cora"] == expected
+            assert tomllib.loads(presets(store))["fgai"]["GAT"]["amazon-cs"] == expected
             assert f"lr {expected['lr']:g}" in render("search", store), "the table shows what is chosen"
+
+    def shared(self, store: Store, skip: str = "", **scores: float) -> Store:
+        """Trials on the graphs that share a preset: their criterion by learning rate; one is left out on a graph."""
+        for model, dataset, seed in itertools.product(("GAT", "GATv2"), SHARING, (0, 1)):
+            for name, score in scores.items():
+                rate = float(name.removeprefix("lr")) / 1000
+                cell = Cell(
+                    kind="search",
+                    method="fgai",
+                    model=model,
+                    dataset=dataset,
+                    seed=seed,
+                    settings={"lr": rate},
+                )
+                body = cases.body_of(cell)
+                body["validation"]["criterion"] = score - 0.1 * (dataset == "cora")
+                if name != skip or dataset != "planted":
+                    store.write(cell, body)
+        return store
+
+    def test_graphs_that_share_a_preset_choose_it_together(self, tmp_path: Path) -> None:
+        store = self.shared(Store(tmp_path / "a"), lr5=0.7, lr6=0.8, lr7=0.9, skip="lr7")
+        ((case, held),) = trials(store).items()
+        assert case == ("fgai", "", "") and [trial.settings["lr"] for trial in held] == [0.007, 0.006, 0.005]
+        assert held[1].criterion == pytest.approx(0.775) and held[1].least == pytest.approx(0.7)
+        assert held[0].reason == "run on 6 of 8 pairs of model and graph"
+        before = files("fgai.training").joinpath("presets.toml").read_text(encoding="utf-8")
+        text = presets(store)
+        made, was = tomllib.loads(text), tomllib.loads(before)
+        general = {name: value for name, value in made["fgai"].items() if not isinstance(value, dict)}
+        assert general == {"lr": 0.006}
+        for tables in (made, was):
+            tables["fgai"] = {
+                name: value for name, value in tables["fgai"].items() if isinstance(value, dict)
+            }
+        assert made == was
+        assert text.count("#") == before.count("#"), "comments stay"
+        assert "cora, citeseer, pubmed, planted" in render("search", store)
+
+    def test_a_shared_preset_must_hold_on_every_graph(self, tmp_path: Path) -> None:
+        store = self.shared(Store(tmp_path), lr5=0.7, lr6=0.8)
+        cell = Cell(kind="search", method="fgai", dataset="pubmed", seed=1, settings={"lr": 0.006})
+        body = cases.body_of(cell)
+        body["validation"] |= {"criterion": 0.8, "sharpness": {"all": 0.7, "sharpest": 0.7}}
+        store.write(cell, body)
+        assert tomllib.loads(presets(store))["fgai"]["lr"] == 0.005
 
     @pytest.mark.parametrize("task", ["", "link"])
     def test_trials_judged_by_an_older_search_are_not_compared(self, tmp_path: Path, task: str) -> None:

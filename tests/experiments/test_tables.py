@@ -229,17 +229,26 @@ class TestCommands:
         assert (answer["done"], answer["failed"], answer["open"]) == (90, 0, 1160 - 90)
 
     def test_status_of_every_grid(self, tmp_path: Path) -> None:
-        """Of five records one failed, and one was made with other settings than today's."""
+        """Of five records one failed, and one was made with other settings and other code than today's."""
         cells = read_grid("seeds")
         store = cases.fill(Store(tmp_path), cells[:4])
         older = cases.body_of(cells[0])
         older["training"]["settings"]["lr"] = 7.0
+        older["fingerprint"]["code"] = "of before"
         store.write(cells[0], older)
         store.write(cells[4], {"status": "failed", "error": "x", "seconds": 1.0})
         grids = json.loads(self.ask("status", "--results", tmp_path, "--json"))["grids"]
         assert {entry["grid"] for entry in grids} == set(grid_names())
         (found,) = [entry for entry in grids if entry["grid"] == "seeds"]
-        assert found == {"grid": "seeds", "cells": 96, "done": 3, "outdated": 1, "failed": 1, "open": 91}
+        assert found == {
+            "grid": "seeds",
+            "cells": 96,
+            "done": 3,
+            "outdated": 1,
+            "failed": 1,
+            "open": 91,
+            "other code": 1,
+        }
         said = self.ask("status", "--results", tmp_path)
         assert "bench status seeds" in said and "defences-search" in said
         assert "name one" in self.ask("status", "--only", "seed=0", code=2)

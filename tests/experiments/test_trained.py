@@ -41,10 +41,17 @@ def test_other_code_is_another_fingerprint(tmp_path: Path, changed: str) -> None
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     same = training_code(copy)
     assert same == training_code(PACKAGE)
-    (copy / changed).write_text((copy / changed).read_text() + "\n# changed\n")
+    text = (copy / changed).read_text()
+    words = text.replace('"""', '"""Said otherwise. ', 1) + "\n\n# a comment\n"
+    (copy / changed).write_text(words)
     (copy / "reports" / "page.py").write_text("")  # what trains nothing does not count
     training_code.cache_clear()
-    assert training_code(copy) != same
+    assert training_code(copy) == same
+    for other in ("CHANGED = 1\n", 'TEXT = """\n\n# part of a text\n"""\n', 'TEXT = """\n"""\n'):
+        (copy / changed).write_text(words + other)
+        training_code.cache_clear()
+        assert training_code(copy) != same
+        same = training_code(copy)
 
 
 def test_a_parent_of_other_code_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
