@@ -167,7 +167,7 @@ class TestChoose:
             assert f"lr {expected['lr']:g}" in render("search", store), "the table shows what is chosen"
 
     def shared(self, store: Store, skip: str = "", **scores: float) -> Store:
-        """Trials on the graphs that share a preset: their criterion by learning rate; one is left out on a graph."""
+        """Trials on graphs that share a preset: criterion by learning rate, one left out on one graph."""
         for model, dataset, seed in itertools.product(("GAT", "GATv2"), SHARING, (0, 1)):
             for name, score in scores.items():
                 rate = float(name.removeprefix("lr")) / 1000
