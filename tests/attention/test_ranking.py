@@ -184,6 +184,8 @@ def test_no_injection_reorders_the_first_layer(
     clean = observe(model, graph).averaged()
     after = observe(model, injected(graph, seed, new, min(ends, graph.num_nodes), size)).averaged()
     first = paired(clean.attention, after.attention)[0]
-    assert torch.equal(*first.ranks)  # not a bit
+    # Not a bit; but GT projects by the processor's own matrix product, whose last bit may depend on the rows.
+    last = 8 * torch.finfo(dtype).eps if kind is GT else 0.0
+    torch.testing.assert_close(*first.ranks, rtol=last, atol=last)
     kept = overlap(*first.ranks, first.rowptr, k=2)
     assert kept == 1.0

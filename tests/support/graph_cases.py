@@ -45,10 +45,13 @@ def in_order(edges: set[Edge] | list[Edge]) -> list[Edge]:
     return sorted(edges, key=lambda edge: (edge[1], edge[0]))
 
 
-def small_data(seed: int = 0, nodes: int = 40, classes: int = 3, width: int = 6) -> Graph:
+def small_data(
+    seed: int = 0, nodes: int = 40, classes: int = 3, width: int = 6, *, covered: bool = False
+) -> Graph:
     """A learnable node classification graph: features point at the class, edges mostly join equals.
 
-    The last node is isolated. Masks: training, validation and test nodes, none twice.
+    The last node is isolated, unless the graph is `covered`: then every node has a training or validation
+    node among its neighbours. Masks: training, validation and test nodes, none twice.
     """
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(nodes) % classes
@@ -59,6 +62,8 @@ def small_data(seed: int = 0, nodes: int = 40, classes: int = 3, width: int = 6)
     keep = (y[ends[0]] == y[ends[1]]) | (torch.rand(ends.shape[1], generator=generator) < 0.15)
     ends = ends[:, keep & (ends[0] != ends[1])]
     part = torch.randperm(nodes, generator=generator)
+    if covered:
+        ends = torch.cat([ends, torch.stack([part, part[(torch.arange(nodes) + 1) % 22]])], 1)
     masks = {
         name: torch.zeros(nodes, dtype=torch.bool).index_fill(0, part[a:b], True)
         for name, a, b in (("train_mask", 0, 12), ("val_mask", 12, 22), ("test_mask", 22, nodes))
