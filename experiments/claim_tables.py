@@ -55,14 +55,12 @@ def headline(store: Store) -> list[Sheet | Table]:
     if not rows:
         return [nothing(results, title)]
     notes = (
-        f"vanilla → FGAI, means over seeds. {BUDGETS}. “kept”: share of a node's top 5 that stays, nodes in"
-        " reach of `ensemble`, mean over layers, when it is after predictions or after explanations; “by"
-        " chance”: what a random ranking keeps, nodes in reach of the attack on predictions, which are others"
-        " for every model. “intruders' mass”: attention that injected nodes take where they are joined,"
-        " explanation attack. Similarity: overlap of FGAI's top 5 with vanilla's. Certified: share of the"
-        " test nodes whose class no injected neighbour of any node can change; first of FGAI, then of"
-        " FGAI-certified, another training, towards that and away from vanilla's explanation"
-        f" (certificates.md). {COMMON}",
+        f"Means over seeds. {BUDGETS}. “kept”: of a node's top 5, nodes in reach of `ensemble`, mean over"
+        " layers; “by chance”: by a random ranking, at nodes that the attack on predictions reaches."
+        " “intruders' mass”: attention that injected nodes take where they are joined, explanation attack."
+        " Similarity: of FGAI's top 5 to vanilla's. Certified: test nodes whose class no injected neighbour"
+        " of any node can change, of FGAI; of FGAI-certified, another training, towards that and away from"
+        f" vanilla's explanation (certificates.md). {COMMON}",
         *flat_note(results, CLAIM),
         count(results, (CLAIM, BESIDE)),
         *warned(results, (CLAIM, BESIDE), ("vanilla", "fgai")),

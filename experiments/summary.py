@@ -50,7 +50,7 @@ def summary(store: Store) -> str:
             " to be run. Nothing is claimed until then."
             + (f"{older} what they showed is [history](results/history.md)." if results.outdated else "")
         )
-    return "\n".join(f"- {line}" for line in _lines(results, store))
+    return "\n".join([*_compared(results), "", *(f"- {line}" for line in _lines(results, store))])
 
 
 COMPARED = (
@@ -64,22 +64,19 @@ COMPARED = (
 )
 
 
-def _lines(results: Results, store: Store) -> Iterator[str]:
-    unknown: list[str] = []
+def _compared(results: Results) -> Iterator[str]:
+    """The lines of a table: where FGAI is better, worse or neither, counted in pairs of model and graph."""
+    yield "| FGAI beside | in | better | worse | undecided |"
+    yield "|---|---|---:|---:|---:|"
     for title, base, path, threat in COMPARED:
         found = wins(results, "fgai", base, path, threat)
-        if not found.pairs:
-            unknown.append(name_of(base))
-            continue
-        open_ = found.pairs - found.better - found.worse
-        yield (
-            f"**{title}**: FGAI is better than {name_of(base)} on {found.better} of {found.pairs} pairs of"
-            f" model and graph, worse on {found.worse}{f', undecided on {open_}' if open_ else ''}."
-        )
+        counts = (found.better, found.worse, found.pairs - found.better - found.worse)
+        shown = " | ".join(map(str, counts)) if found.pairs else "– | – | –"
+        yield f"| {name_of(base)} | {title} | {shown} |"
+
+
+def _lines(results: Results, store: Store) -> Iterator[str]:
     yield from _losses(results)
-    if unknown:
-        names = ", ".join(dict.fromkeys(unknown))
-        yield f"**Not known yet**: how FGAI compares with {names}, which have too few records."
     judged = bars.check(store)
     yield from _missed(judged)
     counts = [sum(bar.met is state for bar in judged) for state in (True, False, None)]
@@ -99,13 +96,13 @@ def _missed(judged: Sequence[bars.Bar]) -> Iterator[str]:
     often, seldom = list[str](), list[str]()
     for name, held in names.items():
         failed = sum(not bar.met for bar in held)
-        said = f"{name} ({held[0].wanted}) on {failed} of {len(held)}"
+        said = f"{name} ({failed} of {len(held)})"
         if failed:
             (often if 3 * failed > len(held) else seldom).append(said)
     if often:
-        yield f"**Does not hold** on more than a third of the pairs of model and graph: {'; '.join(often)}."
+        yield f"**Missed** on more than a third of the pairs: {'; '.join(often)}."
     if seldom:
-        yield f"**Does not hold** on some of them: {'; '.join(seldom)}."
+        yield f"**Missed** on some of them: {'; '.join(seldom)}."
 
 
 def paper_claim(store: Store) -> str:
