@@ -48,8 +48,8 @@ KEPT = {
 """What the attention of `fgai` keeps at least, see `experiments.validation.validate`."""
 
 
-SHARED = {"fgai": (("GAT", "GATv2"), ("GT",))}
-"""Methods with presets for graphs that have no table of their own, and which models share one."""
+SHARED = {("fgai", ""): ("GAT", "GATv2"), ("fgai", "GT"): ("GT",)}
+"""Tables for graphs that have none of their own, by method and model, and the models each is chosen with."""
 SHARING = ("cora", "citeseer", "pubmed", "planted")
 """The graphs they are chosen on, all together."""
 
@@ -81,8 +81,7 @@ class Trial(NamedTuple):
 
 
 Case = tuple[str, str, str]
-"""Method, model and dataset; no dataset for the graphs that share a preset, and no model for the first of the
-presets they share."""
+"""Method, model and dataset; for graphs that share a preset a key of `SHARED`, and no dataset."""
 
 
 def trials(store: Store, task: str = "", *, older: bool = False) -> dict[Case, list[Trial]]:
@@ -121,18 +120,16 @@ def trials(store: Store, task: str = "", *, older: bool = False) -> dict[Case, l
 
 def _shared(found: dict[Case, list[Trial]]) -> dict[Case, list[Trial]]:
     """Put the trials of graphs that share a preset together: their mean, if they hold on every one."""
-    rest = {case: held for case, held in found.items() if not (case[0] in SHARED and case[2] in SHARING)}
-    for method, groups in SHARED.items():
-        for models in groups:
-            pool: dict[str, list[Trial]] = {}
-            for model, dataset in itertools.product(models, SHARING):
-                for trial in found.get((method, model, dataset), ()):
-                    pool.setdefault(json.dumps(trial.settings, sort_keys=True), []).append(trial)
-            whole = len(models) * len(SHARING)
-            made = [_together(held, whole) for _, held in sorted(pool.items())]
-            if made:
-                where = (method, "" if models == groups[0] else models[0], "")
-                rest[where] = sorted(made, key=lambda trial: (-trial.seeds, -trial.criterion))
+    methods = {method for method, _ in SHARED}
+    rest = {case: held for case, held in found.items() if not (case[0] in methods and case[2] in SHARING)}
+    for (method, table), models in SHARED.items():
+        pool: dict[str, list[Trial]] = {}
+        for model, dataset in itertools.product(models, SHARING):
+            for trial in found.get((method, model, dataset), ()):
+                pool.setdefault(json.dumps(trial.settings, sort_keys=True), []).append(trial)
+        made = [_together(held, len(models) * len(SHARING)) for _, held in sorted(pool.items())]
+        if made:
+            rest[method, table, ""] = sorted(made, key=lambda trial: (-trial.seeds, -trial.criterion))
     return rest
 
 
@@ -270,7 +267,8 @@ def presets(store: Store) -> str:
     if not made:
         raise InputError(f"there are no search records in {store.root}; run `fgai bench run search` first")
     text = files("fgai.training").joinpath("presets.toml").read_text(encoding="utf-8")
-    shared = {name: settings for name, settings in made.items() if name in SHARED_TABLES}
+    tables = {".".join(filter(None, key)) for key in SHARED}
+    shared = {name: settings for name, settings in made.items() if name in tables}
     blocks = [
         _renewed(block, shared) for block in _blocks(text) if block[0] in shared or block[0] not in made
     ]
@@ -281,14 +279,6 @@ def presets(store: Store) -> str:
         same = [at for at, (other, _) in enumerate(blocks) if f"{other}.".startswith(f"{general}.")]
         blocks.insert(same[-1] + 1 if same else len(blocks), (name, _table(name, settings)))
     return "".join(body for _, body in blocks)
-
-
-SHARED_TABLES = tuple(
-    ".".join(filter(None, (method, "" if models == groups[0] else models[0])))
-    for method, groups in SHARED.items()
-    for models in groups
-)
-"""Their names."""
 
 
 def _renewed(block: tuple[str, str], made: Mapping[str, dict[str, Any]]) -> tuple[str, str]:
@@ -322,7 +312,9 @@ def chosen(case: Case, held: Sequence[Trial], task: str = "") -> Trial | None:
 
 def is_in_use(case: Case, trial: Trial, task: str = "") -> bool:
     """Whether the presets of today give a method all that a trial sets."""
-    method, model, dataset = case[0], case[1] or SHARED[case[0]][0][0], case[2] or SHARING[0]
+    method, model, dataset = case
+    if not dataset:
+        model, dataset = SHARED[method, model][0], SHARING[0]
     now = settings_of(Cell(method=method, model=model, dataset=dataset, task=task))
     given = {**now["defaults"], **now["settings"]}
     return all(given.get(name) == value for name, value in trial.settings.items())

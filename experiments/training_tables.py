@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.build import about, label, name_of, sheet
 from experiments.cells import read_grid
-from experiments.choose import CRITERION, NOISE, SEEDS, SHARING, chosen, is_in_use, trials
+from experiments.choose import CRITERION, NOISE, SEEDS, SHARED, SHARING, chosen, is_in_use, trials
 from experiments.claim_tables import CLAIM
 from experiments.paper import Published, published
 from experiments.results import NODE_KINDS, ROWS, Results
@@ -180,7 +180,7 @@ def search(store: Store) -> list[Sheet | Table]:
         said = settings or "preset"
         if found is None:
             said += f" (does not ship: {best.reason or best.fell})"
-        where = [model or "GAT, GATv2", dataset or ", ".join(SHARING)]
+        where = [model, dataset] if dataset else [", ".join(SHARED[method, model]), ", ".join(SHARING)]
         rows.append([name_of(method), *where, *scores, said])
     notes = (
         f"{TRIALS} trials each on {SEEDS} seeds; criterion: mean of accuracy on validation nodes, clean and"

@@ -69,11 +69,13 @@ class Attack(ABC):
     Attributes:
         name: in tables and records.
         removes: whether edges of the graph go, too.
+        chooses: whether what a model says decides where it strikes.
         version: of the search; raised when a change of its code makes it find other numbers.
     """
 
     name = "attack"
     removes = False
+    chooses = False
     version = 1
 
     def __init__(
@@ -122,7 +124,7 @@ class Attack(ABC):
     @property
     def aims(self) -> bool:
         """Whether it may strike other places in another model; otherwise a seed says where, for all alike."""
-        return self.budget.restarts > 1
+        return self.chooses or self.budget.restarts > 1
 
     @property
     def allowed_steps(self) -> int:

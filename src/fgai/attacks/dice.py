@@ -27,12 +27,8 @@ class DICE(Attack):
     """
 
     name = "dice"
+    chooses = True
     removes = True
-
-    @property
-    def aims(self) -> bool:
-        """Yes: the labels it does not know are the predictions of the model."""
-        return True
 
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger

@@ -63,6 +63,7 @@ class EnsembleInjection(ReportedAttack):
     """
 
     name = "ensemble-injection"
+    chooses = True
 
     def __init__(
         self,
@@ -108,11 +109,6 @@ class EnsembleInjection(ReportedAttack):
         climbed = sum(member.steps for member in self.members) * len(self.rules)
         plain = sum(baseline.allowed_steps for baseline in self.baselines)
         return (climbed + plain) * self.budget.restarts
-
-    @property
-    def aims(self) -> bool:
-        """Yes: some of its endpoints are chosen by what the model says."""
-        return True
 
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger

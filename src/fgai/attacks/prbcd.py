@@ -50,6 +50,7 @@ class PRBCD(Attack):
     """
 
     name = "prbcd"
+    chooses = True
     removes = True
 
     def __init__(
@@ -64,11 +65,6 @@ class PRBCD(Attack):
         if block_size is not None:
             at_least(block_size, "block_size", budget.edges + 1, "the block must be larger than the budget")
         self.block_size = block_size or max(20_000, 20 * budget.edges)
-
-    @property
-    def aims(self) -> bool:
-        """Yes: edges are chosen by gradients."""
-        return True
 
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger

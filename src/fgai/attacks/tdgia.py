@@ -51,11 +51,7 @@ class TDGIA(Attack):
     """
 
     name = "tdgia"
-
-    @property
-    def aims(self) -> bool:
-        """Yes: its endpoints are chosen by margins."""
-        return True
+    chooses = True
 
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger

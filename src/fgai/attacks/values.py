@@ -59,6 +59,7 @@ class ValueInjection(ReportedAttack):
     """
 
     name = "value-injection"
+    chooses = True
     version = 2
 
     def __init__(
@@ -84,11 +85,6 @@ class ValueInjection(ReportedAttack):
         """Those of the attack by features, and of all climbs from all starts, true and straight-through."""
         own = 2 * self.steps * len(CLIMBS) * len(STARTS) * self.budget.restarts
         return self.contained.allowed_steps + own
-
-    @property
-    def aims(self) -> bool:
-        """Yes: some of its endpoints are chosen by what the model says."""
-        return True
 
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
