@@ -91,13 +91,19 @@ class Processes:
         return self.finish()
 
     def interrupt(self, *words: object, cwd: Path, when: str) -> Done:
-        """Press Ctrl-C as soon as standard error holds `when`."""
+        """Press Ctrl-C as soon as standard error holds `when`, and again where it was not heard.
+
+        Python drops an interrupt that falls into a call-back from compiled code.
+        """
         child = self.start(*words, cwd=cwd)
         deadline = time.monotonic() + 120
         while when not in self._read()[1] and time.monotonic() < deadline and self._alive(child):
             time.sleep(0.02)
-        if self._alive(child):
+        while self._alive(child):
             os.kill(child, signal.SIGINT)
+            again = time.monotonic() + 3
+            while self._alive(child) and time.monotonic() < again:
+                time.sleep(0.02)
         return self.finish()
 
     def start(self, *words: object, cwd: Path, **env: str) -> int:
