@@ -107,45 +107,51 @@ def trials(store: Store, task: str = "", *, older: bool = False) -> dict[Case, l
             continue
         text = json.dumps(cell.settings, sort_keys=True)
         runs.setdefault((cell.row, cell.model, cell.dataset), {}).setdefault(text, []).append(Run.of(record))
-    found = {
+    shared = {} if task or older else _shared(runs)
+    found = shared | {
         case: [
             _trial(held[text], case[0], task) for text in sorted(held, key=lambda one: _order(held[one], one))
         ]
         for case, held in runs.items()
     }
-    if not task and not older:
-        found = _shared(found)
     return dict(sorted(found.items(), key=lambda item: tuple(map(_rank, item[0]))))
 
 
-def _shared(found: dict[Case, list[Trial]]) -> dict[Case, list[Trial]]:
-    """Put the trials of graphs that share a preset together: their mean, if they hold on every one."""
-    methods = {method for method, _ in SHARED}
-    rest = {case: held for case, held in found.items() if not (case[0] in methods and case[2] in SHARING)}
+def _shared(runs: dict[Case, dict[str, list[Run]]]) -> dict[Case, list[Trial]]:
+    """Take the runs on graphs that share a preset out and put those of equal settings together."""
+    found: dict[Case, list[Trial]] = {}
     for (method, table), models in SHARED.items():
-        pool: dict[str, list[Trial]] = {}
+        pool: dict[str, list[list[Run]]] = {}
         for model, dataset in itertools.product(models, SHARING):
-            for trial in found.get((method, model, dataset), ()):
-                pool.setdefault(json.dumps(trial.settings, sort_keys=True), []).append(trial)
-        made = [_together(held, len(models) * len(SHARING)) for _, held in sorted(pool.items())]
+            for text, held in runs.pop((method, model, dataset), {}).items():
+                pool.setdefault(text, []).append(held)
+        made = [_together(held, method, len(models) * len(SHARING)) for _, held in sorted(pool.items())]
         if made:
-            rest[method, table, ""] = sorted(made, key=lambda trial: (-trial.seeds, -trial.criterion))
-    return rest
+            found[method, table, ""] = sorted(made, key=lambda trial: (-trial.seeds, -trial.criterion))
+    return found
 
 
-def _together(held: list[Trial], whole: int) -> Trial:
-    """One trial of those of equal settings on several graphs, of which there should be so many."""
-    missing = f"run on {len(held)} of {whole} pairs of model and graph" if len(held) < whole else ""
+def _together(held: list[list[Run]], method: str, whole: int) -> Trial:
+    """One trial of those of equal settings on several graphs, of which there should be so many.
+
+    Attention must keep what it keeps at least on every one of them. A fall of the criterion is one of its
+    mean over all graphs: on a small one alone, two splits differ by more than settings do.
+    """
+    reasons = [f"run on {len(held)} of {whole} pairs of model and graph" if len(held) < whole else ""]
+    reasons += [_reason(runs, method) for runs in held]
+    seeds = set.intersection(*({run.seed for run in runs} for runs in held))
+    every = list(itertools.chain.from_iterable(held))
+    pooled = {seed: fmean(run.criterion for run in every if run.seed == seed) for seed in seeds}
     return Trial(
-        held[0].settings,
-        criterion=fmean(trial.criterion for trial in held),
-        clean=fmean(trial.clean for trial in held),
-        attacked=fmean(trial.attacked for trial in held),
-        key=held[0].key,
-        seeds=min(trial.seeds for trial in held),
-        least=min(trial.least for trial in held),
-        reason=missing or next((trial.reason for trial in held if trial.reason), ""),
-        fell=next((trial.fell for trial in held if trial.fell), ""),
+        every[0].settings,
+        criterion=fmean(run.criterion for run in every),
+        clean=fmean(run.scores["clean"] for run in every),
+        attacked=fmean(run.scores["attacked"] for run in every),
+        key=every[0].key,
+        seeds=len(seeds),
+        least=min(pooled.values(), default=0.0),
+        reason=next(filter(None, reasons), ""),
+        fell=_low("criterion", pooled, fmean(pooled.values())) if pooled else "",
     )
 
 
@@ -173,6 +179,7 @@ def _order(runs: list[Run], text: str) -> tuple[int, float, str]:
 
 def _trial(runs: list[Run], method: str, task: str) -> Trial:
     """One trial from its runs, one of each seed."""
+    by_seed = {run.seed: run.criterion for run in runs}
     return Trial(
         runs[0].settings,
         criterion=fmean(run.criterion for run in runs),
@@ -180,9 +187,9 @@ def _trial(runs: list[Run], method: str, task: str) -> Trial:
         attacked=fmean(run.scores["attacked"] for run in runs),
         key=runs[0].key,
         seeds=len(runs),
-        least=min(run.criterion for run in runs),
+        least=min(by_seed.values()),
         reason="" if task else _reason(runs, method),
-        fell="" if task else _short(runs, "criterion", fmean(run.criterion for run in runs)),
+        fell="" if task else _low("criterion", by_seed, fmean(by_seed.values())),
     )
 
 
@@ -191,19 +198,18 @@ def _reason(runs: list[Run], method: str) -> str:
     if len(runs) < SEEDS:
         return f"run on {len(runs)} of {SEEDS} seeds"
     for name, least in (KEPT if method == "fgai" else {}).items():
-        held = [look_up(run.scores, name) for run in runs]
-        if None in held:
+        held = {run.seed: look_up(run.scores, name) for run in runs}
+        if None in held.values():
             return f"`{name}` is not recorded"
-        if fmean(held) < least:
-            return f"keeps {fmean(held):.3f} of `{name}`, {least} are wanted"
-        if short := _short(runs, name, least):
-            return short
+        if (mean := fmean(held.values())) < least:
+            return f"keeps {mean:.3f} of `{name}`, {least} are wanted"
+        if low := _low(name, held, least):
+            return low
     return ""
 
 
-def _short(runs: list[Run], name: str, wanted: float) -> str:
+def _low(name: str, held: Mapping[int, float], wanted: float) -> str:
     """Which seed has too much less of something than is wanted, in words; empty if none has."""
-    held = {run.seed: look_up(run.scores, name) for run in runs}
     seed = min(held, key=lambda one: held[one])
     if held[seed] >= wanted - MOST_BELOW:
         return ""

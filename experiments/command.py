@@ -12,6 +12,7 @@ from rich.console import Console
 from experiments import Cell, Store, grid_names, read_grid, run_grid
 from experiments import command_records as records
 from experiments import only as only_of
+from experiments import sample as sample_of
 from experiments import shard as shard_of
 from experiments import status as status_of
 from experiments.command_records import Cache, Data, Device, Here, Results, either
@@ -51,6 +52,15 @@ def run(
     only: Only = None,
     device: Device = "cpu",
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes.")] = 1,
+    sample: Annotated[
+        int | None,
+        typer.Option(
+            "--sample",
+            min=1,
+            help="Of these only so many, always the same draw; in results/repeat they check the records, see"
+            " `fgai bench table repeated`.",
+        ),
+    ] = None,
     shard: Annotated[
         str | None, typer.Option("--shard", help="Run part i/n only, e.g. 2/5; parts may share a folder.")
     ] = None,
@@ -74,6 +84,7 @@ def run(
     """
     out, store = Output(json, quiet), Store(results)
     cells = only_of(read_grid(grid), only or ())
+    cells = cells if sample is None else sample_of(cells, sample)
     part = cells if shard is None else shard_of(cells, shard)
     checked_folder(results)
     stale = len(_changes(part, store))
@@ -91,10 +102,13 @@ def run(
             redo=redo,
             on_cell=progress.finished,
         )
-    values = {"command": "bench run", "grid": grid, "cells": len(part), **dataclasses.asdict(after)}
+    left = len(_changes(part, store))
+    counts = {**dataclasses.asdict(after), "done": after.done - left, "outdated": left}
+    values = {"command": "bench run", "grid": grid, "cells": len(part), **counts}
 
     def show(console: Console) -> None:
-        console.print(f"{after.done} done, {after.failed} failed, {after.open} open, of {len(part)}")
+        said = ", ".join(f"{number} {name}" for name, number in counts.items() if left or name != "outdated")
+        console.print(f"{said}, of {len(part)}")
 
     out.result(values, show)
     if after.failed:

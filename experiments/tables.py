@@ -14,6 +14,7 @@ from experiments.cells import read_grid
 from experiments.certificate_tables import certificates, injection
 from experiments.defence_tables import defences
 from experiments.explainer_tables import explainers
+from experiments.repeated import repeated
 from experiments.results import Results
 from experiments.sheet import Sheet, estimated
 from experiments.store import Store
@@ -120,6 +121,7 @@ TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "graphs": tasks.graphs,
     "truth": tasks.truth,
     "search": trained.search,
+    "repeated": repeated,
 }
 
 

@@ -189,7 +189,7 @@ class TestChoose:
         store = self.shared(Store(tmp_path / "a"), lr5=0.7, lr6=0.8, lr7=0.9, skip="lr7")
         ((case, held),) = trials(store).items()
         assert case == ("fgai", "", "") and [trial.settings["lr"] for trial in held] == [0.007, 0.006, 0.005]
-        assert held[1].criterion == pytest.approx(0.775) and held[1].least == pytest.approx(0.7)
+        assert held[1].criterion == pytest.approx(0.775) and held[1].least == pytest.approx(0.775)
         assert held[0].reason == "run on 6 of 8 pairs of model and graph"
         before = files("fgai.training").joinpath("presets.toml").read_text(encoding="utf-8")
         text = presets(store)
@@ -211,6 +211,20 @@ class TestChoose:
         body["validation"] |= {"criterion": 0.8, "sharpness": {"all": 0.7, "sharpest": 0.7}}
         store.write(cell, body)
         assert tomllib.loads(presets(store))["fgai"]["lr"] == 0.005
+
+    @pytest.mark.parametrize(("graphs", "expected"), [(("cora",), 0.006), (SHARING, 0.005)])
+    def test_a_shared_preset_falls_where_the_mean_over_its_graphs_does(
+        self, tmp_path: Path, graphs: tuple[str, ...], expected: float
+    ) -> None:
+        store = self.shared(Store(tmp_path), lr5=0.7, lr6=0.8)
+        for model, dataset in itertools.product(("GAT", "GATv2"), graphs):
+            cell = Cell(
+                kind="search", method="fgai", model=model, dataset=dataset, seed=1, settings={"lr": 0.006}
+            )
+            body = cases.body_of(cell)
+            body["validation"]["criterion"] = 0.6
+            store.write(cell, body)
+        assert tomllib.loads(presets(store))["fgai"]["lr"] == expected
 
     @pytest.mark.parametrize("task", ["", "link"])
     def test_trials_judged_by_an_older_search_are_not_compared(self, tmp_path: Path, task: str) -> None:
