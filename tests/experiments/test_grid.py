@@ -254,18 +254,19 @@ class TestRun:
     def test_a_default_that_is_said_is_the_same_setting(self, tmp_path: Path) -> None:
         store, cell = Store(tmp_path), cases.tiny(method="fgai")
         body = cases.body_of(cell)
-        body["training"]["settings"]["lean"] = body["training"]["defaults"].pop("lean")
+        body["training"]["settings"]["neighbours"] = body["training"]["defaults"].pop("neighbours")
         store.write(cell, body)
         record = store.read(cell)
         assert record is not None and change_of(record, cell) is None
-        record["training"]["settings"]["lean"] = 2.0
-        assert change_of(record, cell) == "another 'lean' (settings: 2.0, now 0.0)"
+        record["training"]["settings"]["neighbours"] = 2
+        assert change_of(record, cell) == "another 'neighbours' (settings: 2, now 1)"
 
     def test_records_of_before_lack_settings_that_change_nothing(self, tmp_path: Path) -> None:
         store, cell = Store(tmp_path), cases.tiny(method="fgai")
         body = cases.body_of(cell)
         for name in ("certified", "neighbours", "closeness_by", "form", "lean"):
-            del body["training"]["defaults"][name]
+            for said in ("settings", "defaults"):
+                body["training"][said].pop(name, None)
         store.write(cell, body)
         record = store.read(cell)
         assert record is not None and change_of(record, cell) is None
