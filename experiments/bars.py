@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from experiments.certified import certified_share, features_alone
 from experiments.claim_tables import ANY, BESIDE, CLAIM
 from experiments.paper import published
-from experiments.results import GRAPHS, MODELS, NODE_KINDS, SHARED, Results
+from experiments.results import GRAPHS, MODELS, NODE_KINDS, SHARING, Results
 from experiments.statistics import Estimate, estimate
 from experiments.store import Store
 from experiments.training_tables import memory_above
@@ -116,7 +116,7 @@ def check(store: Store) -> list[Bar]:
 
 
 def _checked(store: Store) -> list[Bar]:
-    tuned, others = Results.node(store), Results.node(store, SHARED)
+    tuned, others = Results.node(store), Results.node(store, SHARING)
     return [*judge(tuned, Results.current(store, "cost")), *_certified(store, tuned), *_shared(others)]
 
 
@@ -331,7 +331,7 @@ def _certified(store: Store, results: Results) -> Iterator[Bar]:
 
 def _shared(results: Results) -> Iterator[Bar]:
     for model in MODELS:
-        for dataset in SHARED:
+        for dataset in SHARING:
             case = Case(results, results, model, dataset)
             pair = case.mean("f1.attacked"), case.mean("f1.clean")
             yield case.bar(

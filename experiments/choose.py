@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from experiments.cells import Cell
 from experiments.fingerprint import change_of, other_searches
-from experiments.results import DATASETS, MODELS, ROWS
+from experiments.results import DATASETS, MODELS, ROWS, SHARING
 from experiments.store import Store
 from experiments.trained import settings_of
 from fgai.errors import InputError
@@ -49,9 +49,8 @@ KEPT = {
 
 
 SHARED = {("fgai", ""): ("GAT", "GATv2"), ("fgai", "GT"): ("GT",)}
-"""Tables for graphs that have none of their own, by method and model, and the models each is chosen with."""
-SHARING = ("cora", "citeseer", "pubmed", "planted")
-"""The graphs they are chosen on, all together."""
+"""Tables for graphs that have none of their own, by method and model, and the models each is chosen with, on
+the graphs `SHARING` it together."""
 
 
 class Trial(NamedTuple):
@@ -110,7 +109,8 @@ def trials(store: Store, task: str = "", *, older: bool = False) -> dict[Case, l
     shared = {} if task or older else _shared(runs)
     found = shared | {
         case: [
-            _trial(held[text], case[0], task) for text in sorted(held, key=lambda one: _order(held[one], one))
+            _trial([held[text]], case[0], task)
+            for text in sorted(held, key=lambda one: _order(held[one], one))
         ]
         for case, held in runs.items()
     }
@@ -125,34 +125,11 @@ def _shared(runs: dict[Case, dict[str, list[Run]]]) -> dict[Case, list[Trial]]:
         for model, dataset in itertools.product(models, SHARING):
             for text, held in runs.pop((method, model, dataset), {}).items():
                 pool.setdefault(text, []).append(held)
-        made = [_together(held, method, len(models) * len(SHARING)) for _, held in sorted(pool.items())]
+        whole = len(models) * len(SHARING)
+        made = [_trial(held, method, "", whole) for _, held in sorted(pool.items())]
         if made:
             found[method, table, ""] = sorted(made, key=lambda trial: (-trial.seeds, -trial.criterion))
     return found
-
-
-def _together(held: list[list[Run]], method: str, whole: int) -> Trial:
-    """One trial of those of equal settings on several graphs, of which there should be so many.
-
-    Attention must keep what it keeps at least on every one of them. A fall of the criterion is one of its
-    mean over all graphs: on a small one alone, two splits differ by more than settings do.
-    """
-    reasons = [f"run on {len(held)} of {whole} pairs of model and graph" if len(held) < whole else ""]
-    reasons += [_reason(runs, method) for runs in held]
-    seeds = set.intersection(*({run.seed for run in runs} for runs in held))
-    every = list(itertools.chain.from_iterable(held))
-    pooled = {seed: fmean(run.criterion for run in every if run.seed == seed) for seed in seeds}
-    return Trial(
-        every[0].settings,
-        criterion=fmean(run.criterion for run in every),
-        clean=fmean(run.scores["clean"] for run in every),
-        attacked=fmean(run.scores["attacked"] for run in every),
-        key=every[0].key,
-        seeds=len(seeds),
-        least=min(pooled.values(), default=0.0),
-        reason=next(filter(None, reasons), ""),
-        fell=_low("criterion", pooled, fmean(pooled.values())) if pooled else "",
-    )
 
 
 class Run(NamedTuple):
@@ -177,19 +154,27 @@ def _order(runs: list[Run], text: str) -> tuple[int, float, str]:
     return (-len(runs), -fmean(run.criterion for run in runs), text)
 
 
-def _trial(runs: list[Run], method: str, task: str) -> Trial:
-    """One trial from its runs, one of each seed."""
-    by_seed = {run.seed: run.criterion for run in runs}
+def _trial(held: list[list[Run]], method: str, task: str, whole: int = 1) -> Trial:
+    """One trial from its runs: on each pair of model and graph, of which there should be so many, every seed.
+
+    Attention must keep what it keeps at least on every pair. A fall of the criterion is one of its mean over
+    all pairs: on a small graph alone, two splits differ by more than settings do.
+    """
+    reasons = [f"run on {len(held)} of {whole} pairs of model and graph" if len(held) < whole else ""]
+    reasons += [_reason(runs, method) for runs in held]
+    seeds = set.intersection(*({run.seed for run in runs} for runs in held))
+    runs = list(itertools.chain.from_iterable(held))
+    pooled = {seed: fmean(run.criterion for run in runs if run.seed == seed) for seed in seeds}
     return Trial(
         runs[0].settings,
         criterion=fmean(run.criterion for run in runs),
         clean=fmean(run.scores["clean"] for run in runs),
         attacked=fmean(run.scores["attacked"] for run in runs),
         key=runs[0].key,
-        seeds=len(runs),
-        least=min(by_seed.values()),
-        reason="" if task else _reason(runs, method),
-        fell="" if task else _low("criterion", by_seed, fmean(by_seed.values())),
+        seeds=len(seeds),
+        least=min(pooled.values(), default=0.0),
+        reason="" if task else next(filter(None, reasons), ""),
+        fell="" if task or not pooled else _low("criterion", pooled, fmean(pooled.values())),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from experiments.cells import KINDS, TASKS, Cell
@@ -17,6 +17,7 @@ from fgai.records import Column, Table, look_up
 REPEATED = "repeat"
 """Folder of the second records, within that of the first."""
 SEEDS = range(5)
+"""Over which a number's spread is taken."""
 WHOLE = {
     "clean score": ("scores.f1", "validation.clean"),
     "attacked score": ("validation.attacked",),
@@ -75,8 +76,8 @@ def differences(first: Store, second: Store) -> Iterator[Difference]:
         first: folder.
         second: folder, whose cells are compared.
     """
-    for folder in sorted(path.name for path in second.root.iterdir() if path.is_dir()):
-        for record in second.records(folder):
+    for kind, task in itertools.product(KINDS, TASKS):
+        for record in second.records(Cell(kind=kind, task=task).folder):
             cell = Cell.from_dict(record["cell"])
             before = first.read(cell)
             if before is None or before["status"] != "done":
@@ -90,37 +91,34 @@ def differences(first: Store, second: Store) -> Iterator[Difference]:
 
 
 def repeated(store: Store) -> list[Sheet | Table]:
-    """How far today's code gives the records again: some cells of every grid, drawn and run once more."""
+    """How far today's code gives the records again: cells that were run once more."""
     title, again = "Cells run once more by the code of today", Store(store.root / REPEATED)
-    found = list(differences(store, again)) if again.root.is_dir() else []
+    found: dict[tuple[str, str, str], list[Difference]] = {}
+    for one in differences(store, again):
+        found.setdefault((one.cell.kind, one.cell.task, one.name), []).append(one)
     columns = [
         Column("kind"), Column("number"), Column("cells", "d"), Column("compared", "d"), Column("equal", "d"),
         Column("difference, mean", "+.4f"), Column("size, median", ".4f"),
         Column("size, largest", ".4f"), Column("where"), Column("std over seeds", ".4f"),
     ]  # fmt: skip
     rows: list[Sequence[str | float | int | None]] = []
-    for kind, task in itertools.product(KINDS, TASKS):
-        for name in EVALUATED:
-            of = [one for one in found if (one.cell.kind, one.cell.task) == (kind, task)]
-            held = [one for one in of if one.name == name]
-            if not held:
-                continue
-            worst = max(held, key=lambda one: one.size)
-            spreads = [one.spread for one in held if one.spread is not None]
-            rows.append(
-                [
-                    f"{kind} {task}".strip(),
-                    name,
-                    len({one.cell.key for one in held}),
-                    len(held),
-                    sum(one.size == 0 for one in held),
-                    sum(one.second - one.first for one in held) / len(held),
-                    median(one.size for one in held),
-                    worst.size,
-                    f"{worst.cell.row}, {worst.cell.model} on {worst.cell.dataset}",
-                    median(spreads) if spreads else None,
-                ]
-            )
+    for (kind, task, name), held in found.items():
+        worst = max(held, key=lambda one: one.size)
+        spreads = [one.spread for one in held if one.spread is not None]
+        rows.append(
+            [
+                f"{kind} {task}".strip(),
+                name,
+                len({one.cell.key for one in held}),
+                len(held),
+                sum(one.size == 0 for one in held),
+                fmean(one.second - one.first for one in held),
+                median(one.size for one in held),
+                worst.size,
+                f"{worst.cell.row}, {worst.cell.model} on {worst.cell.dataset}",
+                median(spreads) if spreads else None,
+            ]
+        )
     note = (
         "The record of a cell that was run again is compared with the one the tables are made of, under every"
         " threat it names. std over seeds: of the same number, median over these cells."

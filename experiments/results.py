@@ -18,11 +18,11 @@ from fgai.records import look_up
 MODELS = ("GAT", "GATv2", "GT")
 GRAPHS = ("amazon-photo", "amazon-cs", "coauthor-cs", "coauthor-physics")
 """Those of the paper that bars are about."""
-SHARED = ("cora", "citeseer", "pubmed", "planted")
+SHARING = ("cora", "citeseer", "pubmed", "planted")
 """Graphs without settings of their own: one preset, chosen on their validation nodes together."""
 LARGE = ("arxiv-tape",)
-"""Takes the preset of `SHARED` and had no say in it."""
-DATASETS = (*GRAPHS, *LARGE, *SHARED)
+"""Takes the preset of `SHARING` and had no say in it."""
+DATASETS = (*GRAPHS, *LARGE, *SHARING)
 ROWS = (
     "vanilla", "ln", "limits", "at", "at-limits", "fgai", "fgai-certified", "fgai-injection", "fgai-paper",
 )  # fmt: skip

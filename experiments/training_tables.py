@@ -8,10 +8,10 @@ from typing import Any
 
 from experiments.build import about, label, name_of, sheet
 from experiments.cells import read_grid
-from experiments.choose import CRITERION, NOISE, SEEDS, SHARED, SHARING, chosen, is_in_use, trials
+from experiments.choose import CRITERION, NOISE, SEEDS, SHARED, chosen, is_in_use, trials
 from experiments.claim_tables import CLAIM
 from experiments.paper import Published, published
-from experiments.results import NODE_KINDS, ROWS, Results
+from experiments.results import NODE_KINDS, ROWS, SHARING, Results
 from experiments.sheet import Sheet, estimated
 from experiments.statistics import Estimate, estimate
 from experiments.store import Store
@@ -168,11 +168,11 @@ def search(store: Store) -> list[Sheet | Table]:
         Column("settings"),
     ]
     rows: list[Sequence[Cell]] = []
-    wrong = waiting = 0
+    few = waiting = 0
     for (method, model, dataset), held in trials(store).items():
         found = chosen((method, model, dataset), held)
         best = found or held[0]
-        wrong += len(held) != TRIALS
+        few += len(held) < TRIALS
         waiting += found is not None and not is_in_use((method, model, dataset), found)
         settings = ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
                              for name, value in sorted(best.settings.items()))  # fmt: skip
@@ -183,10 +183,11 @@ def search(store: Store) -> list[Sheet | Table]:
         where = [model, dataset] if dataset else [", ".join(SHARED[method, model]), ", ".join(SHARING)]
         rows.append([name_of(method), *where, *scores, said])
     notes = (
-        f"{TRIALS} trials each on {SEEDS} seeds; criterion: mean of accuracy on validation nodes, clean and"
-        " under a short ensemble whose endpoints are validation nodes. Chosen is the best setting that holds"
+        f"{TRIALS} trials each on {SEEDS} seeds, more where graphs share a preset; criterion: mean of"
+        " accuracy on validation nodes, clean and under a short ensemble whose endpoints are"
+        " validation nodes. Chosen is the best setting that holds"
         f" on both seeds, or the preset in use within {NOISE:g} of it. Test nodes were not looked at.",
-        *([f"{wrong} searches do not have all of their {TRIALS} trials yet."] if wrong else []),
+        *([f"{few} searches do not have all of their {TRIALS} trials yet."] if few else []),
         *([f"{waiting} of these settings are not in use yet: no other record has them."] if waiting else []),
     )
     return [Table("Chosen settings", columns, rows or [[None] * len(columns)], notes)]

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from experiments import Cell, Store
-from experiments.choose import SHARING, least_regret, presets, trials
+from experiments.choose import least_regret, presets, trials
+from experiments.results import SHARING
 from experiments.tables import render
 from fgai.errors import InputError
 from fgai.training import preset
