@@ -41,6 +41,7 @@ class Difference(NamedTuple):
         first: value.
         second: value.
         spread: standard deviation of the number over the seeds of the first records, if there are several.
+        alike: the same code made both, on the same kind of device.
     """
 
     cell: Cell
@@ -48,6 +49,7 @@ class Difference(NamedTuple):
     first: float
     second: float
     spread: float | None
+    alike: bool = False
 
     @property
     def size(self) -> float:
@@ -82,12 +84,19 @@ def differences(first: Store, second: Store) -> Iterator[Difference]:
             before = first.read(cell)
             if before is None or before["status"] != "done":
                 continue
-            alike = [numbers(other) for seed in SEEDS if (other := first.read(replace(cell, seed=seed)))]
-            was = numbers(before)
+            seeds = [numbers(other) for seed in SEEDS if (other := first.read(replace(cell, seed=seed)))]
+            was, alike = numbers(before), _made_alike(before, record)
             for key, value in numbers(record).items():
-                spread = estimate(other[key] for other in alike if key in other)
+                spread = estimate(other[key] for other in seeds if key in other)
                 if key in was and spread is not None:
-                    yield Difference(cell, key[0], was[key], value, spread.std if spread.seeds > 1 else None)
+                    std = spread.std if spread.seeds > 1 else None
+                    yield Difference(cell, key[0], was[key], value, std, alike)
+
+
+def _made_alike(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether both records name the same code and the same kind of device."""
+    parts = [[look_up(one, path) for path in ("fingerprint.code", "about.device")] for one in (first, second)]
+    return None not in parts[0] and parts[0] == parts[1]
 
 
 def repeated(store: Store) -> list[Sheet | Table]:
@@ -119,8 +128,20 @@ def repeated(store: Store) -> list[Sheet | Table]:
                 median(spreads) if spreads else None,
             ]
         )
-    note = (
+    notes = [
         "The record of a cell that was run again is compared with the one the tables are made of, under every"
-        " threat it names. std over seeds: of the same number, median over these cells."
+        " threat it names. std over seeds: of the same number, median over these cells.",
+        _unchanged([one for held in found.values() for one in held]),
+    ]
+    return [Table(title, columns, rows, tuple(notes) if rows else ("No cell was run twice.",))]
+
+
+def _unchanged(found: Sequence[Difference]) -> str:
+    """How many cells came out equal: of those whose code had changed in between, and of the others."""
+    moved = {one.cell.key for one in found if one.size > 0}
+    changed = {one.cell.key for one in found if not one.alike}
+    same = {one.cell.key for one in found} - changed
+    return (
+        f"Equal in every number: {len(changed - moved)} of {len(changed)} cells where code that trains was"
+        f" changed in between or the device is another, {len(same - moved)} of the {len(same)} others."
     )
-    return [Table(title, columns, rows, (note,) if rows else ("No cell was run twice.",))]
