@@ -49,7 +49,7 @@ class Difference(NamedTuple):
     first: float
     second: float
     spread: float | None
-    alike: bool = False
+    alike: bool
 
     @property
     def size(self) -> float:

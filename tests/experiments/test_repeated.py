@@ -66,18 +66,26 @@ def test_the_table_has_a_row_for_each_number_of_a_kind(store: Store) -> None:
 
 
 def test_cells_of_the_same_code_are_told_from_others(store: Store) -> None:
-    """Of the three that follow, code changed before one, and of the others one came out the same."""
-    for seed, code, by in ((2, "new", 0.0), (3, "old", 0.0), (4, "old", 0.1)):
+    """Beside the two of the fixture, of which one moved."""
+    again, old, unnamed = Store(store.root / REPEATED), ("old", "GPU"), (None, "GPU")
+    both = [
+        (old, ("new", "GPU"), 0.0),
+        (old, ("old", "CPU"), 0.1),
+        (old, old, 0.0),
+        (old, old, 0.1),
+        (unnamed, unnamed, 0.0),
+    ]
+    for seed, (first, second, by) in enumerate(both, 2):
         cell = attacked(seed, "ensemble")
-        for folder, made_by, shift in ((store.root, "old", 0.0), (store.root / REPEATED, code, by)):
+        for folder, (code, device), shift in ((store, first, 0.0), (again, second, by)):
             body = shifted(cases.body_of(cell), shift)
-            body["fingerprint"], body["about"] = {"code": made_by}, {"device": "some GPU"}
-            Store(folder).write(cell, body)
-    found = {one.cell.seed: one.alike for one in differences(store, Store(store.root / REPEATED))}
-    assert (found[2], found[3], found[4]) == (False, True, True)
+            body["fingerprint"], body["about"] = {"code": code}, {"device": device}
+            folder.write(cell, body)
+    alike = {one.cell.seed: one.alike for one in differences(store, again)}
+    assert [alike[seed] for seed in range(2, 7)] == [False, False, True, True, False]
     (table,) = repeated(store)
     assert isinstance(table, Table)
-    assert "1 of 1 cells where code" in table.notes[1] and "2 of the 4 others" in table.notes[1]
+    assert "2 of 3 cells where code" in table.notes[1] and "2 of the 4 others" in table.notes[1]
 
 
 def test_a_cell_without_a_first_record_is_passed_over(store: Store) -> None:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +50,9 @@ for line in sys.stdin:
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+
+UNHEARD = 20
+"""Seconds after which a command that still runs did not hear Ctrl-C; saving what there is takes far less."""
 
 
 class Done(NamedTuple):
@@ -91,19 +95,23 @@ class Processes:
         return self.finish()
 
     def interrupt(self, *words: object, cwd: Path, when: str) -> Done:
-        """Press Ctrl-C as soon as standard error holds `when`, and again where it was not heard.
+        """Press Ctrl-C as soon as standard error holds `when`.
 
-        Python drops an interrupt that falls into a call-back from compiled code.
+        A press that ends nothing is told as a warning and repeated; a command that stays is killed.
         """
         child = self.start(*words, cwd=cwd)
         deadline = time.monotonic() + 120
         while when not in self._read()[1] and time.monotonic() < deadline and self._alive(child):
             time.sleep(0.02)
-        while self._alive(child):
-            os.kill(child, signal.SIGINT)
-            again = time.monotonic() + 3
-            while self._alive(child) and time.monotonic() < again:
+        for press in (signal.SIGINT, signal.SIGINT, signal.SIGKILL):
+            if not self._alive(child):
+                break
+            os.kill(child, press)
+            patience = time.monotonic() + UNHEARD
+            while self._alive(child) and time.monotonic() < patience:
                 time.sleep(0.02)
+            if self._alive(child):
+                warnings.warn(f"{press.name} was not heard by {words} in {UNHEARD} s", stacklevel=2)
         return self.finish()
 
     def start(self, *words: object, cwd: Path, **env: str) -> int:
