@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from experiments.again import ANOTHER
 from experiments.build import COMMON, RATIO, count, flat_note, name_of, nothing, sheet, warned
@@ -28,6 +29,72 @@ PRESET = (
     f" compared on {', '.join(LARGE)}, whose features are guesses of a language model that alone classify"
     " most of its test papers."
 )
+
+
+def methods(store: Store) -> list[Sheet | Table]:
+    """Every method in one line: means over all pairs of model and graph."""
+    results, timed = Results.node(store), Results.read(store, "cost", "cost")
+    pairs = [(model, dataset) for model in results.models() for dataset in results.datasets(model)]
+
+    def mean(row: str, path: str, threat: str = CLAIM) -> float | None:
+        values = [results.estimate(*pair, row, path, threat) for pair in pairs]
+        return None if None in values or not values else fmean(value.mean for value in values if value)
+
+    def kept_sharpness(row: str) -> float | None:
+        both = [
+            [results.estimate(*pair, name, "sharpness.clean.all", CLAIM) for name in (row, "vanilla")]
+            for pair in pairs
+        ]
+        ratios = [ours.mean / vanilla.mean for ours, vanilla in both if ours and vanilla]
+        return fmean(ratios) if len(ratios) == len(pairs) > 0 else None
+
+    def cost(row: str) -> str:
+        if row == "limits":
+            return "one forward pass"
+        ratios = [ratio for pair in pairs if (ratio := total_cost(results, timed, *pair, row)) is not None]
+        return f"{min(ratios):.0f}–{max(ratios):.0f}× ({len(ratios)} pairs)" if ratios else "not timed"
+
+    columns = [
+        Column("method"),
+        Column("clean F1", ".3f"),
+        Column("F1, `ensemble`", ".3f"),
+        Column("F1, `ensemble-strong`", ".3f"),
+        Column("same top 5 as vanilla", ".2f"),
+        Column("sharpness ÷ vanilla", ".2f"),
+        Column("training ÷ vanilla"),
+    ]
+    rows: list[Sequence[Cell]] = [
+        [
+            name_of(row),
+            mean(row, "f1.clean"),
+            mean(row, "f1.attacked"),
+            mean(row, "f1.attacked", BESIDE),
+            1.0 if row == "vanilla" else mean(row, "similarity.overlap.all"),
+            kept_sharpness(row),
+            "1" if row == "vanilla" else cost(row),
+        ]
+        for row in ("vanilla", "limits", "at", "at-limits", "fgai")
+    ]
+    notes = (
+        f"Means over {len(pairs)} pairs of model and graph, five seeds each. {BUDGETS}. Training: time per"
+        " epoch × epochs × attempts, from the least to the most expensive pair that was timed; for `limits`"
+        " and FGAI the vanilla training comes first and is not counted.",
+    )
+    return [Table("Methods", columns, rows, notes)]
+
+
+def total_cost(results: Results, timed: Results, model: str, dataset: str, row: str) -> float | None:
+    """Return the time of a whole training as a multiple of vanilla's: per epoch × epochs × attempts."""
+    seconds = []
+    for name in (row, "vanilla"):
+        epoch = timed.estimate(model, dataset, name, "training.epoch_seconds")
+        epochs, attempts = (
+            results.values(model, dataset, name, f"training.{part}") for part in ("epochs", "attempts")
+        )
+        if epoch is None or not epochs:
+            return None
+        seconds.append(epoch.mean * fmean(count * attempts.get(seed, 1) for seed, count in epochs.items()))
+    return seconds[0] / seconds[1]
 
 
 def headline(store: Store) -> list[Sheet | Table]:

@@ -96,6 +96,7 @@ def f_slope(store: Store) -> list[Sheet | Table]:
 
 
 TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
+    "methods": claims.methods,
     "headline": claims.headline,
     "attack": claims.attack,
     "worst": claims.worst,
