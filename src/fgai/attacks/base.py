@@ -20,7 +20,7 @@ from fgai.attention import evaluating, observe, prepared
 from fgai.errors import BudgetError, InputError, ReliabilityWarning, warn
 from fgai.graph import Graph, GraphChange
 from fgai.models import as_graph
-from fgai.objectives import Clean, Objective, Value
+from fgai.objectives import Clean, Loss, Objective
 from fgai.progress import stage
 from fgai.recompute.local import Recompute
 from fgai.recompute.partial import PartialObjective
@@ -79,7 +79,7 @@ class Attack(ABC):
     version = 1
 
     def __init__(
-        self, budget: Budget, objective: str | Objective | Value = "prediction", *, k: int = 5
+        self, budget: Budget, objective: str | Objective | Loss = "prediction", *, k: int = 5
     ) -> None:
         self.budget = budget
         self.objective = Objective.of(objective, k)
@@ -176,7 +176,8 @@ class Attack(ABC):
             else:
                 seen = observe(model, graph)
                 logits, attention = seen.logits, seen.attention
-            clean = Clean(logits, attention, task.rows(graph, self.budget.targets))
+            rows = task.rows(graph, self.budget.targets)
+            clean = Clean(logits, attention, rows, task.labels(graph), task.name)
             start = float(self.objective(logits, attention, clean))
             if not math.isfinite(start):
                 raise InputError(

@@ -15,7 +15,7 @@ from fgai.attacks.budget import Budget
 from fgai.checks import at_least
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange
-from fgai.objectives import Objective, Value
+from fgai.objectives import Loss, Objective
 from fgai.progress import current
 from fgai.sparse import edge_keys, key_ends
 from fgai.typed import typed
@@ -56,7 +56,7 @@ class PRBCD(Attack):
     def __init__(
         self,
         budget: Budget,
-        objective: str | Objective | Value = "prediction",
+        objective: str | Objective | Loss = "prediction",
         *,
         k: int = 5,
         block_size: int | None = None,

@@ -33,8 +33,12 @@ def attack(
     nodes: options.Nodes = None,
     edges: options.Edges = None,
     objective: Annotated[
-        str, typer.Option(help=f"What is attacked: {options.listed(OBJECTIVES)}.")
-    ] = "prediction",
+        str | None,
+        typer.Option(
+            help=f"What the attacker wants: {options.listed(OBJECTIVES)}. Default: prediction, or that of the"
+            " threat."
+        ),
+    ] = None,
     targets: Annotated[
         str, typer.Option(help="What is attacked: test, val or fit (training and validation).")
     ] = "test",
@@ -77,7 +81,8 @@ def attack(
     - `fgai attack gat.safetensors --threat standard --breaking-point 0.5`
     """
     out = Output(json, quiet)
-    one_of(objective, "--objective", tuple(OBJECTIVES))
+    if objective is not None:
+        one_of(objective, "--objective", tuple(OBJECTIVES))
     sized = threat_of(threat).sized(nodes, edges)
     if breaking is not None and nodes is not None:
         raise InputError("`nodes` is what `--breaking-point` searches; set the most with `--max-nodes`")

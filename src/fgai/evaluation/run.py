@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai import metrics
-from fgai.attacks import AttackResult, Threat, make_attack, threat_of
+from fgai.attacks import Attack, AttackResult, Threat, make_attack, threat_of
 from fgai.attention import AttentionMap, Observation, counting, observe, prepared, usual_share
 from fgai.attention.reach import touched_rows
 from fgai.errors import FgaiWarning, InputError, warn
@@ -78,7 +78,7 @@ class Run:
         meter: Meter,
     ) -> dict[str, Any]:
         """Attack and measure everything asked for."""
-        attack = make_attack(threat, "prediction", targets=self.targets, k=self.k, task=self.task.name)
+        attack = self._make(threat, "prediction")
         self.nodes = attack.budget.target_nodes(self.graph)
         self.rows = self.task.rows(self.graph, self.targets)
         self.measured = self.task.measured(self.graph, self.targets)
@@ -238,9 +238,13 @@ class Run:
             out["similarity"] = item_overlaps(pairs, self.similar.per_node, *common)
         return out
 
+    def _make(self, threat: str | Threat, objective: str) -> Attack:
+        """Return the attack of a threat, whose own objective counts where it has one."""
+        chosen = objective if threat_of(threat).objective is None else None
+        return make_attack(threat, chosen, targets=self.targets, k=self.k, task=self.task.name)
+
     def _attack(self, threat: str | Threat, objective: str) -> _Attacked:
-        attack = make_attack(threat, objective, targets=self.targets, k=self.k, task=self.task.name)
-        result = attack.run(
+        result = self._make(threat, objective).run(
             self.model, self.graph, seed=self.seed, vanilla=self.vanilla_model, on_step=self.on_step
         )
         view = observe(self.model, result.graph).averaged()

@@ -85,7 +85,7 @@ def explain(
     result = attack
     if result is None and threat is not None:
         chosen = threat_of(threat).sized(nodes, edges)
-        result = make_attack(chosen, "prediction", k=k).run(model, graph, seed=seed)
+        result = make_attack(chosen, k=k).run(model, graph, seed=seed)
     if result is not None:
         seen = observe(model, prepared(model, result.graph))
         after = GraphView.of(seen, layer=layer, original=graph.num_nodes).node(node)

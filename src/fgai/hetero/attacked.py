@@ -19,7 +19,7 @@ from fgai.attention.tap import EdgeType
 from fgai.divergence import row_tvd
 from fgai.evaluation.measures import NAN, agreement, chance, intruders, paired
 from fgai.hetero.view import MASKS, HeteroView
-from fgai.objectives import Objective, Value
+from fgai.objectives import Loss, Objective
 from fgai.records import Column, Table, Tabled
 from fgai.tasks import task_of
 from fgai.typed import typed
@@ -84,7 +84,7 @@ def attack(
     edge_type: EdgeType,
     *,
     threat: str | Threat = "standard",
-    objective: str | Objective | Value = "prediction",
+    objective: str | Objective | Loss | None = None,
     nodes: int | None = None,
     edges: int | None = None,
     k: int = 5,
@@ -103,7 +103,7 @@ def attack(
         data: with labels of the nodes that `edge_type` ends at; without `test_mask` all of them are attacked.
         edge_type: of the new edges.
         threat: a name from `fgai.attacks.THREATS` that injects nodes, or a `Threat` of your own.
-        objective: what the attacker maximises: `prediction`, `explanation`, ...
+        objective: what the attacker maximises: `prediction` by default, `explanation`, ...
         nodes: that are injected, instead of the threat's own number: for small graphs.
         edges: of each of them, likewise.
         k: neighbours in an explanation.

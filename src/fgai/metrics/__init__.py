@@ -17,12 +17,13 @@ from fgai.metrics.intruders import (
     intruder_places,
     intruder_places_per_node,
 )
-from fgai.metrics.nodes import mean_over
+from fgai.metrics.nodes import mean_of_defined, mean_over
 from fgai.metrics.nulls import random_ranking, uniform_attention
 from fgai.metrics.paths import measured, metric_at, null_path, quantity
 from fgai.metrics.prediction import accuracy, average_precision, f1, roc_auc
 from fgai.metrics.quantity import Quantity
 from fgai.metrics.ranking import (
+    kept_by_layer,
     overlap,
     overlap_chance,
     overlap_graph,
@@ -82,6 +83,8 @@ __all__ = [
     "intruder_nodes",
     "intruder_places",
     "intruder_places_per_node",
+    "kept_by_layer",
+    "mean_of_defined",
     "mean_over",
     "measured",
     "metric",

@@ -1,8 +1,7 @@
-"""What a search climbs, and what it is judged by on the way.
+"""An objective at one site, for several sets of features at once: its loss and its damage.
 
-The loss is smooth; the damage is the number the evaluation reports: the share of attacked rows that are
-wrong, the share of the top-k that the touched nodes lost, or the attention that new nodes take. Both come
-out of the same forward pass, so the search keeps its worst point by what counts.
+Both come out of the same forward pass, so that a search keeps its worst point by what is reported.
+`ObjectiveAim` serves every objective by full passes; the others compute the same from the rows in reach.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch.nn.functional import one_hot
 
 from fgai.attacks.search.site import Site, View
 from fgai.attention import touched_rows
-from fgai.objectives import Clean, Explanation, Intruders
+from fgai.objectives import Clean, Explanation, Objective
 from fgai.recompute.reduced import ReducedExplanation
 
 
@@ -77,11 +76,10 @@ class PredictionAim:
     Args:
         site: where.
         losses: a name from `ROW_LOSSES` for every set of features.
-        labels: the class each row of the logits should have: the true one, or else the clean prediction.
     """
 
-    def __init__(self, site: Site, losses: Sequence[str], labels: Tensor) -> None:
-        clean = site.clean
+    def __init__(self, site: Site, losses: Sequence[str]) -> None:
+        clean, labels = site.clean, site.clean.labels
         self.label, self.count, self.scale = labels[site.rows], clean.nodes.numel(), clean_margin(clean)
         self.mine = one_hot(self.label, clean.logits.shape[1]).bool()
         self.losses = [
@@ -149,27 +147,28 @@ class ExplanationAim:
         """See `Aim`."""
         if self.reduced is not None and view.touched is not None:
             return self.reduced.shares(view.touched)
-        assert view.attention is not None
+        assert view.outputs is not None
+        maps = [attention for _, attention in view.outputs]
         if self.touched is None:
-            self.touched = touched_rows(self.site.clean.attention, view.attention[0])
-        found = [self.explanation.shares(one, self.site.clean, self.touched) for one in view.attention]
+            self.touched = touched_rows(self.site.clean.attention, maps[0])
+        found = [self.explanation.shares(one, self.site.clean, self.touched) for one in maps]
         return torch.stack([loss for loss, _ in found]), torch.stack([lost for _, lost in found])
 
 
-class IntrudersAim:
-    """Attention for the new nodes; what is climbed is what is reported.
+class ObjectiveAim:
+    """Any objective, a user's included.
 
     Args:
-        site: where; it must read attention, by full passes.
-        intruders: the objective.
+        site: where; made without partial passes.
+        objective: its loss is climbed, its damage is judged.
     """
 
-    def __init__(self, site: Site, intruders: Intruders) -> None:
-        self.clean, self.intruders = site.clean, intruders
+    def __init__(self, site: Site, objective: Objective) -> None:
+        self.clean, self.objective = site.clean, objective
 
     def __call__(self, view: View) -> tuple[Tensor, Tensor]:
         """See `Aim`."""
-        assert view.attention is not None
-        pairs = zip(view.logits, view.attention, strict=True)
-        mass = torch.stack([self.intruders(logits, one, self.clean) for logits, one in pairs])
-        return mass, mass.detach()
+        assert view.outputs is not None
+        loss = [self.objective(logits, attention, self.clean) for logits, attention in view.outputs]
+        damage = [self.objective.judged(logits, attention, self.clean) for logits, attention in view.outputs]
+        return torch.stack(loss), torch.stack(damage)

@@ -50,7 +50,7 @@ def evolve(site: Site, aim: Aim, place: Place, generator: torch.Generator) -> Fo
     basis = prototypes(place, generator)
     middle, half = sum(place.box) / 2, (place.box[1] - place.box[0]) / 2
     mean = torch.zeros(place.endpoints.shape[0], basis.shape[0])
-    best, top = place.full(middle), (-1.0, float("-inf"))
+    best, top = place.full(middle), (float("-inf"), float("-inf"))
     for _ in range(GENERATIONS):
         noise = torch.randn(POPULATION, *mean.shape, generator=generator)
         noise[POPULATION // 2 :] = -noise[: POPULATION // 2]
