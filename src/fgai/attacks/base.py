@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any, final
 
@@ -45,6 +45,8 @@ class AttackResult:
         start: value of the objective on the clean graph.
         noise: value under random noise of the same budget.
         ledger: what was spent.
+        by_rule: of an ensemble, the strongest change at the endpoints of each rule, see
+            `fgai.attacks.endpoints`; else empty.
     """
 
     graph: Graph
@@ -54,6 +56,7 @@ class AttackResult:
     start: float
     noise: float
     ledger: Ledger
+    by_rule: dict[str, GraphChange] = field(default_factory=dict)
 
 
 @typed
@@ -167,6 +170,7 @@ class Attack(ABC):
         nodes = self.budget.target_nodes(graph)
         ledger, began = Ledger(), perf_counter()
         best, best_value, worst, noise = GraphChange(), -math.inf, -math.inf, -math.inf
+        by_rule: dict[str, tuple[float, float, GraphChange]] = {}
         label = f"{self.objective.name} attack"
         with evaluating(model, freeze=True), stage(label, self.allowed_steps or None):
             recompute = None
@@ -195,6 +199,10 @@ class Attack(ABC):
                     noise = max(noise, value) if index == 0 else noise
                     damage = self.damage(judge, frozen, value)
                     ledger.damages.append(damage)
+                    if ledger.rules:
+                        rule = ledger.rules[-1]
+                        if rule not in by_rule or (damage, value) > by_rule[rule][:2]:
+                            by_rule[rule] = damage, value, frozen
                     if damage > worst or (damage == worst and value > best_value):
                         best, best_value, worst = frozen, value, damage
                         ledger.won = len(ledger.damages) - 1
@@ -207,7 +215,8 @@ class Attack(ABC):
         ledger.curve = judge.curve()
         if self.objective.constrained:
             ledger.feasible = sum(value >= 0 for value in ledger.curve) / max(1, len(ledger.curve))
-        result = AttackResult(attacked, edge_map, best, best_value, start, noise, ledger)
+        strongest = {rule: change for rule, (_, _, change) in by_rule.items()}
+        result = AttackResult(attacked, edge_map, best, best_value, start, noise, ledger, strongest)
         _warn_if_weak(self, result)
         if tracker is not None:
             _tell(tracker, label, result)

@@ -127,6 +127,7 @@ class EnsembleInjection(ReportedAttack):
         for index, (rule, endpoints) in enumerate(self._endpoints(graph, nodes, generator, judge).items()):
             if index == 0:
                 noise = draw_features(graph, endpoints.shape[0], box, generator)
+                ledger.rules.append(rule)
                 yield GraphChange(endpoints=endpoints, features=noise)
                 yield from self._plain(graph, nodes, generator, judge, ledger)
             place = Place(graph, endpoints, predicted, box)
@@ -162,6 +163,7 @@ class EnsembleInjection(ReportedAttack):
                 found.append((EVOLUTION, free))
             judge.spent(site.passes, site.share)
             for _, one in found:
+                ledger.rules.append(rule)
                 yield GraphChange(endpoints=endpoints, features=one.features)
 
     def _plain(
@@ -179,6 +181,7 @@ class EnsembleInjection(ReportedAttack):
                 assert change.features is not None
                 found = Found(change.features, damage, 0.0, own.gradient, plan.steps)
                 ledger.members.append(member_row(BASELINE, "random", found, perf_counter() - began))
+                ledger.rules.append("random")
                 yield change
             ledger.steps, ledger.gradient = ledger.steps + own.steps, max(ledger.gradient, own.gradient)
 
@@ -192,7 +195,9 @@ class EnsembleInjection(ReportedAttack):
             with torch.no_grad(), evaluating(judge.vanilla):
                 logits = call_model(judge.vanilla, prepared(judge.vanilla, graph))
         rows = judge.clean.nodes if plain else nodes
-        sites = Sites(graph, nodes, rows, logits if plain else None, (self.budget.nodes, self.budget.edges))
+        shape = (self.budget.nodes, self.budget.edges)
+        read = (judge.clean.logits, judge.clean.labels) if plain else (None, None)
+        sites = Sites(graph, nodes, rows, logits if plain else None, shape, *read)
         rules = self.rules if plain else ("random",)
         return {rule: RULES[rule](sites, generator) for rule in rules}
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fgai import metrics
 from fgai.attacks import Attack, AttackResult, Threat, make_attack, threat_of
+from fgai.attacks.endpoints import SHARED_RULES
 from fgai.attention import AttentionMap, Observation, counting, observe, prepared, usual_share
 from fgai.attention.reach import touched_rows
 from fgai.errors import FgaiWarning, InputError, warn
@@ -27,15 +28,41 @@ from fgai.progress import stage
 from fgai.records import Meter, plain
 from fgai.tasks import check_logits, task_of
 
+HEADLINE_RULE = "cover"
+"""Endpoints at which explanations are compared; see `_Attacked`."""
+
+
+@dataclass(frozen=True, eq=False)
+class _View:
+    """The model on an attacked graph: its output, its agreement with the clean one, the touched nodes."""
+
+    output: Observation
+    agreement: ms.Agreement
+    touched: list[Tensor]
+
 
 @dataclass(frozen=True, eq=False)
 class _Attacked:
-    """One attack, the model's view of its result, and what it reached."""
+    """One attack and the model's view of the strongest change.
+
+    An ensemble may win at other endpoints against another model, so explanations are measured at endpoints
+    that every model meets: `by_rule` holds the strongest change at each such rule, `compared` the one at
+    `HEADLINE_RULE`. For other attacks that is the strongest change itself.
+    """
 
     result: AttackResult
-    view: Observation
-    agreement: ms.Agreement
-    touched: list[Tensor]
+    worst: _View
+    by_rule: dict[str, _View]
+
+    @property
+    def view(self) -> Observation:
+        return self.worst.output
+
+    @property
+    def compared(self) -> _View:
+        if not self.by_rule:
+            return self.worst
+        return self.by_rule.get(HEADLINE_RULE) or next(iter(self.by_rule.values()))
 
 
 class Run:
@@ -179,10 +206,10 @@ class Run:
 
     def _per_node(self, views: dict[str, Observation], attacked: dict[str, _Attacked]) -> dict[str, Any]:
         """Values of every node, packed."""
-        overlaps = {name: a.agreement.per_node for name, a in attacked.items()}
+        overlaps = {name: a.compared.agreement.per_node for name, a in attacked.items()}
         if self.similar is not None:
             overlaps["vanilla"] = self.similar.per_node
-        return node_arrays(views, self.original, self.rows, attacked["prediction"].touched, overlaps)
+        return node_arrays(views, self.original, self.rows, attacked["prediction"].compared.touched, overlaps)
 
     def _views(self, attacked: dict[str, _Attacked]) -> metrics.Views:
         """What metrics with a `measure` of their own read."""
@@ -221,8 +248,8 @@ class Run:
         """Explanations of nodes that keep their class, under each attack."""
         before, common = self.clean.logits, (self.rows, self.sharpest)
         return {
-            name: same_class(a.agreement.per_node, a.touched, before, a.view.logits, *common)
-            for name, a in attacked.items()
+            name: same_class(v.agreement.per_node, v.touched, before, v.output.logits, *common)
+            for name, v in ((name, a.compared) for name, a in attacked.items())
         }
 
     def _explanations(self, attacked: dict[str, _Attacked]) -> dict[str, Any]:
@@ -231,7 +258,7 @@ class Run:
         out: dict[str, Any] = {}
         for name, a in attacked.items():
             pairs = ms.paired(self.clean.attention, a.view.attention)
-            out[name] = item_overlaps(pairs, a.agreement.per_node, *common)
+            out[name] = item_overlaps(pairs, a.worst.agreement.per_node, *common)
         out["chance"] = item_chance(pairs, *common)
         if self.vanilla is not None and self.similar is not None:
             pairs = ms.paired(self.vanilla, self.clean.attention)
@@ -247,10 +274,19 @@ class Run:
         result = self._make(threat, objective).run(
             self.model, self.graph, seed=self.seed, vanilla=self.vanilla_model, on_step=self.on_step
         )
-        view = observe(self.model, result.graph).averaged()
-        touched = touched_rows(self.clean.attention, view.attention, result.change.rows)
-        pairs = ms.paired(self.clean.attention, view.attention)
-        return _Attacked(result, view, ms.agreement(pairs, self.k, self.sharpest, touched), touched)
+        worst = self._view(result.graph, result.change.rows)
+        shared = {rule: change for rule, change in result.by_rule.items() if rule in SHARED_RULES}
+        by_rule = {
+            rule: worst if change is result.change else self._view(change.apply(self.graph)[0])
+            for rule, change in shared.items()
+        }
+        return _Attacked(result, worst, by_rule)
+
+    def _view(self, attacked: Graph, changed: Tensor | None = None) -> _View:
+        output = observe(self.model, attacked).averaged()
+        touched = touched_rows(self.clean.attention, output.attention, changed)
+        pairs = ms.paired(self.clean.attention, output.attention)
+        return _View(output, ms.agreement(pairs, self.k, self.sharpest, touched), touched)
 
     def _stability(self, attacked: dict[str, _Attacked]) -> dict[str, Any]:
         """Everything about predictions and attention before and after."""
@@ -261,7 +297,7 @@ class Run:
         out: dict[str, Any] = {
             **self._scores(attacked),
             "g_tvd": ms.prediction_change(before, first.view.logits[rows]),
-            "g_jsd": first.agreement.metrics["g_jsd"],
+            "g_jsd": first.worst.agreement.metrics["g_jsd"],
             "sharpness": {
                 "clean": ms.layered(self.sharpness, self.sharpest),
                 "attacked": ms.layered(after, self.sharpest),
@@ -269,23 +305,35 @@ class Run:
             "top_share": ms.top_shares(pairs, self.sharpest),
             "sharpest": self.sharpest,
         }
-        for metric in (name for name in first.agreement.metrics if name != "g_jsd"):
-            out[metric] = {name: a.agreement.metrics[metric] for name, a in attacked.items()}
+        compared = {name: a.compared for name, a in attacked.items()}
+        for metric in (name for name in first.worst.agreement.metrics if name != "g_jsd"):
+            out[metric] = {name: v.agreement.metrics[metric] for name, v in compared.items()}
         if "explanation" in attacked:
             other = attacked["explanation"]
             out["g_tvd_explanation"] = ms.prediction_change(before, other.view.logits[rows])
-            out["g_jsd_explanation"] = other.agreement.metrics["g_jsd"]
+            out["g_jsd_explanation"] = other.worst.agreement.metrics["g_jsd"]
             if other is not first and (worst := by_endpoints(other.result.ledger)):
                 out["lost"] = {"explanation": worst}
-        out["intruders"] = {
-            name: ms.intruders(a.view.attention, self.graph.num_nodes, self.k, self.sharpest)
-            for name, a in attacked.items()
-        }
-        for metric, value in ms.chance(pairs, self.k, self.sharpest, first.touched).items():
+        out["intruders"] = {name: self._intruders(view) for name, view in compared.items()}
+        touched = compared["prediction"].touched
+        for metric, value in ms.chance(pairs, self.k, self.sharpest, touched).items():
             out[metric]["chance"] = value
-        shares = [float(rows.double().mean()) for rows in first.touched]
-        out["touched"] = ms.layered(shares, self.sharpest)
+        out["touched"] = ms.layered([float(rows.double().mean()) for rows in touched], self.sharpest)
+        rules = {rule for a in attacked.values() for rule in a.by_rule}
+        if len(rules) > 1:
+            out["endpoints"] = {
+                rule: {n: self._at_rule(a.by_rule[rule]) for n, a in attacked.items() if rule in a.by_rule}
+                for rule in SHARED_RULES
+                if rule in rules
+            }
         return out
+
+    def _intruders(self, view: _View) -> dict[str, Any]:
+        return ms.intruders(view.output.attention, self.graph.num_nodes, self.k, self.sharpest)
+
+    def _at_rule(self, view: _View) -> dict[str, Any]:
+        """Explanations at the endpoints of one rule: the same nodes for every model."""
+        return {"overlap": view.agreement.metrics["overlap_touched"], "intruders": self._intruders(view)}
 
     def _scores(self, attacked: dict[str, _Attacked]) -> dict[str, dict[str, float]]:
         """The task's scores by name, each clean and under every attack."""

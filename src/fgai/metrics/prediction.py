@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.errors import InputError
+from fgai.metrics.declared import ENDS
 from fgai.metrics.given import check_labels
 from fgai.metrics.spec import metric
 from fgai.typed import typed
@@ -16,7 +17,7 @@ AVERAGES = ("micro", "macro")
 
 def _by_endpoints(path: str, title: str) -> dict[str, str]:
     """Headings of a score under attacks whose new nodes are joined at random, and where it hurts most."""
-    return {f"{path}.attacked_{ends}": f"{title} {ends} ends" for ends in ("random", "chosen")}
+    return {f"{path}.attacked_{ends}": f"{title} {ends} ends" for ends in ENDS}
 
 
 def classes_of(prediction: Tensor) -> Tensor:

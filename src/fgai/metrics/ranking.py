@@ -54,6 +54,7 @@ def overlap_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5) -> 
         "overlap.explanation",
         "overlap_touched.prediction",
         "overlap_touched.explanation",
+        "endpoints.*.*.overlap",
         "overlap_mean.prediction",
         "overlap_mean.explanation",
         "overlap_mean_touched.prediction",
