@@ -9,6 +9,7 @@ import pytest
 
 from experiments import Store, read_grid
 from experiments.document import fill
+from experiments.results import _metrics
 from experiments.tables import render
 from support import bench_cases as cases
 
@@ -23,10 +24,19 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return dict(zip(titles, values, strict=False))
 
 
-def test_chance_stands_beside_shares(line: dict[str, str]) -> None:
-    assert line["similarity"] == "0.950"
-    assert line["top 5 kept"] == "0.710 → 0.960" and line["by chance"] == "0.300 → 0.300"
-    assert line["top 5 kept, explanation attack"] == "0.652 → 0.952"
+def test_explanations_are_compared_at_the_same_endpoints(line: dict[str, str]) -> None:
+    assert line["similarity"] == "0.950" and line["top 5 lost, `cover`"] == "0.348 → 0.048"
+
+
+def test_what_the_top_5_lost_is_read_in_the_ledger_by_rule() -> None:
+    """Records hold which search found what where, so rows are compared at one rule's endpoints."""
+    rows = [{"member": "sign", "endpoints": rule} for rule in ("random", "cover", "cover", "defects")]
+    evaluation = {
+        "metrics": {},
+        "ledgers": {"explanation": {"members": rows, "damages": [0.1, 0.2, 0.3, 0.4, 0.6]}},
+    }
+    found = _metrics(evaluation, "lost.explanation.cover")
+    assert found == {"lost": {"explanation": {"random": 0.2, "cover": 0.4, "defects": 0.6, "chosen": 0.6}}}
 
 
 def test_predictions_under_every_search(line: dict[str, str]) -> None:
