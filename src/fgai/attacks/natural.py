@@ -74,7 +74,8 @@ class NaturalInjection(ReportedAttack):
     ) -> Iterator[Found]:
         """The worst copies and random mixtures, and what climbs from equal parts and from both find."""
         count = pool.shape[0]
-        shares = torch.rand(MODELS, count, MODELS, generator=generator).clamp(min=1e-6).log().neg().to(pool)
+        shares = torch.rand(MODELS, count, MODELS, generator=generator, dtype=torch.float32)
+        shares = shares.clamp(min=1e-6).log().neg().to(pool)
         shares = shares / shares.sum(2, keepdim=True)  # exponential over their sum: uniform on the simplex
         copies = torch.eye(MODELS, device=pool.device, dtype=pool.dtype)[:, None].expand(-1, count, -1)
         starts = [torch.zeros_like(copies[0])]

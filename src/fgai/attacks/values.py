@@ -114,11 +114,11 @@ class ValueInjection(ReportedAttack):
         ledger.members.append(member_row("features", "random", found, 0.0))
         yield worst
         said = _said(judge, worst)
-        coins = torch.rand(said.shape, generator=generator).to(said) < 0.5
+        coins = torch.rand(said.shape, generator=generator, dtype=torch.float32).to(said) < 0.5
         starts = {
             "contained": said,
-            "uniform": torch.rand(said.shape, generator=generator).to(said),
-            "corners": torch.where(coins, INSIDE, 1 - INSIDE),
+            "uniform": torch.rand(said.shape, generator=generator, dtype=torch.float32).to(said),
+            "corners": torch.where(coins, said.new_tensor(INSIDE), said.new_tensor(1 - INSIDE)),
         }
         ready, reads = self.partial(judge.recompute), self.objective.reads
         site = ValueSite(features, judge.model, graph, endpoints, judge.clean, ready, reads=reads)

@@ -161,7 +161,7 @@ def _observe(
         if _all_tapped(layers):
             return _watched(model, layers, graph, ranked)
     runs: list[LayerRun] = []
-    with ExitStack() as stack:
+    with alone(), ExitStack() as stack:
         if inputs:
             stack.enter_context(_noted(find_layers(uncompiled(model)).values(), runs))
         tape = stack.enter_context(record(model, perturb=perturb, ranked=ranked))

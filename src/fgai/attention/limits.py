@@ -118,6 +118,14 @@ class Limits(nn.Module):
             moved = clip(rows, self.low, self.high, self.radius) != rows
             self.usual.copy_(moved.to(self.usual.dtype).mean())
 
+    def fault(self) -> str | None:
+        """Say why these are no limits: `low` above `high`, or a `radius` below 0; None where they are."""
+        if not bool((self.low <= self.high).all()):
+            return "limits must have `low` at most `high`"
+        if not bool(self.radius >= 0):
+            return f"limits must have a `radius` of at least 0, got {float(self.radius):.3g}"
+        return None
+
     @torch.no_grad()
     def set(self, low: Tensor, high: Tensor, radius: Tensor, usual: Tensor) -> None:
         """Take what was measured elsewhere; see the attributes."""

@@ -16,7 +16,7 @@ from fgai.attention.adapter import device_of
 from fgai.cache import cached_on
 from fgai.checks import one_of
 from fgai.datasets import fingerprint
-from fgai.errors import InputError
+from fgai.errors import InputError, collected, warn
 from fgai.evaluation import reliability
 from fgai.evaluation.record import EvaluationRecord
 from fgai.evaluation.run import Run
@@ -102,10 +102,11 @@ def evaluate(
     original = task.view(given.to(device_of(model, given)), targets)
     graph = prepared(model, original)
     meter = Meter(graph.device)
-    with reliability.collected() as notes:
+    with collected() as notes:
         run = Run(model, original, graph, k, seed, targets, on_step)
         body = run.measure(threat, vanilla, explanation_attack, curves, nulls, per_node, meter)
-    notes.give_again()
+    for note in notes:
+        warn(note)
     return EvaluationRecord(
         name=name or model_name(model),
         model={"class": model_name(model), "config": plain_config(model), "parameters": count(model)},
@@ -127,7 +128,7 @@ def evaluate(
         peak_memory=meter.peak_memory(),
         metrics=plain(body.pop("metrics")),
         ledgers=plain(body.pop("ledgers")),
-        warnings=notes.entries(),
+        warnings=reliability.entries(notes),
         per_node=body.pop("per_node"),
     )
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-
 import torch
 from torch import Tensor
 
 from fgai import errors, metrics
 from fgai.attacks import AttackResult
 from fgai.attention import AttentionMap
-from fgai.errors import FgaiWarning, ReliabilityWarning
+from fgai.errors import ReliabilityWarning
 from fgai.graph import Graph
 from fgai.tasks import task_of
 
@@ -34,44 +29,10 @@ def warn(code: str, message: str) -> None:
     errors.warn(ReliabilityWarning(code, message))
 
 
-@dataclass
-class Notes:
-    """What was warned of inside a `collected` block.
-
-    Attributes:
-        caught: every warning, fgai's or not.
-    """
-
-    caught: list[warnings.WarningMessage] = field(default_factory=list)
-
-    def give_again(self) -> None:
-        """Warn of everything once more, now where it is heard."""
-        for entry in self.caught:
-            assert isinstance(entry.message, Warning)  # Python makes one of a text
-            errors.warn(entry.message)
-
-    def entries(self) -> list[dict[str, str]]:
-        """Return code and message of fgai's warnings, each once, as records keep them."""
-        found = {
-            (getattr(entry.message, "code", "note"), str(entry.message))
-            for entry in self.caught
-            if isinstance(entry.message, FgaiWarning)
-        }
-        return [{"code": code, "message": message} for code, message in sorted(found)]
-
-
-@contextmanager
-def collected() -> Iterator[Notes]:
-    """Hold back what is warned of inside the block.
-
-    Yields:
-        The notes, filled when the block ends; whoever asked gives the warnings again.
-    """
-    notes = Notes()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield notes
-    notes.caught = list(caught)
+def entries(notes: list[Warning]) -> list[dict[str, str]]:
+    """Return code and message of warnings, each once, as records keep them."""
+    texts = {(getattr(note, "code", "note"), str(note)) for note in notes}
+    return [{"code": code, "message": message} for code, message in sorted(texts)]
 
 
 def check_split(graph: Graph, targets: str) -> None:
