@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 from fgai import tasks
 from fgai.checks import at_least, one_of
 from fgai.errors import CheckpointError, InputError
-from fgai.files import check_items
+from fgai.files import check_items, regular
 
 PROTOCOL = 1
 """Raised whenever a change of the protocol alters numbers; records of another version do not match."""
@@ -143,7 +143,7 @@ def read_grid(source: Path | str) -> list[Cell]:
     path = Path(source)
     try:
         if path.suffix == ".toml":
-            text = path.read_text(encoding="utf-8")
+            text = regular(path).read_text(encoding="utf-8")
         else:
             text = files("experiments").joinpath("grids", f"{source}.toml").read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

@@ -12,7 +12,7 @@ from experiments.summary import paper_claim, summary
 from experiments.tables import TABLES, render
 from fgai.checks import one_of
 from fgai.errors import DataError, InputError
-from fgai.files import write_atomic
+from fgai.files import regular, write_atomic
 
 _OPEN = re.compile(r"<!-- table: (\S+) -->")
 _BLOCK = re.compile(r"<!-- table: (\S+) -->\n(?:(?!<!-- table:).)*?<!-- end -->", re.DOTALL)
@@ -54,7 +54,7 @@ def update(path: Path, store: Store) -> bool:
         DataError: the document cannot be read.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = regular(path).read_text(encoding="utf-8")
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     new = fill(text, store)

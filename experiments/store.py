@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from experiments.cells import PROTOCOL, Cell
 from fgai.errors import CheckpointError, InputError
-from fgai.files import Schema, check, check_items, gunzip, parse_json, write_atomic
+from fgai.files import Schema, check, check_items, gunzip, parse_json, regular, write_atomic
 from fgai.records import to_text
 
 T = TypeVar("T")
@@ -177,7 +177,7 @@ class Store:
 
     def _unpack(self, pack: Path) -> dict[Path, dict[str, Any]]:
         try:
-            lines = gunzip(pack.read_bytes()).decode().splitlines()
+            lines = gunzip(regular(pack).read_bytes()).decode().splitlines()
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{pack} is damaged ({error}); restore it") from error
         records = [parsed(line, f"{pack}, line {number}") for number, line in enumerate(lines, 1)]
@@ -194,7 +194,7 @@ def read_record(path: Path) -> dict[str, Any]:
         CheckpointError: if it is truncated, foreign, or from a newer fgai.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = regular(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path} is not a whole record ({error}); delete it to run the cell again"

@@ -94,6 +94,14 @@ def _bombed_data(path: Path) -> None:
     torch.save(data, path)
 
 
+def _flipped(path: Path) -> None:
+    """Change the lowest bit of one feature."""
+    torch.save(DATA, path)
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(DATA.x.numpy().tobytes())] ^= 1
+    path.write_bytes(raw)
+
+
 def _swollen(path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", bytes(1 << 27))
@@ -129,6 +137,7 @@ REFUSED: dict[str, tuple[str, Callable[[Path], None] | None, type[FgaiError], st
         DataError,
         "was refused",
     ),
+    "a saved graph with a changed byte": ("a.pt", _flipped, DataError, "checksum"),
     "a saved bomb": ("a.pt", lambda p: torch.save(Bomb(), p), DataError, "was refused"),
     "a bomb in data": ("a.pt", _bombed_data, DataError, "was refused"),
     "a swollen archive": ("a.pt", _swollen, DataError, "more than its own size explains"),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fgai
 from fgai import metrics
 from fgai.attention import observe, prepared
-from fgai.errors import InputError
+from fgai.errors import DataError, FgaiError, InputError
 from fgai.evaluation import evaluate_store, stored
 from fgai.store import write_store
 from support.graph_cases import small_data
@@ -32,6 +33,24 @@ def test_numbers_are_those_of_the_graph_in_memory(tmp_path: Path, monkeypatch: p
         assert found.sharpness[layer] == pytest.approx(metrics.sharpness(b.heads(), b.rowptr), rel=1e-4)
         wanted = metrics.overlap(a.ranking(), b.ranking(), a.rowptr, 3)
         assert found.overlap is not None and found.overlap[layer] == pytest.approx(wanted) and wanted < 1
+
+
+@pytest.mark.parametrize("label", [2**40, -5000, 3])
+def test_labels_that_the_model_cannot_give_are_refused(tmp_path: Path, label: int) -> None:
+    graph = small_data(nodes=40, width=5)
+    y = graph.y.clone()
+    y[0] = label
+    write_store(graph.replace(y=y), tmp_path / "graph")
+    with pytest.raises(FgaiError, match=r"`y`|logits per node"):
+        evaluate_store(fgai.GAT(5, 3, hidden_channels=2, heads=2).eval(), tmp_path / "graph")
+
+
+def test_a_damaged_graph_is_refused(tmp_path: Path) -> None:
+    write_store(small_data(nodes=40, width=5), tmp_path / "graph")
+    mask = np.load(tmp_path / "graph" / "test_mask.npy")
+    np.save(tmp_path / "graph" / "test_mask.npy", ~mask)
+    with pytest.raises(DataError, match=r"test_mask\.npy is damaged"):
+        evaluate_store(fgai.GAT(5, 3, hidden_channels=2, heads=2).eval(), tmp_path / "graph")
 
 
 def test_alone_and_refusals(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 import fgai
 from fgai.datasets import fingerprint, planted
 from fgai.errors import DataError, FgaiError, InputError
+from fgai.files import add_checksum
 from fgai.graph import Graph
 from fgai.store import StoredGraph, open_store, write_store
 from support.graph_cases import small_data
@@ -65,7 +66,7 @@ def test_comes_back_as_it_was(graph: Graph, tmp_path: Path) -> None:
 def test_fingerprint_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fgai.store.write.BLOCK", 7)
     monkeypatch.setattr("fgai.store.write.NUMBERS", 20)
-    monkeypatch.setattr("fgai.store.stored.CHECKED", 5)
+    monkeypatch.setattr("fgai.store.arrays.CHECKED", 5)
     for number, graph in enumerate((valued(), small_data(), planted(num_nodes=90))):
         assert write_store(graph, tmp_path / str(number)).fingerprint == fingerprint(graph)
 
@@ -109,10 +110,40 @@ def pickled(folder: Path) -> None:
     np.save(folder / "source.npy", np.array([print], dtype=object), allow_pickle=True)
 
 
-def edited(change: Callable[[dict], None]) -> Callable[[Path], None]:
+def flip(name: str) -> Callable[[Path], None]:
+    """Change the lowest bit of the last number of an array."""
+
+    def damage(folder: Path) -> None:
+        array = np.load(folder / f"{name}.npy")
+        array.reshape(-1).view(np.uint8)[-array.itemsize] ^= 1
+        np.save(folder / f"{name}.npy", array)
+
+    return damage
+
+
+def swap_sources(folder: Path) -> None:
+    source = np.load(folder / "source.npy")
+    np.save(folder / "source.npy", np.roll(source, 1))
+
+
+def swap_masks(folder: Path) -> None:
+    (folder / "train_mask.npy").rename(folder / "other")
+    (folder / "val_mask.npy").rename(folder / "train_mask.npy")
+    (folder / "other").rename(folder / "val_mask.npy")
+
+
+def damage_heading(folder: Path) -> None:
+    raw = (folder / "x.npy").read_bytes()
+    (folder / "x.npy").write_bytes(raw.replace(b"}", b" ", 1))
+
+
+def edited(change: Callable[[dict], None], *, sealed: bool = True) -> Callable[[Path], None]:
     def edit(folder: Path) -> None:
         values = json.loads((folder / "graph.json").read_text())
         change(values)
+        if sealed:
+            values.pop("checksum", None)
+            values = add_checksum(values)
         (folder / "graph.json").write_text(json.dumps(values))
 
     return edit
@@ -132,9 +163,20 @@ def edited(change: Callable[[dict], None]) -> Callable[[Path], None]:
         (edited(lambda m: m.update(version=9)), "newer version"),
         (edited(lambda m: m.update(num_nodes=10**12)), "no graph"),
         (edited(lambda m: m.update(num_edges=7)), "does not fit"),
-        (edited(lambda m: m["arrays"].update(evil={"shape": [1], "dtype": "<f4"})), "no array of this"),
+        (
+            edited(lambda m: m["arrays"].update(evil={"shape": [1], "dtype": "<f4", "sha256": ""})),
+            "no array of this",
+        ),
         (edited(lambda m: m["arrays"].pop("source")), "incomplete"),
         (edited(lambda m: m["arrays"]["y"].update(shape=[40, 2])), "does not fit"),
+        (edited(lambda m: m.update(version=1)), "older version"),
+        (edited(lambda m: m.update(name="other"), sealed=False), "checksum"),
+        (edited(lambda m: m.pop("checksum"), sealed=False), "no checksum"),
+        (flip("x"), "checksum"),
+        (flip("y"), "checksum"),
+        (swap_sources, "checksum"),
+        (swap_masks, "checksum"),
+        (damage_heading, "header is damaged"),
     ],
 )
 def test_damaged(damage: Callable[[Path], None], words: str, tmp_path: Path) -> None:
@@ -142,6 +184,26 @@ def test_damaged(damage: Callable[[Path], None], words: str, tmp_path: Path) -> 
     damage(tmp_path / "s")
     with pytest.raises(DataError, match=words):
         open_store(tmp_path / "s").load()
+
+
+def test_whole_arrays_are_compared_with_their_checksums(tmp_path: Path) -> None:
+    write_store(small_data(), tmp_path / "s")
+    flip("y")(tmp_path / "s")
+    stored = open_store(tmp_path / "s")
+    stored.rows()
+    for read in (lambda: stored.num_classes, stored.verify):
+        with pytest.raises(DataError, match=r"y\.npy is damaged: it does not fit its checksum"):
+            read()
+    swap_sources(tmp_path / "s")
+    with pytest.raises(DataError, match=r"source\.npy is damaged"):
+        open_store(tmp_path / "s").rows()
+
+
+def test_workers_do_not_verify_again(tmp_path: Path) -> None:
+    stored = write_store(small_data(), tmp_path / "s")
+    stored.verify()
+    flip("x")(tmp_path / "s")
+    pickle.loads(pickle.dumps(stored)).verify()
 
 
 def test_not_everything_is_stored(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from fgai.attention import AttentionMap, observe, prepared, record
 from fgai.errors import DataError, FgaiError, InputError
 from fgai.graph import Graph
 from fgai.store import StoredGraph, write_store
-from fgai.streaming import StoredObservation, observe_store, open_observation
+from fgai.streaming import StoredObservation, measure_store, observe_store, open_observation
 from support.graph_cases import build, edge_sets, small_data
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -167,6 +167,50 @@ class TestRefused:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert [path.name for path in tmp_path.iterdir()] == ["graph"]
+
+    @pytest.mark.parametrize(
+        ("name", "change", "words"),
+        [
+            ("rowptr", lambda a: np.put(a, 3, 2**40), "point outside"),
+            ("rowptr", lambda a: np.put(a, 3, -1), "point outside"),
+            ("rowptr", lambda a: np.put(a, 3, a[4]), "checksum"),
+            ("source", lambda a: np.put(a, 3, 10**9), "point outside"),
+            ("attention.1", lambda a: np.put(a, 0, 0.5), "checksum"),
+            ("scores.0", lambda a: np.put(a, 0, 0.5), "checksum"),
+        ],
+    )
+    def test_damaged_arrays(
+        self, stored: StoredGraph, tmp_path: Path, name: str, change: Any, words: str
+    ) -> None:
+        observe_store(made("GAT", 5), stored, tmp_path / "seen", ranked=True)
+        array = np.load(tmp_path / "seen" / f"{name}.npy")
+        change(array)
+        np.save(tmp_path / "seen" / f"{name}.npy", array)
+        found = open_observation(tmp_path / "seen")
+        for read in (found.load_attention, found.verify):
+            with pytest.raises(DataError, match=words):
+                read()
+        if name in ("rowptr", "source"):
+            with pytest.raises(DataError, match=words):
+                found.positions(np.array([0]), np.array([0]))
+
+    def test_damaged_logits_are_found_by_verify(self, stored: StoredGraph, tmp_path: Path) -> None:
+        found = observe_store(made("GAT", 5), stored, tmp_path / "seen")
+        found.verify()
+        logits = np.load(tmp_path / "seen" / "logits.npy")
+        np.save(tmp_path / "seen" / "logits.npy", logits + 1)
+        with pytest.raises(DataError, match=r"logits\.npy is damaged: it does not fit its checksum"):
+            open_observation(tmp_path / "seen").verify()
+        with pytest.raises(InputError, match="`destination` must name nodes"):
+            found.positions(np.array([0]), np.array([10**9]))
+
+    def test_a_damaged_graph_is_refused(self, stored: StoredGraph, tmp_path: Path) -> None:
+        features = np.load(stored.path / "x.npy")
+        np.save(stored.path / "x.npy", features + 1)
+        for run in (lambda: observe_store(made("GAT", 5), stored, tmp_path / "seen"),
+                    lambda: measure_store(made("GAT", 5), stored)):  # fmt: skip
+            with pytest.raises(DataError, match=r"x\.npy is damaged: it does not fit its checksum"):
+                run()
 
     def test_damaged_results(self, stored: StoredGraph, tmp_path: Path) -> None:
         found = observe_store(made("GAT", 5), stored, tmp_path / "seen")

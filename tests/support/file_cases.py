@@ -7,20 +7,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 
+import fgai
 from experiments import Cell, Store, read_grid, read_record
 from fgai.cards import Card, Listing, card, write_page
 from fgai.certificates import CertificateRecord, InjectionCertificate
+from fgai.datasets import convert, fingerprint, load_graph, planted
 from fgai.datasets.ogb import read_ogbn_arxiv
+from fgai.datasets.own import FIELDS
 from fgai.datasets.readers import read_ground_truth, read_npz, read_planetoid, read_tape, read_tu
 from fgai.evaluation import Comparison, EvaluationRecord
 from fgai.reports import read_report
 from fgai.reports.page import render
+from fgai.store import open_store, write_store
+from fgai.streaming import observe_store, open_observation
 from fgai.training import load_model, save_model, train
 from support import dataset_cases
+from support.graph_cases import small_data
 from support.report_cases import certificates, comparison, injection_certificate, whole_report
 from support.training_cases import GRAPH, fresh
 
@@ -33,6 +41,7 @@ settings = { epochs = 2, hidden_channels = 4 }
 threats = ["standard"]
 label = "row"
 """
+WIDTH = 4
 CELL = Cell(method="ln", seed=1, settings={"epochs": 2})
 
 
@@ -44,11 +53,13 @@ class Kind:
         write: fills a folder; returns the files that may be damaged.
         read: reads that folder. What it returns must be what the files say.
         text: JSON, so that single values can be replaced.
+        content: of what `read` returns, where the files have checksums: no damage may change it silently.
     """
 
     write: Callable[[Path], list[Path]]
     read: Callable[[Path], Any]
     text: bool = False
+    content: Callable[[Any], Any] | None = None
 
 
 def _document(kind: Any, make: Callable[[], Any]) -> Kind:
@@ -158,7 +169,82 @@ def _card(folder: Path) -> str:
     return found.to_markdown()
 
 
+def graph_content(graph: Any) -> str:
+    """A hash of everything a graph holds, masks included."""
+    masks = [getattr(graph, f"{part}_mask") for part in ("train", "val", "test")]
+    parts = [None if mask is None else mask.tolist() for mask in masks]
+    return f"{fingerprint(graph)} {graph.name} {parts}"
+
+
+@cache
+def gat() -> Any:
+    torch.manual_seed(0)
+    return fgai.GAT(WIDTH, 3, hidden_channels=2, heads=2).eval()
+
+
+def _observed(folder: Path) -> list[Path]:
+    with TemporaryDirectory() as scratch:
+        stored = write_store(small_data(nodes=20, width=WIDTH), Path(scratch) / "graph")
+        observe_store(gat(), stored, folder / "seen", ranked=True)
+    return sorted((folder / "seen").iterdir())
+
+
+def _observation(folder: Path) -> Any:
+    seen = open_observation(folder / "seen")
+    seen.verify()
+    return seen, seen.load_attention()
+
+
+def _observation_content(found: Any) -> Any:
+    seen, attention = found
+    layers = [(layer.name, layer.values.tolist(), layer.ranking().tolist()) for layer in attention.layers]
+    return seen.model, seen.graph, seen.logits.tolist(), layers
+
+
+def _graph_file(name: str) -> Kind:
+    """A graph as `load_graph` reads it."""
+    data = small_data(nodes=20, width=WIDTH).to_data()
+    fields = {key: value for key, value in data.to_dict().items() if key in FIELDS}
+
+    def write(folder: Path) -> list[Path]:
+        if name == "graph.npz":
+            np.savez(folder / name, **{key: np.asarray(value) for key, value in fields.items()})
+        elif name == "graph.pt":
+            torch.save(data, folder / name)
+        else:
+            rows = "\n".join(f"{a},{b}" for a, b in data.edge_index.T.tolist())
+            (folder / name).write_text(f"source,destination\n{rows}\n")
+        return [folder / name]
+
+    checked = name != "graph.csv"
+    return Kind(write, lambda folder: load_graph(folder / name), content=graph_content if checked else None)
+
+
+def _converted(folder: Path) -> Any:
+    return convert(folder / "edges.txt", folder / "out", features=folder / "x.npy", overwrite=True).load()
+
+
+def _convertible(folder: Path) -> None:
+    (folder / "edges.txt").write_text("# remark\n0 1\n1 2\n2 0\n3 1\n")
+    np.save(folder / "x.npy", np.arange(8.0).reshape(4, 2))
+
+
 KINDS: dict[str, Kind] = {
+    "store": Kind(
+        _written(lambda folder: write_store(small_data(nodes=20, width=WIDTH), folder / "graph")),
+        lambda folder: open_store(folder / "graph").load(),
+        content=graph_content,
+    ),
+    "sparse-store": Kind(
+        _written(lambda folder: write_store(planted(num_nodes=30), folder / "graph")),
+        lambda folder: open_store(folder / "graph").load(),
+        content=graph_content,
+    ),
+    "observation": Kind(_observed, _observation, content=_observation_content),
+    "graph-npz": _graph_file("graph.npz"),
+    "graph-pt": _graph_file("graph.pt"),
+    "graph-csv": _graph_file("graph.csv"),
+    "edges": Kind(_written(_convertible), _converted),
     "model": Kind(
         lambda folder: (
             [folder / "model.safetensors"]

@@ -18,6 +18,7 @@ from fgai.cli.compare import open_models
 from fgai.cli.files import Opened, checked_output
 from fgai.cli.output import Output, command
 from fgai.errors import CheckpointError, InputError
+from fgai.files import regular
 from fgai.graph import Graph
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def _named(words: list[str]) -> dict[str, Path] | list[Path]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return regular(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} must be a readable text file ({error})") from error
 

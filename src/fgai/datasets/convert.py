@@ -15,6 +15,7 @@ from fgai.datasets.loader import load_dataset
 from fgai.datasets.own import load_graph, node_fields
 from fgai.datasets.registry import names
 from fgai.errors import DataError, InputError
+from fgai.files import regular
 from fgai.graph import Graph
 from fgai.progress import stage
 from fgai.store import StoredGraph
@@ -99,8 +100,12 @@ def convert(
         known = ".csv, .txt, .tsv, .edges, .edgelist (also .gz), .parquet, .npy, .npz, .pt"
         raise DataError(f"{given} must be a file of a graph ({known}) or the name of a dataset")
     for file in ([] if named else [given]) + tables:
-        if not file.is_file():
-            raise DataError(f"there is no file {file}")
+        try:
+            regular(file)
+        except FileNotFoundError:
+            raise DataError(f"there is no file {file}") from None
+        except (OSError, ValueError) as error:
+            raise DataError(f"{file} cannot be read: {error}") from error
     if read is None:
         with building(place, overwrite) as work:
             graph = load_dataset(str(source), root) if named else load_graph(given)

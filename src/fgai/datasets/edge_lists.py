@@ -14,8 +14,8 @@ import numpy as np
 from fgai.compiled import compiled
 from fgai.errors import DataError
 from fgai.extras import extra
-from fgai.files import most_bytes
-from fgai.store.arrays import Array
+from fgai.files import most_bytes, regular
+from fgai.store.arrays import Array, map_array
 from fgai.store.sort import Edges
 
 PART = 1 << 23
@@ -60,7 +60,7 @@ def _texts(path: Path) -> Iterator[_Text]:
     """The lines of a text file, many at a time; bytes of a packed one are counted as they come out."""
     line, byte, rest = 1, 0, b""
     packed = path.suffix == ".gz"
-    most = most_bytes(path.stat().st_size) if packed else None
+    most = most_bytes(regular(path).stat().st_size) if packed else None
     with gzip.open(path, "rb") if packed else path.open("rb") as file:
         while block := _block(file, path, byte + len(rest), line):
             end = block.rfind(b"\n") + 1
@@ -288,9 +288,6 @@ def mapped(path: Path) -> Array:
         DataError: there is none, or it is damaged or pickled.
     """
     try:
-        found: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-        if not isinstance(found, np.ndarray):
-            raise ValueError("it is an archive")
-        return found
-    except (OSError, ValueError, EOFError) as error:
+        return map_array(path)
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} is missing, damaged, or no array of numbers ({error})") from error

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fgai.datasets.readers import Raw, checked
 from fgai.errors import DataError
-from fgai.files import gunzip, most_bytes
+from fgai.files import gunzip, most_bytes, regular
 
 ARCHIVE = "arxiv.zip"
 MEMBERS = (
@@ -30,8 +30,8 @@ MEMBERS = (
 def _contents(files: Sequence[Path]) -> dict[str, bytes]:
     """Compressed bytes of every member, by its path inside the dataset's folder."""
     if len(files) > 1:
-        return {member: file.read_bytes() for member, file in zip(MEMBERS, files, strict=True)}
-    with zipfile.ZipFile(files[0]) as archive:
+        return {member: regular(file).read_bytes() for member, file in zip(MEMBERS, files, strict=True)}
+    with zipfile.ZipFile(regular(files[0])) as archive:
         inside = {one.filename.split("/", 1)[1]: one for one in archive.infolist() if "/" in one.filename}
         missing = [member for member in MEMBERS if member not in inside]
         if missing:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fgai.errors import DataError, FgaiError, InputError
-from fgai.files import most_bytes, read_arrays
+from fgai.files import most_bytes, read_arrays, regular
 from fgai.graph import Graph
 from fgai.graph.pyg_data import arguments_from_data
 from fgai.store.stored import is_store, open_store
@@ -67,13 +67,15 @@ def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
         )
     if table is not None and path.suffix != ".csv":
         raise InputError(f"`node_table` goes with an edge list in CSV, got {path.name}")
-    for file in (path, table):
-        if file is not None and not file.is_file():
-            raise DataError(f"there is no file {file}")
     try:
+        for file in (path, table):
+            if file is not None:
+                regular(file)
         return _graph(readers[path.suffix](path), path)
     except FgaiError:
         raise
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {error.filename}") from None
     except Exception as error:  # a damaged file can fail in any way
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{path} is damaged, or not what its name says ({reason})") from error
@@ -119,8 +121,10 @@ def _saved(path: Path) -> dict[str, Any]:
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
-        if size > most_bytes(path.stat().st_size):
-            raise DataError(f"{path} claims to hold {size} bytes, more than its own size explains")
+            if size > most_bytes(path.stat().st_size):
+                raise DataError(f"{path} claims to hold {size} bytes, more than its own size explains")
+            if (member := archive.testzip()) is not None:  # PyTorch does not compare checksums
+                raise DataError(f"{path} is damaged: {member} does not fit its checksum; write it anew")
     try:
         with torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]):
             found = torch.load(path, map_location="cpu", weights_only=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fgai.datasets.unpickle import load_pickle
 from fgai.errors import DataError
-from fgai.files import read_arrays
+from fgai.files import read_arrays, regular
 
 Array = NDArray[Any]
 Files = Sequence[Path]
@@ -215,7 +215,7 @@ def read_tu(files: Files) -> Raw:
 def _table(path: Path, kind: type) -> Array:
     """Rows of numbers, separated by commas; at least one row."""
     with _explain(path):
-        if not path.read_text().strip():
+        if not regular(path).read_text().strip():
             raise DataError(f"{path} is empty; fetch it again")
         return np.loadtxt(path, dtype=kind, delimiter=",", ndmin=2)
 

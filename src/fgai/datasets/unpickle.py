@@ -19,6 +19,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from fgai.errors import DataError
+from fgai.files import regular
 
 _ARRAY_KINDS = "biuf"
 
@@ -144,7 +145,7 @@ def load_pickle(path: Path) -> Any:
         DataError: if the file is truncated, not a pickle, names anything else, or holds something else.
     """
     try:
-        raw = path.read_bytes()
+        raw = regular(path).read_bytes()
         _check_sizes(raw)
         found = _Unpickler(io.BytesIO(raw)).load()
         # Called on our own classes: what the pickle made may have attributes of these names.

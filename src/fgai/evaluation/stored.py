@@ -127,7 +127,9 @@ def evaluate_store(
             all of them must see; all must call it, and all get the numbers of one process, bit by bit.
 
     Raises:
-        InputError: a model that cannot be computed row by row, or two of different classes.
+        InputError: a model that cannot be computed row by row or has too few classes for the labels, or two
+            models of different classes.
+        DataError: the stored graph is damaged.
         RanksError: ranks disagree, do not see one folder, or one failed.
 
     Example:
@@ -146,6 +148,7 @@ def evaluate_store(
                 if together:
                     whole.agree(each, "evaluation", k, seed)
         found = whole.observe(model, ranked=True, ranks=ranks)
+        whole.check_classes(found.logits.shape[1])
         other = None if vanilla is None else whole.observe(vanilla, ranked=True, ranks=ranks)
         if other is not None and (found.logits.shape, len(found.layers)) != (
             other.logits.shape,

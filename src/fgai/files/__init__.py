@@ -1,8 +1,9 @@
 """Files: written whole or not at all, fetched from where they claim to be from, and never believed unread."""
 
 from fgai.files.arrays import read_arrays
-from fgai.files.https import digest_of, extract, fetch
+from fgai.files.https import extract, fetch
 from fgai.files.inflate import gunzip, inflate, most_bytes
+from fgai.files.read import add_checksum, digest_of, regular, take_checksum
 from fgai.files.schema import Schema, check, check_items
 from fgai.files.tensors import pack, read_metadata, unpack
 from fgai.files.text import parse_json
@@ -10,6 +11,7 @@ from fgai.files.write import is_stream, write_atomic
 
 __all__ = [
     "Schema",
+    "add_checksum",
     "check",
     "check_items",
     "digest_of",
@@ -23,6 +25,8 @@ __all__ = [
     "parse_json",
     "read_arrays",
     "read_metadata",
+    "regular",
+    "take_checksum",
     "unpack",
     "write_atomic",
 ]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fgai.files.inflate import most_bytes
+from fgai.files.read import regular
 
 
 def read_arrays(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
@@ -24,7 +25,7 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
         KeyError: there is no array of that name.
         OSError: the file cannot be read.
     """
-    with path.open("rb") as file:
+    with regular(path).open("rb") as file:
         begin = file.read(6)
     if not begin.startswith(b"PK"):  # zipfile would look for an archive further on
         what = "one array" if begin == b"\x93NUMPY" else "something else"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import ssl
 import stat
 import zipfile
@@ -17,6 +16,7 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, ProxyHandler, Requ
 
 from fgai.errors import DataError
 from fgai.files.inflate import most_bytes
+from fgai.files.read import regular
 
 ATTEMPTS = 3
 PATIENCE = 30.0
@@ -92,12 +92,6 @@ def _fetch_once(url: str, path: Path) -> None:
         raise ConnectionError(f"it ended after {size} of {told} bytes")
 
 
-def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def extract(archive: Path, names: Iterable[str], folder: Path) -> None:
     """Put files out of a zip archive into a folder, by their last names.
 
@@ -114,7 +108,7 @@ def extract(archive: Path, names: Iterable[str], folder: Path) -> None:
         FileNotFoundError: a file is not in it.
         zipfile.BadZipFile: it is damaged.
     """
-    with zipfile.ZipFile(archive) as opened:
+    with zipfile.ZipFile(regular(archive)) as opened:
         members = opened.infolist()
         for member in members:
             _check_member(member)

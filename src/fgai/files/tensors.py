@@ -12,6 +12,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fgai.errors import CheckpointError
+from fgai.files.read import regular
 from fgai.files.schema import check
 from fgai.files.text import parse_json
 
@@ -32,7 +33,7 @@ def read_metadata(path: Path) -> dict[str, str]:
         CheckpointError: it is damaged, or something else.
     """
     try:
-        with path.open("rb") as file:
+        with regular(path).open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             if size > path.stat().st_size:
                 raise ValueError("no safetensors header")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, get_type_hints
 
 from fgai.errors import CheckpointError
-from fgai.files import check_items, parse_json, write_atomic
+from fgai.files import check_items, parse_json, regular, write_atomic
 from fgai.records.plain import check_arrays, plain, to_text
 from fgai.records.tabled import Tabled
 from fgai.typed import typed
@@ -104,7 +104,7 @@ def read_json(path: Path) -> Any:
         CheckpointError: the file is missing or damaged.
     """
     try:
-        return parse_json(path.read_text(encoding="utf-8"))
+        return parse_json(regular(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"there is no record at {path}") from None
     except (OSError, ValueError) as error:

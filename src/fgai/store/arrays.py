@@ -6,14 +6,27 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import Any, BinaryIO, NamedTuple, Self, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fgai.errors import DataError
+from fgai.files import digest_of, regular
+
 Array = NDArray[Any]
 ZEROS = 1 << 24
 """Bytes that are written together where room is taken by writing."""
+CHECKED = 1 << 22
+"""Entries that are checked together."""
+
+
+class ArrayInfo(TypedDict):
+    """Shape, type and SHA-256 of the file of one array."""
+
+    shape: list[int]
+    dtype: str
+    sha256: str
 
 
 class Place(NamedTuple):
@@ -140,8 +153,13 @@ def map_array(path: Path) -> Array:
         ValueError: it is cut off, pickled, or no array.
         OSError: it cannot be read.
     """
-    found: Array = np.lib.format.open_memmap(path, mode="r").view(np.ndarray)
-    return found
+    try:
+        array: Array = np.lib.format.open_memmap(regular(path), mode="r").view(np.ndarray)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # numpy parses the header as Python, whose tokenizer has errors of its own
+        raise ValueError(f"its header is damaged: {error}") from error
+    return array
 
 
 def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
@@ -155,3 +173,77 @@ def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
     if found.shape != shape or found.dtype.str != dtype or not found.flags.c_contiguous:
         raise ValueError(f"it holds {found.dtype.str} {list(found.shape)}, not {dtype} {list(shape)}")
     return found
+
+
+def describe(folder: Path) -> dict[str, ArrayInfo]:
+    """Return shape, type and SHA-256 of every array in a folder, by name."""
+    infos: dict[str, ArrayInfo] = {}
+    for file in sorted(folder.glob("*.npy")):
+        array = map_array(file)
+        infos[file.stem] = {
+            "shape": list(array.shape),
+            "dtype": array.dtype.str,
+            "sha256": digest_of(file),
+        }
+    return infos
+
+
+class ArrayFolder:
+    """The arrays of a folder: mapped when first used, compared with their checksums once.
+
+    Args:
+        path: the folder; array `NAME` is the file `NAME.npy`.
+        infos: what the arrays must be, by name.
+        remedy: ends the message about a damaged file.
+
+    Attributes:
+        verified: names of the arrays whose checksums were compared.
+    """
+
+    def __init__(self, path: Path, infos: dict[str, ArrayInfo], remedy: str) -> None:
+        self._path, self._infos, self._remedy = path, infos, remedy
+        self._arrays: dict[str, Array] = {}
+        self.verified: set[str] = set()
+
+    def open(self, name: str) -> Array:
+        """Map one array, read-only.
+
+        Raises:
+            DataError: the file is missing, cut off, or not what the manifest says.
+        """
+        if name not in self._arrays:
+            file, info = self._path / f"{name}.npy", self._infos[name]
+            try:
+                self._arrays[name] = open_array(file, tuple(info["shape"]), info["dtype"])
+            except (OSError, ValueError) as error:
+                raise DataError(f"{file} is damaged or missing ({error}); {self._remedy}") from error
+        return self._arrays[name]
+
+    def verify(self, names: Iterable[str] | None = None) -> None:
+        """Read arrays, all by default, and compare them with their checksums; each only once.
+
+        Raises:
+            DataError: a file is missing or damaged.
+        """
+        for name in self._infos if names is None else names:
+            if name in self.verified:
+                continue
+            self.open(name)
+            file = self._path / f"{name}.npy"
+            if digest_of(file) != self._infos[name]["sha256"]:
+                raise DataError(f"{file} is damaged: it does not fit its checksum; {self._remedy}")
+            self.verified.add(name)
+
+
+def are_pointers(pointers: Array, count: int) -> bool:
+    """Whether pointers of at least one row rise from 0 to `count`."""
+    if len(pointers) < 2 or pointers[0] != 0 or pointers[-1] != count:
+        return False
+    parts = (pointers[first : first + CHECKED + 1] for first in range(0, len(pointers) - 1, CHECKED))
+    return all((part[1:] >= part[:-1]).all() for part in parts)
+
+
+def are_below(index: Array, count: int) -> bool:
+    """Whether every entry is in 0..count-1."""
+    parts = (index[first : first + CHECKED] for first in range(0, len(index), CHECKED))
+    return all(part.min() >= 0 and part.max() < count for part in parts)

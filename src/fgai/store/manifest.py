@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from fgai.errors import CheckpointError, DataError
-from fgai.files import check, parse_json
+from fgai.files import add_checksum, check, parse_json, regular, take_checksum
 from fgai.sparse.valid import LARGEST
+from fgai.store.arrays import ArrayInfo
 
 MANIFEST = "graph.json"
-VERSION = 1
+VERSION = 2
 MASKS = ("train_mask", "val_mask", "test_mask")
 SPARSE = ("x_indptr", "x_indices", "x_values")
 NODE_ARRAYS = ("y", *MASKS)
@@ -28,13 +29,6 @@ DTYPES = {
     "edge_truth": "|b1",
 }
 """Every array a store may hold, and its type on every machine."""
-
-
-class ArrayInfo(TypedDict):
-    """Shape and type of one array."""
-
-    shape: list[int]
-    dtype: str
 
 
 class Manifest(TypedDict):
@@ -63,7 +57,7 @@ class Manifest(TypedDict):
 
 def encode(manifest: Manifest) -> str:
     """Return the text of the file."""
-    return json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(add_checksum(manifest), indent=1, ensure_ascii=False) + "\n"
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -73,17 +67,39 @@ def read_manifest(folder: Path) -> Manifest:
         DataError: there is none, it is damaged, or of a newer version.
     """
     path = folder / MANIFEST
-    if not path.is_file():
-        raise DataError(f"{folder} holds no stored graph: there is no {MANIFEST}; see `fgai data convert`")
     try:
-        found: Manifest = parse_json(path.read_bytes())
-        if isinstance(found, dict) and isinstance(found.get("version"), int) and found["version"] > VERSION:
-            raise DataError(f"{path} is of a newer version ({found['version']}); update fgai")
-        check(found, Manifest, MANIFEST)
-        _check_shapes(found)
+        manifest: Manifest = read_checked(path, VERSION, Manifest)
+        _check_shapes(manifest)
+    except FileNotFoundError:
+        raise DataError(
+            f"{folder} holds no stored graph: there is no {MANIFEST}; see `fgai data convert`"
+        ) from None
     except (CheckpointError, ValueError, OSError) as error:
         raise DataError(f"{path} is damaged: {error}; convert the graph again") from error
-    return found
+    return manifest
+
+
+def read_checked(path: Path, version: int, kind: Any) -> Any:
+    """Read a manifest of this version and kind, and compare it with its checksum.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DataError: it is of another version.
+        ValueError: it is damaged.
+        CheckpointError: it is not of this kind.
+        OSError: it cannot be read.
+    """
+    values = parse_json(regular(path).read_bytes())
+    number = values.get("version") if isinstance(values, dict) else None
+    if isinstance(number, int) and number > version:
+        raise DataError(f"{path} is of a newer version ({number}); update fgai")
+    if isinstance(number, int) and number < version:
+        raise DataError(f"{path} is of an older version ({number}), without checksums; make it again")
+    manifest = take_checksum(values)
+    if manifest is values:
+        raise ValueError("it has no checksum")
+    check(manifest, kind, path.name)
+    return manifest
 
 
 def _check_shapes(manifest: Manifest) -> None:

@@ -15,12 +15,9 @@ from fgai.errors import DataError
 from fgai.graph import Graph
 from fgai.sparse import Adjacency, Features
 from fgai.sparse.valid import owners
-from fgai.store.arrays import Array, open_array
+from fgai.store.arrays import Array, ArrayFolder, are_below, are_pointers
 from fgai.store.manifest import EDGE_ARRAYS, MANIFEST, NODE_ARRAYS, SPARSE, Manifest, read_manifest
 from fgai.typed import typed
-
-CHECKED = 1 << 22
-"""Entries that are looked at together."""
 
 
 class Rows(NamedTuple):
@@ -40,8 +37,9 @@ class StoredGraph:
     """A graph in a folder as `write_store` and `fgai data convert` leave it.
 
     Edges are sorted by (destination, source), as those of a `Graph`: an edge has the same position in both.
-    Opening it reads the manifest alone. Indices are looked at once, when a kernel first follows them. It is
-    pickled as the name of its folder, so worker processes map the same files.
+    Opening it reads the manifest alone. Whatever reads an array as a whole compares it with its checksum
+    first, once: `rows` the indices, `load` and `verify` everything. It is pickled as the name of its folder,
+    so worker processes map the same files.
 
     Args:
         path: the folder.
@@ -53,6 +51,7 @@ class StoredGraph:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._manifest: Manifest = read_manifest(self.path)
+        self._arrays = ArrayFolder(self.path, self._manifest["arrays"], "convert the graph again")
         self._checked = False
 
     def __repr__(self) -> str:
@@ -60,7 +59,7 @@ class StoredGraph:
         return f"StoredGraph({self.name!r}, {sizes})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (os.path.realpath(self.path), self._checked)
+        return _reopened, (os.path.realpath(self.path), self._checked, sorted(self._arrays.verified))
 
     @property
     def name(self) -> str:
@@ -96,7 +95,10 @@ class StoredGraph:
     def num_classes(self) -> int:
         """Classes of the nodes, 0 without labels."""
         y = self.array("y")
-        return 0 if y is None else int(y.max()) + 1
+        if y is None:
+            return 0
+        self._arrays.verify(["y"])
+        return int(y.max()) + 1
 
     def array(self, name: str) -> Array | None:
         """Return one array, mapped and read-only; None where the graph has none of this name.
@@ -104,23 +106,22 @@ class StoredGraph:
         Raises:
             DataError: the file is missing, cut off, or not what the manifest says.
         """
-        info = self._manifest["arrays"].get(name)
-        if info is None:
-            return None
-        kept: dict[str, Array] = self.__dict__.setdefault("_arrays", {})
-        if name not in kept:
-            file = self.path / f"{name}.npy"
-            try:
-                kept[name] = open_array(file, tuple(info["shape"]), info["dtype"])
-            except (OSError, ValueError) as error:
-                raise DataError(f"{file} is damaged or missing ({error}); convert the graph again") from error
-        return kept[name]
+        return self._arrays.open(name) if name in self._manifest["arrays"] else None
 
-    def rows(self) -> Rows:
-        """Return the incoming edges, after they were looked at once.
+    def verify(self) -> None:
+        """Read every array and compare it with its checksum; each only once.
 
         Raises:
-            DataError: they point outside the graph.
+            DataError: a file is missing or damaged.
+        """
+        self.rows()
+        self._arrays.verify()
+
+    def rows(self) -> Rows:
+        """Return the incoming edges, after all indices were checked once.
+
+        Raises:
+            DataError: they are damaged, or point outside the graph.
         """
         rows = Rows(self._needed("rowptr"), self._needed("source"))
         if not self._checked:
@@ -134,12 +135,14 @@ class StoredGraph:
         return found
 
     def _check(self, rows: Rows) -> None:
-        good = _rise(rows.rowptr, self.num_edges) and _stay_below(rows.source, self.num_nodes)
-        if good and "x_indptr" in self._manifest["arrays"]:
+        good = are_pointers(rows.rowptr, self.num_edges) and are_below(rows.source, self.num_nodes)
+        sparse = "x_indptr" in self._manifest["arrays"]
+        if good and sparse:
             indptr, indices, _ = (self._needed(name) for name in SPARSE)
-            good = _rise(indptr, len(indices)) and _stay_below(indices, self.num_features)
+            good = are_pointers(indptr, len(indices)) and are_below(indices, self.num_features)
         if not good:
             raise DataError(f"{self.path} is damaged: its indices point outside; convert the graph again")
+        self._arrays.verify(("rowptr", "source", *(SPARSE[:2] if sparse else ())))
 
     def features(self, nodes: slice | Array) -> Features | None:
         """Read the features of some nodes, in the order given; None where there are none.
@@ -169,11 +172,12 @@ class StoredGraph:
         return {name: _copied(array, places) for name, array in found.items() if array is not None}
 
     def load(self) -> Graph:
-        """Read the whole graph into memory.
+        """Read the whole graph into memory, and compare it with its checksums.
 
         Raises:
             DataError: it is damaged.
         """
+        self.verify()
         every = slice(None)
         rowptr, source = (torch.from_numpy(np.array(part, np.int64)) for part in self.rows())
         adjacency = Adjacency.from_sorted(source, owners(rowptr, len(source)), self.num_nodes)
@@ -237,19 +241,8 @@ def is_store(path: Path | str) -> bool:
         return False
 
 
-def _rise(pointers: Array, count: int) -> bool:
-    """Whether pointers rise from 0 to `count`."""
-    parts = (pointers[first : first + CHECKED + 1] for first in range(0, len(pointers) - 1, CHECKED))
-    return pointers[0] == 0 and pointers[-1] == count and all((p[1:] >= p[:-1]).all() for p in parts)
-
-
-def _stay_below(index: Array, count: int) -> bool:
-    """Whether every entry is in 0..count-1."""
-    parts = (index[first : first + CHECKED] for first in range(0, len(index), CHECKED))
-    return all(part.min() >= 0 and part.max() < count for part in parts)
-
-
-def _reopened(path: str, checked: bool) -> StoredGraph:
+def _reopened(path: str, checked: bool, verified: list[str]) -> StoredGraph:
     stored = StoredGraph(path)
     stored._checked = checked
+    stored._arrays.verified.update(verified)
     return stored

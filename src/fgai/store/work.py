@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from fgai.errors import CheckpointError, FgaiError, FgaiWarning, warn
-from fgai.files import check, parse_json, write_atomic
+from fgai.files import check, parse_json, regular, write_atomic
 
 try:
     import fcntl
@@ -111,7 +111,7 @@ class Work:
 def _read(path: Path) -> _Record | None:
     """The record at `path`; None where there is none that can be read."""
     try:
-        found: _Record = parse_json(path.read_bytes())
+        found: _Record = parse_json(regular(path).read_bytes())
         check(found, _Record, RECORD)
     except (CheckpointError, ValueError, OSError):
         return None
@@ -174,7 +174,7 @@ def source_of(path: Path) -> Job:
 
     A file of up to 4 MiB is hashed as a whole; of a larger one as much, spread from its front to its end.
     """
-    found, digest = path.stat(), hashlib.sha256()
+    found, digest = regular(path).stat(), hashlib.sha256()
     parts = min(SAMPLES, -(-found.st_size // SAMPLE))
     last = max(0, found.st_size - SAMPLE)
     with path.open("rb") as file:

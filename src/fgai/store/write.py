@@ -22,7 +22,7 @@ from fgai.graph.fingerprint import (
     label_piece,
 )
 from fgai.sparse import Features, SparseRows
-from fgai.store.arrays import Array, map_array, write_array
+from fgai.store.arrays import Array, describe, write_array
 from fgai.store.manifest import (
     DTYPES,
     EDGE_ARRAYS,
@@ -30,7 +30,6 @@ from fgai.store.manifest import (
     NODE_ARRAYS,
     SPARSE,
     VERSION,
-    ArrayInfo,
     Manifest,
     encode,
 )
@@ -131,10 +130,7 @@ def complete(folder: Path, name: str, num_features: int) -> StoredGraph:
         name: of the graph.
         num_features: F.
     """
-    arrays: dict[str, ArrayInfo] = {}
-    for file in sorted(folder.iterdir()):
-        found = map_array(file)
-        arrays[file.stem] = {"shape": list(found.shape), "dtype": found.dtype.str}
+    arrays = describe(folder)
     manifest: Manifest = {
         "format": "fgai graph",
         "version": VERSION,

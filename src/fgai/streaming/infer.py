@@ -24,7 +24,7 @@ from fgai.progress import stage as progress
 from fgai.ranks import ALONE, Ranks
 from fgai.sparse import Adjacency, Features
 from fgai.store import StoredGraph
-from fgai.store.arrays import ArrayFile, Place, map_array
+from fgai.store.arrays import ArrayFile, Place, describe, map_array
 from fgai.store.sort import row_blocks
 from fgai.store.stored import Rows
 from fgai.store.write import building, feature_blocks
@@ -84,6 +84,7 @@ def observe_store(
     checks.one_of(heads, "heads", HEADS)
     checks.whole(block_edges, "block_edges", 1, 2**30)
     bare, stages = readable(model, stored)
+    stored.verify()
     place = Path(path)
     with _shared_folder(place, ranks) as folder, evaluating(model), torch.no_grad():
         if ranks.leads:
@@ -143,6 +144,7 @@ def measure_store(
     """
     checks.whole(block_edges, "block_edges", 1, 2**30)
     bare, stages = readable(model, stored)
+    stored.verify()
     left_out = LeftOut(cut, soften, sampled)
     with (
         tempfile.TemporaryDirectory(dir=folder) as scratch,
@@ -346,15 +348,12 @@ def gathering_threads() -> int:
 
 def write_manifest(folder: Path, model: str, graph: str, layers: list[str]) -> None:
     """Say what a folder holds: whose observation of which graph, and every array in it."""
-    arrays = {file.stem: map_array(file) for file in sorted(folder.glob("*.npy"))}
     manifest: Manifest = {
         "format": "fgai observation",
         "version": VERSION,
         "model": model,
         "graph": graph,
         "layers": layers,
-        "arrays": {
-            name: {"shape": list(found.shape), "dtype": found.dtype.str} for name, found in arrays.items()
-        },
+        "arrays": describe(folder),
     }
     write_atomic(folder / MANIFEST, encode(manifest))

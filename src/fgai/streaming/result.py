@@ -11,17 +11,18 @@ import torch
 
 from fgai.attention import AttentionMap, LayerAttention
 from fgai.compiled import compiled
-from fgai.errors import CheckpointError, DataError
-from fgai.files import check, parse_json
+from fgai.errors import CheckpointError, DataError, InputError
+from fgai.files import add_checksum
 from fgai.sparse import Adjacency
 from fgai.sparse.valid import owners
-from fgai.store.arrays import Array, open_array
-from fgai.store.manifest import ArrayInfo
+from fgai.store.arrays import Array, ArrayFolder, ArrayInfo, are_below, are_pointers
+from fgai.store.manifest import DTYPES, read_checked
 from fgai.store.stored import Rows
 from fgai.typed import typed
 
 MANIFEST = "observation.json"
-VERSION = 1
+VERSION = 2
+_REMEDY = "compute it again"
 
 
 class Manifest(TypedDict):
@@ -49,7 +50,8 @@ class StoredObservation:
     """What `observe_store` found, mapped from its folder.
 
     Edges are those the model reads: the graph's, with the self-loops it adds, sorted by (destination,
-    source).
+    source). `rows`, `load_attention` and `verify` compare what they read with its checksums; single arrays
+    are mapped without that, as they may be larger than memory.
 
     Args:
         path: the folder.
@@ -61,15 +63,17 @@ class StoredObservation:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         file = self.path / MANIFEST
-        if not file.is_file():
-            raise DataError(f"{path} holds no observation: there is no {MANIFEST}; see `observe_store`")
         try:
-            self._manifest: Manifest = parse_json(file.read_bytes())
-            check(self._manifest, Manifest, MANIFEST)
-            if self._manifest["version"] > VERSION:
-                raise ValueError("it is of a newer version, update fgai")
+            self._manifest: Manifest = read_checked(file, VERSION, Manifest)
+            _check_shapes(self._manifest)
+        except FileNotFoundError:
+            raise DataError(
+                f"{path} holds no observation: there is no {MANIFEST}; see `observe_store`"
+            ) from None
         except (CheckpointError, ValueError, OSError) as error:
-            raise DataError(f"{file} is damaged: {error}; compute it again") from error
+            raise DataError(f"{file} is damaged: {error}; {_REMEDY}") from error
+        self._arrays = ArrayFolder(self.path, self._manifest["arrays"], _REMEDY)
+        self._rows: Rows | None = None
 
     def __repr__(self) -> str:
         return f"StoredObservation({self.model!r}, nodes={len(self.logits)}, edges={len(self.rows.source)})"
@@ -91,8 +95,20 @@ class StoredObservation:
 
     @property
     def rows(self) -> Rows:
-        """The edges the model reads."""
-        return Rows(self._array("rowptr"), self._array("source"))
+        """The edges the model reads; checked when first read.
+
+        Raises:
+            DataError: they are damaged.
+        """
+        if self._rows is None:
+            rows = Rows(self._array("rowptr"), self._array("source"))
+            if not are_pointers(rows.rowptr, len(rows.source)) or not are_below(
+                rows.source, len(rows.rowptr) - 1
+            ):
+                raise DataError(f"{self.path} is damaged: its indices point outside; {_REMEDY}")
+            self._arrays.verify(("rowptr", "source"))
+            self._rows = rows
+        return self._rows
 
     @property
     def logits(self) -> Array:
@@ -113,14 +129,18 @@ class StoredObservation:
         return self._array(name) if name in self._manifest["arrays"] else None
 
     def _array(self, name: str) -> Array:
-        info = self._manifest["arrays"].get(name)
-        file = self.path / f"{name}.npy"
-        if info is None:
+        if name not in self._manifest["arrays"]:
             raise DataError(f"{self.path} has no {name}; its layers are {', '.join(self.layers)}")
-        try:
-            return open_array(file, tuple(info["shape"]), info["dtype"])
-        except (OSError, ValueError) as error:
-            raise DataError(f"{file} is damaged or missing ({error}); compute it again") from error
+        return self._arrays.open(name)
+
+    def verify(self) -> None:
+        """Read every array and compare it with its checksum; each only once.
+
+        Raises:
+            DataError: a file is missing or damaged.
+        """
+        _ = self.rows
+        self._arrays.verify()
 
     def positions(self, source: Array, destination: Array) -> Array:
         """Where edges are among those of `rows`: [e].
@@ -131,15 +151,26 @@ class StoredObservation:
 
         Raises:
             DataError: an edge is not there: the graph was another one.
+            InputError: a destination is not a node.
         """
-        found: Array = _find(*self.rows, source, destination)
+        rows = self.rows
+        if not are_below(destination, len(rows.rowptr) - 1):
+            raise InputError(f"`destination` must name nodes 0..{len(rows.rowptr) - 2}")
+        found: Array = _find(*rows, source, destination)
         if len(found) and found.min() < 0:
             at = int(found.argmin())
             raise DataError(f"{self.path} has no edge {source[at]} → {destination[at]}; compute it again")
         return found
 
     def load_attention(self) -> AttentionMap:
-        """Read the attention of all layers into memory."""
+        """Read the attention of all layers into memory, and compare it with its checksums.
+
+        Raises:
+            DataError: it is damaged.
+        """
+        known = self._manifest["arrays"]
+        names = [f"{kind}.{number}" for number in range(len(self.layers)) for kind in ("attention", "scores")]
+        self._arrays.verify(name for name in names if name in known)
         rowptr, source = (torch.from_numpy(np.array(part, np.int64)) for part in self.rows)
         adjacency = Adjacency.from_sorted(source, owners(rowptr, len(source)), len(rowptr) - 1)
         layers = []
@@ -184,4 +215,24 @@ def _find(rowptr: Array, source: Array, ours: Array, destination: Array) -> Arra
 
 def encode(manifest: Manifest) -> str:
     """Return the text of the manifest."""
-    return json.dumps(manifest, indent=1) + "\n"
+    return json.dumps(add_checksum(manifest), indent=1) + "\n"
+
+
+def _check_shapes(manifest: Manifest) -> None:
+    """Raise `ValueError` unless the arrays are about the same nodes and edges."""
+    infos = manifest["arrays"]
+    for name in ("rowptr", "source"):
+        if name not in infos or infos[name]["dtype"] != DTYPES[name] or len(infos[name]["shape"]) != 1:
+            raise ValueError(f"`{name}` is missing, or of another type or shape")
+    nodes, edges = infos["rowptr"]["shape"][0] - 1, infos["source"]["shape"][0]
+    lengths = {"logits": nodes, "state": nodes, "attention": edges, "scores": edges}
+    dimensions = {"logits": 2, "state": 2, "attention": 2, "scores": 1}
+    for name, info in infos.items():
+        kind = name.partition(".")[0]
+        if kind in ("rowptr", "source"):
+            continue
+        shape = info["shape"]
+        if len(shape) != dimensions.get(kind) or shape[0] != lengths[kind] or min(shape) < 0:
+            raise ValueError(f"`{name}` has shape {shape}, which does not fit the rest")
+        if not info["dtype"].startswith("<f"):
+            raise ValueError(f"`{name}` must hold numbers, got {info['dtype']}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fgai.errors import CheckpointError, FgaiError
-from fgai.files import write_atomic
+from fgai.files import regular, write_atomic
 from fgai.trackers.base import Summary, Tracker, Values
 
 Row = dict[str, Any]
@@ -68,7 +68,7 @@ class FileTracker(Tracker):
     def _parse(self) -> list[Row]:
         """Rows of the file; a last line that a killed process left half-written is dropped."""
         try:
-            text = self.path.read_text(encoding="utf-8")
+            text = regular(self.path).read_text(encoding="utf-8")
             whole = text[: text.rfind("\n") + 1]
             rows = self._read(whole)
         except (OSError, ValueError) as error:

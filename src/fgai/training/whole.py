@@ -93,10 +93,18 @@ class Whole:
         with evaluating(model), torch.no_grad():
             logits = call_model(model, first.graph)
         check_logits(logits, first.graph)
-        if logits.shape[1] < self.nodes.num_classes:
+        self.check_classes(logits.shape[1])
+
+    def check_classes(self, count: int) -> None:
+        """Raise unless a model with so many logits per node can give every class of the graph.
+
+        Raises:
+            InputError: it cannot.
+        """
+        if count < self.nodes.num_classes:
             raise InputError(
                 f"the model must give {self.nodes.num_classes} logits per node for {self.stored.name!r}, got"
-                f" {logits.shape[1]}"
+                f" {count}"
             )
 
     def parts(
@@ -234,13 +242,15 @@ def opened(data: Any, seed: int) -> Iterator[Whole]:
 
     Raises:
         InputError: links or small graphs, which mini-batches do not keep.
-        DataError: the folder holds no stored graph.
+        DataError: the folder holds no stored graph, or a damaged one.
     """
     with tempfile.TemporaryDirectory(prefix="fgai-") as name:
         folder = Path(name)
         if isinstance(data, str | Path):
             data = open_store(data)
-        if not isinstance(data, StoredGraph):
+        if isinstance(data, StoredGraph):
+            data.verify()
+        else:
             graph = as_graph(data)
             if task_of(graph).name != "node":
                 raise InputError(
@@ -269,6 +279,9 @@ def nodes_of(stored: StoredGraph, seed: int) -> Graph:
     Args:
         stored: the graph.
         seed: of the split, where there are labels and no masks.
+
+    Raises:
+        InputError: its labels or masks are none.
     """
     none = torch.zeros(0, dtype=torch.long)
     starts = torch.zeros(stored.num_nodes + 1, dtype=torch.long)
@@ -280,6 +293,7 @@ def nodes_of(stored: StoredGraph, seed: int) -> Graph:
         name=stored.name,
         **fields,
     )
+    graph._validate()
     if graph.y is None or any(mask is not None for mask in (graph.train_mask, graph.val_mask)):
         return graph
     split = random_split(graph.y, seed)
