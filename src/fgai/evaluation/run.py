@@ -11,8 +11,17 @@ from torch import Tensor, nn
 
 from fgai import metrics
 from fgai.attacks import AttackResult, Threat, make_attack, threat_of
-from fgai.attention import AttentionMap, Observation, counting, observe, prepared, usual_share
-from fgai.attention.reach import touched_rows
+from fgai.attention import (
+    AttentionMap,
+    Observation,
+    counting,
+    observe,
+    prepared,
+    touched_rows,
+    usual_share,
+    warn_coupled,
+    warn_unread,
+)
 from fgai.errors import FgaiWarning, InputError, warn
 from fgai.evaluation import measures as ms
 from fgai.evaluation import reliability
@@ -122,6 +131,7 @@ class Run:
     def _look(self, vanilla: nn.Module | None) -> None:
         """See the clean graph through both models, and doubt what is doubtful."""
         reliability.check_split(self.graph, self.targets)
+        warn_unread(self.model)
         self.clean = observe(self.model, self.graph).averaged()
         check_logits(self.clean.logits, self.graph)
         if not bool(torch.isfinite(self.clean.logits).all()):
@@ -244,6 +254,7 @@ class Run:
             self.model, self.graph, seed=self.seed, vanilla=self.vanilla_model, on_step=self.on_step
         )
         view = observe(self.model, result.graph).averaged()
+        warn_coupled(self.model, self.clean, view, result.change.rows)
         touched = touched_rows(self.clean.attention, view.attention, result.change.rows)
         pairs = ms.paired(self.clean.attention, view.attention)
         return _Attacked(result, view, ms.agreement(pairs, self.k, self.sharpest, touched), touched)
