@@ -12,8 +12,17 @@ from torch import Tensor, nn
 from fgai import metrics
 from fgai.attacks import Attack, AttackResult, Threat, make_attack, threat_of
 from fgai.attacks.endpoints import SHARED_RULES
-from fgai.attention import AttentionMap, Observation, counting, observe, prepared, usual_share
-from fgai.attention.reach import touched_rows
+from fgai.attention import (
+    AttentionMap,
+    Observation,
+    counting,
+    observe,
+    prepared,
+    touched_rows,
+    usual_share,
+    warn_coupled,
+    warn_unread,
+)
 from fgai.errors import FgaiWarning, InputError, warn
 from fgai.evaluation import measures as ms
 from fgai.evaluation import reliability
@@ -149,6 +158,7 @@ class Run:
     def _look(self, vanilla: nn.Module | None) -> None:
         """See the clean graph through both models, and doubt what is doubtful."""
         reliability.check_split(self.graph, self.targets)
+        warn_unread(self.model)
         self.clean = observe(self.model, self.graph).averaged()
         check_logits(self.clean.logits, self.graph)
         if not bool(torch.isfinite(self.clean.logits).all()):
@@ -275,6 +285,7 @@ class Run:
             self.model, self.graph, seed=self.seed, vanilla=self.vanilla_model, on_step=self.on_step
         )
         worst = self._view(result.graph, result.change.rows)
+        warn_coupled(self.model, self.clean, worst.output, result.change.rows)
         shared = {rule: change for rule, change in result.by_rule.items() if rule in SHARED_RULES}
         by_rule = {
             rule: worst if change is result.change else self._view(change.apply(self.graph)[0])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fgai.alone import with_gradients
 from fgai.attacks import AttackResult, Threat, make_attack, threat_of
-from fgai.attention import limits_of, observe, prepared
+from fgai.attention import limits_of, observe, prepared, warn_coupled, warn_unread
 from fgai.certificates import PROMISE, Injection, certify, invariant_layers
 from fgai.checks import seed as check_seed
 from fgai.checks import whole
@@ -80,7 +80,9 @@ def explain(
     check_seed(seed)
     graph = prepared(model, as_graph(data))
     label = threat if isinstance(threat, str) else getattr(threat, "name", "")
-    clean = GraphView.of(observe(model, graph), layer=layer).node(node)
+    warn_unread(model)
+    before = observe(model, graph)
+    clean = GraphView.of(before, layer=layer).node(node)
     after = None
     result = attack
     if result is None and threat is not None:
@@ -88,6 +90,7 @@ def explain(
         result = make_attack(chosen, k=k).run(model, graph, seed=seed)
     if result is not None:
         seen = observe(model, prepared(model, result.graph))
+        warn_coupled(model, before, seen, result.change.rows)
         after = GraphView.of(seen, layer=layer, original=graph.num_nodes).node(node)
     return NodeExplanation(
         dataset=graph.name,

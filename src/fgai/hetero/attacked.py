@@ -13,7 +13,7 @@ from torch_geometric.data import HeteroData
 from fgai import checks, metrics
 from fgai.alone import with_gradients
 from fgai.attacks import AttackResult, Threat, make_attack, threat_of
-from fgai.attention import Observation, observe, prepared, touched_rows
+from fgai.attention import Observation, observe, prepared, touched_rows, warn_coupled, warn_unread
 from fgai.attention.hetero import HeteroCall
 from fgai.attention.tap import EdgeType
 from fgai.divergence import row_tvd
@@ -121,8 +121,10 @@ def attack(
     view = HeteroView(data, edge_type=edge_type)
     wrapped = view.wrap(model, call)
     graph = prepared(wrapped, view.graph)
+    warn_unread(wrapped)
     result = make_attack(chosen, objective, k=k).run(wrapped, graph, seed=seed)
     before, after = observe(wrapped, graph), observe(wrapped, result.graph)
+    warn_coupled(wrapped, before, after, result.change.rows)
     assert view.layout.injected is not None
     return HeteroAttack(
         edge_type=view.layout.injected,
