@@ -14,8 +14,8 @@ from experiments.statistics import LEAST
 from experiments.store import Store
 from fgai.records import Cell, Column, Table
 
-CLAIM, BESIDE, ANY = "ensemble", "ensemble-strong", "values"
-"""The threat of every claim, the one beside it, and the one that bounds every attack by features."""
+CLAIM, BESIDE, ANY, EVERY_RULE = "ensemble", "ensemble-strong", "values", "ensemble-weakest"
+"""The threat of claims, the one beside it, that of any features, and that with endpoints of every rule."""
 BUDGETS = (
     "`ensemble`: 20 new nodes × 20 edges, the worst of every search at `random`, `cover` and `defects`"
     " endpoints; `ensemble-strong`: 60 × 40"
@@ -212,6 +212,31 @@ def explanations(store: Store) -> list[Sheet | Table]:
     )
     title = "Explanations: similar, stable, sharp"
     return [sheet(Results.node(store), title, metrics, notes, nulls=True)]
+
+
+def by_rule(store: Store) -> list[Sheet | Table]:
+    """F1 and explanations at the endpoints of every rule, one seed."""
+    results = Results.read(store, "attack", "endpoints")
+    rules = ("random", "cover", "defects")
+    scores = [
+        estimated(f"f1.attacked_{rule}", f"F1, `{rule}`", threat=EVERY_RULE) for rule in (*rules, "weakest")
+    ]
+    kept = [
+        estimated(f"endpoints.{rule}.explanation.overlap.last", f"kept, `{rule}`", threat=EVERY_RULE)
+        for rule in rules
+    ]
+    taken = [
+        estimated(f"endpoints.cover.explanation.intruders.{part}.last", title, threat=EVERY_RULE)
+        for part, title in (("nodes", "intruded, `cover`"), ("mass", "their mass, `cover`"))
+    ]
+    chance = estimated("overlap_touched.chance.last", "chance, `cover`", threat=EVERY_RULE)
+    notes = (
+        "`ensemble` with all four rules, seed 0. `weakest` reads the attacked model; the other rules give"
+        " every method the same nodes. “kept”: of the top 5 at the output layer, explanation attack, touched"
+        " nodes; “chance”: by a random ranking; “intruded”: share of the joined nodes with an injected node in"
+        " their top 5; “their mass”: attention that injected nodes take there.",
+    )
+    return [sheet(results, "Endpoints by rule", [*scores, *kept, chance, *taken], notes)]
 
 
 def worst(store: Store) -> list[Sheet | Table]:

@@ -102,6 +102,7 @@ TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "worst": claims.worst,
     "shifts": claims.shifts,
     "explanations": claims.explanations,
+    "endpoints": claims.by_rule,
     "shared-preset": claims.shared,
     "seeds": claims.seeds,
     "warnings": claims.warnings,
