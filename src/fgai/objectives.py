@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
 from fgai.attention import AttentionMap, LayerAttention, touched_rows
-from fgai.attention.layer import mean_log
+from fgai.attention.heads import mean_heads
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.metrics import kept_by_layer, mean_of_defined, task_scores
@@ -284,7 +284,7 @@ def log_attention(values: Tensor) -> Tensor:
     if values.dim() != 2 or not values.is_floating_point():
         got = f"{values.dtype} {tuple(values.shape)}"
         raise InputError(f"`values` must be floating-point of shape [edges, heads], got {got}")
-    return mean_log(values)
+    return mean_heads(values.clamp(min=torch.finfo(values.dtype).tiny).log())
 
 
 class Intruders:

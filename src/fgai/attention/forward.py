@@ -131,7 +131,8 @@ def observe(
             everything is detached.
         inputs: also keep what went into and came out of each attention layer.
         perturb: what to change in the attention before dropout, see `record`.
-        ranked: also keep what neighbours are ranked by where heads are averaged; training has no use for it.
+        ranked: also keep what neighbours are ranked by where heads are averaged; in training only the margin
+            reads it.
 
     Raises:
         AttentionError: the model has no attention that can be recorded, see `record`.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attention import Limits, TappedLayer
-from fgai.attention.layer import mean_heads
+from fgai.attention.heads import mean_heads
 from fgai.checks import at_least, fraction, one_of, rate, whole
 from fgai.errors import InputError
 from fgai.ops import (
