@@ -14,7 +14,7 @@ from fgai.attacks.search.climb import Found
 from fgai.attacks.search.site import Site
 from fgai.attention import touched_rows
 from fgai.graph import Graph, GraphChange
-from fgai.metrics import task_scores
+from fgai.metrics import error_weights, task_scores
 from fgai.objectives import Clean, Intruders, Objective, Value
 from fgai.recompute import Recompute
 from fgai.tasks import task_of
@@ -23,7 +23,7 @@ from fgai.tasks import task_of
 class ReportedAttack(Attack):
     """An attack whose strongest change is the one that does most damage to what is reported.
 
-    That is one minus the task's first score against the true labels (the clean predictions where there are
+    That is one minus the task's headline score against the true labels (the clean predictions where there are
     none); for an explanation objective the share of the top-k that the touched nodes lost; for `intruders`
     the attention that new nodes take.
     """
@@ -50,7 +50,9 @@ class ReportedAttack(Attack):
         if self.intruders is not None:
             return float(self.intruders(logits, attention, judge.clean))
         task, rows = task_of(judge.graph), judge.clean.nodes
-        return 1 - task_scores(task.name, logits[rows], self.labels(judge)[rows])[task.headline]
+        return (
+            1 - task_scores(task.name, logits[rows], self.labels(judge)[rows])[task.headline_for(judge.graph)]
+        )
 
     def labels(self, judge: Judge) -> Tensor:
         """Return the class each row should have: the true one, or else the clean prediction."""
@@ -77,8 +79,9 @@ class ReportedAttack(Attack):
         if self.intruders is not None:
             return IntrudersAim(site, self.intruders)
         task = task_of(site.graph)
-        kind = LinkAim if task.scores[task.headline] == "link_auc" else PredictionAim
-        return kind(site, losses, labels)
+        score = task.scores[task.headline_for(site.graph)]
+        kind = LinkAim if score == "link_auc" else PredictionAim
+        return kind(site, losses, labels, error_weights(score, labels[site.clean.nodes]))
 
 
 def member_row(member: str, rule: str, found: Found, seconds: float) -> dict[str, Any]:
