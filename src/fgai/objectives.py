@@ -19,7 +19,6 @@ from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.metrics import kept_by_layer, mean_of_defined, task_scores
 from fgai.ops.segments import row_sum
-from fgai.tasks import get_task
 from fgai.topk import topk_mask
 from fgai.topk.rivals import at, rivals
 from fgai.typed import typed
@@ -35,7 +34,8 @@ class Clean:
         attention: on the clean graph.
         nodes: [T] the rows under attack.
         truth: the true class of every row, negative where it is unknown; None where no row has one.
-        task: name of the task, whose headline score is reported.
+        task: its name.
+        score: name of the task's score that is reported.
     """
 
     logits: Tensor
@@ -43,6 +43,7 @@ class Clean:
     nodes: Tensor
     truth: Tensor | None = None
     task: str = "node"
+    score: str = "f1"
     _members: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict, repr=False)
 
     @property
@@ -149,9 +150,8 @@ def _scalar(value: Tensor, name: str) -> Tensor:
 @typed
 def wrong_share(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
     """One minus the task's headline score of the attacked rows, against `clean.labels`."""
-    score = get_task(clean.task).headline
     scores = task_scores(clean.task, logits[clean.nodes], clean.labels[clean.nodes])
-    return logits.new_tensor(1 - scores[score], dtype=torch.float64)
+    return logits.new_tensor(1 - scores[clean.score], dtype=torch.float64)
 
 
 @typed
@@ -288,7 +288,7 @@ def log_attention(values: Tensor) -> Tensor:
 
 
 class Intruders:
-    """Attention for the new nodes: the mass they take at the original nodes they are joined to.
+    """Attention for the new nodes: their mass at the original nodes they are joined to.
 
         mean over layers, and over original nodes i with a new neighbour, of Σ_{j new} w_ij
 

@@ -181,7 +181,7 @@ class Attack(ABC):
                 seen = observe(model, graph)
                 logits, attention = seen.logits, seen.attention
             rows = task.rows(graph, self.budget.targets)
-            clean = Clean(logits, attention, rows, task.labels(graph), task.name)
+            clean = Clean(logits, attention, rows, task.labels(graph), task.name, task.headline_for(graph))
             start = float(self.objective(logits, attention, clean))
             if not math.isfinite(start):
                 raise InputError(

@@ -245,7 +245,7 @@ class EnsembleInjection(ReportedAttack):
                 model, graph, max("ranking", self.objective.reads, key=READS.index)
             )
         recompute = Recompute(model, graph) if Recompute.fits(model, graph) else None
-        clean = Clean(logits, attention, attacked.nodes, attacked.truth, attacked.task)
+        clean = replace(attacked, logits=logits, attention=attention, _members={})
         return self.site(model, graph, place.endpoints, clean, recompute)
 
     def _donated(self, judge: Judge, rule: str, place: Place, generator: torch.Generator) -> Tensor:

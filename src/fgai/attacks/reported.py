@@ -12,6 +12,7 @@ from fgai.attacks.search.aims import Aim, ExplanationAim, LinkAim, ObjectiveAim,
 from fgai.attacks.search.climb import Found
 from fgai.attacks.search.site import Site
 from fgai.graph import Graph, GraphChange
+from fgai.metrics import error_weights
 from fgai.objectives import Clean
 from fgai.recompute import Recompute
 from fgai.tasks import task_of
@@ -59,9 +60,10 @@ class ReportedAttack(Attack):
             return ExplanationAim(site, self.objective.explanation, len(losses))
         if not self.objective.classes:
             return ObjectiveAim(site, self.objective)
-        task = task_of(site.graph)
-        kind = LinkAim if task.scores[task.headline] == "link_auc" else PredictionAim
-        return kind(site, losses)
+        clean = site.clean
+        score = task_of(site.graph).scores[clean.score]
+        kind = LinkAim if score == "link_auc" else PredictionAim
+        return kind(site, losses, error_weights(score, clean.labels[clean.nodes]))
 
 
 def member_row(member: str, rule: str, found: Found, seconds: float) -> dict[str, Any]:

@@ -115,6 +115,7 @@ def evaluate(
         config={
             "k": k,
             "task": task.name,
+            "headline": run.headline,
             "targets": targets,
             "explanation_attack": explanation_attack,
             "curves": curves,

@@ -103,16 +103,16 @@ def check_range(clipped: int, seen: int, usual: float) -> None:
 
 
 def check_score(score: float, chance: float, name: str = "f1") -> None:
-    """Warn if the clean score is no better than naming the most frequent class, or guessing (`chance-level`).
+    """Warn if the clean score is no better than always naming one class, or guessing (`chance-level`).
 
     Args:
         score: the task's headline on the clean graph.
         chance: what it is without looking, see `fgai.metrics.chance_score`; NaN where nothing is known.
-        name: of the score: `f1`, `accuracy` or `roc_auc`.
+        name: of the score: `f1`, `balanced_accuracy`, `accuracy` or `roc_auc`.
     """
     if chance != chance or score > chance:
         return
-    label = {"f1": "F1", "roc_auc": "ROC-AUC"}.get(name, name)
+    label = {"f1": "F1", "roc_auc": "ROC-AUC"}.get(name, name.replace("_", " "))
     guess = "guessing" if name == "roc_auc" else "always naming the most frequent class"
     warn("chance-level", f"clean {label} is {score:.3f}; {guess} scores {chance:.3f}")
 

@@ -101,7 +101,7 @@ class Run:
         self.model, self.original, self.graph = model, original, graph
         self.k, self.seed, self.targets = k, seed, targets
         self.task = task_of(graph)
-        self.labels = self.task.labels(graph)
+        self.labels, self.headline = self.task.labels(graph), self.task.headline_for(graph)
 
     def measure(
         self,
@@ -356,10 +356,11 @@ class Run:
         found = {n: metrics.task_scores(self.task.name, v.logits[self.rows], truth) for n, v in views.items()}
         scores = {name: {view: values[name] for view, values in found.items()} for name in names}
         worst = by_endpoints(attacked["prediction"].result.ledger)
-        scores[self.task.headline] |= {f"attacked_{ends}": 1 - damage for ends, damage in worst.items()}
-        headline = scores[self.task.headline]
-        headline["chance"] = metrics.chance_score(self.task.headline, truth)
-        reliability.check_score(headline["clean"], headline["chance"], self.task.headline)
+        headline = scores[self.headline]
+        headline |= {f"attacked_{ends}": 1 - damage for ends, damage in worst.items()}
+        for name in dict.fromkeys((self.task.headline, self.headline)):
+            scores[name]["chance"] = metrics.chance_score(name, truth)
+        reliability.check_score(headline["clean"], headline["chance"], self.headline)
         return scores
 
     def _classes(self, views: dict[str, Observation]) -> list[Tensor]:

@@ -76,9 +76,10 @@ class PredictionAim:
     Args:
         site: where.
         losses: a name from `ROW_LOSSES` for every set of features.
+        weights: [T] of the attacked rows, see `fgai.metrics.error_weights`; None for 1/T each.
     """
 
-    def __init__(self, site: Site, losses: Sequence[str]) -> None:
+    def __init__(self, site: Site, losses: Sequence[str], weights: Tensor | None = None) -> None:
         clean, labels = site.clean, site.clean.labels
         self.label, self.count, self.scale = labels[site.rows], clean.nodes.numel(), clean_margin(clean)
         self.mine = one_hot(self.label, clean.logits.shape[1]).bool()
@@ -89,20 +90,29 @@ class PredictionAim:
         reached = torch.zeros(clean.logits.shape[0], dtype=torch.bool, device=clean.logits.device)
         reached[site.rows] = True
         rest = clean.nodes[~reached[clean.nodes]]
-        self.fixed = (clean.logits[rest].argmax(1) != labels[rest]).sum()
+        wrong = clean.logits[rest].argmax(1) != labels[rest]
+        self.fixed, self.weights = wrong.sum(), None
+        if weights is not None:
+            spread = clean.logits.new_zeros(clean.logits.shape[0]).index_put((clean.nodes,), weights)
+            self.fixed, self.weights = spread[rest][wrong].sum(), spread[site.rows]
 
     def __call__(self, view: View) -> tuple[Tensor, Tensor]:
         """See `Aim`."""
         loss = view.logits.new_zeros(view.logits.shape[0])
         rows = Rows.of(view.logits, self.mine, self.scale)
         for function, chosen in self.losses:
-            found = function(rows).sum(1) / self.count
-            loss = torch.where(chosen, found, loss)
+            loss = torch.where(chosen, self._total(function(rows)), loss)
         return loss, self.damage(view.logits.detach())
 
     def damage(self, logits: Tensor) -> Tensor:
-        """Return the share of wrong rows, [B]."""
-        return ((logits.argmax(-1) != self.label).sum(1) + self.fixed) / self.count
+        """Return the share of wrong rows, or the sum of their weights, [B]."""
+        return self._total(logits.argmax(-1) != self.label, self.fixed)
+
+    def _total(self, values: Tensor, more: Tensor | int = 0) -> Tensor:
+        """Mean over all attacked rows of values [B, R], and what the other rows add."""
+        if self.weights is None:
+            return (values.sum(1) + more) / self.count
+        return (values * self.weights).sum(1) + more
 
 
 class LinkAim(PredictionAim):
