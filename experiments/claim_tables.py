@@ -233,8 +233,8 @@ def by_rule(store: Store) -> list[Sheet | Table]:
     notes = (
         "`ensemble` with all four rules, seed 0. `weakest` reads the attacked model; the other rules give"
         " every method the same nodes. “kept”: of the top 5 at the output layer, explanation attack, touched"
-        " nodes; “chance”: by a random ranking; “intruded”: share of the joined nodes with an injected node in"
-        " their top 5; “their mass”: attention that injected nodes take there.",
+        " nodes; “chance”: by a random ranking; “intruded”: share of the joined nodes with an injected node"
+        " in their top 5; “their mass”: attention that injected nodes take there.",
     )
     return [sheet(results, "Endpoints by rule", [*scores, *kept, chance, *taken], notes)]
 
