@@ -165,6 +165,8 @@ class Attack(ABC):
         task = task_of(given)
         graph = prepared(model, task.view(given, self.budget.targets))
         nodes = self.budget.target_nodes(graph)
+        if self.budget.nodes:
+            self.budget.check_box(graph)
         ledger, began = Ledger(), perf_counter()
         best, best_value, worst, noise = GraphChange(), -math.inf, -math.inf, -math.inf
         label = f"{self.objective.name} attack"
