@@ -12,10 +12,11 @@ from experiments.results import LARGE, ROWS, SHARING, Layers, Results
 from experiments.sheet import Estimated, Sheet, estimated
 from experiments.statistics import LEAST
 from experiments.store import Store
+from experiments.threats import EVERY_RULE
 from fgai.records import Cell, Column, Table
 
-CLAIM, BESIDE, ANY, EVERY_RULE = "ensemble", "ensemble-strong", "values", "ensemble-weakest"
-"""The threat of claims, the one beside it, that of any features, and that with endpoints of every rule."""
+CLAIM, BESIDE, ANY = "ensemble", "ensemble-strong", "values"
+"""The threat of every claim, the one beside it, and the one that bounds every attack by features."""
 BUDGETS = (
     "`ensemble`: 20 new nodes × 20 edges, the worst of every search at `random`, `cover` and `defects`"
     " endpoints; `ensemble-strong`: 60 × 40"

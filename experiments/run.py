@@ -21,6 +21,7 @@ from experiments.explained import explained
 from experiments.fingerprint import change_of, fingerprint
 from experiments.memory import PeakMemory
 from experiments.store import Store
+from experiments.threats import grid_threat
 from experiments.trained import model_of, settings_of, vanilla_of
 from experiments.validation import scores, validate
 from fgai import CheckpointError, Graph, certify, evaluate, load_dataset
@@ -216,7 +217,8 @@ def _evaluate(model: nn.Module, graph: Graph, parent: nn.Module | None, cell: Ce
             extras |= {"curves": False, "nulls": False}
         if index and threat != "ensemble":
             extras["explanation_attack"] = False
-        record = evaluate(model, graph, threat, vanilla=parent, seed=cell.seed, name=cell.row, **extras)
+        chosen = grid_threat(threat)
+        record = evaluate(model, graph, chosen, vanilla=parent, seed=cell.seed, name=cell.row, **extras)
         found[threat] = record.to_dict()
     return found
 

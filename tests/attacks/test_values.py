@@ -18,7 +18,7 @@ from fgai.recompute import Edit, Recompute
 from fgai.training import limit
 from support import attack_cases as cases
 
-BUDGET = Budget(nodes=2, edges=3, box=(-1.0, 1.0), steps=6)
+BUDGET = Budget(nodes=2, edges=3, steps=6)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from fgai.training.methods import OUTPUT_LAYER, PRINTED
 from support.graph_cases import small_data
 from support.task_cases import batch_of_graphs
 
-BUDGET = Budget(nodes=3, edges=4, box=(-1.0, 1.0), step_size=0.1, targets="fit")
+BUDGET = Budget(nodes=3, edges=4, step_size=0.1, targets="fit")
 KINDS = ("vanilla", "adversarial", "fgai", "fgai in turns", "ascent")
 
 
@@ -196,7 +196,7 @@ class TestOnTheDevice:
     ) -> None:
         graph = small_data(nodes=90)
         model = model_for(GAT, graph).to("cuda").eval()
-        budget = Budget(nodes=new, edges=4, box=(-1.0, 1.0), steps=25, step_size=0.05, restarts=2)
+        budget = Budget(nodes=new, edges=4, steps=25, step_size=0.05, restarts=2)
         attack, captured = PGDInjection(budget, goal), count_captures(monkeypatch)
         found = []
         for worth in (20, 1000):
