@@ -9,9 +9,10 @@ Reading a number out of a reached tensor, to branch on it or to compute elsewher
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,11 +44,43 @@ _EXITS = (
     "untyped_storage",
     "storage",
     "__reduce_ex__",
+    "__repr__",
+    "__format__",
+    "__deepcopy__",
 )
 """Ways out of a tensor that are not operations."""
 _TYPES = (torch.float32, torch.float64)
 
 # mypy: disable-error-code="no-untyped-call"
+
+
+V = TypeVar("V")
+
+
+class Memory(Generic[V]):
+    """What is known of tensors, by the memory they lie in, whoever shows it again and by which way."""
+
+    def __init__(self) -> None:
+        self._starts: dict[torch.device, list[int]] = {}
+        self._known: dict[tuple[torch.device, int], tuple[int, StorageWeakRef, V]] = {}
+
+    def find(self, tensor: Tensor) -> V | None:
+        """Return what is known of the memory a dense tensor begins in."""
+        starts, address = self._starts.get(tensor.device, []), tensor.data_ptr()
+        while tensor.numel() and (place := bisect_right(starts, address) - 1) >= 0:
+            end, memory, value = self._known[tensor.device, starts[place]]
+            if not memory.expired():
+                return value if address < end else None
+            del self._known[tensor.device, starts.pop(place)]  # given back: something else may lie there
+        return None
+
+    def keep(self, tensor: Tensor, value: V) -> None:
+        """Know this of the memory of a tensor, of which nothing is known yet."""
+        storage, starts = tensor.untyped_storage(), self._starts.setdefault(tensor.device, [])
+        start = storage.data_ptr()
+        if (tensor.device, start) not in self._known:
+            insort(starts, start)
+        self._known[tensor.device, start] = start + storage.nbytes(), StorageWeakRef(storage), value
 
 
 class Following(TorchDispatchMode):
@@ -60,18 +93,19 @@ class Following(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.culprit: str | None = None
-        self._reached: set[StorageWeakRef] = set()
+        self._reached: Memory[bool] = Memory()
 
     def start(self, tensor: Tensor) -> None:
         """Follow `tensor` from here on."""
-        self._reached.add(StorageWeakRef(tensor.untyped_storage()))
+        if tensor.numel() and self._reached.find(tensor) is None:
+            self._reached.keep(tensor, True)
 
     def reaches(self, *given: Any) -> bool:
         """Whether something among `given` was computed from what is followed."""
         # Memory is what is marked, so views and writes into a buffer are seen; sparse tensors are never made
         # of followed numbers without an operation that ends the proof.
         return any(
-            StorageWeakRef(leaf.untyped_storage()) in self._reached
+            self._reached.find(leaf) is not None
             for leaf in tree_leaves(given)
             if isinstance(leaf, Tensor) and leaf.layout is torch.strided
         )
@@ -126,10 +160,20 @@ class Following(TorchDispatchMode):
         return name in _LINEAR
 
 
-class _Exits(TorchFunctionMode):
+class Followed(Protocol):
+    """What follows tensors."""
+
+    def reaches(self, *given: Any) -> bool:
+        """Whether something among `given` was computed from what is followed."""
+
+    def blame(self, name: str) -> None:
+        """End the proof, because of an operation of this name."""
+
+
+class Exits(TorchFunctionMode):
     """Blames whoever reads followed numbers out of PyTorch."""
 
-    def __init__(self, followed: Following) -> None:
+    def __init__(self, followed: Followed) -> None:
         super().__init__()
         self.followed = followed
 
@@ -155,5 +199,5 @@ def following() -> Iterator[Following]:
         'round'
     """
     seen = Following()
-    with _Exits(seen), seen:
+    with Exits(seen), seen:
         yield seen
