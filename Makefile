@@ -17,7 +17,7 @@ demo: $(STAMP)
 	$(BIN)/fgai demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --durations=20
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --max-worker-restart 0 --durations=20
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest

@@ -225,19 +225,10 @@ def _stability(case: Case) -> Iterator[Bar]:
 
 def _explanations(case: Case) -> Iterator[Bar]:
     yield from _similar(case)
-    for name, attack in (("top 5 lost", "prediction"), ("top 5 lost, explanation attack", "explanation")):
-        lost = [None if kept is None else 1 - kept for kept in case.pair(f"overlap_touched.{attack}.all")]
-        yield case.bar(name, "≤ a third of vanilla's", lambda f, v: f <= v / 3, *lost)
+    lost = case.pair("lost.explanation.cover")
+    yield case.bar("top 5 lost, `cover`", "≤ a third of vanilla's", lambda f, v: f <= v / 3, *lost)
     if case.model != "GT":
         yield _first_layer(case)
-    for layer in (0, 1):
-        path = f"intruders.explanation.mass.layers.{layer}"
-        yield case.bar(
-            f"intruders' mass, layer {layer + 1}",
-            "≤ half of vanilla's",
-            lambda f, v: f <= v / 2,
-            *case.pair(path),
-        )
     yield from _sharp(case)
 
 

@@ -35,6 +35,11 @@ COMMON = (
     " than 5 neighbours in reach: where an attack chose endpoints with few neighbours, a layer may have none."
     " Vanilla's own number is over those it shares with FGAI."
 )
+LOST = (
+    "“lost”: share of the top 5 that touched nodes lose under the explanation attack, at the endpoints of one"
+    " rule: the same nodes for every method; mean over layers. In these records a layer without nodes to"
+    " measure counts as 0."
+)
 RATIO = "n×: vanilla's mean divided by this one; below 1× it moves more."
 OLDER = "†: records of other settings or older searches than today's."
 

@@ -8,6 +8,7 @@ from typing import Any
 from experiments.build import OLDER, about, label, name_of, sheet
 from experiments.cells import Cell as Grid
 from experiments.cells import read_grid
+from experiments.certified import promises
 from experiments.claim_tables import CLAIM, endpoints
 from experiments.fingerprint import is_older
 from experiments.results import Results, settings_in
@@ -15,7 +16,7 @@ from experiments.run import INJECTED
 from experiments.sheet import Sheet, estimated
 from experiments.statistics import estimate
 from experiments.store import Store
-from fgai.certificates import INJECTION_PROMISE, PROMISE, TABLE_RADII, WHERE
+from fgai.certificates import INJECTION_PROMISE, TABLE_RADII, WHERE
 from fgai.metrics import quantity
 from fgai.records import Cell, Column, Table
 
@@ -43,13 +44,13 @@ def _table(results: Results, kind: str, title: str) -> Table:
                 for method, seeds in zip(methods, held, strict=True):
                     layers = [seed[index] for seed in seeds if index < len(seed)]
                     if layers:
-                        title = label(results, model, dataset, method)
-                        rows.append([model, dataset, str(index + 1), title, *_row(layers, kind)])
+                        name = label(results, model, dataset, method)
+                        rows.append([model, dataset, str(index + 1), name, *_row(layers, kind)])
     notes = (
         "Shares in % of the nodes with more than five neighbours, l1 ball, mean ± std over seeds. The median"
         " radius is over the same nodes. `trivial`: the share of the other nodes, whose top 5 are all their"
         " neighbours. `sharpness`: 0 where all neighbours get the same attention.",
-        PROMISE,
+        *promises(record["certificate"] for record in results.records.values()),
         *about(results)[1:],
     )
     return Table(title, columns, rows, notes)
@@ -85,6 +86,9 @@ def _margins(store: Store) -> Table:
     notes = (
         "FGAI with other weights of the margin term (0.1 is the default). Shares in % of the nodes with more"
         " than five neighbours whose top 5 no perturbation in the l1 ball can change, mean ± std over seeds.",
+        *promises(
+            one["certificate"] for weights in held.values() for kept in weights.values() for one in kept
+        ),
         *[OLDER] * older,
     )
     return Table("Training towards certificates", columns, rows, notes)

@@ -1,14 +1,16 @@
-"""Shares of classes that no injected neighbour can change, from the `inject` records of today's settings."""
+"""What stored certificates say: shares of classes that no injected neighbour can change, and promises."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from experiments.cells import Cell
 from experiments.fingerprint import change_of
 from experiments.statistics import Estimate, estimate
 from experiments.store import Store
+from fgai.certificates import ARITHMETIC, PROMISE, promised
 
 ROW = "fgai-certified"
 """FGAI trained towards certificates."""
@@ -45,3 +47,28 @@ def _records(store: Store, model: str, dataset: str, row: str) -> Iterator[dict[
         cell = Cell.from_dict(record["cell"])
         if (cell.model, cell.dataset, cell.row) == (model, dataset, row) and change_of(record, cell) is None:
             yield record
+
+
+class StoredPromise(NamedTuple):
+    """What a stored certificate is about.
+
+    Attributes:
+        promise: in words.
+        explanation: the vector whose top 5 is certified; records that name none are of the arithmetic mean.
+    """
+
+    promise: str
+    explanation: str
+
+    @classmethod
+    def of(cls, certificate: Mapping[str, Any]) -> StoredPromise:
+        """Read it from the `certificate` of a record."""
+        return cls(certificate.get("promise", PROMISE), certificate.get("explanation", ARITHMETIC))
+
+
+def promises(certificates: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What stored certificates promise, a note for each vector they are about, with its share of them."""
+    found = Counter(promised(StoredPromise.of(one)) for one in certificates)
+    if len(found) < 2:
+        return list(found)
+    return [f"{count} of {found.total()} records: {words}" for words, count in found.items()]

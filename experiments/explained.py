@@ -182,7 +182,7 @@ def _setting(model: nn.Module, graph: Graph, cell: Cell) -> Setting:
     seen = observe(model, prepared(model, graph))
     attacks, touched = {}, {}
     for threat in cell.threats:
-        attacks[threat] = make_attack(threat, "prediction", k=K).run(model, graph, seed=cell.seed)
+        attacks[threat] = make_attack(threat, k=K).run(model, graph, seed=cell.seed)
         after = observe(model, prepared(model, attacks[threat].graph))
         touched[threat] = touched_rows(seen.attention, after.attention)[-1]
     return Setting(

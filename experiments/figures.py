@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from experiments.build import name_of
 from experiments.cells import Cell
+from experiments.certified import StoredPromise
 from experiments.explainer_tables import Explained, read_explained
 from experiments.results import Results, settings_in
 from experiments.store import Store
@@ -166,6 +167,7 @@ class _Certificates:
 
     def __init__(self, held: Sequence[dict[str, Any]]) -> None:
         self.k2, self.norm, self._held = held[0]["k2"], held[0]["norm"], held
+        self.promise, self.explanation = StoredPromise.of(held[0])
 
     def layer(self, index: int) -> _Layer:
         """One layer of all seeds."""

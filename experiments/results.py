@@ -11,7 +11,9 @@ from experiments.fingerprint import change_of, is_older
 from experiments.layers import by_layer, common, flat_layers, mean_over
 from experiments.statistics import Estimate, Interval, estimate, paired
 from experiments.store import Store
+from fgai.attacks import Ledger
 from fgai.errors import CheckpointError
+from fgai.evaluation.endpoints import by_endpoints
 from fgai.models import current_names
 from fgai.records import look_up
 
@@ -239,7 +241,7 @@ class Results:
         """By seed, what a path is looked up in: a record or its metrics under a threat."""
         top = path.partition(".")[0] in ("training", "validation", "certificate")
         for seed, record in self._rows.get((model, dataset, row), {}).items():
-            held = record if top else record["evaluations"].get(threat, {}).get("metrics")
+            held = record if top else _metrics(record["evaluations"].get(threat, {}), path)
             if held is not None:
                 yield seed, held
 
@@ -284,6 +286,16 @@ class Results:
             for code in codes:
                 found.setdefault(code, Counter())[key[:3]] += 1
         return {code: dict(sorted(rows.items())) for code, rows in sorted(found.items())}
+
+
+def _metrics(evaluation: Mapping[str, Any], path: str) -> Mapping[str, Any] | None:
+    """The metrics of an evaluation; the share of the top 5 lost at each rule's endpoints is in its ledger."""
+    metrics: Mapping[str, Any] | None = evaluation.get("metrics")
+    if metrics is None or not path.startswith("lost.explanation."):
+        return metrics
+    ledger = evaluation.get("ledgers", {}).get("explanation", {})
+    lost = by_endpoints(Ledger(members=ledger.get("members", []), damages=ledger.get("damages", [])))
+    return {"lost": {"explanation": lost}} if lost else metrics
 
 
 def _codes(record: Mapping[str, Any]) -> list[str]:

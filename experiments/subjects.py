@@ -66,7 +66,7 @@ def attacked(models: dict[str, nn.Module], graph: Graph, seed: int, threat: str 
 
     Endpoints are those of the seed for all: where a search chose them for each, no picture would show both.
     """
-    attack = make_attack(threat, "prediction")
+    attack = make_attack(threat)
     if isinstance(attack, EnsembleInjection):
         attack = EnsembleInjection(attack.budget, "prediction", rules=("random",))
     parent = next(iter(models.values()))

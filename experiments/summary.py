@@ -55,11 +55,12 @@ def summary(store: Store) -> str:
 
 COMPARED = (
     ("F1 under `ensemble`", "vanilla", "f1.attacked", CLAIM),
+    ("F1 under `ensemble`", "at-limits", "f1.attacked", CLAIM),
     ("F1 under `ensemble-strong`", "ln", "f1.attacked", BESIDE),
     ("F1 under `ensemble-strong`", "at", "f1.attacked", BESIDE),
     ("F1 under `ensemble-strong`", "at-limits", "f1.attacked", BESIDE),
-    ("Top 5 kept under the explanation attack", "vanilla", "overlap_touched.explanation.all", CLAIM),
-    ("Attention that intruders take, explanation attack", "vanilla", "intruders.explanation.mass.all", CLAIM),
+    ("Top 5 lost at `cover` endpoints, explanation attack", "vanilla", "lost.explanation.cover", CLAIM),
+    ("Top 5 lost at `cover` endpoints, explanation attack", "at-limits", "lost.explanation.cover", CLAIM),
     ("Similarity to the vanilla explanation", "at-limits", "similarity.overlap.all", CLAIM),
 )
 
@@ -135,7 +136,7 @@ def _beyond_doubt(results: Results, row: str) -> str:
     """On how many pairs a row keeps more than vanilla under `ensemble`: of F1, and of explanations."""
     kept = [
         f"{what} on {found.better} of {found.pairs} pairs and less on {found.worse}"
-        for what, path in (("F1", "f1.attacked"), ("the top 5", "overlap_touched.explanation.all"))
+        for what, path in (("F1", "f1.attacked"), ("the top 5", "lost.explanation.cover"))
         if (found := wins(results, row, "vanilla", path)).pairs
     ]
     return f"Under `{CLAIM}` it keeps more of {', more of '.join(kept)}." if kept else ""

@@ -96,11 +96,13 @@ def f_slope(store: Store) -> list[Sheet | Table]:
 
 
 TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
+    "methods": claims.methods,
     "headline": claims.headline,
     "attack": claims.attack,
     "worst": claims.worst,
     "shifts": claims.shifts,
     "explanations": claims.explanations,
+    "endpoints": claims.by_rule,
     "shared-preset": claims.shared,
     "seeds": claims.seeds,
     "warnings": claims.warnings,

@@ -49,8 +49,7 @@ def ablation(store: Store) -> list[Sheet | Table]:
         estimated("f1.attacked_random", "random endpoints"),
         estimated("f1.attacked", "every search"),
         estimated("g_tvd.rel"),
-        estimated("overlap_touched.prediction.all", "kept under attack"),
-        estimated("overlap_touched.explanation.all", "kept, expl. attack"),
+        estimated("lost.explanation.cover", "top 5 lost, `cover`"),
         estimated("similarity.overlap.all", "as vanilla", own=False),
         estimated("sharpness.clean.all"),
     ]

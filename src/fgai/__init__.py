@@ -1,4 +1,4 @@
-"""Attention explanations of graph neural networks that stay put: train them, attack them, certify them.
+"""Stable attention explanations for graph neural networks: train them, attack them, measure what holds.
 
     data = fgai.load_dataset("planted")
     model = fgai.train("GAT", data)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from math import isfinite
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -20,6 +23,7 @@ __all__ = [
     "finite",
     "fraction",
     "mask",
+    "memory",
     "number",
     "one_of",
     "positions",
@@ -80,6 +84,29 @@ def whole(value: int, name: str, low: int = 0, high: int | None = None) -> int:
         limit = "" if high is None else f", at most {high}"
         raise InputError(f"`{name}` must be at least {low}{limit} and whole, got {value!r}")
     return value
+
+
+def memory(count: int, item_size: int, name: str) -> None:
+    """Raise if `count` items of `item_size` bytes are more than the memory that is free.
+
+    Called before an allocation whose size a caller or a file chooses: some allocators grant any size and end
+    the process once it is filled.
+    """
+    free = _free_memory()
+    if count * item_size > free:
+        need, free_gb = count * item_size / 1e9, free / 1e9
+        raise InputError(f"`{name}` needs {need:.3g} GB of memory, and {free_gb:.3g} GB are free; lower it")
+
+
+def _free_memory() -> int:
+    """Return the bytes that can be allocated without swapping, or those the machine has in all."""
+    if sys.platform == "linux":
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return LARGEST
 
 
 def rate(value: float, name: str = "dropout") -> float:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 __all__ = [
     "AttentionError",
@@ -78,6 +81,26 @@ class ReliabilityWarning(FgaiWarning):
         super().__init__(f"[{code}] {message}")
 
 
+_COLLECTED: ContextVar[list[Warning] | None] = ContextVar("collected warnings", default=None)
+
+
+@contextmanager
+def collected() -> Iterator[list[Warning]]:
+    """Hold back what fgai warns of in this thread inside the block; blocks may be nested.
+
+    `warnings.catch_warnings` would change the filters of all threads.
+
+    Yields:
+        The warnings, in the order they were given; whoever asked gives them again with `warn`.
+    """
+    notes: list[Warning] = []
+    token = _COLLECTED.set(notes)
+    try:
+        yield notes
+    finally:
+        _COLLECTED.reset(token)
+
+
 def warn(warning: Warning) -> None:
     """Give a warning that points at the caller's line, however deep inside fgai it was noticed.
 
@@ -87,6 +110,10 @@ def warn(warning: Warning) -> None:
     Args:
         warning: with its message.
     """
+    notes = _COLLECTED.get()
+    if notes is not None:
+        notes.append(warning)
+        return
     frame = sys._getframe(1)
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _BETWEEN:
         frame = frame.f_back

@@ -1,4 +1,8 @@
-"""What an attacker maximises: wrong predictions, another explanation, or attention for its own nodes."""
+"""What an attacker wants: wrong predictions, another explanation, or attention for its own nodes.
+
+An objective has a `loss`, which searches climb, and a `damage`, by which the strongest change is chosen and
+which tables report.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
-from fgai.attention import AttentionMap, LayerAttention
-from fgai.attention.layer import mean_log
+from fgai.attention import AttentionMap, LayerAttention, touched_rows
+from fgai.attention.heads import mean_heads
 from fgai.checks import one_of
 from fgai.errors import InputError
+from fgai.metrics import kept_by_layer, mean_of_defined, task_scores
 from fgai.ops.segments import row_sum
 from fgai.topk import topk_mask
 from fgai.topk.rivals import at, rivals
@@ -22,18 +27,30 @@ from fgai.typed import typed
 @typed
 @dataclass(frozen=True, eq=False)
 class Clean:
-    """What the model said before the attack.
+    """The model's output before the attack, and what its predictions are scored by.
 
     Attributes:
         logits: on the clean graph, a row per node, link or small graph.
         attention: on the clean graph.
         nodes: [T] the rows under attack.
+        truth: the true class of every row, negative where it is unknown; None where no row has one.
+        task: its name.
+        score: name of the task's score that is reported.
     """
 
     logits: Tensor
     attention: AttentionMap
     nodes: Tensor
+    truth: Tensor | None = None
+    task: str = "node"
+    score: str = "f1"
     _members: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict, repr=False)
+
+    @property
+    def labels(self) -> Tensor:
+        """The class each row should have: the true one, or else the clean prediction."""
+        predicted = self.logits.argmax(1)
+        return predicted if self.truth is None else self.truth.where(self.truth >= 0, predicted)
 
     def members(self, k: int) -> list[tuple[Tensor, Tensor]]:
         """Return per layer the top-k mask [E] and the nodes with more than k neighbours; found once."""
@@ -45,7 +62,7 @@ class Clean:
         return self._members[k]
 
 
-Value = Callable[[Tensor, AttentionMap, Clean], Tensor]
+Loss = Callable[[Tensor, AttentionMap, Clean], Tensor]
 """(logits, attention, clean) → a scalar the attacker maximises."""
 
 READS = ("logits", "ranking", "heads")
@@ -54,15 +71,21 @@ READS = ("logits", "ranking", "heads")
 @typed
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """What an attacker maximises, and what has to be known of the model to compute it.
+    """What an attacker maximises, how the result is judged, and what has to be read of the model.
 
     Attributes:
         name: for messages and records.
-        value: (logits, attention, clean) → a scalar.
+        loss: (logits, attention, clean) → a scalar that searches climb.
         reads: `logits` alone, the `ranking` of neighbours and the mean of the attention over heads, or the
             attention of all `heads`.
-        node_mean: whether the value is the mean over the attacked rows of a function of that row's logits.
+        node_mean: whether the loss is the mean over the attacked rows of a function of that row's logits.
         constrained: whether a value below zero means that a demand was not met.
+        damage: (logits, attention, clean) → a scalar, larger for a stronger attack: the number that is
+            reported. None takes the loss.
+        classes: whether the damage is one minus the task's score, so that a search may climb any loss
+            that makes rows wrong.
+        explanation: the loss as a sum over rows of attention, where it is one; it can then be computed row
+            by row.
 
     Raises:
         InputError: for another word in `reads`, or a mean over rows that reads attention.
@@ -74,10 +97,13 @@ class Objective:
     """
 
     name: str
-    value: Value
+    loss: Loss
     reads: str = "heads"
     node_mean: bool = False
     constrained: bool = False
+    damage: Loss | None = None
+    classes: bool = False
+    explanation: Explanation | None = None
 
     def __post_init__(self) -> None:
         one_of(self.reads, "reads", READS)
@@ -86,20 +112,21 @@ class Objective:
 
     @typed
     def __call__(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
-        """Return the value."""
-        return self.value(logits, attention, clean)
+        """Return the loss."""
+        return _scalar(self.loss(logits, attention, clean), self.name)
 
-    @property
-    def explanation(self) -> Explanation | None:
-        """The value as a sum over rows of attention, where it is one; so it can be computed row by row."""
-        return self.value if isinstance(self.value, Explanation) else None
+    @torch.no_grad()
+    def judged(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+        """Return the damage, without gradients."""
+        judge = self.loss if self.damage is None else self.damage
+        return _scalar(judge(logits, attention, clean), self.name).detach()
 
     @classmethod
-    def of(cls, given: str | Objective | Value, k: int = 5) -> Objective:
+    def of(cls, given: str | Objective | Loss, k: int = 5) -> Objective:
         """Return an objective by name, as it is, or from a function that may read everything.
 
         Args:
-            given: a name from `OBJECTIVES`, an `Objective`, or a function like `value`.
+            given: a name from `OBJECTIVES`, an `Objective`, or a function like `loss`.
             k: size of the explanation, for named objectives that need one.
 
         Raises:
@@ -110,6 +137,21 @@ class Objective:
         if isinstance(given, str):
             return OBJECTIVES[one_of(given, "objective", tuple(OBJECTIVES))](k)
         return cls(getattr(given, "__name__", "custom"), given)
+
+
+def _scalar(value: Tensor, name: str) -> Tensor:
+    """Return `value` if it is one number, else raise."""
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+        got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise InputError(f"the objective {name!r} must return a floating-point scalar tensor, got {got}")
+    return value.reshape(())
+
+
+@typed
+def wrong_share(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+    """One minus the task's headline score of the attacked rows, against `clean.labels`."""
+    scores = task_scores(clean.task, logits[clean.nodes], clean.labels[clean.nodes])
+    return logits.new_tensor(1 - scores[clean.score], dtype=torch.float64)
 
 
 @typed
@@ -173,7 +215,10 @@ class Explanation:
     def shares(
         self, attention: AttentionMap, clean: Clean, touched: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return the objective, and the share of the top-k that touched nodes lost, mean over layers.
+        """Return the loss, and the share of the top-k that touched nodes lost.
+
+        The share is the mean over layers with a touched node that has more than k neighbours; 0 if there is
+        no such layer.
 
         Args:
             attention: on the perturbed graph.
@@ -181,7 +226,7 @@ class Explanation:
             touched: per layer bool [N], the nodes within reach of the perturbation.
         """
         total = clean.logits.new_zeros(())
-        gone = clean.logits.new_zeros(())
+        gone, measured = clean.logits.new_zeros(()), clean.logits.new_zeros(())
         for before, after, (members, rows), near in zip(
             clean.attention.layers, attention.layers, clean.members(self.k), touched, strict=True
         ):
@@ -190,8 +235,18 @@ class Explanation:
                 total = total + (torch.sigmoid(margins) * real).sum() / real.sum().clamp(min=1)
                 lost = ((margins.detach() > 0) & real).sum(1) * near[rows]
                 gone = gone + lost.sum() / (self.k * near[rows].sum().clamp(min=1))
-        count = max(1, len(attention.layers))
-        return total / count, gone / count
+                measured = measured + near[rows].any()
+        return total / max(1, len(attention.layers)), gone / measured.clamp(min=1)
+
+    def damage(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+        """Return one minus the top-k overlap of the touched nodes, as tables report it.
+
+        That is the mean over layers with a touched node that has more than k neighbours; 0 if there is no
+        such layer.
+        """
+        touched = touched_rows(clean.attention, attention)
+        kept = mean_of_defined(kept_by_layer(clean.attention, attention, self.k, touched))
+        return logits.new_tensor(1 - kept if kept == kept else 0.0, dtype=torch.float64)
 
     def lost(
         self, now: Tensor, there: Tensor, members: Tensor, rowptr: Tensor, rows: Tensor
@@ -229,11 +284,11 @@ def log_attention(values: Tensor) -> Tensor:
     if values.dim() != 2 or not values.is_floating_point():
         got = f"{values.dtype} {tuple(values.shape)}"
         raise InputError(f"`values` must be floating-point of shape [edges, heads], got {got}")
-    return mean_log(values)
+    return mean_heads(values.clamp(min=torch.finfo(values.dtype).tiny).log())
 
 
 class Intruders:
-    """Attention for the new nodes: the mass they take at the original nodes they are joined to.
+    """Attention for the new nodes: their mass at the original nodes they are joined to.
 
         mean over layers, and over original nodes i with a new neighbour, of Σ_{j new} w_ij
 
@@ -267,7 +322,8 @@ class Preserving:
 
         hinge = mean over attacked nodes of relu(slack - (log p_own - log p_best_other)),
 
-    own being the clean prediction. We maximise both.
+    own being the clean prediction. We maximise both. The damage is the same with the share of the top-k that
+    touched nodes lost in the place of `Explanation(k)`.
 
     Args:
         k: size of the explanation.
@@ -291,21 +347,35 @@ class Preserving:
         own = clean.logits[clean.nodes].argmax(1)
         gap = -_gap(log_softmax(logits[clean.nodes], dim=1), own)
         hinge = (self.slack - gap).clamp(min=0).mean()
-        kept = (logits[clean.nodes].argmax(1) == own).to(gained.dtype).mean()
+        kept = self._kept(logits, clean).to(gained.dtype)
         holds = kept >= self.keep
         value = torch.where(holds, gained, kept - self.keep).detach()
         guide = torch.where(holds, gained, 0.0) - hinge
         return guide + (value - guide.detach())
 
+    def damage(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+        """Return the share of the explanation lost, or by how much too few classes were kept."""
+        kept = self._kept(logits, clean)
+        if bool(kept >= self.keep):
+            return self._explanation.damage(logits, attention, clean)
+        return kept - self.keep
 
-PREDICTION = Objective("prediction", prediction, "logits", node_mean=True)
-MARGIN = Objective("margin", margin, "logits", node_mean=True)
+    @staticmethod
+    def _kept(logits: Tensor, clean: Clean) -> Tensor:
+        """Share of the attacked rows that keep their predicted class."""
+        rows = clean.nodes
+        return (logits[rows].argmax(1) == clean.logits[rows].argmax(1)).double().mean()
+
+
+PREDICTION = Objective("prediction", prediction, "logits", node_mean=True, damage=wrong_share, classes=True)
+MARGIN = Objective("margin", margin, "logits", node_mean=True, damage=wrong_share)
 
 
 @typed
 def explanation(k: int = 5) -> Objective:
     """Return the objective of `Explanation`: another top-k."""
-    return Objective("explanation", Explanation(k), "ranking")
+    smooth = Explanation(k)
+    return Objective("explanation", smooth, "ranking", damage=smooth.damage, explanation=smooth)
 
 
 INTRUDERS = Objective("intruders", Intruders(), "ranking")
@@ -314,7 +384,8 @@ INTRUDERS = Objective("intruders", Intruders(), "ranking")
 @typed
 def preserving(k: int = 5, keep: float = 0.995, slack: float = 0.5) -> Objective:
     """Return the objective of `Preserving`: another top-k, the same class."""
-    return Objective("preserving", Preserving(k, keep, slack), "ranking", constrained=True)
+    value = Preserving(k, keep, slack)
+    return Objective("preserving", value, "ranking", constrained=True, damage=value.damage)
 
 
 OBJECTIVES: dict[str, Callable[[int], Objective]] = {

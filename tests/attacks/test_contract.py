@@ -131,6 +131,11 @@ def run_contract(kind: type[Attack], name: str, recipe: str, objective: str) -> 
     assert result.value == pytest.approx(judged(attack, model, graph, result.graph), rel=1e-5, abs=1e-6)
     if kind in cases.REPORTED:
         assert result.ledger.damages[result.ledger.won] == max(result.ledger.damages)
+        with evaluating(model), torch.no_grad():
+            rows = attack.budget.target_nodes(graph)
+            clean = Clean(*seen_by(model, graph), rows, graph.y)
+            damage = float(attack.objective.judged(*seen_by(model, result.graph), clean))
+        assert max(result.ledger.damages) == pytest.approx(damage, abs=1e-5)
         assert len(result.ledger.proposals()) == len(result.ledger.members) + attack.budget.restarts
     else:
         assert result.value >= result.noise

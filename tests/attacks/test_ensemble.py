@@ -21,14 +21,14 @@ from fgai.attacks import (
     PGDInjection,
     make_attack,
 )
-from fgai.attacks.endpoints import RULES, Sites, cover_endpoints
+from fgai.attacks.endpoints import RULES, SHARED_RULES, Sites, cover_endpoints, weakest_endpoints
 from fgai.attacks.ensemble import PLAIN
 from fgai.attacks.search.aims import ROW_LOSSES, ExplanationAim, LinkAim, PredictionAim, Rows
 from fgai.attacks.search.members import Member, batches
 from fgai.attacks.search.optimisers import OPTIMISERS
 from fgai.attacks.search.site import Site
 from fgai.attacks.search.spaces import SPACES
-from fgai.attention import call_model, evaluating, observe, prepared, touched_rows
+from fgai.attention import call_model, evaluating, observe, prepared
 from fgai.errors import InputError, ReliabilityWarning
 from fgai.graph import Graph, GraphChange
 from fgai.metrics import f1, task_scores
@@ -112,8 +112,7 @@ def damage_of(attack: EnsembleInjection, model: nn.Module, graph: Graph, change:
     clean = Clean(before.logits, before.attention, torch.arange(graph.num_nodes))
     if attack.objective.explanation is None:
         return float(attack.objective(after.logits, after.attention, clean))
-    touched = touched_rows(before.attention, after.attention)
-    return float(attack.objective.explanation.shares(after.attention, clean, touched)[1])
+    return float(attack.objective.judged(after.logits, after.attention, clean))
 
 
 @given(seed=st.integers(0, 50), steps=st.integers(1, 6))
@@ -216,13 +215,16 @@ class TestSite:
             seen = observe(model, graph, heads="mean")
             clean = Clean(seen.logits, seen.attention, torch.arange(0, 30, 2))
             again = Recompute(model, graph)
-            part, full = (Site(model, graph, ends, clean, a, reads=reads) for a in (again, None))
+            part, full = (
+                Site(model, graph, ends, clean, a, reads="ranking" if reads else "logits")
+                for a in (again, None)
+            )
             part.plan = again.plan(*_everything(graph, ends, clean, reads), whole=reads, limit=float("inf"))
             labels = seen.logits.argmax(1)
             values = []
             for site in (_with_plan(part, graph), full):
                 losses = ["entropy", "margin", "reach", "margin"]
-                aim: Any = PredictionAim(site, losses, labels)
+                aim: Any = PredictionAim(site, losses)
                 if reads:
                     aim = ExplanationAim(site, Explanation(2), 4)
                 moving = features.clone().requires_grad_()
@@ -336,15 +338,38 @@ def test_a_member_whose_edge_is_gone_is_compared_with_no_other() -> None:
 
 class TestEndpoints:
     @pytest.mark.parametrize("rule", list(RULES))
-    def test_rules_keep_the_budget_and_read_no_model_but_the_parent(self, rule: str) -> None:
+    def test_rules_keep_the_budget(self, rule: str) -> None:
         graph = cases.tiny_graph()
         nodes = graph.test_mask.nonzero().flatten()  # type: ignore[union-attr]
-        logits = torch.randn(30, 3, generator=torch.Generator().manual_seed(0))
-        sites = Sites(graph, nodes, nodes, logits, (3, 4))
+        logits, attacked = torch.randn(2, 30, 3, generator=torch.Generator().manual_seed(0))
+        sites = Sites(graph, nodes, nodes, logits, (3, 4), attacked, graph.y)
         first, second = (RULES[rule](sites, torch.Generator().manual_seed(5)) for _ in range(2))
         assert first.shape == (3, 4) and torch.equal(first, second)
         assert bool(torch.isin(first, nodes).all())
         assert all(torch.unique(row).numel() == 4 for row in first)
+
+    @pytest.mark.parametrize("rule", list(RULES))
+    def test_only_weakest_reads_the_attacked_model(self, rule: str) -> None:
+        graph = cases.tiny_graph()
+        nodes = graph.test_mask.nonzero().flatten()  # type: ignore[union-attr]
+        logits, one, two = torch.randn(3, 30, 3, generator=torch.Generator().manual_seed(0))
+        first, second = (
+            RULES[rule](Sites(graph, nodes, nodes, logits, (1, 2), seen, graph.y), torch.Generator())
+            for seen in (one, two)
+        )
+        assert torch.equal(first, second) == (rule in SHARED_RULES)
+
+    def test_weakest_takes_the_node_next_to_the_least_certain_leaves(self) -> None:
+        """Two stars of one size: one with narrow margins, one with wide ones, and a wrong one."""
+        edges = [(centre, leaf) for centre in range(3) for leaf in range(3 + 5 * centre, 8 + 5 * centre)]
+        graph = Graph.from_edges(torch.tensor(edges).T, 18, torch.eye(18), undirected=True)
+        every, logits, labels = torch.arange(18), torch.zeros(18, 2), torch.zeros(18, dtype=torch.long)
+        for centre, gap in enumerate((3.0, 0.1, -2.0)):
+            logits[[centre, *range(3 + 5 * centre, 8 + 5 * centre)], 0] = gap
+        sites = Sites(graph, every, every, logits, (1, 2), logits, labels)
+        assert weakest_endpoints(sites, torch.Generator()).flatten().tolist() == [1, 0]
+        wrong = replace(sites, labels=1 - labels)
+        assert int(weakest_endpoints(wrong, torch.Generator()).flatten()[0]) == 2
 
     def test_cover_takes_the_node_next_to_most_leaves(self) -> None:
         """Two stars: the centre of the larger is worth most, then the other's."""

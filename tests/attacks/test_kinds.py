@@ -366,8 +366,12 @@ class TestPreserving:
         mine = preserving(3, keep=0.6)
         assert PGDInjection(cases.INJECTION, mine).objective is mine
         threat = replace(THREATS["preserving"], objective=mine)
-        assert make_attack(threat, "margin").objective is mine
-        assert make_attack("preserving", "margin").objective.name == "preserving"
+        assert make_attack(threat).objective is mine
+        assert make_attack("preserving").objective.name == "preserving"
+
+    def test_a_threat_with_its_own_objective_takes_no_other(self) -> None:
+        with pytest.raises(InputError, match=r"'preserving' has the objective 'preserving'.*'margin'"):
+            make_attack("preserving", "margin")
 
 
 @pytest.mark.parametrize("name", ["preserving", "tdgia", "dice", "flips"])

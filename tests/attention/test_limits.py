@@ -150,15 +150,37 @@ def test_no_more_than_asked_are_softened_and_a_larger_share_is_never_louder(
     assert bool((loudness(softer(x.clone()), softer.low, softer.high) <= softer.radius * (1 + 1e-5)).all())
 
 
-def test_what_is_derived_has_no_loudness_and_a_layer_that_ran_twice_none_either() -> None:
+def test_what_is_derived_has_no_loudness_and_a_layer_that_ran_twice_that_of_both_runs() -> None:
     derived, own = Limits(2, derived=True), Limits(2)
     rows = torch.randn(9, 2)
     derived.measure(rows, soften=0.3)
     assert torch.isinf(derived.radius)
     own.measure(rows, soften=0.3)
     assert torch.isfinite(own.radius)
-    own.widen(3 * rows)
-    assert torch.isinf(own.radius) and torch.equal(own(3 * rows), 3 * rows)
+    own.measure(rows)
+    own.measure(3 * rows + 1, earlier=[rows])
+    derived.measure(3 * rows, earlier=[rows])
+    assert torch.isfinite(own.radius) and torch.isinf(derived.radius)
+    assert torch.equal(own(3 * rows + 1), 3 * rows + 1) and torch.equal(own(rows.clone()), rows)
+    constant = Limits(2)
+    for earlier in ([], [torch.ones(3, 2)]):
+        constant.measure(torch.ones(3, 2), earlier=earlier)
+    assert torch.equal(constant(torch.zeros(1, 2)), torch.ones(1, 2))
+
+
+@given(st.integers(3, 30), st.floats(0.01, 50), st.floats(-50, 50), st.floats(0, 0.4), st.integers(0, 9))
+@settings(max_examples=40)
+def test_ranges_of_two_runs_hold_the_rows_of_both(
+    rows: int, size: float, away: float, soften: float, seed: int
+) -> None:
+    one, two = torch.randn(2, rows, 4, generator=torch.Generator().manual_seed(seed))
+    two = size * two + away
+    limits = Limits(4)
+    limits.measure(one, soften=soften)
+    said = limits(one.clone())
+    limits.measure(two, soften=soften, earlier=[said])
+    assert torch.equal(limits(said.clone()), said) and float(limits.radius) <= 2.01
+    assert int((limits(two.clone()) != two).any(1).sum()) <= soften * rows
 
 
 @pytest.mark.parametrize("kind", CONVS)

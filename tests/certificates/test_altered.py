@@ -84,8 +84,9 @@ def broken(model: nn.Module, graph: Graph, found: CertificateRecord) -> tuple[in
                 held = radius > (0 if last else RADIUS)
                 classes += int((held & (moved.argmax(1) != clean.argmax(1))).sum())
             size = certificate.topk_radius.clamp(max=1.0)
-            after = run(model, graph, layer, 0.999 * size[here.destination, None] * way)[1][layer]
-            masks = [topk_mask(w.values.mean(1), here.rowptr, K) for w in (here, after)]
+            shown = here.explanation()
+            moved_by = 0.999 * size[here.destination] * way.mean(1)  # no head of `way` is longer than one
+            masks = [topk_mask(w, here.rowptr, K) for w in (shown, shown + moved_by)]
             sets += int((masks[0] != masks[1]).sum())
     return classes, sets
 

@@ -36,11 +36,33 @@ def test_both_sets_of_endpoints_are_shown_and_the_worst_counts() -> None:
     ends = [record.value(f"f1.attacked_{name}") for name in ("random", "chosen")]
     assert record.value("f1.attacked") == pytest.approx(min(ends))
     lost = record.value("lost.explanation")
-    assert set(lost) == {"random", "chosen"}
+    assert set(lost) == {"random", "cover", "chosen"} and lost["chosen"] == lost["cover"]
     assert max(lost.values()) == pytest.approx(max(record.ledgers["explanation"]["damages"]))
     shown = headings(record)
     for heading in ("F1 random ends ↑", "F1 chosen ends ↑", "lost, random ends ↓", "lost, chosen ends ↓"):
         assert heading in shown
+
+
+def test_explanations_are_compared_at_endpoints_that_every_model_meets() -> None:
+    """Whichever endpoints win against a model, kept and intruders are of the rule `cover`."""
+    graph, models = cases.tiny_graph(), [cases.trained(name, "vanilla") for name in ("gat", "gatv2")]
+    records = [record_of(model, SMALL) for model in models]
+    for attack in ("prediction", "explanation"):
+        nodes = []
+        for record, model in zip(records, models, strict=True):
+            for rule in ("random", "cover"):
+                kept = record.value(f"endpoints.{rule}.{attack}.overlap.all")
+                if attack == "explanation":
+                    assert 1 - kept == pytest.approx(record.value(f"lost.explanation.{rule}"), abs=1e-9)
+            assert kept == record.value(f"overlap_touched.{attack}.all")
+            assert record.value(f"endpoints.cover.{attack}.intruders.mass.all") == record.value(
+                f"intruders.{attack}.mass.all"
+            )
+            with cases.quiet():
+                result = SMALL.attack(SMALL.budget, attack, k=cases.K).run(model, graph)
+            nodes.append(result.by_rule["cover"].endpoints)
+        assert torch.equal(*nodes)
+        assert records[0].value("touched") == records[1].value("touched")
 
 
 def test_records_of_other_attacks_read_and_print_as_before() -> None:
@@ -53,7 +75,7 @@ def test_records_of_other_attacks_read_and_print_as_before() -> None:
 def test_noise_has_random_endpoints_in_every_restart() -> None:
     rows = [{"endpoints": rule} for rule in ("random", "cover", "random", "cover")]
     ledger = Ledger(members=rows, damages=[0.9, 0.1, 0.2, 0.3, 0.4, 0.5])
-    assert by_endpoints(ledger) == {"random": 0.9, "chosen": 0.5}
+    assert by_endpoints(ledger) == {"random": 0.9, "cover": 0.5, "chosen": 0.5}
     assert by_endpoints(Ledger(damages=[0.1, 0.2])) == {}
 
 

@@ -122,7 +122,7 @@ def test_comparisons_print_everywhere(side_by_side: Comparison) -> None:
     assert any(line.startswith("| chance |") for line in rows)
     assert re.search(r"\| FGAI, 50 % \|.*\(\d+\.\d×\)", markdown)
     latex = side_by_side.to_latex()
-    assert r"FGAI, 50 \%" in latex and latex.count(r"\toprule") == 2
+    assert r"FGAI, 50 \%" in latex and latex.count(r"\toprule") == 3
     table = list(csv.reader(io.StringIO(side_by_side.to_csv())))
     assert table[0] == ["model", "metric", "value"]
     entries = {(row[0], row[1]): row[2] for row in table[1:]}

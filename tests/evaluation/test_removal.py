@@ -16,6 +16,7 @@ from fgai.attention import (
     LayerAttention,
     call_model,
     evaluating,
+    hop_rows,
     observe,
     prepared,
     touched_rows,
@@ -80,7 +81,11 @@ def test_attention_out_of_reach_did_not_move(model: str, kind: str) -> None:
         observe(network, graph).averaged().attention,
         observe(network, result.graph).averaged().attention,
     )
-    touched = touched_rows(before, after, result.change.rows)
+    touched = hop_rows(before, after, result.change.rows)
+    assert all(
+        torch.equal(*pair)
+        for pair in zip(touched, touched_rows(before, after, result.change.rows), strict=True)
+    )
     for rows, pair in zip(touched, paired(before, after), strict=True):
         moved = (pair.before - pair.after).abs() > 1e-6
         ends = torch.repeat_interleave(torch.arange(graph.num_nodes), pair.rowptr.diff())

@@ -9,6 +9,7 @@ import pytest
 
 from experiments import Store, read_grid
 from experiments.document import fill
+from experiments.results import _metrics
 from experiments.tables import render
 from support import bench_cases as cases
 
@@ -23,15 +24,33 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return dict(zip(titles, values, strict=False))
 
 
-def test_chance_stands_beside_shares(line: dict[str, str]) -> None:
-    assert line["similarity"] == "0.950"
-    assert line["top 5 kept"] == "0.710 → 0.960" and line["by chance"] == "0.300 → 0.300"
-    assert line["top 5 kept, explanation attack"] == "0.652 → 0.952"
+def test_explanations_are_compared_at_the_same_endpoints(line: dict[str, str]) -> None:
+    assert line["similarity"] == "0.950" and line["top 5 lost, `cover`"] == "0.348 → 0.048"
+
+
+def test_what_the_top_5_lost_is_read_in_the_ledger_by_rule() -> None:
+    """Records hold which search found what where, so rows are compared at one rule's endpoints."""
+    rows = [{"member": "sign", "endpoints": rule} for rule in ("random", "cover", "cover", "defects")]
+    evaluation = {
+        "metrics": {},
+        "ledgers": {"explanation": {"members": rows, "damages": [0.1, 0.2, 0.3, 0.4, 0.6]}},
+    }
+    found = _metrics(evaluation, "lost.explanation.cover")
+    assert found == {"lost": {"explanation": {"random": 0.2, "cover": 0.4, "defects": 0.6, "chosen": 0.6}}}
 
 
 def test_predictions_under_every_search(line: dict[str, str]) -> None:
     assert (line["clean F1"], line["`ensemble`"]) == ("0.920 → 0.920", "0.420 → 0.920")
     assert line["`ensemble-strong`"] == "0.390 → 0.890" and line["certified, t = 1; FGAI-certified"] == "–; –"
+
+
+def test_every_method_has_a_row_with_its_cost(tmp_path: Path) -> None:
+    store = cases.fill(Store(tmp_path), [c for c in read_grid("node") if c.seed == 0])
+    text = render("methods", store)
+    rows = {row.split(" | ")[0].strip("| "): row for row in text.splitlines() if row.startswith("|")}
+    assert {"vanilla", "vanilla + limits", "AT", "AT + limits", "FGAI"} <= rows.keys()
+    assert "one forward pass" in rows["vanilla + limits"] and "not timed" in rows["AT + limits"]
+    assert "| 0.920 | 0.900 | 0.870 | 0.95 | 1.00 |" in rows["FGAI"] and "| 1.00 | 1 |" in rows["vanilla"]
 
 
 def test_pages_show_the_records_there_are() -> None:
@@ -51,4 +70,4 @@ def test_the_readme_gives_no_result_by_hand() -> None:
     """Shares and scores of the results stand in generated tables alone, so none outlives its records."""
     section = (ROOT / "README.md").read_text().split("\n## Results\n")[1].split("\n## ")[0]
     prose = re.sub(r"<!-- table: (\S+) -->.*?<!-- end -->", r"[\1]", section, flags=re.DOTALL)
-    assert "[headline]" in prose and not re.findall(r"(?<![\w.])\d?\.\d+", prose)
+    assert "[methods]" in prose and not re.findall(r"(?<![\w.])\d?\.\d+", prose)

@@ -7,7 +7,7 @@ import torch
 from torch_geometric.data import HeteroData
 
 import fgai
-from fgai.attention import AttentionMap, LayerAttention, observe, touched_rows
+from fgai.attention import AttentionMap, LayerAttention, hop_rows, observe, touched_rows
 from fgai.errors import AttentionError, InputError
 from fgai.hetero import HeteroView
 from support.hetero_cases import AUTHORS, CITES, KINDS, PAPERS, WIDTHS, WRITES, hetero_data, hetero_model
@@ -139,7 +139,8 @@ class TestMaps:
         ends = torch.tensor([[view.number("paper", 3)]])
         attacked, _ = view.graph.inject(ends, torch.full((1, view.graph.num_features), 3.0))
         before, after = (observe(wrapped, graph).attention for graph in (view.graph, attacked))
-        touched = touched_rows(before, after)
+        touched = hop_rows(before, after)
+        assert all(torch.equal(*pair) for pair in zip(touched, touched_rows(before, after), strict=True))
         assert touched[0].nonzero().flatten().tolist() == ends.flatten().tolist()
         ours, theirs = before.align(after)
         for one, two, rows in zip(ours, theirs, touched, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -55,6 +56,30 @@ def test_f1_and_accuracy_equal_sklearn(pairs: list[tuple[int, int]]) -> None:
         assert fm.f1(guess, truth, average) == pytest.approx(
             sk.f1_score(y, z, average=average, zero_division=0)
         )
+    assert fm.macro_f1(guess, truth) == fm.f1(guess, truth, "macro")
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 5)), min_size=1, max_size=40))
+def test_recall_and_balanced_accuracy_equal_sklearn(pairs: list[tuple[int, int]]) -> None:
+    guess, truth = (torch.tensor(x) for x in zip(*pairs, strict=True))
+    logits = torch.nn.functional.one_hot(guess, 6).float()
+    known = truth >= 0
+    found = fm.recall(logits, truth)
+    assert found.shape == (6,)
+    if not known.any():
+        assert math.isnan(fm.balanced_accuracy(guess, truth)) and bool(found.isnan().all())
+        return
+    y, z = truth[known].numpy(), guess[known].numpy()
+    expected = sk.recall_score(y, z, labels=range(6), average=None, zero_division=np.nan)
+    assert found.tolist() == pytest.approx(expected.tolist(), nan_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of classes that are predicted and do not occur
+        assert fm.balanced_accuracy(guess, truth) == pytest.approx(sk.balanced_accuracy_score(y, z))
+    weights = fm.error_weights("balanced_accuracy", truth[known])
+    assert weights is not None and fm.error_weights("f1", truth[known]) is None
+    wrong = guess[known] != truth[known]
+    assert float(weights[wrong].sum()) == pytest.approx(1 - fm.balanced_accuracy(guess, truth), abs=1e-6)
+    assert fm.chance_score("balanced_accuracy", truth) == pytest.approx(1 / len(set(y.tolist())))
 
 
 @given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=1, max_size=40))
@@ -151,6 +176,10 @@ def test_truth_precision_equals_a_loop(k: int | None) -> None:
 CALLS = {
     "accuracy": lambda c: fm.accuracy(c["y"], c["target"]),
     "f1": lambda c: fm.f1(c["y"], c["target"], "macro"),
+    "macro_f1": lambda c: fm.macro_f1(c["y"], c["target"]),
+    "balanced_accuracy": lambda c: fm.balanced_accuracy(c["y"], c["target"]),
+    "recall": lambda c: float(fm.recall(c["y"], c["target"]).max()),
+    "changed_share": lambda c: fm.changed_share(c["y"], c["z"]),
     "roc_auc": lambda c: fm.roc_auc(c["w"], c["truth"]),
     "average_precision": lambda c: fm.average_precision(c["w"], c["truth"]),
     "g_tvd": lambda c: fm.g_tvd(c["y"], c["z"]),

@@ -9,6 +9,7 @@ from torch import nn
 
 import fgai
 from fgai.certificates import Injection, certify
+from fgai.certificates.invariance import INVARIANT
 from fgai.graph import Graph
 from fgai.reports.cards import cards
 from fgai.reports.document import Report
@@ -42,7 +43,7 @@ def test_every_number_is_a_certificate_s() -> None:
     nodes = [5, 0, 17]
     told = of_nodes(found["limited"], nodes)
     assert told[0]["class"] == found["limited"][0].holds[nodes].int().tolist()
-    assert told[0]["layers"][0] == {"status": "invariant", "holds": [1, 1, 1]}
+    assert told[0]["layers"][0] == {"status": "invariant", "reason": INVARIANT, "holds": [1, 1, 1]}
     assert of_nodes(found["GAT"], nodes)[0]["class"] is None
 
 

@@ -64,7 +64,7 @@ def metrics_of(cell: Cell, attacked: float) -> dict[str, Any]:
             "attacked_random": attacked + 0.01,
             "attacked_chosen": attacked,
         },
-        "intruders": {"explanation": {"mass": layered(moved / 2)}},
+        "lost": {"explanation": dict.fromkeys(("random", "cover", "defects"), 0.6 - 0.6 * attacked)},
         "g_tvd": {"logits": 50 * moved, "probs": moved**4, "rel": moved**4},
         "g_jsd": layered(moved**4 / 100),
         "overlap": {"chance": layered(0.25)},

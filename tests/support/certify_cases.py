@@ -63,16 +63,19 @@ def cheapest_swap(a: np.ndarray, k: int, m: int, norm: str) -> float:
 def breaks(
     model: nn.Module, graph: Graph, found: CertificateRecord, layer: int, delta: Tensor, slack: float = 1e-9
 ) -> list[str]:
-    """Perturb one layer for real; name every certificate that a node breaks, by more than rounding."""
+    """Perturb one layer; name every certificate that a node breaks, by more than rounding.
+
+    The heads are perturbed in the model, and their mean perturbation is added to the explanation vector.
+    """
     with torch.no_grad(), evaluating(model):
         with record(model) as tape:
             before = call_model(model, graph)
         clean = tape.attention[layer]
         with record(model, perturb={layer: delta}) as tape:
             after = call_model(model, graph)
-        moved = tape.attention[layer]
     certificate, radius, broken = found.layer(layer), found.radius, []
-    masks = [topk_mask(w.values.double().mean(1), clean.rowptr, certificate.k) for w in (clean, moved)]
+    shown, change = clean.explanation(), delta if delta.dim() == 1 else delta.mean(1)
+    masks = [topk_mask(w, clean.rowptr, certificate.k) for w in (shown, shown + change)]
     kept = overlap(masks[0], masks[1], clean.rowptr)
     # A cost that equals the radius up to rounding may fall on either side.
     if bool((kept < certificate.beta2(radius + slack) - 1e-9).any()):

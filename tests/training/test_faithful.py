@@ -24,7 +24,7 @@ from fgai.training import (
     train_method,
 )
 from fgai.training.adversary import InjectionAdversary
-from fgai.training.terms import attention_distance
+from fgai.training.terms import attention_distance, margin_loss
 
 QUICK = {"epochs": 6, "validate_every": 3, "nodes": 3, "edges": 4}
 
@@ -75,6 +75,24 @@ def test_returns_another_model_and_leaves_the_vanilla_one(kind: type[nn.Module],
     }  # fmt: skip
     assert faithful.history.terms[0]["closeness"] == pytest.approx(0.0, abs=1e-6)
     assert faithful.history.terms[0]["similarity"] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", [GAT, GT, Mine])
+def test_the_margin_is_that_of_the_explanation_vector(kind: type[nn.Module], graph: Graph) -> None:
+    torch.manual_seed(0)
+    fresh = Mine(graph.num_features, graph.num_classes) if kind is Mine else kind.for_data(graph)  # type: ignore[attr-defined]
+    model = train(fresh, graph, epochs=5, progress=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0)  # so that heads differ
+    options = {**QUICK, "cut": 0.0, "soften": 0.0, "dropout": False, "epochs": 1, "validate_every": 1}
+    told = make_faithful(model, graph, progress=False, radius=0.3, **options).history.terms[0]["margin"]
+    layers = observe(model, prepared(model, graph)).attention.layers
+    rowptrs = [layer.rowptr for layer in layers]
+    shown = margin_loss([layer.explanation() for layer in layers], rowptrs, 5, 0.3)
+    averaged = margin_loss([layer.values.double().mean(1) for layer in layers], rowptrs, 5, 0.3)
+    assert told == pytest.approx(float(shown), rel=1e-5)
+    assert told != pytest.approx(float(averaged), rel=1e-4)
 
 
 def test_seed_decides_everything(graph: Graph) -> None:

@@ -83,10 +83,10 @@ def near_endpoints(graph: Graph, nodes: Tensor, count: int, each: int, generator
         generator: on the CPU.
     """
     centre = nodes[torch.randint(nodes.numel(), (count,), generator=generator).to(nodes.device)]
-    ones = torch.ones(graph.num_edges, 1, device=graph.device)
-    reach = torch.zeros(graph.num_nodes, 1, count, device=graph.device)
+    ones = torch.ones(graph.num_edges, 1, device=graph.device, dtype=torch.float32)
+    reach = torch.zeros(graph.num_nodes, 1, count, device=graph.device, dtype=torch.float32)
     reach[centre, 0, torch.arange(count, device=graph.device)] = 1.0
     first = aggregate(ones, reach, graph.adjacency)
     paths = (first + aggregate(ones, first, graph.adjacency)).squeeze(1)[nodes]
-    lots = torch.rand(paths.shape, generator=generator).to(paths.device)
+    lots = torch.rand(paths.shape, generator=generator, dtype=torch.float32).to(paths.device)
     return nodes[(paths + lots / 2).topk(each, dim=0).indices.t()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any, final
 
@@ -20,7 +20,7 @@ from fgai.attention import evaluating, observe, prepared
 from fgai.errors import BudgetError, InputError, ReliabilityWarning, warn
 from fgai.graph import Graph, GraphChange
 from fgai.models import as_graph
-from fgai.objectives import Clean, Objective, Value
+from fgai.objectives import Clean, Loss, Objective
 from fgai.progress import stage
 from fgai.recompute.local import Recompute
 from fgai.recompute.partial import PartialObjective
@@ -45,6 +45,8 @@ class AttackResult:
         start: value of the objective on the clean graph.
         noise: value under random noise of the same budget.
         ledger: what was spent.
+        by_rule: of an ensemble, the strongest change at the endpoints of each rule, see
+            `fgai.attacks.endpoints`; else empty.
     """
 
     graph: Graph
@@ -54,6 +56,7 @@ class AttackResult:
     start: float
     noise: float
     ledger: Ledger
+    by_rule: dict[str, GraphChange] = field(default_factory=dict)
 
 
 @typed
@@ -79,7 +82,7 @@ class Attack(ABC):
     version = 1
 
     def __init__(
-        self, budget: Budget, objective: str | Objective | Value = "prediction", *, k: int = 5
+        self, budget: Budget, objective: str | Objective | Loss = "prediction", *, k: int = 5
     ) -> None:
         self.budget = budget
         self.objective = Objective.of(objective, k)
@@ -167,6 +170,7 @@ class Attack(ABC):
         nodes = self.budget.target_nodes(graph)
         ledger, began = Ledger(), perf_counter()
         best, best_value, worst, noise = GraphChange(), -math.inf, -math.inf, -math.inf
+        by_rule: dict[str, tuple[float, float, GraphChange]] = {}
         label = f"{self.objective.name} attack"
         with evaluating(model, freeze=True), stage(label, self.allowed_steps or None):
             recompute = None
@@ -176,7 +180,8 @@ class Attack(ABC):
             else:
                 seen = observe(model, graph)
                 logits, attention = seen.logits, seen.attention
-            clean = Clean(logits, attention, task.rows(graph, self.budget.targets))
+            rows = task.rows(graph, self.budget.targets)
+            clean = Clean(logits, attention, rows, task.labels(graph), task.name, task.headline_for(graph))
             start = float(self.objective(logits, attention, clean))
             if not math.isfinite(start):
                 raise InputError(
@@ -194,6 +199,10 @@ class Attack(ABC):
                     noise = max(noise, value) if index == 0 else noise
                     damage = self.damage(judge, frozen, value)
                     ledger.damages.append(damage)
+                    if ledger.rules:
+                        rule = ledger.rules[-1]
+                        if rule not in by_rule or (damage, value) > by_rule[rule][:2]:
+                            by_rule[rule] = damage, value, frozen
                     if damage > worst or (damage == worst and value > best_value):
                         best, best_value, worst = frozen, value, damage
                         ledger.won = len(ledger.damages) - 1
@@ -206,7 +215,8 @@ class Attack(ABC):
         ledger.curve = judge.curve()
         if self.objective.constrained:
             ledger.feasible = sum(value >= 0 for value in ledger.curve) / max(1, len(ledger.curve))
-        result = AttackResult(attacked, edge_map, best, best_value, start, noise, ledger)
+        strongest = {rule: change for rule, (_, _, change) in by_rule.items()}
+        result = AttackResult(attacked, edge_map, best, best_value, start, noise, ledger, strongest)
         _warn_if_weak(self, result)
         if tracker is not None:
             _tell(tracker, label, result)

@@ -1,7 +1,8 @@
-"""Where new nodes are joined: at random, or by rules that read the graph and the vanilla model.
+"""Where new nodes are joined: at random, or by rules that read the graph and a model.
 
-A rule never reads the attacked model, so every method meets the same endpoints. All give the same number of
-nodes and edges, taken from the targets, distinct within a row.
+`random`, `cover` and `defects` read the vanilla model at most, so every method meets the same endpoints and
+may be compared node by node (`SHARED_RULES`). `weakest` reads the attacked model. All give the same number
+of nodes and edges, taken from the targets, distinct within a row.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Sites:
         rows: [T] nodes whose predictions are attacked.
         logits: [N, C] of the vanilla model on the clean graph; None where there is a row per link or graph.
         shape: new nodes, and edges of each.
+        attacked: [N, C] logits of the attacked model on the clean graph; None like `logits`.
+        labels: [N] the class every node should have; None like `logits`.
     """
 
     graph: Graph
@@ -36,6 +39,8 @@ class Sites:
     rows: Tensor
     logits: Tensor | None
     shape: tuple[int, int]
+    attacked: Tensor | None = None
+    labels: Tensor | None = None
 
 
 Rule = Callable[[Sites, torch.Generator], Tensor]
@@ -57,21 +62,43 @@ def cover_endpoints(sites: Sites, generator: torch.Generator) -> Tensor:
     where every endpoint next to u covers a part 2/d_u of it. Endpoints are taken one after the other, the
     best first. They are dealt out so that each new node gets targets of one predicted class.
     """
-    adjacency, wanted = sites.graph.adjacency, min(sites.shape[0] * sites.shape[1], sites.nodes.numel())
-    target = np.zeros(sites.graph.num_nodes)
-    target[sites.rows.cpu().numpy()] = 1.0
+    weight = torch.zeros(sites.graph.num_nodes, dtype=torch.float64)
+    weight[sites.rows.cpu()] = 1.0
+    return _dealt(_covering(sites, weight), sites, generator)
+
+
+def weakest_endpoints(sites: Sites, generator: torch.Generator) -> Tensor:
+    """Greedy cover of the targets that are closest to a wrong prediction of the attacked model.
+
+    As `cover_endpoints`, with the weight exp(−3 · margin) of every target that is right on the clean graph,
+    margin being the distance of its own probability to the best other one; targets that are wrong already
+    weigh nothing.
+    """
+    if sites.attacked is None or sites.labels is None:
+        return random_endpoints(sites, generator)
+    share = sites.attacked[sites.rows].double().softmax(1)
+    own = share.gather(1, sites.labels[sites.rows, None]).squeeze(1)
+    best = share.scatter(1, sites.labels[sites.rows, None], -1.0).amax(1)
+    weight = torch.zeros(sites.graph.num_nodes, dtype=torch.float64)
+    weight[sites.rows.cpu()] = torch.where(own > best, (-3 * (own - best)).exp(), 0.0).cpu()
+    return _dealt(_covering(sites, weight), sites, generator)
+
+
+def _covering(sites: Sites, weight: Tensor) -> Tensor:
+    """Return the endpoints of a greedy cover of nodes with these weights [N], the best first."""
+    adjacency, count = sites.graph.adjacency, min(sites.shape[0] * sites.shape[1], sites.nodes.numel())
     allowed = np.zeros(sites.graph.num_nodes, dtype=np.bool_)
     allowed[sites.nodes.cpu().numpy()] = True
     pointers, source = (t.cpu().numpy() for t in (adjacency.rowptr, adjacency.source))
-    return _dealt(torch.from_numpy(_cover(pointers, source, target, allowed, wanted)), sites, generator)
+    return torch.from_numpy(_cover(pointers, source, weight.numpy(), allowed, count))
 
 
 @compiled
 def _cover(
-    rowptr: np.ndarray, source: np.ndarray, left: np.ndarray, allowed: np.ndarray, count: int
+    rowptr: np.ndarray, source: np.ndarray, weight: np.ndarray, allowed: np.ndarray, count: int
 ) -> np.ndarray:
-    """Take the allowed node that is worth most, `count` times; `left`: what is not covered of each target."""
-    nodes = rowptr.shape[0] - 1
+    """Take the allowed node that is worth most, `count` times; an endpoint covers 2/d_u of a neighbour u."""
+    nodes, left = rowptr.shape[0] - 1, weight.copy()
     worth, chosen = np.zeros(nodes), np.empty(count, dtype=np.int64)
     degree = np.maximum(1, rowptr[1:] - rowptr[:-1]).astype(np.float64)
     for u in range(nodes):
@@ -91,7 +118,7 @@ def _cover(
             u = best if place < rowptr[best] else source[place]
             if left[u] <= 0 or (place >= rowptr[best] and u == best):
                 continue
-            gone = min(left[u], 2.0 / degree[u])
+            gone = min(left[u], weight[u] * (2.0 / degree[u]))
             left[u] -= gone
             worth[u] -= gone / degree[u]
             for e in range(rowptr[u], rowptr[u + 1]):
@@ -129,4 +156,7 @@ RULES: dict[str, Rule] = {
     "random": random_endpoints,
     "cover": cover_endpoints,
     "defects": defect_endpoints,
+    "weakest": weakest_endpoints,
 }
+SHARED_RULES = ("random", "cover", "defects")
+"""Rules whose endpoints are the same for every method."""

@@ -27,13 +27,13 @@ from fgai.attacks.search.members import (
     Member,
     batches,
 )
-from fgai.attacks.search.site import Site
+from fgai.attacks.search.site import Site, read_model
 from fgai.attacks.search.starts import STARTS, Place
-from fgai.attention import call_model, evaluating, observe, prepared, straight_through
+from fgai.attention import call_model, evaluating, prepared, straight_through
 from fgai.checks import one_of
 from fgai.errors import InputError, ReliabilityWarning, warn
 from fgai.graph import Graph, GraphChange
-from fgai.objectives import Clean, Objective, Value
+from fgai.objectives import READS, Clean, Loss, Objective
 from fgai.recompute import Recompute
 from fgai.typed import typed
 
@@ -68,7 +68,7 @@ class EnsembleInjection(ReportedAttack):
     def __init__(
         self,
         budget: Budget,
-        objective: str | Objective | Value = "prediction",
+        objective: str | Objective | Loss = "prediction",
         *,
         k: int = 5,
         members: Sequence[Member] | None = None,
@@ -117,7 +117,7 @@ class EnsembleInjection(ReportedAttack):
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to attack")
         _warn_if_saturated(judge.clean)
-        box, labels = self.budget.feature_box(graph), self.labels(judge)
+        box = self.budget.feature_box(graph)
         predicted = self.predicted(judge)
         members = tuple(
             member
@@ -127,12 +127,13 @@ class EnsembleInjection(ReportedAttack):
         for index, (rule, endpoints) in enumerate(self._endpoints(graph, nodes, generator, judge).items()):
             if index == 0:
                 noise = draw_features(graph, endpoints.shape[0], box, generator)
+                ledger.rules.append(rule)
                 yield GraphChange(endpoints=endpoints, features=noise)
                 yield from self._plain(graph, nodes, generator, judge, ledger)
             place = Place(graph, endpoints, predicted, box)
             site = self.site(judge.model, graph, endpoints, judge.clean, judge.recompute)
             if judge.vanilla is not None and any(member.start == "donated" for member in self.members):
-                place = replace(place, donated=self._donated(judge, rule, place, labels, generator))
+                place = replace(place, donated=self._donated(judge, rule, place, generator))
             found: list[tuple[str, Found]] = []
             for batch in batches(members):
                 began = perf_counter()
@@ -141,11 +142,11 @@ class EnsembleInjection(ReportedAttack):
                     place = replace(place, incumbent=max((one for _, one in found), key=_badness).features)
                 streams = _streams(generator, rule, batch)
                 if batch[0].gradient == "smooth":
-                    made = self._smooth(batch, place, site, labels, streams)
+                    made = self._smooth(batch, place, site, streams)
                 else:
                     through = straight_through if batch[0].gradient == "straight" else nullcontext
                     with through(judge.model):
-                        made = self._climb(batch, place, site, labels, streams)
+                        made = self._climb(batch, place, site, streams)
                 seconds = (perf_counter() - began) / len(batch)
                 for member, one in zip(batch, made, strict=True):
                     found.append((member.name, one))
@@ -156,12 +157,13 @@ class EnsembleInjection(ReportedAttack):
                 began = perf_counter()
                 judge.tell(f"{rule} endpoints: {EVOLUTION}")
                 stream = _streams(generator, rule, [replace(DONOR, name=EVOLUTION)])[0]
-                free = evolve(site, self.aim([DONOR.loss] * POPULATION, site, labels), place, stream)
+                free = evolve(site, self.aim([DONOR.loss] * POPULATION, site), place, stream)
                 ledger.members.append(member_row(EVOLUTION, rule, free, perf_counter() - began))
                 _warn_if_masked(free, [one for _, one in found])
                 found.append((EVOLUTION, free))
             judge.spent(site.passes, site.share)
             for _, one in found:
+                ledger.rules.append(rule)
                 yield GraphChange(endpoints=endpoints, features=one.features)
 
     def _plain(
@@ -179,6 +181,7 @@ class EnsembleInjection(ReportedAttack):
                 assert change.features is not None
                 found = Found(change.features, damage, 0.0, own.gradient, plan.steps)
                 ledger.members.append(member_row(BASELINE, "random", found, perf_counter() - began))
+                ledger.rules.append("random")
                 yield change
             ledger.steps, ledger.gradient = ledger.steps + own.steps, max(ledger.gradient, own.gradient)
 
@@ -192,7 +195,9 @@ class EnsembleInjection(ReportedAttack):
             with torch.no_grad(), evaluating(judge.vanilla):
                 logits = call_model(judge.vanilla, prepared(judge.vanilla, graph))
         rows = judge.clean.nodes if plain else nodes
-        sites = Sites(graph, nodes, rows, logits if plain else None, (self.budget.nodes, self.budget.edges))
+        shape = (self.budget.nodes, self.budget.edges)
+        read = (judge.clean.logits, judge.clean.labels) if plain else (None, None)
+        sites = Sites(graph, nodes, rows, logits if plain else None, shape, *read)
         rules = self.rules if plain else ("random",)
         return {rule: RULES[rule](sites, generator) for rule in rules}
 
@@ -201,14 +206,13 @@ class EnsembleInjection(ReportedAttack):
         batch: Sequence[Member],
         place: Place,
         site: Site,
-        labels: Tensor,
         streams: Sequence[torch.Generator],
     ) -> list[Found]:
         """Let members that share their gradient and the number of steps climb side by side."""
         drawn = zip(batch, streams, strict=True)
         start = torch.stack([STARTS[member.start](place, stream) for member, stream in drawn])
         ways = [Way(member.space, member.optimiser, member.rate, member.loss) for member in batch]
-        aim = self.aim([way.loss for way in ways], site, labels)
+        aim = self.aim([way.loss for way in ways], site)
         return climb_of(site, aim, start, ways, place.box).run(batch[0].steps)
 
     def _smooth(
@@ -216,17 +220,16 @@ class EnsembleInjection(ReportedAttack):
         batch: Sequence[Member],
         place: Place,
         site: Site,
-        labels: Tensor,
         streams: Sequence[torch.Generator],
     ) -> list[Found]:
         """Climb a softer copy of the model, and judge what was found on the model itself."""
         soft = softened(site.model, place.graph)
         if soft is None:
-            return self._climb([replace(member, steps=0) for member in batch], place, site, labels, streams)
+            return self._climb([replace(member, steps=0) for member in batch], place, site, streams)
         with evaluating(soft, freeze=True):
-            other = self._site_of(soft, place, site.clean.nodes)
-            made = self._climb(batch, place, other, labels, streams)
-        aim = self.aim([member.loss for member in batch], site, labels)
+            other = self._site_of(soft, place, site.clean)
+            made = self._climb(batch, place, other, streams)
+        aim = self.aim([member.loss for member in batch], site)
         with torch.no_grad():
             loss, damage = aim(site.view(torch.stack([one.features for one in made])))
         return [
@@ -234,25 +237,26 @@ class EnsembleInjection(ReportedAttack):
             for one, hit, height in zip(made, damage, loss, strict=True)
         ]
 
-    def _site_of(self, model: nn.Module, place: Place, nodes: Tensor) -> Site:
+    def _site_of(self, model: nn.Module, place: Place, attacked: Clean) -> Site:
         """Return another model, in eval mode, as a function of the features of the same new nodes."""
         graph = prepared(model, place.graph)
-        seen = observe(model, graph, heads="mean")
+        with torch.no_grad():
+            logits, attention = read_model(
+                model, graph, max("ranking", self.objective.reads, key=READS.index)
+            )
         recompute = Recompute(model, graph) if Recompute.fits(model, graph) else None
-        clean = Clean(seen.logits, seen.attention, nodes)
+        clean = replace(attacked, logits=logits, attention=attention, _members={})
         return self.site(model, graph, place.endpoints, clean, recompute)
 
-    def _donated(
-        self, judge: Judge, rule: str, place: Place, labels: Tensor, generator: torch.Generator
-    ) -> Tensor:
+    def _donated(self, judge: Judge, rule: str, place: Place, generator: torch.Generator) -> Tensor:
         """The worst features for the vanilla model at the same endpoints."""
         vanilla = judge.vanilla
         assert vanilla is not None
         steps = max((member.steps for member in self.members if member.start == "donated"), default=0)
         with evaluating(vanilla, freeze=True):
-            site = self._site_of(vanilla, place, judge.clean.nodes)
+            site = self._site_of(vanilla, place, judge.clean)
             donor = [replace(DONOR, steps=steps)]
-            (found,) = self._climb(donor, place, site, labels, _streams(generator, rule, donor))
+            (found,) = self._climb(donor, place, site, _streams(generator, rule, donor))
         return found.features
 
 

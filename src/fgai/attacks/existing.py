@@ -91,7 +91,7 @@ class FeaturePGD(Attack):
             raise InputError(f"{graph.name!r} has no features to attack")
         count = max(1, round(budget.rows * nodes.numel()))
         rows = nodes[torch.randperm(nodes.numel(), generator=generator)[:count].to(nodes.device)]
-        noise = 2 * torch.rand(count, graph.num_features, generator=generator) - 1
+        noise = 2 * torch.rand(count, graph.num_features, generator=generator, dtype=torch.float32) - 1
         noise = (budget.radius * noise).to(device=graph.device, dtype=original.dtype)
         yield GraphChange(rows=rows, delta=noise)
         start = torch.zeros_like(noise) if ledger.steps < budget.steps else noise

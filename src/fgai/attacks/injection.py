@@ -114,7 +114,7 @@ def draw_features(graph: Graph, count: int, box: tuple[float, float], generator:
     if len(box) != 2:
         raise InputError(f"`box` must be (low, high), got {box!r}")
     low, high = (checks.number(end, "box") for end in box)
-    noise = torch.rand(count, graph.num_features, generator=generator)
+    noise = torch.rand(count, graph.num_features, generator=generator, dtype=torch.float32)
     dtype = graph.features.dtype if graph.features is not None else torch.float32
     return (low + (high - low) * noise).to(device=graph.device, dtype=dtype)
 

@@ -37,6 +37,7 @@ class Ledger:
         members: of an ensemble, what each member found where, and what that took; empty for other attacks.
         damages: what each proposed change was chosen by, random noise first; judged afresh by a full pass.
         won: place of the chosen change among those.
+        rules: of an ensemble, the rule that chose the endpoints of each proposed change; else empty.
     """
 
     steps: int = 0
@@ -50,6 +51,7 @@ class Ledger:
     members: list[dict[str, Any]] = field(default_factory=list)
     damages: list[float] = field(default_factory=list)
     won: int = 0
+    rules: list[str] = field(default_factory=list)
 
     def proposals(self) -> list[tuple[dict[str, Any] | None, float]]:
         """Return the member that proposed each change, None for noise, and the change's damage.
@@ -130,7 +132,7 @@ class Judge:
             seen = self._forward(attacked, max(wanted, key=READS.index))
             value = self._objective(*seen, self.clean)
         self._trace.append(value.detach())
-        return value, value if guide is None else guide(*seen, self.clean)
+        return value, value if guide is None else guide.loss(*seen, self.clean)
 
     def change(self, change: GraphChange) -> Tensor:
         """Return the objective after a change of the clean graph, with gradients to its features.
@@ -155,8 +157,8 @@ class Judge:
         return value
 
     def look(self, change: GraphChange) -> tuple[Tensor, AttentionMap]:
-        """Return logits and attention averaged over heads after a change: one full pass, no objective."""
-        return self._forward(change.apply(self._graph)[0], "mean")
+        """Return logits and attention after a change: one full pass, no objective."""
+        return self._forward(change.apply(self._graph)[0], "heads")
 
     def tell(self, step: str) -> None:
         """Tell whoever watches what comes next, in a few words."""

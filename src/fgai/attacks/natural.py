@@ -60,7 +60,7 @@ class NaturalInjection(ReportedAttack):
         pool = graph.features.select(strangers(place, MODELS, generator).flatten())
         pool = pool.view(endpoints.shape[0], MODELS, graph.num_features)
         judge.tell("copies and mixtures of real nodes")
-        for found in self._searched(site, place, pool, self.labels(judge), generator, ledger):
+        for found in self._searched(site, place, pool, generator, ledger):
             yield GraphChange(endpoints=endpoints, features=found.features)
         judge.spent(site.passes, site.share)
 
@@ -69,26 +69,26 @@ class NaturalInjection(ReportedAttack):
         site: Site,
         place: Place,
         pool: Tensor,
-        labels: Tensor,
         generator: torch.Generator,
         ledger: Ledger,
     ) -> Iterator[Found]:
         """The worst copies and random mixtures, and what climbs from equal parts and from both find."""
         count = pool.shape[0]
-        shares = torch.rand(MODELS, count, MODELS, generator=generator).clamp(min=1e-6).log().neg().to(pool)
+        shares = torch.rand(MODELS, count, MODELS, generator=generator, dtype=torch.float32)
+        shares = shares.clamp(min=1e-6).log().neg().to(pool)
         shares = shares / shares.sum(2, keepdim=True)  # exponential over their sum: uniform on the simplex
         copies = torch.eye(MODELS, device=pool.device, dtype=pool.dtype)[:, None].expand(-1, count, -1)
         starts = [torch.zeros_like(copies[0])]
         for name, weights in (("copies", copies), ("mixtures", shares)):
             began = perf_counter()
-            best, found = self._tried(site, weights, pool, labels)
+            best, found = self._tried(site, weights, pool)
             starts.append(SURE * best if name == "copies" else best.clamp(min=1e-6).log())
             ledger.members.append(member_row(name, "random", found, perf_counter() - began))
             yield found
         began = perf_counter()
         start, space = torch.stack(starts), mixtures(pool)
         rates = start.new_full((len(LOSSES), 1, 1), self.budget.step_size)
-        climb = Climb(site, self.aim(LOSSES, site, labels), start, space, Adam(start, rates), place.box)
+        climb = Climb(site, self.aim(LOSSES, site), start, space, Adam(start, rates), place.box)
         made = climb.run(self.budget.steps)
         seconds = (perf_counter() - began) / len(made)
         for name, found in zip(("from equal parts", "from copies", "from mixtures"), made, strict=True):
@@ -97,11 +97,11 @@ class NaturalInjection(ReportedAttack):
             ledger.members.append(member_row(name, "random", found, seconds))
             yield found
 
-    def _tried(self, site: Site, weights: Tensor, pool: Tensor, labels: Tensor) -> tuple[Tensor, Found]:
+    def _tried(self, site: Site, weights: Tensor, pool: Tensor) -> tuple[Tensor, Found]:
         """The worst of several mixtures: weights [B, M, C] of real nodes [M, C, F]."""
         with torch.no_grad():
             features = torch.einsum("bmc,mcf->bmf", weights, pool)
-            loss, damage = self.aim([LOSSES[0]] * len(weights), site, labels)(site.view(features))
+            loss, damage = self.aim([LOSSES[0]] * len(weights), site)(site.view(features))
             scores = list(zip(damage.tolist(), loss.tolist(), strict=True))
         worst = max(range(len(scores)), key=scores.__getitem__)
         return weights[worst], Found(features[worst], *scores[worst], 0.0, 0)

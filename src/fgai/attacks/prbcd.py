@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fgai.alone import seeded
+from fgai.alone import alone, seeded
 from fgai.attacks.base import Attack, Judge, Ledger
 from fgai.attacks.budget import Budget
 from fgai.checks import at_least
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange
-from fgai.objectives import Objective, Value
+from fgai.objectives import Loss, Objective
 from fgai.progress import current
 from fgai.sparse import edge_keys, key_ends
 from fgai.typed import typed
@@ -56,7 +57,7 @@ class PRBCD(Attack):
     def __init__(
         self,
         budget: Budget,
-        objective: str | Objective | Value = "prediction",
+        objective: str | Objective | Loss = "prediction",
         *,
         k: int = 5,
         block_size: int | None = None,
@@ -95,9 +96,10 @@ class PRBCD(Attack):
             lr=self.budget.step_size,
             max_final_samples=FINAL_SAMPLES,
         )
-        like = torch.zeros(flips.nodes.numel(), 1, device=flips.nodes.device)
         try:
-            _, found = attack.attack(like, flips.inside, torch.zeros(0), self.budget.edges)
+            with _single_by_default():
+                like = torch.zeros(flips.nodes.numel(), 1, device=flips.nodes.device)
+                _, found = attack.attack(like, flips.inside, torch.zeros(0), self.budget.edges)
         except RuntimeError as error:
             if "Sampling random block" not in str(error):
                 raise
@@ -175,6 +177,17 @@ class _Bridge(nn.Module):
         self.steepest = max(self.steepest, float(gradient.abs().max()))
 
 
+@contextmanager
+def _single_by_default() -> Iterator[None]:
+    """Let PyG, whose draws name no dtype, draw in float32 whatever torch's default is."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def pyg_attack(model: nn.Module, block_size: int, **options: Any) -> Any:
     """Return PyG's PRBCD on a module that gives the value to maximise, with options of its own.
 
@@ -186,7 +199,7 @@ def pyg_attack(model: nn.Module, block_size: int, **options: Any) -> Any:
         block_size: pairs in the block.
         **options: of PyG's class.
     """
-    with warnings.catch_warnings():
+    with alone(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyG says of the whole package that it is experimental
         from torch_geometric.contrib.nn import PRBCDAttack
     attack: Any = PRBCDAttack.__new__(PRBCDAttack)

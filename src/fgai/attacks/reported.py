@@ -8,55 +8,36 @@ from typing import Any
 from torch import Tensor, nn
 
 from fgai.attacks.base import Attack, Judge
-from fgai.attacks.budget import Budget
-from fgai.attacks.search.aims import Aim, ExplanationAim, IntrudersAim, LinkAim, PredictionAim
+from fgai.attacks.search.aims import Aim, ExplanationAim, LinkAim, ObjectiveAim, PredictionAim
 from fgai.attacks.search.climb import Found
 from fgai.attacks.search.site import Site
-from fgai.attention import touched_rows
 from fgai.graph import Graph, GraphChange
-from fgai.metrics import task_scores
-from fgai.objectives import Clean, Intruders, Objective, Value
+from fgai.metrics import error_weights
+from fgai.objectives import Clean
 from fgai.recompute import Recompute
 from fgai.tasks import task_of
 
 
 class ReportedAttack(Attack):
-    """An attack whose strongest change is the one that does most damage to what is reported.
+    """An attack whose strongest change is the one with the largest `Objective.damage`.
 
-    That is one minus the task's first score against the true labels (the clean predictions where there are
-    none); for an explanation objective the share of the top-k that the touched nodes lost; for `intruders`
-    the attention that new nodes take.
+    Its searches climb the objective's loss. For wrong predictions they climb several losses, see
+    `fgai.attacks.search.aims.ROW_LOSSES`.
     """
-
-    def __init__(
-        self, budget: Budget, objective: str | Objective | Value = "prediction", *, k: int = 5
-    ) -> None:
-        super().__init__(budget, objective, k=k)
-        self.intruders = self.objective.value if isinstance(self.objective.value, Intruders) else None
-        self.reads = self.objective.explanation is not None or self.intruders is not None
-        """Whether attention is what it aims at."""
 
     @property
     def searches(self) -> bool:
         """It does, with steps of its own."""
         return True
 
-    def damage(self, judge: Judge, change: GraphChange, value: float) -> float:
-        """Return what is reported after the change."""
-        logits, attention = judge.look(change)
-        if self.objective.explanation is not None:
-            touched = touched_rows(judge.clean.attention, attention)
-            return float(self.objective.explanation.shares(attention, judge.clean, touched)[1])
-        if self.intruders is not None:
-            return float(self.intruders(logits, attention, judge.clean))
-        task, rows = task_of(judge.graph), judge.clean.nodes
-        return 1 - task_scores(task.name, logits[rows], self.labels(judge)[rows])[task.headline]
+    @property
+    def reads(self) -> bool:
+        """Whether attention is what it aims at."""
+        return self.objective.reads != "logits"
 
-    def labels(self, judge: Judge) -> Tensor:
-        """Return the class each row should have: the true one, or else the clean prediction."""
-        predicted = judge.clean.logits.argmax(1)
-        truth = task_of(judge.graph).labels(judge.graph)
-        return predicted if truth is None else truth.where(truth >= 0, predicted)
+    def damage(self, judge: Judge, change: GraphChange, value: float) -> float:
+        """Return the objective's damage after the change, from a full pass."""
+        return float(self.objective.judged(*judge.look(change), judge.clean))
 
     def predicted(self, judge: Judge) -> Tensor | None:
         """Return the clean predictions [N], where there is one for every node."""
@@ -67,18 +48,22 @@ class ReportedAttack(Attack):
         self, model: nn.Module, graph: Graph, endpoints: Tensor, clean: Clean, recompute: Recompute | None
     ) -> Site:
         """Return the model as a function of the features of new nodes at these endpoints."""
-        ready = None if self.intruders is not None else recompute
-        return Site(model, graph, endpoints, clean, ready, reads=self.reads)
+        return Site(model, graph, endpoints, clean, self.partial(recompute), reads=self.objective.reads)
 
-    def aim(self, losses: Sequence[str], site: Site, labels: Tensor) -> Aim:
-        """Return what is climbed there, by a loss for each set of features."""
+    def partial(self, recompute: Recompute | None) -> Recompute | None:
+        """Return `recompute` if the objective can be computed from the rows in reach, else None."""
+        return recompute if self.objective.classes or self.objective.explanation is not None else None
+
+    def aim(self, losses: Sequence[str], site: Site) -> Aim:
+        """Return the objective at a site; `losses` names the row loss of each set of features."""
         if self.objective.explanation is not None:
             return ExplanationAim(site, self.objective.explanation, len(losses))
-        if self.intruders is not None:
-            return IntrudersAim(site, self.intruders)
-        task = task_of(site.graph)
-        kind = LinkAim if task.scores[task.headline] == "link_auc" else PredictionAim
-        return kind(site, losses, labels)
+        if not self.objective.classes:
+            return ObjectiveAim(site, self.objective)
+        clean = site.clean
+        score = task_of(site.graph).scores[clean.score]
+        kind = LinkAim if score == "link_auc" else PredictionAim
+        return kind(site, losses, error_weights(score, clean.labels[clean.nodes]))
 
 
 def member_row(member: str, rule: str, found: Found, seconds: float) -> dict[str, Any]:

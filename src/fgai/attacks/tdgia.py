@@ -74,7 +74,7 @@ class TDGIA(Attack):
                 attacked, nodes, logits, judge.clean.logits, (size, budget.edges), generator
             )
             joined = torch.cat([joined, found])
-            fresh = torch.randn(size, graph.num_features, generator=generator)
+            fresh = torch.randn(size, graph.num_features, generator=generator, dtype=torch.float32)
             angles = torch.cat([angles, fresh.to(angles)])
             steps = budget.steps * (index + 1) // len(sizes) - budget.steps * index // len(sizes)
             climb = _Climb(graph, joined, box, judge, self._guide())

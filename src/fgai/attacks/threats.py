@@ -18,7 +18,7 @@ from fgai.attacks.tdgia import TDGIA
 from fgai.attacks.values import ValueInjection
 from fgai.checks import at_least, one_of
 from fgai.errors import InputError
-from fgai.objectives import Objective, Value
+from fgai.objectives import Loss, Objective
 from fgai.tasks import get_task
 from fgai.typed import typed
 
@@ -193,7 +193,7 @@ def register_threat(threat: Threat) -> Threat:
 @typed
 def make_attack(
     threat: str | Threat,
-    objective: str | Objective | Value = "prediction",
+    objective: str | Objective | Loss | None = None,
     *,
     targets: str = "test",
     k: int = 5,
@@ -203,16 +203,22 @@ def make_attack(
 
     Args:
         threat: a name from `THREATS`, or a `Threat` of your own.
-        objective: what the attacker maximises, unless the threat says so itself.
+        objective: what the attacker maximises: `prediction` by default, or the threat's own objective.
         targets: what is attacked: `test`, `val` or `fit`.
         k: size of the explanation, for the explanation objective.
         task: its name, e.g. `node`, `link` or `graph`; small graphs get a small budget each.
 
     Raises:
-        InputError: for an unknown name.
+        InputError: an unknown name, or another objective than that of a threat which has its own.
     """
     threat = threat_of(threat)
-    chosen = objective if threat.objective is None else threat.objective
+    chosen = objective or threat.objective or "prediction"
+    own, asked = Objective.of(threat.objective or chosen, k), Objective.of(chosen, k)
+    if own.name != asked.name:
+        raise InputError(
+            f"the threat {threat.name!r} has the objective {own.name!r}, so `objective` cannot be"
+            f" {asked.name!r}; leave it out or take another threat"
+        )
     return threat.attack(replace(threat.budget_for(task), targets=targets), chosen, k=k)
 
 

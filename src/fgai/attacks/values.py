@@ -27,7 +27,7 @@ from fgai.attention import (
 )
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
-from fgai.objectives import Objective, Value
+from fgai.objectives import Loss, Objective
 from fgai.typed import typed
 
 UNIT = (0.0, 1.0)
@@ -65,7 +65,7 @@ class ValueInjection(ReportedAttack):
     def __init__(
         self,
         budget: Budget,
-        objective: str | Objective | Value = "prediction",
+        objective: str | Objective | Loss = "prediction",
         *,
         k: int = 5,
         contained: Attack | None = None,
@@ -97,7 +97,7 @@ class ValueInjection(ReportedAttack):
                 " see `fgai.limit`"
             )
         stream, inner = torch.Generator().manual_seed(generator.initial_seed()), Ledger()
-        worst, most, noise = GraphChange(), -1.0, None
+        worst, most, noise = GraphChange(), float("-inf"), None
         for change in self.contained.candidates(graph, nodes, stream, judge, inner):
             if noise is None:  # what every attack yields first
                 noise = change
@@ -114,28 +114,26 @@ class ValueInjection(ReportedAttack):
         ledger.members.append(member_row("features", "random", found, 0.0))
         yield worst
         said = _said(judge, worst)
-        coins = torch.rand(said.shape, generator=generator).to(said) < 0.5
+        coins = torch.rand(said.shape, generator=generator, dtype=torch.float32).to(said) < 0.5
         starts = {
             "contained": said,
-            "uniform": torch.rand(said.shape, generator=generator).to(said),
-            "corners": torch.where(coins, INSIDE, 1 - INSIDE),
+            "uniform": torch.rand(said.shape, generator=generator, dtype=torch.float32).to(said),
+            "corners": torch.where(coins, said.new_tensor(INSIDE), said.new_tensor(1 - INSIDE)),
         }
-        ready = None if self.intruders is not None else judge.recompute
-        site = ValueSite(features, judge.model, graph, endpoints, judge.clean, ready, reads=self.reads)
-        for name, one, seconds in self._climbs(site, starts, self.labels(judge)):
+        ready, reads = self.partial(judge.recompute), self.objective.reads
+        site = ValueSite(features, judge.model, graph, endpoints, judge.clean, ready, reads=reads)
+        for name, one, seconds in self._climbs(site, starts):
             ledger.steps += one.steps
             ledger.gradient = max(ledger.gradient, one.gradient)
             ledger.members.append(member_row(name, "random", one, seconds))
             yield GraphChange(endpoints=endpoints, features=features, voices=one.features)
         judge.spent(site.passes, site.share)
 
-    def _climbs(
-        self, site: Site, starts: dict[str, Tensor], labels: Tensor
-    ) -> Iterator[tuple[str, Found, float]]:
+    def _climbs(self, site: Site, starts: dict[str, Tensor]) -> Iterator[tuple[str, Found, float]]:
         """Climb from every start in every way, all side by side; then again, straight through the limits."""
         pairs = list(itertools.product(CLIMBS, starts))
         start, ways = torch.stack([starts[where] for _, where in pairs]), [CLIMBS[name] for name, _ in pairs]
-        aim = self.aim([way.loss for way in ways], site, labels)
+        aim = self.aim([way.loss for way in ways], site)
         for through, more in ((nullcontext, ""), (straight_through, " straight")):
             began = perf_counter()
             with through(site.model):
@@ -162,7 +160,7 @@ class ValueSite(Site):
         with voiced(self.entry, features.flatten(0, 1)):
             return super()._partial(self.features.expand(len(features), *self.features.shape))
 
-    def _whole(self, features: Tensor) -> tuple[Tensor, AttentionMap | None]:
+    def _whole(self, features: Tensor) -> tuple[Tensor, AttentionMap]:
         with voiced(self.entry, features):
             return super()._whole(self.features)
 

@@ -19,7 +19,7 @@ from fgai.attention.limits import (
 )
 from fgai.attention.map import AttentionMap
 from fgai.attention.perturb import Perturb, Perturbation
-from fgai.attention.reach import touched_rows
+from fgai.attention.reach import hop_rows, touched_rows, warn_coupled, warn_unread
 from fgai.attention.record import find_layers, record
 from fgai.attention.registry import register_adapter
 from fgai.attention.state import duplicate, evaluating
@@ -58,6 +58,7 @@ __all__ = [
     "evaluating",
     "find_layers",
     "hearing",
+    "hop_rows",
     "limits_of",
     "measuring",
     "model_name",
@@ -72,5 +73,7 @@ __all__ = [
     "unwrapped",
     "usual_share",
     "voiced",
+    "warn_coupled",
+    "warn_unread",
     "wrap",
 ]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from fgai.alone import alone
 from fgai.attention.calls import call_with, check_rows, fields_of
 from fgai.attention.contact import check_dtype, first_contact
 from fgai.attention.layerwise import Layerwise
@@ -132,12 +133,13 @@ class GraphModelAdapter:
         """As the model says; None in training mode and while attention is tapped or hooks are set."""
         if self.bare.training:
             return None
-        for module in self.bare.modules():
-            if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)):
-                return None
-            if isinstance(module, TappedLayer) and module.tap is not None:
-                return None
-        return self.bare.layerwise()
+        with alone():  # hooks that fgai sets in another thread are gone by then
+            for module in self.bare.modules():
+                if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)):
+                    return None
+                if isinstance(module, TappedLayer) and module.tap is not None:
+                    return None
+            return self.bare.layerwise()
 
 
 @dataclass(frozen=True)

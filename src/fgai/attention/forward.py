@@ -131,7 +131,8 @@ def observe(
             everything is detached.
         inputs: also keep what went into and came out of each attention layer.
         perturb: what to change in the attention before dropout, see `record`.
-        ranked: also keep what neighbours are ranked by where heads are averaged; training has no use for it.
+        ranked: also keep what neighbours are ranked by where heads are averaged; in training only the margin
+            reads it.
 
     Raises:
         AttentionError: the model has no attention that can be recorded, see `record`.
@@ -161,7 +162,7 @@ def _observe(
         if _all_tapped(layers):
             return _watched(model, layers, graph, ranked)
     runs: list[LayerRun] = []
-    with ExitStack() as stack:
+    with alone(), ExitStack() as stack:
         if inputs:
             stack.enter_context(_noted(find_layers(uncompiled(model)).values(), runs))
         tape = stack.enter_context(record(model, perturb=perturb, ranked=ranked))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fgai import checks
+from fgai.attention.heads import mean_log, row_softmax
 from fgai.errors import AttentionError, InputError
-from fgai.ops.segments import row_index, row_max, row_sum
 from fgai.sparse import Adjacency, edge_keys, edge_name, key_ends, match_edges
 from fgai.sparse.adjacency import pointers
 from fgai.typed import typed
@@ -176,9 +176,9 @@ class LayerAttention:
         """What the neighbours of a node are ranked by, the larger the earlier.
 
         By `"log"`, the mean over the heads of `log w = score − log Z`: the normaliser Z is the same for all
-        neighbours of a node, so their order is that of the mean score. A new neighbour changes Z alone: where
-        a layer reads unchanged inputs it cannot reorder the others. Numbers of different nodes do not
-        compare; those of `heads("log")` do.
+        neighbours of a node, so their order is that of the mean score, and of `explanation`. A new neighbour
+        changes Z alone: where a layer reads unchanged inputs it cannot reorder the others. Numbers of
+        different nodes do not compare; those of `explanation` do.
 
         Args:
             reduce: `"log"`, `"mean"`, `"max"`, or a function from the attention [E, H] to [E].
@@ -208,12 +208,26 @@ class LayerAttention:
             return self.scores
         return self.values.squeeze(1) if self.num_heads == 1 else mean_log(self.values)
 
+    def explanation(self) -> Tensor:
+        """Return the normalised geometric mean of the heads, float64 [E]: one distribution per node.
+
+            a_j = exp(mean_h log w_jh) / Σ_i exp(mean_h log w_ih)
+
+        That is the softmax of the mean scores; `ranking` has the same order. With one head it is the
+        attention. A neighbour with weight 0 in some head has 0; if that is so for all neighbours of a node,
+        those with the fewest zeros share it. On edges of one type it sums to what the node gives that type.
+        """
+        if self.scores is None and self.num_heads == 1:
+            return self.values.squeeze(1).double()
+        shares = row_softmax(self.ranking().double(), self.rowptr)
+        return shares if self.edge_type is None else shares * self.sums().mean(1)[self.destination]
+
     def heads(self, how: str | int = "mean") -> Tensor:
         """Reduce the heads to one number per edge.
 
         Args:
-            how: `"mean"`, `"max"`, `"log"` for their geometric mean, made to sum to one at every node (or to
-                what it gives this type of edges), or the number of one head.
+            how: `"mean"`, `"max"`, `"log"` for `explanation` in the type of the attention, or the number of
+                one head.
 
         Returns:
             [E].
@@ -228,9 +242,8 @@ class LayerAttention:
                 )
             return self.values[:, how]
         checks.one_of(how, "heads", REDUCTIONS)
-        if how == "log" and (self.scores is not None or self.num_heads > 1):
-            shares = _softmax(mean_log(self.values) if self.scores is None else self.scores, self.rowptr)
-            return shares if self.edge_type is None else shares * self.sums().mean(1)[self.destination]
+        if how == "log":
+            return self.explanation().to(self.values.dtype)
         if self.num_heads == 1:
             return self.values.squeeze(1)
         return self.values.mean(dim=1) if how == "mean" else self.values.amax(dim=1)
@@ -369,23 +382,6 @@ class LayerAttention:
                 f"edge {edge_name(first)} occurs more than once in layer {self.name!r}, so it has no partner;"
                 " use `merged` to add parallel edges up"
             )
-
-
-def mean_log(values: Tensor) -> Tensor:
-    """Mean over the heads of log-attention, from [E, H] to [E]; what underflowed counts as the smallest."""
-    return mean_heads(values.clamp(min=torch.finfo(values.dtype).tiny).log())
-
-
-def mean_heads(scores: Tensor) -> Tensor:
-    """Mean over the heads of [E, H], added up in their order: no other edge has a say in any bit of it."""
-    return reduce(torch.add, scores.unbind(1)) / scores.shape[1]
-
-
-def _softmax(scores: Tensor, rowptr: Tensor) -> Tensor:
-    """Softmax of [E] over the edges of each row."""
-    row = row_index(rowptr, scores.shape[0])
-    raised = (scores - row_max(scores, rowptr)[row]).exp()
-    return raised / row_sum(raised, rowptr)[row]
 
 
 def _first_difference(first: LayerAttention, second: LayerAttention) -> str:

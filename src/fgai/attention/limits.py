@@ -73,14 +73,19 @@ class Limits(nn.Module):
         Args:
             x: rows of the range's size, in one or more dimensions.
         """
-        if self._measuring is not None and self._measuring.take(self, x):
+        measuring = self._measuring
+        if measuring is not None and measuring.take(self, x):
             return x
-        low, high = self.low.view(x.shape[1:]), self.high.view(x.shape[1:])
+        low, high, radius = self.low.view(x.shape[1:]), self.high.view(x.shape[1:]), self.radius
+        if measuring is not None:  # a later run may widen the range before the backward pass reads it
+            low, high, radius = low.clone(), high.clone(), radius.clone()
         if self._count is not None:
-            heard = clip(x.detach(), low, high, self.radius)
+            heard = clip(x.detach(), low, high, radius)
             self._count[0] += int(heard.ne(x.detach()).sum())
             self._count[1] += x.numel()
-        out = clip(x, low, high, self.radius, straight=self.straight)
+        out = clip(x, low, high, radius, straight=self.straight)
+        if measuring is not None:
+            measuring.keep(self, out)
         if self._points is not None:
             out = self._spoken(out)
         if self._heard is not None:
@@ -97,7 +102,15 @@ class Limits(nn.Module):
         return torch.where(width > 0, (x - self.low) / width.clamp(min=1e-30), 0.5).clamp(0, 1)
 
     @torch.no_grad()
-    def measure(self, x: Tensor, cut: float = 0.0, soften: float = 0.0, *, every: int = 1) -> None:
+    def measure(
+        self,
+        x: Tensor,
+        cut: float = 0.0,
+        soften: float = 0.0,
+        *,
+        every: int = 1,
+        earlier: Sequence[Tensor] = (),
+    ) -> None:
         """Take range and radius from rows [N, ...].
 
         Args:
@@ -105,18 +118,32 @@ class Limits(nn.Module):
             cut: share of the rows left out at either end of each channel.
             soften: share of the rows, the loudest, that are drawn to the loudness of the rest.
             every: take order statistics from one row in so many.
+            earlier: what nodes said in earlier runs of the layer, inside the range as it is; range and radius
+                are widened to hold them, too.
         """
         rows = x.detach().reshape(-1, *self.low.shape)
-        low, high = ranges(rows[::every] if cut else rows, cut)
+        low, high = own = ranges(rows[::every] if cut else rows, cut)
+        if earlier:
+            low, high = torch.minimum(low, self.low), torch.maximum(high, self.high)
         self.low.copy_(low)
         self.high.copy_(high)
         if not self.derived:
             counted = rows[::every].contiguous() if soften else rows
-            loud = loudness(clip(counted, self.low, self.high), self.low, self.high)
-            self.radius.copy_(largest(loud, soften) * (1 + SLACK))
+            radii = [largest(loudness(clip(counted, *own), low, high), soften)]
+            radii += [loudness(one.reshape(-1, *low.shape), low, high).max() for one in earlier]
+            self.radius.copy_(torch.stack(radii).max() * (1 + SLACK))
         if every == 1:
             moved = clip(rows, self.low, self.high, self.radius) != rows
-            self.usual.copy_(moved.to(self.usual.dtype).mean())
+            share = moved.to(self.usual.dtype).mean()
+            self.usual.copy_((len(earlier) * self.usual + share) / (len(earlier) + 1))
+
+    def fault(self) -> str | None:
+        """Say why these are no limits: `low` above `high`, or a `radius` below 0; None where they are."""
+        if not bool((self.low <= self.high).all()):
+            return "limits must have `low` at most `high`"
+        if not bool(self.radius >= 0):
+            return f"limits must have a `radius` of at least 0, got {float(self.radius):.3g}"
+        return None
 
     @torch.no_grad()
     def set(self, low: Tensor, high: Tensor, radius: Tensor, usual: Tensor) -> None:
@@ -125,14 +152,6 @@ class Limits(nn.Module):
             (self.low, self.high, self.radius, self.usual), (low, high, radius, usual), strict=True
         ):
             mine.copy_(theirs)
-
-    @torch.no_grad()
-    def widen(self, x: Tensor, cut: float = 0.0) -> None:
-        """Let the range hold rows [N, ...], too; as a whole they may be as loud as it allows."""
-        low, high = ranges(x.detach().reshape(-1, *self.low.shape), cut)
-        self.low.copy_(torch.minimum(self.low, low))
-        self.high.copy_(torch.maximum(self.high, high))
-        self.radius.fill_(torch.inf)
 
     def _spoken(self, x: Tensor) -> Tensor:
         """Put points of the unit box in the place of some of the last rows."""
@@ -176,22 +195,27 @@ def largest(x: Tensor, share: float) -> Tensor:
 
 
 class _Measuring:
-    """One block of `measuring`: what is left out, the nodes that count, and which limits were met."""
+    """One block of `measuring`: what is left out, the nodes that count, and the rows of each run."""
 
     def __init__(self, cut: float, soften: float, nodes: Tensor | None, sampled: bool) -> None:
         self.cut, self.soften, self.nodes, self.sampled = cut, soften, nodes, sampled
-        self.met: list[Limits] = []
+        self.earlier: dict[Limits, list[Tensor]] = {}
 
     def take(self, limits: Limits, x: Tensor) -> bool:
         """Measure `x`; return whether nothing of it can be outside."""
         rows = x if self.nodes is None else x[self.nodes]
         every = max(1, rows.shape[0] // SAMPLE) if self.sampled else 1
-        if any(limits is one for one in self.met):  # a layer that runs twice has one range for both
-            limits.widen(rows, self.cut)
-        else:
-            limits.measure(rows, self.cut, self.soften, every=every)
-            self.met.append(limits)
-        return self.cut == self.soften == 0 and self.nodes is None
+        # A layer that runs twice has one range for both.
+        earlier = self.earlier.setdefault(limits, [])
+        limits.measure(rows, self.cut, self.soften, every=every, earlier=earlier)
+        inside = self.cut == self.soften == 0 and self.nodes is None
+        if inside:
+            self.keep(limits, x)
+        return inside
+
+    def keep(self, limits: Limits, x: Tensor) -> None:
+        """Keep the rows of a run, inside the range, for later runs."""
+        self.earlier[limits].append((x if self.nodes is None else x[self.nodes]).detach())
 
 
 class _Collecting:
@@ -204,6 +228,9 @@ class _Collecting:
         """Hand `x` over."""
         self.note(limits, x.detach())
         return True
+
+    def keep(self, limits: Limits, x: Tensor) -> None:
+        """Nothing is kept."""
 
 
 @typed
@@ -221,8 +248,8 @@ def measuring(
     *,
     soften: float = 0.0,
     sampled: bool = False,
-) -> Iterator[list[Limits]]:
-    """Take the ranges of a model's limits from every forward pass in the block.
+) -> Iterator[None]:
+    """Take the ranges of a model's limits from every forward pass in the block; of all runs of a layer.
 
     Args:
         model: with limits.
@@ -230,13 +257,9 @@ def measuring(
         nodes: bool [N] or indices of those whose ranges count; all by default.
         soften: share of the nodes, the loudest, that are drawn to the loudness of the rest.
         sampled: take order statistics from at most a few thousand nodes, evenly spread.
-
-    Yields:
-        The limits that were met, in the order they were.
     """
-    block = _Measuring(cut, soften, nodes, sampled)
-    with _each(model, "_measuring", block):
-        yield block.met
+    with _each(model, "_measuring", _Measuring(cut, soften, nodes, sampled)):
+        yield
 
 
 @typed
@@ -287,6 +310,8 @@ def counting(model: nn.Module) -> Iterator[list[int]]:
 @contextmanager
 def speaking(points: Mapping[Limits, Tensor], chosen: Tensor) -> Iterator[None]:
     """Let some of the last nodes say points of the unit box, whatever their features are, in the block.
+
+    A layer that runs more than once reads them in every run.
 
     Args:
         points: for limits, [M, ...] in the unit box; gradients reach them.

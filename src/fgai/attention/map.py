@@ -147,6 +147,10 @@ class AttentionMap(Tabled):
 
         return self._each(reduced)
 
+    def explanations(self) -> AttentionMap:
+        """Return the map of `LayerAttention.explanation`, float64 [E, 1] per layer, with the same ranks."""
+        return self._each(lambda w: w.with_values(w.explanation()[:, None]).with_scores(w.ranking()))
+
     def ranking(self, reduce: Reduce = "log") -> list[Tensor]:
         """What neighbours are ranked by, a vector [E_l] per layer; see `LayerAttention.ranking`."""
         return [w.ranking(reduce) for w in self.layers]
@@ -179,7 +183,7 @@ class AttentionMap(Tabled):
             return self.joined().over_layers(how, heads)
         last = self.last
         if how == "last":
-            return last.with_values(last.heads(heads)[:, None])
+            return AttentionMap((last,)).heads(heads).last
         for other in self.layers:
             last.require_same_edges(other)
         stacked = torch.stack([w.heads(heads) for w in self.layers])

@@ -1,4 +1,4 @@
-"""Touched nodes: which rows of each layer's attention a perturbation can have moved."""
+"""Touched nodes: which rows of each layer's attention a perturbation can have moved, or did move."""
 
 from __future__ import annotations
 
@@ -6,25 +6,34 @@ from itertools import groupby
 from operator import itemgetter
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fgai.attention.contact import differ
+from fgai.attention.forward import Observation, call_model
 from fgai.attention.layer import LayerAttention
 from fgai.attention.map import AttentionMap
+from fgai.attention.registry import unread_layers
+from fgai.attention.state import evaluating
+from fgai.attention.wrapped import model_name, uncompiled, unwrapped
+from fgai.errors import ReliabilityWarning, warn
 from fgai.sparse import match_edges
+from fgai.tasks import task_of
 from fgai.typed import typed
+
+LISTED = 8
+"""Modules that a warning names; of the others it gives the number."""
+SMALL = 64
+"""Relative move that counts where nodes out of reach moved, in units of the floating-point precision."""
 
 
 @typed
 def touched_rows(before: AttentionMap, after: AttentionMap, changed: Tensor | None = None) -> list[Tensor]:
     """The nodes whose attention is within reach of a perturbation, layer by layer.
 
-    With S_0 the injected nodes and those whose features changed, the row of node i is touched at layer l if
-
-        i ∈ S_{l-1},  or j → i for some j ∈ S_{l-1},  or i gained or lost an incoming edge;
-
-    and S_l holds S_{l-1} and the rows touched at layer l. A row outside cannot have moved: its scores read
-    unchanged states over unchanged edges. Layers are followed in the order they ran, each over its own edges;
-    entries of one layer, for its types of edges, read the same states, and a row touched in one is so in all.
+    These are the rows of `hop_rows`, and the rows whose attention moved by more than rounding. In a model
+    whose nodes meet in the recorded attention alone the latter are among the former. Other layers can join
+    further nodes: a normalisation over all nodes, a virtual node, attention that is not recorded, another
+    kind of convolution.
 
     Args:
         before: attention on the original graph of N nodes.
@@ -40,28 +49,124 @@ def touched_rows(before: AttentionMap, after: AttentionMap, changed: Tensor | No
         >>> [rows.tolist() for rows in touched_rows(AttentionMap((a, a)), AttentionMap((b, b)))]
         [[True, False, False], [True, True, False]]
     """
+    return [near | moved for near, moved in zip(*_rows(before, after, changed), strict=True)]
+
+
+@typed
+def hop_rows(before: AttentionMap, after: AttentionMap, changed: Tensor | None = None) -> list[Tensor]:
+    """The nodes whose attention a perturbation can move along the edges of the recorded layers.
+
+    With S_0 the injected nodes and those whose features changed, the row of node i is in reach at layer l if
+
+        i ∈ S_{l-1},  or j → i for some j ∈ S_{l-1},  or i gained or lost an incoming edge;
+
+    and S_l holds S_{l-1} and the rows in reach at layer l. Where nodes meet in these layers alone, a row
+    outside cannot have moved: its scores read unchanged states over unchanged edges. Layers are followed in
+    the order they ran, each over its own edges; entries of one layer, for its types of edges, read the same
+    states, and a row in reach of one is so of all.
+
+    Args:
+        before: see `touched_rows`.
+        after: see `touched_rows`.
+        changed: see `touched_rows`.
+
+    Returns:
+        Per layer bool [N].
+    """
+    return _rows(before, after, changed)[0]
+
+
+@typed
+def warn_unread(model: nn.Module) -> None:
+    """Warn if a model has attention that is not recorded (`unread-attention`); names its modules."""
+    layers = [f"{name} ({kind})" for name, kind in unread_layers(unwrapped(uncompiled(model))).items()]
+    if layers:
+        more = f" and {len(layers) - LISTED} more" if len(layers) > LISTED else ""
+        warn(
+            ReliabilityWarning(
+                "unread-attention",
+                f"{model_name(model)} also attends in {', '.join(layers[:LISTED])}{more}, which fgai does not"
+                " record: the attention shown and compared is not all of its attention",
+            )
+        )
+
+
+@typed
+def warn_coupled(
+    model: nn.Module, before: Observation, after: Observation, changed: Tensor | None = None
+) -> None:
+    """Warn if a perturbation moved nodes out of reach of the recorded attention (`global-coupling`).
+
+    Compares attention and logits of both passes, see `hop_rows`. A model whose outputs differ from call to
+    call cannot be judged.
+
+    Args:
+        model: that gave both.
+        before: on the original graph.
+        after: on the perturbed graph.
+        changed: [R] original nodes whose features changed, or None.
+    """
+    near, moved = _rows(before.attention, after.attention, changed)
+    rows = task_of(before.graph).reached(before.graph, near[-1])
+    old, new = before.logits.detach(), after.logits.detach()[: len(before.logits)]
+    moves = (old - new).abs().amax(1) / old.abs().max().clamp(min=torch.finfo(old.dtype).tiny)
+    outputs = _moved(moves, rows)
+    beyond = torch.stack([(there & ~here).sum() for here, there in zip(near, moved, strict=True)]).max()
+    if not bool((outputs & ~rows).any()) and not int(beyond):
+        return
+    with evaluating(model), torch.no_grad():
+        if differ(old, call_model(model, before.graph)):
+            return
+    others = int((outputs & ~rows).sum())
+    warn(
+        ReliabilityWarning(
+            "global-coupling",
+            f"other layers of {model_name(model)} join nodes, too: {int(rows.sum())} of {len(rows)} outputs"
+            f" are in reach of the attack along the recorded attention, {others} others moved, and so did the"
+            f" attention of {int(beyond)} nodes out of reach; those count as touched",
+        )
+    )
+
+
+def _rows(
+    before: AttentionMap, after: AttentionMap, changed: Tensor | None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Per layer bool [N]: the rows in reach by hops, and those that moved by more than rounding."""
     first = before.layers[0]
     num_nodes, device = first.num_nodes, first.values.device
     state = torch.zeros(after.layers[0].num_nodes, dtype=torch.bool, device=device)
     state[num_nodes:] = True
     if changed is not None:
         state[changed] = True
-    out: list[Tensor] = []
+    near: list[Tensor] = []
+    moved: list[Tensor] = []
     entries = zip(after.depths, before.layers, after.layers, strict=True)
     for _, side_by_side in groupby(entries, key=itemgetter(0)):
         pairs = [(old, new) for _, old, new in side_by_side]
-        rows = state
+        rows, moves = state, first.values.new_zeros(len(state))
         for old, new in pairs:
             reached = torch.zeros_like(state, dtype=torch.int32)
             reached = reached.index_add(0, new.destination, state[new.source].to(torch.int32))
-            rows = rows | _edited_rows(old, new) | (reached > 0)
+            edited, shift = _compared(old, new)
+            rows, moves = rows | edited | (reached > 0), torch.maximum(moves, shift)
         state = rows
-        out += [rows[:num_nodes]] * len(pairs)
-    return out
+        near += [rows[:num_nodes]] * len(pairs)
+        moved += [_moved(moves[:num_nodes], rows[:num_nodes])] * len(pairs)
+    return near, moved
 
 
-def _edited_rows(old: LayerAttention, new: LayerAttention) -> Tensor:
-    """Bool [N']: the nodes whose incoming edges are not those of the original graph."""
+def _moved(moves: Tensor, near: Tensor) -> Tensor:
+    """Bool [N]: the nodes that moved, from how far they did, relative to their largest attention.
+
+    Only a clear move out of reach proves that other layers join nodes; then smaller moves count, too.
+    """
+    eps = torch.finfo(moves.dtype).eps
+    coupled = ((moves > eps**0.5) & ~near).any()
+    return torch.where(coupled, moves > SMALL * eps, False)
+
+
+def _compared(old: LayerAttention, new: LayerAttention) -> tuple[Tensor, Tensor]:
+    """[N']: the nodes whose incoming edges are others, and how far attention moved on those of both."""
     edited = torch.zeros(new.num_nodes, dtype=torch.bool, device=new.values.device)
     ours, theirs = match_edges(old.keys, new.keys)
     for layer, kept in ((old, ours), (new, theirs)):
@@ -70,4 +175,9 @@ def _edited_rows(old: LayerAttention, new: LayerAttention) -> Tensor:
         fresh = torch.ones(layer.num_edges, dtype=torch.bool, device=edited.device)
         fresh[kept] = False
         edited[layer.destination[fresh]] = True
-    return edited
+    values, ends = old.heads().detach(), old.destination
+    none = values.new_zeros(new.num_nodes)
+    largest = none.scatter_reduce(0, ends, values.abs(), "amax")
+    apart = (values[ours] - new.heads().detach()[theirs]).abs()
+    shift = none.scatter_reduce(0, ends[ours], apart, "amax")
+    return edited, torch.where(largest > 0, shift / largest, 0.0)

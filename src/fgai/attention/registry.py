@@ -15,6 +15,14 @@ from fgai.sparse import Adjacency
 from fgai.typed import typed
 
 _PYG_LAYERS = ("GATConv", "GATv2Conv", "TransformerConv", "SuperGATConv")
+_UNREAD = frozenset({
+    "MultiheadAttention", "PerformerAttention", "PolynormerAttention", "SGFormerAttention",
+    "AttentionalAggregation", "AGNNConv", "DNAConv", "DenseGATConv", "FAConv", "FeaStConv", "GATEConv",
+    "HEATConv", "PointTransformerConv", "RGATConv",
+})  # fmt: skip
+"""Classes of PyTorch and PyG that attend in a way no adapter reads."""
+_SWITCHED = {"GeneralConv": "attention", "HypergraphConv": "use_attention"}
+"""Likewise, if an attribute says so."""
 
 
 @typed
@@ -72,6 +80,20 @@ def known_layers() -> list[str]:
     """Return the names of the layer types that have an adapter, for messages."""
     others = (layer_type.__name__ for layer_type in _REGISTRY if layer_type is not TappedLayer)
     return list(dict.fromkeys(["fgai's own layers", *_PYG_LAYERS, *others]))
+
+
+def unread_layers(model: nn.Module) -> dict[str, str]:
+    """Return the modules that attend and have no adapter, by name: the name of their class."""
+    found = {}
+    for path, module in model.named_modules():
+        kinds = [kind.__name__ for kind in type(module).__mro__]
+        switch = next((_SWITCHED[kind] for kind in kinds if kind in _SWITCHED), None)
+        attends = any(kind in _UNREAD for kind in kinds) or (
+            switch is not None and bool(getattr(module, switch, False))
+        )
+        if attends and adapter_for(module) is None:
+            found[path or kinds[0]] = kinds[0]
+    return found
 
 
 def _all_adapters() -> dict[type[nn.Module], Adapter]:

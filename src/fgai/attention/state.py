@@ -72,6 +72,7 @@ def duplicate(model: ModelT) -> ModelT:
     Layers may keep tensors of their last forward pass (SuperGATConv does), which `copy.deepcopy` refuses
     while they carry a gradient history; the copy has their values alone.
     """
-    values = (value for module in model.modules() for value in vars(module).values())
-    passing = [value for value in values if isinstance(value, Tensor) and not value.is_leaf]
-    return copy.deepcopy(model, {id(value): value.detach().clone() for value in passing})
+    with alone():
+        values = (value for module in model.modules() for value in vars(module).values())
+        passing = [value for value in values if isinstance(value, Tensor) and not value.is_leaf]
+        return copy.deepcopy(model, {id(value): value.detach().clone() for value in passing})

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fgai.attention.layer import LayerAttention, mean_heads
+from fgai.attention.heads import mean_heads
+from fgai.attention.layer import LayerAttention
 from fgai.attention.layout import HeteroLayout
 from fgai.attention.map import AttentionMap
 from fgai.attention.perturb import Perturbation, PerturbLike

@@ -9,15 +9,18 @@ from fgai.certificates.injected import (
     LayerOrder,
 )
 from fgai.certificates.injection import certify_injection
-from fgai.certificates.invariance import invariant_layers
+from fgai.certificates.invariance import KEPT, invariant_layers
 from fgai.certificates.layer import RADII, LayerCertificate
 from fgai.certificates.prediction import Prediction
-from fgai.certificates.record import PROMISE, CertificateRecord
-from fgai.certificates.tables import TABLE_RADII
+from fgai.certificates.record import ARITHMETIC, EXPLANATION, PROMISE, CertificateRecord
+from fgai.certificates.tables import TABLE_RADII, Promising, promised
 from fgai.certificates.voting import VOTING_PROMISE, VotingCertificate, vote
 
 __all__ = [
+    "ARITHMETIC",
+    "EXPLANATION",
     "INJECTION_PROMISE",
+    "KEPT",
     "PROMISE",
     "RADII",
     "TABLE_RADII",
@@ -29,9 +32,11 @@ __all__ = [
     "LayerCertificate",
     "LayerOrder",
     "Prediction",
+    "Promising",
     "VotingCertificate",
     "certify",
     "certify_injection",
     "invariant_layers",
+    "promised",
     "vote",
 ]

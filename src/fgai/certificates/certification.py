@@ -83,19 +83,23 @@ def certify(
 
     With a `threat` in the place of a radius, what no injected nodes can do: see `certify_injection`.
 
-    For each layer, with the values the attention weighs held fixed and each head of each node moved by at
-    most R in `norm`:
+    For each layer, with the values that the attention weighs fixed, and R measured in `norm`:
 
-    - the top-k2 of the head-averaged attention: certified overlap and radius, exact;
-    - the predicted class: the radius below which it cannot change, exact where the logits are linear in the
-      attention (GAT, GATv2, PyG layers without a nonlinearity after the last one), a lower bound for the
-      graph transformer's last layer and for hidden layers of GAT and GATv2, else unknown; for links (dot
-      product) a lower bound, for graphs (mean of node logits) exact;
-    - the change of logits and of probabilities in total variation, exact, bound or unknown.
+    - the top-k2 of the explanation vector (`LayerAttention.explanation`, the normalised geometric mean of the
+      heads) while that vector moves by at most R: certified overlap and radius, exact;
+    - the predicted class while each head moves by at most R: the radius below which it cannot change, exact
+      where the logits are linear in the attention (GAT, GATv2, PyG layers without a nonlinearity after the
+      last one), a lower bound for the graph transformer's last layer and for hidden layers of GAT and GATv2,
+      else unknown; for links (dot product) a lower bound, for graphs (mean of node logits) exact;
+    - the change of logits and of probabilities in total variation while each head moves by at most R: exact,
+      bound or unknown.
 
-    Against `vanilla`: overlap of the top-k1 and distance of the predictions, measured. Radius 0 is the
-    attention itself (ties still count as lost). Two attention vectors are never more than 2 apart in l1 (√2
-    in l2, 1 in linf): beyond, the ball holds every attention there is. docs/certificates.md has the proofs.
+    With one head both are the attention itself; with several, one does not follow from the other.
+
+    Against `vanilla`: overlap of the top-k1 of the explanation vectors and distance of the predictions,
+    measured. Radius 0 is the attention itself (ties still count as lost). Two attention vectors are never
+    more than 2 apart in l1 (√2 in l2, 1 in linf): beyond, the ball holds every attention there is.
+    docs/certificates.md has the proofs.
 
     Args:
         model: fgai's or any PyG attention model; run once in evaluation mode and left as it was.
@@ -286,19 +290,23 @@ def _layer(
     sizes: tuple[int | None, int | None],
     norm: str,
 ) -> LayerCertificate:
-    k1, k2 = sizes
-    rowptr, explanation = layer.rowptr.cpu(), layer.values.cpu().double().mean(1)
+    (k1, k2), layer = sizes, layer.to("cpu")
+    rowptr, ranks = layer.rowptr, layer.ranking().double()
+    explanation = finite(layer.explanation(), f"explanation of layer {layer.name!r}")
     beta1 = None
     if vanilla is not None:
-        theirs = vanilla.values.cpu().double().mean(1)
-        beta1 = overlap(topk_mask(theirs, rowptr, k1), topk_mask(explanation, rowptr, k1), rowptr)
+        theirs = vanilla.to("cpu").ranking()
+        beta1 = overlap(topk_mask(theirs, rowptr, k1), topk_mask(ranks, rowptr, k1), rowptr)
+    # Equal scores are a tie, whatever the last bit of an exponential says.
+    tied = ~(swap_costs(ranks, rowptr, k2, "linf") > 0)
+    costs = swap_costs(explanation, rowptr, k2, norm).masked_fill(tied, 0.0)
     return LayerCertificate(
         name=layer.name,
         heads=layer.num_heads,
         k=k2,
         sharpness=sharpness(explanation, rowptr),
         degree=rowptr.diff(),
-        costs=swap_costs(explanation, rowptr, k2, norm),
+        costs=costs,
         beta1=beta1,
         prediction=prediction,
     )

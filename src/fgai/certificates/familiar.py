@@ -7,13 +7,17 @@ holds, and what the model does is followed operation by operation instead (`fgai
 
 from __future__ import annotations
 
-from types import FunctionType
+from functools import cached_property
+from pathlib import Path
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from fgai.attention import LayerAttention, LayerRun, Limits
+from fgai.alone import alone
+from fgai.attention import LayerAttention, LayerRun, Limits, TappedLayer
 from fgai.models import GAT, GNNSVD, GT, AttentionLayer, GATv2, GNNGuard, ProGNN
 from fgai.models.gt import TransformerBlock
 from fgai.models.layer import InputNorm, Projection
@@ -23,7 +27,9 @@ _PARTS = (AttentionLayer, Projection, InputNorm, TransformerBlock, Limits)
 _TORCH = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d, nn.ReLU, nn.Identity)
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _FAMILIAR = frozenset({*_MODELS, *_PARTS, *_TORCH, *_CONTAINERS})
-_HOMES = ("fgai", "torch")
+_HOMES = tuple(f"{folder}/" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent))
+"""Folders of fgai and PyTorch."""
+_IN_USE = ("_measuring", "_points")
 # What computing the output of a layer a second time may change: the order of a sum on a GPU.
 _AGAIN = 1e-4
 
@@ -32,9 +38,14 @@ def unfamiliar(model: nn.Module) -> str | None:
     """Say what makes a model something else than fgai's own code; None if nothing does.
 
     Familiar is a model of one of fgai's classes, not of a subclass, all of whose parts are fgai's or
-    PyTorch's own, without hooks that see the forward pass, methods replaced on an instance or a class,
-    parametrisations or compiled calls.
+    PyTorch's own, without hooks that see the forward pass, taps, methods replaced on an instance or a class,
+    parametrisations or compiled calls. Hooks that fgai sets for a block in another thread are waited for.
     """
+    with alone():
+        return _unfamiliar(model)
+
+
+def _unfamiliar(model: nn.Module) -> str | None:
     if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
         return "a hook on all modules may change what they return"
     for path, module in model.named_modules():
@@ -50,6 +61,12 @@ def _change(module: nn.Module) -> str | None:
         return f"is a {kind.__name__}, whose forward pass is not known"
     if module._forward_hooks or module._forward_pre_hooks:
         return "has a hook, which may change what it reads or returns"
+    if isinstance(module, TappedLayer):
+        for name in ("tap", "watch"):
+            if getattr(module, name) is not None:
+                return f"has a `{name}`, which may change its attention"
+    if isinstance(module, Limits) and any(getattr(module, name) is not None for name in _IN_USE):
+        return "are limits that are being measured or overridden"
     replaced = [name for name in vars(module) if callable(getattr(kind, name, None))]
     if replaced:
         return f"has `{replaced[0]}` replaced"
@@ -64,12 +81,34 @@ def _change(module: nn.Module) -> str | None:
 
 
 def _patched(kind: type[nn.Module]) -> str | None:
-    """Name a method of a class that comes from elsewhere than fgai and PyTorch, if there is one."""
+    """Name a method of a class whose code is not fgai's or PyTorch's, if there is one."""
     for ancestor in kind.__mro__:
+        if ancestor is object:
+            continue
         for name, member in vars(ancestor).items():
-            if isinstance(member, FunctionType) and member.__module__.partition(".")[0] not in _HOMES:
+            if not _is_own(member):
                 return name
     return None
+
+
+def _is_own(member: Any) -> bool:
+    """Whether an attribute of a class is code of fgai or PyTorch, or no code.
+
+    Names and modules are copied by `functools.wraps`; the file of the code object is not.
+    """
+    if isinstance(member, FunctionType):
+        inner = getattr(member, "__wrapped__", None)
+        return member.__code__.co_filename.startswith(_HOMES) and (inner is None or _is_own(inner))
+    if isinstance(member, classmethod | staticmethod):
+        return _is_own(member.__func__)
+    if isinstance(member, property):
+        return all(one is None or _is_own(one) for one in (member.fget, member.fset, member.fdel))
+    if isinstance(member, cached_property):
+        return _is_own(member.func)
+    if isinstance(member, type):
+        return str(member.__module__).partition(".")[0] in ("fgai", "torch", "builtins", "typing")
+    builtin = isinstance(member, GetSetDescriptorType | MemberDescriptorType)
+    return builtin or not (callable(member) or hasattr(member, "__get__"))
 
 
 def layer_values(run: LayerRun, recorded: LayerAttention) -> Tensor | str:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 WHERE = ("any", "direct")
 INJECTION_PROMISE = (
     "Certified: new nodes with any features and any wiring, where a node gains at most t of them as"
-    " neighbours. Old edges and features stay. New neighbours may rank above old ones: order means the order"
-    " of those that were there."
+    " neighbours. Old edges and features stay, and so do positional encodings, where a model reads them, as"
+    " computed on the original graph. New neighbours may rank above old ones: order means the order of those"
+    " that were there."
 )
 
 
@@ -69,7 +70,8 @@ class LayerOrder:
 
     Attributes:
         name: of the layer.
-        status: `invariant`: no injection of any size reorders them; `bound`: `holds` says where; `unknown`.
+        status: `invariant`: no injection of any size reorders them (positional encodings, where a model reads
+            them, kept as computed on the original graph); `bound`: `holds` says where; `unknown`.
         reason: in a sentence.
         holds: bool [N], the top-k among old neighbours stays; None where unknown.
     """

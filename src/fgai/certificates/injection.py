@@ -19,7 +19,8 @@ and its score has a ceiling. We carry what is known of every node through the ne
 
 The destination's side of the score is common to all neighbours, so scores count relative to each other, see
 `fgai.bounds.scores`; its interval is cut in pieces, the worst of which counts. Everything is computed in
-float64 and never says more than what holds.
+float64 and never says more than what holds; nodes of which the model itself, in its own precision, says
+something else are not certified.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
-from fgai.attention import limits_of, model_name, observe, prepared
+from fgai.attention import call_model, evaluating, limits_of, model_name, observe, prepared
 from fgai.bounds.ranges import Ranges, ranges_of
 from fgai.bounds.reading import Reading, State
 from fgai.bounds.scores import first_layer, scores_of, source_ends
@@ -55,6 +56,7 @@ LEADS = 1 << 26
 """Leads of one class over another that are held at a time."""
 PIECES = 8
 """Into which the interval of a destination's score is cut."""
+PRECISE = (torch.float32, torch.float64)
 ROUNDING = 1e-5
 """Of the model's own float32 arithmetic, relative to what is summed; a class must stay by more."""
 
@@ -92,15 +94,21 @@ def certify_injection(
     threat = Injection(neighbours, where)
     whole(k, "k", 1)
     original = as_graph(data)
-    graph = prepared(model, original).to("cpu")
-    exact = copy.deepcopy(model).cpu().eval()
-    with torch.no_grad():
-        doubt = _doubt(exact, graph)
-        orders = _orders(exact, graph)
+    graph = prepared(model, original)
+    with evaluating(model), torch.no_grad():
+        doubt = _doubt(model, graph)
+        orders = _orders(model, graph)
         if doubt is None:
-            ranks = observe(exact, graph).attention.ranking()
-            proof = _Proof(exact.double(), graph, threat)
-            holds, classes, reason = *proof.classes(), proof.reason
+            classes = call_model(model, graph).argmax(1).cpu()
+            own = copy.deepcopy(model).cpu()
+    graph = graph.to("cpu")
+    with torch.no_grad():
+        if doubt is None:
+            ranks = observe(own, graph).attention.ranking()
+            proof = _Proof(copy.deepcopy(own).double(), graph, threat)
+            holds, reason = proof.classes(), proof.reason
+            # The model computes in its own precision: where that says something else, nothing is proved.
+            holds &= (classes == proof.logits.argmax(1)) & ~_rounded_away(own, graph, proof)
             orders = [
                 order if order.status == "invariant" else proof.order(order.name, place, rank, k)
                 for place, (order, rank) in enumerate(zip(orders, ranks, strict=True))
@@ -148,13 +156,19 @@ def _doubt(model: nn.Module, graph: Graph) -> str | None:
         return "weights on edges, guards and voices are not followed"
     if not get_task(str(model.task)).row_per_node or graph.features is None:
         return "only node-level read-outs are followed"
+    if not all(weight.dtype in PRECISE for weight in model.parameters()):
+        return "weights of less than float32 round too coarsely; use model.float()"
     for layer in model.convs:
         assert isinstance(layer, AttentionLayer)
+        if not 0 <= layer.slope <= 1:
+            return f"a slope of {layer.slope} is not in [0, 1]: bounds of scores hold for no other"
         if layer.limits is None or layer.input_norm is not None:
             return "a layer has no limits: one new neighbour may say anything; see `fgai.limit`"
         found = limits_of(layer)
         if not all(bool(one.low.isfinite().all() & one.high.isfinite().all()) for one in found):
             return "limits were not measured; see `fgai.limit`"
+        for fault in filter(None, (one.fault() for one in found)):
+            return f"{fault}; see `fgai.limit`"
     if model.convs[-1].heads != 1 or not all(bool(p.isfinite().all()) for p in model.parameters()):
         return "an output layer of several heads, or weights that are not finite, are not followed"
     return None
@@ -191,8 +205,8 @@ class _Proof:
         self.logits = out
         self.direct = threat.where == "direct" and len(self.layers) <= 2
 
-    def classes(self) -> tuple[Tensor, Tensor]:
-        """Return which nodes keep their class, and the classes."""
+    def classes(self) -> Tensor:
+        """Return which nodes keep their class, bool [N]."""
         last, own = self.layers[-1], self.readings[-1]
         others = self.exact[-1] if self.direct else own
         classes = self.logits.argmax(1)
@@ -215,7 +229,7 @@ class _Proof:
                     self.neighbours,
                     ROUNDING,
                 )
-        return holds, classes
+        return holds
 
     def order(self, name: str, place: int, ranks: Tensor, k: int) -> LayerOrder:
         """Where the top-k among old neighbours provably stays."""
@@ -230,6 +244,29 @@ class _Proof:
             low, high, slope, why = scores.low, scores.high, 1.0, "intervals of scores apart"
         holds = order_kept(self.adjacency, low, high, members, slope, ROUNDING)
         return LayerOrder(name, "bound", why, holds)
+
+
+def _rounded_away(model: Any, graph: Graph, proof: _Proof) -> Tensor:
+    """Nodes, bool [N], that read something the model computes otherwise than float64 by more than rounding.
+
+    Features with a large common offset, say, which the weights cancel: the sums are then all rounding.
+    """
+    source, destination = graph.adjacency.source, graph.adjacency.destination
+    lost = torch.zeros(graph.num_nodes, dtype=torch.bool)
+    state: Tensor | Features | None = graph.features
+    for layer, exact in zip(model.convs, proof.exact, strict=True):
+        sides = layer.sides(state)
+        for own, other in zip(sides, (exact.source[0], exact.destination[0], exact.low), strict=True):
+            lost |= _apart(own, other)
+        lost = lost.index_fill(0, destination[lost[source]], True)
+        out = layer(state, graph.adjacency)
+        state = elu(out)
+    return lost | _apart(out, proof.logits)
+
+
+def _apart(own: Tensor, exact: Tensor) -> Tensor:
+    """Rows, bool [N], that are further apart than `ROUNDING` of the largest number."""
+    return (own.double() - exact).abs().flatten(1).amax(1) > ROUNDING * exact.abs().max()
 
 
 def _hidden(

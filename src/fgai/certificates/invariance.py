@@ -5,9 +5,11 @@ normaliser Z is the same for all neighbours of a node, so their order is the ord
 both sides of the score read inputs that an injection leaves alone, it leaves the order alone: any number of
 new nodes, any features, any wiring.
 
-That holds for the first attention layer of GAT, GATv2 and GT as long as nothing between nodes comes before
-it: features, and encodings of old nodes, which stay when nodes are injected. It says nothing about where new
-neighbours rank themselves (`fgai.metrics.intruder_nodes` does), nor about later layers, whose inputs change.
+That holds for the first attention layer of GAT and GATv2, which reads features alone. GT also reads
+positional encodings: there it holds if those of the old nodes are kept as computed on the original graph, as
+`Graph.inject` does. Encodings computed anew on the larger graph can reorder every node. It says nothing
+about where new neighbours rank themselves (`fgai.metrics.intruder_nodes` does), nor about later layers, whose
+inputs change.
 """
 
 from __future__ import annotations
@@ -22,14 +24,17 @@ from fgai.models import GAT, GT, GATv2
 from fgai.typed import typed
 
 INVARIANT = (
-    "scores of old edges read nothing but features, which stay; new neighbours only change the normaliser"
+    "scores of old edges read nothing that an injection changes; new neighbours only change the normaliser"
 )
-_ENCODED = "features and encodings of old nodes stay; new neighbours only change the normaliser"
+KEPT = "if positional encodings are kept as computed on the original graph"
+"""What has to hold in models that read such encodings."""
 
 
 @typed
 def invariant_layers(model: nn.Module, graph: Graph) -> dict[str, str | None]:
     """Say of every attention layer why no injection can reorder old neighbours there; None where it may.
+
+    In models that read positional encodings that has a condition, `KEPT`, which is then the reason.
 
     Args:
         model: any.
@@ -52,5 +57,5 @@ def invariant_layers(model: nn.Module, graph: Graph) -> dict[str, str | None]:
     found: dict[str, str | None] = dict.fromkeys(names)
     plain = type(model) in (GAT, GATv2, GT) and unfamiliar(model) is None
     if names and plain and getattr(model, "guard", None) is None and graph.edge_weight is None:
-        found[names[0]] = INVARIANT if graph.positional is None else _ENCODED
+        found[names[0]] = INVARIANT if graph.positional is None else KEPT
     return found

@@ -47,20 +47,23 @@ class LayerLayout(TypedDict):
 @typed
 @dataclass(frozen=True, eq=False)
 class LayerCertificate:
-    """Certificates of one layer; everything is about perturbing this layer's attention, its values fixed.
+    """Certificates of one layer; everything is about perturbing this layer alone, its values fixed.
+
+    `costs` and all about the top-k: of the explanation vector (`LayerAttention.explanation`), moved by R.
+    `prediction`: each head moved by R.
 
     Nodes with at most k neighbours have no outsider to swap in: their top-k holds trivially. Shares count the
     others only, `counted`.
 
     Attributes:
         name: of the layer.
-        heads: H; the explanation is their average.
+        heads: H.
         k: k2, the size of the explanation, or None for all neighbours.
-        sharpness: of the attention, see `fgai.metrics.sharpness`; NaN if no node has two neighbours.
+        sharpness: of the explanation vector, see `fgai.metrics.sharpness`; NaN if no node has two neighbours.
         degree: int64 [N], neighbours of each node in this layer, self-loops included.
         costs: float64 [N, M], c(m) of `fgai.topk.swap_costs`; infinite where m members cannot leave.
         beta1: float64 [N], overlap of the top-k1 with the vanilla model's, or None.
-        prediction: what perturbing this layer can do to the predictions.
+        prediction: what perturbing the heads of this layer can do to the predictions.
     """
 
     name: str

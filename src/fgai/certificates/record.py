@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -21,9 +22,14 @@ from fgai.typed import typed
 if TYPE_CHECKING:
     import pandas
 
+EXPLANATION = "normalised geometric mean of the heads"
+"""The vector whose top-k is certified, see `LayerAttention.explanation`."""
+ARITHMETIC = "arithmetic mean of the heads"
+"""The vector of records that name none."""
 PROMISE = (
-    "Certified: perturbations of this layer's attention with its values fixed, every head of a node moved by"
-    " at most R. Injected nodes or edges change values too; against them this is no guarantee."
+    "Certified: perturbations of one layer with its values fixed. The top-k: a node's explanation vector, the"
+    f" {EXPLANATION}, moved by at most R. The prediction: each head moved by at most R. Injected nodes or"
+    " edges change values too; against them this is no guarantee."
 )
 DIVERGENCES = ("probabilities", "logits")
 _ROUNDING = 1e-9
@@ -42,9 +48,10 @@ class CertificateRecord(TabledDocument):
     """The four properties of each node, measured (1, 3) and certified (2, 4).
 
     1. similarity: `beta1`, overlap of the top-k1 with the vanilla model's
-    2. stability of the explanation: `beta2(R)`, certified overlap of the top-k2
+    2. stability of the explanation: `beta2(R)`, certified overlap of the top-k2, the explanation vector moved
+       by at most R
     3. closeness: `alpha1`, total variation to the vanilla model's prediction
-    4. stability of the prediction: `alpha2(R)`, certified total variation
+    4. stability of the prediction: `alpha2(R)`, certified total variation, each head moved by at most R
 
     A node satisfies (D, R, α, β, k1, k2)-FGAI at a layer if 1 and 2 are at least β, 3 and 4 at most α. A link
     has properties 1 and 2 if both its ends have them, a graph if all its nodes do; 3 and 4 are about the
@@ -67,7 +74,8 @@ class CertificateRecord(TabledDocument):
         trivial_probabilities: float64 [N], `1 - min_c p_c`, or None; no change of probabilities is larger.
         version: of fgai and torch.
         seconds: it took, by part.
-        promise: what is certified, in a sentence.
+        promise: what is certified, in words.
+        explanation: the vector whose top-k is certified and compared.
         pairs: int64 [2, L], the ends of the links that are predicted, or None.
         batch: int64 [N], the graph each node is part of where graphs are predicted, or None.
         provenance: hashes of weights, data and code, date, command and seed, see `fgai.records.provenance`;
@@ -93,6 +101,7 @@ class CertificateRecord(TabledDocument):
     version: dict[str, str]
     seconds: dict[str, float]
     promise: str = PROMISE
+    explanation: str = EXPLANATION
     pairs: Tensor | None = None
     batch: Tensor | None = None
     provenance: dict[str, Any] = field(default_factory=dict, compare=False)
@@ -167,6 +176,7 @@ class CertificateRecord(TabledDocument):
         """Shares, medians and curves as plain values; what tables and figures read."""
         return {
             "promise": self.promise,
+            "explanation": self.explanation,
             "radii": list(RADII),
             "table_radii": list(TABLE_RADII),
             "layers": [self._layer_summary(index) for index in range(len(self.layers))],
@@ -198,6 +208,12 @@ class CertificateRecord(TabledDocument):
         names = [f.name for f in dataclasses.fields(self) if f.name not in special]
         fields = {name: plain(getattr(self, name)) for name in names}
         return {"kind": self.KIND, "schema": self.SCHEMA, **fields, **plain(special)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Inverse of `to_dict`; a record that names no vector is about the arithmetic mean of the heads."""
+        named = {"explanation": ARITHMETIC, **values} if isinstance(values, Mapping) else values
+        return super().from_dict(named)
 
     @classmethod
     def layout(cls) -> dict[str, Any]:

@@ -41,7 +41,28 @@ class _Certified(Protocol):
     def layers(self) -> tuple[LayerCertificate, ...]: ...
     @property
     def promise(self) -> str: ...
+    @property
+    def explanation(self) -> str: ...
     def summary(self) -> dict[str, Any]: ...
+
+
+class Promising(Protocol):
+    """What `promised` reads of a certificate."""
+
+    @property
+    def promise(self) -> str:
+        """What is certified, in words."""
+
+    @property
+    def explanation(self) -> str:
+        """The vector whose top-k is certified."""
+
+
+def promised(record: Promising) -> str:
+    """The promise of a certificate; it names the vector whose top-k is meant, or that is added."""
+    if record.explanation in record.promise:
+        return record.promise
+    return f"{record.promise} The top-k is that of the {record.explanation}; with one head, of the attention."
 
 
 def overview(record: _Certified) -> Table:
@@ -87,7 +108,7 @@ def share_table(record: _Certified, radii: tuple[float, ...] = TABLE_RADII) -> T
             status = "exact" if kind == "topk" else layer.prediction.class_status
             rows.append([layer.name, label, status, *shares])
     columns = [Column("layer"), Column("what"), Column("how"), *(Column(f"R = {r:g}") for r in radii)]
-    return Table(f"Nodes certified, {record.norm} ball", columns, rows, (record.promise,))
+    return Table(f"Nodes certified, {record.norm} ball", columns, rows, (promised(record),))
 
 
 def node_columns(layer: LayerCertificate, radius: float) -> dict[str, NDArray[Any]]:
@@ -126,7 +147,7 @@ def _definition(record: _Certified) -> str:
 
 
 def _notes(record: _Certified) -> list[str]:
-    notes = [record.promise]
+    notes = [promised(record)]
     for layer in record.layers:
         prediction = layer.prediction
         if UNKNOWN in (prediction.class_status, prediction.probabilities_status):

@@ -42,7 +42,7 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
     ] = False,
 ) -> None:
-    """Attention explanations of graph neural networks that stay put: train them, attack them, certify them.
+    """Stable attention explanations for graph neural networks: train them, attack them, measure what holds.
 
     Results go to standard output, everything else to standard error; --json prints one JSON document instead
     of tables. Exit codes: 0 good, 1 failure, 2 bad input, 130 interrupted.

@@ -33,8 +33,12 @@ def attack(
     nodes: options.Nodes = None,
     edges: options.Edges = None,
     objective: Annotated[
-        str, typer.Option(help=f"What is attacked: {options.listed(OBJECTIVES)}.")
-    ] = "prediction",
+        str | None,
+        typer.Option(
+            help=f"What the attacker wants: {options.listed(OBJECTIVES)}. Default: prediction, or that of the"
+            " threat."
+        ),
+    ] = None,
     targets: Annotated[
         str, typer.Option(help="What is attacked: test, val or fit (training and validation).")
     ] = "test",
@@ -77,7 +81,8 @@ def attack(
     - `fgai attack gat.safetensors --threat standard --breaking-point 0.5`
     """
     out = Output(json, quiet)
-    one_of(objective, "--objective", tuple(OBJECTIVES))
+    if objective is not None:
+        one_of(objective, "--objective", tuple(OBJECTIVES))
     sized = threat_of(threat).sized(nodes, edges)
     if breaking is not None and nodes is not None:
         raise InputError("`nodes` is what `--breaking-point` searches; set the most with `--max-nodes`")
@@ -111,12 +116,13 @@ def attack(
     }
     if explain_members:
         values["members"] = members_of(result.ledger)
-    measure = task.headline
+    measures = [
+        name for name in dict.fromkeys((task.headline_for(graph), task.headline)) if labels is not None
+    ]
     if labels is not None:
-        values[measure] = {
-            name: metrics.task_scores(task.name, logits, labels[rows])[measure]
-            for name, logits in (("clean", before), ("attacked", after))
-        }
+        pair = {"clean": before, "attacked": after}
+        found = {name: metrics.task_scores(task.name, v, labels[rows]) for name, v in pair.items()}
+        values |= {name: {view: scores[name] for view, scores in found.items()} for name in measures}
     values = plain(values)
 
     def show(console: Console) -> None:
@@ -127,9 +133,9 @@ def attack(
             ]
         ]
         what = f"{targets} {task.rows_are}"
-        if measure in values:
-            found = values[measure]
-            lines.append([f"{NAMES.get(measure, measure)}, {what}", found["clean"], None, found["attacked"]])
+        for name in measures:
+            label = NAMES.get(name, name.replace("_", " "))
+            lines.append([f"{label}, {what}", values[name]["clean"], None, values[name]["attacked"]])
         changed = f"{100 * values['predictions_changed']:.1f} % of the {what} are predicted otherwise"
         spent = (
             f"{result.ledger.steps} steps, {result.ledger.forwards} forward passes,"

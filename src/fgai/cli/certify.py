@@ -42,7 +42,7 @@ def certify(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Prove, node by node, that explanation and prediction stay within a radius of the attention.
+    """Prove, node by node, that explanation and prediction stay while a layer's attention moves a little.
 
     With --injected, that they stay whatever few new neighbours say; for models behind limits.
 

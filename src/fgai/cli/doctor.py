@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import platform
-import warnings
 from importlib.metadata import PackageNotFoundError, version
 from time import perf_counter
 from typing import Any
@@ -24,7 +23,7 @@ from fgai.cli.data import location_of
 from fgai.cli.output import FAILURE, Output, command
 from fgai.compiled import REBUILT
 from fgai.datasets import paths
-from fgai.errors import FgaiWarning
+from fgai.errors import collected
 from fgai.extras import EXTRAS
 from fgai.ops import use_backend
 from fgai.training import train, untrained
@@ -129,8 +128,7 @@ CHECKS = {"kernels": _kernels, "end to end": _end_to_end, "stored code": _stored
 def _attempt(check: Any) -> dict[str, Any]:
     began = perf_counter()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FgaiWarning)
+        with collected():
             said, good = check(), True
     except Exception as error:
         said, good = f"{type(error).__name__}: {error}", False

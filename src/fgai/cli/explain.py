@@ -63,7 +63,7 @@ def explain(
     )  # bad input first
     attack = None
     if sized is not None:
-        attack = make_attack(sized, "prediction", k=k).run(opened.model, opened.graph, seed=seed)
+        attack = make_attack(sized, k=k).run(opened.model, opened.graph, seed=seed)
     found = explain_node(opened.model, opened.graph, node, **common, threat=sized, attack=attack)
     if path is not None:
         if attack is None:

@@ -12,8 +12,7 @@ from torch import nn
 from fgai.alone import with_gradients
 from fgai.attacks import THREATS, Threat
 from fgai.attacks.budget import LARGEST
-from fgai.attention import observe, prepared
-from fgai.attention.reach import touched_rows
+from fgai.attention import observe, prepared, touched_rows, warn_coupled, warn_unread
 from fgai.checks import one_of, whole
 from fgai.checks import seed as check_seed
 from fgai.errors import InputError
@@ -124,6 +123,7 @@ def breaking_point(
     if not chosen.budget.nodes or not task_of(given).row_per_node:
         raise InputError(f"a breaking point needs a threat that injects nodes, {chosen.name!r} does not")
     graph = prepared(model, given)
+    warn_unread(model)
     clean, seconds = observe(model, graph).averaged(), [0.0]
 
     def measure(nodes: int) -> float:
@@ -131,6 +131,7 @@ def breaking_point(
         result = chosen.attack(budget, "explanation", k=k).run(model, graph, seed=seed)
         seconds[0] += result.ledger.seconds
         view = observe(model, result.graph).averaged()
+        warn_coupled(model, clean, view, result.change.rows)
         touched = touched_rows(clean.attention, view.attention, result.change.rows)
         pairs = ms.paired(clean.attention, view.attention)
         found: float = ms.agreement(pairs, k, 0, touched).metrics["overlap_touched"]["all"]

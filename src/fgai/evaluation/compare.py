@@ -11,7 +11,7 @@ from torch import nn
 from fgai.alone import with_gradients
 from fgai.attacks import Threat
 from fgai.errors import InputError
-from fgai.evaluation.layout import explanation_table, prediction_table
+from fgai.evaluation.layout import class_table, explanation_table, prediction_table
 from fgai.evaluation.protocol import evaluate
 from fgai.evaluation.record import EvaluationRecord
 from fgai.progress import stage
@@ -66,9 +66,13 @@ class Comparison(TabledDocument):
         return cls(records=records, reference=fields["reference"])
 
     def tables(self) -> list[Table]:
-        """Return the two tables: prediction and stability, explanation."""
+        """Return the tables: prediction and stability, recall by class, explanation."""
         base = self[self.reference]
-        return [prediction_table(self.records, base), explanation_table(self.records, base)]
+        predicted, explained = (
+            prediction_table(self.records, base),
+            explanation_table(self.records, base),
+        )
+        return [predicted, *class_table(self.records), explained]
 
     def to_csv(self) -> str:
         """Return one CSV, a row per model and metric; full precision."""

@@ -1,4 +1,4 @@
-"""What an attack reached at the seed's random endpoints, and at those chosen by a rule."""
+"""What an attack reached at the seed's random endpoints, and at those of each rule."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ RANDOM = "random"
 
 
 def by_endpoints(ledger: Ledger) -> dict[str, float]:
-    """Return the most damage done at `random` and at `chosen` endpoints; nothing if there was one set only.
+    """Return the most damage done by rule, and at `chosen` endpoints; nothing if there was one set only.
 
     Noise has random endpoints.
 
@@ -18,10 +18,11 @@ def by_endpoints(ledger: Ledger) -> dict[str, float]:
     Example:
         >>> rows = [{"member": "sign", "endpoints": "random"}, {"member": "sign", "endpoints": "cover"}]
         >>> by_endpoints(Ledger(members=rows, damages=[0.1, 0.3, 0.4]))
-        {'random': 0.3, 'chosen': 0.4}
+        {'random': 0.3, 'cover': 0.4, 'chosen': 0.4}
     """
-    found: dict[str, float] = {}
+    worst: dict[str, float] = {}
     for row, damage in ledger.proposals():
-        name = RANDOM if row is None or row["endpoints"] == RANDOM else "chosen"
-        found[name] = max(damage, found.get(name, damage))
-    return found if len(found) > 1 else {}
+        rule = RANDOM if row is None else row["endpoints"]
+        worst[rule] = max(damage, worst.get(rule, damage))
+    chosen = [damage for rule, damage in worst.items() if rule != RANDOM]
+    return {**worst, "chosen": max(chosen)} if chosen and RANDOM in worst else {}

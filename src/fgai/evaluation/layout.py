@@ -13,6 +13,9 @@ from fgai.tasks import TASKS
 # What the tables show, in this order; headings, formats and directions are declared with the metrics.
 _PREDICTION = (
     "f1.clean", "f1.attacked", "f1.attacked_random", "f1.attacked_chosen",
+    "balanced_accuracy.clean", "balanced_accuracy.attacked",
+    "balanced_accuracy.attacked_random", "balanced_accuracy.attacked_chosen",
+    "macro_f1.clean", "macro_f1.attacked",
     "accuracy.clean", "accuracy.attacked", "accuracy.attacked_random", "accuracy.attacked_chosen",
     "roc_auc.clean", "roc_auc.attacked", "roc_auc.attacked_random", "roc_auc.attacked_chosen",
     "average_precision.clean", "average_precision.attacked",
@@ -171,6 +174,27 @@ def _with_ratio(
     if not value or base is None:
         return value
     return f"{value:{shown.form}} ({base / value:.1f}×)"
+
+
+def class_table(records: Sequence[_Evaluated]) -> list[Table]:
+    """Recall of every class that was scored, for each model; no table where records do not hold it."""
+    held = [(record.name, record.metrics["recall"]) for record in records if record.metrics.get("recall")]
+    if not held:
+        return []
+    columns = [Column("class", "d"), Column("scored", "d")]
+    for name, _ in held:
+        whose = f"{name}, " if len(held) > 1 else ""
+        columns += [Column(f"{whose}{view}", better="higher") for view in ("clean", "attacked")]
+        columns.append(Column(f"{whose}missed under attack", "d", "lower"))
+    rows: list[list[Cell]] = []
+    for number, count in enumerate(held[0][1]["support"]):
+        if count:
+            row: list[Cell] = [number, count]
+            for _, values in held:
+                shares = [values[view][number] for view in ("clean", "attacked")]
+                row += [*shares, round(count * (1 - shares[1]))]
+            rows.append(row)
+    return [Table("Recall by class", columns, rows)]
 
 
 def explanation_table(records: Sequence[_Evaluated], nulls: _Evaluated | None = None) -> Table:

@@ -62,8 +62,7 @@ def layered(values: Sequence[float], sharpest: int) -> dict[str, Any]:
         >>> layered([0.5, 1.0], sharpest=0)
         {'layers': [0.5, 1.0], 'last': 1.0, 'all': 0.75, 'sharpest': 0.5}
     """
-    defined = [value for value in values if value == value]
-    mean = sum(defined) / len(defined) if defined else NAN
+    mean = metrics.mean_of_defined(values)
     return {"layers": list(values), "last": values[-1], "all": mean, "sharpest": values[sharpest]}
 
 

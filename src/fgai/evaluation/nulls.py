@@ -7,8 +7,7 @@ from typing import Any
 from torch import nn
 
 from fgai import metrics
-from fgai.attention import AttentionMap, LayerAttention, Observation
-from fgai.attention.reach import touched_rows
+from fgai.attention import AttentionMap, LayerAttention, Observation, touched_rows
 from fgai.evaluation.curves import SCOPES, all_curves, ranking
 from fgai.evaluation.measures import against_truth, agreement, intruders, layered, paired
 from fgai.graph import Graph

@@ -14,7 +14,7 @@ from fgai.attacks import Threat, threat_of
 from fgai.attention import model_name, prepared
 from fgai.attention.adapter import device_of
 from fgai.checks import one_of
-from fgai.errors import InputError
+from fgai.errors import InputError, collected, warn
 from fgai.evaluation import reliability
 from fgai.evaluation.record import EvaluationRecord
 from fgai.evaluation.run import Run
@@ -101,10 +101,11 @@ def evaluate(
     original = task.view(given.to(device_of(model, given)), targets)
     graph = prepared(model, original)
     meter = Meter(graph.device)
-    with reliability.collected() as notes:
+    with collected() as notes:
         run = Run(model, original, graph, k, seed, targets, on_step)
         body = run.measure(threat, vanilla, explanation_attack, curves, nulls, per_node, meter)
-    notes.give_again()
+    for note in notes:
+        warn(note)
     about = describe(given)
     return EvaluationRecord(
         name=name or model_name(model),
@@ -114,6 +115,7 @@ def evaluate(
         config={
             "k": k,
             "task": task.name,
+            "headline": run.headline,
             "targets": targets,
             "explanation_attack": explanation_attack,
             "curves": curves,
@@ -127,7 +129,7 @@ def evaluate(
         peak_memory=meter.peak_memory(),
         metrics=plain(body.pop("metrics")),
         ledgers=plain(body.pop("ledgers")),
-        warnings=notes.entries(),
+        warnings=reliability.entries(notes),
         per_node=body.pop("per_node"),
         provenance=provenance(model, about["fingerprint"], command="fgai.evaluate", seed=seed),
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from numpy.typing import NDArray
 
 from fgai.errors import InputError
-from fgai.evaluation.layout import explanation_table, long_table
+from fgai.evaluation.layout import class_table, explanation_table, long_table
 from fgai.records import Table, TabledDocument, data_frame, unpack_array
 from fgai.typed import typed
 
@@ -99,8 +99,8 @@ class EvaluationRecord(TabledDocument):
         return unpack_array(self.per_node[name])
 
     def tables(self) -> list[Table]:
-        """Return every metric as one table, and the explanation metrics beside their null rows."""
-        return [long_table(self), explanation_table([self], self)]
+        """Return every metric, the recall by class, and the explanation metrics beside their null rows."""
+        return [long_table(self), *class_table([self]), explanation_table([self], self)]
 
     def to_csv(self) -> str:
         """Return every number as CSV: dotted metric and value, layers and curves by position."""

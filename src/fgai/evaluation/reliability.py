@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-
 import torch
 from torch import Tensor
 
 from fgai import errors, metrics
 from fgai.attacks import AttackResult
 from fgai.attention import AttentionMap
-from fgai.errors import FgaiWarning, ReliabilityWarning
+from fgai.errors import ReliabilityWarning
 from fgai.graph import Graph
 from fgai.tasks import task_of
 
@@ -34,44 +29,10 @@ def warn(code: str, message: str) -> None:
     errors.warn(ReliabilityWarning(code, message))
 
 
-@dataclass
-class Notes:
-    """What was warned of inside a `collected` block.
-
-    Attributes:
-        caught: every warning, fgai's or not.
-    """
-
-    caught: list[warnings.WarningMessage] = field(default_factory=list)
-
-    def give_again(self) -> None:
-        """Warn of everything once more, now where it is heard."""
-        for entry in self.caught:
-            assert isinstance(entry.message, Warning)  # Python makes one of a text
-            errors.warn(entry.message)
-
-    def entries(self) -> list[dict[str, str]]:
-        """Return code and message of fgai's warnings, each once, as records keep them."""
-        found = {
-            (getattr(entry.message, "code", "note"), str(entry.message))
-            for entry in self.caught
-            if isinstance(entry.message, FgaiWarning)
-        }
-        return [{"code": code, "message": message} for code, message in sorted(found)]
-
-
-@contextmanager
-def collected() -> Iterator[Notes]:
-    """Hold back what is warned of inside the block.
-
-    Yields:
-        The notes, filled when the block ends; whoever asked gives the warnings again.
-    """
-    notes = Notes()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield notes
-    notes.caught = list(caught)
+def entries(notes: list[Warning]) -> list[dict[str, str]]:
+    """Return code and message of warnings, each once, as records keep them."""
+    texts = {(getattr(note, "code", "note"), str(note)) for note in notes}
+    return [{"code": code, "message": message} for code, message in sorted(texts)]
 
 
 def check_split(graph: Graph, targets: str) -> None:
@@ -142,16 +103,16 @@ def check_range(clipped: int, seen: int, usual: float) -> None:
 
 
 def check_score(score: float, chance: float, name: str = "f1") -> None:
-    """Warn if the clean score is no better than naming the most frequent class, or guessing (`chance-level`).
+    """Warn if the clean score is no better than always naming one class, or guessing (`chance-level`).
 
     Args:
         score: the task's headline on the clean graph.
         chance: what it is without looking, see `fgai.metrics.chance_score`; NaN where nothing is known.
-        name: of the score: `f1`, `accuracy` or `roc_auc`.
+        name: of the score: `f1`, `balanced_accuracy`, `accuracy` or `roc_auc`.
     """
     if chance != chance or score > chance:
         return
-    label = {"f1": "F1", "roc_auc": "ROC-AUC"}.get(name, name)
+    label = {"f1": "F1", "roc_auc": "ROC-AUC"}.get(name, name.replace("_", " "))
     guess = "guessing" if name == "roc_auc" else "always naming the most frequent class"
     warn("chance-level", f"clean {label} is {score:.3f}; {guess} scores {chance:.3f}")
 

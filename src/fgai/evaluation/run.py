@@ -10,9 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from fgai import metrics
-from fgai.attacks import AttackResult, Threat, make_attack, threat_of
-from fgai.attention import AttentionMap, Observation, counting, observe, prepared, usual_share
-from fgai.attention.reach import touched_rows
+from fgai.attacks import Attack, AttackResult, Threat, make_attack, threat_of
+from fgai.attacks.endpoints import SHARED_RULES
+from fgai.attention import (
+    AttentionMap,
+    Observation,
+    counting,
+    observe,
+    prepared,
+    touched_rows,
+    usual_share,
+    warn_coupled,
+    warn_unread,
+)
 from fgai.errors import FgaiWarning, InputError, warn
 from fgai.evaluation import measures as ms
 from fgai.evaluation import reliability
@@ -27,15 +37,41 @@ from fgai.progress import stage
 from fgai.records import Meter, plain
 from fgai.tasks import check_logits, task_of
 
+HEADLINE_RULE = "cover"
+"""Endpoints at which explanations are compared; see `_Attacked`."""
+
+
+@dataclass(frozen=True, eq=False)
+class _View:
+    """The model on an attacked graph: its output, its agreement with the clean one, the touched nodes."""
+
+    output: Observation
+    agreement: ms.Agreement
+    touched: list[Tensor]
+
 
 @dataclass(frozen=True, eq=False)
 class _Attacked:
-    """One attack, the model's view of its result, and what it reached."""
+    """One attack and the model's view of the strongest change.
+
+    An ensemble may win at other endpoints against another model, so explanations are measured at endpoints
+    that every model meets: `by_rule` holds the strongest change at each such rule, `compared` the one at
+    `HEADLINE_RULE`. For other attacks that is the strongest change itself.
+    """
 
     result: AttackResult
-    view: Observation
-    agreement: ms.Agreement
-    touched: list[Tensor]
+    worst: _View
+    by_rule: dict[str, _View]
+
+    @property
+    def view(self) -> Observation:
+        return self.worst.output
+
+    @property
+    def compared(self) -> _View:
+        if not self.by_rule:
+            return self.worst
+        return self.by_rule.get(HEADLINE_RULE) or next(iter(self.by_rule.values()))
 
 
 class Run:
@@ -65,7 +101,7 @@ class Run:
         self.model, self.original, self.graph = model, original, graph
         self.k, self.seed, self.targets = k, seed, targets
         self.task = task_of(graph)
-        self.labels = self.task.labels(graph)
+        self.labels, self.headline = self.task.labels(graph), self.task.headline_for(graph)
 
     def measure(
         self,
@@ -78,7 +114,7 @@ class Run:
         meter: Meter,
     ) -> dict[str, Any]:
         """Attack and measure everything asked for."""
-        attack = make_attack(threat, "prediction", targets=self.targets, k=self.k, task=self.task.name)
+        attack = self._make(threat, "prediction")
         self.nodes = attack.budget.target_nodes(self.graph)
         self.rows = self.task.rows(self.graph, self.targets)
         self.measured = self.task.measured(self.graph, self.targets)
@@ -122,6 +158,7 @@ class Run:
     def _look(self, vanilla: nn.Module | None) -> None:
         """See the clean graph through both models, and doubt what is doubtful."""
         reliability.check_split(self.graph, self.targets)
+        warn_unread(self.model)
         self.clean = observe(self.model, self.graph).averaged()
         check_logits(self.clean.logits, self.graph)
         if not bool(torch.isfinite(self.clean.logits).all()):
@@ -179,10 +216,10 @@ class Run:
 
     def _per_node(self, views: dict[str, Observation], attacked: dict[str, _Attacked]) -> dict[str, Any]:
         """Values of every node, packed."""
-        overlaps = {name: a.agreement.per_node for name, a in attacked.items()}
+        overlaps = {name: a.compared.agreement.per_node for name, a in attacked.items()}
         if self.similar is not None:
             overlaps["vanilla"] = self.similar.per_node
-        return node_arrays(views, self.original, self.rows, attacked["prediction"].touched, overlaps)
+        return node_arrays(views, self.original, self.rows, attacked["prediction"].compared.touched, overlaps)
 
     def _views(self, attacked: dict[str, _Attacked]) -> metrics.Views:
         """What metrics with a `measure` of their own read."""
@@ -221,8 +258,8 @@ class Run:
         """Explanations of nodes that keep their class, under each attack."""
         before, common = self.clean.logits, (self.rows, self.sharpest)
         return {
-            name: same_class(a.agreement.per_node, a.touched, before, a.view.logits, *common)
-            for name, a in attacked.items()
+            name: same_class(v.agreement.per_node, v.touched, before, v.output.logits, *common)
+            for name, v in ((name, a.compared) for name, a in attacked.items())
         }
 
     def _explanations(self, attacked: dict[str, _Attacked]) -> dict[str, Any]:
@@ -231,22 +268,36 @@ class Run:
         out: dict[str, Any] = {}
         for name, a in attacked.items():
             pairs = ms.paired(self.clean.attention, a.view.attention)
-            out[name] = item_overlaps(pairs, a.agreement.per_node, *common)
+            out[name] = item_overlaps(pairs, a.worst.agreement.per_node, *common)
         out["chance"] = item_chance(pairs, *common)
         if self.vanilla is not None and self.similar is not None:
             pairs = ms.paired(self.vanilla, self.clean.attention)
             out["similarity"] = item_overlaps(pairs, self.similar.per_node, *common)
         return out
 
+    def _make(self, threat: str | Threat, objective: str) -> Attack:
+        """Return the attack of a threat, whose own objective counts where it has one."""
+        chosen = objective if threat_of(threat).objective is None else None
+        return make_attack(threat, chosen, targets=self.targets, k=self.k, task=self.task.name)
+
     def _attack(self, threat: str | Threat, objective: str) -> _Attacked:
-        attack = make_attack(threat, objective, targets=self.targets, k=self.k, task=self.task.name)
-        result = attack.run(
+        result = self._make(threat, objective).run(
             self.model, self.graph, seed=self.seed, vanilla=self.vanilla_model, on_step=self.on_step
         )
-        view = observe(self.model, result.graph).averaged()
-        touched = touched_rows(self.clean.attention, view.attention, result.change.rows)
-        pairs = ms.paired(self.clean.attention, view.attention)
-        return _Attacked(result, view, ms.agreement(pairs, self.k, self.sharpest, touched), touched)
+        worst = self._view(result.graph, result.change.rows)
+        warn_coupled(self.model, self.clean, worst.output, result.change.rows)
+        shared = {rule: change for rule, change in result.by_rule.items() if rule in SHARED_RULES}
+        by_rule = {
+            rule: worst if change is result.change else self._view(change.apply(self.graph)[0])
+            for rule, change in shared.items()
+        }
+        return _Attacked(result, worst, by_rule)
+
+    def _view(self, attacked: Graph, changed: Tensor | None = None) -> _View:
+        output = observe(self.model, attacked).averaged()
+        touched = touched_rows(self.clean.attention, output.attention, changed)
+        pairs = ms.paired(self.clean.attention, output.attention)
+        return _View(output, ms.agreement(pairs, self.k, self.sharpest, touched), touched)
 
     def _stability(self, attacked: dict[str, _Attacked]) -> dict[str, Any]:
         """Everything about predictions and attention before and after."""
@@ -257,7 +308,7 @@ class Run:
         out: dict[str, Any] = {
             **self._scores(attacked),
             "g_tvd": ms.prediction_change(before, first.view.logits[rows]),
-            "g_jsd": first.agreement.metrics["g_jsd"],
+            "g_jsd": first.worst.agreement.metrics["g_jsd"],
             "sharpness": {
                 "clean": ms.layered(self.sharpness, self.sharpest),
                 "attacked": ms.layered(after, self.sharpest),
@@ -265,23 +316,35 @@ class Run:
             "top_share": ms.top_shares(pairs, self.sharpest),
             "sharpest": self.sharpest,
         }
-        for metric in (name for name in first.agreement.metrics if name != "g_jsd"):
-            out[metric] = {name: a.agreement.metrics[metric] for name, a in attacked.items()}
+        compared = {name: a.compared for name, a in attacked.items()}
+        for metric in (name for name in first.worst.agreement.metrics if name != "g_jsd"):
+            out[metric] = {name: v.agreement.metrics[metric] for name, v in compared.items()}
         if "explanation" in attacked:
             other = attacked["explanation"]
             out["g_tvd_explanation"] = ms.prediction_change(before, other.view.logits[rows])
-            out["g_jsd_explanation"] = other.agreement.metrics["g_jsd"]
+            out["g_jsd_explanation"] = other.worst.agreement.metrics["g_jsd"]
             if other is not first and (worst := by_endpoints(other.result.ledger)):
                 out["lost"] = {"explanation": worst}
-        out["intruders"] = {
-            name: ms.intruders(a.view.attention, self.graph.num_nodes, self.k, self.sharpest)
-            for name, a in attacked.items()
-        }
-        for metric, value in ms.chance(pairs, self.k, self.sharpest, first.touched).items():
+        out["intruders"] = {name: self._intruders(view) for name, view in compared.items()}
+        touched = compared["prediction"].touched
+        for metric, value in ms.chance(pairs, self.k, self.sharpest, touched).items():
             out[metric]["chance"] = value
-        shares = [float(rows.double().mean()) for rows in first.touched]
-        out["touched"] = ms.layered(shares, self.sharpest)
+        out["touched"] = ms.layered([float(rows.double().mean()) for rows in touched], self.sharpest)
+        rules = {rule for a in attacked.values() for rule in a.by_rule}
+        if len(rules) > 1:
+            out["endpoints"] = {
+                rule: {n: self._at_rule(a.by_rule[rule]) for n, a in attacked.items() if rule in a.by_rule}
+                for rule in SHARED_RULES
+                if rule in rules
+            }
         return out
+
+    def _intruders(self, view: _View) -> dict[str, Any]:
+        return ms.intruders(view.output.attention, self.graph.num_nodes, self.k, self.sharpest)
+
+    def _at_rule(self, view: _View) -> dict[str, Any]:
+        """Explanations at the endpoints of one rule: the same nodes for every model."""
+        return {"overlap": view.agreement.metrics["overlap_touched"], "intruders": self._intruders(view)}
 
     def _scores(self, attacked: dict[str, _Attacked]) -> dict[str, dict[str, float]]:
         """The task's scores by name, each clean and under every attack."""
@@ -293,10 +356,11 @@ class Run:
         found = {n: metrics.task_scores(self.task.name, v.logits[self.rows], truth) for n, v in views.items()}
         scores = {name: {view: values[name] for view, values in found.items()} for name in names}
         worst = by_endpoints(attacked["prediction"].result.ledger)
-        scores[self.task.headline] |= {f"attacked_{ends}": 1 - damage for ends, damage in worst.items()}
-        headline = scores[self.task.headline]
-        headline["chance"] = metrics.chance_score(self.task.headline, truth)
-        reliability.check_score(headline["clean"], headline["chance"], self.task.headline)
+        headline = scores[self.headline]
+        headline |= {f"attacked_{ends}": 1 - damage for ends, damage in worst.items()}
+        for name in dict.fromkeys((self.task.headline, self.headline)):
+            scores[name]["chance"] = metrics.chance_score(name, truth)
+        reliability.check_score(headline["clean"], headline["chance"], self.headline)
         return scores
 
     def _classes(self, views: dict[str, Observation]) -> list[Tensor]:

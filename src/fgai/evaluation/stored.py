@@ -38,7 +38,9 @@ class StoredEvaluation:
         model: class of the model.
         graph: fingerprint of the graph.
         k: neighbours in an explanation.
-        f1: by part of the split, where there are labels.
+        f1: by part of the split, where there are labels; so the next two.
+        balanced_accuracy: see `fgai.metrics.balanced_accuracy`.
+        macro_f1: see `fgai.metrics.macro_f1`.
         sharpness: by layer, see `fgai.metrics.sharpness`.
         agreement: share of the nodes in the vanilla model's class; None without one, as all that follow.
         g_tvd: distance of the logits, see `fgai.metrics.g_tvd`.
@@ -50,6 +52,8 @@ class StoredEvaluation:
     graph: str
     k: int
     f1: dict[str, float] = field(default_factory=dict)
+    balanced_accuracy: dict[str, float] = field(default_factory=dict)
+    macro_f1: dict[str, float] = field(default_factory=dict)
     sharpness: list[float] = field(default_factory=list)
     agreement: float | None = None
     g_tvd: float | None = None
@@ -160,14 +164,13 @@ def evaluate_store(
             )
         means = _measured(found, other, k, ranks)
         layers = range(len(found.layers))
-        beside: dict[str, Any] = {}
+        beside: dict[str, Any] = dict(_scores(found, whole))
         if other is not None:
-            beside = {name: means.of(name) for name in ("agreement", "g_tvd", "g_tvd_prob")}
+            beside |= {name: means.of(name) for name in ("agreement", "g_tvd", "g_tvd_prob")}
             beside["overlap"] = [means.of(f"overlap {layer}") for layer in layers]
         sharpness = [means.of(f"sharpness {layer}") for layer in layers]
-        scores = _scores(found, whole)
         ranks.wait()  # until nobody reads what goes now
-        return StoredEvaluation(found.model, found.graph, k, scores, sharpness, **beside)
+        return StoredEvaluation(found.model, found.graph, k, sharpness=sharpness, **beside)
 
 
 def _measured(found: StoredObservation, other: StoredObservation | None, k: int, ranks: Ranks) -> _Means:
@@ -210,17 +213,18 @@ def _blocks(found: StoredObservation, ranks: Ranks) -> Iterator[_Rows]:
         )
 
 
-def _scores(found: StoredObservation, whole: Whole) -> dict[str, float]:
-    """F1 on the parts of the split."""
+def _scores(found: StoredObservation, whole: Whole) -> dict[str, dict[str, float]]:
+    """The scores of the task by name, each on the parts of the split."""
     nodes, task = whole.nodes, task_of(whole.nodes)
     if nodes.y is None:
         return {}
-    scores = {}
+    scores: dict[str, dict[str, float]] = {}
     for part in ("train", "val", "test"):
         rows = task.rows(nodes, part)
         if task.has_part(nodes, part) and rows.numel():
             logits = torch.from_numpy(found.logits[rows.numpy()])
-            scores[part] = metrics.f1(logits, nodes.y[rows])
+            for name, value in metrics.task_scores(task.name, logits, nodes.y[rows]).items():
+                scores.setdefault(name, {})[part] = value
     return scores
 
 

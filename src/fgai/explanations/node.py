@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from fgai.alone import with_gradients
 from fgai.attacks import AttackResult, Threat, make_attack, threat_of
-from fgai.attention import limits_of, observe, prepared
-from fgai.certificates import PROMISE, Injection, certify, invariant_layers
+from fgai.attention import Observation, limits_of, observe, prepared, warn_coupled, warn_unread
+from fgai.certificates import KEPT, PROMISE, Injection, certify, invariant_layers
 from fgai.checks import seed as check_seed
 from fgai.checks import whole
 from fgai.errors import InputError
@@ -43,9 +43,11 @@ def explain(
 ) -> NodeExplanation:
     """Say whom a node attends to, whether that survives an attack, and what is proved about it.
 
-    Attention is averaged over heads and, by default, over layers. Under attack, ranks are taken among the
-    node's original neighbours, as the protocol does; injected ones are counted apart. A node without
-    neighbours has no explanation: the list is empty. With at most k neighbours all of them are the top-k.
+    Shown is the explanation vector of a layer, the normalised geometric mean of its heads (see
+    `LayerAttention.explanation`), by default its mean over layers; certified is the same. Under attack, ranks
+    are taken among the node's original neighbours, as the protocol does; injected ones are counted apart. A
+    node without neighbours has no explanation: the list is empty. With at most k neighbours all of them are
+    the top-k.
 
     Args:
         model: a node classifier, fgai's or any PyG model the recorder supports; left as it was.
@@ -80,14 +82,17 @@ def explain(
     check_seed(seed)
     graph = prepared(model, as_graph(data))
     label = threat if isinstance(threat, str) else getattr(threat, "name", "")
-    clean = GraphView.of(observe(model, graph), layer=layer).node(node)
+    warn_unread(model)
+    before = observe(model, graph)
+    clean = GraphView.of(before, layer=layer).node(node)
     after = None
     result = attack
     if result is None and threat is not None:
         chosen = threat_of(threat).sized(nodes, edges)
-        result = make_attack(chosen, "prediction", k=k).run(model, graph, seed=seed)
+        result = make_attack(chosen, k=k).run(model, graph, seed=seed)
     if result is not None:
         seen = observe(model, prepared(model, result.graph))
+        warn_coupled(model, before, seen, result.change.rows)
         after = GraphView.of(seen, layer=layer, original=graph.num_nodes).node(node)
     return NodeExplanation(
         dataset=graph.name,
@@ -100,7 +105,7 @@ def explain(
         label=clean.label,
         neighbours=_neighbours(clean, after, names),
         attacked=None if after is None else _under_attack(clean, after, k, label or "given"),
-        certified=_certified(model, graph, node, k) if certificate else None,
+        certified=_certified(model, before, clean, layer, k) if certificate else None,
     )
 
 
@@ -152,20 +157,36 @@ def _under_attack(clean: NodeView, after: NodeView, k: int, threat: str) -> dict
     }
 
 
-def _certified(model: nn.Module, graph: Graph, node: int, k: int) -> dict[str, Any]:
-    """Radii of one node, per layer; None where nothing is known or nothing can change."""
+def _certified(
+    model: nn.Module, before: Observation, clean: NodeView, shown: str | int, k: int
+) -> dict[str, Any]:
+    """Radii of one node, shown and per layer; None where nothing is known or nothing can change."""
+    graph, node = before.graph, clean.node
     record = certify(model, graph, radius=0.0, k1=k, k2=k)
     layers = [
         {
             "layer": layer.name,
+            "topk": list(GraphView.of(before, layer=index).node(node).neighbours[:k]),
             "topk_radius": _number(layer.topk_radius, node),
             "class_radius": _number(layer.prediction.class_radius, node),
             "class_status": layer.prediction.class_status,
         }
-        for layer in record.layers
+        for index, layer in enumerate(record.layers)
     ]
-    certified = {"norm": record.norm, "k": k, "layers": layers, "promise": PROMISE}
+    typed_edges = any(layer.edge_type is not None for layer in before.attention)
+    radius = None if shown == "max" or typed_edges else _shown_radius(clean, k)
+    certified = {"norm": record.norm, "k": k, "shown_radius": radius, "layers": layers, "promise": PROMISE}
     return {**certified, "injection": _against_injection(model, graph, node)}
+
+
+def _shown_radius(clean: NodeView, k: int) -> float | None:
+    """Least l1 change of the weights that lets another neighbour into the top-k; None without another.
+
+    If no layer's vector moves by more than R, their mean does not, either.
+    """
+    if len(clean.weights) <= k:
+        return None
+    return max(0.0, clean.weights[k - 1] - clean.weights[k])
 
 
 def _against_injection(model: nn.Module, graph: Graph, node: int) -> dict[str, Any]:
@@ -178,7 +199,8 @@ def _against_injection(model: nn.Module, graph: Graph, node: int) -> dict[str, A
             held = dict.fromkeys(held, bool(near.holds[node]))
         if held["direct"]:  # a class that one new neighbour of its own can change holds no better against all
             held["any"] = bool(certify(model, graph, threat=Injection(1, "any")).holds[node])
-    return {"invariant": fixed, "class_holds": held}
+    condition = None if graph.positional is None else KEPT
+    return {"invariant": fixed, "condition": condition, "class_holds": held}
 
 
 def _number(values: Tensor | None, node: int) -> float | None:

@@ -24,19 +24,22 @@ class NodeExplanation(TabledDocument):
         dataset: name of the graph.
         node: its number.
         name: how it is called, its number where it has no name.
-        layer: which attention: `mean`, `last` or `max` over layers, or a layer's number.
+        layer: which explanation: `mean`, `last` or `max` over layers, or a layer's number.
         k: neighbours in the explanation.
         predicted: class with the largest logit.
         confidence: its probability.
         label: true class, -1 where unknown.
-        neighbours: by falling attention, each with `node`, `name`, `attention`, `itself`, `injected` (False
-            here), `informative` (None where no truth is known) and `attacked`, its attention under attack.
+        neighbours: by falling weight, each with `node`, `name`, `attention` (its weight in the explanation,
+            see `LayerAttention.explanation`), `itself`, `injected` (False here), `informative` (None where no
+            truth is known) and `attacked`, its weight under attack.
         attacked: under attack: `threat`, `predicted`, `confidence`, `kept` (nodes of the top-k that stay
             among the original neighbours), `overlap`, `chance` (the overlap of a random order),
             `new_neighbours` and the share of attention they take, `new_attention`; None without an attack.
-        certified: `norm`, `k`, `layers` (radius of the top-k and of the class, and what is known of them),
-            `promise` and `injection` (layers that injected nodes cannot reorder, and whether the class holds
-            against one of them); None if it was not asked for.
+        certified: `norm`, `k`, `shown_radius` (of the top-k that is shown, where layers are averaged: the
+            explanation vector of each moved by less; None for the maximum and where nothing can change),
+            `layers` (each layer's own `topk`, its radius, that of the class, and what is known of it),
+            `promise` and `injection` (layers that injected nodes cannot reorder, the `condition` for that,
+            and whether the class holds against one of them); None if it was not asked for.
     """
 
     KIND: ClassVar[str] = "explanation"

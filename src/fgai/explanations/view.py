@@ -132,28 +132,46 @@ def certified_sentences(values: dict[str, Any]) -> list[str]:
     if not certified:
         return []
     lines = [
-        f"{layer['layer']}, {certified['norm']} ball: {_radii(layer, certified['k'])}"
+        f"{layer['layer']}, {certified['norm']} ball: {_radii(layer, values)}"
         for layer in certified["layers"]
     ]
+    lines = [*_shown(values), *lines]
     return [*lines, certified["promise"], *injection_words(certified.get("injection") or {})]
 
 
-def _radii(layer: dict[str, Any], k: int) -> str:
-    top, kind = layer["topk_radius"], layer["class_radius"]
+def _shown(values: dict[str, Any]) -> list[str]:
+    """What is proved about the list above where it is no single layer's."""
+    k, radius = values["k"], values["certified"].get("shown_radius")
+    if values["layer"] == "max":
+        return [f"the maximum over layers has no certificate; below, each layer's own top-{k}"]
+    if values["layer"] != "mean" or radius is None:
+        return []
+    norm = values["certified"]["norm"]
+    vector = "while the explanation vector of each layer moves by less than"
+    return [f"shown top-{k}, {norm} ball: cannot change {vector} {radius:.4f}"]
+
+
+def _radii(layer: dict[str, Any], values: dict[str, Any]) -> str:
+    top, kind, k = layer["topk_radius"], layer["class_radius"], values["certified"]["k"]
+    names = {entry["node"]: str(entry["name"]) for entry in values["neighbours"]}
+    own = layer.get("topk") or []
+    listed = "" if set(own) == set(list(names)[:k]) else f" ({', '.join(names.get(n, str(n)) for n in own)})"
     order = (
-        f"top-{k} cannot change below {top:.4f}"
+        f"its top-{k}{listed} cannot change while its explanation vector moves by less than {top:.4f}"
         if top is not None
         else f"top-{k}: no other neighbour to swap in"
     )
     if kind is not None:
-        return f"{order}; class not below {kind:.4f} ({layer['class_status']})"
+        return f"{order}; class not while each head moves by less than {kind:.4f} ({layer['class_status']})"
     known = layer["class_status"] != "unknown"
     return f"{order}; {'class: attention has no say' if known else 'class: unknown'}"
 
 
 def injection_words(found: dict[str, Any]) -> list[str]:
     """Say what is proved against injected nodes, a sentence each."""
-    lines = [f"{name}: injected nodes cannot reorder its neighbours" for name in found.get("invariant", ())]
+    condition = f", {found['condition']}" if found.get("condition") else ""
+    order = f"injected nodes cannot reorder its neighbours{condition}"
+    lines = [f"{name}: {order}" for name in found.get("invariant", ())]
     held = found.get("class_holds") or {}
     if held.get("any"):
         lines.append("class: holds if every node gains an injected neighbour, whatever it says")

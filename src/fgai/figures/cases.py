@@ -42,8 +42,8 @@ class NodeView:
 
     Attributes:
         node: its number.
-        neighbours: sources of its incoming edges by falling attention (ties by number); it may be among them.
-        weights: the attention paid to each, summing to one.
+        neighbours: sources of its incoming edges by falling weight (ties by number); it may be among them.
+        weights: of the explanation, summing to one (not with `max` over layers).
         predicted: class with the largest logit.
         confidence: its probability.
         label: true class, -1 where unknown.
@@ -74,7 +74,7 @@ class GraphView:
 
     Attributes:
         graph: as the model read it.
-        attention: [E, 1], the heads' geometric mean, layers reduced.
+        attention: float64 [E, 1], `LayerAttention.explanation` of a layer, or layers reduced.
         predicted: class of each node.
         confidence: probability of that class.
         num_original: nodes from this number on were injected.
@@ -92,14 +92,14 @@ class GraphView:
 
         Args:
             seen: see `fgai.attention.observe`.
-            layer: `mean`, `last` or `max` over layers, or one layer by number; of the heads their geometric
-                mean, whose order is that of `LayerAttention.ranking`.
+            layer: `mean`, `last` or `max` over layers, or one layer by number; of the heads their normalised
+                geometric mean, see `LayerAttention.explanation`.
             original: number of nodes that were not injected; all by default.
         """
         if isinstance(layer, str):
             one_of(layer, "layer", REDUCERS)
-        chosen = seen.attention.heads("log")
-        reduced = chosen.layer(layer) if isinstance(layer, int) else chosen.over_layers(layer)
+        shown = seen.attention.explanations()
+        reduced = shown.layer(layer) if isinstance(layer, int) else shown.over_layers(layer)
         confidence, predicted = seen.logits.softmax(1).max(1)
         return cls(
             graph=seen.graph,
@@ -120,7 +120,7 @@ class GraphView:
         first, last = self.attention.rowptr[node : node + 2].tolist()
         sources = self.attention.source[first:last]
         weights = self.attention.values[first:last, 0]
-        order = torch.argsort(weights, descending=True, stable=True)
+        order = torch.argsort(self.attention.ranking()[first:last], descending=True, stable=True)
         truth = self.graph.edge_truth
         informative = None
         if truth is not None and self.attention.num_edges == self.graph.num_edges:

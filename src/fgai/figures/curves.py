@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from fgai.certificates import PROMISE, RADII
+from fgai.certificates import RADII, Promising, promised
 from fgai.errors import InputError
 from fgai.evaluation import EvaluationRecord
 from fgai.figures import style
@@ -73,7 +73,7 @@ class CertifiedLayer(Protocol):
 
 
 @runtime_checkable
-class Certified(Protocol):
+class Certified(Promising, Protocol):
     """What `certified_curves` reads: a `CertificateRecord`, or what stands for several."""
 
     @property
@@ -117,7 +117,7 @@ def certified_curves(records: Certified | Mapping[str, Certified], *, layer: int
                     axes.plot(*zip(*points, strict=True), label=name, **_look(index))
             axes.set_title(title)
             axes.set_xscale("log")
-            axes.set_xlabel(f"radius R ({first.norm} ball on the attention)")
+            axes.set_xlabel(f"radius R ({first.norm} ball)")
             if not known:
                 axes.text(0.5, 0.5, "unknown", transform=axes.transAxes, ha="center", color="#555555")
         panels[0].set_ylim(-0.02, 1.02)
@@ -125,7 +125,7 @@ def certified_curves(records: Certified | Mapping[str, Certified], *, layer: int
         panels[0].set_ylabel("share of nodes")
         if len(named) > 1:
             panels[0].legend()
-        style.footnote(figure, PROMISE)
+        style.footnote(figure, " ".join(dict.fromkeys(promised(record) for record in named.values())))
     return figure
 
 

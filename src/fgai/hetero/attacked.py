@@ -13,13 +13,13 @@ from torch_geometric.data import HeteroData
 from fgai import checks, metrics
 from fgai.alone import with_gradients
 from fgai.attacks import AttackResult, Threat, make_attack, threat_of
-from fgai.attention import Observation, observe, prepared, touched_rows
+from fgai.attention import Observation, observe, prepared, touched_rows, warn_coupled, warn_unread
 from fgai.attention.hetero import HeteroCall
 from fgai.attention.tap import EdgeType
 from fgai.divergence import row_tvd
 from fgai.evaluation.measures import NAN, agreement, chance, intruders, paired
 from fgai.hetero.view import MASKS, HeteroView
-from fgai.objectives import Objective, Value
+from fgai.objectives import Loss, Objective
 from fgai.records import Column, Table, Tabled
 from fgai.tasks import task_of
 from fgai.typed import typed
@@ -84,7 +84,7 @@ def attack(
     edge_type: EdgeType,
     *,
     threat: str | Threat = "standard",
-    objective: str | Objective | Value = "prediction",
+    objective: str | Objective | Loss | None = None,
     nodes: int | None = None,
     edges: int | None = None,
     k: int = 5,
@@ -103,7 +103,7 @@ def attack(
         data: with labels of the nodes that `edge_type` ends at; without `test_mask` all of them are attacked.
         edge_type: of the new edges.
         threat: a name from `fgai.attacks.THREATS` that injects nodes, or a `Threat` of your own.
-        objective: what the attacker maximises: `prediction`, `explanation`, ...
+        objective: what the attacker maximises: `prediction` by default, `explanation`, ...
         nodes: that are injected, instead of the threat's own number: for small graphs.
         edges: of each of them, likewise.
         k: neighbours in an explanation.
@@ -121,8 +121,10 @@ def attack(
     view = HeteroView(data, edge_type=edge_type)
     wrapped = view.wrap(model, call)
     graph = prepared(wrapped, view.graph)
+    warn_unread(wrapped)
     result = make_attack(chosen, objective, k=k).run(wrapped, graph, seed=seed)
     before, after = observe(wrapped, graph), observe(wrapped, result.graph)
+    warn_coupled(wrapped, before, after, result.change.rows)
     assert view.layout.injected is not None
     return HeteroAttack(
         edge_type=view.layout.injected,

@@ -96,9 +96,9 @@ def explain(
 ) -> HeteroExplanation:
     """Say whom a node attends to, for each type of edges that ends at it.
 
-    Of the heads it is the geometric mean, whose order is that of `LayerAttention.ranking`. Where layers
-    normalise within a type, the attention of every type sums to one, and types do not compare; with HGTConv
-    all types together do.
+    Of the heads it is the normalised geometric mean, see `LayerAttention.explanation`. Where layers
+    normalise within a type, the weights of every type sum to one, and types do not compare; with HGTConv
+    those of all types together do.
 
     Args:
         model: see `attend`.
@@ -153,7 +153,7 @@ def _neighbours(
     chosen = AttentionMap((entries.layer(layer),)) if isinstance(layer, int) else entries
     for other in chosen:
         chosen.last.require_same_edges(other)
-    values = _reduced(torch.stack(chosen.reduce(heads="log")), layer)
+    values = _reduced(torch.stack([w.explanation() for w in chosen]), layer)
     first, last = chosen.last.rowptr[number : number + 2].tolist()
     order = first + torch.argsort(values[first:last], descending=True, stable=True)
     nodes = view.layout.within(kind[0], chosen.last.source[order]).tolist()

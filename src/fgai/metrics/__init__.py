@@ -17,12 +17,22 @@ from fgai.metrics.intruders import (
     intruder_places,
     intruder_places_per_node,
 )
-from fgai.metrics.nodes import mean_over
+from fgai.metrics.nodes import mean_of_defined, mean_over
 from fgai.metrics.nulls import random_ranking, uniform_attention
 from fgai.metrics.paths import measured, metric_at, null_path, quantity
-from fgai.metrics.prediction import accuracy, average_precision, f1, roc_auc
+from fgai.metrics.prediction import (
+    accuracy,
+    average_precision,
+    balanced_accuracy,
+    changed_share,
+    f1,
+    macro_f1,
+    recall,
+    roc_auc,
+)
 from fgai.metrics.quantity import Quantity
 from fgai.metrics.ranking import (
+    kept_by_layer,
     overlap,
     overlap_chance,
     overlap_graph,
@@ -40,7 +50,7 @@ from fgai.metrics.removal import (
     slope,
     still_right,
 )
-from fgai.metrics.scores import chance_score, task_scores
+from fgai.metrics.scores import chance_score, error_weights, task_scores
 from fgai.metrics.sharpness import (
     NOTHING,
     sharpness,
@@ -64,9 +74,12 @@ __all__ = [
     "Views",
     "accuracy",
     "average_precision",
+    "balanced_accuracy",
     "chance_score",
+    "changed_share",
     "characterization",
     "edges_to_remove",
+    "error_weights",
     "f1",
     "f_slope_gap",
     "f_slope_minus",
@@ -82,6 +95,9 @@ __all__ = [
     "intruder_nodes",
     "intruder_places",
     "intruder_places_per_node",
+    "kept_by_layer",
+    "macro_f1",
+    "mean_of_defined",
     "mean_over",
     "measured",
     "metric",
@@ -95,6 +111,7 @@ __all__ = [
     "random_ranking",
     "rank_correlation",
     "rank_correlation_per_node",
+    "recall",
     "roc_auc",
     "sharpness",
     "sharpness_per_node",

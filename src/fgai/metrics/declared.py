@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fgai.metrics.quantity import Quantity
 
+ENDS = ("random", "cover", "defects", "weakest", "chosen")
+"""Endpoints under an ensemble: of each rule, and `chosen` for all but the random ones."""
 _CHANCE = (
     "overlap", "overlap_touched", "overlap_graph", "explanations", "truth", "truth_prediction",
     "truth_explanation",
@@ -12,8 +14,10 @@ _EVALUATION = (
     Quantity(path="same_class.*.changed", title="changed, same class", direction="lower"),
     Quantity(path="same_class.*.kept", title="same class"),
     Quantity(path="touched", title="touched nodes"),
-    Quantity(path="lost.explanation.random", title="lost, random ends", direction="lower"),
-    Quantity(path="lost.explanation.chosen", title="lost, chosen ends", direction="lower"),
+    *(
+        Quantity(path=f"lost.explanation.{ends}", title=f"lost, {ends} ends", direction="lower")
+        for ends in ENDS
+    ),
     Quantity(path="sharpest", title="sharpest layer", form="d"),
     Quantity(path="f_slope.*.*.curve_plus", title="still right"),
     Quantity(path="f_slope.*.*.curve_minus", title="still right"),

@@ -52,7 +52,7 @@ def intruder_mass_per_node(w: Tensor, injected: Tensor, rowptr: Tensor) -> Tenso
     high=1,
     parameters=("k",),
     title="intruded nodes",
-    paths=("intruders.*.nodes",),
+    paths=("intruders.*.nodes", "endpoints.*.*.intruders.nodes"),
     headings={
         "intruders.prediction.nodes.all": "intruded",
         "intruders.explanation.nodes.all": "intruded, expl.",
@@ -94,7 +94,7 @@ def intruder_nodes(
     high=1,
     parameters=("k",),
     title="intruders' places",
-    paths=("intruders.*.places",),
+    paths=("intruders.*.places", "endpoints.*.*.intruders.places"),
 )
 @typed
 def intruder_places(
@@ -127,7 +127,7 @@ def intruder_places(
     low=0,
     high=1,
     title="intruders' mass",
-    paths=("intruders.*.mass",),
+    paths=("intruders.*.mass", "endpoints.*.*.intruders.mass"),
     headings={
         "intruders.prediction.mass.all": "their mass",
         "intruders.explanation.mass.all": "their mass, expl.",

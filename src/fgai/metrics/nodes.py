@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -27,3 +29,15 @@ def mean_over(per_node: Tensor, nodes: Tensor | None = None) -> float:
         raise InputError(f"`per_node` must hold one floating-point number per node, got {got}")
     chosen = per_node if nodes is None else per_node[checks.positions(nodes, len(per_node), "nodes")]
     return float(torch.nanmean(chosen)) if chosen.numel() else float("nan")
+
+
+@typed
+def mean_of_defined(values: Iterable[float]) -> float:
+    """Mean of the values that are not NaN, e.g. over layers; NaN if there is none.
+
+    Example:
+        >>> mean_of_defined([0.5, float("nan"), 1.0])
+        0.75
+    """
+    defined = [value for value in values if value == value]
+    return sum(defined) / len(defined) if defined else float("nan")

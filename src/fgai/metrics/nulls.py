@@ -40,14 +40,11 @@ def random_ranking(
         >>> torch.equal(random_ranking(5, seed=3), random_ranking(5, seed=3))
         True
     """
-    checks.whole(num_edges, "num_edges")
+    checks.memory(checks.whole(num_edges, "num_edges"), 8, "num_edges")
     _check_dtype(dtype)
     checks.device(device)
     generator = torch.Generator().manual_seed(checks.seed(seed))
-    try:
-        drawn = torch.rand(num_edges, generator=generator, dtype=torch.float64)
-    except RuntimeError as error:  # of the allocator
-        raise InputError(f"`num_edges` of {num_edges} scores do not fit in memory") from error
+    drawn = torch.rand(num_edges, generator=generator, dtype=torch.float64)
     return drawn.to(device=device, dtype=dtype)
 
 

@@ -1,14 +1,19 @@
-"""How well a model predicts: accuracy and F1 of classes, ROC-AUC and average precision of scores."""
+"""How well a model predicts: accuracy, recall and F1 of classes, ROC-AUC and average precision of scores."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fgai import checks
 from fgai.errors import InputError
+from fgai.metrics.declared import ENDS
 from fgai.metrics.given import check_labels
 from fgai.metrics.spec import metric
+from fgai.metrics.views import Views
+from fgai.tasks import task_of
 from fgai.typed import typed
 
 AVERAGES = ("micro", "macro")
@@ -16,7 +21,7 @@ AVERAGES = ("micro", "macro")
 
 def _by_endpoints(path: str, title: str) -> dict[str, str]:
     """Headings of a score under attacks whose new nodes are joined at random, and where it hurts most."""
-    return {f"{path}.attacked_{ends}": f"{title} {ends} ends" for ends in ("random", "chosen")}
+    return {f"{path}.attacked_{ends}": f"{title} {ends} ends" for ends in ENDS}
 
 
 def classes_of(prediction: Tensor) -> Tensor:
@@ -94,6 +99,128 @@ def f1(prediction: Tensor, target: Tensor, average: str = "micro") -> float:
     seen = torch.bincount(label, minlength=len(classes))
     hit = torch.bincount(label[: len(guess)][guess == truth], minlength=len(classes))
     return float((2 * hit.double() / seen).mean())
+
+
+@metric(
+    direction="higher",
+    low=0,
+    high=1,
+    title="macro-F1",
+    paths=("macro_f1.*",),
+)
+@typed
+def macro_f1(prediction: Tensor, target: Tensor) -> float:
+    """Mean of the F1 scores of the classes, see `f1`: rare classes count as much as frequent ones.
+
+    Args:
+        prediction: logits [N, C], or class indices [N].
+        target: class indices [N]; -1 is left out.
+
+    Returns:
+        In [0, 1]; NaN if no class is known.
+
+    Example:
+        >>> macro_f1(torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 0, 1]))
+        0.42857142857142855
+    """
+    return f1(prediction, target, "macro")
+
+
+@metric(
+    direction="higher",
+    low=0,
+    high=1,
+    title="balanced accuracy",
+    paths=("balanced_accuracy.*",),
+    headings=_by_endpoints("balanced_accuracy", "balanced accuracy"),
+)
+@typed
+def balanced_accuracy(prediction: Tensor, target: Tensor) -> float:
+    """Mean of the recalls of the classes that occur in `target`: 1/C for a model that names one class of C.
+
+    Args:
+        prediction: logits [N, C], or class indices [N].
+        target: class indices [N]; -1 is left out.
+
+    Returns:
+        In [0, 1]; NaN if no class is known.
+
+    Example:
+        >>> balanced_accuracy(torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 0, 1]))
+        0.5
+    """
+    return float(recall(prediction, target).nanmean())
+
+
+def _recalls(views: Views) -> dict[str, Any]:
+    """Recall by view, and how many scored rows each class has; nothing for links, which are ranked."""
+    if views.target is None or task_of(views.graph).needs_links:
+        return {}
+    truth = views.target[views.rows]
+    found: dict[str, Any] = {
+        name: recall(logits[views.rows], truth).tolist() for name, logits in views.logits.items()
+    }
+    classes = views.logits["clean"].shape[1]
+    return {**found, "support": torch.bincount(truth[truth >= 0], minlength=classes).tolist()}
+
+
+@metric(direction="higher", low=0, high=1, paths=("recall",), measure=_recalls)
+@typed
+def recall(prediction: Tensor, target: Tensor) -> Tensor:
+    """Share of the nodes of each class that are predicted as such.
+
+    Args:
+        prediction: logits [N, C], or class indices [N].
+        target: class indices [N]; -1 is left out.
+
+    Returns:
+        [C] in [0, 1]; NaN for a class without nodes. Without logits C is the largest class plus one.
+
+    Example:
+        >>> recall(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1]))
+        tensor([0.6667, 1.0000], dtype=torch.float64)
+    """
+    guess, truth = _known(prediction, target)
+    classes = prediction.shape[1] if prediction.dim() == 2 else 0
+    total = torch.bincount(truth, minlength=classes).double()
+    return torch.bincount(truth[guess == truth], minlength=len(total)) / total
+
+
+def _changes(views: Views) -> dict[str, float]:
+    """Share of the scored rows that an attack gives another class, by view."""
+    before = views.logits["clean"][views.rows]
+    attacked = {name: logits for name, logits in views.logits.items() if name != "clean"}
+    return {name: changed_share(before, logits[views.rows]) for name, logits in attacked.items()}
+
+
+@metric(
+    direction="lower",
+    low=0,
+    high=1,
+    title="changed predictions",
+    paths=("changed",),
+    measure=_changes,
+)
+@typed
+def changed_share(before: Tensor, after: Tensor) -> float:
+    """Share of nodes whose predicted class is another one, whatever the true one is.
+
+    Args:
+        before: logits [N, C], or class indices [N].
+        after: likewise, of the same nodes.
+
+    Returns:
+        In [0, 1]; NaN without nodes.
+
+    Example:
+        >>> changed_share(torch.tensor([0, 1, 1, 0]), torch.tensor([0, 1, 0, 0]))
+        0.25
+    """
+    one, two = classes_of(before), classes_of(after)
+    if one.shape != two.shape:
+        got = f"{tuple(one.shape)} and {tuple(two.shape)}"
+        raise InputError(f"`before` and `after` must cover the same nodes, got {got}")
+    return float((one != two).double().mean())
 
 
 @metric(

@@ -7,11 +7,14 @@ Before and after an attack, that means the original edges: the top-k of a node a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from fgai import checks, topk
+from fgai.attention import AttentionMap
 from fgai.compiled import compiled
 from fgai.metrics.given import check_attention, check_attentions
 from fgai.metrics.nodes import mean_over
@@ -51,6 +54,7 @@ def overlap_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5) -> 
         "overlap.explanation",
         "overlap_touched.prediction",
         "overlap_touched.explanation",
+        "endpoints.*.*.overlap",
         "overlap_mean.prediction",
         "overlap_mean.explanation",
         "overlap_mean_touched.prediction",
@@ -96,6 +100,22 @@ def overlap(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Te
         0.5
     """
     return mean_over(overlap_per_node(w, w_other, rowptr, k), nodes)
+
+
+@typed
+def kept_by_layer(before: AttentionMap, after: AttentionMap, k: int, nodes: Sequence[Tensor]) -> list[float]:
+    """Top-k overlap before and after a perturbation, layer by layer, on the edges that both have.
+
+    Attacks are judged by it and tables report it. A layer where no node counts has no value: NaN.
+
+    Args:
+        before: attention on the original graph.
+        after: attention on the perturbed graph, whose first nodes are the original ones.
+        k: how many neighbours are shown.
+        nodes: per layer bool [N], the nodes that count; see `fgai.attention.touched_rows`.
+    """
+    pairs = zip(*before.heads("mean").align(after.heads("mean")), nodes, strict=True)
+    return [overlap(a.ranking(), b.ranking(), a.rowptr, k, nodes=rows) for a, b, rows in pairs]
 
 
 @typed

@@ -20,7 +20,7 @@ from fgai.typed import typed
 def task_scores(task: str, logits: Tensor, target: Tensor) -> dict[str, float]:
     """Return the scores of a task by name.
 
-        node   micro-F1
+        node   micro-F1, balanced accuracy, macro-F1
         link   ROC-AUC and average precision of the link's logit minus the other
         graph  accuracy, and ROC-AUC (two classes: of the second; more: mean of one against the rest)
 
@@ -49,14 +49,16 @@ def task_scores(task: str, logits: Tensor, target: Tensor) -> dict[str, float]:
 
 @typed
 def chance_score(name: str, target: Tensor) -> float:
-    """What a score is without looking: 0.5 for ROC-AUC, else the share of the most frequent class.
+    """What a score is without looking: the share of the most frequent class for F1 and accuracy.
+
+    0.5 for ROC-AUC, one over the number of classes for balanced accuracy.
 
     Args:
-        name: of the score, e.g. `f1`, `accuracy` or `roc_auc`.
+        name: of the score, e.g. `f1`, `balanced_accuracy` or `roc_auc`.
         target: [T] classes; -1 is left out.
 
     Returns:
-        In [0, 1]; NaN without any known class.
+        In [0, 1]; NaN without any known class, and for macro-F1.
 
     Example:
         >>> import torch
@@ -68,7 +70,33 @@ def chance_score(name: str, target: Tensor) -> float:
     if not known.numel():
         return float("nan")
     counts = torch.unique(known, return_counts=True)[1]
-    return 0.5 if name == "roc_auc" else float(counts.max()) / known.numel()
+    levels = {"roc_auc": 0.5, "balanced_accuracy": 1 / len(counts), "macro_f1": float("nan")}
+    return levels.get(name, float(counts.max()) / known.numel())
+
+
+@typed
+def error_weights(score: str, target: Tensor) -> Tensor | None:
+    """What a wrong prediction costs of a score, row by row; None where all rows cost the same.
+
+    For balanced accuracy a row of a class with n of the rows costs 1 / (n · classes), so that the weights of
+    the wrong rows sum to one minus the score.
+
+    Args:
+        score: name of a metric, as in `fgai.tasks.Task.scores`.
+        target: [T] classes, all known.
+
+    Returns:
+        [T] float32, or None.
+
+    Example:
+        >>> import torch
+        >>> error_weights("balanced_accuracy", torch.tensor([0, 0, 1]))
+        tensor([0.2500, 0.2500, 0.5000])
+    """
+    if score != "balanced_accuracy":
+        return None
+    counts = torch.bincount(target)
+    return 1 / (counts[target] * (counts > 0).sum())
 
 
 def link_auc(logits: Tensor, target: Tensor) -> float:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attention import Limits, TappedLayer
-from fgai.attention.layer import mean_heads
-from fgai.checks import at_least, number, one_of, rate, whole
+from fgai.attention.heads import mean_heads
+from fgai.checks import at_least, fraction, one_of, rate, whole
 from fgai.errors import InputError
 from fgai.ops import (
     aggregate,
@@ -104,7 +104,7 @@ class AttentionLayer(TappedLayer):
         heads: H.
         score: one of the three above.
         concat: join the heads ([N, H·C]) or average them ([N, C]).
-        slope: of the leaky relu.
+        slope: of the leaky relu, in [0, 1].
         attention_dropout: rate on the attention while training.
         bias: add a learned vector to the output.
         input_norm: normalise the rows of the input first (sparse features stay sparse).
@@ -127,7 +127,7 @@ class AttentionLayer(TappedLayer):
         at_least(in_channels, "in_channels", 1, "the graph has no features: give it some, e.g. degrees")
         whole(channels, "channels", 1)
         whole(heads, "heads", 1)
-        number(slope, "slope")
+        fraction(slope, "slope", "the leaky relu must neither fall nor outrun the identity")
         rate(attention_dropout, "attention_dropout")
         self.score = one_of(score, "score", SCORES)
         self.channels, self.heads, self.concat = channels, heads, concat

@@ -161,7 +161,10 @@ class ReducedExplanation:
         return self.shares(touched)[0].squeeze(0)
 
     def shares(self, touched: Touched) -> tuple[Tensor, Tensor]:
-        """Return the objective and the share of the top-k the touched rows lost, both [copies]."""
+        """Return the loss and the share of the top-k the touched rows lost, both [copies].
+
+        As in `Explanation.shares`, the share is the mean over layers that have such rows.
+        """
         total, gone = (touched.logits.new_zeros(self._copies) for _ in range(2))
         for layer, ranks in zip(self._layers, touched.ranks, strict=True):
             lost, terms = layer.lost.expand(self._copies), layer.terms.expand(self._copies)
@@ -177,8 +180,8 @@ class ReducedExplanation:
                 each = len(layer.rows) // self._copies
                 gone = gone + ((margins.detach() > 0) & real).sum(1) / (self._objective.k * each)
             total = total + lost / terms.clamp(min=1)
-        count = max(1, len(self._layers))
-        return total / count, gone / count
+        measured = sum(len(layer.rows) > 0 for layer in self._layers)
+        return total / max(1, len(self._layers)), gone / max(1, measured)
 
     def repeated(self, repeated: Repeated) -> ReducedExplanation:
         """Return the same for several copies of the plan side by side."""

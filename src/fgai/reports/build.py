@@ -172,7 +172,6 @@ def _look(
             config = part.record.get("config") or {}
             attack = make_attack(
                 wanted,
-                "prediction",
                 targets=str(config.get("targets", "test")),
                 k=int(config.get("k", 5)),
                 task=task_of(graph).name,

@@ -152,8 +152,8 @@ def _proved(report: Report) -> Card:
         bars.append(Bar(name, share, percent(share, 1)))
         if layers:
             words = (
-                f"Nodes whose top {proof.get('k2')} at the output layer cannot change while its attention"
-                f" moves by at most {proof.get('radius')} ({proof.get('norm')}), its values fixed."
+                f"Nodes whose top {proof.get('k2')} at the output layer cannot change while its explanation"
+                f" vector moves by at most {proof.get('radius')} ({proof.get('norm')}), its values fixed."
             )
     return Card("proved", "Explanations that are proved", words, bars)
 

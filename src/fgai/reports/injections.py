@@ -73,7 +73,10 @@ def of_nodes(certificates: Sequence[InjectionCertificate], nodes: Sequence[int])
             "where": one.where,
             "k": one.k,
             "class": flags(one.holds) if one.known else None,
-            "layers": [{"status": layer.status, "holds": flags(layer.holds)} for layer in one.layers],
+            "layers": [
+                {"status": layer.status, "reason": layer.reason, "holds": flags(layer.holds)}
+                for layer in one.layers
+            ],
         }
         for one in certificates
     ]

@@ -73,6 +73,16 @@ NUMBERS: dict[str, tuple[Number, ...]] = {
             "F1, explanation attacked",
             "The same when the attack aims at the explanation instead.",
         ),
+        Number(
+            "balanced_accuracy.clean",
+            "Balanced accuracy, clean graph",
+            "Mean over classes of the share of their nodes that are found: rare classes count as much.",
+        ),
+        Number(
+            "balanced_accuracy.attacked", "Balanced accuracy, attacked", "The same on the attacked graph."
+        ),
+        Number("macro_f1.clean", "Macro-F1, clean graph", "Mean over classes of their F1."),
+        Number("macro_f1.attacked", "Macro-F1, attacked", "The same on the attacked graph."),
         Number("roc_auc.clean", "ROC-AUC, clean graph", "Chance that a positive outranks a negative."),
         Number("roc_auc.attacked", "ROC-AUC, attacked", "The same on the attacked graph."),
         Number("average_precision.clean", "Average precision, clean graph", "Precision over all thresholds."),
@@ -221,7 +231,12 @@ def number(record: Record, path: str) -> float | None:
     return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
 
 
-SCORES = {"f1": "F1", "accuracy": "accuracy", "roc_auc": "ROC-AUC"}
+SCORES = {
+    "f1": "F1",
+    "accuracy": "accuracy",
+    "roc_auc": "ROC-AUC",
+    "balanced_accuracy": "balanced accuracy",
+}
 """Headings of scores by their names in records."""
 SHARES = ("f1", "accuracy")
 """Scores that are shares of what is classified right."""
@@ -233,9 +248,9 @@ def task_in(record: Record) -> Task:
 
 
 def score_of(record: Record) -> str:
-    """The name of a record's headline score: the task's own, or what there is; `f1` where there is none."""
-    metrics = record.get("metrics") or {}
-    return next((name for name in (task_in(record).headline, *SCORES) if name in metrics), "f1")
+    """The name of a record's headline score: that it names, the task's own, or what there is; else `f1`."""
+    metrics, own = record.get("metrics") or {}, str((record.get("config") or {}).get("headline"))
+    return next((name for name in (own, task_in(record).headline, *SCORES) if name in metrics), "f1")
 
 
 def heading_of(record: Record) -> str:

@@ -30,7 +30,7 @@ class View:
     Attributes:
         rowptr: [N' + 1].
         source: [E'].
-        weight: [E'] attention, geometric mean over heads, mean over layers.
+        weight: [E'] `LayerAttention.explanation`, mean over layers.
         predicted: [N'] class: of the node, of a pair it is an end of, or of its graph.
         confidence: [N'] its probability.
     """
@@ -44,7 +44,7 @@ class View:
     @classmethod
     def of(cls, seen: Observation) -> Self:
         """Make the view from what a model showed."""
-        layer = combined(seen.attention.heads("log")).to("cpu")
+        layer = combined(seen.attention.explanations()).to("cpu")
         confidence, predicted = seen.logits.double().softmax(1).max(1)
         row = task_of(seen.graph).row_of(seen.graph)
         predicted = torch.where(row >= 0, predicted[row], 0)
@@ -52,7 +52,7 @@ class View:
         return cls(
             rowptr=layer.rowptr.numpy(),
             source=layer.source.numpy(),
-            weight=layer.values[:, 0].double().numpy(),
+            weight=layer.values[:, 0].numpy(),
             predicted=predicted.cpu().numpy(),
             confidence=confidence.cpu().numpy(),
         )

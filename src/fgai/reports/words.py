@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fgai.attacks import THREATS, doubt, make_attack
+from fgai.records import look_up
 from fgai.reports.balance import Change, changes, verdict
 from fgai.reports.document import Report
 from fgai.reports.noise import FALL, Intervals, interval_in
@@ -37,6 +38,8 @@ def meaning(report: Report) -> list[str]:
         level = number(reference, f"{score_of(reference)}.chance")
         chance = "" if level is None else f" (chance: {percent(level)})"
         out.append(f"{same}, {' and '.join(parts)} {share_phrase(reference)}{chance}.")
+    if missed := _missed(report, shown):
+        out.append(missed)
     k, told = size_of(reference), []
     for key, when in (("prediction", "aims at predictions"), ("explanation", "aims at explanations")):
         kept = [(r.get("name"), number(r, f"overlap_touched.{key}.all")) for r in shown]
@@ -50,6 +53,21 @@ def meaning(report: Report) -> list[str]:
     if sharp := _sharpness(shown):
         out.append(sharp)
     return out
+
+
+def _missed(report: Report, records: Sequence[Record]) -> str:
+    """How many nodes of the rarest class each model misses, where classes are imbalanced."""
+    found = [look_up(record.get("metrics") or {}, "recall") for record in records]
+    support = look_up(records[0].get("metrics") or {}, "recall.support") or []
+    if score_of(records[0]) != "balanced_accuracy" or not any(support) or not all(found):
+        return ""
+    count, rare = min((count, place) for place, count in enumerate(support) if count)
+    names, parts = (report.explorer or {}).get("classes") or [], []
+    for record, shares in zip(records, found, strict=True):
+        before, after = (round(count * (1 - shares[view][rare])) for view in ("clean", "attacked"))
+        parts.append(f"{record.get('name')} misses {before} without the attack and {after} under it")
+    label = names[rare] if rare < len(names) else rare
+    return f"Of the {count} tested nodes of class {label}, the rarest, {' and '.join(parts)}."
 
 
 def _sharpness(records: Sequence[Record]) -> str:

@@ -58,6 +58,10 @@ class Task(ABC):
         """The name of the first score."""
         return next(iter(self.scores))
 
+    def headline_for(self, graph: Graph) -> str:
+        """The name of the score by which predictions on a graph are judged; the first by default."""
+        return self.headline
+
     @abstractmethod
     def fits(self, graph: Graph) -> bool:
         """Whether this is what a graph is for."""

@@ -8,8 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fgai.cache import cached_on
 from fgai.graph import Graph
 from fgai.tasks.base import Task, node_mask
+
+IMBALANCED = 0.7
+"""Share of the labelled nodes in one class above which accuracy says little."""
 
 
 class NodeTask(Task):
@@ -17,9 +21,14 @@ class NodeTask(Task):
 
     name: ClassVar[str] = "node"
     rows_are: ClassVar[str] = "nodes"
-    scores: ClassVar[Mapping[str, str]] = {"f1": "f1"}
+    scores: ClassVar[Mapping[str, str]] = {name: name for name in ("f1", "balanced_accuracy", "macro_f1")}
     row_per_node: ClassVar[bool] = True
     checks_stability: ClassVar[bool] = True
+
+    def headline_for(self, graph: Graph) -> str:
+        """Balanced accuracy if one class has more than 70 % of all labelled nodes, else micro-F1."""
+        balanced = "balanced_accuracy"
+        return balanced if balanced in self.scores and largest_share(graph) > IMBALANCED else self.headline
 
     def fits(self, graph: Graph) -> bool:
         """One graph, without links to predict."""
@@ -55,3 +64,13 @@ class NodeTask(Task):
     def measured(self, graph: Graph, targets: str) -> Tensor:
         """All nodes: an attack on some moves others too."""
         return torch.arange(graph.num_nodes, device=graph.device)
+
+
+def largest_share(graph: Graph) -> float:
+    """Share of the most frequent class among all nodes whose class is known; 0 if none is."""
+
+    def share() -> float:
+        known = graph.y[graph.y >= 0] if graph.y is not None else torch.zeros(0, dtype=torch.long)
+        return float(torch.bincount(known).max()) / known.numel() if known.numel() else 0.0
+
+    return cached_on(graph, "fgai.tasks.node", share)

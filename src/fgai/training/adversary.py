@@ -80,7 +80,7 @@ class InjectionAdversary:
             torch.ones(count, dtype=torch.bool, device=drawn.device)
         )  # fmt: skip
         for limits in entry:
-            uniform = torch.rand((count, *limits.low.shape), generator=generator)
+            uniform = torch.rand((count, *limits.low.shape), generator=generator, dtype=torch.float32)
             self.points[limits] = uniform.to(drawn).requires_grad_()
 
     def speaking(self, some: Tensor | None = None) -> AbstractContextManager[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,7 +11,7 @@ from fgai.attacks import EnsembleInjection, make_attack
 from fgai.attacks.search.members import SHORT_MEMBERS
 from fgai.attention import call_model, evaluating, observe
 from fgai.divergence import tvd
-from fgai.errors import BudgetError, ReliabilityWarning, warn
+from fgai.errors import BudgetError, ReliabilityWarning, collected, warn
 from fgai.graph import Graph
 from fgai.metrics import NOTHING, overlap, sharpness
 from fgai.progress import stage
@@ -192,10 +191,8 @@ def prediction_shift(model: nn.Module, graph: Graph, seed: int) -> float | None:
     )
     unlabelled = graph.replace(y=None)
     try:
-        with warnings.catch_warnings():  # what a search says of itself is not about the training
-            warnings.simplefilter("ignore", ReliabilityWarning)
-            with stage("checking"):
-                attacked = attack.run(model, unlabelled, seed=seed).graph
+        with collected(), stage("checking"):  # what a search warns of is not about the training
+            attacked = attack.run(model, unlabelled, seed=seed).graph
     except BudgetError:
         return None
     with evaluating(model), torch.no_grad():

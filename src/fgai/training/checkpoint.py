@@ -155,7 +155,8 @@ def load_model(path: Path | str, expect: str | None = None, *, factory: Factory 
             Called with the arguments the file has for it.
 
     Raises:
-        CheckpointError: as `read_header`, or if the class or the weights do not fit, or a factory is needed.
+        CheckpointError: as `read_header`, or if the class or the weights do not fit, limits are no ranges, or
+            a factory is needed.
         InputError: the factory cannot be imported, fails or makes no model.
     """
     path = Path(path)
@@ -174,6 +175,9 @@ def load_model(path: Path | str, expect: str | None = None, *, factory: Factory 
             raise
         place = "its own architecture" if factory is None else f"what `{factory_name(factory)}` makes"
         raise CheckpointError(f"{path} is truncated or does not fit {place}: {error}") from error
+    for limits in limits_of(model):
+        if (fault := limits.fault()) is not None:
+            raise CheckpointError(f"{path}: {fault}; measure them again with `fgai.limit`")
     if header.get("history"):
         try:
             set_history(model, History.from_dict(header["history"]))

@@ -128,7 +128,7 @@ class Lesson:
         """Run the model on the clean graph; limits take their ranges from the same pass."""
         ranges = range_pass(model, self.config.tightness, sampled=sampled) if self.measures else nullcontext()
         with ranges, straight_through(model):
-            return observe(model, self.graph, heads="mean", grad=True, ranked=False)
+            return observe(model, self.graph, heads="mean", grad=True, ranked=self.config.keeps_margin)
 
     def clean(self, logits: Tensor, layers: Sequence[LayerAttention]) -> dict[str, Tensor]:
         """Return closeness, similarity and margin on the clean graph."""
@@ -142,7 +142,8 @@ class Lesson:
             ),
         }  # fmt: skip
         if config.keeps_margin:
-            terms["margin"] = margin_loss(values, targets.rowptrs, config.k2 or 5, config.radius)
+            shown = self._counted(layer.heads("log") for layer in layers)
+            terms["margin"] = margin_loss(shown, targets.rowptrs, config.k2 or 5, config.radius)
         if config.weights.sharpness > 0:
             now = [
                 sharp(w, rowptr, _first(layer.destination, w))

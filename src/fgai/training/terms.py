@@ -42,7 +42,7 @@ class Weights:
         similarity: its attention has the vanilla one's top-k.
         prediction_stability: its predictions stay under perturbation.
         explanation_stability: its attention stays under perturbation.
-        margin: distance between the top-k and the rest, in attention space.
+        margin: distance between the top-k of the explanation vector and the rest.
         certified: the class provably stays ahead when every node gains new neighbours, see `shortfall`.
         sharpness: the attention is no flatter than the vanilla one, see `flattening`.
     """
@@ -156,7 +156,7 @@ def margin_loss(values: Sequence[Tensor], rowptrs: Sequence[Tensor], k: int, rad
     of the top-k apart.
 
     Args:
-        values: per layer [E].
+        values: per layer [E], the explanation vectors, see `LayerAttention.explanation`.
         rowptrs: per layer [N + 1].
         k: size of the explanation.
         radius: R > 0.

@@ -1,8 +1,7 @@
-"""What a search climbs, and what it is judged by on the way.
+"""An objective at one site, for several sets of features at once: its loss and its damage.
 
-The loss is smooth; the damage is the number the evaluation reports: the share of attacked rows that are
-wrong, the share of the top-k that the touched nodes lost, or the attention that new nodes take. Both come
-out of the same forward pass, so the search keeps its worst point by what counts.
+Both come out of the same forward pass, so that a search keeps its worst point by what is reported.
+`ObjectiveAim` serves every objective by full passes; the others compute the same from the rows in reach.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch.nn.functional import one_hot
 
 from fgai.attacks.search.site import Site, View
 from fgai.attention import touched_rows
-from fgai.objectives import Clean, Explanation, Intruders
+from fgai.objectives import Clean, Explanation, Objective
 from fgai.recompute.reduced import ReducedExplanation
 
 
@@ -77,11 +76,11 @@ class PredictionAim:
     Args:
         site: where.
         losses: a name from `ROW_LOSSES` for every set of features.
-        labels: the class each row of the logits should have: the true one, or else the clean prediction.
+        weights: [T] of the attacked rows, see `fgai.metrics.error_weights`; None for 1/T each.
     """
 
-    def __init__(self, site: Site, losses: Sequence[str], labels: Tensor) -> None:
-        clean = site.clean
+    def __init__(self, site: Site, losses: Sequence[str], weights: Tensor | None = None) -> None:
+        clean, labels = site.clean, site.clean.labels
         self.label, self.count, self.scale = labels[site.rows], clean.nodes.numel(), clean_margin(clean)
         self.mine = one_hot(self.label, clean.logits.shape[1]).bool()
         self.losses = [
@@ -91,20 +90,29 @@ class PredictionAim:
         reached = torch.zeros(clean.logits.shape[0], dtype=torch.bool, device=clean.logits.device)
         reached[site.rows] = True
         rest = clean.nodes[~reached[clean.nodes]]
-        self.fixed = (clean.logits[rest].argmax(1) != labels[rest]).sum()
+        wrong = clean.logits[rest].argmax(1) != labels[rest]
+        self.fixed, self.weights = wrong.sum(), None
+        if weights is not None:
+            spread = clean.logits.new_zeros(clean.logits.shape[0]).index_put((clean.nodes,), weights)
+            self.fixed, self.weights = spread[rest][wrong].sum(), spread[site.rows]
 
     def __call__(self, view: View) -> tuple[Tensor, Tensor]:
         """See `Aim`."""
         loss = view.logits.new_zeros(view.logits.shape[0])
         rows = Rows.of(view.logits, self.mine, self.scale)
         for function, chosen in self.losses:
-            found = function(rows).sum(1) / self.count
-            loss = torch.where(chosen, found, loss)
+            loss = torch.where(chosen, self._total(function(rows)), loss)
         return loss, self.damage(view.logits.detach())
 
     def damage(self, logits: Tensor) -> Tensor:
-        """Return the share of wrong rows, [B]."""
-        return ((logits.argmax(-1) != self.label).sum(1) + self.fixed) / self.count
+        """Return the share of wrong rows, or the sum of their weights, [B]."""
+        return self._total(logits.argmax(-1) != self.label, self.fixed)
+
+    def _total(self, values: Tensor, more: Tensor | int = 0) -> Tensor:
+        """Mean over all attacked rows of values [B, R], and what the other rows add."""
+        if self.weights is None:
+            return (values.sum(1) + more) / self.count
+        return (values * self.weights).sum(1) + more
 
 
 class LinkAim(PredictionAim):
@@ -149,27 +157,28 @@ class ExplanationAim:
         """See `Aim`."""
         if self.reduced is not None and view.touched is not None:
             return self.reduced.shares(view.touched)
-        assert view.attention is not None
+        assert view.outputs is not None
+        maps = [attention for _, attention in view.outputs]
         if self.touched is None:
-            self.touched = touched_rows(self.site.clean.attention, view.attention[0])
-        found = [self.explanation.shares(one, self.site.clean, self.touched) for one in view.attention]
+            self.touched = touched_rows(self.site.clean.attention, maps[0])
+        found = [self.explanation.shares(one, self.site.clean, self.touched) for one in maps]
         return torch.stack([loss for loss, _ in found]), torch.stack([lost for _, lost in found])
 
 
-class IntrudersAim:
-    """Attention for the new nodes; what is climbed is what is reported.
+class ObjectiveAim:
+    """Any objective, a user's included.
 
     Args:
-        site: where; it must read attention, by full passes.
-        intruders: the objective.
+        site: where; made without partial passes.
+        objective: its loss is climbed, its damage is judged.
     """
 
-    def __init__(self, site: Site, intruders: Intruders) -> None:
-        self.clean, self.intruders = site.clean, intruders
+    def __init__(self, site: Site, objective: Objective) -> None:
+        self.clean, self.objective = site.clean, objective
 
     def __call__(self, view: View) -> tuple[Tensor, Tensor]:
         """See `Aim`."""
-        assert view.attention is not None
-        pairs = zip(view.logits, view.attention, strict=True)
-        mass = torch.stack([self.intruders(logits, one, self.clean) for logits, one in pairs])
-        return mass, mass.detach()
+        assert view.outputs is not None
+        loss = [self.objective(logits, attention, self.clean) for logits, attention in view.outputs]
+        damage = [self.objective.judged(logits, attention, self.clean) for logits, attention in view.outputs]
+        return torch.stack(loss), torch.stack(damage)

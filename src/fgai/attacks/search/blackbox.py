@@ -49,10 +49,10 @@ def evolve(site: Site, aim: Aim, place: Place, generator: torch.Generator) -> Fo
     """
     basis = prototypes(place, generator)
     middle, half = sum(place.box) / 2, (place.box[1] - place.box[0]) / 2
-    mean = torch.zeros(place.endpoints.shape[0], basis.shape[0])
-    best, top = place.full(middle), (-1.0, float("-inf"))
+    mean = torch.zeros(place.endpoints.shape[0], basis.shape[0], dtype=torch.float32)
+    best, top = place.full(middle), (float("-inf"), float("-inf"))
     for _ in range(GENERATIONS):
-        noise = torch.randn(POPULATION, *mean.shape, generator=generator)
+        noise = torch.randn(POPULATION, *mean.shape, generator=generator, dtype=torch.float32)
         noise[POPULATION // 2 :] = -noise[: POPULATION // 2]
         mixed = (mean + SPREAD * noise).to(basis)
         features = middle + half * torch.tanh(GAIN * mixed @ basis)
@@ -62,7 +62,7 @@ def evolve(site: Site, aim: Aim, place: Place, generator: torch.Generator) -> Fo
         if scores[winner] > top:
             best, top = features[winner].clone(), scores[winner]
         order = sorted(range(POPULATION), key=lambda i: scores[i])
-        rank = torch.empty(POPULATION)
-        rank[order] = torch.linspace(-1.0, 1.0, POPULATION)
+        rank = torch.empty(POPULATION, dtype=torch.float32)
+        rank[order] = torch.linspace(-1.0, 1.0, POPULATION, dtype=torch.float32)
         mean += RATE * (rank[:, None, None] * noise).mean(0) * 4
     return Found(best, top[0], top[1], 0.0, 0)

@@ -78,7 +78,7 @@ class Climb:
         self.site, self.aim, self.space, self.optimiser, self.box = site, aim, space, optimiser, box
         self.point, count = space.start(start, box).clone(), start.shape[0]
         self.best = space.features(self.point, box).clone()
-        self.damage, self.loss = start.new_full((count,), -1.0), start.new_full((count,), float("-inf"))
+        self.damage, self.loss = (start.new_full((count,), float("-inf")) for _ in range(2))
         self.steepest = start.new_zeros(count)
 
     def run(self, steps: int) -> list[Found]:

@@ -15,17 +15,18 @@ from fgai.recompute import Edit, Recompute, Repeated, Touched, repeat_plan
 
 
 class View(NamedTuple):
-    """What the model says of several sets of features.
+    """The model's output for several sets of features.
 
     Attributes:
         logits: [B, R, C] of the attacked rows that can have changed (`Site.rows`); [B, 0, C] where attention
             is read and only the rows in reach were computed.
-        attention: of the whole graph for each set, heads averaged; None where not read or not whole.
+        outputs: for each set the logits and the attention of the whole graph, the latter empty where it is
+            not read; None where only the rows in reach were computed.
         touched: what was computed again for all sets together, where only the rows in reach were.
     """
 
     logits: Tensor
-    attention: list[AttentionMap] | None
+    outputs: list[tuple[Tensor, AttentionMap]] | None
     touched: Touched | None
 
 
@@ -41,7 +42,7 @@ class Site:
         endpoints: [M, e].
         clean: what the model said before.
         recompute: the model on the clean graph, ready for partial passes, or None.
-        reads: whether attention is read.
+        reads: what the objective reads, see `Objective.reads`.
 
     Attributes:
         rows: [R] rows of the logits under attack that can change.
@@ -56,13 +57,16 @@ class Site:
         clean: Clean,
         recompute: Recompute | None,
         *,
-        reads: bool,
+        reads: str,
     ) -> None:
-        self.model, self.graph, self.endpoints, self.clean, self.reads = model, graph, endpoints, clean, reads
+        self.model, self.graph, self.endpoints, self.clean = model, graph, endpoints, clean
+        self.reads, attends = reads, reads != "logits"
         self.recompute, self.plan, self.encodings = recompute, None, None
         change = GraphChange(endpoints=endpoints)
         if recompute is not None:
-            self.plan = recompute.plan(Edit.of(change, graph), None if reads else clean.nodes, whole=reads)
+            self.plan = recompute.plan(
+                Edit.of(change, graph), None if attends else clean.nodes, whole=attends
+            )
         if recompute is not None and self.plan is not None:
             self.encodings = recompute.encodings(self.plan, change)
             attacked = torch.zeros(graph.num_nodes + len(endpoints), dtype=torch.bool, device=graph.device)
@@ -92,9 +96,8 @@ class Site:
         self.passes += len(features)
         if self.plan is not None:
             return self._partial(features)
-        seen = [self._whole(rows) for rows in features]
-        maps = [attention for _, attention in seen if attention is not None]
-        return View(torch.stack([logits for logits, _ in seen]), maps or None, None)
+        outputs = [self._whole(rows) for rows in features]
+        return View(torch.stack([logits[self.rows] for logits, _ in outputs]), outputs, None)
 
     def _partial(self, features: Tensor) -> View:
         """Compute the rows in reach for all sets of features in one pass."""
@@ -103,16 +106,22 @@ class Site:
         appended = self.graph.features.append(features.flatten(0, 1))
         encodings = None if self.encodings is None else self.encodings.repeat(count, 1)
         plan = self.copies(count).plan
-        touched = self.recompute.forward(plan, appended, encodings, logits=not self.reads)
-        if self.reads:
+        attends = self.reads != "logits"
+        touched = self.recompute.forward(plan, appended, encodings, logits=not attends)
+        if attends:
             return View(touched.logits.expand(count, 0, -1), None, touched)
         logits = touched.logits.view(count, -1, touched.logits.shape[1])
         return View(chosen_rows(logits, self.kept, dim=1), None, touched)
 
-    def _whole(self, features: Tensor) -> tuple[Tensor, AttentionMap | None]:
+    def _whole(self, features: Tensor) -> tuple[Tensor, AttentionMap]:
         assert self.graph.features is not None
         attacked = self.template.replace(features=self.graph.features.append(features))
-        if not self.reads:
-            return call_model(self.model, attacked).index_select(0, self.rows), None
-        seen = observe(self.model, attacked, heads="mean", grad=True)
-        return seen.logits.index_select(0, self.rows), seen.attention
+        return read_model(self.model, attacked, self.reads)
+
+
+def read_model(model: nn.Module, graph: Graph, reads: str) -> tuple[Tensor, AttentionMap]:
+    """Return the logits and as much of the attention as an objective reads, with gradients."""
+    if reads == "logits":
+        return call_model(model, graph), AttentionMap(())
+    output = observe(model, graph, heads="mean" if reads == "ranking" else "each", grad=True)
+    return output.logits, output.attention

@@ -43,7 +43,7 @@ class Place:
         """Tanh of normal noise of some scale, stretched to the box."""
         middle, half = sum(self.box) / 2, (self.box[1] - self.box[0]) / 2
         empty = self.full(middle)
-        noise = torch.randn(empty.shape, generator=generator).to(empty)
+        noise = torch.randn(empty.shape, generator=generator, dtype=torch.float32).to(empty)
         return middle + half * torch.tanh(scale * noise)
 
 
@@ -64,7 +64,8 @@ def corner(place: Place, generator: torch.Generator) -> Tensor:
     """A random corner of the box for every new node."""
     low, high = place.box
     empty = place.full(0.0)
-    return torch.where(torch.rand(empty.shape, generator=generator).to(empty) < 0.5, low, high)
+    coins = torch.rand(empty.shape, generator=generator, dtype=torch.float32).to(empty) < 0.5
+    return torch.where(coins, place.full(low), place.full(high))
 
 
 def others(place: Place, generator: torch.Generator) -> Tensor:

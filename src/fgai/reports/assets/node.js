@@ -109,9 +109,9 @@ function proved(model, layer, at) {
   const k = dig(doc.certificates || {}, `${model.name}.k2`) ?? explorer.k;
   const words = [];
   if (top === -1) words.push(`top ${k}: no other neighbour to swap in`);
-  else if (top !== null && top !== undefined) words.push(`top ${k} certain up to ${radius(top)}`);
+  else if (top !== null && top !== undefined) words.push(`its own top ${k} stays while its explanation vector moves by less than ${radius(top)}`);
   if (kind === -1) words.push("class: attention has no say");
-  else if (kind !== null && kind !== undefined) words.push(`class up to ${layer.class_status === "bound" ? "at least " : ""}${radius(kind)}`);
+  else if (kind !== null && kind !== undefined) words.push(`class while each head moves by less than ${radius(kind)}${layer.class_status === "bound" ? " (a bound)" : ""}`);
   return words.join("; ") || "nothing known";
 }
 
@@ -121,7 +121,8 @@ function againstInjected(threats, at) {
   const [near] = threats;
   near.layers.forEach((layer, n) => {
     const name = near.layers.length > 1 ? ` of layer ${n + 1}` : "";
-    if (layer.status === "invariant") words.push(`none of them can reorder the others${name}`);
+    const only = layer.reason?.startsWith("if ") ? `, ${layer.reason}` : "";
+    if (layer.status === "invariant") words.push(`none of them can reorder the others${name}${only}`);
     else if (layer.holds?.[at]) words.push(`top ${near.k}${name} holds against ${near.neighbours}`);
   });
   const held = threats.filter((threat) => threat.class?.[at]);

@@ -1,0 +1,75 @@
+"""The default dtype of torch changes nothing that is drawn or measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+import fgai
+from fgai.attacks import Attack, Budget, PGDInjection, ValueInjection
+from fgai.graph.change import GraphChange
+from support import attack_cases as cases
+
+
+@contextmanager
+def default(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+DTYPES = (torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("kind", cases.BUDGETS)
+def test_attacks_draw_the_same(kind: type[Attack]) -> None:
+    for model in ("gat", "pyg"):
+        trained, graph = cases.trained(model, "vanilla"), cases.tiny_graph()
+        changes = []
+        for dtype in DTYPES:
+            with default(dtype), cases.quiet():
+                changes.append(cases.attack(kind).run(trained, graph, seed=3).change)
+        for field in dataclasses.fields(GraphChange):
+            first, second = (getattr(change, field.name) for change in changes)
+            assert (first is None) == (second is None)
+            assert first is None or (first.dtype == second.dtype and torch.equal(first, second))
+
+
+def test_values_draw_the_same() -> None:
+    graph = cases.tiny_graph()
+    model = fgai.limit(cases.trained("gat", "vanilla"), graph)
+    budget = Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=3)
+    attack = ValueInjection(budget, k=cases.K, contained=cases.attack(PGDInjection))
+    changes = []
+    for dtype in DTYPES:
+        with default(dtype), cases.quiet():
+            changes.append(attack.run(model, graph, seed=3).change)
+    assert changes[0].voices is not None and torch.equal(changes[0].voices, changes[1].voices)
+
+
+def test_records_are_the_same() -> None:
+    graph, model = cases.tiny_graph(), cases.trained("pyg", "vanilla")
+    options: dict[str, Any] = {"k": cases.K, "nodes": 3, "edges": 4, "explanation_attack": False}
+    records = []
+    for dtype in DTYPES:
+        with default(dtype), cases.quiet():
+            records.append(fgai.evaluate(model, graph, "standard", **options).to_dict())
+    assert _without_times(records[0]) == _without_times(records[1])
+
+
+def _without_times(part: object) -> object:
+    if isinstance(part, dict):
+        return {
+            key: _without_times(value)
+            for key, value in part.items()
+            if not any(word in str(key) for word in ("second", "time", "memory", "created", "cost"))
+        }
+    return [_without_times(one) for one in part] if isinstance(part, list | tuple) else part

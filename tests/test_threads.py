@@ -1,0 +1,107 @@
+"""Threads get what one thread gets: numbers, certificates and warnings."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fgai
+from fgai.attacks import Budget, PGDInjection, Threat
+from fgai.attention import evaluating, record
+from fgai.certificates import Injection
+from fgai.errors import ReliabilityWarning, collected, warn
+from support import attack_cases as cases
+
+SMALL = Threat("small", PGDInjection, Budget(nodes=2, edges=2, steps=1, step_size=0.1), "for tests")
+MODELS = ("gat", "limited", "gt", "pyg")
+CALLS = ("evaluate", "explain", "certify", "injection")
+THREADS = 4
+
+
+@cache
+def model_of(name: str) -> nn.Module:
+    if name == "limited":
+        return fgai.limit(cases.trained("gat", "vanilla"), cases.tiny_graph(), 0.05)
+    return cases.trained(name, "vanilla")
+
+
+def answer(call: str, name: str) -> Any:
+    """What a call says, without how long it took."""
+    model, graph = model_of(name), cases.tiny_graph()
+    if call == "evaluate":
+        record = fgai.evaluate(model, graph, SMALL, k=2, explanation_attack=False, curves=False, nulls=False)
+        return _lasting(record.to_dict())
+    if call == "explain":
+        return _lasting(fgai.explain(model, graph, 3, k=2, threat=SMALL).to_dict())
+    if call == "certify":
+        return _lasting(fgai.certify(model, graph, radius=0.01, k1=2, k2=2).to_dict())
+    return _lasting(fgai.certify(model, graph, threat=Injection(1, "direct"), k2=2).to_dict())
+
+
+def _lasting(part: Any) -> Any:
+    if isinstance(part, dict):
+        passing = ("second", "memory", "cost", "time")
+        return {k: _lasting(v) for k, v in part.items() if not any(word in str(k) for word in passing)}
+    return [_lasting(one) for one in part] if isinstance(part, list | tuple) else part
+
+
+@pytest.mark.parametrize("count", [80, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore")
+def test_threads_give_what_one_thread_gives(count: int) -> None:
+    kinds = [(call, name) for name in MODELS for call in CALLS]
+    alone = {kind: answer(*kind) for kind in kinds}
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
+    work = [kinds[place % len(kinds)] for place in order]
+    with ThreadPoolExecutor(THREADS) as pool:
+        answers = list(pool.map(lambda kind: answer(*kind), work))
+    assert [kind for kind, one in zip(work, answers, strict=True) if one != alone[kind]] == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_certificates_wait_for_the_hooks_of_another_thread() -> None:
+    model, graph = model_of("limited"), cases.tiny_graph()
+    installed, done = threading.Event(), threading.Event()
+
+    def listen() -> None:
+        with evaluating(model), record(model):
+            installed.set()
+            time.sleep(0.5)
+        done.set()
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    installed.wait()
+    certificate = fgai.certify(model, graph, threat=Injection(0, "direct"))
+    assert certificate.known and done.is_set()
+    thread.join()
+
+
+def test_warnings_stay_in_their_thread() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+    kept: list[Warning] = []
+
+    def collect() -> None:
+        with collected() as notes:
+            warn(ReliabilityWarning("one", "of this thread"))
+            inside.set()
+            go_on.wait(10)
+        kept.extend(notes)
+
+    before = list(warnings.filters)
+    thread = threading.Thread(target=collect)
+    thread.start()
+    inside.wait(10)
+    with pytest.warns(ReliabilityWarning, match="of the other"):
+        warn(ReliabilityWarning("two", "of the other thread"))
+    assert warnings.filters == before
+    go_on.set()
+    thread.join()
+    assert [str(one) for one in kept] == ["[one] of this thread"]
