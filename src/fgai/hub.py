@@ -13,7 +13,7 @@ from fgai.cards import Card
 from fgai.errors import CheckpointError, DataError, InputError
 from fgai.extras import extra
 from fgai.files import write_atomic
-from fgai.records import plain, to_text
+from fgai.records import plain, to_text, weights_hash
 from fgai.training import load_model, read_header, save_model
 from fgai.typed import typed
 from fgai.version import __version__, versions
@@ -64,6 +64,8 @@ def save_pretrained(
     config = getattr(model, "config", None)
     if card is not None and (card.model["class"], card.model.get("config")) != (kind, plain(config or {})):
         raise InputError(f"`card` must be of this {kind} and its settings, got that of {card.title}")
+    if card is not None and card.provenance.get("weights") not in (None, weights_hash(model)):
+        raise InputError(f"`card` must be of these weights, got that of others: {card.title}")
     settings = {"library_name": "fgai", "architectures": [kind], "config": plain(config or {})}
     write_atomic(folder / PAGE, _page(kind, card))
     write_atomic(folder / CONFIG, to_text({**settings, "version": versions()}) + "\n")

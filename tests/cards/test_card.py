@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,13 @@ import pytest
 
 import fgai
 from fgai.cards import Card, card, card_from_files, check_card
-from fgai.errors import CheckpointError, FgaiError, InputError
+from fgai.certificates import Injection, certify
+from fgai.errors import CheckpointError, FgaiError, FgaiWarning, InputError
+from fgai.evaluation import evaluate
 from fgai.records import look_up
+from fgai.sparse import Features
+from fgai.training import train, untrained
+from support.graph_cases import small_data
 from support.report_cases import EVIL, K, certificates, comparison, injection_certificate
 
 
@@ -24,7 +30,7 @@ def made() -> Card:
 
 def changed(made: Card, **parts: Any) -> dict[str, Any]:
     """The card as its file holds it, with some parts replaced."""
-    return {**json.loads(made.to_json()), **parts}
+    return {**made.to_dict(), **parts}
 
 
 class TestContent:
@@ -50,7 +56,7 @@ class TestContent:
 
     def test_injection_certificates_too(self) -> None:
         proof = injection_certificate()
-        found = card(comparison(), [proof], name="GAT")
+        found = card(dataclasses.replace(comparison()["GAT"], provenance=proof.provenance), [proof])
         shares = [proof.order_share(place) for place in range(len(proof.layers))]
         known = [share for share in shares if share is not None]
         expected = min(known) if len(known) == len(shares) else None
@@ -58,6 +64,33 @@ class TestContent:
         assert found.numbers["injection.order_share"]["value"] == expected
         assert found.numbers["injection.class_share"]["parameters"]["neighbours"] == proof.neighbours
         assert proof.promise in found.limits
+
+    def test_a_certificate_of_other_weights_or_data_is_refused(self, tmp_path: Path) -> None:
+        """Of the same class, settings, name and size: only the hashes tell them apart."""
+        graph = small_data()
+        one, two = (
+            train(
+                untrained("GAT", graph, hidden_channels=2, heads=2), graph, epochs=2, seed=s, progress=False
+            )
+            for s in (0, 1)
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FgaiWarning)  # numbers on so small a graph are rightly doubted
+            record = evaluate(one, graph, "random", nodes=2, edges=2, curves=False, nulls=False)
+        good = certify(one, graph, radius=0.1)
+        for threat in ({"radius": 0.1}, {"threat": Injection()}):
+            with pytest.raises(InputError, match="`certificates` must be of the same weights"):
+                card(record, [certify(two, graph, **threat)])
+        assert card(record, [good]).provenance == record.provenance
+        other = graph.replace(features=Features.dense(graph.features.to_dense() + 1))
+        with pytest.raises(InputError, match="`certificates` must be of the same data"):
+            card(record, [certify(one, other, radius=0.1)])
+        files = [record.save(tmp_path / "e.json"), certify(two, graph, radius=0.1).save(tmp_path / "c.json")]
+        with pytest.raises(InputError, match="same weights"):
+            card_from_files(files)
+        old = dataclasses.replace(good, provenance={})
+        with pytest.raises(InputError, match="does not name its weights; make it again"):
+            card(record, [old])
 
     def test_a_certificate_of_another_model_is_refused(self) -> None:
         with pytest.raises(InputError, match="must be of the same model"):

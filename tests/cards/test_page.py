@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def test_nothing_is_loaded_from_elsewhere(tmp_path: Path, gat: Card) -> None:
 def test_unusable_files_are_named_and_the_rest_is_listed(tmp_path: Path, gat: Card) -> None:
     folder = folder_of(tmp_path, gat=gat)
     (folder / "half.json").write_text(gat.to_json()[:100])
-    (folder / "newer.json").write_text(gat.to_json().replace('"schema": 1', '"schema": 9', 1))
+    (folder / "newer.json").write_text(json.dumps({**gat.to_dict(), "schema": 9}))
     found = read_cards(folder)
     assert list(found.cards) == ["gat.json"] and list(found.unusable) == ["half.json", "newer.json"]
     assert "written by a newer fgai" in page_of(folder)

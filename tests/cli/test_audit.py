@@ -67,7 +67,24 @@ def test_an_audit_says_what_the_library_says(folder: Path) -> None:
         "fgai audit --model mine_to_audit:make --weights mine.safetensors --data mine.npz --threat random"
         " --nodes 2 --edges 3 --k 2 --seed 0 --node 3 --out page.html"
     ]
+    page = (folder / "page.html").read_text()
     assert (folder / "page.html").stat().st_size == found["bytes"]
+    block = made.records[0]["provenance"]
+    assert block["weights"] == library.records.weights_hash(library.wrap(model, lambda m, g: m(g)))
+    assert block["command"].startswith("fgai audit --model mine_to_audit:make") and block["seed"] == 0
+    assert block["data"] == library.datasets.fingerprint(library.load_graph(folder / "mine.npz"))
+    for text in (block["weights"], block["date"], block["data"], block["code"], "--data mine.npz"):
+        assert text in page.partition("<nav")[0]
+    assert "untrained" not in page.partition("<nav")[0]
+
+
+def test_untrained_weights_are_said(folder: Path) -> None:
+    words = ("audit", "--model", "mine_to_audit:make", "--data", "mine.npz", *COMMON, "--out", "raw.html")
+    made = Report.load(folder / answer(*words, cwd=folder)["document"])
+    assert "untrained weights" in made.records[0]["provenance"]["note"]
+    page = (folder / "raw.html").read_text()
+    assert "untrained weights" in page.partition("<nav")[0]
+    assert any("untrained weights" in note for note in made.notes)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from fgai import datasets
 from fgai.cli import app
 from fgai.cli.files import write_model
+from fgai.records import read_json
 from fgai.reports import Report
 from fgai.training import make_faithful, train, untrained
 from support.cli_cases import answer, fgai, refused
@@ -69,7 +70,7 @@ class TestReport:
         assert set(Report.load(folder / "report.json").certificates) == {"GAT"}
 
     def test_the_document_given_is_not_overwritten(self, folder: Path) -> None:
-        values = json.loads((folder / "whole.json").read_text())
+        values = read_json(folder / "whole.json")
         (folder / "newer.json").write_text(json.dumps({**values, "schema": 4, "more": 1}))
         before = (folder / "newer.json").read_bytes()
         found = answer("report", "newer.json", "-o", "newer.html", cwd=folder)

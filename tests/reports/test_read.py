@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fgai.errors import CheckpointError, InputError
+from fgai.records import read_json
 from fgai.reports import Report, read_report, render
 from support.report_cases import certificates, comparison, whole_report
 
@@ -50,16 +51,21 @@ class TestKinds:
         (folder / "certificate-gat.json").rename(folder / "proof.json")
         found = read_report([folder / "both.json", folder / "proof.json"])
         assert found.certificates == {} and "NAME=FILE" in found.notes[0]
-        given = read_report({"": folder / "both.json", "fgai": folder / "proof.json"})
-        assert set(given.certificates) == {"FGAI"}
+        given = read_report({"": folder / "both.json", "gat": folder / "proof.json"})
+        assert set(given.certificates) == {"GAT"}
         alone = read_report([folder / "gat.json", folder / "proof.json"])
         assert set(alone.certificates) == {"GAT"}
+
+    def test_a_certificate_of_other_weights_is_left_out(self, folder: Path) -> None:
+        found = read_report({"GAT": folder / "gat.json", "gat": folder / "certificate-fgai.json"})
+        assert found.certificates == {}
+        assert found.notes == ["The certificate given for GAT is of other weights or data: it is left out."]
 
 
 class TestNewerAndBroken:
     @pytest.mark.parametrize("name", ["report", "both", "gat"])
     def test_newer_schema_is_shown_as_far_as_it_goes(self, folder: Path, name: str) -> None:
-        values = json.loads((folder / f"{name}.json").read_text())
+        values = read_json(folder / f"{name}.json")
         values |= {"schema": 7, "surprise": {"a": 1}}
         made = render(read_report(written(folder / "new.json", values)), LIBRARY)
         assert "written by a newer fgai (schema 7; this one knows 1)" in made
@@ -69,7 +75,7 @@ class TestNewerAndBroken:
     def test_any_part_of_a_record_may_be_missing(self, folder: Path, part: str) -> None:
         if part == "kind":
             return
-        values = json.loads((folder / "gat.json").read_text())
+        values = read_json(folder / "gat.json")
         del values[part]
         found = read_report(written(folder / "less.json", values))
         made = render(found, LIBRARY)
@@ -80,7 +86,7 @@ class TestNewerAndBroken:
     def test_any_part_of_a_document_may_be_missing_or_odd(self, folder: Path, part: str) -> None:
         if part in ("kind", "records"):
             return
-        values = json.loads((folder / "report.json").read_text())
+        values = read_json(folder / "report.json")
         del values[part]
         assert part in render(read_report(written(folder / "less.json", values)), LIBRARY)
         if part != "schema":
@@ -91,7 +97,7 @@ class TestNewerAndBroken:
     @pytest.mark.parametrize("value", [None, "x", [1], {"layers": [1]}])
     @pytest.mark.parametrize("name", ["gat", "certificate-gat"])
     def test_any_part_of_a_record_may_be_odd(self, folder: Path, name: str, value: Any) -> None:
-        whole = json.loads((folder / f"{name}.json").read_text())
+        whole = read_json(folder / f"{name}.json")
         for part in whole.keys() - {"kind"}:
             written(folder / f"{name}.json", {**whole, part: value})
             found = read_report([folder / "gat.json", folder / "certificate-gat.json"])
@@ -101,7 +107,7 @@ class TestNewerAndBroken:
 
     @pytest.mark.parametrize("budget", ["x", 3, [1], {"nodes": "x", "edges": [], "radius": {}, "rows": "x"}])
     def test_budgets_may_be_odd(self, folder: Path, budget: Any) -> None:
-        values = json.loads((folder / "both.json").read_text())
+        values = read_json(folder / "both.json")
         for record in values["records"]:
             record["threat"]["budget"] = budget
         render(read_report(written(folder / "odd.json", values)), LIBRARY)
@@ -109,13 +115,13 @@ class TestNewerAndBroken:
     @pytest.mark.parametrize("metric", list(comparison()["GAT"].metrics))
     def test_any_metric_may_be_missing_or_odd(self, folder: Path, metric: str) -> None:
         for value in (None, "x", [1], {"layers": []}):
-            values = json.loads((folder / "both.json").read_text())
+            values = read_json(folder / "both.json")
             for record in values["records"]:
                 record["metrics"][metric] = value
             render(read_report(written(folder / "odd.json", values)), LIBRARY)
 
     def test_damaged_arrays_are_told(self, folder: Path) -> None:
-        values = json.loads((folder / "gat.json").read_text())
+        values = read_json(folder / "gat.json")
         values["per_node"]["degree"] = {"dtype": "<i4", "shape": [3], "data": "?"}
         found = read_report(written(folder / "odd.json", values))
         assert any("'degree'" in note for note in found.notes) and found.explorer is None

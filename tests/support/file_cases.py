@@ -22,6 +22,7 @@ from fgai.datasets.ogb import read_ogbn_arxiv
 from fgai.datasets.own import FIELDS
 from fgai.datasets.readers import read_ground_truth, read_npz, read_planetoid, read_tape, read_tu
 from fgai.evaluation import Comparison, EvaluationRecord
+from fgai.records import read_json
 from fgai.reports import read_report
 from fgai.reports.page import render
 from fgai.store import open_store, write_store
@@ -65,12 +66,18 @@ class Kind:
 def _document(kind: Any, make: Callable[[], Any]) -> Kind:
     def read(folder: Path) -> Any:
         found = kind.load(folder / "file.json")
-        told = json.loads((folder / "file.json").read_text())
+        told = read_json(folder / "file.json")
         given = {name: value for name, value in found.to_dict().items() if name != "summary"}
-        assert given == {name: value for name, value in told.items() if name != "summary"}
+        told.setdefault("provenance", {})
+        assert given == {name: value for name, value in told.items() if name in given}
         return found
 
-    return Kind(lambda folder: [make().save(folder / "file.json")], read, text=True)
+    return Kind(
+        lambda folder: [make().save(folder / "file.json")],
+        read,
+        text=True,
+        content=lambda record: record.to_dict(),
+    )
 
 
 def _report(folder: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypedDict
 
@@ -14,7 +14,7 @@ from fgai.evaluation import Comparison, EvaluationRecord
 from fgai.evaluation.layout import chance_path, shown_quantities, threat_words
 from fgai.files import check, write_atomic
 from fgai.metrics import Quantity, metric_at, quantity
-from fgai.records import Cell, Column, Table, TabledDocument, look_up, plain
+from fgai.records import Cell, Column, Table, TabledDocument, look_up, plain, provenance_line
 from fgai.typed import typed
 
 Proof = CertificateRecord | InjectionCertificate
@@ -52,6 +52,7 @@ class Card(TabledDocument):
         limits: what the numbers do not say, a sentence each.
         warnings: code and message of everything raised while measuring.
         version: of the fgai and torch that measured.
+        provenance: of the evaluation, see `fgai.records.provenance`.
     """
 
     KIND: ClassVar[str] = "card"
@@ -65,6 +66,7 @@ class Card(TabledDocument):
     limits: list[str]
     warnings: list[dict[str, str]]
     version: dict[str, str]
+    provenance: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
     def layout(cls) -> dict[str, Any]:
@@ -105,6 +107,7 @@ class Card(TabledDocument):
             "threat": f"{self.threat['words']}: {_settings(self.threat.get('budget') or {})}",
             "protocol": _settings(self.protocol),
             "versions": _settings(self.version),
+            "evidence": provenance_line(self.provenance) or "none: the record is of an older fgai",
         }
         cells = [[_literal(str(cell)) for cell in row] for row in table.rows]
         lines = [f"# {_literal(self.title)}", ""]
@@ -164,6 +167,7 @@ def card(
         limits=[text for text in dict.fromkeys(limits) if text],
         warnings=record.warnings,
         version=record.version,
+        provenance=record.provenance,
     )
 
 
@@ -239,6 +243,18 @@ def _check_same(record: EvaluationRecord, proof: Proof) -> None:
             if part in found and found[part] != known.get(part):
                 text = f"its {part} is {found[part]!r}, that of the record {known.get(part)!r}"
                 raise InputError(f"`certificates` must be of the same {what}: {text[:300]}")
+    for what in ("weights", "data"):
+        ours, theirs = record.provenance.get(what), proof.provenance.get(what)
+        if ours is None or theirs is None:
+            which = "the record" if ours is None else "a certificate"
+            raise InputError(
+                f"`certificates` must be of the same weights and data: {which} does not name its {what};"
+                " make it again with this fgai"
+            )
+        if ours != theirs:
+            raise InputError(
+                f"`certificates` must be of the same {what} as the record: {theirs} is not {ours}"
+            )
 
 
 def _settings(values: Mapping[str, Any]) -> str:

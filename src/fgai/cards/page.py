@@ -13,7 +13,7 @@ from typing import Any
 from fgai.cards.card import Card, form_of
 from fgai.errors import CheckpointError, InputError
 from fgai.files import write_atomic
-from fgai.records import Column
+from fgai.records import Column, provenance_line
 from fgai.reports.sections import esc
 from fgai.typed import typed
 from fgai.version import __version__
@@ -169,6 +169,7 @@ def _details(file: str, card: Card) -> str:
         "model": card.model,
         "fingerprint": card.data["fingerprint"],
         "versions": card.version,
+        "evidence": provenance_line(card.provenance) or "none: the record is of an older fgai",
     }
     lines = [f"<li>{esc(name)}: {esc(value)}</li>" for name, value in facts.items()]
     lines += [f"<li>{esc(note)}</li>" for note in table.notes]

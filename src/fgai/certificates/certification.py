@@ -25,9 +25,11 @@ from fgai.checks import at_least, finite, fraction, one_of
 from fgai.divergence import tvd
 from fgai.errors import AttentionError, InputError, ReliabilityWarning, warn
 from fgai.graph import Graph
+from fgai.graph.fingerprint import fingerprint_of
 from fgai.metrics import sharpness
 from fgai.models import as_graph
 from fgai.progress import stage
+from fgai.records import provenance
 from fgai.tasks import task_of
 from fgai.topk import NORMS, check_k, overlap, swap_costs, topk_mask
 from fgai.typed import typed
@@ -170,6 +172,7 @@ def certify(
         batch=None if graph.batch is None else graph.batch.cpu(),
         version=versions(),
         seconds={"forward": ran - began, "certificates": done - ran, "total": done - began},
+        provenance=provenance(model, fingerprint_of(given), command="fgai.certify"),
     )
 
 

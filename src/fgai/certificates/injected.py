@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict
 
 import torch
@@ -102,6 +102,8 @@ class InjectionCertificate(TabledDocument):
         version: of fgai and torch.
         seconds: it took.
         promise: what is certified, in a sentence.
+        provenance: hashes of weights, data and code, date, command and seed, see `fgai.records.provenance`;
+            empty in records of before.
     """
 
     KIND: ClassVar[str] = "injection-certificate"
@@ -120,6 +122,7 @@ class InjectionCertificate(TabledDocument):
     version: dict[str, str]
     seconds: float
     promise: str = INJECTION_PROMISE
+    provenance: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def share(self, nodes: Tensor | None = None) -> float:
         """Of all nodes, or of those under a mask, the ones whose class is certified."""
@@ -167,7 +170,7 @@ class InjectionCertificate(TabledDocument):
                 for one in self.layers
             ],
         }
-        names = [field.name for field in dataclasses.fields(self) if field.name not in special]
+        names = [f.name for f in dataclasses.fields(self) if f.name not in special]
         fields = {name: plain(getattr(self, name)) for name in names}
         return {"kind": self.KIND, "schema": self.SCHEMA, **fields, **special}
 

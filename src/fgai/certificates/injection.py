@@ -43,7 +43,9 @@ from fgai.certificates.injection_kernels import class_kept, mean_bounds, order_k
 from fgai.certificates.invariance import invariant_layers
 from fgai.checks import whole
 from fgai.graph import Graph
+from fgai.graph.fingerprint import fingerprint_of
 from fgai.models import GAT, AttentionLayer, GATv2, as_graph
+from fgai.records import provenance
 from fgai.sparse import Adjacency, Features
 from fgai.tasks import get_task
 from fgai.topk import topk_mask
@@ -91,7 +93,8 @@ def certify_injection(
     began = perf_counter()
     threat = Injection(neighbours, where)
     whole(k, "k", 1)
-    graph = prepared(model, as_graph(data))
+    original = as_graph(data)
+    graph = prepared(model, original)
     with evaluating(model), torch.no_grad():
         doubt = _doubt(model, graph)
         orders = _orders(model, graph)
@@ -127,6 +130,7 @@ def certify_injection(
         data={"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges},
         version=versions(),
         seconds=perf_counter() - began,
+        provenance=provenance(model, fingerprint_of(original), command="fgai.certify"),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -78,6 +78,8 @@ class CertificateRecord(TabledDocument):
         explanation: the vector whose top-k is certified and compared.
         pairs: int64 [2, L], the ends of the links that are predicted, or None.
         batch: int64 [N], the graph each node is part of where graphs are predicted, or None.
+        provenance: hashes of weights, data and code, date, command and seed, see `fgai.records.provenance`;
+            empty in records of before.
     """
 
     KIND: ClassVar[str] = "certificate"
@@ -102,6 +104,7 @@ class CertificateRecord(TabledDocument):
     explanation: str = EXPLANATION
     pairs: Tensor | None = None
     batch: Tensor | None = None
+    provenance: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def layer(self, index: int = -1) -> LayerCertificate:
         """Return one layer's certificate, by default the output layer's.
@@ -202,7 +205,7 @@ class CertificateRecord(TabledDocument):
         for name in _TENSORS:
             value = getattr(self, name)
             special[name] = None if value is None else pack_array(value.numpy())
-        names = [field.name for field in dataclasses.fields(self) if field.name not in special]
+        names = [f.name for f in dataclasses.fields(self) if f.name not in special]
         fields = {name: plain(getattr(self, name)) for name in names}
         return {"kind": self.KIND, "schema": self.SCHEMA, **fields, **plain(special)}
 

@@ -19,6 +19,9 @@ from fgai.cli.report import tell_page
 from fgai.datasets import load_graph
 from fgai.evaluation import EvaluationRecord
 from fgai.training import load_model, make_model
+from fgai.version import stating
+
+UNTRAINED = "untrained weights: the model is as its function made it, no --weights were given"
 
 
 @command
@@ -82,17 +85,21 @@ def audit(
     given: dict[str, Any] = {"model": model, "weights": weights, "data": data, "node-table": node_table}
     given |= {"threat": threat, "nodes": nodes, "edges": edges, "box": box, "k": k, "seed": seed}
     given |= {"node": node}
-    made = report(
-        {name: found},
-        graph,
-        page,
-        threat=chosen,
-        k=k,
-        seed=seed,
-        node=node,
-        reproduce=[_line(given, page)],
-        on_step=out.say,
-    )
+    facts = {} if weights is not None else {"note": UNTRAINED}
+    for text in facts.values():
+        out.warn(text)
+    with stating(**facts):
+        made = report(
+            {name: found},
+            graph,
+            page,
+            threat=chosen,
+            k=k,
+            seed=seed,
+            node=node,
+            reproduce=[_line(given, page)],
+            on_step=out.say,
+        )
     record = EvaluationRecord.from_dict({**made.records[0], "per_node": {}})  # which the page has elsewhere
     tell_page(
         out, made, page, open_=open_, command="audit", above=record.show, metrics=record.to_dict()["metrics"]

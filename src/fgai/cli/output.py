@@ -17,8 +17,10 @@ from typing import Any, ParamSpec, TextIO
 import typer
 from rich.console import Console
 
+from fgai.cli.tree import typed_line
 from fgai.errors import DivergenceError, FgaiError, FgaiWarning
 from fgai.progress import shown
+from fgai.version import stating
 
 P = ParamSpec("P")
 _notes: ContextVar[Console | None] = ContextVar("notes", default=None)
@@ -75,7 +77,7 @@ def command(work: Callable[P, None]) -> Callable[P, None]:
         output = Output(bool(kwargs.get("json")), bool(kwargs.get("quiet")))
         token = _notes.set(output.notes)
         try:
-            with warnings.catch_warnings(), shown(output.progress, output.notes):
+            with warnings.catch_warnings(), shown(output.progress, output.notes), stating(**typed_line()):
                 _tell_warnings(output)
                 work(*args, **kwargs)
         except typer.Exit:

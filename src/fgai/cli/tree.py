@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import shlex
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import cached_property, partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,6 +14,14 @@ from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+_WORDS: ContextVar[list[str] | None] = ContextVar("words", default=None)
+
+
+def typed_line() -> dict[str, str]:
+    """Return the command that is running, as it was typed, under `command`; nothing outside of one."""
+    words = _WORDS.get()
+    return {} if words is None else {"command": shlex.join(["fgai", *words])}
 
 
 class _Flags:
@@ -59,6 +69,12 @@ class Later(_Flags, TyperCommand):
 
 class _Group(_Flags, TyperGroup):
     """A group of the tree."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Keep the words of the whole command, see `typed_line`."""
+        if parent is None:
+            _WORDS.set(list(args))
+        return super().make_context(info_name, args, parent, **extra)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help; only now the sentences of commands not yet imported are looked up."""

@@ -17,6 +17,7 @@ from fgai.evaluation.record import EvaluationRecord
 from fgai.progress import stage
 from fgai.records import Table, TabledDocument, data_frame
 from fgai.typed import typed
+from fgai.version import stating
 
 if TYPE_CHECKING:
     import pandas
@@ -123,7 +124,7 @@ def compare(
         raise InputError(f"`vanilla` must be one of {', '.join(models)}, got {reference!r}")
     records = []
     for place, (name, model) in enumerate(models.items(), start=1):
-        with stage(f"{name} {place}/{len(models)}"):
+        with stage(f"{name} {place}/{len(models)}"), stating(command="fgai.compare"):
             records.append(
                 evaluate(model, data, threat, vanilla=models[reference], seed=seed, name=name, **options)
             )

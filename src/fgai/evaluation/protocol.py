@@ -13,16 +13,15 @@ from fgai.alone import with_gradients
 from fgai.attacks import Threat, threat_of
 from fgai.attention import model_name, prepared
 from fgai.attention.adapter import device_of
-from fgai.cache import cached_on
 from fgai.checks import one_of
-from fgai.datasets import fingerprint
 from fgai.errors import InputError, collected, warn
 from fgai.evaluation import reliability
 from fgai.evaluation.record import EvaluationRecord
 from fgai.evaluation.run import Run
 from fgai.graph import Graph
+from fgai.graph.fingerprint import fingerprint_of
 from fgai.models import as_graph
-from fgai.records import Meter, plain
+from fgai.records import Meter, plain, provenance
 from fgai.tasks import task_of
 from fgai.typed import typed
 from fgai.version import versions
@@ -107,10 +106,11 @@ def evaluate(
         body = run.measure(threat, vanilla, explanation_attack, curves, nulls, per_node, meter)
     for note in notes:
         warn(note)
+    about = describe(given)
     return EvaluationRecord(
         name=name or model_name(model),
         model={"class": model_name(model), "config": plain_config(model), "parameters": count(model)},
-        data=describe(given),
+        data=about,
         threat={"name": threat.name, "budget": body.pop("budget")},
         config={
             "k": k,
@@ -131,6 +131,7 @@ def evaluate(
         ledgers=plain(body.pop("ledgers")),
         warnings=reliability.entries(notes),
         per_node=body.pop("per_node"),
+        provenance=provenance(model, about["fingerprint"], command="fgai.evaluate", seed=seed),
     )
 
 
@@ -139,7 +140,7 @@ def describe(graph: Graph) -> dict[str, Any]:
     """Name, fingerprint and sizes of a graph; the fingerprint is computed once per graph object."""
     return {
         "name": graph.name,
-        "fingerprint": cached_on(graph, "fingerprint", lambda: fingerprint(graph)),
+        "fingerprint": fingerprint_of(graph),
         "nodes": graph.num_nodes,
         "edges": graph.num_edges,
         "features": graph.num_features,

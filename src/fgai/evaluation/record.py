@@ -41,6 +41,8 @@ class EvaluationRecord(TabledDocument):
         ledgers: what each attack spent and reached.
         warnings: code and message of everything raised on the way.
         per_node: packed arrays, or nothing; see `node_values`.
+        provenance: hashes of weights, data and code, date, command and seed, see `fgai.records.provenance`;
+            empty in records of before.
     """
 
     KIND: ClassVar[str] = "evaluation"
@@ -59,6 +61,7 @@ class EvaluationRecord(TabledDocument):
     ledgers: dict[str, Any]
     warnings: list[dict[str, str]] = field(default_factory=list)
     per_node: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def value(self, path: str) -> Any:
         """Return one metric by its dotted name, e.g. `overlap_touched.prediction.all`.

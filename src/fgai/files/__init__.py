@@ -5,7 +5,7 @@ from fgai.files.https import extract, fetch
 from fgai.files.inflate import gunzip, inflate, most_bytes
 from fgai.files.read import add_checksum, digest_of, regular, take_checksum
 from fgai.files.schema import Schema, check, check_items
-from fgai.files.tensors import pack, read_metadata, unpack
+from fgai.files.tensors import pack, read_metadata, tensors_digest, unpack
 from fgai.files.text import parse_json
 from fgai.files.write import is_stream, write_atomic
 
@@ -27,6 +27,7 @@ __all__ = [
     "read_metadata",
     "regular",
     "take_checksum",
+    "tensors_digest",
     "unpack",
     "write_atomic",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,16 @@ def unpack(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _checksum(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
-    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
+def tensors_digest(tensors: Mapping[str, Tensor], heading: str = "") -> str:
+    """Return the SHA-256 of names, types, shapes and values, in the order of the names; on any device."""
+    digest = hashlib.sha256(heading.encode())
     for name, value in sorted(tensors.items()):
         digest.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
         if value.numel():
-            digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            dense = value.detach().to_dense().cpu().resolve_conj().resolve_neg().contiguous()
+            digest.update(dense.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def _checksum(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
+    return tensors_digest(tensors, json.dumps(metadata, sort_keys=True))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fgai.cache import cached_on
 from fgai.graph.edge_values import VALUES
 from fgai.graph.graph import Graph
 from fgai.sparse import Features, SparseRows
@@ -97,6 +98,11 @@ def edge_fingerprint(keys: Numbers, num_nodes: int) -> str:
 def content_fingerprint(num_nodes: int, num_features: int, pieces: Iterable[Piece]) -> str:
     """Return the fingerprint of a graph from its pieces: edge keys, features, values on edges, labels."""
     return _digest(f"fgai graph 1 {num_nodes} {num_features}\n", pieces)
+
+
+def fingerprint_of(graph: Graph) -> str:
+    """Return the fingerprint of a graph, computed once per graph object."""
+    return cached_on(graph, "fingerprint", lambda: fingerprint(graph))
 
 
 @typed

@@ -4,6 +4,7 @@ from fgai.records.document import Document, TabledDocument, read_json
 from fgai.records.frame import data_frame
 from fgai.records.meter import Meter
 from fgai.records.plain import PackedArray, check_arrays, look_up, pack_array, plain, to_text, unpack_array
+from fgai.records.provenance import code_hash, provenance, provenance_line, weights_hash
 from fgai.records.table import ARROWS, MISSING, Cell, Column, Table
 from fgai.records.tabled import Tabled
 
@@ -19,11 +20,15 @@ __all__ = [
     "Tabled",
     "TabledDocument",
     "check_arrays",
+    "code_hash",
     "data_frame",
     "look_up",
     "pack_array",
     "plain",
+    "provenance",
+    "provenance_line",
     "read_json",
     "to_text",
     "unpack_array",
+    "weights_hash",
 ]

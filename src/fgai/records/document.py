@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, get_type_hints
 
 from fgai.errors import CheckpointError
-from fgai.files import check_items, parse_json, regular, write_atomic
+from fgai.files import add_checksum, check_items, parse_json, regular, take_checksum, write_atomic
 from fgai.records.plain import check_arrays, plain, to_text
 from fgai.records.tabled import Tabled
 from fgai.typed import typed
@@ -49,7 +49,9 @@ class Document:
             )
         given = {key: value for key, value in values.items() if key not in ("kind", "schema")}
         fields = [f.name for f in dataclasses.fields(cls)]
-        check_items(given, cls.layout(), "the record", required=fields)  # all are written, empty ones too
+        # All are written, empty ones too; records of before have no provenance.
+        required = [name for name in fields if name != "provenance"]
+        check_items(given, cls.layout(), "the record", required=required)
         check_arrays(given)
         return cls._build({key: value for key, value in given.items() if key in fields})
 
@@ -65,12 +67,15 @@ class Document:
 
     def to_json(self) -> str:
         """Return the record as JSON text; see `fgai.records.to_text`."""
-        return to_text(self.to_dict()) + "\n"
+        return self._text(self.to_dict())
+
+    def _text(self, values: dict[str, Any]) -> str:
+        return to_text(values) + "\n"
 
     def save(self, path: Path | str) -> Path:
-        """Write the record as JSON in one step; a crash leaves the old file as it was."""
+        """Write the record as JSON with a checksum, in one step; a crash leaves the old file as it was."""
         path = Path(path)
-        write_atomic(path, self.to_json())
+        write_atomic(path, self._text(add_checksum(self.to_dict())))
         return path
 
     @classmethod
@@ -78,7 +83,7 @@ class Document:
         """Read a record.
 
         Raises:
-            CheckpointError: the file is missing, damaged, of another kind or from a newer fgai.
+            CheckpointError: the file is missing, damaged, changed, of another kind or from a newer fgai.
         """
         values = read_json(Path(path))
         try:
@@ -98,13 +103,13 @@ class TabledDocument(Document, Tabled):
 
 @typed
 def read_json(path: Path) -> Any:
-    """Return what a file of JSON holds.
+    """Return what a file of JSON holds, without its checksum; one that has none is read as it is.
 
     Raises:
-        CheckpointError: the file is missing or damaged.
+        CheckpointError: the file is missing, damaged, or not what its checksum says.
     """
     try:
-        return parse_json(regular(path).read_text(encoding="utf-8"))
+        return take_checksum(parse_json(regular(path).read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise CheckpointError(f"there is no record at {path}") from None
     except (OSError, ValueError) as error:

@@ -145,7 +145,7 @@ def assemble(
         subgraph=drawn,
         explorer=explorer,
         reproduce=list(reproduce),
-        notes=list(notes),
+        notes=[*(note for part in parts if (note := part.note) is not None), *notes],
     )
 
 

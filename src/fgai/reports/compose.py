@@ -21,12 +21,14 @@ from fgai.reports.build import make_report
 from fgai.reports.document import Report
 from fgai.reports.injections import certify_injections
 from fgai.reports.page import checked_page, write_report
+from fgai.version import stating
 
 RADIUS = 0.01
 """The radius that certificates on the page are about."""
 
 
 @with_gradients
+@stating(command="fgai.report")
 def report(
     models: Mapping[str, nn.Module] | nn.Module,
     data: Any,

@@ -50,6 +50,6 @@ class Report(Document):
         """The models, in order."""
         return [str(record.get("name", "model")) for record in self.records]
 
-    def to_json(self) -> str:
-        """Return the document as JSON text in one line."""
-        return json.dumps(self.to_dict(), separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
+    def _text(self, values: dict[str, Any]) -> str:
+        """In one line."""
+        return json.dumps(values, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"

@@ -76,6 +76,12 @@ class Part:
         }
 
     @property
+    def note(self) -> str | None:
+        """What its provenance remarks, e.g. that it was not trained."""
+        note = (self.record.get("provenance") or {}).get("note")
+        return None if note is None else f"{self.name}: {note}"
+
+    @property
     def score(self) -> str:
         """Name of its headline score."""
         return score_of(self.record)
@@ -106,6 +112,9 @@ def parts_of(
         name = str(record.get("name", "model"))
         arrays = _unpacked(record.get("per_node"), f"the record of {name}", notes)
         proof, layers = certificates.get(name), list[dict[str, Any]]()
+        if proof is not None and _of_another(record, proof):
+            notes.append(f"The certificate given for {name} is of other weights or data: it is left out.")
+            proof = None
         if proof is not None:
             for layer in proof.get("layers") or []:
                 found = _unpacked(layer.get("per_node"), f"the certificate of {name}", notes)
@@ -115,6 +124,12 @@ def parts_of(
         against = (injections or {}).get(name, ())
         out.append(Part(name, kept, arrays, None if proof is None else _summary(proof), layers, against))
     return out
+
+
+def _of_another(record: Mapping[str, Any], proof: Mapping[str, Any]) -> bool:
+    """Whether a certificate and a record name different weights or data."""
+    ours, theirs = (entry.get("provenance") or {} for entry in (record, proof))
+    return any(name in ours and name in theirs and ours[name] != theirs[name] for name in ("weights", "data"))
 
 
 def objects(value: Any) -> list[Mapping[str, Any]]:

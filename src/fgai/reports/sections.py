@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fgai.evaluation.layout import chance_path
-from fgai.records import ARROWS
+from fgai.records import ARROWS, provenance_line
 from fgai.reports.document import Report
 from fgai.reports.numbers import Record, number, numbers_of, of_null, signed
 from fgai.reports.words import attack_words, headline, meaning, missing
@@ -37,7 +37,16 @@ def header(report: Report) -> str:
         f'<div class="lead">{lead}</div>'
         f'<p class="facts"><strong>Data.</strong> {esc(about)}</p>'
         f'<p class="facts"><strong>Attack.</strong> {esc(attack_words(report.records[0]))}</p>'
+        f"{''.join(map(_evidence, report.records))}"
     )
+
+
+def _evidence(record: Record) -> str:
+    """Weights, data, code, date, command and seed of one model in a line; nothing in records of before."""
+    block = record.get("provenance")
+    line = provenance_line(block) if isinstance(block, Mapping) else ""
+    name = f"{record.get('name', 'model')}."
+    return f'<p class="facts"><strong>{esc(name)}</strong> {esc(line)}</p>' if line else ""
 
 
 def missing_box(report: Report) -> str:

@@ -1,0 +1,74 @@
+"""`provenance`: the weights, data, code and command that a record was made from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fgai.files import tensors_digest
+from fgai.typed import typed
+from fgai.version import __version__, stated
+
+
+@typed
+def provenance(model: nn.Module, data: str, *, command: str, seed: int | None = None) -> dict[str, Any]:
+    """Return what identifies a result: hashes of weights, data and code, date, command and seed.
+
+    The date differs between two runs that agree in everything else, so comparisons of records leave the
+    block out.
+
+    Args:
+        model: whose weights are hashed.
+        data: fingerprint of the graph.
+        command: the function that was called; a command line in its place, see `fgai.version.stating`.
+        seed: of random numbers, where any were drawn.
+    """
+    return {
+        "weights": weights_hash(model),
+        "data": data,
+        "code": code_hash(),
+        "version": __version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command,
+        "seed": seed,
+        **stated(),
+    }
+
+
+@typed
+def weights_hash(model: nn.Module) -> str:
+    """Return the SHA-256 of a model's `state_dict`: names, types, shapes and values, on any device.
+
+    Entries that are no tensors do not enter.
+
+    Example:
+        >>> from torch import nn
+        >>> one, two = nn.Linear(2, 2), nn.Linear(2, 2)
+        >>> weights_hash(one) == weights_hash(one), weights_hash(one) == weights_hash(two)
+        (True, False)
+    """
+    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    return tensors_digest(state)
+
+
+@cache
+def code_hash() -> str:
+    """Return the SHA-256 of fgai's source as it is installed."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    for file in sorted(file for file in root.rglob("*") if file.suffix in (".py", ".toml")):
+        digest.update(f"{file.relative_to(root).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def provenance_line(block: Mapping[str, Any]) -> str:
+    """Return a block as one line of text; nothing for an empty one."""
+    names = {"note": "", "weights": "weights ", "data": "data ", "code": "code ", "version": "fgai "}
+    names |= {"date": "", "seed": "seed ", "command": "made by "}
+    return "; ".join(f"{word}{block[name]}" for name, word in names.items() if block.get(name) is not None)
