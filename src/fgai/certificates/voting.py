@@ -201,9 +201,9 @@ def _require_local(model: nn.Module, graph: Graph, speakers: Tensor) -> None:
         moved = (call_model(plain, larger)[: len(logits)] - logits).abs()
         if not bool((moved <= _SAME * logits.abs().max()).all()):
             raise _not_local(model, "new nodes that send nothing change the logits of others")
-    for one, other in zip_longest(*numbers, fillvalue=("an operation",)):
-        if one != other:
-            raise _not_local(model, f"`{one[0]}` computes with the number of nodes or edges")
+    for first, second in zip_longest(*numbers, fillvalue=("an operation",)):
+        if first != second:
+            raise _not_local(model, f"`{first[0]}` computes with the number of nodes or edges")
 
 
 def _not_local(model: nn.Module, why: str) -> InputError:
