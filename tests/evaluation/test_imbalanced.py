@@ -60,7 +60,7 @@ def fraud(share: float = 0.08) -> Graph:
 
 
 @cache
-def model() -> fgai.GAT:
+def model() -> nn.Module:
     return fgai.train("GAT", fraud(), epochs=60, progress=False, preset=None)
 
 
