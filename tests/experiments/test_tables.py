@@ -14,12 +14,13 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from experiments import Cell, Store, grid_names, read_grid
+from experiments.certified import promises
 from experiments.choose import presets
 from experiments.document import fill, update
 from experiments.results import Results
 from experiments.summary import Wins, paper_claim, summary, wins
 from experiments.tables import TABLES, render, table, text_of
-from fgai.certificates import ARITHMETIC, PROMISE
+from fgai.certificates import ARITHMETIC, EXPLANATION, PROMISE
 from fgai.cli import app
 from fgai.errors import CheckpointError, DataError, InputError
 from fgai.records import Table
@@ -129,7 +130,15 @@ class TestTables:
         weights = [row[3] for row in margins.rows if row[:3] == ["GAT", "amazon-photo", "2"]]
         assert weights == ["0", "0.1", "1", "10"] and margins.rows[0][-1] == "0.900 ± 0.000"
         for form in ("markdown", "latex"):
-            assert render("certificates", whole, form).count("with its values fixed") == 2
+            assert render("certificates", whole, form).count("with its values fixed") == 3
+            assert render("certificates", whole, form).count(f"that of the {ARITHMETIC}") == 3
+
+    def test_certificates_of_two_vectors_are_told_apart(self) -> None:
+        older, newer = {"promise": "Moved by R."}, {"promise": PROMISE, "explanation": EXPLANATION}
+        assert promises([older])[0].startswith("Moved by R. The top-k is that of the arithmetic mean")
+        assert promises([newer]) == [PROMISE] and EXPLANATION in PROMISE
+        both = promises([older, newer, newer])
+        assert both[0].startswith("1 of 3 records: Moved") and both[1] == f"2 of 3 records: {PROMISE}"
 
     def test_a_row_means_one_thing(self, tmp_path: Path) -> None:
         store = cases.fill(Store(tmp_path), [cases.tiny(), cases.tiny(seed=1, settings={"epochs": 3})])
