@@ -193,6 +193,16 @@ def test_ordinary_models_are_accepted(name: str) -> None:
     assert vote(model, graph, groups=3).groups == 3
 
 
+@pytest.mark.parametrize("kind", ["gat", "gatv2", "gcn", "pyg"])
+def test_models_behind_limits_and_with_layer_norm_are_accepted(kind: str) -> None:
+    graph = cases.tiny_graph()
+    for model in (
+        fgai.limit(cases.trained(kind, "vanilla"), graph, 0.05),
+        cases.untrained(kind, norm=True).eval(),
+    ):
+        assert vote(model, graph, groups=3).groups == 3
+
+
 @pytest.mark.parametrize("base", ["gat", "gcn"])
 def test_defences_that_look_at_edges_alone_are_accepted(base: str) -> None:
     graph = cases.tiny_graph()

@@ -11,6 +11,7 @@ fewer new nodes must call the same operations with the same numbers.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,8 @@ _BY_SHAPE = frozenset(
 )
 _KEEPS = frozenset(["cat", "stack", "clone", "index", "index_select"])
 """Operations that move numbers and change none."""
+WIDE = 64
+"""Numbers per entry of sparse features up to which dense ones are read in their place."""
 _SEEDED = torch.Tag.nondeterministic_seeded
 
 
@@ -161,7 +164,8 @@ class Locality(TorchDispatchMode):
             values.append(tuple(named["self"].flatten().tolist()))
         if name == "arange":  # one number per node, or per edge, is what it is for
             values = []
-        self.scalars.append((name, *values))
+        if values:
+            self.scalars.append((name, *values))
 
     def _created(self, out: Any) -> None:
         """Mark rows that exist because of the new nodes."""
@@ -206,32 +210,41 @@ def _compares(name: str, args: tuple[Any, ...]) -> bool:
     return name in ("eq", "ne") and isinstance(args[1], Tensor)
 
 
-def dependence(model: nn.Module, graph: Graph, added: int) -> tuple[str | None, list[tuple[Any, ...]]]:
+def dependence(
+    model: nn.Module, graph: Graph, added: int, *, dense: bool = False
+) -> tuple[str | None, list[tuple[Any, ...]]]:
     """Run a model on a graph whose last nodes are new and send nothing, and follow what depends on them.
 
     Args:
         model: in evaluation mode.
-        graph: prepared for it.
+        graph: prepared for it, new nodes appended (`Graph.inject`).
         added: how many nodes are new.
+        dense: make features dense first, for models that read sparse ones by other means than PyTorch.
 
     Returns:
         The operation that lets rows of old nodes depend on new ones, or None, and the numbers operations
         were called with.
     """
-    assert graph.features is not None
+    assert graph.features is not None and graph.features.appended is not None
+    features = dataclasses.replace(graph.features, appended=graph.features.appended.clone())
+    # Plain PyTorch spreads every entry of sparse rows over the channels of a layer.
+    if dense or features.num_rows * features.num_columns <= WIDE * features.stored.numel():
+        features = Features.dense(features.to_dense())
     old, nodes = graph.num_nodes - added, torch.arange(graph.num_nodes + 1, device=graph.device)
-    x = graph.features.to_dense().clone()
     # Nothing that was derived of the graph before: it would come without marks.
     edges = graph.edge_index.clone()
     adjacency = Adjacency.from_sorted(edges[0].clone(), edges[1].clone(), graph.num_nodes)
     adjacency.check_incoming()
     adjacency.check_outgoing()
     loops = graph.has_loops
-    graph = graph.replace(adjacency=adjacency, features=Features.dense(x))
+    graph = graph.replace(adjacency=adjacency, features=features)
     graph.__dict__["has_loops"] = loops
     new = adjacency.destination >= old
     mode = Locality((graph.num_nodes, old), (graph.num_edges, graph.num_edges - int(new.sum())))
-    mode.mark(x, (nodes[:-1] >= old)[:, None])
+    if isinstance(features.appended, Tensor):
+        mode.mark(features.appended, features.appended.new_ones((), dtype=torch.bool))
+    elif isinstance(features.base, Tensor):
+        mode.mark(features.base, (nodes[:-1] >= old)[:, None])
     mode.mark(adjacency.source, new & (adjacency.source < old), source=True)  # a new node's loop is known
     mode.mark(adjacency.rowptr, nodes > old)
     for tensor in (adjacency.colptr, adjacency.csc):
