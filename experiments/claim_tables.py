@@ -79,12 +79,12 @@ def methods(store: Store) -> list[Sheet | Table]:
         for row in ("vanilla", "limits", "at-limits", "fgai")
     ]
     notes = (
-        f"Means over {len(pairs)} pairs of model and graph, five seeds each. `ensemble`: 20 injected nodes ×"
-        " 20 edges, the worst of every search at the endpoints of four rules; `ensemble-strong`: 60 × 40, three"
-        " rules. Top 5 kept: output layer, explanation attack, `cover` endpoints, the same nodes for every"
-        " method. Sharpness: as a multiple of vanilla's. Training: time per epoch × epochs × attempts, from"
-        " the least to the most expensive pair; for `limits` and FGAI the vanilla training comes first and is not"
-        " counted.",
+        f"Means over {len(pairs)} pairs of model and graph, five seeds each. `ensemble`: 20 injected"
+        " nodes × 20 edges, the worst of every search at the endpoints of four rules; `ensemble-strong`:"
+        " 60 × 40, three rules. Top 5 kept: output layer, explanation attack, `cover` endpoints, the"
+        " same nodes for every method. Sharpness: as a multiple of vanilla's. Training: time per epoch ×"
+        " epochs × attempts, from the least to the most expensive pair; for `limits` and FGAI the"
+        " vanilla training comes first and is not counted.",
     )
     return [Table("Methods", columns, rows, notes)]
 
