@@ -100,7 +100,7 @@ def test_never_weaker_than_a_member_or_the_plain_attack(name: str, objective: st
     for steps, size, restarts in PLAIN:
         budget = replace(TINY, steps=steps, step_size=size, restarts=restarts)
         change = run(model, graph, PGDInjection(budget, objective, k=cases.K), seed=1).change
-        assert most >= damage_of(judged, model, graph, change) - 1e-9
+        assert most >= damage_of(judged, model, graph, change) - 1e-6
 
 
 def damage_of(attack: EnsembleInjection, model: nn.Module, graph: Graph, change: GraphChange) -> float:
@@ -196,7 +196,7 @@ def test_masked_gradients_are_caught(kind: str) -> None:
 def test_a_clean_model_raises_no_flag(name: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        EnsembleInjection(replace(TINY, steps=20)).run(cases.trained(name, "vanilla"), cases.tiny_graph())
+        EnsembleInjection(replace(TINY, steps=40)).run(cases.trained(name, "vanilla"), cases.tiny_graph())
     flags = {w.message.code for w in caught if isinstance(w.message, ReliabilityWarning)}
     assert not flags & {"masked-gradients", "zero-gradient", "saturated-attention"}
 
