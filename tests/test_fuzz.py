@@ -8,11 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import fgai
+from fgai.attacks import Budget
+from fgai.errors import FgaiError
 from support import fuzz
 from support.graph_cases import small_data
 
@@ -80,6 +83,132 @@ FOUND: list[tuple[Callable[..., Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(("call", "arguments"), FOUND)
 def test_what_it_has_found_stays_mended(call: Callable[..., Any], arguments: dict[str, Any]) -> None:
     check((fuzz.Door(call.__module__, call.__name__, call), arguments))
+
+
+GRAPH = small_data(nodes=30, width=5)
+EDGES = torch.tensor([[0, 1], [1, 0]])
+HUGE = 10**11
+"""Of anything, more than fits into memory."""
+
+
+def gat(**options: Any) -> fgai.GAT:
+    return fgai.GAT(5, 3, hidden_channels=2, heads=2, **options).eval()
+
+
+def attention() -> fgai.attention.AttentionMap:
+    return fgai.attention.observe(gat(), GRAPH).attention
+
+
+def edit(**parts: Any) -> fgai.recompute.Edit:
+    none = torch.zeros(0, dtype=torch.long)
+    return fgai.recompute.Edit(
+        **{"new": 0, "added": none.expand(2, 0), "removed": none, "rows": none, **parts}
+    )
+
+
+def certificate(tolerated: int) -> fgai.certificates.VotingCertificate:
+    votes, one = torch.ones(3, 2, dtype=torch.long), torch.zeros(3, dtype=torch.long)
+    return fgai.certificates.VotingCertificate(5, votes, one, torch.full((3,), tolerated))
+
+
+LOGITS, META = torch.rand(5, 3), torch.rand(5, 3, device="meta")
+REFUSED: dict[str, Callable[[], Any]] = {
+    "rows that are no numbers": lambda: fgai.attention.touched_rows(
+        attention(), attention(), torch.tensor([0.5, 1.0])
+    ),
+    "limits of a negative size": lambda: fgai.attention.Limits(2, -1),
+    "limits of a huge size": lambda: fgai.attention.Limits(HUGE),
+    "links of a scalar": lambda: fgai.graph.Links(torch.tensor(1), torch.tensor(1), torch.tensor(1)),
+    "links that are no numbers": lambda: fgai.graph.Links(
+        torch.rand(2, 3), torch.zeros(3).long(), torch.zeros(3).long()
+    ),
+    "a pass over -1 features": lambda: fgai.streaming.pass_size(gat(), 10, 10, -1),
+    "a pass over many features": lambda: fgai.streaming.pass_size(gat(), 10, 10, HUGE),
+    "F1 without values": lambda: fgai.metrics.f1(META, torch.zeros(5).long()),
+    "F1 of classes without values": lambda: fgai.metrics.f1(LOGITS, torch.zeros(5, device="meta").long()),
+    "g-TVD without values": lambda: fgai.metrics.g_tvd_rel(META, META),
+    "fidelity of sparse logits": lambda: fgai.metrics.fidelity_plus(LOGITS.to_sparse(), LOGITS),
+    "fidelity of sparse classes": lambda: fgai.metrics.fidelity_minus(
+        torch.ones(3).long().to_sparse(), torch.ones(3).long()
+    ),
+    "removal by truth values": lambda: fgai.metrics.edges_to_remove(
+        torch.ones(4, dtype=torch.bool), torch.tensor([0, 2, 4]), 0.5, largest=False
+    ),
+    "a double model": lambda: fgai.attention.call_model(gat().double(), GRAPH),
+    "a half model": lambda: fgai.attention.call_model(gat().half(), GRAPH),
+    **{
+        f"{type(value).__name__}.to({device})": lambda value=value, device=device: value.to(device)
+        for value in (GRAPH, GRAPH.adjacency, GRAPH.features, attention(), attention().layers[0])
+        for device in ("x", "cpu:-1", "cuda:99")
+    },
+    "rows of another part": lambda: fgai.tasks.task_of(GRAPH).rows(GRAPH, "x"),
+    "another part": lambda: fgai.tasks.task_of(GRAPH).has_part(GRAPH, "x"),
+    "embedded data": lambda: gat().embed(GRAPH.to_data()),
+    "an edit of -1 nodes": lambda: edit(new=-1),
+    "an edit of numbers": lambda: edit(added=torch.rand(2, 3)),
+    "an edit of a vector": lambda: edit(added=torch.tensor([1, 2])),
+    "an edit of rows": lambda: edit(rows=torch.rand(2)),
+    "what an edit of other nodes reaches": lambda: edit(removed=torch.tensor([10**9])).reached(
+        GRAPH.adjacency, torch.tensor([0])
+    ),
+    "what an edit reaches elsewhere": lambda: edit().reached(GRAPH.adjacency, torch.tensor([10**9])),
+    "where an edit of -5 nodes starts": lambda: edit().start(-5),
+    "votes of many groups": lambda: fgai.certificates.vote(gat(), GRAPH, groups=10**10),
+    "a transformer of -1 features": lambda: fgai.GT(-1, 3),
+    "a transformer of -1 classes": lambda: fgai.GT(5, -1),
+    "a transformer of many classes": lambda: fgai.GT(5, HUGE),
+    "corrections of -1 edges": lambda: fgai.models.ProGNN(5, 3, num_edges=-1),
+    "corrections of many edges": lambda: fgai.models.ProGNN(5, 3, num_edges=HUGE),
+    "many nodes": lambda: fgai.Graph.from_edges(EDGES, HUGE),
+    "an adjacency of many nodes": lambda: fgai.sparse.Adjacency.from_sorted(EDGES[0], EDGES[1], HUGE),
+    "dense features of many columns": lambda: fgai.sparse.Features.sparse(
+        torch.zeros(3).long(), torch.zeros(0).long(), torch.zeros(0), HUGE
+    ).to_dense(),
+    "many draws": lambda: fgai.sampling.NeighbourSampler(GRAPH, [HUGE], replace=True).sample(
+        torch.arange(30)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_in_words(name: str) -> None:
+    with pytest.raises((FgaiError, TypeError)):
+        REFUSED[name]()
+
+
+def test_a_table_of_votes_is_no_longer_than_the_groups() -> None:
+    assert len(certificate(10**12).tables()[0].rows) == 6
+
+
+@pytest.mark.parametrize("call", ["digest_of", "is_stream", "write_atomic", "unpack", "read_metadata"])
+def test_files_are_named_by_text_too(call: str) -> None:
+    fgai.save_model(gat(), "model.safetensors")
+    more = (b"x",) if call == "write_atomic" else ()
+    getattr(fgai.files, call)("model.safetensors", *more)
+
+
+def test_archives_are_named_by_text_too() -> None:
+    np.savez("a.npz", x=np.arange(3))
+    assert fgai.files.read_arrays("a.npz", ["x"])["x"].tolist() == [0, 1, 2]
+    fgai.files.extract("a.npz", ["x.npy"], ".")
+    assert np.load("x.npy").tolist() == [0, 1, 2]
+
+
+def test_sizes_of_files_and_budgets(tmp_path: Path) -> None:
+    """A number in a file, or a product of numbers, that no memory holds is refused before it is allocated."""
+    (tmp_path / "edges.csv").write_text("source,destination\n0,999999999999\n")
+    np.savez(tmp_path / "graph.npz", edge_index=EDGES.numpy(), num_nodes=np.array(HUGE))
+    torch.save({"edge_index": EDGES, "num_nodes": HUGE}, tmp_path / "graph.pt")
+    for name in ("edges.csv", "graph.npz", "graph.pt"):
+        with pytest.raises(FgaiError, match="GB of memory"):
+            fgai.load_graph(tmp_path / name)
+    wide = small_data(nodes=30, width=5).replace(
+        features=fgai.sparse.Features.sparse(
+            torch.zeros(31).long(), torch.zeros(0).long(), torch.zeros(0), 10**9
+        )
+    )
+    with pytest.raises(FgaiError, match="GB of memory"):
+        Budget(nodes=10**6, edges=3).target_nodes(wide)
 
 
 class TestTheFuzzer:

@@ -18,6 +18,7 @@ from fgai.errors import InputError
 __all__ = [
     "above",
     "at_least",
+    "dense",
     "device",
     "edge_index",
     "finite",
@@ -35,6 +36,8 @@ __all__ = [
 S = TypeVar("S", str, str | None)
 LARGEST = 2**63 - 1
 """The largest whole number that tensors hold."""
+SMALL = 1 << 26
+"""Bytes that are allocated without asking how much memory is free."""
 
 
 def one_of(value: S, name: str, options: Sequence[S]) -> S:
@@ -92,6 +95,8 @@ def memory(count: int, item_size: int, name: str) -> None:
     Called before an allocation whose size a caller or a file chooses: some allocators grant any size and end
     the process once it is filled.
     """
+    if count * item_size <= SMALL:
+        return
     free = _free_memory()
     if count * item_size > free:
         need, free_gb = count * item_size / 1e9, free / 1e9
@@ -133,8 +138,17 @@ def device(value: torch.device | str, name: str = "device") -> torch.device:
     return found
 
 
+def dense(tensor: Tensor, name: str) -> Tensor:
+    """Return `tensor` if it is dense and holds values, else raise."""
+    if tensor.is_meta or tensor.layout != torch.strided:
+        kind = "one on the device meta" if tensor.is_meta else str(tensor.layout)
+        raise InputError(f"`{name}` must be a dense tensor with values, got {kind}; use `.to_dense()`")
+    return tensor
+
+
 def finite(tensor: Tensor, name: str) -> Tensor:
     """Return `tensor` if every entry is finite, else raise with the count and the first bad row."""
+    dense(tensor, name)
     good = torch.isfinite(tensor)
     if bool(good.all()):
         return tensor

@@ -297,10 +297,12 @@ class TestBroken:
         for overwrite in (False, True):  # a folder that is no stored graph is never replaced
             with pytest.raises(DataError, match="something at mine already"):
                 convert("e.txt", "mine", overwrite=overwrite)
-        convert("e.txt", "stored")
+        made = convert("e.txt", "stored")
+        with pytest.warns(FgaiWarning, match="stored is there already, complete and of these sources"):
+            assert convert("e.txt", "stored").fingerprint == made.fingerprint
+        Path("e.txt").write_text("0 2\n")
         with pytest.raises(DataError, match="something at stored"):
             convert("e.txt", "stored")
-        Path("e.txt").write_text("0 2\n")
         assert convert("e.txt", "stored", overwrite=True).num_nodes == 3
         Path("e.txt").write_text("0 x\n")
         with pytest.raises(DataError, match="line 1"):

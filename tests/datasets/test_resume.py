@@ -145,7 +145,11 @@ def test_killed_again_and_again() -> None:
         running.join()
         seconds += 0.005
     assert content("stored") == wanted
-    with pytest.raises(DataError, match="something at stored already"):
+    with pytest.warns(FgaiWarning, match="stored is there already, complete and of these sources"):
+        assert converted("stored") == wanted
+    source = np.load("stored/source.npy")
+    np.save("stored/source.npy", source[::-1])
+    with pytest.raises(DataError, match="damaged"):
         converted("stored")
 
 

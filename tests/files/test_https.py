@@ -85,6 +85,17 @@ class TestFetch:
             fetch(f"{server.url}/file", tmp_path / "kept")
         assert len(server.asked) == times and not (tmp_path / "kept").exists()
 
+    def test_what_a_server_says_is_shown_without_control_characters(
+        self, server: Server, tmp_path: Path
+    ) -> None:
+        def answer(handler: BaseHTTPRequestHandler) -> None:
+            handler.wfile.write(b"HTTP/1.1 404 \x1b]0;owned\x07\x1b[2J\x9b31m\r\n\r\n")
+
+        server.answers["/file"] = answer
+        with pytest.raises(OSError, match="404") as error:
+            fetch(f"{server.url}/file", tmp_path / "kept")
+        assert str(error.value).isprintable() and "owned" in str(error.value)
+
     def test_truncated_silent_trickling_and_endless_answers_end(
         self, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -173,6 +184,22 @@ class TestExtract:
         with pytest.raises(DataError, match=message):
             extract(path, ["SET_A.txt", *(["big.txt"] if "big" in str(extra[0]) else [])], out)
         assert sorted(tmp_path.rglob("*")) == before
+
+    def test_links_in_the_folder_are_not_followed(self, tmp_path: Path) -> None:
+        path = archive(tmp_path / "a.zip", ("SET/SET_A.txt", b"1, 2"))
+        out, mine = tmp_path / "out", tmp_path / "mine"
+        out.mkdir()
+        mine.write_bytes(b"mine")
+        (out / "SET_A.txt").symlink_to(mine)
+        extract(path, ["SET_A.txt"], out)
+        assert mine.read_bytes() == b"mine" and (out / "SET_A.txt").read_bytes() == b"1, 2"
+        assert not (out / "SET_A.txt").is_symlink()
+
+    @pytest.mark.parametrize("name", ["../SET_A.txt", "/tmp/SET_A.txt", "", ".."])
+    def test_names_with_folders_are_refused(self, tmp_path: Path, name: str) -> None:
+        path = archive(tmp_path / "a.zip", ("SET/SET_A.txt", b"1, 2"))
+        with pytest.raises((DataError, FileNotFoundError)):
+            extract(path, [name], tmp_path)
 
     def test_missing_files_and_other_formats(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match=r"SET_B\.txt"):

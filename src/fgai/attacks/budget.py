@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fgai import checks
 from fgai.attacks.box import Box, data_range, warn_if_narrow
 from fgai.errors import BudgetError
 from fgai.graph import Graph, GraphChange
@@ -141,6 +142,7 @@ class Budget:
         nodes = task_of(graph).nodes(graph, self.targets)
         if nodes.numel() == 0:
             raise BudgetError(f"there are no {self.targets} nodes to attack in {graph.name!r}")
+        checks.memory(self.nodes * max(self.edges, graph.num_features), 8, "nodes")
         room = smallest_pool(graph, nodes)
         if self.nodes and self.edges > room:
             where = "" if graph.batch is None else " in the smallest attacked graph"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fgai.alone import alone
 from fgai.attention.adapter import adapter_of
+from fgai.attention.contact import check_dtype
 from fgai.attention.layer import LayerAttention
 from fgai.attention.limited import entry_limits
 from fgai.attention.limits import voiced
@@ -94,7 +95,11 @@ def call_model(model: nn.Module, graph: Graph) -> Tensor:
             returned something else than one tensor.
     """
     if graph.voices is None:
-        return adapter_of(model).call(graph)
+        try:
+            return adapter_of(model).call(graph)
+        except RuntimeError:
+            check_dtype(model, graph)  # says what torch says of its kernels
+            raise
     entry = entry_limits(model)
     if not entry:
         raise InputError(

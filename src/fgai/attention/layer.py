@@ -255,7 +255,8 @@ class LayerAttention:
 
     def to(self, device: torch.device | str) -> LayerAttention:
         """Return values and edges on `device` (itself when they are there)."""
-        if self.values.device == torch.device(device):
+        device = checks.device(device)
+        if self.values.device == device:
             return self
         adjacency = None if self.adjacency is None else self.adjacency.to(device)
         scores = None if self.scores is None else self.scores.to(device)

@@ -8,6 +8,7 @@ that comes later can say nothing that no node has said before.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fgai import checks
 from fgai.errors import InputError
 from fgai.ops import clip, loudness
 from fgai.typed import typed
@@ -52,6 +54,9 @@ class Limits(nn.Module):
 
     def __init__(self, *size: int, derived: bool = False) -> None:
         super().__init__()
+        for count in size:
+            checks.whole(count, "size", 0)
+        checks.memory(math.prod(size), 8, "size")
         self.register_buffer("low", torch.full(size, -torch.inf))
         self.register_buffer("high", torch.full(size, torch.inf))
         self.register_buffer("radius", torch.full((), torch.inf))

@@ -217,7 +217,8 @@ class AttentionMap(Tabled):
 
     def to(self, device: torch.device | str) -> AttentionMap:
         """Return the map on `device`."""
-        return self._each(lambda w: w.to(device))
+        where = checks.device(device)
+        return self._each(lambda w: w.to(where))
 
     def merged(self) -> AttentionMap:
         """Return the map with parallel edges added up."""

@@ -8,6 +8,7 @@ from operator import itemgetter
 import torch
 from torch import Tensor, nn
 
+from fgai import checks
 from fgai.attention.contact import differ
 from fgai.attention.forward import Observation, call_model
 from fgai.attention.layer import LayerAttention
@@ -137,7 +138,7 @@ def _rows(
     state = torch.zeros(after.layers[0].num_nodes, dtype=torch.bool, device=device)
     state[num_nodes:] = True
     if changed is not None:
-        state[changed] = True
+        state[:num_nodes][checks.positions(changed, num_nodes, "changed")] = True
     near: list[Tensor] = []
     moved: list[Tensor] = []
     entries = zip(after.depths, before.layers, after.layers, strict=True)

@@ -43,6 +43,8 @@ from fgai.typed import typed
 if TYPE_CHECKING:
     import pandas
 
+MOST_GROUPS = 100_000
+"""Groups that are asked one after the other."""
 VOTING_PROMISE = (
     "Certified: so many injected nodes, with any features and any wiring, leave the class of the majority"
     " as it is."
@@ -84,7 +86,7 @@ class VotingCertificate(Tabled):
 
     def tables(self) -> list[Table]:
         """Return the share of nodes whose class stands so many injected nodes, up to the most any stands."""
-        most = int(self.tolerated.max()) if len(self.tolerated) else 0
+        most = min(int(self.tolerated.max()), self.groups) if len(self.tolerated) else 0
         rows = [[injected, self.share(injected)] for injected in range(most + 1)]
         columns = [Column("injected nodes", "d"), Column("class stays, share of nodes")]
         return [Table(f"Majority over {self.groups} groups", columns, rows, (VOTING_PROMISE,))]
@@ -125,7 +127,7 @@ def vote(model: nn.Module, data: Any, *, groups: int = 20, seed: int = 0) -> Vot
         >>> found.votes.sum(1).unique().tolist(), found.share(3)
         ([5], 0.0)
     """
-    whole(groups, "groups", 1)
+    whole(groups, "groups", 1, MOST_GROUPS)
     check_seed(seed)
     graph = as_graph(data)
     if not task_of(graph).row_per_node:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ from fgai.datasets.edge_lists import edge_reader, mapped
 from fgai.datasets.loader import load_dataset
 from fgai.datasets.own import load_graph, node_fields
 from fgai.datasets.registry import names
-from fgai.errors import DataError, InputError
+from fgai.errors import DataError, FgaiWarning, InputError, warn
 from fgai.files import regular
 from fgai.graph import Graph
 from fgai.progress import stage
@@ -22,6 +24,7 @@ from fgai.store import StoredGraph
 from fgai.store.arrays import Array, write_array
 from fgai.store.manifest import DTYPES, VERSION
 from fgai.store.sort import sort_edges
+from fgai.store.stored import is_store
 from fgai.store.work import source_of
 from fgai.store.write import NUMBERS, building, complete, fill, save_arrays, save_features
 from fgai.typed import typed
@@ -56,7 +59,8 @@ def convert(
     The folder appears when it is whole. An edge list is converted in stages: nodes, edges, places, rows,
     fingerprint. What a run that was killed, or stopped by Ctrl-C, had finished stays in a hidden folder
     beside the target, `.TARGET.partial`, and the next run with the same sources and options goes on from
-    there; if a source has changed since, it begins anew and warns. A run that fails leaves nothing.
+    there; if a source has changed since, it begins anew and warns. A run that fails leaves nothing. Where the
+    target is the finished graph of the same sources and options, it is verified and returned with a warning.
 
     Args:
         source: a file, or the name of a dataset.
@@ -114,13 +118,19 @@ def convert(
     roles = {"edges": source, "node_table": node_table, "features": features, "labels": labels}
     files = {role: source_of(Path(file)) for role, file in roles.items() if file is not None}
     job = {"fgai": __version__, "store": VERSION, "sources": files, "undirected": undirected}
+    name = given.name.removesuffix(".gz").rpartition(".")[0]
+    contents = [[role, file["size"], file["hash"]] for role, file in files.items()]
+    sources = hashlib.sha256(json.dumps([name, contents, undirected]).encode()).hexdigest()
+    if not overwrite and is_store(place) and (there := StoredGraph(place)).sources == sources:
+        there.verify()
+        warn(FgaiWarning(f"{place} is there already, complete and of these sources; nothing was done"))
+        return there
     with building(place, overwrite, job=job, resume=resume) as work:
         width, count = work.once("nodes", lambda: _write_nodes(work.folder, node_table, features, labels))
         with stage("sorting edges"):
             sort_edges(work, read(), num_nodes=count, undirected=undirected)
         with stage("fingerprint"):
-            name = given.name.removesuffix(".gz").rpartition(".")[0]
-            work.once("fingerprint", lambda: complete(work.folder, name, width).fingerprint)
+            work.once("fingerprint", lambda: complete(work.folder, name, width, sources).fingerprint)
     return StoredGraph(place)
 
 

@@ -19,6 +19,7 @@ RELIABLE = 0.5  # share of nodes
 TOPICAL = 0.5  # share of a node's words that speak of a class
 MARKED = (0.02, 0.45)  # share of marker words, reliable and unreliable nodes
 DEGREE = 8.0
+BYTES = 1000  # of memory that a node takes on the way
 SAME_CLASS = 0.62  # share of edges drawn inside a class; the others join any two nodes
 
 
@@ -57,7 +58,7 @@ def planted(seed: int = 0, num_nodes: int = 2000, num_classes: int = 5) -> Graph
         (2000, 5, True)
     """
     checks.whole(num_classes, "num_classes", 2)
-    checks.whole(num_nodes, "num_nodes", num_classes, 10_000_000)
+    checks.memory(checks.whole(num_nodes, "num_nodes", num_classes, 10_000_000), BYTES, "num_nodes")
     checks.seed(seed)
     draw = np.random.Generator(np.random.PCG64(seed))
     y = draw.permutation(np.arange(num_nodes) % num_classes)

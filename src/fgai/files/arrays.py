@@ -16,7 +16,7 @@ from fgai.files.inflate import most_bytes
 from fgai.files.read import regular
 
 
-def read_arrays(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
+def read_arrays(path: Path | str, names: Iterable[str]) -> dict[str, NDArray[Any]]:
     """Return some arrays of an archive, as `numpy.savez` writes them; others are not looked at.
 
     Raises:
@@ -25,7 +25,8 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
         KeyError: there is no array of that name.
         OSError: the file cannot be read.
     """
-    with regular(path).open("rb") as file:
+    path = regular(path)
+    with path.open("rb") as file:
         begin = file.read(6)
     if not begin.startswith(b"PK"):  # zipfile would look for an archive further on
         what = "one array" if begin == b"\x93NUMPY" else "something else"

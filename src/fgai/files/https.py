@@ -46,7 +46,7 @@ def require_https(url: str) -> None:
         raise DataError(f"{url!r} is not https, so anyone on the way could change what comes")
 
 
-def fetch(url: str, path: Path) -> None:
+def fetch(url: str, path: Path | str) -> None:
     """Download one file over verified TLS; tried again when the network fails.
 
     Args:
@@ -57,6 +57,7 @@ def fetch(url: str, path: Path) -> None:
         DataError: not https, a certificate that does not verify, or too large.
         OSError: the server does not answer, or not with a whole file.
     """
+    path = Path(path)
     require_https(url)
     for attempt in range(ATTEMPTS):
         try:
@@ -65,14 +66,19 @@ def fetch(url: str, path: Path) -> None:
         except (OSError, HTTPException) as error:
             path.unlink(missing_ok=True)
             if isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError):
-                raise DataError(f"the certificate of {url} does not verify: {error}") from error
+                raise DataError(f"the certificate of {url} does not verify: {_printable(error)}") from error
             refused = isinstance(error, HTTPError) and error.code < 500
             if refused or attempt == ATTEMPTS - 1:
-                raise OSError(f"{url}: {error}") from error
+                raise OSError(f"{url}: {_printable(error)}") from error
             sleep(2.0**attempt)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
+
+
+def _printable(error: Exception) -> str:
+    """The message of an error, in which a server cannot send control characters to a terminal."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(error))
 
 
 def _fetch_once(url: str, path: Path) -> None:
@@ -92,11 +98,11 @@ def _fetch_once(url: str, path: Path) -> None:
         raise ConnectionError(f"it ended after {size} of {told} bytes")
 
 
-def extract(archive: Path, names: Iterable[str], folder: Path) -> None:
+def extract(archive: Path | str, names: Iterable[str], folder: Path | str) -> None:
     """Put files out of a zip archive into a folder, by their last names.
 
     Nothing is ever written under a name the archive chose. One that holds a name like `../x` or `/x`, a link,
-    or a wanted file twice is refused as a whole.
+    or a wanted file twice is refused as a whole. A link in the folder is replaced, not followed.
 
     Args:
         archive: the file.
@@ -108,7 +114,8 @@ def extract(archive: Path, names: Iterable[str], folder: Path) -> None:
         FileNotFoundError: a file is not in it.
         zipfile.BadZipFile: it is damaged.
     """
-    with zipfile.ZipFile(regular(archive)) as opened:
+    archive, folder = regular(archive), Path(folder)
+    with zipfile.ZipFile(archive) as opened:
         members = opened.infolist()
         for member in members:
             _check_member(member)
@@ -120,7 +127,10 @@ def extract(archive: Path, names: Iterable[str], folder: Path) -> None:
         if sum(found[0].file_size for found in chosen.values()) > most_bytes(archive.stat().st_size):
             raise DataError("the archive claims to hold more than its own size explains")
         for name, found in chosen.items():
-            (folder / name).write_bytes(opened.read(found[0]))
+            content = opened.read(found[0])
+            (folder / name).unlink(missing_ok=True)
+            with (folder / name).open("xb") as file:
+                file.write(content)
 
 
 def _check_member(member: zipfile.ZipInfo) -> None:

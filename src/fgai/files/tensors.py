@@ -26,7 +26,7 @@ def pack(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
     return save(plain, {**metadata, CHECKSUM: _checksum(plain, metadata)})
 
 
-def read_metadata(path: Path) -> dict[str, str]:
+def read_metadata(path: Path | str) -> dict[str, str]:
     """Return what a file of tensors says of itself, without reading the tensors.
 
     Raises:
@@ -34,7 +34,8 @@ def read_metadata(path: Path) -> dict[str, str]:
         CheckpointError: it is damaged, or something else.
     """
     try:
-        with regular(path).open("rb") as file:
+        path = regular(path)
+        with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             if size > path.stat().st_size:
                 raise ValueError("no safetensors header")
@@ -49,7 +50,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     return {str(name): str(value) for name, value in metadata.items()}
 
 
-def unpack(path: Path) -> dict[str, Tensor]:
+def unpack(path: Path | str) -> dict[str, Tensor]:
     """Return the tensors of a file.
 
     Files of before have no checksum and are taken as they are.
@@ -60,7 +61,7 @@ def unpack(path: Path) -> dict[str, Tensor]:
     """
     metadata = read_metadata(path)
     try:
-        tensors = load(path.read_bytes())
+        tensors = load(Path(path).read_bytes())
     except Exception as error:  # safetensors has errors of its own
         raise CheckpointError(f"{path} is truncated or not a safetensors file ({error})") from error
     wanted = metadata.pop(CHECKSUM, None)

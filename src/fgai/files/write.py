@@ -12,7 +12,7 @@ from pathlib import Path
 from fgai.errors import FgaiError
 
 
-def write_atomic(path: Path, content: bytes | str) -> None:
+def write_atomic(path: Path | str, content: bytes | str) -> None:
     """Write `content` to `path` in one step: a crash or a full disk leaves the old file as it was.
 
     A link is followed: the file it names is replaced, the link stays. What is no plain file (`/dev/stdout`,
@@ -21,7 +21,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
     Raises:
         FgaiError: if the folder cannot be written to.
     """
-    raw = content.encode() if isinstance(content, str) else content
+    path, raw = Path(path), content.encode() if isinstance(content, str) else content
     try:
         if is_stream(path):
             _write_through(path, raw)
@@ -32,10 +32,10 @@ def write_atomic(path: Path, content: bytes | str) -> None:
         raise FgaiError(f"cannot write {path}: {reason}; nothing was changed") from error
 
 
-def is_stream(path: Path) -> bool:
+def is_stream(path: Path | str) -> bool:
     """Whether `path` leads to a device, a pipe, a socket or the file that this process prints to."""
     try:
-        found = path.stat()
+        found = Path(path).stat()
     except (OSError, ValueError):
         return False
     if stat.S_ISREG(found.st_mode):

@@ -260,10 +260,10 @@ class Graph:
             for f in dataclasses.fields(self)
             if isinstance(value := getattr(self, f.name), Tensor | Adjacency | Features | Links)
         }
-        wanted = torch.device(device)
+        wanted = checks.device(device)
         if all(part.device == wanted for part in parts.values()):
             return self
-        return dataclasses.replace(self, **{name: part.to(device) for name, part in parts.items()})
+        return dataclasses.replace(self, **{name: part.to(wanted) for name, part in parts.items()})
 
     def derived(self, name: str, make: Callable[[Graph], Graph]) -> Graph:
         """Return `make(self)`, made once under this name and kept as long as the graph.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fgai import checks
 from fgai.errors import InputError
 from fgai.typed import typed
 
@@ -34,13 +35,16 @@ class Links:
     part: Tensor
 
     def __post_init__(self) -> None:
-        count = self.pairs.shape[-1]
         if self.pairs.dim() != 2 or self.pairs.shape[0] != 2:
             raise InputError(f"`pairs` must have shape [2, links], got {tuple(self.pairs.shape)}")
+        count = self.pairs.shape[1]
         for name in ("y", "part"):
             if getattr(self, name).shape != (count,):
                 got = tuple(getattr(self, name).shape)
                 raise InputError(f"`{name}` must have one entry per pair ({count}), got {got}")
+        for name in ("pairs", "y", "part"):
+            if getattr(self, name).is_floating_point():
+                raise InputError(f"`{name}` must hold integers, got {getattr(self, name).dtype}")
 
     def __len__(self) -> int:
         return int(self.pairs.shape[1])
@@ -75,4 +79,5 @@ class Links:
 
     def to(self, device: torch.device | str) -> Links:
         """Return the pairs on `device`."""
+        device = checks.device(device)
         return replace(self, pairs=self.pairs.to(device), y=self.y.to(device), part=self.part.to(device))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fgai import checks
@@ -13,6 +14,8 @@ def check_attention(w: Tensor, rowptr: Tensor, name: str = "w") -> None:
     """Raise unless `w` is one finite number per edge of the rows."""
     if w.dim() != 1:
         raise InputError(f"`{name}` must be [num_edges], got {tuple(w.shape)}; average the heads first")
+    if w.dtype == torch.bool or w.is_complex():
+        raise InputError(f"`{name}` must hold numbers, got {w.dtype}; use `.float()`")
     check_rows(w, rowptr, name)
     checks.finite(w, name)
 
@@ -37,6 +40,7 @@ def check_edge_mask(mask: Tensor, w: Tensor, name: str) -> None:
 
 def check_labels(labels: Tensor, shape: tuple[int, ...], name: str = "target") -> None:
     """Raise unless `labels` holds class numbers of this shape."""
+    checks.dense(labels, name)
     if labels.shape != shape:
         got = f"{tuple(shape)} and {tuple(labels.shape)}"
         raise InputError(f"`prediction` and `{name}` must cover the same nodes, got {got}")

@@ -26,6 +26,7 @@ def _by_endpoints(path: str, title: str) -> dict[str, str]:
 
 def classes_of(prediction: Tensor) -> Tensor:
     """Class indices [N], from logits or probabilities [N, C] (largest, first on ties) or as they are."""
+    checks.dense(prediction, "prediction")
     if prediction.dim() == 2 and prediction.shape[1]:
         return checks.finite(prediction, "prediction").argmax(1)
     if prediction.dim() != 1 or prediction.is_floating_point():

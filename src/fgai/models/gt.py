@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from fgai.attention import Layerwise, Stage
-from fgai.checks import one_of, rate, whole
+from fgai.checks import at_least, memory, one_of, rate, whole
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models.base import AttentionModel, as_features
@@ -102,7 +102,10 @@ class GT(AttentionModel):
         super().__init__(task=task, pooling=pooling, decoder=decoder)
         norm = str(one_of(norm, "norm", ("batch", "layer")))
         rate(dropout)
+        at_least(in_channels, "in_channels", 1, "the graph has no features: give it some, e.g. degrees")
         whole(hidden_channels, "hidden_channels", 1)
+        whole(out_channels, "out_channels", 1)
+        memory(hidden_channels // 2 * out_channels, 4, "out_channels")
         whole(encodings, "encodings", 0, 10_000)
         heads = tuple(whole(count, "heads", 1) for count in heads)
         if not heads or any(hidden_channels % count for count in heads):

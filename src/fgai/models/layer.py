@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fgai.attention import Limits, TappedLayer
 from fgai.attention.heads import mean_heads
-from fgai.checks import at_least, fraction, one_of, rate, whole
+from fgai.checks import at_least, fraction, memory, one_of, rate, whole
 from fgai.errors import InputError
 from fgai.ops import (
     aggregate,
@@ -54,6 +54,7 @@ class Projection(nn.Module):
         super().__init__()
         if in_channels * out_channels > LARGEST:
             raise InputError(f"a layer holds at most {LARGEST} weights, got {in_channels} × {out_channels}")
+        memory(in_channels * out_channels, 4, "channels")
         self.weight = nn.Parameter(torch.empty(in_channels, out_channels))
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
         nn.init.xavier_uniform_(self.weight)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fgai import checks
+from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.graph.change import both_ways
 from fgai.sparse import Adjacency, edge_keys, key_ends, match_edges
@@ -29,6 +31,14 @@ class Edit:
     added: Tensor
     removed: Tensor
     rows: Tensor
+
+    def __post_init__(self) -> None:
+        checks.whole(self.new, "new", 0)
+        for name, dimensions in (("added", 2), ("removed", 1), ("rows", 1)):
+            tensor = getattr(self, name)
+            if tensor.dim() != dimensions or tensor.is_floating_point():
+                got = f"{tensor.dtype} {tuple(tensor.shape)}"
+                raise InputError(f"`{name}` must hold integers in {dimensions} dimensions, got {got}")
 
     @classmethod
     def between(cls, graph: Graph, attacked: Graph) -> Edit:
@@ -68,6 +78,7 @@ class Edit:
 
     def start(self, num_nodes: int) -> Tensor:
         """Return the nodes whose input is not the clean one: changed rows, then the new nodes."""
+        checks.whole(num_nodes, "num_nodes", 0)
         new = torch.arange(num_nodes, num_nodes + self.new, device=self.rows.device)
         return torch.cat([self.rows, new])
 
@@ -84,10 +95,13 @@ class Edit:
             [P] sorted, disjoint from `changed`.
         """
         seen = torch.zeros(adjacency.num_nodes + self.new, dtype=torch.bool, device=changed.device)
-        seen[adjacency.destination[outgoing(adjacency, changed)[0]]] = True
-        seen[self.added[1]] = True
-        seen[adjacency.destination[self.removed]] = True
-        seen[changed] = False
+        try:
+            seen[adjacency.destination[outgoing(adjacency, changed)[0]]] = True
+            seen[self.added[1]] = True
+            seen[adjacency.destination[self.removed]] = True
+            seen[changed] = False
+        except IndexError as error:
+            raise InputError(f"`changed` and the edit must be of this graph: {error}") from error
         return seen.nonzero().flatten()
 
 

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fgai import checks
 from fgai.sampling import kernels
 from fgai.store.stored import Rows
 
@@ -78,6 +79,8 @@ class GrowingSample:
         count, known = len(self._keys), len(self._edges)
         begin, hop = count - self._nodes_per_hop[-1], len(self._edges_per_hop)
         nodes, trees = self._keys[begin:] & _NODE, self._keys[begin:] >> 32
+        if self._replace and fan_out > 0:
+            checks.memory(len(nodes) * fan_out, 3 * nodes.itemsize, "fan_out")
         offset = kernels.offsets(self._rows.rowptr, nodes, fan_out, self._replace)
         parts = (_longer(part, offset[-1]) for part in (self._row, self._column, self._edges))
         self._row, self._column, self._edges = parts

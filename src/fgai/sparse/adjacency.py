@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from fgai import checks
 from fgai.errors import InputError
 from fgai.sparse.keys import edge_keys, key_ends
 from fgai.sparse.valid import (
@@ -101,6 +102,7 @@ class Adjacency:
     @classmethod
     def from_sorted(cls, source: Tensor, destination: Tensor, num_nodes: int) -> Adjacency:
         """Build from edges that are already sorted by (destination, source)."""
+        checks.memory(num_nodes, 32, "num_nodes")  # two vectors of pointers, and what they are summed from
         csc = torch.argsort(source, stable=True)
         return cls(
             num_nodes=num_nodes,
@@ -254,7 +256,8 @@ class Adjacency:
 
     def to(self, device: torch.device | str) -> Adjacency:
         """Return the structure on `device` (itself when it is there)."""
-        if torch.device(device) == self.device:
+        device = checks.device(device)
+        if device == self.device:
             return self
         moved = (t.to(device) for t in (self.source, self.destination, self.rowptr, self.colptr, self.csc))
         return Adjacency(self.num_nodes, *moved)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fgai import checks
 from fgai.cache import cached_on
 from fgai.errors import InputError
 from fgai.sparse.adjacency import pointers
@@ -113,11 +114,13 @@ class SparseRows:
 
     def to_dense(self) -> Tensor:
         """[N, F]."""
+        checks.memory(self.num_rows * self.num_columns, self.values.element_size(), "features")
         out = self.values.new_zeros((self.num_rows, self.num_columns))
         return out.index_put((self.rows, self.indices), self.values, accumulate=True)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> SparseRows:
         """Return the rows on `device`, the values in `dtype`."""
+        device = checks.device(device)
         values = self.values.to(device=device, dtype=dtype or self.values.dtype)
         if self.indptr.device == torch.device(device):
             return self if values is self.values else self.with_values(values)
@@ -310,6 +313,7 @@ class Features:
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Features:
         """Return the features on `device`, in `dtype` when given."""
+        device = checks.device(device)
         base = self.base.to(device, dtype)
         moved = (None if t is None else t.to(device, dtype) for t in (self.appended, self.delta))
         appended, delta = moved

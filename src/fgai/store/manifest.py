@@ -42,6 +42,7 @@ class Manifest(TypedDict):
         num_edges: E.
         num_features: F.
         fingerprint: of the graph, see `fgai.datasets.fingerprint`.
+        sources: hash of the files and options it was converted from; empty otherwise.
         arrays: by name; each is a file `NAME.npy`.
     """
 
@@ -52,6 +53,7 @@ class Manifest(TypedDict):
     num_edges: int
     num_features: int
     fingerprint: str
+    sources: str
     arrays: dict[str, ArrayInfo]
 
 

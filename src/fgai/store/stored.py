@@ -87,6 +87,11 @@ class StoredGraph:
         return self._manifest["fingerprint"]
 
     @property
+    def sources(self) -> str:
+        """Hash of the files and options it was converted from; empty where it was not."""
+        return self._manifest["sources"]
+
+    @property
     def has_features(self) -> bool:
         """Whether there are features, dense or in compressed rows."""
         return bool({"x", "x_indptr"} & self._manifest["arrays"].keys())

@@ -122,13 +122,14 @@ def _take_place(folder: Path, path: Path, old: Path) -> None:
         raise
 
 
-def complete(folder: Path, name: str, num_features: int) -> StoredGraph:
+def complete(folder: Path, name: str, num_features: int, sources: str = "") -> StoredGraph:
     """Write the manifest of the arrays in a folder, fingerprint included.
 
     Args:
         folder: with `rowptr.npy`, `source.npy` and whatever else there is, and nothing but arrays.
         name: of the graph.
         num_features: F.
+        sources: see `Manifest`.
     """
     arrays = describe(folder)
     manifest: Manifest = {
@@ -139,6 +140,7 @@ def complete(folder: Path, name: str, num_features: int) -> StoredGraph:
         "num_edges": arrays["source"]["shape"][0],
         "num_features": num_features,
         "fingerprint": "",
+        "sources": sources,
         "arrays": arrays,
     }
     write_atomic(folder / MANIFEST, encode(manifest))

@@ -47,6 +47,7 @@ def pass_size(
     """
     checks.one_of(heads, "heads", HEADS)
     nodes, edges = checks.whole(num_nodes, "num_nodes", 1), checks.whole(num_edges, "num_edges", 0)
+    checks.memory(checks.whole(num_features, "num_features", 0), 4, "num_features")
     with evaluating(model), torch.no_grad():
         found = adapter_of(model).layerwise()
         if found is None:

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fgai import checks
 from fgai.graph import Graph
 
 PARTS = ("train", "val", "test", "fit")
@@ -149,7 +150,12 @@ class Task(ABC):
 
 
 def node_mask(graph: Graph, targets: str) -> Tensor | None:
-    """Bool [N] of a part of the split, or None where the graph has none."""
+    """Bool [N] of a part of the split, or None where the graph has none.
+
+    Raises:
+        InputError: it is no part of a split.
+    """
+    checks.one_of(targets, "targets", PARTS)
     if targets == "fit":
         masks = [mask for mask in (graph.train_mask, graph.val_mask) if mask is not None]
         return torch.stack(masks).any(0) if masks else None

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fgai.checks import at_least
+from fgai.checks import at_least, memory, whole
 from fgai.graph import Graph
 from fgai.models.base import as_features
 from fgai.models.defences.base import Defended, register_defence
@@ -74,6 +74,7 @@ class ProGNN(Defended):
         for name, value in (("sparsity", sparsity), ("smoothness", smoothness), ("low_rank", low_rank)):
             at_least(value, name, 0.0)
         at_least(rank, "rank", 1)
+        memory(whole(num_edges, "num_edges", 0), 12, "num_edges")
         super().__init__(in_channels, out_channels, base=base, **arguments)
         self.sparsity, self.smoothness, self.low_rank, self.rank = sparsity, smoothness, low_rank, rank
         self.config |= {
