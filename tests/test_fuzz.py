@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from torch_geometric.data import HeteroData
 
 import fgai
 from fgai.attacks import Budget
@@ -77,6 +78,12 @@ FOUND: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (fgai.metrics.random_ranking, {"num_edges": 10**12, "seed": 1}),
     (fgai.figures.ExplainerDot, {"name": "a", "kept": torch.ones(2, 3), "again": None, "chance": 0.5}),
     (fgai.tasks.check_logits, {"logits": "l1", "graph": small_data()}),
+    (fgai.metrics.recall, {"prediction": torch.tensor([0, 1]), "target": torch.tensor([0, 10**15])}),
+    (fgai.certificates.promised, {"record": None}),
+    (fgai.records.provenance_line, {"block": "node"}),
+    (fgai.save_model, {"model": fgai.GAT(3, 2), "path": ""}),
+    (fgai.metrics.measured, {"section": "prediction", "records": HeteroData()}),
+    (fgai.metrics.mean_of_defined, {"values": torch.ones(2, 3)}),
 ]
 
 

@@ -43,13 +43,24 @@ class Kind(NamedTuple):
             return True
         if not isinstance(value, self.classes) or (isinstance(value, str) and str not in self.classes):
             return False  # a word is a sequence of words to Python, but nobody means that
+        if Iterable in self.classes and not _iterates(value):
+            return False
         if not self.entries or isinstance(value, self.entries):
             return True
         if isinstance(value, np.ndarray | Tensor):
-            return int in self.entries
+            return int in self.entries and value.ndim == 1
         held = value.values() if isinstance(value, Mapping) else value
         known = isinstance(value, Mapping | list | tuple | str)
         return not known or all(isinstance(entry, self.entries) for entry in held)  # type: ignore[attr-defined]
+
+
+def _iterates(value: Any) -> bool:
+    """Whether `iter` takes a value; some classes have an `__iter__` that only raises."""
+    try:
+        iter(value)
+    except Exception:
+        return False
+    return True
 
 
 def typed(door: Door) -> Door:

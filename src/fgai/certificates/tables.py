@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from torch import Tensor
 from fgai.certificates.layer import LayerCertificate
 from fgai.certificates.prediction import UNKNOWN
 from fgai.records import Cell, Column, Table
+from fgai.typed import typed
 
 TABLE_RADII = (0.001, 0.003, 0.01, 0.03, 0.1)
 
@@ -46,6 +47,7 @@ class _Certified(Protocol):
     def summary(self) -> dict[str, Any]: ...
 
 
+@runtime_checkable
 class Promising(Protocol):
     """What `promised` reads of a certificate."""
 
@@ -58,6 +60,7 @@ class Promising(Protocol):
         """The vector whose top-k is certified."""
 
 
+@typed
 def promised(record: Promising) -> str:
     """The promise of a certificate; it names the vector whose top-k is meant, or that is added."""
     if record.explanation in record.promise:

@@ -183,6 +183,7 @@ def recall(prediction: Tensor, target: Tensor) -> Tensor:
     """
     guess, truth = _known(prediction, target)
     classes = prediction.shape[1] if prediction.dim() == 2 else 0
+    checks.memory(int(truth.max()) + 1 if truth.numel() else 0, 16, "target")
     total = torch.bincount(truth, minlength=classes).double()
     return torch.bincount(truth[guess == truth], minlength=len(total)) / total
 

@@ -67,6 +67,7 @@ def code_hash() -> str:
     return digest.hexdigest()
 
 
+@typed
 def provenance_line(block: Mapping[str, Any]) -> str:
     """Return a block as one line of text; nothing for an empty one."""
     names = {"note": "", "weights": "weights ", "data": "data ", "code": "code ", "version": "fgai "}

@@ -67,6 +67,7 @@ def save_model(
 
     Raises:
         CheckpointError: a class that is not registered and no factory, or arguments that JSON cannot hold.
+        InputError: the path names no file.
     """
     name, known = model_name(model), _classes()
     own: dict[str, Any] = {}
@@ -78,6 +79,8 @@ def save_model(
             f" `factory={name}, arguments={{...}}`, or register its class, `fgai.models.register_model`"
         )
     path = Path(path)
+    if not path.name:
+        raise InputError(f"`path` must name a file, got {str(path)!r}")
     if path.suffix != ".safetensors":
         path = path.with_name(path.name + ".safetensors")
     history = getattr(model, "history", None)
