@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +22,9 @@ from fgai.datasets import convert, fingerprint, load_graph, planted
 from fgai.datasets.ogb import read_ogbn_arxiv
 from fgai.datasets.own import FIELDS
 from fgai.datasets.readers import read_ground_truth, read_npz, read_planetoid, read_tape, read_tu
+from fgai.errors import FgaiWarning
 from fgai.evaluation import Comparison, EvaluationRecord
+from fgai.hub import from_pretrained, read_card, save_pretrained
 from fgai.records import read_json
 from fgai.reports import read_report
 from fgai.reports.page import render
@@ -53,13 +56,11 @@ class Kind:
     Attributes:
         write: fills a folder; returns the files that may be damaged.
         read: reads that folder. What it returns must be what the files say.
-        text: JSON, so that single values can be replaced.
         content: of what `read` returns, where the files have checksums: no damage may change it silently.
     """
 
     write: Callable[[Path], list[Path]]
     read: Callable[[Path], Any]
-    text: bool = False
     content: Callable[[Any], Any] | None = None
 
 
@@ -75,7 +76,6 @@ def _document(kind: Any, make: Callable[[], Any]) -> Kind:
     return Kind(
         lambda folder: [make().save(folder / "file.json")],
         read,
-        text=True,
         content=lambda record: record.to_dict(),
     )
 
@@ -236,6 +236,25 @@ def _convertible(folder: Path) -> None:
     np.save(folder / "x.npy", np.arange(8.0).reshape(4, 2))
 
 
+def _saved(folder: Path) -> list[Path]:
+    """A model with its card, as `save_pretrained` leaves them; its page and settings are for readers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FgaiWarning)  # numbers on so small a graph are rightly doubted
+        options: dict[str, Any] = {"curves": False, "nulls": False, "nodes": 2, "edges": 2}
+        record = fgai.evaluate(gat(), small_data(nodes=40, width=WIDTH), "random", **options)
+    save_pretrained(gat(), folder / "m", card=card(record))
+    return [folder / "m" / "model.safetensors", folder / "m" / "card.json"]
+
+
+def _pretrained(folder: Path) -> Any:
+    return from_pretrained(folder / "m"), read_card(folder / "m")
+
+
+def _pretrained_content(found: Any) -> Any:
+    model, about = found
+    return {name: value.tolist() for name, value in model.state_dict().items()}, about.to_dict()
+
+
 KINDS: dict[str, Kind] = {
     "store": Kind(
         _written(lambda folder: write_store(small_data(nodes=20, width=WIDTH), folder / "graph")),
@@ -265,24 +284,21 @@ KINDS: dict[str, Kind] = {
     "comparison": _document(Comparison, comparison),
     "certificate": _document(CertificateRecord, lambda: certificates()["GAT"]),
     "injection": _document(InjectionCertificate, injection_certificate),
-    "card": Kind(
-        lambda folder: [card(comparison(), name="GAT").save(folder / "card.json")], _card, text=True
-    ),
-    "report": Kind(lambda folder: [whole_report().save(folder / "report.json")], _report, text=True),
-    "compared": Kind(lambda folder: [comparison().save(folder / "both.json")], _report, text=True),
+    "card": Kind(_written_card, _card, content=str),
+    "report": Kind(lambda folder: [whole_report().save(folder / "report.json")], _report, content=str),
+    "compared": Kind(lambda folder: [comparison().save(folder / "both.json")], _report, content=str),
+    "pretrained": Kind(_saved, _pretrained, content=_pretrained_content),
     "proof": Kind(
         lambda folder: [
             comparison().save(folder / "both.json"),
             certificates()["GAT"].save(folder / "certificate-gat.json"),
         ],
         _report,
-        text=True,
+        content=str,
     ),
     "grid": Kind(_written(lambda folder: (folder / "grid.toml").write_text(GRID)), _cells),
-    "record": Kind(
-        lambda folder: [Store(folder).write(CELL, {"status": "done", "seconds": 1.5})], _record, text=True
-    ),
-    "pack": Kind(_pack, _packed),
+    "record": Kind(lambda folder: [Store(folder).write(CELL, {"status": "done", "seconds": 1.5})], _record),
+    "pack": Kind(_pack, _packed, content=list),
     "npz": _dataset(lambda folder: dataset_cases.write_npz(folder / "a.npz"), read_npz, "a.npz"),
     "truth": _dataset(lambda f: dataset_cases.write_ground_truth(f / "a.npz"), read_ground_truth, "a.npz"),
     "tape": _dataset(lambda folder: dataset_cases.write_tape(folder / "a.npz"), read_tape, "a.npz"),

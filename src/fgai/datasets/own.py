@@ -22,6 +22,7 @@ from fgai.errors import DataError, FgaiError, InputError
 from fgai.files import most_bytes, read_arrays, regular
 from fgai.graph import Graph
 from fgai.graph.pyg_data import arguments_from_data
+from fgai.store.sort import count_nodes
 from fgai.store.stored import is_store, open_store
 from fgai.typed import typed
 
@@ -88,7 +89,8 @@ def _graph(fields: dict[str, Any], path: Path) -> Graph:
     edges = fields["edge_index"]
     if "num_nodes" not in fields:
         known = [len(fields[name]) for name in ("x", "y", *MASKS) if name in fields]
-        fields["num_nodes"] = known[0] if known else int(edges.max()) + 1 if edges.numel() else 0
+        inferred = count_nodes(int(edges.max()), edges.shape[-1]) if edges.numel() and not known else 0
+        fields["num_nodes"] = known[0] if known else inferred
     given = SimpleNamespace(**fields)
     return Graph.from_edges(**arguments_from_data(given), name=path.stem)
 

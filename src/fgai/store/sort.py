@@ -86,12 +86,21 @@ def _number_of_nodes(spool: _Spool, given: int | None) -> int:
         if spool.largest >= given:
             raise DataError(f"an edge names node {spool.largest}, but there are {given} nodes, from 0 on")
         return given
-    if spool.largest > SPARSEST * spool.count + (1 << 20):
+    return count_nodes(spool.largest, spool.count)
+
+
+def count_nodes(largest: int, edges: int) -> int:
+    """Return the number of nodes of edges whose largest node number is given, at least 1.
+
+    Raises:
+        DataError: there are so few edges for it that numbers must be labels.
+    """
+    if largest > SPARSEST * edges + (1 << 20):
         raise DataError(
-            f"an edge names node {spool.largest}, though there are only {spool.count} edges; number the nodes"
+            f"an edge names node {largest}, though there are only {edges} edges; number the nodes"
             " from 0 on, or give features, which tell how many there are"
         )
-    return max(1, spool.largest + 1)
+    return max(1, largest + 1)
 
 
 class _Spooled(TypedDict):
