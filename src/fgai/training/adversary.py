@@ -60,7 +60,7 @@ class InjectionAdversary:
         self.batch = None if graph.batch is None else graph.batch.cpu()
         each = min(budget.edges, smallest_pool(graph, self.nodes.to(graph.device)))
         self.budget = replace(budget, edges=each)
-        self.features = torch.zeros(0)
+        self.features = low.new_zeros(0, graph.num_features)
         self.points: dict[Limits, Tensor] = {}
         self.chosen = torch.zeros(0, dtype=torch.bool)
 
