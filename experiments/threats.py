@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fgai.attacks import Attack, Budget, EnsembleInjection, Threat, threat_of
-from fgai.attacks.endpoints import SHARED_RULES
+from fgai.attacks import SHARED_RULES, Attack, Budget, EnsembleInjection, Threat, threat_of
 
 BOX = (-1.0, 1.0)
 """Of new nodes' features, in attacks and in trainings: the features of the paper's graphs lie in [0, 1]."""
