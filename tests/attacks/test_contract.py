@@ -95,11 +95,11 @@ def assert_within(change: GraphChange, attacked: Graph, budget: Budget, graph: G
     check(change, budget, graph)
 
 
-def judged(attack: Attack, model: nn.Module, graph: Graph, attacked: Graph) -> float:
-    """The objective, computed apart from the attack."""
+def judged(attack: Attack, model: nn.Module, graph: Graph, attacked: Graph, how: str = "__call__") -> float:
+    """The objective's loss, or its damage, computed apart from the attack."""
     with evaluating(model), torch.no_grad():
-        clean = Clean(*seen_by(model, graph), attack.budget.target_nodes(graph))
-        return float(attack.objective(*seen_by(model, attacked), clean))
+        clean = Clean(*seen_by(model, graph), attack.budget.target_nodes(graph), graph.y)
+        return float(getattr(attack.objective, how)(*seen_by(model, attacked), clean))
 
 
 def run_contract(kind: type[Attack], name: str, recipe: str, objective: str) -> None:
@@ -128,10 +128,7 @@ def run_contract(kind: type[Attack], name: str, recipe: str, objective: str) -> 
     assert result.value == pytest.approx(judged(attack, model, graph, result.graph), rel=1e-5, abs=1e-6)
     if kind in cases.REPORTED:
         assert result.ledger.damages[result.ledger.won] == max(result.ledger.damages)
-        with evaluating(model), torch.no_grad():
-            rows = attack.budget.target_nodes(graph)
-            clean = Clean(*seen_by(model, graph), rows, graph.y)
-            damage = float(attack.objective.judged(*seen_by(model, result.graph), clean))
+        damage = judged(attack, model, graph, result.graph, "judged")
         assert max(result.ledger.damages) == pytest.approx(damage, abs=1e-5)
         assert len(result.ledger.proposals()) == len(result.ledger.members) + attack.budget.restarts
     else:

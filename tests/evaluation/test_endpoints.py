@@ -62,7 +62,7 @@ def test_explanations_are_compared_at_endpoints_that_every_model_meets() -> None
                 result = SMALL.attack(SMALL.budget, attack, k=cases.K).run(model, graph)
             nodes.append(result.by_rule["cover"].endpoints.flatten().sort().values)
         assert torch.equal(*nodes)
-        assert records[0].value("touched") == records[1].value("touched")
+        assert records[0].value("touched.layers") == records[1].value("touched.layers")
 
 
 def test_records_of_other_attacks_read_and_print_as_before() -> None:
