@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.cells import Cell
+from experiments.threats import grid_threat
 from fgai import Graph, explanations, metrics
 from fgai.attacks import AttackResult, make_attack
 from fgai.attention import Observation, call_model, evaluating, observe, prepared, touched_rows
@@ -182,7 +183,8 @@ def _setting(model: nn.Module, graph: Graph, cell: Cell) -> Setting:
     seen = observe(model, prepared(model, graph))
     attacks, touched = {}, {}
     for threat in cell.threats:
-        attacks[threat] = make_attack(threat, k=K).run(model, graph, seed=cell.seed)
+        attack = make_attack(grid_threat(threat), k=K)
+        attacks[threat] = attack.run(model, graph, seed=cell.seed)
         after = observe(model, prepared(model, attacks[threat].graph))
         touched[threat] = touched_rows(seen.attention, after.attention)[-1]
     return Setting(

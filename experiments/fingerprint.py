@@ -10,6 +10,7 @@ from typing import Any
 
 from experiments.cells import Cell
 from experiments.store import Store
+from experiments.threats import grid_threat
 from experiments.trained import settings_of, training_code
 from experiments.validation import short_attack
 from fgai.attacks import Attack, make_attack
@@ -99,7 +100,7 @@ def searches(kind: str, threats: tuple[str, ...], task: str) -> dict[str, str]:
         found["validation"] = [short_attack(task)]
     elif kind in ATTACKED:
         both = ("prediction", "explanation")
-        found = {threat: [make_attack(threat, what, task=task) for what in both] for threat in threats}
+        found = {name: [make_attack(grid_threat(name), what, task=task) for what in both] for name in threats}
     return {name: _hash([one.specification() for one in held]) for name, held in found.items()}
 
 

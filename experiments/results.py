@@ -13,7 +13,7 @@ from experiments.statistics import Estimate, Interval, estimate, paired
 from experiments.store import Store
 from fgai.attacks import Ledger
 from fgai.errors import CheckpointError
-from fgai.evaluation.endpoints import by_endpoints
+from fgai.evaluation import by_endpoints
 from fgai.models import current_names
 from fgai.records import look_up
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import platform
 import traceback
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,14 +22,14 @@ from experiments.explained import explained
 from experiments.fingerprint import change_of, fingerprint
 from experiments.memory import PeakMemory
 from experiments.store import Store
+from experiments.threats import grid_threat
 from experiments.trained import model_of, settings_of, vanilla_of
 from experiments.validation import scores, validate
-from fgai import CheckpointError, Graph, certify, evaluate, load_dataset
+from fgai import CheckpointError, FgaiWarning, Graph, certify, evaluate, load_dataset
 from fgai.attacks import Ledger
 from fgai.attention import observe, prepared
 from fgai.certificates import WHERE, Injection
 from fgai.datasets import with_degrees
-from fgai.errors import collected
 from fgai.evaluation import describe
 from fgai.metrics import sharpness
 from fgai.records import plain
@@ -74,9 +75,10 @@ def run_cell(
         return known
     began = perf_counter()
     try:
-        with collected() as notes:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             body = _measure(cell, device, root, cache)
-        body["warnings"] = sorted({str(note) for note in notes})
+        body["warnings"] = sorted({str(w.message) for w in caught if isinstance(w.message, FgaiWarning)})
         body["status"] = "done"
     except Exception as error:  # whatever it was, the other cells go on
         body = {
@@ -216,7 +218,8 @@ def _evaluate(model: nn.Module, graph: Graph, parent: nn.Module | None, cell: Ce
             extras |= {"curves": False, "nulls": False}
         if index and threat != "ensemble":
             extras["explanation_attack"] = False
-        record = evaluate(model, graph, threat, vanilla=parent, seed=cell.seed, name=cell.row, **extras)
+        chosen = grid_threat(threat)
+        record = evaluate(model, graph, chosen, vanilla=parent, seed=cell.seed, name=cell.row, **extras)
         found[threat] = record.to_dict()
     return found
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from experiments.build import name_of
 from experiments.cells import Cell
+from experiments.threats import grid_threat
 from experiments.trained import model_path, trained
 from fgai import Graph, load_dataset
 from fgai.attacks import EnsembleInjection, make_attack
@@ -66,7 +67,7 @@ def attacked(models: dict[str, nn.Module], graph: Graph, seed: int, threat: str 
 
     Endpoints are those of the seed for all: where a search chose them for each, no picture would show both.
     """
-    attack = make_attack(threat)
+    attack = make_attack(grid_threat(threat))
     if isinstance(attack, EnsembleInjection):
         attack = EnsembleInjection(attack.budget, "prediction", rules=("random",))
     parent = next(iter(models.values()))

@@ -22,6 +22,7 @@ except ImportError:  # not on this system; then several processes may train one 
 
 import fgai
 from experiments.cells import Cell
+from experiments.threats import BOX
 from fgai import Graph
 from fgai.models import DEFENCES, current_names
 from fgai.records import plain
@@ -33,6 +34,7 @@ from fgai.training import (
     load_model,
     preset,
     save_model,
+    setting_names,
     settings_for,
     train_method,
 )
@@ -77,7 +79,7 @@ def _defaults(method: str) -> dict[str, Any]:
     elif method not in ALONE:
         faithful = dataclasses.asdict(FaithfulConfig())
         nested = [faithful.pop(name) for name in ("weights", "train")]
-        found |= {**faithful, **nested[0], **nested[1], **VARIANTS.get(method, {})}
+        found |= {**faithful, "box": BOX, **nested[0], **nested[1], **VARIANTS.get(method, {})}
     return found
 
 
@@ -145,6 +147,8 @@ def trained(
     if path is not None and path.exists() and not anew:
         return load_model(path).to(device), False
     settings = _chosen(cell)
+    if "box" in setting_names(cell.method, cell.model):
+        settings = {"box": BOX, **settings}
     options = {name: settings.pop(name) for name in SIZES if name in settings}
     if cell.kind == "search":  # a trial is what its settings say, and nothing else
         options["max_attempts"] = 1

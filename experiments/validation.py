@@ -8,14 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from experiments.threats import grid_threat
 from fgai import Graph
-from fgai.attacks import (
-    PREDICTION_MEMBERS,
-    THREATS,
-    Attack,
-    EnsembleInjection,
-    Member,
-)
+from fgai.attacks import PREDICTION_MEMBERS, Attack, EnsembleInjection, Member
 from fgai.attention import call_model, evaluating, observe, prepared
 from fgai.metrics import NOTHING, overlap, sharpness, task_scores
 from fgai.tasks import task_of
@@ -41,7 +36,7 @@ def short_members() -> tuple[Member, ...]:
 
 def short_attack(task: str) -> Attack:
     """Return the search of a trial, its endpoints drawn from validation nodes, links or graphs."""
-    budget = replace(THREATS["ensemble"].budget_for(task), targets="val")
+    budget = replace(grid_threat("ensemble").budget_for(task), targets="val")
     return EnsembleInjection(budget, members=short_members(), rules=SITES)
 
 

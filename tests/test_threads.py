@@ -48,7 +48,7 @@ def answer(call: str, name: str) -> Any:
 
 def _lasting(part: Any) -> Any:
     if isinstance(part, dict):
-        passing = ("second", "memory", "cost", "time")
+        passing = ("second", "memory", "cost", "time", "provenance")
         return {k: _lasting(v) for k, v in part.items() if not any(word in str(k) for word in passing)}
     return [_lasting(one) for one in part] if isinstance(part, list | tuple) else part
 

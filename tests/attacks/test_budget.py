@@ -91,7 +91,7 @@ class Overspends(Attack):
         (lambda t, o: GraphChange(endpoints=t[:8].view(4, 2), features=torch.zeros(4, 6)), "injected 4"),
         (lambda t, o: GraphChange(endpoints=t[:5].view(1, 5), features=torch.zeros(1, 6)), "injected 1 × 5"),
         (lambda t, o: GraphChange(endpoints=o[:2].view(1, 2), features=torch.zeros(1, 6)), "outside"),
-        (lambda t, o: GraphChange(endpoints=t[:2].view(1, 2), features=torch.full((1, 6), 1.1)), "box"),
+        (lambda t, o: GraphChange(endpoints=t[:2].view(1, 2), features=torch.full((1, 6), 50.0)), "box"),
         (
             lambda t, o: GraphChange(endpoints=t[:2].view(1, 2), features=torch.full((1, 6), float("nan"))),
             "box",
@@ -99,7 +99,7 @@ class Overspends(Attack):
         (lambda t, o: GraphChange(edges=t[:2].view(2, 1)), "edges"),
         (lambda t, o: GraphChange(removed=t[:2].view(2, 1)), "removed 1"),
         (lambda t, o: GraphChange(removed=torch.stack([t[:1], o[:1]])), "outside"),
-        (lambda t, o: GraphChange(rows=t[:1], delta=torch.full((1, 6), 0.2)), "moved"),
+        (lambda t, o: GraphChange(rows=t[:1], delta=torch.full((1, 6), 0.5)), "moved"),
         (lambda t, o: GraphChange(rows=t[:9], delta=torch.full((9, 6), 0.01)), "nodes' features"),
         (lambda t, o: GraphChange(rows=o[:1], delta=torch.full((1, 6), 0.01)), "outside"),
         (lambda t, o: GraphChange(endpoints=t[:2].view(1, 2), features=torch.zeros(1, 6)), "steps"),
@@ -123,7 +123,7 @@ def test_the_threats_are_those_of_the_protocol() -> None:
         one, two = THREATS[weak].budget, THREATS[better].budget
         assert (one.nodes, one.edges, one.box) == (two.nodes, two.edges, two.box)
     standard, strong = THREATS["standard"].budget, THREATS["strong"].budget
-    assert (standard.nodes, standard.edges, standard.box) == (20, 20, (-1.0, 1.0))
+    assert (standard.nodes, standard.edges, standard.box) == (20, 20, None)
     assert (standard.steps, standard.step_size, standard.restarts) == (10, 0.1, 1)
     assert (strong.nodes, strong.edges, strong.steps, strong.step_size, strong.restarts) == (
         60,

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fgai.attacks import EXPLANATION_MEMBERS, PREDICTION_MEMBERS, Budget, EnsembleInjection
+from fgai.attacks.box import Box
 from fgai.attacks.search.climb import Way, climb_of
 from fgai.attacks.search.optimisers import OPTIMISERS
 from fgai.attacks.search.site import Site
@@ -15,7 +16,7 @@ from fgai.objectives import Clean
 from fgai.recompute import Recompute
 from support import attack_cases as cases
 
-BOX = (-1.0, 1.0)
+BOX = Box.of(-1.0, 1.0, torch.zeros(6))
 
 
 @pytest.mark.parametrize("objective", ["prediction", "explanation"])
@@ -26,7 +27,7 @@ def test_members_side_by_side_find_what_each_finds_alone(name: str, objective: s
     members = EXPLANATION_MEMBERS if objective == "explanation" else PREDICTION_MEMBERS
     ways = list(dict.fromkeys(Way(m.space, m.optimiser, m.rate, m.loss) for m in members))
     assert len({(way.space, way.optimiser) for way in ways}) == 3
-    attack = EnsembleInjection(Budget(nodes=2, edges=3, box=BOX, steps=6), objective, k=cases.K)
+    attack = EnsembleInjection(Budget(nodes=2, edges=3, steps=6), objective, k=cases.K)
     with evaluating(model, freeze=True):
         seen = observe(model, ready, heads="mean")
         rows = ready.test_mask.nonzero().flatten()  # type: ignore[union-attr]
@@ -47,15 +48,18 @@ def _climbed(attack: EnsembleInjection, site: Site, start: torch.Tensor, ways: l
 
 
 def test_rates_are_in_units_of_half_the_box() -> None:
-    start, box = torch.zeros(2, 1, 3), (-4.0, 4.0)
+    box = Box(torch.tensor([-4.0, 0.0, 7.0]), torch.tensor([4.0, 1.0, 7.0]))
     ways = [Way("box", "sign", 0.1, "margin"), Way("tanh", "sign", 0.1, "margin")]
+    start = box.middle.expand(2, 1, 3)
     climb = climb_of(object(), object(), start, ways, box)  # type: ignore[arg-type]
-    moved = climb.optimiser.move(torch.ones(2, 1, 3))
-    torch.testing.assert_close(moved[:, 0, 0], torch.tensor([0.4, 0.1]))
+    climb.point.add_(climb.optimiser.move(torch.ones(2, 1, 3)))
+    moved = climb.space.features(climb.point, box) - start
+    tanh = torch.tanh(torch.tensor(0.1))
+    torch.testing.assert_close(moved[:, 0], torch.stack([torch.tensor([0.4, 0.05, 0.0]), tanh * box.half]))
 
 
 def test_one_kind_alone_is_left_as_it_is() -> None:
     space = SPACES["tanh"]
     assert beside([(3, space)]) is space
-    climb = climb_of(object(), object(), torch.zeros(2, 1, 3), [Way("box", "adam", 0.1, "margin")] * 2, BOX)  # type: ignore[arg-type]
+    climb = climb_of(object(), object(), torch.zeros(2, 1, 6), [Way("box", "adam", 0.1, "margin")] * 2, BOX)  # type: ignore[arg-type]
     assert type(climb.optimiser) is OPTIMISERS["adam"] and climb.space is SPACES["box"]

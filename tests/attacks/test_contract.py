@@ -84,13 +84,14 @@ def assert_within(change: GraphChange, attacked: Graph, budget: Budget, graph: G
             assert node >= graph.num_nodes or bool(graph.test_mask[node])
     before, after = graph.features.to_dense(), attacked.features.to_dense()  # type: ignore[union-attr]
     moved = (after[: graph.num_nodes] - before).abs()
-    assert float(moved.max()) <= budget.radius + 1e-6
+    assert bool((moved <= budget.radius * budget.feature_box(graph).half + 1e-6).all())
     rows = int((moved.amax(1) > 0).sum())
     assert rows <= max(1, round(budget.rows * int(graph.test_mask.sum())))
     if added:
-        low, high = budget.box or (float(before.min()), float(before.max()))
-        assert low - 1e-6 <= float(after[graph.num_nodes :].min())
-        assert float(after[graph.num_nodes :].max()) <= high + 1e-6
+        low, high = before.amin(0), before.amax(0)
+        more = 0.1 * (high - low) + 1e-6
+        new = after[graph.num_nodes :]
+        assert bool(((new >= low - more) & (new <= high + more)).all())
     check(change, budget, graph)
 
 
@@ -120,11 +121,7 @@ def run_contract(kind: type[Attack], name: str, recipe: str, objective: str) -> 
     assert (result.value, result.ledger.curve) == (again.value, again.ledger.curve)
     drawn = [r.change.endpoints if r.change.endpoints is not None else r.graph.keys for r in (result, other)]
     drawn = drawn if result.change.rows is None else [result.change.rows, other.change.rows]  # type: ignore[list-item]
-    if kind in (
-        PRBCD,
-        TDGIA,
-        cases.SmallEnsemble,
-    ):  # only noise and starts are drawn
+    if kind in (PRBCD, TDGIA, cases.SmallEnsemble):  # only noise and starts are drawn
         assert result.ledger.curve != other.ledger.curve
     else:
         assert not torch.equal(*drawn)
@@ -262,19 +259,20 @@ def test_a_budget_of_nothing_is_the_identity(
 
 
 def test_fgsm_ends_at_corners_of_the_box() -> None:
-    result = cases.attack(FGSMInjection, box=(-0.5, 2.0), restarts=1).run(
+    result = cases.attack(FGSMInjection, box=(-2.0, 3.0), restarts=1).run(
         cases.trained("gat", "vanilla"), cases.tiny_graph()
     )
     assert result.value > result.noise
-    assert set(result.change.features.unique().tolist()) <= {-0.5, 0.75, 2.0}  # type: ignore[union-attr]
+    assert set(result.change.features.unique().tolist()) <= {-2.0, 0.5, 3.0}  # type: ignore[union-attr]
 
 
 def test_the_random_threat_stays_in_the_range_of_the_data() -> None:
     graph = cases.tiny_graph()
-    attack = cases.attack(RandomInjection, box=None)
-    result = attack.run(cases.trained("gat", "vanilla"), graph)
+    attack = cases.attack(RandomInjection)
+    features = attack.run(cases.trained("gat", "vanilla"), graph).change.features
     low, high = graph.features.range()  # type: ignore[union-attr]
-    assert low <= float(result.change.features.min()) < float(result.change.features.max()) <= high  # type: ignore[union-attr]
+    assert features is not None and bool(((features >= low) & (features <= high)).all())
+    assert features.unique().numel() == features.numel()
 
 
 @pytest.mark.parametrize("kind", [cases.SmallEnsemble, NaturalInjection, PGDInjection], ids=label)
@@ -400,6 +398,6 @@ def test_a_zero_gradient_is_told(kind: str) -> None:
 
 
 def test_a_search_that_loses_to_noise_is_told() -> None:
-    # In a wide box noise is strong, and steps the wrong way never catch up with it.
+    attack = cases.attack(PGDInjection, box=(-20.0, 20.0), step_size=0.01, restarts=1)
     with pytest.warns(ReliabilityWarning, match="weaker-than-noise"):
-        cases.attack(PGDInjection, box=(-20.0, 20.0), restarts=1).run(Masked("flipped"), cases.tiny_graph())
+        attack.run(Masked("flipped"), cases.tiny_graph())

@@ -21,6 +21,7 @@ from fgai.attacks import (
     PGDInjection,
     make_attack,
 )
+from fgai.attacks.box import Box
 from fgai.attacks.endpoints import RULES, SHARED_RULES, Sites, cover_endpoints, weakest_endpoints
 from fgai.attacks.ensemble import PLAIN
 from fgai.attacks.search.aims import ROW_LOSSES, ExplanationAim, LinkAim, PredictionAim, Rows
@@ -37,7 +38,7 @@ from fgai.objectives import Clean, Explanation
 from fgai.recompute import Recompute
 from support import attack_cases as cases
 
-TINY = Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=4)
+TINY = Budget(nodes=3, edges=4, steps=4)
 ALONE = tuple(
     member
     for member in PREDICTION_MEMBERS
@@ -99,7 +100,7 @@ def test_never_weaker_than_a_member_or_the_plain_attack(name: str, objective: st
     for steps, size, restarts in PLAIN:
         budget = replace(TINY, steps=steps, step_size=size, restarts=restarts)
         change = run(model, graph, PGDInjection(budget, objective, k=cases.K), seed=1).change
-        assert most >= damage_of(judged, model, graph, change) - 1e-9
+        assert most >= damage_of(judged, model, graph, change) - 1e-6
 
 
 def damage_of(attack: EnsembleInjection, model: nn.Module, graph: Graph, change: GraphChange) -> float:
@@ -134,7 +135,7 @@ def test_nothing_found_by_brute_force_over_a_grid_is_missed() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(7)
         model = GAT.for_data(narrow, hidden_channels=3, heads=2).eval()
-    budget = Budget(nodes=1, edges=6, box=(-1.0, 1.0), steps=60)
+    budget = Budget(nodes=1, edges=6, steps=60)
     attack = EnsembleInjection(budget, rules=("random",))
     result = run(model, narrow, attack, seed=2)
     ready = prepared(model, narrow)
@@ -195,7 +196,7 @@ def test_masked_gradients_are_caught(kind: str) -> None:
 def test_a_clean_model_raises_no_flag(name: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        EnsembleInjection(replace(TINY, steps=20)).run(cases.trained(name, "vanilla"), cases.tiny_graph())
+        EnsembleInjection(replace(TINY, steps=40)).run(cases.trained(name, "vanilla"), cases.tiny_graph())
     flags = {w.message.code for w in caught if isinstance(w.message, ReliabilityWarning)}
     assert not flags & {"masked-gradients", "zero-gradient", "saturated-attention"}
 
@@ -267,7 +268,7 @@ class TestPieces:
     @pytest.mark.parametrize("name", list(SPACES))
     @given(seed=st.integers(0, 1000), low=st.floats(-3, 0), width=st.floats(0.5, 4))
     def test_spaces_stay_in_the_box(self, name: str, seed: int, low: float, width: float) -> None:
-        space, box = SPACES[name], (low, low + width)
+        space, box = SPACES[name], Box.of(low, low + width, torch.zeros(5, dtype=torch.float64))
         draws = torch.Generator().manual_seed(seed)
         features = low + width * torch.rand(2, 3, 5, generator=draws, dtype=torch.float64)
         point = space.start(features, box)

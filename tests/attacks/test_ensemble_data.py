@@ -17,7 +17,7 @@ from fgai.metrics import f1
 from support import attack_cases as cases
 
 pytestmark = pytest.mark.data
-FEW = Budget(nodes=20, edges=20, box=(-1.0, 1.0), steps=25)
+FEW = Budget(nodes=20, edges=20, steps=25)
 
 
 @cache

@@ -15,7 +15,7 @@ from fgai.errors import InputError
 from fgai.training import limit
 from support import attack_cases as cases
 
-BUDGET = Budget(nodes=3, edges=5, box=(-1.0, 1.0), steps=30)
+BUDGET = Budget(nodes=3, edges=5, steps=30)
 
 
 def sharpened(name: str, factor: float):
@@ -69,7 +69,7 @@ def test_a_saturated_model_is_broken_through_a_softer_one() -> None:
         Member(name="smooth", start="small", rate=0.03, steps=60, gradient="smooth"),
     ]
     with cases.quiet():
-        budget = Budget(nodes=6, edges=8, box=(-1.0, 1.0))
+        budget = Budget(nodes=6, edges=8)
         result = EnsembleInjection(budget, members=members, rules=("random",), baselines=()).run(model, graph)
     damage = {row["member"]: row["damage"] for row in result.ledger.members}
     assert damage["smooth"] >= damage["true"]

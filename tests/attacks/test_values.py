@@ -18,7 +18,7 @@ from fgai.recompute import Edit, Recompute
 from fgai.training import limit
 from support import attack_cases as cases
 
-BUDGET = Budget(nodes=2, edges=3, box=(-1.0, 1.0), steps=6)
+BUDGET = Budget(nodes=2, edges=3, steps=6)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,8 @@ def test_rows_in_reach_say_what_the_whole_graph_says(name: str) -> None:
         size = sum(limits.low.numel() for limits in entry_limits(model))
         voices = torch.rand(3, 2, size, generator=draws).requires_grad_()
         part, whole = (
-            ValueSite(features, model, ready, endpoints, clean, one, reads=False) for one in (recompute, None)
+            ValueSite(features, model, ready, endpoints, clean, one, reads="logits")
+            for one in (recompute, None)
         )
         if part.plan is None:  # a tiny graph is all in reach
             part.plan = recompute.plan(Edit.of(GraphChange(endpoints=endpoints), ready), limit=float("inf"))

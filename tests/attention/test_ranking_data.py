@@ -28,7 +28,7 @@ def lost(kind: type[GAT] | type[GATv2], name: str, root: Path, dtype: torch.dtyp
         fresh = kind.for_data(graph)
     model = fgai.train(fresh, graph, preset=None, epochs=5, validate_every=5, progress=False).to(dtype)
     graph = prepared(model, graph.replace(features=graph.features.to("cpu", dtype)))
-    budget = Budget(nodes=20, edges=20, box=(-1.0, 1.0), steps=steps)
+    budget = Budget(nodes=20, edges=20, steps=steps)
     with cases.quiet():
         found = EnsembleInjection(budget, "explanation", k=K, baselines=()).run(model, graph, seed=0)
     before, after = (observe(model, seen, heads="mean").attention for seen in (graph, found.graph))

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 from torch_geometric.nn import GATConv
+from torch_geometric.utils import degree
 
 import fgai
-from fgai.attention import prepared
+from fgai.attention import call_model, prepared
 from fgai.certificates import vote
 from fgai.certificates.voting import _counted, group_of, spoken_by
+from fgai.datasets import planted
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models import GAT, GT
+from fgai.models import GAT, GNNSVD, GT
 from fgai.training import features_alone
 from support import attack_cases as cases
+from support.ordinary_cases import ORDINARY, ordinary
 
 GROUPS = 9
 
@@ -32,11 +39,62 @@ class Plain(nn.Module):
 
 
 class Joined(Plain):
-    """A user's model with a norm over all nodes."""
+    """A user's model whose nodes hear of each other by another way than along edges.
+
+    Args:
+        features: width.
+        join: acts on the hidden state, with features, edges and state given.
+    """
+
+    def __init__(self, features: int, join: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__(features)
+        self.join = join
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        out = super().forward(x, edge_index)
-        return out - out.mean(0)
+        state = self.first(x, edge_index).relu()
+        return torch.as_tensor(self.second(state + self.join(x, edge_index, state), edge_index))
+
+
+def _in_a_thread(function: Callable[[], Tensor]) -> Tensor:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+def _written(h: Tensor) -> Tensor:
+    out = torch.zeros_like(h)
+    out[:, 0] = h.sum()
+    return 1e-4 * out
+
+
+JOINS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "mean": lambda x, e, h: -h.mean(0),
+    "maximum": lambda x, e, h: h.max(0, keepdim=True).values,
+    "little of the maximum": lambda x, e, h: 1e-3 * h.amax(0),
+    "clipped maximum": lambda x, e, h: 1e-7 * torch.tanh(h.amax(0) - 1e4),
+    "a threshold out of reach": lambda x, e, h: torch.relu(x.sum() - 1e30),
+    "sorted": lambda x, e, h: 1e-3 * h.sort(0).values[:1],
+    "softmax over nodes": lambda x, e, h: torch.softmax(h, 0),
+    "sum into one row": lambda x, e, h: h.new_zeros(1, h.shape[1]).index_add(0, e[0].new_zeros(len(h)), h),
+    "written": lambda x, e, h: _written(h),
+    "products of all": lambda x, e, h: 1e-6 * (x @ x.t()) @ h,
+    "outgoing edges": lambda x, e, h: 1e-6 * degree(e[0], len(x))[:, None],
+    "against the edges": lambda x, e, h: 1e-9 * torch.zeros_like(h).index_add(0, e[0], h[e[1]]),
+    "nodes counted": lambda x, e, h: h.new_full((1,), 1e-9 * x.shape[0]),
+    "nodes as a tensor": lambda x, e, h: 1e-9 * torch.tensor(float(x.shape[0])),
+    "nodes divided by": lambda x, e, h: h / (1e6 + x.shape[0]),
+    "nodes summed": lambda x, e, h: 1e-9 * h.new_ones(len(h)).sum(),
+    "edges counted": lambda x, e, h: h * (1e-9 * e.shape[1]),
+    "edges summed": lambda x, e, h: 1e-9 * torch.ones(e.shape[1]).sum(),
+    "last row": lambda x, e, h: 1e-9 * h[-1],
+    "read out": lambda x, e, h: torch.tensor(1e-9 * float(h.max())),
+    "branch": lambda x, e, h: h if bool(x.abs().max() > 1e12) else 0 * h,
+    "numpy": lambda x, e, h: 1e-9 * torch.from_numpy(h.numpy().max(0)),
+    "list": lambda x, e, h: torch.tensor(1e-9 * max(h.flatten().tolist())),
+    "printed": lambda x, e, h: torch.tensor(1e-9 * len(repr(h.max()))),
+    "dlpack": lambda x, e, h: 1e-9 * from_dlpack(to_dlpack(h)).amax(0),
+    "thread": lambda x, e, h: _in_a_thread(lambda: 1e-3 * h.amax(0)),
+    "random": lambda x, e, h: 1e-9 * torch.rand(1),
+}
 
 
 @pytest.mark.parametrize("kind", ["gat", "gatv2", "gcn", "pyg"])
@@ -86,14 +144,85 @@ def test_margins_and_ties_by_hand() -> None:
     assert found.tolerated.tolist() == [1, 0, 0, 2, 4, 1]  # a smaller class takes ties
 
 
-def test_what_joins_all_nodes_is_refused() -> None:
+@pytest.mark.parametrize("name", JOINS)
+def test_what_joins_all_nodes_is_refused(name: str) -> None:
     graph = cases.tiny_graph()
+    torch.manual_seed(0)
     with pytest.raises(InputError, match="other ways than along edges"):
-        vote(Joined(graph.num_features).eval(), graph, groups=3)
+        vote(Joined(graph.num_features, JOINS[name]).eval(), graph, groups=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("maximum", "`max`"), ("outgoing edges", "`scatter_add`"), ("branch", "`local_scalar_dense`")],
+)
+def test_the_operation_that_joins_nodes_is_named(name: str, word: str) -> None:
+    graph = cases.tiny_graph()
+    with pytest.raises(InputError, match=word):
+        vote(Joined(graph.num_features, JOINS[name]).eval(), graph, groups=3)
+
+
+def test_other_requirements_are_refused_in_words() -> None:
+    graph = cases.tiny_graph()
     with pytest.raises(InputError, match="encodings of the whole graph"):
         vote(GT.for_data(graph).eval(), graph, groups=3)
     with pytest.raises(InputError, match="`groups`"):
         vote(GAT.for_data(graph), graph, groups=0)
+
+
+LOCAL: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "incoming edges": lambda x, e, h: degree(e[1], len(x))[:, None],
+    "largest of the neighbours": lambda x, e, h: torch.zeros_like(h).scatter_reduce(
+        0, e[1][:, None].expand(-1, h.shape[1]), h[e[0]], "amax"
+    ),
+    "a row's own softmax": lambda x, e, h: torch.softmax(h, 1) + h.mean(1, keepdim=True),
+    "written row by row": lambda x, e, h: torch.zeros_like(h).index_copy(1, torch.tensor([0]), h[:, :1]),
+    "a constant": lambda x, e, h: torch.tensor([0.5]) + torch.arange(h.shape[1]),
+}
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_what_reads_neighbours_alone_is_accepted(name: str) -> None:
+    graph = cases.tiny_graph()
+    assert vote(Joined(graph.num_features, LOCAL[name]).eval(), graph, groups=3).groups == 3
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_ordinary_models_are_accepted(name: str) -> None:
+    model, graph = ordinary(name)
+    assert vote(model, graph, groups=3).groups == 3
+
+
+@pytest.mark.parametrize("kind", ["gat", "gatv2", "gcn", "pyg"])
+def test_models_behind_limits_and_with_layer_norm_are_accepted(kind: str) -> None:
+    graph = cases.tiny_graph()
+    for model in (
+        fgai.limit(cases.trained(kind, "vanilla"), graph, 0.05),
+        cases.untrained(kind, norm=True).eval(),
+    ):
+        assert vote(model, graph, groups=3).groups == 3
+
+
+@pytest.mark.parametrize("base", ["gat", "gcn"])
+def test_defences_that_look_at_edges_alone_are_accepted(base: str) -> None:
+    graph = cases.tiny_graph()
+    assert vote(cases.trained(base, "gnnguard"), graph, groups=3).groups == 3
+    for recipe in ("gnn-svd", "pro-gnn"):  # a decomposition of the whole graph, see below
+        with pytest.raises(InputError, match="other ways than along edges"):
+            vote(cases.trained(base, recipe), graph, groups=3)
+
+
+def test_a_decomposition_of_the_graph_moves_with_nodes_that_send_nothing() -> None:
+    graph = planted(seed=3, num_nodes=48, num_classes=3)
+    torch.manual_seed(0)
+    model = GNNSVD.for_data(graph, base="GCN", hidden_channels=8, rank=4).eval()
+    speakers = group_of(torch.arange(48), 7) == 0
+    ends = torch.arange(40)[None]
+    larger = graph.inject(ends, torch.zeros(1, graph.num_features))[0]
+    before = call_model(model, prepared(model, spoken_by(graph, speakers)))
+    silent = torch.cat([speakers, torch.tensor([False])])
+    after = call_model(model, prepared(model, spoken_by(larger, silent)))
+    assert float((after[:48] - before).detach().abs().max()) > 1e-3
 
 
 def test_features_alone_see_no_edge() -> None:

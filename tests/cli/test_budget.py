@@ -51,7 +51,7 @@ def test_wherever_a_threat_is_chosen_it_can_be_sized() -> None:
     }
     chosen = {name for name, known in flags.items() if "--threat" in known}
     assert chosen - {"audit"} == set(COMMANDS)  # whose budget its own tests size
-    assert all({"--nodes", "--edges"} <= flags[name] for name in chosen)
+    assert all({"--nodes", "--edges", "--box"} <= flags[name] for name in chosen)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -75,10 +75,28 @@ def test_what_a_threat_does_not_add_cannot_be_sized(club: Path, command: str) ->
     assert "the threat 'edges' has no `--nodes` to change; leave it out" in told
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("box", ["1", "1,0", "1,1", "0,1,2", "a,b", "nan,1", "0,inf"])
+def test_a_box_that_is_none_is_refused(club: Path, command: str, box: str) -> None:
+    told = refused(command, *COMMANDS[command], "--box", box, cwd=club)
+    assert f"`--box` takes two numbers, the smaller first, like -1,1, got '{box}'" in told
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_threat_without_features_has_no_box(club: Path, command: str) -> None:
+    told = refused(command, *COMMANDS[command], "-t", "edges", "--box", "0,1", cwd=club)
+    assert "the threat 'edges' changes no features; leave `--box` out" in told
+
+
 class TestTheSameAsInPython:
     def test_attack(self, club: Path) -> None:
         budget = run("attack", *SIZES, cwd=club)["budget"]
-        assert (budget["nodes"], budget["edges"], budget["steps"]) == (2, 3, 10)
+        assert (budget["nodes"], budget["edges"], budget["steps"], budget["box"]) == (2, 3, 10, None)
+
+    @pytest.mark.parametrize("words", [("--box", "-3,4"), ("--box=-3,4",)])
+    def test_a_box(self, club: Path, words: tuple[str, ...]) -> None:
+        assert run("attack", *SIZES, *words, cwd=club)["budget"]["box"] == [-3.0, 4.0]
+        assert run("evaluate", *SIZES, *words, cwd=club)["threat"]["budget"]["box"] == [-3.0, 4.0]
 
     def test_evaluate(self, club: Path) -> None:
         model, data = fgai.load_model(club / "club.safetensors"), fgai.load_dataset("club")
@@ -104,9 +122,10 @@ class TestTheSameAsInPython:
         assert found["attacked"]["threat"] == "standard" and found["attacked"]["new_neighbours"] > 0
 
     def test_report_says_how_to_get_it_again(self, club: Path) -> None:
-        document = json.loads((club / run("report", *SIZES, cwd=club)["document"]).read_text())
-        assert document["records"][0]["threat"]["budget"]["edges"] == 3
-        assert "--threat standard --nodes 2 --edges 3 --k 5" in document["reproduce"][-1]
+        document = json.loads((club / run("report", *SIZES, "--box=-3,4", cwd=club)["document"]).read_text())
+        budget = document["records"][0]["threat"]["budget"]
+        assert (budget["edges"], budget["box"]) == (3, [-3.0, 4.0])
+        assert "--threat standard --nodes 2 --edges 3 --box -3,4 --k 5" in document["reproduce"][-1]
 
 
 def test_faithful_training_has_a_budget_too(club: Path) -> None:
@@ -115,6 +134,16 @@ def test_faithful_training_has_a_budget_too(club: Path) -> None:
     done = here(*words, *SIZES, "--json", cwd=club)
     assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["settings"] == {"epochs": 1, "nodes": 2, "edges": 3}
+    done = here(*words, *SIZES, "--box", "-3,4", "--json", cwd=club)
+    assert done.exit_code == 0 and json.loads(done.stdout)["settings"]["box"] == [-3.0, 4.0]
+
+
+def test_adversarial_training_has_a_box_and_others_have_none(club: Path) -> None:
+    words = ("train", "--dataset", "club", "--epochs", 1, "--box", "-3,4", "-o", "at.safetensors", "-q")
+    told = refused(*words, cwd=club)
+    assert "`--box` is for methods that train with an adversary; vanilla has none" in told
+    done = here(*words, "--method", "at", "--set", "edges=3", "--json", cwd=club)
+    assert done.exit_code == 0 and json.loads(done.stdout)["settings"]["box"] == [-3.0, 4.0]
 
 
 def test_a_breaking_point_searches_the_nodes_itself(club: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fgai.attacks import make_attack
+from fgai.attacks import THREATS, make_attack
 from fgai.attention import call_model, evaluating, prepared
 from fgai.datasets import load_dataset
 from fgai.evaluation import evaluate
@@ -19,6 +19,7 @@ from fgai.models import GAT
 from fgai.training import train
 
 pytestmark = pytest.mark.data
+PAPER = THREATS["standard"].sized(box=(-1.0, 1.0))
 
 
 @cache
@@ -60,7 +61,7 @@ def plain_sign_gradient(model: nn.Module, graph: Graph, endpoints: Tensor) -> fl
 
 def test_the_standard_threat_breaks_a_vanilla_gat(data_root: Path) -> None:
     graph, model = photo_and_gat(data_root)
-    record = evaluate(model, graph, "standard", explanation_attack=False, curves=False, nulls=False)
+    record = evaluate(model, graph, PAPER, explanation_attack=False, curves=False, nulls=False)
     assert record.value("f1.clean") > 0.85
     assert record.value("f1.attacked") < 0.60
     assert record.value("g_jsd.all") > 0
@@ -70,7 +71,7 @@ def test_the_standard_threat_breaks_a_vanilla_gat(data_root: Path) -> None:
 
 def test_pgd_is_at_least_as_strong_as_a_plain_attack(data_root: Path) -> None:
     graph, model = photo_and_gat(data_root)
-    result = make_attack("standard").run(model, graph, seed=0)
+    result = make_attack(PAPER).run(model, graph, seed=0)
     assert result.change.endpoints is not None
     plain = plain_sign_gradient(model, graph, result.change.endpoints)
     assert plain > result.start

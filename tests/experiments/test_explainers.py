@@ -16,6 +16,7 @@ from experiments.figures import Choice, figure
 from experiments.run import run_cell
 from experiments.subjects import Source
 from experiments.tables import TABLES
+from experiments.threats import grid_threat
 from fgai.attacks import make_attack
 from fgai.attention import observe, prepared, touched_rows
 from fgai.datasets import load_dataset
@@ -68,7 +69,7 @@ class TestCell:
     ) -> None:
         """From the model, the same attack and the metrics themselves, over all edges of the graph at once."""
         graph, model = load_dataset("planted"), record["model"]
-        hit = make_attack("standard", "prediction").run(model, graph, seed=0)
+        hit = make_attack(grid_threat("standard")).run(model, graph, seed=0)
         maps = [observe(model, prepared(model, g)).attention for g in (graph, hit.graph)]
         nodes = torch.tensor(record["explainers"]["nodes"])
         touched = torch.zeros(graph.num_nodes, dtype=torch.bool)

@@ -14,12 +14,13 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from experiments import Cell, Store, grid_names, read_grid
+from experiments.certified import promises
 from experiments.choose import presets
 from experiments.document import fill, update
 from experiments.results import Results
 from experiments.summary import Wins, paper_claim, summary, wins
 from experiments.tables import TABLES, render, table, text_of
-from fgai.certificates import ARITHMETIC, PROMISE
+from fgai.certificates import ARITHMETIC, EXPLANATION, PROMISE
 from fgai.cli import app
 from fgai.errors import CheckpointError, DataError, InputError
 from fgai.records import Table
@@ -129,7 +130,15 @@ class TestTables:
         weights = [row[3] for row in margins.rows if row[:3] == ["GAT", "amazon-photo", "2"]]
         assert weights == ["0", "0.1", "1", "10"] and margins.rows[0][-1] == "0.900 ± 0.000"
         for form in ("markdown", "latex"):
-            assert render("certificates", whole, form).count("with its values fixed") == 2
+            assert render("certificates", whole, form).count("with its values fixed") == 3
+            assert render("certificates", whole, form).count(f"that of the {ARITHMETIC}") == 3
+
+    def test_certificates_of_two_vectors_are_told_apart(self) -> None:
+        older, newer = {"promise": "Moved by R."}, {"promise": PROMISE, "explanation": EXPLANATION}
+        assert promises([older])[0].startswith("Moved by R. The top-k is that of the arithmetic mean")
+        assert promises([newer]) == [PROMISE] and EXPLANATION in PROMISE
+        both = promises([older, newer, newer])
+        assert both[0].startswith("1 of 3 records: Moved") and both[1] == f"2 of 3 records: {PROMISE}"
 
     def test_a_row_means_one_thing(self, tmp_path: Path) -> None:
         store = cases.fill(Store(tmp_path), [cases.tiny(), cases.tiny(seed=1, settings={"epochs": 3})])
@@ -192,7 +201,7 @@ class TestDocument:
         text = summary(whole)
         assert "| vanilla | F1 under `ensemble` | 12 | 0 | 0 |" in text
         assert "| AT + limits | F1 under `ensemble-strong` | 12 | 0 | 0 |" in text
-        assert "**Bars**: 423 met (24 of them on fewer than 5 seeds), 7 missed, 0 without a number" in text
+        assert "**Bars**: 387 met (24 of them on fewer than 5 seeds), 7 missed, 0 without a number" in text
         assert "loses 0.000 of its clean F1 on average" in text
         assert "1040 cells of the node grid are to be run. Nothing is claimed" in summary(Store(tmp_path))
         said = paper_claim(whole).splitlines()
@@ -222,7 +231,7 @@ class TestCommands:
         assert "Micro-F1" in self.ask("table", "f1", *place)
         self.ask("table", "cost", *place, "-o", tmp_path / "cost.tex", "-f", "latex")
         assert "tabular" in (tmp_path / "cost.tex").read_text()
-        assert len(json.loads(self.ask("bars", *place, "--json"))["bars"]) == 430
+        assert len(json.loads(self.ask("bars", *place, "--json"))["bars"]) == 394
         assert "missed" in self.ask("bars", *place, "--missed")
         self.ask("choose", *place, "-o", tmp_path / "presets.toml")
         assert tomllib.loads((tmp_path / "presets.toml").read_text()) == tomllib.loads(presets(store))

@@ -15,6 +15,7 @@ import pytest
 import fgai
 from experiments import Cell, Store, run_cell, trained
 from experiments.subjects import Source
+from experiments.threats import BOX
 from experiments.trained import model_path, settings_of, training_code, training_sources, vanilla_of
 from fgai.training import FaithfulConfig, preset, train_method
 from support import bench_cases as cases
@@ -137,7 +138,9 @@ class TestTrials:
         graph = fgai.load_dataset("planted")
         trial = Cell(kind="search", method="fgai", dataset="amazon-photo", settings={"cut": 0.1})
         trained.trained(trial, graph, None, "cpu", None)
-        assert given["settings"] == settings_of(trial)["settings"]
+        recorded = settings_of(trial)
+        assert tuple(recorded["defaults"]["box"]) == BOX
+        assert given["settings"] == {"box": BOX, **recorded["settings"]}
         vanilla_of(trial, graph, "cpu", None)
         chosen = preset("vanilla", "GAT", "amazon-photo")
         assert given["settings"] == chosen != preset("vanilla", "GAT", ""), "its parent is today's"

@@ -39,7 +39,7 @@ def cases() -> list[Case]:
 
 @pytest.fixture(scope="module")
 def comparison(cases: list[Case]) -> Comparison:
-    threat = Threat("few", RandomInjection, Budget(nodes=3, edges=4, box=None), "for a tiny graph")
+    threat = Threat("few", RandomInjection, Budget(nodes=3, edges=4), "for a tiny graph")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FgaiWarning)  # numbers on so small a graph are rightly doubted
         return compare({case.name: case.model for case in cases}, GRAPH, threat, k=2, nulls=False)

@@ -210,7 +210,7 @@ class TestNewerAndOdd:
     def test_a_part_that_is_missing_is_not_made_up(self, make: Callable[[], Document]) -> None:
         record = make()
         values = record.to_dict()
-        for name in record.layout().keys() & values.keys() - {"summary", "provenance"}:
+        for name in record.layout().keys() & values.keys() - {"summary", "provenance", "explanation"}:
             with pytest.raises(CheckpointError, match=f"lacks {name}"):
                 type(record).from_dict({key: value for key, value in values.items() if key != name})
 

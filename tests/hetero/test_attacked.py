@@ -29,6 +29,7 @@ from support.hetero_cases import (
 
 DATA = hetero_data()
 SHORT = Threat("short", PGDInjection, Budget(nodes=3, edges=4, box=(-2.0, 1.5), steps=3, step_size=0.5), "-")
+DEFAULT = Threat("default", PGDInjection, Budget(nodes=3, edges=4, steps=3, step_size=0.5), "-")
 QUIET = pytest.mark.filterwarnings("ignore::fgai.errors.FgaiWarning")
 MODELS = ["gat", "gatv2", "transformer", "heteroconv", "han", "hgt"]
 
@@ -63,6 +64,20 @@ def test_the_budget_holds_and_other_types_keep_their_edges(kind, edge_type):
     inward = joined[:, joined[0] >= count]
     assert torch.equal(torch.bincount(inward[0])[count:], torch.full((3,), 4))
     assert bool(DATA["paper"].test_mask[inward[1]].all())
+
+
+@QUIET
+@pytest.mark.parametrize("edge_type", [WRITES, CITES])
+def test_new_nodes_have_features_like_those_of_their_type(edge_type):
+    data = hetero_data()
+    for place, kind in enumerate(data.node_types):  # every type in a unit of its own
+        data[kind].x = 10.0**place * (data[kind].x + 7)
+    found = attack(hetero_model("gat", data), data, edge_type, threat=DEFAULT, k=2)
+    x, new = data[edge_type[0]].x, found.data[edge_type[0]].x[data[edge_type[0]].num_nodes :]
+    low, high = x.amin(0), x.amax(0)
+    more = 0.1001 * (high - low)
+    assert bool(((new >= low - more) & (new <= high + more)).all())
+    assert not found.result.change.features[:, x.shape[1] :].any()
 
 
 @QUIET

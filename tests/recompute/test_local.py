@@ -168,7 +168,7 @@ def test_whole_rows_give_the_ranking(shape: str) -> None:
 @pytest.mark.parametrize("objective", ["prediction", "margin", "explanation"])
 def test_attacks_find_the_same_either_way(kind: Any, objective: str) -> None:
     graph = doubled(small_data(nodes=300, seed=4))
-    budget = Budget(nodes=2, edges=3, box=(-1.0, 1.0), steps=3, step_size=0.3, restarts=2)
+    budget = Budget(nodes=2, edges=3, steps=3, step_size=0.3, restarts=2)
     if kind is FeaturePGD:
         budget = Budget(rows=0.01, radius=0.3, steps=3, step_size=0.1)
     elif kind is RandomEdges:

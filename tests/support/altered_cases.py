@@ -5,6 +5,7 @@ Each case builds a model and a graph anew, and says what a certificate of the la
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 from torch_geometric.nn import GATConv
 
 from fgai.attention import GraphModel
@@ -147,6 +149,28 @@ def in_a_thread(y: Tensor) -> Tensor:
         return pool.submit(torch.tanh, 3 * y).result()
 
 
+def far_kink(read: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Linear as long as logits are moderate, read by a way past PyTorch's operations in this thread."""
+    return lambda y: y + torch.relu(read(y.detach()) - 25.0)
+
+
+def by_dlpack(y: Tensor) -> Tensor:
+    """The same memory, another tensor."""
+    again: Tensor = from_dlpack(to_dlpack(y))
+    return again
+
+
+def by_thread(y: Tensor) -> Tensor:
+    """A copy another thread made."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(torch.clone, y).result()
+
+
+def by_print(y: Tensor) -> Tensor:
+    """The largest number, as it is printed."""
+    return torch.full_like(y, float(repr(y.max()).removeprefix("tensor(").partition(",")[0].rstrip(")")))
+
+
 class _Elsewhere(torch.autograd.Function):
     """A tanh computed by numpy, with a gradient of one."""
 
@@ -184,6 +208,10 @@ FUNCTIONS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "list": (UNKNOWN, lambda y: y * (1 + abs(y.detach()[0].tolist()[0]))),
     "numpy": (UNKNOWN, _Elsewhere.apply),
     "in a thread": (UNKNOWN, in_a_thread),
+    "far kink, by dlpack": (UNKNOWN, far_kink(by_dlpack)),
+    "far kink, by a thread": (UNKNOWN, far_kink(by_thread)),
+    "far kink, by printing": (UNKNOWN, far_kink(by_print)),
+    "far kink, by a copy": (UNKNOWN, far_kink(copy.deepcopy)),
     "false gradient": (UNKNOWN, _Lie.apply),
     "false name": (UNKNOWN, Add.apply),
     "rounded to half": (UNKNOWN, lambda y: y.half().double()),

@@ -47,19 +47,19 @@ class SmallEnsemble(EnsembleInjection):
         super().__init__(budget, objective, k=k, rules=("random", "cover"), baselines=((2, 0.2, 1),))
 
 
-INJECTION = Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=4, step_size=0.25, restarts=2)
+INJECTION = Budget(nodes=3, edges=4, steps=4, step_size=0.25, restarts=2)
 BUDGETS: dict[type[Attack], Budget] = {
     RandomInjection: INJECTION,
     FGSMInjection: INJECTION,
     PGDInjection: INJECTION,
     RandomEdges: Budget(edges=7),
     FeaturePGD: Budget(rows=0.3, radius=0.2, steps=4, step_size=0.06, restarts=2),
-    TDGIA: Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=7, step_size=0.3, restarts=2),
+    TDGIA: Budget(nodes=3, edges=4, steps=7, step_size=0.3, restarts=2),
     DICE: Budget(edges=7),
-    AdaptiveInjection: Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=3, step_size=0.3, restarts=4),
+    AdaptiveInjection: Budget(nodes=3, edges=4, steps=3, step_size=0.3, restarts=4),
     PRBCD: Budget(edges=7, steps=4, step_size=100.0, restarts=2),
-    SmallEnsemble: Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=2),
-    NaturalInjection: Budget(nodes=3, edges=4, box=None, steps=4, step_size=0.3, restarts=2),
+    SmallEnsemble: Budget(nodes=3, edges=4, steps=2),
+    NaturalInjection: Budget(nodes=3, edges=4, steps=4, step_size=0.3, restarts=2),
 }
 REPORTED = (SmallEnsemble, NaturalInjection)
 """Attacks that choose by what is reported, not by the objective's value."""

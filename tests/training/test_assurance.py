@@ -157,7 +157,8 @@ class TestAttempts:
         script, seen = iter(shifts), []
         self.vanilla = model
 
-        def measured(which: Any, _: Graph, seed: int) -> float:
+        def measured(which: Any, _: Graph, seed: int, box: Any) -> float:
+            assert box == given.get("box")
             seen.append(which)
             return next(script)
 
@@ -173,6 +174,11 @@ class TestAttempts:
     def test_one_training_where_it_is_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
         faithful, seen = self.run(monkeypatch, [0.6, 0.1])
         assert seen == [self.vanilla, faithful] and history_of(faithful).attempts == 1
+
+    def test_the_attack_that_judges_has_the_box_of_the_adversary(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert len(self.run(monkeypatch, [0.6, 0.1], box=(-9.0, 9.0))[1]) == 2
 
     def test_a_second_where_it_is_not(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         faithful, seen = self.run(monkeypatch, [0.6, 0.5, 0.1], checkpoint=tmp_path / "run")

@@ -149,7 +149,7 @@ def test_rows_are_compared_in_place_as_if_matched_edge_by_edge(graph: Graph) -> 
     torch.manual_seed(2)
     model = GAT.for_data(graph).eval()
     ready = prepared(model, graph)
-    adversary = InjectionAdversary(ready, Budget(nodes=5, edges=7, box=(-1.0, 1.0), targets="fit"))
+    adversary = InjectionAdversary(ready, Budget(nodes=5, edges=7, targets="fit"))
     adversary.start(torch.Generator().manual_seed(1))
     attacked, edge_map = adversary.attacked(torch.Generator().manual_seed(2))
     before, after = (observe(model, shown, heads="mean").attention for shown in (ready, attacked))

@@ -45,8 +45,8 @@ class Trial:
             self.configs.append(config)
             return trained(attempts, config, *rest)
 
-        def measured(which: Any, _: Graph, seed: int) -> float:
-            del seed
+        def measured(which: Any, _: Graph, seed: int, box: Any) -> float:
+            del seed, box
             self.seen.append(which)
             return next(self.script)
 

@@ -5,6 +5,7 @@ from fgai.attacks.attention import AttentionShift, attack_attention
 from fgai.attacks.base import Attack, AttackResult, Judge, Ledger
 from fgai.attacks.budget import Budget, check
 from fgai.attacks.dice import DICE
+from fgai.attacks.endpoints import SHARED_RULES
 from fgai.attacks.ensemble import EnsembleInjection
 from fgai.attacks.existing import FeaturePGD, RandomEdges
 from fgai.attacks.injection import FGSMInjection, PGDInjection, RandomInjection, draw_endpoints, draw_features
@@ -34,6 +35,7 @@ __all__ = [
     "PRBCD",
     "PREDICTION",
     "PREDICTION_MEMBERS",
+    "SHARED_RULES",
     "TDGIA",
     "THREATS",
     "AdaptiveInjection",

@@ -40,22 +40,23 @@ class AdaptiveInjection(PGDInjection):
             raise InputError(f"{graph.name!r} has no features to attack")
         box = budget.feature_box(graph)
         endpoints = draw_endpoints(nodes, budget.nodes, budget.edges, generator, graph.batch)
-        noise = draw_features(graph, endpoints.shape[0], box, generator)
+        noise = draw_features(graph, endpoints.shape[0], budget.noise_box(graph), generator)
         yield GraphChange(endpoints=endpoints, features=noise)
         restart = ledger.steps // max(1, budget.steps)
         if restart % 4 >= 2 and graph.batch is None:
             endpoints = near_endpoints(graph, nodes, budget.nodes, budget.edges, generator)
         start = noise
         if restart == 0:
-            start = torch.full_like(noise, (box[0] + box[1]) / 2)
+            start = box.middle.expand_as(noise)
         elif restart % 4 in (1, 2):
             start = disguise(graph, endpoints).clamp(*box)
         template, _ = GraphChange(endpoints=endpoints).apply(graph)
 
-        def objective(moving: Tensor) -> Tensor:
-            return judge(template.replace(features=original.append(moving)))
+        def objective(points: Tensor) -> Tensor:
+            return judge(template.replace(features=original.append(box.features(points))))
 
-        yield GraphChange(endpoints=endpoints, features=climb(objective, start, budget, box, ledger))
+        best = climb(objective, box.points(start), budget, ledger)
+        yield GraphChange(endpoints=endpoints, features=box.features(best))
 
 
 def disguise(graph: Graph, endpoints: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
@@ -57,6 +58,22 @@ class AttackResult:
     noise: float
     ledger: Ledger
     by_rule: dict[str, GraphChange] = field(default_factory=dict)
+
+
+@dataclass
+class _Strongest:
+    """The change with the largest damage so far; of equal ones that with the largest value."""
+
+    change: GraphChange = field(default_factory=GraphChange)
+    damage: float = -math.inf
+    value: float = -math.inf
+
+    def offer(self, change: GraphChange, damage: float, value: float) -> bool:
+        """Take a change if it is stronger, and return whether it is."""
+        stronger = damage > self.damage or (damage == self.damage and value > self.value)
+        if stronger:
+            self.change, self.damage, self.value = change, damage, value
+        return stronger
 
 
 @typed
@@ -168,9 +185,10 @@ class Attack(ABC):
         task = task_of(given)
         graph = prepared(model, task.view(given, self.budget.targets))
         nodes = self.budget.target_nodes(graph)
+        if self.budget.nodes:
+            self.budget.check_box(graph)
         ledger, began = Ledger(), perf_counter()
-        best, best_value, worst, noise = GraphChange(), -math.inf, -math.inf, -math.inf
-        by_rule: dict[str, tuple[float, float, GraphChange]] = {}
+        best, by_rule, noise = _Strongest(), defaultdict[str, _Strongest](_Strongest), -math.inf
         label = f"{self.objective.name} attack"
         with evaluating(model, freeze=True), stage(label, self.allowed_steps or None):
             recompute = None
@@ -199,15 +217,12 @@ class Attack(ABC):
                     noise = max(noise, value) if index == 0 else noise
                     damage = self.damage(judge, frozen, value)
                     ledger.damages.append(damage)
-                    if ledger.rules:
-                        rule = ledger.rules[-1]
-                        if rule not in by_rule or (damage, value) > by_rule[rule][:2]:
-                            by_rule[rule] = damage, value, frozen
-                    if damage > worst or (damage == worst and value > best_value):
-                        best, best_value, worst = frozen, value, damage
+                    if best.offer(frozen, damage, value):
                         ledger.won = len(ledger.damages) - 1
-            attacked, edge_map = best.apply(graph)
-        if best_value == -math.inf:
+                    if ledger.rules:
+                        by_rule[ledger.rules[-1]].offer(frozen, damage, value)
+            attacked, edge_map = best.change.apply(graph)
+        if best.value == -math.inf:
             raise InputError(f"the model's output was not finite under any change {self.name} tried")
         if ledger.steps > self.allowed_steps:
             raise BudgetError(f"{self.name} took {ledger.steps} steps, allowed {self.allowed_steps} in all")
@@ -215,8 +230,8 @@ class Attack(ABC):
         ledger.curve = judge.curve()
         if self.objective.constrained:
             ledger.feasible = sum(value >= 0 for value in ledger.curve) / max(1, len(ledger.curve))
-        strongest = {rule: change for rule, (_, _, change) in by_rule.items()}
-        result = AttackResult(attacked, edge_map, best, best_value, start, noise, ledger, strongest)
+        strongest = {rule: one.change for rule, one in by_rule.items()}
+        result = AttackResult(attacked, edge_map, best.change, best.value, start, noise, ledger, strongest)
         _warn_if_weak(self, result)
         if tracker is not None:
             _tell(tracker, label, result)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from fgai import checks
+from fgai.attacks.box import Box, data_range, warn_if_narrow
 from fgai.errors import BudgetError
 from fgai.graph import Graph, GraphChange
 from fgai.sparse import edge_keys
 from fgai.tasks import task_of
 from fgai.typed import typed
 
-SLACK = 1e-6
 LARGEST = 1_000_000
 """New nodes, edges, steps and restarts at most: more would not end."""
 
@@ -41,11 +41,12 @@ class Budget:
         nodes: new nodes.
         edges: edges of each new node, or edges between existing nodes in all when `nodes` is 0, those added
             and those removed together.
-        box: interval for the features of new nodes; None takes the data's own range.
-        radius: largest change of an existing feature (0: existing features stay).
+        box: interval for the features of new nodes, one for all; None takes one for each feature from the
+            data, a tenth of its range beyond it on both sides. A feature that never varies stays as it is.
+        radius: largest change of an existing feature, in units of half its box (0: existing features stay).
         rows: share of the target nodes whose features may change.
         steps: gradient steps.
-        step_size: of each.
+        step_size: of each, in units of half the box.
         restarts: independent starts; the best result counts.
         targets: part of the split that is attacked and whose nodes may be joined to: `test`, `val` or `fit`
             (training and validation).
@@ -53,7 +54,7 @@ class Budget:
 
     nodes: int = 0
     edges: int = 0
-    box: tuple[float, float] | None = (-1.0, 1.0)
+    box: tuple[float, float] | None = None
     radius: float = 0.0
     rows: float = 0.0
     steps: int = 0
@@ -83,27 +84,54 @@ class Budget:
         """Return plain values for records."""
         return asdict(self)
 
-    def feature_box(self, graph: Graph) -> tuple[float, float]:
-        """Return the interval of new features on `graph`.
+    def feature_box(self, graph: Graph) -> Box:
+        """Return the interval of every feature of new nodes on `graph`.
 
         Raises:
-            BudgetError: if the box lies wholly outside what the data holds.
+            BudgetError: if the box lies wholly outside what the data holds, or no feature of the data varies.
+            InputError: a feature of the data is not finite.
         """
-        return self.box_in(*(graph.features.range() if graph.features is not None else (0.0, 0.0)))
+        return self.box_in(*data_range(graph))
 
-    def box_in(self, low: float, high: float) -> tuple[float, float]:
-        """Return the interval of new features where those of the data lie between two numbers.
+    def check_box(self, graph: Graph) -> None:
+        """Raise where `graph` has no box; warn where the given one leaves out values that its features have.
 
         Raises:
-            BudgetError: if the box lies wholly outside.
+            BudgetError: as `feature_box`.
+            InputError: likewise.
+        """
+        low, high = data_range(graph)
+        self.box_in(low, high)
+        warn_if_narrow(self.box, low, high)
+
+    def noise_box(self, graph: Graph) -> Box:
+        """Return where random features of new nodes lie: in the data's range, or in the box that was given.
+
+        Raises:
+            BudgetError: as `feature_box`.
+            InputError: likewise.
+        """
+        return self.feature_box(graph) if self.box is not None else Box(*data_range(graph))
+
+    def box_in(self, low: Tensor, high: Tensor) -> Box:
+        """Return the box where the features of the data lie between `low` and `high`, [F] each.
+
+        Raises:
+            BudgetError: if it lies wholly outside, or no feature of the data varies.
         """
         if self.box is None:
-            return low, high
-        if self.box[1] < low or self.box[0] > high:
+            if low.numel() and bool((low == high).all()):
+                raise BudgetError(
+                    "every feature of the data has one value only, so no box can be taken from it; give"
+                    " `box`, the smallest and the largest value of new features"
+                )
+            return Box.around(low, high)
+        least, most = (float(low.min()), float(high.max())) if low.numel() else (0.0, 0.0)
+        if self.box[1] < least or self.box[0] > most:
             raise BudgetError(
-                f"`box` {self.box} excludes the data, whose features lie in [{low:.4g}, {high:.4g}]"
+                f"`box` {self.box} excludes the data, whose features lie in [{least:.4g}, {most:.4g}]"
             )
-        return self.box
+        return Box.of(*self.box, low)
 
     def target_nodes(self, graph: Graph) -> Tensor:
         """Return the nodes that may be joined or changed: of the targets, or at the ends of target links.
@@ -165,14 +193,21 @@ def check(change: GraphChange, budget: Budget, graph: Graph) -> None:
         if made > budget.nodes * shares or each > budget.edges:
             raise BudgetError(f"injected {made} × {each}, allowed {budget.nodes * shares} × {budget.edges}")
     if change.features is not None and change.features.numel():
-        low, high = budget.feature_box(graph)
-        if not (float(change.features.min()) >= low - SLACK and float(change.features.max()) <= high + SLACK):
-            raise BudgetError(f"injected features leave the box [{low:.4g}, {high:.4g}]")
+        box = budget.feature_box(graph)
+        if (left := box.outside(change.features).nonzero()).numel():
+            row, column = left[0].tolist()
+            low, high = (float(end[column]) for end in box)
+            raise BudgetError(
+                f"{len(left)} injected features leave the box: feature {column} must be in [{low:.4g},"
+                f" {high:.4g}], got {float(change.features[row, column]):.4g}"
+            )
     _check_edges(change, budget, graph, shares)
     if change.delta is not None and change.delta.numel():
-        moved = float(change.delta.abs().max())
-        if not moved <= budget.radius + SLACK:
-            raise BudgetError(f"features moved by {moved:.4g}, allowed {budget.radius}")
+        reach = budget.radius * budget.feature_box(graph).half
+        if (far := Box(-reach, reach).outside(change.delta).nonzero()).numel():
+            row, column = far[0].tolist()
+            moved, most = float(change.delta[row, column].abs()), float(reach[column])
+            raise BudgetError(f"feature {column} moved by {moved:.4g}, allowed {most:.4g}")
         limit = max(1, round(budget.rows * targets.numel()))
         if change.delta.shape[0] > limit:
             raise BudgetError(f"changed {change.delta.shape[0]} nodes' features, allowed {limit}")

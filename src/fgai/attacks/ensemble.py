@@ -126,7 +126,7 @@ class EnsembleInjection(ReportedAttack):
         )
         for index, (rule, endpoints) in enumerate(self._endpoints(graph, nodes, generator, judge).items()):
             if index == 0:
-                noise = draw_features(graph, endpoints.shape[0], box, generator)
+                noise = draw_features(graph, endpoints.shape[0], self.budget.noise_box(graph), generator)
                 ledger.rules.append(rule)
                 yield GraphChange(endpoints=endpoints, features=noise)
                 yield from self._plain(graph, nodes, generator, judge, ledger)

@@ -78,7 +78,11 @@ def _first_of_each(values: Tensor) -> Tensor:
 
 
 class FeaturePGD(Attack):
-    """Small changes of the features of a sample of the target nodes, by signed gradient steps."""
+    """Small changes of the features of a sample of the target nodes, by signed gradient steps.
+
+    Radius and step size are in units of half the box of each feature, which by default comes from the data. A
+    changed feature may leave the box by the radius.
+    """
 
     name = "feature-pgd"
 
@@ -91,13 +95,14 @@ class FeaturePGD(Attack):
             raise InputError(f"{graph.name!r} has no features to attack")
         count = max(1, round(budget.rows * nodes.numel()))
         rows = nodes[torch.randperm(nodes.numel(), generator=generator)[:count].to(nodes.device)]
+        half = budget.feature_box(graph).half
         noise = 2 * torch.rand(count, graph.num_features, generator=generator, dtype=torch.float32) - 1
-        noise = (budget.radius * noise).to(device=graph.device, dtype=original.dtype)
-        yield GraphChange(rows=rows, delta=noise)
+        noise = (budget.radius * noise).to(half)
+        yield GraphChange(rows=rows, delta=half * noise)
         start = torch.zeros_like(noise) if ledger.steps < budget.steps else noise
 
-        def objective(moving: Tensor) -> Tensor:
-            return judge(graph.replace(features=original.perturb(rows, moving)))
+        def objective(points: Tensor) -> Tensor:
+            return judge(graph.replace(features=original.perturb(rows, half * points)))
 
-        box = (-budget.radius, budget.radius)
-        yield GraphChange(rows=rows, delta=climb(objective, start, budget, box, ledger))
+        best = climb(objective, start, budget, ledger, radius=budget.radius)
+        yield GraphChange(rows=rows, delta=half * best)

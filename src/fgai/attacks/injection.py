@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.attacks.base import Attack, Judge, Ledger
+from fgai.attacks.box import Box
 from fgai.attacks.budget import LARGEST, Budget
 from fgai.attacks.replay import replayed_climb
 from fgai.compiled import compiled
@@ -108,15 +109,19 @@ def _first_distinct(tries: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 
 
 @typed
-def draw_features(graph: Graph, count: int, box: tuple[float, float], generator: torch.Generator) -> Tensor:
-    """Return [count, F] features drawn uniformly from the box."""
+def draw_features(
+    graph: Graph, count: int, box: Box | tuple[float, float], generator: torch.Generator
+) -> Tensor:
+    """Return [count, F] features drawn uniformly from the box, one interval for all or one for each."""
     checks.whole(count, "count", 0, LARGEST)
-    if len(box) != 2:
-        raise InputError(f"`box` must be (low, high), got {box!r}")
-    low, high = (checks.number(end, "box") for end in box)
-    noise = torch.rand(count, graph.num_features, generator=generator, dtype=torch.float32)
     dtype = graph.features.dtype if graph.features is not None else torch.float32
-    return (low + (high - low) * noise).to(device=graph.device, dtype=dtype)
+    if not isinstance(box, Box):
+        if len(box) != 2:
+            raise InputError(f"`box` must be (low, high), got {box!r}")
+        low, high = (checks.number(end, "box") for end in box)
+        box = Box.of(low, high, torch.zeros(graph.num_features, dtype=dtype, device=graph.device))
+    noise = torch.rand(count, graph.num_features, generator=generator, dtype=torch.float32).to(box.low)
+    return (box.low + (box.high - box.low) * noise).clamp(*box)
 
 
 class RandomInjection(Attack):
@@ -129,7 +134,7 @@ class RandomInjection(Attack):
     ) -> Iterator[GraphChange]:
         """Yield one random draw."""
         endpoints = draw_endpoints(nodes, self.budget.nodes, self.budget.edges, generator, graph.batch)
-        features = draw_features(graph, endpoints.shape[0], self.budget.feature_box(graph), generator)
+        features = draw_features(graph, endpoints.shape[0], self.budget.noise_box(graph), generator)
         yield GraphChange(endpoints=endpoints, features=features)
 
 
@@ -149,22 +154,21 @@ class PGDInjection(Attack):
         budget = self.budget
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to attack")
-        low, high = budget.feature_box(graph)
+        box = budget.feature_box(graph)
         endpoints = draw_endpoints(nodes, budget.nodes, budget.edges, generator, graph.batch)
-        noise = draw_features(graph, endpoints.shape[0], (low, high), generator)
+        noise = draw_features(graph, endpoints.shape[0], budget.noise_box(graph), generator)
         yield GraphChange(endpoints=endpoints, features=noise)
-        plan = self.plan((low, high))
-        features = torch.full_like(noise, (low + high) / 2) if ledger.steps < plan.steps else noise
+        plan = self.plan()
+        start = torch.zeros_like(noise) if ledger.steps < plan.steps else box.points(noise)
 
-        def objective(moving: Tensor) -> Tensor:
-            return judge.change(GraphChange(endpoints=endpoints, features=moving))
+        def objective(points: Tensor) -> Tensor:
+            return judge.change(GraphChange(endpoints=endpoints, features=box.features(points)))
 
-        yield GraphChange(
-            endpoints=endpoints, features=climb(objective, features, plan, (low, high), ledger, judge)
-        )
+        best = climb(objective, start, plan, ledger, judge=judge)
+        yield GraphChange(endpoints=endpoints, features=box.features(best))
 
-    def plan(self, box: tuple[float, float]) -> Budget:
-        """Return how the features climb inside `box`: the budget's steps and step size."""
+    def plan(self) -> Budget:
+        """Return how the features climb: the budget's steps and step size."""
         return self.budget
 
 
@@ -176,31 +180,32 @@ class FGSMInjection(PGDInjection):
 
     name = "fgsm-injection"
 
-    def plan(self, box: tuple[float, float]) -> Budget:
+    def plan(self) -> Budget:
         """Return one step of half the box's width."""
-        return replace(self.budget, steps=1, step_size=(box[1] - box[0]) / 2)
+        return replace(self.budget, steps=1, step_size=1.0)
 
 
 def climb(
     objective: Callable[[Tensor], Tensor],
     start: Tensor,
     budget: Budget,
-    box: tuple[float, float],
     ledger: Ledger,
+    *,
+    radius: float = 1.0,
     judge: Judge | None = None,
 ) -> Tensor:
-    """Maximise `objective` by signed gradient steps inside the box; return the best point seen.
+    """Maximise `objective` by signed gradient steps inside [-radius, radius]; return the best point seen.
 
     Args:
         objective: differentiable, called once per step and once at the end.
         start: where the climb begins; it counts as seen.
         budget: gives steps and step size.
-        box: the interval every entry stays in.
         ledger: steps and the largest gradient are noted here.
+        radius: no entry gets further from 0; points of a `Box` lie in [-1, 1].
         judge: what `objective` asks, if it asks nothing else and does the same for every point: many steps on
             a GPU are then captured once and replayed.
     """
-    if judge is not None and (found := replayed_climb(objective, start, budget, box, ledger, judge)):
+    if judge is not None and (found := replayed_climb(objective, start, budget, radius, ledger, judge)):
         point, best, best_value = found
         with torch.no_grad():
             return torch.where(objective(point) >= best_value, point, best)
@@ -221,7 +226,7 @@ def climb(
         best, best_value = torch.where(better, point, best), torch.where(better, value.detach(), best_value)
         if gradient.numel():
             steepest = torch.maximum(steepest, gradient.abs().max())
-        point = (point + budget.step_size * gradient.sign()).clamp(*box)
+        point = (point + budget.step_size * gradient.sign()).clamp(-radius, radius)
     ledger.gradient = max(ledger.gradient, float(steepest))
     with torch.no_grad():
         return torch.where(objective(point) >= best_value, point, best)

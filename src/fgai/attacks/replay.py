@@ -21,7 +21,7 @@ def replayed_climb(
     objective: Callable[[Tensor], Tensor],
     start: Tensor,
     budget: Budget,
-    box: tuple[float, float],
+    radius: float,
     ledger: Ledger,
     judge: Judge,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -31,7 +31,7 @@ def replayed_climb(
         objective: calls `judge` on the point it is given, which moves in place.
         start: where the climb begins.
         budget: gives steps and step size.
-        box: the interval every entry stays in.
+        radius: no entry gets further from 0.
         ledger: steps are noted here.
         judge: told of the values of replayed steps.
 
@@ -53,7 +53,7 @@ def replayed_climb(
             torch.where(better, point, best, out=best)
             torch.where(better, value, best_value, out=best_value)
             torch.maximum(steepest, gradient.abs().max(), out=steepest)
-            point.add_(budget.step_size * gradient.sign()).clamp_(*box)
+            point.add_(budget.step_size * gradient.sign()).clamp_(-radius, radius)
         return value.detach()
 
     mark = judge.mark()

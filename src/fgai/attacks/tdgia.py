@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fgai.attacks.base import Attack, Judge, Ledger
+from fgai.attacks.box import Box
 from fgai.attacks.dice import known_labels
 from fgai.attacks.injection import draw_endpoints, draw_features
 from fgai.attention import AttentionMap
@@ -57,12 +58,12 @@ class TDGIA(Attack):
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
     ) -> Iterator[GraphChange]:
         """Yield random noise, then the best point after each batch."""
-        budget, box = self.budget, self.budget.feature_box(graph)
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to attack")
+        budget, box = self.budget, self.budget.feature_box(graph)
         known_labels(graph, judge.clean.logits)  # refuses tasks other than classes of nodes
         endpoints = draw_endpoints(nodes, budget.nodes, budget.edges, generator)
-        features = draw_features(graph, budget.nodes, box, generator)
+        features = draw_features(graph, budget.nodes, budget.noise_box(graph), generator)
         yield GraphChange(endpoints=endpoints, features=features)
         joined, angles, logits = nodes.new_zeros(0, budget.edges), features[:0], judge.clean.logits
         sizes = batch_sizes(
@@ -158,15 +159,15 @@ class _Climb:
     """Adam on the angles of the new nodes' features."""
 
     def __init__(
-        self, graph: Graph, endpoints: Tensor, box: tuple[float, float], judge: Judge, guide: Objective | None
+        self, graph: Graph, endpoints: Tensor, box: Box, judge: Judge, guide: Objective | None
     ) -> None:
         assert graph.features is not None
         self.original, self.judge, self.guide = graph.features, judge, guide
         self.template = GraphChange(endpoints=endpoints).apply(graph)[0]
-        self.middle, self.half = (box[0] + box[1]) / 2, (box[1] - box[0]) / 2
+        self.box = box
 
     def features(self, angles: Tensor) -> Tensor:
-        return self.middle + self.half * torch.sin(angles)
+        return self.box.features(torch.sin(angles))
 
     def value(self, angles: Tensor) -> tuple[Tensor, Tensor]:
         rows = self.original.append(self.features(angles))

@@ -50,11 +50,21 @@ class Threat:
         """Return the budget of a task, given by its name."""
         return self.per_graph if get_task(task).row_per_graph and self.per_graph is not None else self.budget
 
-    def sized(self, nodes: int | None, edges: int | None) -> Threat:
-        """Return the threat with another budget of `nodes` and `edges`; None keeps what it has.
+    def sized(
+        self,
+        nodes: int | None = None,
+        edges: int | None = None,
+        box: tuple[float, float] | None = None,
+    ) -> Threat:
+        """Return the threat with other `nodes` and `edges`, or in another `box`; None keeps what it has.
 
         Raises:
-            InputError: a number below 1, or of something this threat does not add.
+            InputError: a number below 1, or of something this threat does not change.
+            BudgetError: a box that is no interval.
+
+        Example:
+            >>> THREATS["standard"].sized(nodes=2, box=(0.0, 1.0)).budget.box
+            (0.0, 1.0)
         """
         given = (("nodes", nodes), ("edges", edges))
         changes: dict[str, Any] = {name: count for name, count in given if count is not None}
@@ -62,6 +72,10 @@ class Threat:
             at_least(count, name, 1)
             if not getattr(self.budget, name):
                 raise InputError(f"the threat {self.name!r} has no `{name}` to change; leave it out")
+        if box is not None:
+            if not self.budget.nodes and not self.budget.radius:
+                raise InputError(f"the threat {self.name!r} changes no features; leave `box` out")
+            changes["box"] = box
         if not changes:
             return self
         per_graph = None if self.per_graph is None else replace(self.per_graph, **changes)
@@ -74,53 +88,53 @@ THREATS: dict[str, Threat] = {
         Threat(
             "ensemble",
             EnsembleInjection,
-            Budget(nodes=20, edges=20, box=(-1.0, 1.0)),
+            Budget(nodes=20, edges=20),
             "20 nodes × 20 edges, every search we have, random and chosen endpoints: for every claim",
-            Budget(nodes=1, edges=3, box=(-1.0, 1.0)),
+            Budget(nodes=1, edges=3),
         ),
         Threat(
             "ensemble-strong",
             EnsembleInjection,
-            Budget(nodes=60, edges=40, box=(-1.0, 1.0)),
+            Budget(nodes=60, edges=40),
             "60 nodes × 40 edges, every search we have: beside every claim",
-            Budget(nodes=3, edges=4, box=(-1.0, 1.0)),
+            Budget(nodes=3, edges=4),
         ),
         Threat(
             "values",
             ValueInjection,
-            Budget(nodes=20, edges=20, box=(-1.0, 1.0)),
+            Budget(nodes=20, edges=20),
             "20 nodes × 20 edges that say anything limits allow, whatever the features: models with limits",
-            Budget(nodes=1, edges=3, box=(-1.0, 1.0)),
+            Budget(nodes=1, edges=3),
         ),
         Threat(
             "standard",
             PGDInjection,
-            Budget(nodes=20, edges=20, box=(-1.0, 1.0), steps=10, step_size=0.1),
+            Budget(nodes=20, edges=20, steps=10, step_size=0.1),
             "20 nodes × 20 edges, ten signed steps: the paper's own column",
-            Budget(nodes=1, edges=3, box=(-1.0, 1.0), steps=10, step_size=0.1),
+            Budget(nodes=1, edges=3, steps=10, step_size=0.1),
             weak="the paper's weak attack, ten signed steps",
         ),
         Threat(
             "strong",
             PGDInjection,
-            Budget(nodes=60, edges=40, box=(-1.0, 1.0), steps=50, step_size=0.05, restarts=3),
+            Budget(nodes=60, edges=40, steps=50, step_size=0.05, restarts=3),
             "60 nodes × 40 edges, 3 × 50 signed steps: history",
-            Budget(nodes=3, edges=4, box=(-1.0, 1.0), steps=50, step_size=0.05, restarts=3),
+            Budget(nodes=3, edges=4, steps=50, step_size=0.05, restarts=3),
             weak="signed steps alone, a weak search",
         ),
         Threat(
             "random",
             RandomInjection,
-            Budget(nodes=20, edges=20, box=None),
+            Budget(nodes=20, edges=20),
             "20 nodes × 20 edges, random features in the data's range: the noise floor",
-            Budget(nodes=1, edges=3, box=None),
+            Budget(nodes=1, edges=3),
         ),
         Threat(
             "natural",
             NaturalInjection,
-            Budget(nodes=20, edges=20, box=None, steps=200, step_size=0.1),
+            Budget(nodes=20, edges=20, steps=200, step_size=0.1),
             "20 nodes × 20 edges that look like real ones: copies and mixtures of nodes of other classes",
-            Budget(nodes=1, edges=3, box=None, steps=200, step_size=0.1),
+            Budget(nodes=1, edges=3, steps=200, step_size=0.1),
         ),
         Threat(
             "edges",
@@ -133,27 +147,27 @@ THREATS: dict[str, Threat] = {
             "modify",
             FeaturePGD,
             Budget(rows=0.05, radius=0.1, steps=10, step_size=0.01),
-            "features of 5 % of the test nodes moved by at most 0.1",
+            "features of 5 % of the test nodes moved by at most a tenth of half their box",
         ),
         Threat(
             "adaptive",
             AdaptiveInjection,
-            Budget(nodes=20, edges=20, box=(-1.0, 1.0), steps=50, step_size=0.05, restarts=4),
+            Budget(nodes=20, edges=20, steps=50, step_size=0.05, restarts=4),
             "20 nodes × 20 edges in disguise, 4 × 50 steps: for models with a defence",
-            Budget(nodes=1, edges=3, box=(-1.0, 1.0), steps=50, step_size=0.05, restarts=4),
+            Budget(nodes=1, edges=3, steps=50, step_size=0.05, restarts=4),
         ),
         Threat(
             "preserving",
             PGDInjection,
-            Budget(nodes=20, edges=20, box=(-1.0, 1.0), steps=50, step_size=0.1),
+            Budget(nodes=20, edges=20, steps=50, step_size=0.1),
             "20 nodes × 20 edges that change explanations and keep the predicted classes",
-            Budget(nodes=1, edges=3, box=(-1.0, 1.0), steps=50, step_size=0.1),
+            Budget(nodes=1, edges=3, steps=50, step_size=0.1),
             objective="preserving",
         ),
         Threat(
             "tdgia",
             TDGIA,
-            Budget(nodes=20, edges=20, box=(-1.0, 1.0), steps=50, step_size=0.3),
+            Budget(nodes=20, edges=20, steps=50, step_size=0.3),
             "20 nodes × 20 edges where the graph is weakest, in five batches",
         ),
         Threat("dice", DICE, Budget(edges=400), "400 edges: equals are parted, others are joined, no search"),

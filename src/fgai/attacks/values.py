@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from fgai.attacks.base import Attack, Judge, Ledger
+from fgai.attacks.box import Box
 from fgai.attacks.budget import Budget
 from fgai.attacks.ensemble import EnsembleInjection
 from fgai.attacks.reported import ReportedAttack, member_row
 from fgai.attacks.search.climb import Found, Way, climb_of
 from fgai.attacks.search.site import Site, View
+from fgai.attacks.search.spaces import SPACES, Space
 from fgai.attention import (
     AttentionMap,
     call_model,
@@ -30,12 +32,19 @@ from fgai.graph import Graph, GraphChange
 from fgai.objectives import Loss, Objective
 from fgai.typed import typed
 
-UNIT = (0.0, 1.0)
 CLIMBS = {
     "sign": Way("box", "sign", 0.04, "margin"),
     "adam margin": Way("tanh", "adam", 0.1, "margin"),
     "adam reach": Way("tanh", "adam", 0.1, "reach"),
 }
+UNIT = Space(
+    "box",
+    start=lambda values, box: values.clamp(0.0, 1.0),
+    features=lambda point, box: point,
+    project=lambda point, box: point.clamp_(0.0, 1.0),
+    half=0.5,
+)
+"""Points of the limits' unit box as they are."""
 STARTS = ("contained", "uniform", "corners")
 INSIDE = 0.02
 """How far from a corner a climb that begins there stands: at it, tanh is flat."""
@@ -134,10 +143,11 @@ class ValueInjection(ReportedAttack):
         pairs = list(itertools.product(CLIMBS, starts))
         start, ways = torch.stack([starts[where] for _, where in pairs]), [CLIMBS[name] for name, _ in pairs]
         aim = self.aim([way.loss for way in ways], site)
+        box = Box.of(0.0, 1.0, start[0, 0])
         for through, more in ((nullcontext, ""), (straight_through, " straight")):
             began = perf_counter()
             with through(site.model):
-                made = climb_of(site, aim, start, ways, UNIT).run(self.steps)
+                made = climb_of(site, aim, start, ways, box, {**SPACES, "box": UNIT}).run(self.steps)
             seconds = (perf_counter() - began) / len(made)
             for (name, where), found in zip(pairs, made, strict=True):
                 yield f"{name} from {where}{more}", found, seconds

@@ -52,6 +52,14 @@ class HeteroLayout:
         """All nodes but injected ones."""
         return sum(self.counts.values())
 
+    @property
+    def peers(self) -> tuple[int, int] | None:
+        """The first node of the type that injected ones have, and the one after its last; None without."""
+        if self.injected is None:
+            return None
+        first = self.offsets[self.injected[0]]
+        return first, first + self.counts[self.injected[0]]
+
     def numbers(self, node_type: str, nodes: Tensor) -> Tensor:
         """From numbers within a type to those in the graph; injected nodes are the type's last ones."""
         count = self.counts[node_type]

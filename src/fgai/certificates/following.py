@@ -4,14 +4,18 @@ Autograd shows what a model lets it see; `detach`, a comparison or a branch hide
 operation that PyTorch runs passes by, whoever calls it: a layer, a hook, a wrapper, a function of the user's.
 A tensor is reached once an operation has read a reached one, whatever becomes of gradients. If all operations
 on reached tensors are sums, products with something not reached, and moves of numbers, the result is linear.
-Reading a number out of a reached tensor, to branch on it or to compute elsewhere, ends the proof.
+Reading a number out of a reached tensor, to branch on it or to compute elsewhere, ends the proof. Ways out
+that nobody sees, another thread say, show in a second run from another start: whatever is not reached must
+hold there what it held in the first (`same_constants`).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from itertools import zip_longest
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +38,10 @@ _NORMS = {"native_batch_norm": 5, "_native_batch_norm_legit": 5, "cudnn_batch_no
 _SHAPE_READERS = ("empty", "zeros", "ones", "full")
 _BY_SHAPE = frozenset(f"{name}_like" for name in _SHAPE_READERS) | {f"new_{name}" for name in _SHAPE_READERS}
 """Operations that read the shape of a tensor only."""
+_OVERWRITING = ("copy_", "fill_", "zero_")
+"""Operations that do not read what they write into, which may be memory that was never written."""
+_UNREAD = frozenset([*f"{_SHAPES} {_PARTS}".split(), *_BY_SHAPE]) - {"index", "index_select", "gather"}
+"""Operations that compute nothing from the numbers of a tensor."""
 _EXITS = (
     "numpy",
     "__array__",
@@ -43,11 +51,47 @@ _EXITS = (
     "untyped_storage",
     "storage",
     "__reduce_ex__",
+    "__repr__",
+    "__format__",
+    "__deepcopy__",
 )
 """Ways out of a tensor that are not operations."""
 _TYPES = (torch.float32, torch.float64)
+SAMPLE = 64
+"""Entries of a constant that are compared one by one, about."""
+AGAIN = 1e-4
+"""Of their size: what computing constants again may change, by the order of sums on a GPU."""
 
 # mypy: disable-error-code="no-untyped-call"
+
+
+V = TypeVar("V")
+
+
+class Memory(Generic[V]):
+    """What is known of tensors, by the memory they lie in, whoever shows it again and by which way."""
+
+    def __init__(self) -> None:
+        self._starts: dict[torch.device, list[int]] = {}
+        self._known: dict[tuple[torch.device, int], tuple[int, StorageWeakRef, V]] = {}
+
+    def find(self, tensor: Tensor) -> V | None:
+        """Return what is known of the memory a dense tensor begins in."""
+        starts, address = self._starts.get(tensor.device, []), tensor.data_ptr()
+        while tensor.numel() and (place := bisect_right(starts, address) - 1) >= 0:
+            end, memory, value = self._known[tensor.device, starts[place]]
+            if not memory.expired():
+                return value if address < end else None
+            del self._known[tensor.device, starts.pop(place)]  # given back: something else may lie there
+        return None
+
+    def keep(self, tensor: Tensor, value: V) -> None:
+        """Know this of the memory of a tensor, of which nothing is known yet."""
+        storage, starts = tensor.untyped_storage(), self._starts.setdefault(tensor.device, [])
+        start = storage.data_ptr()
+        if (tensor.device, start) not in self._known:
+            insort(starts, start)
+        self._known[tensor.device, start] = start + storage.nbytes(), StorageWeakRef(storage), value
 
 
 class Following(TorchDispatchMode):
@@ -55,23 +99,30 @@ class Following(TorchDispatchMode):
 
     Attributes:
         culprit: the first operation that ends the proof, or None.
+        started: whether something is followed.
+        constants: of every operation from then on its name, its numbers and what tensors hold that are not
+            reached.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.culprit: str | None = None
-        self._reached: set[StorageWeakRef] = set()
+        self.started = False
+        self.constants: list[tuple[str, tuple[Any, ...], tuple[Tensor, ...]]] = []
+        self._reached: Memory[bool] = Memory()
 
     def start(self, tensor: Tensor) -> None:
         """Follow `tensor` from here on."""
-        self._reached.add(StorageWeakRef(tensor.untyped_storage()))
+        self.started = True
+        if tensor.numel() and self._reached.find(tensor) is None:
+            self._reached.keep(tensor, True)
 
     def reaches(self, *given: Any) -> bool:
         """Whether something among `given` was computed from what is followed."""
         # Memory is what is marked, so views and writes into a buffer are seen; sparse tensors are never made
         # of followed numbers without an operation that ends the proof.
         return any(
-            StorageWeakRef(leaf.untyped_storage()) in self._reached
+            self._reached.find(leaf) is not None
             for leaf in tree_leaves(given)
             if isinstance(leaf, Tensor) and leaf.layout is torch.strided
         )
@@ -86,13 +137,22 @@ class Following(TorchDispatchMode):
         """Run an operation and note what it did."""
         given = kwargs or {}
         reached = self.reaches(args, given)
-        out = func(*args, **given)
         name = func.overloadpacket.__name__
+        if self.started and name not in _UNREAD:
+            self._note(name, args[1:] if name in _OVERWRITING else args, given)
+        out = func(*args, **given)
         if torch.Tag.nondeterministic_seeded in func.tags:  # reached or not: the next run is another one
             self.blame(name)
         if reached and name not in _BY_SHAPE:
             self._pass_on(func, name.removesuffix("_"), args, given, out)
         return out
+
+    def _note(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        others = {key: value for key, value in kwargs.items() if key != "out"}
+        leaves = tree_leaves((args, others))
+        numbers = tuple(leaf for leaf in leaves if isinstance(leaf, int | float))
+        tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor) and not self.reaches(leaf))
+        self.constants.append((name, numbers, tuple(_summary(one) for one in tensors)))
 
     def _pass_on(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         written = [
@@ -126,10 +186,48 @@ class Following(TorchDispatchMode):
         return name in _LINEAR
 
 
-class _Exits(TorchFunctionMode):
+def _summary(tensor: Tensor) -> Tensor:
+    """A few numbers that tell tensors apart: sum and size first, then some of the entries."""
+    flat = tensor.detach()
+    flat = (flat.to_dense() if flat.layout is not torch.strided else flat).reshape(-1)
+    some = flat[:: max(1, flat.numel() // SAMPLE)].double()
+    total = flat.double() if flat.dtype == torch.bool else flat
+    sums = total.sum(dtype=torch.float64), total.abs().sum(dtype=torch.float64)
+    return torch.cat([torch.stack(sums), some]).cpu()
+
+
+def same_constants(one: Following, other: Following) -> str | None:
+    """Name an operation that met other constants, or none, in another run; None where both are alike."""
+    for first, second in zip_longest(one.constants, other.constants, fillvalue=("an operation", (), ())):
+        alike = first[:2] == second[:2] and len(first[2]) == len(second[2])
+        if not alike or not all(map(_alike, first[2], second[2])):
+            return first[0]
+    return None
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    size = one.nan_to_num(0.0, 0.0, 0.0).abs()
+    room = AGAIN * torch.cat([size[1:2].expand(2), size[2:].amax().expand(len(one) - 2)])
+    same = ((one - other).abs() <= room) | (one == other) | (one.isnan() & other.isnan())
+    return bool(same.all())
+
+
+class Followed(Protocol):
+    """What follows tensors."""
+
+    def reaches(self, *given: Any) -> bool:
+        """Whether something among `given` was computed from what is followed."""
+
+    def blame(self, name: str) -> None:
+        """End the proof, because of an operation of this name."""
+
+
+class Exits(TorchFunctionMode):
     """Blames whoever reads followed numbers out of PyTorch."""
 
-    def __init__(self, followed: Following) -> None:
+    def __init__(self, followed: Followed) -> None:
         super().__init__()
         self.followed = followed
 
@@ -155,5 +253,5 @@ def following() -> Iterator[Following]:
         'round'
     """
     seen = Following()
-    with _Exits(seen), seen:
+    with Exits(seen), seen:
         yield seen

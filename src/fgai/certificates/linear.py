@@ -13,7 +13,7 @@ from torch.autograd.function import BackwardCFunction
 
 from fgai.attention import LayerAttention, Observation, evaluating, observe
 from fgai.certificates.familiar import layer_values, unfamiliar
-from fgai.certificates.following import following
+from fgai.certificates.following import following, same_constants
 from fgai.certificates.kernels import class_norms
 from fgai.certificates.prediction import BOUND, EXACT, Prediction, gaps, probability_change, radius_of
 from fgai.models import AttentionLayer
@@ -24,6 +24,8 @@ _HINTS = {
     "log_softmax": "; let the model return logits",
     "local_scalar_dense": ": a number is read out, as for a branch",
 }
+PROBES = (1.0, 1 / 64, 1024.0)
+"""Sizes of the random perturbations that a read-out is tried with; attentions are never more than 2 apart."""
 _ROUNDING = {torch.float32: (1e-4, 1e-5), torch.float64: (1e-9, 1e-12)}
 """Type → what rounding may do to a move of the logits: relative to what was summed, and to the logits."""
 
@@ -75,11 +77,12 @@ def find_linear(model: nn.Module, seen: Observation) -> LinearReadOut | str:
     """Return the linear read-out of the last attention layer, or the reason why there is none.
 
     A familiar model (see `unfamiliar`) is recognised by the fact that its output layer returned the logits
-    themselves. Any other is run with a large random perturbation of the last attention, and every operation
-    from there to the logits must be linear, whoever calls it and whatever autograd sees of it. Then the
-    gradients are the values, if every backward step is PyTorch's own; that nothing is missing in them, and
-    that each node's logits read that node's attention only, the same perturbation shows: node by node the
-    logits must move as the gradients say.
+    themselves. Any other is run with random perturbations of the last attention, small and large, and every
+    operation from there to the logits must be linear, whoever calls it and whatever autograd sees of it. Then
+    the gradients are the values, if every backward step is PyTorch's own. That nothing is missing in them,
+    and that each node's logits read that node's attention only, the same perturbations show: node by node the
+    logits must move as the gradients say. Constants must be the same in all of these runs: what computes with
+    the attention out of sight, in another thread say, comes in again as a constant that changes.
     """
     last = seen.attention.last
     if seen.logits.dim() != 2 or seen.logits.shape[0] != last.num_nodes or seen.logits.shape[1] < 2:
@@ -99,15 +102,27 @@ def find_linear(model: nn.Module, seen: Observation) -> LinearReadOut | str:
 def _from_gradients(model: nn.Module, seen: Observation) -> LinearReadOut | str:
     """Read the values off the gradients, after making sure that they are the values."""
     last = seen.attention.last
-    delta = torch.rand(last.values.shape, generator=torch.Generator().manual_seed(0)).to(last.values) - 0.5
-    with following() as followed:
-        moved = _run_with(model, seen, last.values + delta, followed.start)
-    if followed.culprit is not None:
-        return _not_linear(followed.culprit)
+    probes, generator = [], torch.Generator()
+    generator.seed()  # no read-out can be made for one draw
+    for size in PROBES:
+        drawn = torch.rand(last.values.shape, generator=generator, dtype=torch.float32)
+        delta = size * (drawn - 0.5).to(last.values)
+        with following() as followed:
+            moved = _run_with(model, seen, last.values + delta, followed.start)
+        if followed.culprit is not None:
+            return _not_linear(followed.culprit)
+        probes.append((delta, moved, followed))
+    for _, _, other in probes[1:]:
+        culprit = same_constants(probes[0][2], other)
+        if culprit is not None:
+            return (
+                f"`{culprit.strip('_')}` meets other constants when the attention is another one: something"
+                " computes with it out of sight, in another thread perhaps"
+            )
     leaf = last.values.clone().requires_grad_()
     with torch.enable_grad(), evaluating(model, freeze=True):
         logits = _run_with(model, seen, leaf, grad=True)
-    if not followed.reaches(moved) or not logits.requires_grad:
+    if not all(one.reaches(moved) for _, moved, one in probes) or not logits.requires_grad:
         return "the logits do not depend on the last layer's attention in a way that can be followed"
     foreign = _foreign_step(logits)
     if foreign is not None:
@@ -116,7 +131,8 @@ def _from_gradients(model: nn.Module, seen: Observation) -> LinearReadOut | str:
         torch.autograd.grad(logits[:, c].sum(), leaf, retain_graph=True)[0] for c in range(logits.shape[1])
     ]
     values = torch.stack(columns, dim=2).detach()
-    if not _as_predicted(last, delta, values, logits.detach(), moved):
+    clean = logits.detach()
+    if not all(_as_predicted(last, delta, values, clean, moved) for delta, moved, _ in probes):
         return (
             "the logits move otherwise than their gradients say: they read the attention of other nodes, or"
             " something hides from autograd"

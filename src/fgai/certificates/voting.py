@@ -6,9 +6,11 @@ every node T times, and the majority counts.
 
 An injected node belongs to one group, so whatever its features and whoever it is joined to, it is heard in
 one of the T graphs and changes one vote of a node at most. If the leading class of a node is ahead of
-every other by more than 2 m votes (ties go to the smaller class), no m injected nodes change it. Asked of the
-model is only that nodes hear of each other along edges and in no other way: no encodings of the graph, no
-norms over all nodes. That is tried once, by changing the features of a node that does not speak.
+every other by more than 2 m votes (ties go to the smaller class), no m injected nodes change it. Required of
+the model: nodes hear of each other along edges, from source to destination, and in no other way. No encodings
+of the graph, no norms or maxima over all nodes, no count of nodes or of outgoing edges. New nodes that send
+nothing are added once and followed through the forward pass, operation by operation
+(`fgai.certificates.locality`); with other features of any size, logits of old nodes must stay as they are.
 
 A model that hears a T-th of every neighbourhood is often worse, and at worst classifies by features alone.
 So what is certified stands beside what features alone would give (`fgai.training.features_alone`): a
@@ -17,14 +19,18 @@ certificate below that protects nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from fgai.attention import call_model, evaluating, model_name, prepared
+from fgai.attention.wrapped import uncompiled
 from fgai.certificates.injected import share_of
+from fgai.certificates.locality import dependence
 from fgai.checks import seed as check_seed
 from fgai.checks import whole
 from fgai.errors import InputError
@@ -43,6 +49,10 @@ VOTING_PROMISE = (
     "Certified: so many injected nodes, with any features and any wiring, leave the class of the majority"
     " as it is."
 )
+PROBES = ((1, 1.0), (3, 1e6))
+"""New nodes that are tried, and how large their features are."""
+HEARD = 16
+"""Neighbours of each of them at most."""
 _SAME = 1e-5
 """Of the largest logit: what rounding may change."""
 
@@ -106,8 +116,8 @@ def vote(model: nn.Module, data: Any, *, groups: int = 20, seed: int = 0) -> Vot
         Votes, classes and what they tolerate, node by node.
 
     Raises:
-        InputError: another task than nodes, fewer than one group, or a model in which nodes hear of each
-            other in other ways than along edges.
+        InputError: another task than nodes, fewer than one group, or a model of which it cannot be proved
+            that nodes hear of each other along edges alone; names the operation.
 
     Example:
         >>> import fgai
@@ -123,13 +133,13 @@ def vote(model: nn.Module, data: Any, *, groups: int = 20, seed: int = 0) -> Vot
     if not task_of(graph).row_per_node:
         raise InputError(f"voting is for the classes of nodes, {graph.name!r} holds another task")
     group = group_of(torch.arange(graph.num_nodes), groups, seed)
+    largest = int(torch.bincount(group, minlength=groups).argmax())
     votes: Tensor | None = None
     with evaluating(model), torch.no_grad():
+        _require_local(model, graph, group == largest)
         for one in range(groups):
             heard = prepared(model, spoken_by(graph, group == one))
             logits = call_model(model, heard)
-            if one == 0:
-                _require_local(model, heard, group != one, logits)
             check_logits(logits, heard)
             chosen = torch.nn.functional.one_hot(logits.argmax(1).cpu(), logits.shape[1])
             votes = chosen if votes is None else votes + chosen
@@ -166,25 +176,68 @@ def spoken_by(graph: Graph, speakers: Tensor) -> Graph:
     return graph.remove(gone.nonzero().flatten())[0]
 
 
-def _require_local(model: nn.Module, heard: Graph, silent: Tensor, logits: Tensor) -> None:
-    """Raise if a node that speaks to nobody is heard by others."""
+def _require_local(model: nn.Module, graph: Graph, speakers: Tensor) -> None:
+    """Raise unless new nodes that speak to nobody provably change nothing at the others.
+
+    Raises:
+        InputError: they may; names the operation.
+    """
+    heard = prepared(model, spoken_by(graph, speakers))
     if heard.positional is not None:
         raise InputError(
             f"{model_name(model)} reads encodings of the whole graph, which every new node changes"
         )
-    quiet = silent.nonzero().flatten()
-    if not len(quiet) or heard.features is None:
+    if heard.features is None:
         return
-    node = quiet[:1].to(heard.device)
-    delta = torch.ones(1, heard.num_features, dtype=heard.features.dtype, device=heard.device)
-    moved = call_model(model, heard.replace(features=heard.features.perturb(node, delta)))
-    others = torch.arange(len(logits), device=logits.device) != node
-    room = _SAME * logits.abs().max()
-    if not bool(((moved - logits).abs().amax(1)[others] <= room).all()):
-        raise InputError(
-            f"in {model_name(model)} nodes hear of each other in other ways than along edges (a norm over"
-            " all nodes, perhaps), so one injected node may change every vote"
-        )
+    plain = uncompiled(model)
+    logits = call_model(plain, heard)
+    check_logits(logits, heard)
+    counts = [added for added, _ in PROBES]
+    why = _joined(plain, graph, speakers, counts)
+    # Sizes that happen to be equal are told apart by other ones, and dense features need no kernels.
+    if why is not None and (why := _joined(plain, graph, speakers, [n + 4 for n in counts], dense=True)):
+        raise _not_local(model, why)
+    for added, size in PROBES:
+        larger = prepared(plain, _with_silent(graph, speakers, added, size))
+        moved = (call_model(plain, larger)[: len(logits)] - logits).abs()
+        if not bool((moved <= _SAME * logits.abs().max()).all()):
+            raise _not_local(model, "new nodes that send nothing change the logits of others")
+
+
+def _joined(
+    model: nn.Module, graph: Graph, speakers: Tensor, counts: Sequence[int], *, dense: bool = False
+) -> str | None:
+    """What lets old nodes depend on so many new ones that send nothing; None if nothing does."""
+    numbers = []
+    for added in counts:
+        larger = prepared(model, _with_silent(graph, speakers, added, 1.0))
+        culprit, scalars = dependence(model, larger, added, dense=dense)
+        if culprit is not None:
+            return f"`{culprit.strip('_')}` joins what no edge joins"
+        numbers.append(scalars)
+    for one, other in zip_longest(*numbers, fillvalue=("an operation",)):
+        if one != other:
+            return f"`{one[0]}` computes with the number of nodes or edges"
+    return None
+
+
+def _not_local(model: nn.Module, why: str) -> InputError:
+    return InputError(
+        f"in {model_name(model)} nodes hear of each other in other ways than along edges: {why}, so one"
+        " injected node may change every vote; leave it out, or certify with `fgai.certify`"
+    )
+
+
+def _with_silent(graph: Graph, speakers: Tensor, added: int, size: float) -> Graph:
+    """Add new nodes that send nothing, each hearing some that speak, with features of some size."""
+    generator = torch.Generator().manual_seed(added)
+    among = speakers.nonzero().flatten()
+    among = among if len(among) else torch.arange(graph.num_nodes)
+    some = [among[torch.randperm(len(among), generator=generator)[:HEARD]] for _ in range(added)]
+    assert graph.features is not None
+    features = size * torch.randn(added, graph.num_features, generator=generator, dtype=torch.float64)
+    larger, _ = graph.inject(torch.stack(some), features.to(graph.device, graph.features.dtype))
+    return spoken_by(larger, torch.cat([speakers, speakers.new_zeros(added)]))
 
 
 def _counted(votes: Tensor, groups: int) -> VotingCertificate:

@@ -12,7 +12,7 @@ from fgai.attacks import make_attack, threat_of
 from fgai.attention import prepared
 from fgai.checks import one_of
 from fgai.cli import options
-from fgai.cli.files import checked_output, open_model, opened_log
+from fgai.cli.files import checked_output, open_model, opened_log, parsed_box
 from fgai.cli.members import members_of, show_members
 from fgai.cli.output import Output, command
 from fgai.cli.threats import find_breaking_point, list_threats
@@ -32,6 +32,7 @@ def attack(
     threat: options.Threat = "standard",
     nodes: options.Nodes = None,
     edges: options.Edges = None,
+    box: options.Box = None,
     objective: Annotated[
         str | None,
         typer.Option(
@@ -83,7 +84,7 @@ def attack(
     out = Output(json, quiet)
     if objective is not None:
         one_of(objective, "--objective", tuple(OBJECTIVES))
-    sized = threat_of(threat).sized(nodes, edges)
+    sized = threat_of(threat).sized(nodes, edges, parsed_box(box))
     if breaking is not None and nodes is not None:
         raise InputError("`nodes` is what `--breaking-point` searches; set the most with `--max-nodes`")
     opened = open_model(model, dataset, root, device)

@@ -13,7 +13,7 @@ from fgai.attacks import threat_of
 from fgai.attention import model_name
 from fgai.checks import device as checked_device
 from fgai.cli import options
-from fgai.cli.files import checked_output
+from fgai.cli.files import checked_output, parsed_box
 from fgai.cli.output import Output, command
 from fgai.cli.report import tell_page
 from fgai.datasets import load_graph
@@ -53,6 +53,7 @@ def audit(
     threat: options.Threat = "standard",
     nodes: options.Nodes = None,
     edges: options.Edges = None,
+    box: options.Box = None,
     k: options.K = 5,
     seed: options.Seed = 0,
     device: options.Device = "cpu",
@@ -73,7 +74,7 @@ def audit(
     from fgai.reports.page import checked_page
 
     out = Output(json, quiet)
-    chosen = threat_of(threat).sized(nodes, edges)  # bad input first
+    chosen = threat_of(threat).sized(nodes, edges, parsed_box(box))  # bad input first
     page = checked_output(checked_page(output))
     place = checked_device(device)
     graph = load_graph(data, node_table).to(place)
@@ -82,7 +83,8 @@ def audit(
     name = model_name(found)
     out.say(f"auditing {name} on {graph!r}, threat {threat}")
     given: dict[str, Any] = {"model": model, "weights": weights, "data": data, "node-table": node_table}
-    given |= {"threat": threat, "nodes": nodes, "edges": edges, "k": k, "seed": seed, "node": node}
+    given |= {"threat": threat, "nodes": nodes, "edges": edges, "box": box, "k": k, "seed": seed}
+    given |= {"node": node}
     facts = {} if weights is not None else {"note": UNTRAINED}
     for text in facts.values():
         out.warn(text)

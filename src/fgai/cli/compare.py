@@ -12,7 +12,7 @@ from fgai.attacks import threat_of
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.evaluate import Curves, Nulls, PerNode
-from fgai.cli.files import Opened, checked_output, open_model
+from fgai.cli.files import Opened, checked_output, open_model, parsed_box
 from fgai.cli.output import Output, command
 from fgai.errors import InputError
 from fgai.evaluation import Comparison
@@ -32,6 +32,7 @@ def compare(
     threat: options.Threat = "standard",
     nodes: options.Nodes = None,
     edges: options.Edges = None,
+    box: options.Box = None,
     k: options.K = 5,
     seed: options.Seed = 0,
     curves: Curves = True,
@@ -54,7 +55,7 @@ def compare(
     - `fgai compare GAT=gat.safetensors FGAI=fgai.safetensors --format markdown -o both.json`
     """
     out = Output(json, quiet)
-    chosen = threat_of(threat).sized(nodes, edges)
+    chosen = threat_of(threat).sized(nodes, edges, parsed_box(box))
     one_of(format_, "--format", FORMATS)
     opened = open_models(models, dataset, root, device)
     path = None if output is None else checked_output(output)

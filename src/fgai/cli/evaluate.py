@@ -8,7 +8,7 @@ import typer
 
 from fgai.attacks import threat_of
 from fgai.cli import options
-from fgai.cli.files import checked_output, open_model
+from fgai.cli.files import checked_output, open_model, parsed_box
 from fgai.cli.output import Output, command
 from fgai.cli.ranks import on_all_ranks
 from fgai.errors import InputError
@@ -43,6 +43,7 @@ def evaluate(
     threat: options.Threat = "standard",
     nodes: options.Nodes = None,
     edges: options.Edges = None,
+    box: options.Box = None,
     k: options.K = 5,
     seed: options.Seed = 0,
     curves: Curves = True,
@@ -70,16 +71,16 @@ def evaluate(
     out = Output(json, quiet)
     if current().several and not stored:
         raise InputError("an attack is the work of one process: leave torchrun out, or give `--stored`")
-    chosen = threat_of(threat).sized(nodes, edges)
+    chosen = threat_of(threat).sized(nodes, edges, parsed_box(box))
     opened = open_model(model, dataset, root, device, stored=stored)
     plain = None if vanilla is None else load_model(vanilla).to(device)
     path = None if output is None else checked_output(output)
     if stored:
         if not isinstance(opened.graph, StoredGraph):
             raise InputError(f"`--stored` is for converted folders, {opened.graph.name!r} is in memory")
-        if path is not None or nodes is not None or edges is not None or per_node:
+        if path is not None or per_node or any(given is not None for given in (nodes, edges, box)):
             raise InputError(
-                "`--stored` attacks nothing: leave out --output, --nodes, --edges and --per-node"
+                "`--stored` attacks nothing: leave out --output, --nodes, --edges, --box and --per-node"
             )
         found = evaluate_store(
             opened.model,

@@ -9,7 +9,7 @@ import typer
 
 from fgai.attacks import make_attack, threat_of
 from fgai.cli import options
-from fgai.cli.files import checked_output, open_model
+from fgai.cli.files import checked_output, open_model, parsed_box
 from fgai.cli.output import Output, command
 from fgai.errors import InputError
 
@@ -28,6 +28,7 @@ def explain(
     ] = "standard",
     nodes: options.Nodes = None,
     edges: options.Edges = None,
+    box: options.Box = None,
     seed: options.Seed = 0,
     dataset: options.OtherDataset = None,
     root: options.Root = None,
@@ -51,9 +52,11 @@ def explain(
 
     out = Output(json, quiet)
     chosen: str | int = int(layer) if layer.lstrip("-").isdigit() else layer
-    sized = None if threat == "none" else threat_of(threat).sized(nodes, edges)
-    if sized is None and (nodes is not None or edges is not None):
-        raise InputError("`nodes` and `edges` size an attack, and `--threat none` has none; leave them out")
+    sized = None if threat == "none" else threat_of(threat).sized(nodes, edges, parsed_box(box))
+    if sized is None and any(given is not None for given in (nodes, edges, box)):
+        raise InputError(
+            "`nodes`, `edges` and `box` are those of an attack, and `--threat none` has none; leave them out"
+        )
     opened = open_model(model, dataset, root, device)
     path = None if output is None else checked_output(output)
     out.say(f"explaining node {node} of {opened.graph!r}" + ("" if sized is None else f", threat {threat}"))

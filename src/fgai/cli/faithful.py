@@ -13,6 +13,7 @@ from fgai.cli.files import (
     checked_output,
     open_model,
     opened_log,
+    parsed_box,
     parsed_fan_out,
     parsed_settings,
     resumable,
@@ -44,6 +45,7 @@ def faithful(
     edges: Annotated[
         int | None, typer.Option("--edges", min=1, help="Edges of each of them; the preset's otherwise.")
     ] = None,
+    box: options.Box = None,
     batch_size: options.BatchSize = None,
     fan_out: options.FanOut = None,
     epoch_size: options.EpochSize = None,
@@ -70,7 +72,7 @@ def faithful(
     opened = open_model(model, None, root, device, stored=batch_size is not None)
     check_split(opened, seed)
     settings = parsed_settings(set_, opened.kind, "fgai")
-    given = {"epochs": epochs, "lr": lr, "nodes": nodes, "edges": edges}
+    given = {"epochs": epochs, "lr": lr, "nodes": nodes, "edges": edges, "box": parsed_box(box)}
     settings |= {name: value for name, value in given.items() if value is not None}
     path = checked_output(output or model.with_name(f"faithful-{model.name}"))
     tracker = opened_log(log)

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
@@ -238,6 +239,23 @@ def parsed_fan_out(text: str | None) -> int | tuple[int, ...] | None:
     except ValueError:
         raise InputError(f"`--fan-out` takes whole numbers like 10 or 10,5, got {text!r}") from None
     return (first, *others) if others else first
+
+
+def parsed_box(text: str | None) -> tuple[float, float] | None:
+    """Turn what `--box` was given into an interval.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if text is None:
+        return None
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        low, high = 0.0, 0.0
+    if not -inf < low < high < inf:
+        raise InputError(f"`--box` takes two numbers, the smaller first, like -1,1, got {text!r}")
+    return low, high
 
 
 def scores(model: nn.Module, graph: Graph | StoredGraph, seed: int = 0) -> dict[str, float]:

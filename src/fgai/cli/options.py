@@ -63,6 +63,15 @@ Edges = Annotated[
         "--edges", min=1, help="Edges of each injected node, or in all where none is injected; likewise."
     ),
 ]
+Box = Annotated[
+    str | None,
+    typer.Option(
+        "--box",
+        metavar="LOW,HIGH",
+        help="Smallest and largest value that features of injected nodes may have, e.g. 0,1; by default what"
+        " each feature has in the data, and a tenth of its range more on both sides.",
+    ),
+]
 Open = Annotated[bool, typer.Option("--open", help="Open the page when done.")]
 PageNode = Annotated[int | None, typer.Option("--node", "-n", min=0, help="Node the page opens with.")]
 K = Annotated[int, typer.Option("--k", "-k", min=1, help="Neighbours in a node's explanation.")]

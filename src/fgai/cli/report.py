@@ -15,7 +15,7 @@ from rich.console import Console
 from fgai.attacks import threat_of
 from fgai.cli import options
 from fgai.cli.compare import open_models
-from fgai.cli.files import Opened, checked_output
+from fgai.cli.files import Opened, checked_output, parsed_box
 from fgai.cli.output import Output, command
 from fgai.errors import CheckpointError, InputError
 from fgai.files import regular
@@ -49,6 +49,7 @@ def report(
     threat: options.Threat = "standard",
     nodes: options.Nodes = None,
     edges: options.Edges = None,
+    box: options.Box = None,
     k: options.K = 5,
     seed: options.Seed = 0,
     dataset: options.OtherDataset = None,
@@ -72,7 +73,7 @@ def report(
     from fgai.reports.page import checked_page
 
     out = Output(json, quiet)
-    threat_of(threat).sized(nodes, edges)  # bad input first
+    sized = threat_of(threat).sized(nodes, edges, parsed_box(box))  # bad input first
     page = checked_output(checked_page(output))
     names = {
         "node_names": None if node_names is None else _lines(node_names),
@@ -84,9 +85,10 @@ def report(
         raise InputError("give models or records, not both: records of models are made anew")
     document = page.with_suffix(".json")
     if models:
-        chosen = {"threat": threat, "nodes": nodes, "edges": edges, "k": k, "seed": seed}
-        options: dict[str, Any] = {**chosen, "node": node, **names}
-        made = _from_models(out, models, page, open_models(models, dataset, root, device), options)
+        words = {"threat": threat, "nodes": nodes, "edges": edges, "box": box, "k": k, "seed": seed}
+        line = ["fgai", "report", *models, *_options(words)]
+        options: dict[str, Any] = {"threat": sized, "k": k, "seed": seed, "node": node, **names}
+        made = _from_models(out, line, page, open_models(models, dataset, root, device), options)
     else:
         if node_names is not None or class_names is not None:
             raise InputError("names go on the page together with models; give models instead of records")
@@ -97,7 +99,7 @@ def report(
 
 
 def _from_models(
-    out: Output, words: list[str], page: Path, opened: dict[str, Opened[Graph]], options: dict[str, Any]
+    out: Output, line: list[str], page: Path, opened: dict[str, Opened[Graph]], options: dict[str, Any]
 ) -> Report:
     """Measure the models, write the page, and say what is being done."""
     from fgai.reports import report as make_page
@@ -105,13 +107,12 @@ def _from_models(
     graph, node = next(iter(opened.values())).graph, options["node"]
     if node is not None and node >= graph.num_nodes:
         raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
-    about = {"comparing": f"comparing {', '.join(opened)} on {graph!r}, threat {options['threat']}"}
-    line = shlex.join(["fgai", "report", *words, *_options(options)])
+    about = {"comparing": f"comparing {', '.join(opened)} on {graph!r}, threat {options['threat'].name}"}
     return make_page(
         {name: entry.model for name, entry in opened.items()},
         graph,
         page,
-        reproduce=[*reproduce(opened), line],
+        reproduce=[*reproduce(opened), shlex.join(line)],
         on_step=lambda step: out.say(about.get(step, step)),
         **options,
     )
@@ -139,8 +140,8 @@ def reproduce(opened: dict[str, Opened[Graph]]) -> list[str]:
 
 
 def _options(given: dict[str, Any]) -> list[str]:
-    names = [name for name in ("threat", "nodes", "edges", "k", "seed") if given[name] is not None]
-    return [word for name in names for word in (f"--{name}", str(given[name]))]
+    said = {name: value for name, value in given.items() if value is not None}
+    return [word for name, value in said.items() for word in (f"--{name}", str(value))]
 
 
 def _named(words: list[str]) -> dict[str, Path] | list[Path]:

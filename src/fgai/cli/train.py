@@ -16,6 +16,7 @@ from fgai.cli.files import (
     checked_output,
     open_data,
     opened_log,
+    parsed_box,
     parsed_fan_out,
     parsed_settings,
     resumable,
@@ -24,11 +25,12 @@ from fgai.cli.files import (
 )
 from fgai.cli.output import Output, command
 from fgai.cli.ranks import on_all_ranks
+from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import MODELS
 from fgai.ranks import current
 from fgai.tasks import get_task, task_of
-from fgai.training import METHODS, train_method
+from fgai.training import METHODS, setting_names, train_method
 
 NAMES = {"f1": "F1", "roc_auc": "ROC-AUC"}
 
@@ -50,6 +52,7 @@ def train(
     seed: options.Seed = 0,
     epochs: options.Epochs = None,
     lr: options.Rate = None,
+    box: options.Box = None,
     batch_size: options.BatchSize = None,
     fan_out: options.FanOut = None,
     set_: options.Settings = None,
@@ -75,7 +78,10 @@ def train(
     one_of(method, "--method", METHODS)
     out = Output(json, quiet)
     settings = parsed_settings(set_, model, method)
-    settings |= {name: value for name, value in (("epochs", epochs), ("lr", lr)) if value is not None}
+    given = {"epochs": epochs, "lr": lr, "box": parsed_box(box)}
+    settings |= {name: value for name, value in given.items() if value is not None}
+    if box is not None and "box" not in setting_names(method, model):
+        raise InputError(f"`--box` is for methods that train with an adversary; {method} has none")
     place = checked_device(device)
     neighbours = parsed_fan_out(fan_out)
     graph = open_data(dataset, root, seed, task, place, stored=batch_size is not None)

@@ -2,6 +2,7 @@
 
 from fgai.evaluation.breaking import BreakingPoint, breaking_point
 from fgai.evaluation.compare import Comparison, compare
+from fgai.evaluation.endpoints import by_endpoints
 from fgai.evaluation.protocol import describe, evaluate
 from fgai.evaluation.record import EvaluationRecord
 from fgai.evaluation.stored import StoredEvaluation, evaluate_store
@@ -12,6 +13,7 @@ __all__ = [
     "EvaluationRecord",
     "StoredEvaluation",
     "breaking_point",
+    "by_endpoints",
     "compare",
     "describe",
     "evaluate",

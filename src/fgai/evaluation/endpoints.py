@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from fgai.attacks import Ledger
+from fgai.errors import InputError
+from fgai.typed import typed
 
 RANDOM = "random"
 
 
+@typed
 def by_endpoints(ledger: Ledger) -> dict[str, float]:
     """Return the most damage done by rule, and at `chosen` endpoints; nothing if there was one set only.
 
@@ -21,6 +24,8 @@ def by_endpoints(ledger: Ledger) -> dict[str, float]:
         {'random': 0.3, 'cover': 0.4, 'chosen': 0.4}
     """
     worst: dict[str, float] = {}
+    if any("endpoints" not in row for row in ledger.members):
+        raise InputError("every member of the `ledger` must name its endpoints")
     for row, damage in ledger.proposals():
         rule = RANDOM if row is None else row["endpoints"]
         worst[rule] = max(damage, worst.get(rule, damage))

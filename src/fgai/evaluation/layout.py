@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from fgai.attacks import THREATS, doubt
 from fgai.metrics import Quantity, measured, null_path, quantity
-from fgai.records import Cell, Column, Table, look_up
+from fgai.records import Cell, Column, Table, look_up, plain
 from fgai.tasks import TASKS
 
 # What the tables show, in this order; headings, formats and directions are declared with the metrics.
@@ -86,12 +86,13 @@ def notes_of(records: Sequence[_Evaluated]) -> tuple[str, ...]:
 
 
 def threat_words(record: _Evaluated) -> str:
-    """The name of a threat, and its size where that is not its own: `standard (nodes=2, edges=3)`."""
+    """The name of a threat, with size and box where these are not its own: `standard (nodes=2, edges=3)`."""
     name, task = record.threat["name"], record.config.get("task", "node")
     if name not in THREATS or task not in TASKS:
         return str(name)
-    own, used = THREATS[name].budget_for(task).to_dict(), record.threat.get("budget") or {}
-    sizes = [f"{part}={used[part]}" for part in ("nodes", "edges") if used.get(part, own[part]) != own[part]]
+    own, used = plain(THREATS[name].budget_for(task).to_dict()), record.threat.get("budget") or {}
+    parts = ("nodes", "edges", "box")
+    sizes = [f"{part}={used[part]}" for part in parts if used.get(part, own[part]) != own[part]]
     return f"{name} ({', '.join(sizes)})" if sizes else str(name)
 
 

@@ -59,6 +59,8 @@ class Graph:
         merged: [2, D] or None: edges that were given more than once, each as often as it was left out.
         voices: [M, D] in [0, 1] or None: what the first layer of a model with limits hears of the last M
             nodes, whatever their features: points between the ends of its limits. New nodes drop it.
+        peers: the first, and the one after the last, of the nodes whose features say what features injected
+            nodes may have, e.g. those of one type; None for all.
         name: for messages and records.
     """
 
@@ -78,6 +80,7 @@ class Graph:
     links: Links | None = None
     merged: Tensor | None = None
     voices: Tensor | None = None
+    peers: tuple[int, int] | None = None
     name: str = "graph"
 
     def __repr__(self) -> str:

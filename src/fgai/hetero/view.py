@@ -136,7 +136,8 @@ class HeteroView:
             known[torch.searchsorted(distinct, own), column] = True
         edges = torch.stack(key_ends(distinct))
         fields = self._labels()
-        return Graph.from_edges(edges, layout.num_nodes, features, edge_attr=known, name=name, **fields)
+        graph = Graph.from_edges(edges, layout.num_nodes, features, edge_attr=known, name=name, **fields)
+        return graph.replace(peers=layout.peers)
 
     def _labels(self) -> dict[str, Any]:
         """Labels and masks of the target as those of all nodes."""

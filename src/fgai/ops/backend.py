@@ -126,6 +126,11 @@ def has_numba() -> bool:
     return not numba.config.DISABLE_JIT and not torch.compiler.is_compiling()
 
 
+def uses_reference() -> bool:
+    """Whether plain PyTorch was asked for, see `use_backend`."""
+    return _backend.get() == "reference"
+
+
 def kernels_for(tensor: Tensor) -> Kernels:
     """Return the kernels for the device and type of `tensor`; the reference where they cannot be compiled.
 
@@ -141,7 +146,7 @@ def kernels_for(tensor: Tensor) -> Kernels:
             f"the backend {forced!r} runs on {HOMES[forced]} tensors, got one on {tensor.device};"
             ' use "auto" or move the tensor'
         )
-    if forced == "reference" or tensor.dtype not in (torch.float32, torch.float64):
+    if uses_reference() or tensor.dtype not in (torch.float32, torch.float64):
         return reference
     if home == "cpu":
         return cpu if has_numba() else reference

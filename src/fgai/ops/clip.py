@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fgai.errors import InputError
-from fgai.ops.backend import has_numba
+from fgai.ops.backend import has_numba, uses_reference
 from fgai.ops.cpu.clip import clip_rows, clip_rows_back
 from fgai.typed import typed
 
@@ -84,6 +84,8 @@ def _check_range(x: Tensor, low: Tensor, high: Tensor) -> None:
 
 def _fits(x: Tensor, low: Tensor, high: Tensor) -> bool:
     """Whether a kernel can serve: whole rows, a range per channel of the same type."""
+    if uses_reference():
+        return False
     known = x.dtype in (torch.float32, torch.float64) and x.dtype == low.dtype == high.dtype
     plain = type(x) is Tensor and (
         has_numba() if x.device.type == "cpu" else not torch.compiler.is_compiling()

@@ -229,14 +229,27 @@ class Features:
             shape, dtype, device = wanted
             raise InputError(f"`{name}` must be {dtype} {shape} on {device}, as the features are, got {got}")
 
-    def range(self) -> tuple[float, float]:
-        """Smallest and largest value of the base, implicit zeros counted."""
-        if self.stored.numel() == 0:
-            return 0.0, 0.0
-        low, high = float(self.stored.min()), float(self.stored.max())
-        if isinstance(self.base, SparseRows) and self.stored.numel() < self.num_base_rows * self.num_columns:
-            low, high = min(low, 0.0), max(high, 0.0)
-        return low, high
+    def range(self, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
+        """Smallest and largest value of each column of the base, [F] each, implicit zeros counted.
+
+        Args:
+            rows: the first row, and the one after the last; all by default.
+        """
+        first, last = rows or (0, self.num_base_rows)
+        zeros = self.stored.detach().new_zeros(self.num_columns)
+        if first == last:
+            return zeros, zeros.clone()
+        if not isinstance(self.base, SparseRows):
+            part = self.base.detach()[first:last]
+            return part.amin(0), part.amax(0)
+        self.base.check()
+        entries = slice(int(self.base.indptr[first]), int(self.base.indptr[last]))
+        columns, values = self.base.indices[entries], self.base.values.detach()[entries]
+        low, high = (
+            zeros.scatter_reduce(0, columns, values, how, include_self=False) for how in ("amin", "amax")
+        )
+        implicit = torch.bincount(columns, minlength=self.num_columns) < last - first
+        return torch.where(implicit, low.clamp(max=0), low), torch.where(implicit, high.clamp(min=0), high)
 
     def append(self, rows: Tensor) -> Features:
         """Return features with dense `rows` [M, F] below; gradients flow to `rows`."""

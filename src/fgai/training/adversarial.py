@@ -56,6 +56,7 @@ class Adversarial(Vanilla):
             raise InputError(f"`attack_weight` must be above 0 and below 1, got {weight}")
         self.weight = weight
         self.adversary = InjectionAdversary(graph, budget, lean)
+        self.adversary.check_box()
         self.tightness, self.space = tightness or Tightness(), space
         self.seed = 0
 

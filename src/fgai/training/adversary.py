@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from fgai.attacks import Budget, draw_endpoints, draw_features
+from fgai.attacks.box import Box, data_range, warn_if_narrow
 from fgai.attacks.budget import smallest_pool
 from fgai.attention import Limits, speaking
 from fgai.errors import InputError
@@ -36,7 +38,8 @@ class InjectionAdversary:
         budget: nodes, edges, box and step size; endpoints come from its targets.
         lean: how much endpoints lean towards nodes with few neighbours, where a new one weighs most: they are
             drawn by `leaning`.
-        feature_range: lowest and highest feature of the data; the graph's own by default.
+        feature_range: smallest and largest value of each feature of the data, [F] each; the graph's own by
+            default.
     """
 
     def __init__(
@@ -44,21 +47,37 @@ class InjectionAdversary:
         graph: Graph,
         budget: Budget,
         lean: float = 0.0,
-        feature_range: tuple[float, float] | None = None,
+        feature_range: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to inject")
         self.graph, self.budget, self.lean = graph, budget, lean
         self.weights = leaning(_neighbours(graph), lean) if lean else None
-        self.feature_range = feature_range or graph.features.range()
-        self.box = budget.box_in(*self.feature_range)
+        low, high = feature_range or data_range(graph)
+        stored = graph.features.stored
+        self.feature_range = low.to(stored), high.to(stored)
         self.nodes = budget.target_nodes(graph).cpu()  # drawn and checked without waiting for the device
         self.batch = None if graph.batch is None else graph.batch.cpu()
         each = min(budget.edges, smallest_pool(graph, self.nodes.to(graph.device)))
         self.budget = replace(budget, edges=each)
-        self.features = torch.zeros(0)
+        self.features = low.new_zeros(0, graph.num_features)
         self.points: dict[Limits, Tensor] = {}
         self.chosen = torch.zeros(0, dtype=torch.bool)
+
+    @cached_property
+    def box(self) -> Box:
+        """Of the new nodes' features."""
+        return self.budget.box_in(*self.feature_range)
+
+    @cached_property
+    def step(self) -> Tensor:
+        """[F] size of a step in each feature."""
+        return self.budget.step_size * self.box.half
+
+    def check_box(self) -> None:
+        """Raise where the data gives no box; warn where the given one leaves out values of the data."""
+        _ = self.step
+        warn_if_narrow(self.budget.box, *self.feature_range)
 
     def start(
         self, generator: torch.Generator, entry: Sequence[Limits] = (), space: str = "features"
@@ -124,10 +143,13 @@ class InjectionAdversary:
     @torch.no_grad()
     def climb(self) -> None:
         """Take one signed step along the gradient that was collected, if any; we maximise."""
-        for place, box in ((self.features, self.box), *((p, (0.0, 1.0)) for p in self.points.values())):
-            if place.grad is not None:
-                place.add_(self.budget.step_size * place.grad.sign()).clamp_(*box)
-                place.grad.zero_()
+        if self.features.grad is not None:
+            self.features.add_(self.step * self.features.grad.sign()).clamp_(*self.box)
+            self.features.grad.zero_()
+        for points in self.points.values():
+            if points.grad is not None:
+                points.add_(self.budget.step_size * points.grad.sign()).clamp_(0.0, 1.0)
+                points.grad.zero_()
 
     def add_up(self) -> None:
         """Collect what the other ranks have collected, too; all of them call this before they climb."""
@@ -164,7 +186,7 @@ class InjectionAdversary:
     @torch.no_grad()
     def restart(self) -> None:
         """Begin again at the middle of the box."""
-        self.features.fill_((self.box[0] + self.box[1]) / 2)
+        self.features.copy_(self.box.middle)
         for points in self.points.values():
             points.fill_(0.5)
         for place in (self.features, *self.points.values()):

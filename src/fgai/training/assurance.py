@@ -122,6 +122,7 @@ def standing_of(
     seed: int,
     shift: float | None,
     *,
+    box: tuple[float, float] | None = None,
     explains: bool = True,
 ) -> Standing:
     """Attack a model on the validation nodes, and compare it with what it was made from.
@@ -132,6 +133,7 @@ def standing_of(
         graph: prepared for both.
         seed: of the attack.
         shift: `prediction_shift` of the vanilla model.
+        box: of the attack's features; None takes it from the data.
         explains: compare explanations, too.
     """
     rows = _rows(graph)
@@ -141,7 +143,7 @@ def standing_of(
         one, two = (call_model(which, graph)[rows].argmax(1) for which in (model, vanilla))
     agreement = float((one == two).double().mean())
     kept = explanation_overlap(model, vanilla, graph) if explains else None
-    return Standing(prediction_shift(model, graph, seed), shift, agreement, kept)
+    return Standing(prediction_shift(model, graph, seed, box), shift, agreement, kept)
 
 
 def explanation_overlap(model: nn.Module, vanilla: nn.Module, graph: Graph) -> float | None:
@@ -168,7 +170,9 @@ def explanation_overlap(model: nn.Module, vanilla: nn.Module, graph: Graph) -> f
     return kept if kept == kept else None
 
 
-def prediction_shift(model: nn.Module, graph: Graph, seed: int) -> float | None:
+def prediction_shift(
+    model: nn.Module, graph: Graph, seed: int, box: tuple[float, float] | None = None
+) -> float | None:
     """How far a short ensemble of attacks on the validation nodes shifts their predictions.
 
         mean over validation nodes of ½ Σ_c |p_c − p̃_c|
@@ -177,6 +181,7 @@ def prediction_shift(model: nn.Module, graph: Graph, seed: int) -> float | None:
         model: fgai's or the user's, on the graph's device.
         graph: prepared for it, with a validation mask.
         seed: of the attack.
+        box: of its features; None takes it from the data.
 
     Returns:
         The mean total variation of the class probabilities, or None where nothing can be attacked: another
@@ -187,7 +192,7 @@ def prediction_shift(model: nn.Module, graph: Graph, seed: int) -> float | None:
         return None
     budget = make_attack("ensemble", targets="val").budget
     attack = EnsembleInjection(
-        replace(budget, steps=STEPS), members=SHORT_MEMBERS, rules=("random",), baselines=()
+        replace(budget, steps=STEPS, box=box), members=SHORT_MEMBERS, rules=("random",), baselines=()
     )
     unlabelled = graph.replace(y=None)
     try:

@@ -174,6 +174,10 @@ class _Attempts(Judged[M, FaithfulConfig]):
         held = config.injects and config.weights.prediction_stability > 0
         return held and config.train.epochs >= MIN_EPOCHS
 
+    def box(self, config: FaithfulConfig) -> tuple[float, float] | None:
+        """Return the adversary's."""
+        return config.box
+
     def slower(self, config: FaithfulConfig) -> FaithfulConfig:
         """Return the settings with half the learning rate."""
         return config.replace(lr=config.train.lr / 2)

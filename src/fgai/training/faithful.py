@@ -29,7 +29,8 @@ class FaithfulRecipe:
         vanilla: trained; only read.
         graph: whose nodes the adversary joins.
         config: see `FaithfulConfig`.
-        feature_range: lowest and highest feature, where the graph at hand does not hold them.
+        feature_range: smallest and largest value of each feature, [F] each, where the graph at hand does not
+            hold them.
     """
 
     name = "fgai"
@@ -39,7 +40,7 @@ class FaithfulRecipe:
         vanilla: nn.Module,
         graph: Graph,
         config: FaithfulConfig,
-        feature_range: tuple[float, float] | None = None,
+        feature_range: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         self.vanilla, self.graph, self.config = vanilla, graph, config
         if config.weights.certified:
@@ -49,6 +50,8 @@ class FaithfulRecipe:
             nodes=config.nodes, edges=config.edges, box=config.box, step_size=config.step_size, targets="fit"
         )
         self.adversary = InjectionAdversary(graph, budget, config.lean, feature_range)
+        if self.injects:
+            self.adversary.check_box()
         self.seed = 0
 
     def state(self) -> dict[str, Tensor]:

@@ -148,6 +148,10 @@ class _Hardened(Judged[M, HardenedConfig]):
         """Whether it was long enough."""
         return config.train.epochs >= MIN_EPOCHS
 
+    def box(self, config: HardenedConfig) -> tuple[float, float] | None:
+        """Return the adversary's."""
+        return config.budget.box
+
     def slower(self, config: HardenedConfig) -> HardenedConfig:
         """Return the settings with half the learning rate."""
         return replace(config, train=config.train.replace(lr=config.train.lr / 2))

@@ -69,6 +69,10 @@ class Judged(ABC, Generic[M, C]):
         """Whether the training meant to keep predictions in place, and was long enough to do it."""
 
     @abstractmethod
+    def box(self, config: C) -> tuple[float, float] | None:
+        """Return the box of the adversary's features, which the attack that judges has, too."""
+
+    @abstractmethod
     def slower(self, config: C) -> C:
         """Return the settings after a training that diverged: smaller steps."""
 
@@ -89,8 +93,9 @@ class Judged(ABC, Generic[M, C]):
         made, config, done = self._finished(config)
         if not self.is_judged(config):
             return made
-        shift = prediction_shift(self.model, self.graph, self.seed)
-        best = self._standing(made, shift)
+        box = self.box(config)
+        shift = prediction_shift(self.model, self.graph, self.seed, box)
+        best = self._standing(made, shift, box)
         for count in range(done + 1, self.most + 1):
             if self.holds(best):
                 break
@@ -99,7 +104,7 @@ class Judged(ABC, Generic[M, C]):
                 other = self._made(count, config)
             except DivergenceError:  # what there is, stays
                 continue
-            found = self._standing(other, shift)
+            found = self._standing(other, shift, box)
             history_of(other).attempts = history_of(made).attempts = count
             if found.beats(best):
                 made, best = other, found
@@ -132,5 +137,5 @@ class Judged(ABC, Generic[M, C]):
             saving = {**saving, "run": f"{self.name}-{count}"}
         return self.trained(config, self.seed + APART * (count - 1), folder, saving)
 
-    def _standing(self, made: M, shift: float | None) -> Standing:
-        return standing_of(made, self.model, self.graph, self.seed, shift, explains=self.explains)
+    def _standing(self, made: M, shift: float | None, box: tuple[float, float] | None) -> Standing:
+        return standing_of(made, self.model, self.graph, self.seed, shift, box=box, explains=self.explains)

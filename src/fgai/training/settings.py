@@ -58,9 +58,9 @@ class FaithfulConfig:
         nodes: injected per epoch.
         edges: of each injected node.
         lean: how much their endpoints lean towards nodes with few neighbours, see `InjectionAdversary`.
-        box: of their features.
+        box: interval of their features; None takes one for each feature from the data, see `Budget`.
         steps: climbing steps per epoch; the first of injected nodes costs nothing.
-        step_size: of each, for injected nodes.
+        step_size: of each, for injected nodes, in units of half the box.
         radius: of the ball in attention space, for the margin and for `ascent`.
         neighbours: injected ones of every node, for the term `certified`.
         dropout: keep the model's dropout while training.
@@ -86,7 +86,7 @@ class FaithfulConfig:
     nodes: int = 60
     edges: int = 20
     lean: float = 0.0
-    box: tuple[float, float] | None = (-1.0, 1.0)
+    box: tuple[float, float] | None = None
     steps: int = 2
     step_size: float = 0.1
     radius: float = 0.01

@@ -224,10 +224,11 @@ class Whole:
         return sizes if self.epoch_size is None else (*sizes, self.epoch_size)
 
     @cached_property
-    def feature_range(self) -> tuple[float, float]:
-        """The lowest and the highest feature."""
-        found = [features.range() for _, features in feature_blocks(self.stored)]
-        return min(low for low, _ in found), max(high for _, high in found)
+    def feature_range(self) -> tuple[Tensor, Tensor]:
+        """The smallest and the largest value of each feature, [F] each."""
+        ranges = [features.range() for _, features in feature_blocks(self.stored)]
+        low, high = zip(*ranges, strict=True)
+        return torch.stack(low).amin(0), torch.stack(high).amax(0)
 
 
 @contextmanager

@@ -22,16 +22,15 @@ GAIN = 6.0
 
 
 def prototypes(place: Place, generator: torch.Generator, noise: int = 8) -> Tensor:
-    """Directions [P, F] of unit scale: mean features of the classes, centred, and random signs."""
+    """Directions [P, F] in units of the box: mean features of the classes, centred, and random signs."""
     graph = place.graph
     assert graph.features is not None
-    empty = place.full(0.0)
-    drawn = torch.randint(0, 2, (noise, empty.shape[1]), generator=generator).to(empty) * 2 - 1
+    drawn = torch.randint(0, 2, (noise, graph.num_features), generator=generator).to(place.middle) * 2 - 1
     if place.labels is None:
         return drawn
     count = int(place.labels.max()) + 1
     rows = torch.randperm(graph.num_nodes, generator=generator)[:2000].to(graph.device)
-    known, label = graph.features.select(rows), place.labels[rows]
+    known, label = place.box.points(graph.features.select(rows)), place.labels[rows]
     mean = known.new_zeros(count, known.shape[1]).index_add(0, label, known)
     mean = mean / torch.bincount(label, minlength=count).clamp(min=1)[:, None] - known.mean(0)
     return torch.cat([mean / mean.abs().amax(1, keepdim=True).clamp(min=1e-9), drawn])
@@ -48,14 +47,13 @@ def evolve(site: Site, aim: Aim, place: Place, generator: torch.Generator) -> Fo
         generator: on the CPU.
     """
     basis = prototypes(place, generator)
-    middle, half = sum(place.box) / 2, (place.box[1] - place.box[0]) / 2
     mean = torch.zeros(place.endpoints.shape[0], basis.shape[0], dtype=torch.float32)
-    best, top = place.full(middle), (float("-inf"), float("-inf"))
+    best, top = place.middle, (float("-inf"), float("-inf"))
     for _ in range(GENERATIONS):
         noise = torch.randn(POPULATION, *mean.shape, generator=generator, dtype=torch.float32)
         noise[POPULATION // 2 :] = -noise[: POPULATION // 2]
         mixed = (mean + SPREAD * noise).to(basis)
-        features = middle + half * torch.tanh(GAIN * mixed @ basis)
+        features = place.box.features(torch.tanh(GAIN * mixed @ basis))
         loss, damage = aim(site.view(features))
         scores = list(zip(damage.tolist(), loss.tolist(), strict=True))
         winner = max(range(POPULATION), key=lambda i: scores[i])

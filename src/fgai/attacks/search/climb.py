@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fgai.attacks.box import Box
 from fgai.attacks.search.aims import Aim
 from fgai.attacks.search.optimisers import OPTIMISERS, Beside, Optimiser
 from fgai.attacks.search.site import Site
-from fgai.attacks.search.spaces import SPACES, Box, Space, beside
+from fgai.attacks.search.spaces import SPACES, Space, beside
 from fgai.ops.replay import Replay
 from fgai.progress import current
 
@@ -138,7 +139,14 @@ class Climb:
         return steps
 
 
-def climb_of(site: Site, aim: Aim, start: Tensor, ways: Sequence[Way], box: Box) -> Climb:
+def climb_of(
+    site: Site,
+    aim: Aim,
+    start: Tensor,
+    ways: Sequence[Way],
+    box: Box,
+    named: Mapping[str, Space] = SPACES,
+) -> Climb:
     """Return the climb of points side by side, each in its own way.
 
     Args:
@@ -147,14 +155,14 @@ def climb_of(site: Site, aim: Aim, start: Tensor, ways: Sequence[Way], box: Box)
         start: [B, M, F].
         ways: B of them; neighbours that share space and optimiser are moved at once.
         box: of the features.
+        named: the spaces that ways name.
     """
-    half = (box[1] - box[0]) / 2
-    rates = start.new_tensor([way.rate * (half if way.space == "box" else 1.0) for way in ways])
+    rates = start.new_tensor([way.rate * named[way.space].half for way in ways])
     spaces, optimisers, first = list[tuple[int, Space]](), list[tuple[int, Optimiser]](), 0
     for (space, optimiser), run in itertools.groupby(ways, key=lambda way: (way.space, way.optimiser)):
         size = len(list(run))
         rows = slice(first, first + size)
-        spaces.append((size, SPACES[space]))
+        spaces.append((size, named[space]))
         optimisers.append((size, OPTIMISERS[optimiser](start[rows], rates[rows, None, None])))
         first += size
     mover = optimisers[0][1] if len(optimisers) == 1 else Beside(optimisers)

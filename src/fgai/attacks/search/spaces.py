@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Box = tuple[float, float]
+from fgai.attacks.box import Box
+
 NEARLY = 0.999
 """How close to the wall of the box a start may lie, in units of half the box: tanh never gets there."""
 
@@ -22,31 +23,28 @@ class Space:
         start: (features, box) → point.
         features: (point, box) → features inside the box, differentiable.
         project: (point, box), moves the point in place to the nearest that is allowed and returns it.
+        half: half the width of the box in the units of points.
     """
 
     name: str
     start: Callable[[Tensor, Box], Tensor]
     features: Callable[[Tensor, Box], Tensor]
     project: Callable[[Tensor, Box], Tensor]
-
-
-def _unit(features: Tensor, box: Box) -> Tensor:
-    """Features as numbers in [-1, 1]."""
-    return (features - (box[0] + box[1]) / 2) / ((box[1] - box[0]) / 2)
+    half: float = 1.0
 
 
 BOX = Space(
     "box",
-    start=lambda features, box: features.clamp(*box),
-    features=lambda point, box: point,
-    project=lambda point, box: point.clamp_(*box),
+    start=lambda features, box: box.points(features).clamp(-1.0, 1.0),
+    features=lambda point, box: box.features(point),
+    project=lambda point, box: point.clamp_(-1.0, 1.0),
 )
-"""The features themselves, cut off at the box."""
+"""The features themselves in units of the box, cut off at it."""
 
 TANH = Space(
     "tanh",
-    start=lambda features, box: torch.atanh(_unit(features, box).clamp(-NEARLY, NEARLY)),
-    features=lambda point, box: (box[0] + box[1]) / 2 + (box[1] - box[0]) / 2 * torch.tanh(point),
+    start=lambda features, box: torch.atanh(box.points(features).clamp(-NEARLY, NEARLY)),
+    features=lambda point, box: box.features(torch.tanh(point)),
     project=lambda point, box: point,
 )
 """Unbounded points behind a hyperbolic tangent: steps shrink smoothly towards the walls."""

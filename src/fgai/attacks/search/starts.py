@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fgai.attacks.box import Box
 from fgai.graph import Graph
-
-Box = tuple[float, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,18 +32,15 @@ class Place:
     donated: Tensor | None = None
     incumbent: Tensor | None = None
 
-    def full(self, value: float) -> Tensor:
-        """Features that are all `value`."""
-        assert self.graph.features is not None
-        shape = (self.endpoints.shape[0], self.graph.num_features)
-        return torch.full(shape, value, dtype=self.graph.features.dtype, device=self.graph.device)
+    @property
+    def middle(self) -> Tensor:
+        """[M, F] features in the middle of the box."""
+        return self.box.middle.expand(self.endpoints.shape[0], -1)
 
     def drawn(self, scale: float, generator: torch.Generator) -> Tensor:
         """Tanh of normal noise of some scale, stretched to the box."""
-        middle, half = sum(self.box) / 2, (self.box[1] - self.box[0]) / 2
-        empty = self.full(middle)
-        noise = torch.randn(empty.shape, generator=generator, dtype=torch.float32).to(empty)
-        return middle + half * torch.tanh(scale * noise)
+        noise = torch.randn(self.middle.shape, generator=generator, dtype=torch.float32).to(self.middle)
+        return self.box.features(torch.tanh(scale * noise))
 
 
 Start = Callable[[Place, torch.Generator], Tensor]
@@ -52,7 +48,7 @@ Start = Callable[[Place, torch.Generator], Tensor]
 
 def middle(place: Place, generator: torch.Generator) -> Tensor:
     """The middle of the box, from which every corner is as near."""
-    return place.full(sum(place.box) / 2)
+    return place.middle
 
 
 def scaled(scale: float) -> Start:
@@ -63,9 +59,8 @@ def scaled(scale: float) -> Start:
 def corner(place: Place, generator: torch.Generator) -> Tensor:
     """A random corner of the box for every new node."""
     low, high = place.box
-    empty = place.full(0.0)
-    coins = torch.rand(empty.shape, generator=generator, dtype=torch.float32).to(empty) < 0.5
-    return torch.where(coins, place.full(low), place.full(high))
+    coins = torch.rand(place.middle.shape, generator=generator, dtype=torch.float32).to(low)
+    return torch.where(coins < 0.5, low, high)
 
 
 def others(place: Place, generator: torch.Generator) -> Tensor:
