@@ -102,6 +102,14 @@ def _flipped(path: Path) -> None:
     path.write_bytes(raw)
 
 
+def _shortened(path: Path) -> None:
+    """Leave the last array out of the list at the end of the archive, and its bytes where they are."""
+    np.savez(path, **arrays())
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.filelist.pop()
+        archive.comment = b"x"  # so that the list is written again
+
+
 def _swollen(path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", bytes(1 << 27))
@@ -130,6 +138,7 @@ def _holed(values: np.ndarray) -> np.ndarray:
 
 REFUSED: dict[str, tuple[str, Callable[[Path], None] | None, type[FgaiError], str]] = {
     "no file": ("a.npz", None, DataError, "there is no file"),
+    "an archive whose list is cut": ("a.npz", _shortened, DataError, "damaged"),
     "a label for a number": ("a.csv", _text("source,destination\n0,299999999\n"), DataError, "only 1 edges"),
     "another kind": ("a.gml", _text("graph"), DataError, "must be a graph as .npz, .pt or .csv"),
     "a raw pickle": (

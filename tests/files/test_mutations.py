@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -111,7 +112,9 @@ def damage(name: str, seed: int) -> None:
         shutil.copytree(folder, copy)
         (copy / file).write_bytes(raw)
         try:
-            found = kind.read(copy)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # damaged edges may come twice
+                found = kind.read(copy)
         except FgaiError as error:
             assert str(error)
         else:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fgai.errors import DataError, FgaiError, InputError
-from fgai.files import most_bytes, read_arrays, regular
+from fgai.files import most_bytes, read_arrays, regular, require_whole
 from fgai.graph import Graph
 from fgai.graph.pyg_data import arguments_from_data
 from fgai.store.sort import count_nodes
@@ -97,6 +97,7 @@ def _graph(fields: dict[str, Any], path: Path) -> Graph:
 
 def _archive(path: Path) -> dict[str, Any]:
     with zipfile.ZipFile(path) as archive:
+        require_whole(archive)
         names = [name.removesuffix(".npy") for name in archive.namelist()]
     odd = [name for name in names if name not in FIELDS]
     if odd:
@@ -125,6 +126,7 @@ def _saved(path: Path) -> dict[str, Any]:
             size = sum(member.file_size for member in archive.infolist())
             if size > most_bytes(path.stat().st_size):
                 raise DataError(f"{path} claims to hold {size} bytes, more than its own size explains")
+            require_whole(archive)
             if (member := archive.testzip()) is not None:  # PyTorch does not compare checksums
                 raise DataError(f"{path} is damaged: {member} does not fit its checksum; write it anew")
     try:

@@ -1,6 +1,6 @@
 """Files: written whole or not at all, fetched from where they claim to be from, and never believed unread."""
 
-from fgai.files.arrays import read_arrays
+from fgai.files.arrays import read_arrays, require_whole
 from fgai.files.https import extract, fetch
 from fgai.files.inflate import gunzip, inflate, most_bytes
 from fgai.files.read import add_checksum, digest_of, regular, take_checksum
@@ -26,6 +26,7 @@ __all__ = [
     "read_arrays",
     "read_metadata",
     "regular",
+    "require_whole",
     "take_checksum",
     "tensors_digest",
     "unpack",

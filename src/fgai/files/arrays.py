@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import struct
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +15,11 @@ from numpy.typing import NDArray
 
 from fgai.files.inflate import most_bytes
 from fgai.files.read import regular
+
+_HEADER = struct.Struct("<26xHH")
+"""Header of a member of a zip archive: the lengths of its name and of its extra field are last."""
+_DESCRIPTOR = 24
+"""Bytes that may follow a member: its size and checksum once more."""
 
 
 def read_arrays(path: Path | str, names: Iterable[str]) -> dict[str, NDArray[Any]]:
@@ -62,3 +68,24 @@ def _array(raw: bytes, name: str) -> NDArray[Any]:
         raise ValueError(f"`{name}` of shape {shape} has {len(raw) - stream.tell()} bytes")
     values = np.frombuffer(raw, dtype=kind, offset=stream.tell())
     return values.reshape(shape, order="F" if by_columns else "C").copy(order="C")
+
+
+def require_whole(archive: zipfile.ZipFile) -> None:
+    """Raise unless the members that a zip archive lists take up all of it.
+
+    A damaged list can lack members whose bytes are still there.
+
+    Raises:
+        zipfile.BadZipFile: bytes belong to no member.
+    """
+    assert archive.fp is not None
+    end = 0
+    for member in sorted(archive.infolist(), key=lambda member: member.header_offset):
+        archive.fp.seek(member.header_offset)
+        head = archive.fp.read(_HEADER.size)
+        if len(head) < _HEADER.size or not 0 <= member.header_offset - end <= _DESCRIPTOR:
+            raise zipfile.BadZipFile(f"what stands before {member.filename!r} is not in its list")
+        name, extra = _HEADER.unpack(head)
+        end = member.header_offset + _HEADER.size + name + extra + member.compress_size
+    if not 0 <= archive.start_dir - end <= _DESCRIPTOR:
+        raise zipfile.BadZipFile("it holds more than its list says")
