@@ -268,10 +268,14 @@ class TestInPyG:
 
 
 class TestBadInput:
-    @pytest.mark.parametrize("fan_out", [[0], [3, 0], [], [-2], [1.5], [2**70], torch.ones(2, 2)])
+    @pytest.mark.parametrize("fan_out", [[0], [3, 0], [], [-2], [1.5], [2**70]])
     def test_fan_out(self, fan_out: list[int]) -> None:
         with pytest.raises(InputError, match="`fan_out` must hold"):
             NeighbourSampler(small_data(), fan_out)
+
+    def test_a_matrix_is_no_fan_out(self) -> None:
+        with pytest.raises(TypeError, match="`fan_out`"):
+            NeighbourSampler(small_data(), torch.ones(2, 2))
 
     def test_seeds(self) -> None:
         sampler = NeighbourSampler(small_data(nodes=40), [2])
