@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from fgai.attacks import THREATS, Budget, FeaturePGD, RandomEdges
+from fgai.attacks import THREATS, Attack, Budget, FeaturePGD, RandomEdges, make_attack
 from fgai.errors import FgaiError, InputError, MissingExtraError
-from fgai.evaluation import Comparison
+from fgai.evaluation import Comparison, evaluate
 from fgai.reports import Report, make_report, page, render, write_report
 from fgai.reports.choose import MOST_NEIGHBOURS, choose
 from fgai.reports.explorer import ANY, neighbourhoods, over_layers
@@ -38,6 +38,21 @@ from support.report_cases import (
 )
 
 LIBRARY = "/* plotly */"
+
+
+@pytest.mark.filterwarnings("ignore::fgai.errors.ReliabilityWarning")
+def test_an_attack_is_run_again_with_the_size_and_box_of_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    threat, model = THREATS["random"].sized(2, 3, (-9.0, 9.0)), models()["FGAI"]
+    record = evaluate(model, GRAPH, threat, name="FGAI", curves=False, nulls=False)
+    budgets = []
+
+    def noted(*args: Any, **options: Any) -> Attack:
+        budgets.append(make_attack(*args, **options).budget)
+        return make_attack(*args, **options)
+
+    monkeypatch.setattr("fgai.reports.build.make_attack", noted)
+    make_report(record, models={"FGAI": model}, data=GRAPH)
+    assert budgets == [threat.budget]
 
 
 class Reader(HTMLParser):

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fgai.attacks import THREATS, AttackResult, Threat, make_attack
+from fgai.attacks import THREATS, AttackResult, Threat, make_attack, threat_of
 from fgai.certificates import CertificateRecord
 from fgai.errors import InputError
 from fgai.evaluation import Comparison, EvaluationRecord
@@ -165,13 +165,13 @@ def _look(
             continue
         model, result = models[part.name], attacks.get(part.name)
         if result is None:
-            wanted = threat or str((part.record.get("threat") or {}).get("name", "standard"))
-            if isinstance(wanted, str) and wanted not in THREATS:
-                notes.append(f"The attack {wanted!r} is not a named threat, so it could not be run again.")
+            name = str((part.record.get("threat") or {}).get("name", "standard"))
+            if threat is None and name not in THREATS:
+                notes.append(f"The attack {name!r} is not a named threat, so it could not be run again.")
                 continue
             config = part.record.get("config") or {}
             attack = make_attack(
-                wanted,
+                threat or _recorded(part.record, name),
                 targets=str(config.get("targets", "test")),
                 k=int(config.get("k", 5)),
                 task=task_of(graph).name,
@@ -179,6 +179,14 @@ def _look(
             result = attack.run(model, graph, seed=int(part.record.get("seed", 0)))
         out.append(Seen.of(part.name, model, graph, result))
     return out
+
+
+def _recorded(record: Mapping[str, Any], name: str) -> Threat:
+    """Return the threat of a record with the size and the box that were used."""
+    budget = (record.get("threat") or {}).get("budget") or {}
+    box = budget.get("box") if budget.get("nodes") or budget.get("radius") else None
+    nodes, edges = (budget.get(part) or None for part in ("nodes", "edges"))
+    return threat_of(name).sized(nodes, edges, None if box is None else tuple(box))
 
 
 def _histories(models: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
