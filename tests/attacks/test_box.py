@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -57,6 +57,7 @@ def test_the_box_goes_along_with_affine_changes(values: list[float], scale: floa
     torch.testing.assert_close(torch.stack(list(two)), ends, rtol=1e-9, atol=1e-7)
 
 
+@example(1023.0, 2.4000000953674316, 0)
 @given(st.floats(-1e6, 1e6, width=32), st.floats(0, 1e6, width=32), st.integers(0, 1000))
 def test_points_stay_inside_whatever_rounding_does(low: float, width: float, seed: int) -> None:
     ends = torch.tensor([low]), torch.tensor([low]) + torch.tensor([width])

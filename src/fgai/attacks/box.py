@@ -37,8 +37,8 @@ class Box:
     half: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        low, high = self.low.double(), self.high.double()
-        middle, half = ((low + high) / 2).to(self.low.dtype), ((high - low) / 2).to(self.low.dtype)
+        middle = ((self.low.double() + self.high.double()) / 2).to(self.low.dtype)
+        half = torch.minimum(self.high - middle, middle - self.low)  # exact where it is small beside the middle
         for _ in range(2):  # the corners stay inside, whatever rounding does
             outside = (middle + half > self.high) | (middle - half < self.low)
             half = torch.where(outside, half * (1 - torch.finfo(half.dtype).eps), half)
