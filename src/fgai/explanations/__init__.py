@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fgai.explanations.node import explain
+from fgai.explanations.node import GraphView, NodeView, explain
 from fgai.explanations.record import NodeExplanation
 
 if TYPE_CHECKING:
@@ -20,7 +20,9 @@ __all__ = [
     "EdgeScores",
     "FaithfulAttention",
     "GATConvs",
+    "GraphView",
     "NodeExplanation",
+    "NodeView",
     "PropagatedAttention",
     "edge_explainer",
     "explain",

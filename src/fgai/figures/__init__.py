@@ -1,6 +1,7 @@
 """Every figure as a function that takes models or records and returns a matplotlib figure."""
 
-from fgai.figures.cases import Case, GraphView, NodeView, before_after
+from fgai.explanations import GraphView, NodeView
+from fgai.figures.cases import Case, before_after
 from fgai.figures.curves import certified_curves, f_curves, loss_curves
 from fgai.figures.explainers import ExplainerDot, explainer_dots
 from fgai.figures.injected import InjectedCurve, injected_curves

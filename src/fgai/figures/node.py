@@ -14,8 +14,9 @@ from torch import nn
 from fgai.attention import observe, prepared
 from fgai.checks import at_least
 from fgai.errors import InputError
+from fgai.explanations import GraphView, NodeView
 from fgai.figures import style
-from fgai.figures.cases import Case, GraphView, NodeView, before_after, of_layer
+from fgai.figures.cases import Case, before_after, of_layer
 from fgai.figures.layout import around
 from fgai.models import as_graph
 from fgai.typed import typed

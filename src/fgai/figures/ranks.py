@@ -11,8 +11,9 @@ from matplotlib.lines import Line2D
 
 from fgai.checks import at_least
 from fgai.errors import InputError
+from fgai.explanations import NodeView
 from fgai.figures import style
-from fgai.figures.cases import Case, NodeView, before_after, of_layer
+from fgai.figures.cases import Case, before_after, of_layer
 from fgai.typed import typed
 
 SHARED, LOST = style.COLOURS[0], "#8c8c8c"

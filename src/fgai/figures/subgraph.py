@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from fgai.checks import at_least
 from fgai.errors import InputError
+from fgai.explanations import GraphView
 from fgai.figures import style
-from fgai.figures.cases import Case, GraphView, before_after, of_layer
+from fgai.figures.cases import Case, before_after, of_layer
 from fgai.figures.layout import Places, between, spring
 from fgai.figures.node import colour_bar
 from fgai.graph import Graph
