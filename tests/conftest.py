@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,3 +34,15 @@ def data_root() -> Path:
     if not root or not Path(root).is_dir():
         pytest.skip("set FGAI_DATA to the folder of the real datasets to run this test")
     return Path(root)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _memory_of_one_file(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Give back what a file of tests keeps: a worker runs hundreds of them, and none may need 2 GB."""
+    yield
+    for value in vars(request.module).values():
+        if hasattr(value, "cache_clear") and value.__module__ == request.module.__name__:
+            value.cache_clear()
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
