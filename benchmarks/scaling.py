@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from common import PeakMemory, show
 
-from fgai.figures import style
 from fgai.graph import Graph
 from fgai.models import GAT
+from fgai.reports.figures import style
 from fgai.sparse import Adjacency, Features, edge_keys
 from fgai.trackers import Tracker
 from fgai.training import FaithfulConfig, TrainConfig, Vanilla, fit

@@ -123,7 +123,7 @@ def figure(
     from experiments.figures import figure as figures_of
     from experiments.subjects import Source
     from fgai.attacks import THREATS
-    from fgai.figures import save
+    from fgai.reports.figures import save
 
     out = Output(json, quiet)
     one_of(threat, "--attack", tuple(THREATS))

@@ -15,11 +15,11 @@ from experiments.explainer_tables import Explained, read_explained
 from experiments.results import Results, settings_in
 from experiments.store import Store
 from experiments.subjects import K, Source, attacked, scores, telling_node
-from fgai import figures as draw
 from fgai.certificates import certify
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.evaluation import EvaluationRecord
+from fgai.reports import figures as draw
 from fgai.training import TERMS, History
 
 ROWS = ("vanilla", "ln", "at", "fgai")

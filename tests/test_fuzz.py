@@ -67,7 +67,7 @@ def test_twenty_thousand_calls(piece: int) -> None:
 
 FOUND: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (fgai.attention.duplicate, {"model": ()}),
-    (fgai.figures.certified_curves, {"records": "node"}),
+    (fgai.reports.figures.certified_curves, {"records": "node"}),
     (fgai.limit, {"model": torch.ones(3), "data": small_data()}),
     (fgai.metrics.chance_score, {"name": "f1", "target": torch.tensor([0.5, 1.0])}),
     (fgai.metrics.chance_score, {"name": "f1", "target": torch.tensor([0, 2 * 10**15])}),
@@ -76,7 +76,10 @@ FOUND: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (fgai.attacks.Budget, {"box": torch.ones(2, 3)}),
     (fgai.attacks.EnsembleInjection, {"budget": fgai.attacks.Budget(), "members": [None]}),
     (fgai.metrics.random_ranking, {"num_edges": 10**12, "seed": 1}),
-    (fgai.figures.ExplainerDot, {"name": "a", "kept": torch.ones(2, 3), "again": None, "chance": 0.5}),
+    (
+        fgai.reports.figures.ExplainerDot,
+        {"name": "a", "kept": torch.ones(2, 3), "again": None, "chance": 0.5},
+    ),
     (fgai.tasks.check_logits, {"logits": "l1", "graph": small_data()}),
     (fgai.metrics.recall, {"prediction": torch.tensor([0, 1]), "target": torch.tensor([0, 10**9])}),
     (fgai.certificates.promised, {"record": None}),

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import fgai
-from fgai.cards import Card, card
 from fgai.errors import CheckpointError, DataError, FgaiError, InputError, MissingExtraError
 from fgai.hub import push_to_hub, read_card
+from fgai.reports.cards import Card, card
 from support.report_cases import EVIL, GRAPH, comparison, models
 
 

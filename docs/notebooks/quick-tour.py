@@ -55,7 +55,7 @@ comparison
 fgai.explain(faithful, data, node=24, **small)
 
 # %%
-fgai.figures.node_attention(faithful, data, node=24)
+fgai.reports.figures.node_attention(faithful, data, node=24)
 
 # %% [markdown]
 # The dotted line is what every neighbour would get if attention said nothing; ticks are neighbours that are

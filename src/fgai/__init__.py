@@ -18,7 +18,6 @@ from fgai.version import __version__
 if TYPE_CHECKING:
     from fgai.attention.record import record
     from fgai.attention.wrap import wrap
-    from fgai.cards.card import card
     from fgai.certificates import certify
     from fgai.datasets import load_dataset, load_graph
     from fgai.errors import (
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from fgai.graph import Graph
     from fgai.hub import from_pretrained, save_pretrained
     from fgai.models import GAT, GCN, GT, GATv2
-    from fgai.reports import report
+    from fgai.reports import card, report
     from fgai.training import limit, load_model, make_faithful, save_model
     from fgai.training.train import train
 
@@ -81,7 +80,6 @@ __all__ = [
 
 _NAMES = {
     "attention": ("record", "wrap"),
-    "cards": ("card",),
     "certificates": ("certify",),
     "datasets": ("load_dataset", "load_graph"),
     "errors": tuple(name for name in __all__ if name.endswith(("Error", "Warning"))),
@@ -90,7 +88,7 @@ _NAMES = {
     "graph": ("Graph",),
     "hub": ("from_pretrained", "save_pretrained"),
     "models": ("GAT", "GCN", "GT", "GATv2"),
-    "reports": ("report",),
+    "reports": ("card", "report"),
     "training": ("limit", "load_model", "make_faithful", "save_model", "train"),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
@@ -99,7 +97,6 @@ _PACKAGES = (
     "attacks",
     "bounds",
     "divergence",
-    "figures",
     "files",
     "hetero",
     "metrics",

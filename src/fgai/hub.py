@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import nn
 
-from fgai.cards import Card
 from fgai.errors import CheckpointError, DataError, InputError
 from fgai.extras import extra
 from fgai.files import write_atomic
 from fgai.records import plain, to_text, weights_hash
+from fgai.reports.cards import Card
 from fgai.training import load_model, read_header, save_model
 from fgai.typed import typed
 from fgai.version import __version__, versions

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fgai.cards import Card
+from fgai.reports.cards import Card
 from support.cli_cases import here, refused
 from support.report_cases import certificates, comparison
 

@@ -16,8 +16,8 @@ import torch
 from typer.testing import CliRunner
 
 import fgai as root
-from fgai import figures
 from fgai.cli import app
+from fgai.reports import figures
 from fgai.training import train_method
 from support.cli_cases import answer, commands, environment, here
 

@@ -53,7 +53,7 @@ def test_every_kind_of_file(name: str, tmp_path: Path) -> None:
     "read",
     [
         fgai.load_model,
-        fgai.cards.Card.load,
+        fgai.reports.cards.Card.load,
         fgai.evaluation.EvaluationRecord.load,
         lambda path: fgai.trackers.JsonlTracker(path),
         lambda path: fgai.store.open_store(path),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fgai.reports.balance import BETTER, SAME, WORSE, balance_words, changes, kind_of, table, verdict
+from fgai.reports.words import BETTER, SAME, WORSE, balance_words, changes, kind_of, table, verdict
 
 
 def record(name: str, **values: Any) -> dict[str, Any]:

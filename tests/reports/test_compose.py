@@ -11,7 +11,7 @@ import pytest
 import fgai
 from fgai.errors import FgaiWarning, InputError
 from fgai.reports import Report, make_report
-from fgai.reports.injections import certify_injections
+from fgai.reports.parts import certify_injections
 from support.report_cases import GRAPH, THREAT, K, attacks, comparison, models
 
 

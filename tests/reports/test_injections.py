@@ -11,9 +11,9 @@ import fgai
 from fgai.certificates import Injection, certify
 from fgai.certificates.invariance import INVARIANT
 from fgai.graph import Graph
-from fgai.reports.cards import cards
-from fgai.reports.document import Report
-from fgai.reports.injections import certify_injections, of_nodes, summary
+from fgai.reports.build import Report
+from fgai.reports.page import cards
+from fgai.reports.parts import certify_injections, of_nodes, summary
 
 K = 3
 

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 
 from fgai.records import pack_array
-from fgai.reports.balance import BETTER, SAME, WORSE, kind_of
-from fgai.reports.build import assemble
-from fgai.reports.cards import cards
-from fgai.reports.document import Report
+from fgai.reports.build import Report, assemble
 from fgai.reports.numbers import NUMBERS
+from fgai.reports.page import cards
 from fgai.reports.parts import parts_of
-from fgai.reports.words import changes_in, headline, meaning
+from fgai.reports.words import BETTER, SAME, WORSE, changes_in, headline, kind_of, meaning
 from support.report_cases import whole_report
 
 NODES = 140

@@ -16,7 +16,6 @@ import torch
 
 import fgai
 from experiments import Cell, Store, read_grid, read_record
-from fgai.cards import Card, Listing, card, write_page
 from fgai.certificates import CertificateRecord, InjectionCertificate
 from fgai.datasets import convert, fingerprint, load_graph, planted
 from fgai.datasets.ogb import read_ogbn_arxiv
@@ -27,6 +26,7 @@ from fgai.evaluation import Comparison, EvaluationRecord
 from fgai.hub import from_pretrained, read_card, save_pretrained
 from fgai.records import read_json
 from fgai.reports import read_report
+from fgai.reports.cards import Card, Listing, card, write_page
 from fgai.reports.page import render
 from fgai.store import open_store, write_store
 from fgai.streaming import observe_store, open_observation

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from fgai.cards import card_from_files
 from fgai.cli import options
 from fgai.cli.files import checked_output
 from fgai.cli.output import Output, command
+from fgai.reports.cards import card_from_files
 
 
 @command

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fgai.cards import read_cards, write_page
 from fgai.cli import options
 from fgai.cli.files import checked_output
 from fgai.cli.output import Output, command
+from fgai.reports.cards import read_cards, write_page
 
 
 @command

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fgai.cards import Card, check_card
 from fgai.cli import options
 from fgai.cli.output import FAILURE, Output, command
 from fgai.errors import InputError
 from fgai.records import Column, Table
+from fgai.reports.cards import Card, check_card
 
 
 @command

@@ -25,11 +25,10 @@ from fgai.evaluation import Comparison
 from fgai.graph import Graph
 from fgai.models import MODELS
 from fgai.reports import Report, make_report, write_report
-from fgai.reports.balance import RULE, Change, balance_words, table
 from fgai.reports.compose import RADIUS, measure
-from fgai.reports.injections import certify_injections
 from fgai.reports.page import checked_page
-from fgai.reports.words import attack_words, changes_in, headline, meaning
+from fgai.reports.parts import certify_injections
+from fgai.reports.words import RULE, Change, attack_words, balance_words, changes_in, headline, meaning, table
 from fgai.training import History, train_method
 
 K = 5
@@ -195,7 +194,7 @@ def draw(
     node: int,
 ) -> list[Path]:
     """Draw the pictures, of the node the report opens with; return where they are."""
-    from fgai import figures  # matplotlib is slow to import, and only this needs it
+    from fgai.reports import figures  # matplotlib is slow to import, and only this needs it
 
     cases = [figures.Case(name, entry, attacks[name]) for name, entry in models.items()]
     drawn = {

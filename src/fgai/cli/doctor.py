@@ -118,7 +118,7 @@ def _end_to_end() -> str:
 
 
 def _picture() -> str:
-    importlib.import_module("fgai.figures")
+    importlib.import_module("fgai.reports.figures")
     return "matplotlib draws"
 
 

@@ -47,8 +47,8 @@ def explain(
     - `fgai explain gat.safetensors --node 24`
     - `fgai explain gat.safetensors --node 24 --output node-24.png --threat strong`
     """
-    from fgai import figures  # matplotlib is slow to import, and few commands need it
     from fgai.explanations import explain as explain_node
+    from fgai.reports import figures  # matplotlib is slow to import, and few commands need it
 
     out = Output(json, quiet)
     chosen: str | int = int(layer) if layer.lstrip("-").isdigit() else layer

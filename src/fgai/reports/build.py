@@ -2,29 +2,75 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
 
 from torch import nn
 
 from fgai.attacks import THREATS, AttackResult, Threat, make_attack, threat_of
 from fgai.certificates import CertificateRecord
-from fgai.errors import InputError
+from fgai.errors import CheckpointError, InputError
 from fgai.evaluation import Comparison, EvaluationRecord
 from fgai.explanations.node import Names
+from fgai.files import Schema, check
 from fgai.graph import Graph
 from fgai.models import as_graph
-from fgai.reports.document import Report
-from fgai.reports.explorer import clipped
-from fgai.reports.injections import Injections, summary
-from fgai.reports.nodes import nodes_of_models, nodes_of_records
-from fgai.reports.noise import intervals_of
-from fgai.reports.parts import Part, parts_of
-from fgai.reports.subgraph import subgraph
+from fgai.records import Document, read_json
+from fgai.reports.nodes import clipped, nodes_of_models, nodes_of_records, subgraph
+from fgai.reports.parts import Injections, Part, intervals_of, objects, parts_of, summary
 from fgai.reports.views import Seen
 from fgai.tasks import task_of
 from fgai.training import History
 from fgai.typed import typed
+
+
+@typed
+@dataclass(frozen=True, kw_only=True)
+class Report(Document):
+    """What the page is made of. Every part but the title may be missing; the page then says so.
+
+    Attributes:
+        title: of the page.
+        reference: name of the model the others are compared with.
+        records: evaluation records as plain values, without their per-node arrays.
+        certificates: by model: norm, radius, k, promise, and shares over radii for each layer.
+        injections: by model: shares of nodes that no injected neighbour can change, threat by threat.
+        intervals: by model: what its differences from the reference may be, see `fgai.reports.parts`.
+        histories: by model: loss terms per epoch, and the epoch kept.
+        distribution: per-node overlap under each attack, counted in bins.
+        subgraph: places, edges and attention of one neighbourhood, before and after the attack.
+        explorer: the nodes the page carries, see `fgai.reports.nodes`.
+        reproduce: commands that give the same report.
+        notes: what is missing or was left out, in sentences.
+    """
+
+    KIND: ClassVar[str] = "report"
+
+    title: str = "Attention under attack"
+    reference: str = ""
+    records: list[dict[str, Any]] = field(default_factory=list)
+    certificates: dict[str, dict[str, Any]] = field(default_factory=dict)
+    injections: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    intervals: dict[str, dict[str, Any]] = field(default_factory=dict)
+    histories: dict[str, dict[str, Any]] = field(default_factory=dict)
+    distribution: dict[str, Any] | None = None
+    subgraph: dict[str, Any] | None = None
+    explorer: dict[str, Any] | None = None
+    reproduce: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        """The models, in order."""
+        return [str(record.get("name", "model")) for record in self.records]
+
+    def _text(self, values: dict[str, Any]) -> str:
+        """In one line."""
+        return json.dumps(values, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
+
 
 Records = Comparison | EvaluationRecord | Sequence[EvaluationRecord]
 
@@ -221,3 +267,153 @@ def _distribution(parts: Sequence[Part]) -> dict[str, Any] | None:
         if models:
             attacks.append({"key": key, "models": models})
     return {"k": parts[0].k, "attacks": attacks} if attacks else None
+
+
+KINDS = ("report", "comparison", "evaluation", "certificate")
+# What each kind of document must be for its parts to be used at all.
+_TYPES: dict[str, Any] = {
+    "title": str, "reference": str, "records": list, "certificates": dict, "injections": dict,
+    "intervals": dict,
+    "histories": dict, "distribution": dict | None, "subgraph": dict | None, "explorer": dict | None,
+    "reproduce": list, "notes": list,
+}  # fmt: skip
+_RECORD = EvaluationRecord.layout()
+# Layers of a newer fgai may say more.
+_PROOF = {**CertificateRecord.layout(), "layers": list[dict[str, Any]]}
+
+
+@typed
+def read_report(
+    files: Path | str | Sequence[Path | str] | Mapping[str, Path | str], *, node: int | None = None
+) -> Report:
+    """Read a report document, or build one from records.
+
+    A document with a newer schema is read as far as it is understood; a record with parts missing gives a
+    report without them. Both are said in the notes, and on the page.
+
+    Args:
+        files: one report document; or any number of comparisons, evaluations and certificates. A certificate
+            belongs to the row it is given as, in a mapping, or to the row its file is named after
+            (`certificate-gat.json`).
+        node: the page opens with.
+
+    Raises:
+        CheckpointError: a file is missing, damaged, or none of these.
+        InputError: no files, or certificates only.
+    """
+    named = _named(files)
+    if not named:
+        raise InputError("`files` must name at least one record, got none")
+    notes: list[str] = []
+    records: list[dict[str, Any]] = []
+    proofs: dict[str, tuple[str | None, dict[str, Any]]] = {}
+    reference = ""
+    for label, path in named:
+        values = _json(path)
+        kind = values["kind"]
+        _tell_schema(values, path, notes)
+        if kind == "report":
+            if len(named) > 1:
+                raise InputError(f"{path} is a whole report; give it alone")
+            return _report(values, path, notes)
+        if kind == "certificate":
+            proofs[str(path)] = (label, _sound(values, _PROOF, path.name, notes))
+        elif kind == "comparison":
+            reference = reference or str(values.get("reference") or "")
+            records += _records(values.get("records"), path, notes)
+        else:
+            found = _record(values, path.name, notes)
+            records.append({**found, "name": label or found.get("name", "model")})
+    if not records:
+        raise InputError("there is no evaluation in these files; give a comparison or an evaluation record")
+    owners = {
+        _owner(label, Path(path), [str(r.get("name")) for r in records], notes): values
+        for path, (label, values) in proofs.items()
+    }
+    names = [str(record.get("name", "model")) for record in records]
+    parts = parts_of(records, owners, notes)
+    return assemble(parts, reference=reference or names[0], histories={}, node=node, notes=notes)
+
+
+def _named(
+    files: Path | str | Sequence[Path | str] | Mapping[str, Path | str],
+) -> list[tuple[str | None, Path]]:
+    if isinstance(files, Mapping):
+        return [(name, Path(path)) for name, path in files.items()]
+    listed = [files] if isinstance(files, Path | str) else files
+    return [(None, Path(path)) for path in listed]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    values = read_json(path)
+    kind = values.get("kind") if isinstance(values, dict) else type(values).__name__
+    if kind not in KINDS:
+        raise CheckpointError(f"{path} must hold a {', '.join(KINDS[:-1])} or {KINDS[-1]}, got {kind!r}")
+    assert isinstance(values, dict)
+    return values
+
+
+def _tell_schema(values: Mapping[str, Any], path: Path, notes: list[str]) -> None:
+    kinds: tuple[type[Document], ...] = (Report, Comparison, EvaluationRecord, CertificateRecord)
+    known = next(kind.SCHEMA for kind in kinds if values["kind"] == kind.KIND)
+    schema = values.get("schema")
+    if not isinstance(schema, int):
+        notes.append(f"{path.name} does not say which schema it follows: it is read as schema {known}.")
+    elif schema > known:
+        notes.append(
+            f"{path.name} was written by a newer fgai (schema {schema}; this one knows {known}): what it adds"
+            " is not shown, and what it changed may be missing. Update fgai to see all of it."
+        )
+
+
+def _records(values: Any, path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    return [_record(entry, f"a record in {path.name}", notes) for entry in objects(values)]
+
+
+def _record(values: Mapping[str, Any], where: str, notes: list[str]) -> dict[str, Any]:
+    """An evaluation as far as it is sound; what it lacks is noted."""
+    missing = [name for name in _RECORD if name not in values and name not in ("warnings", "per_node")]
+    if missing:
+        notes.append(f"{where[0].upper()}{where[1:]} lacks {', '.join(missing)}.")
+    return _sound(values, _RECORD, where, notes)
+
+
+def _sound(values: Mapping[str, Any], layout: Schema, where: str, notes: list[str]) -> dict[str, Any]:
+    """The values without the parts that are not what such a file holds, which are noted."""
+    sound: dict[str, Any] = {}
+    for name, value in values.items():
+        try:
+            check(value, layout.get(name, Any), f"{name} of {where}")
+        except CheckpointError as error:
+            notes.append(f"Left out: {error}.")
+        else:
+            sound[name] = value
+    return sound
+
+
+def _report(values: Mapping[str, Any], path: Path, notes: list[str]) -> Report:
+    fields: dict[str, Any] = {}
+    for name, kind in _TYPES.items():
+        if name not in values:
+            notes.append(f"{path.name} lacks {name}.")
+        elif isinstance(values[name], kind):
+            fields[name] = values[name]
+        else:
+            notes.append(f"{path.name}: {name} is not what it should be and is left out.")
+    fields["records"] = _records(fields.get("records"), path, notes)
+    return Report(**{**fields, "notes": [*map(str, fields.get("notes", [])), *notes]})
+
+
+def _owner(label: str | None, path: Path, names: Sequence[str], notes: list[str]) -> str:
+    """The row a certificate belongs to: as given, by the name of its file, or the only one."""
+    wanted = (label or path.stem.removeprefix("certificate-")).lower()
+    for name in names:
+        if name.lower() == wanted:
+            return name
+    if len(names) == 1:
+        return names[0]
+    notes.append(
+        f"{path.name} is not shown: it is unclear which of {', '.join(names)} it certifies. Give it as"
+        " NAME=FILE."
+    )
+    return f"?{path.name}"

@@ -17,10 +17,9 @@ from fgai.evaluation import Comparison, compare
 from fgai.explanations.node import Names
 from fgai.graph import Graph
 from fgai.models import as_graph
-from fgai.reports.build import make_report
-from fgai.reports.document import Report
-from fgai.reports.injections import certify_injections
+from fgai.reports.build import Report, make_report
 from fgai.reports.page import checked_page, write_report
+from fgai.reports.parts import certify_injections
 from fgai.version import stating
 
 RADIUS = 0.01

@@ -2,19 +2,251 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fgai.explanations.node import Names
+from fgai.explanations.node import Names, name_of
 from fgai.graph import Graph
-from fgai.reports import choose
-from fgai.reports.explorer import facts, neighbourhoods, predictions, radii, recorded
-from fgai.reports.injections import of_nodes
-from fgai.reports.parts import Part
-from fgai.reports.subgraph import subgraph
-from fgai.reports.views import UNIT, Seen
+from fgai.reports.figures.layout import Places, between, spring, surroundings
+from fgai.reports.parts import Part, of_nodes, over_layers
+from fgai.reports.views import (
+    MOST_NEIGHBOURS,
+    UNIT,
+    WORST,
+    Seen,
+    View,
+    attacked_nodes,
+    choose,
+    coded,
+    flipped_nodes,
+    telling_node,
+)
+
+LONGEST = 80
+ANY = -1
+"""Stands for a radius without end."""
+
+
+def facts(graph: Graph, nodes: Sequence[int], names: Names | None) -> dict[str, Any]:
+    """Number, name, class and degree of each node."""
+    index = np.asarray(nodes, dtype=np.int64)
+    loops = (graph.adjacency.source == graph.adjacency.destination).cpu().numpy()
+    degree = graph.adjacency.degree.cpu().numpy().copy()
+    np.subtract.at(degree, graph.adjacency.destination.cpu().numpy()[loops], 1)
+    return {
+        "id": list(nodes),
+        "name": None if names is None else [clipped(name_of(node, names)) for node in nodes],
+        "label": None if graph.y is None else graph.y.cpu().numpy()[index].tolist(),
+        "degree": degree[index].tolist(),
+    }
+
+
+def clipped(text: str) -> str:
+    """A name of bearable length."""
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def neighbourhoods(seen: Sequence[Seen], nodes: Sequence[int], k: int) -> dict[str, Any]:
+    """Neighbours of each node and the attention each model pays them, before and after.
+
+    Every node keeps its k strongest neighbours in every view, then the strongest in any view; the others are
+    added up. Neighbours are ordered by the first model's clean attention.
+
+    Returns:
+        `neighbours` [n][d], `rest` [n] (how many are not listed), and per model `before`, `after` [n][d] in
+        units (None where the edge is not there), `rest_before` and `rest_after` [n].
+    """
+    out: dict[str, Any] = {"neighbours": [], "rest": [], "models": []}
+    models: list[dict[str, list[Any]]] = [
+        {"before": [], "after": [], "rest_before": [], "rest_after": []} for _ in seen
+    ]
+    for node in nodes:
+        rows = [[_row(view, node) for view in (one.clean, one.attacked)] for one in seen]
+        strongest: dict[int, float] = {}
+        kept: set[int] = set()
+        for row in (row for pair in rows for row in pair):
+            for neighbour, weight in row.items():
+                strongest[neighbour] = max(weight, strongest.get(neighbour, 0.0))
+            kept |= set(sorted(row, key=lambda n: (-row[n], n))[:k])
+        for neighbour in sorted(strongest, key=lambda n: (-strongest[n], n)):
+            if len(kept) >= MOST_NEIGHBOURS:
+                break
+            kept.add(neighbour)
+        first = rows[0][0]
+        listed = sorted(kept, key=lambda n: (-first.get(n, -1.0), n))
+        out["neighbours"].append(listed)
+        out["rest"].append(len(strongest) - len(listed))
+        for entry, pair in zip(models, rows, strict=True):
+            for name, row in zip(("before", "after"), pair, strict=True):
+                entry[name].append([coded(row.get(n)) for n in listed])
+                entry[f"rest_{name}"].append(coded(sum(w for n, w in row.items() if n not in kept)))
+    out["models"] = models
+    return out
+
+
+def _row(view: View, node: int) -> dict[int, float]:
+    sources, weights = view.row(node)
+    return dict(zip(sources.tolist(), weights.tolist(), strict=True))
+
+
+def predictions(seen: Seen, nodes: Sequence[int]) -> dict[str, Any]:
+    """Class and confidence (in thousandths) of each node before and after."""
+    index = np.asarray(nodes, dtype=np.int64)
+    out: dict[str, Any] = {}
+    for suffix, view in (("", seen.clean), ("_after", seen.attacked)):
+        out[f"predicted{suffix}"] = view.predicted[index].tolist()
+        out[f"confidence{suffix}"] = np.rint(1000 * view.confidence[index]).astype(int).tolist()
+    return out
+
+
+def recorded(arrays: Mapping[str, NDArray[Any]], nodes: Sequence[int]) -> dict[str, Any]:
+    """What a record's per-node arrays say of each node, where they are there.
+
+    `kept` and `kept_explanation` are percentages of the top-k kept under the two attacks, mean over layers;
+    `reach` is whether the attack can have moved the node's attention at all.
+    """
+    index = np.asarray(nodes, dtype=np.int64)
+    out: dict[str, Any] = {}
+    for ours, theirs in (("predicted", "predicted_clean"), ("predicted_after", "predicted_attacked")):
+        if theirs in arrays:
+            out[ours] = arrays[theirs][index].tolist()
+    for ours, theirs in (("kept", "overlap_prediction"), ("kept_explanation", "overlap_explanation")):
+        if theirs in arrays:
+            out[ours] = [_percent(value) for value in over_layers(arrays[theirs][:, index]).tolist()]
+    if "touched" in arrays:
+        out["reach"] = arrays["touched"][:, index].any(0).astype(int).tolist()
+    return out
+
+
+def _percent(value: float) -> int | None:
+    return round(100 * value) if math.isfinite(value) else None
+
+
+def radii(layers: Sequence[Mapping[str, Any]], nodes: Sequence[int]) -> list[dict[str, Any]]:
+    """Certified radii of each node, layer by layer: None unknown, `ANY` without end.
+
+    Args:
+        layers: unpacked per-node arrays of a certificate, with `name` and `class_status`.
+        nodes: which.
+    """
+    index = np.asarray(nodes, dtype=np.int64)
+    out = []
+    for layer in layers:
+        costs, kind = layer.get("costs"), layer.get("class_radius")
+        topk = None
+        if costs is not None:
+            first = costs[:, 0] if costs.shape[1] else np.full(costs.shape[0], np.inf)
+            topk = [_radius(value) for value in first[index].tolist()]
+        out.append(
+            {
+                "name": str(layer.get("name", "")),
+                "topk": topk,
+                "class": None if kind is None else [_radius(value) for value in kind[index].tolist()],
+                "class_status": str(layer.get("class_status", "unknown")),
+            }
+        )
+    return out
+
+
+def _radius(value: float) -> float | None:
+    if math.isnan(value):
+        return None
+    return ANY if math.isinf(value) else float(f"{value:.3g}")
+
+
+SIZE = 36
+NEW = 6
+
+
+def subgraph(seen: Sequence[Seen], graph: Graph, node: int, *, size: int = SIZE) -> dict[str, Any]:
+    """Lay out the surroundings of a node and give every edge its attention in every view.
+
+    An edge shows the stronger of its two directions; self-loops are left out.
+
+    Args:
+        seen: the models.
+        graph: the clean one.
+        node: in the middle.
+        size: original nodes shown.
+
+    Returns:
+        `centre`, `nodes` (numbers, injected ones last), `x`, `y`, `edges` (pairs of positions) and per model
+        `before`, `after` (attention in units, None where the edge is not there), `wrong`, `wrong_after` (bool
+        per node; of the class before the attack where no truth is known), all in the order of `nodes`.
+    """
+    members = surroundings(graph, node, size)
+    new = _new_nodes(seen, members, graph.num_nodes)
+    shown = [*members, *new]
+    index = {n: i for i, n in enumerate(shown)}
+    views = [_weights(view, shown, index) for one in seen for view in (one.clean, one.attacked)]
+    edges = sorted({pair for view in views for pair in view})
+    known = [pair for pair in edges if max(pair) < len(members)]
+    places = _filled(spring(len(members), np.array(known, dtype=np.int64).reshape(-1, 2)))
+    ends = [[a for a, b in edges if b == len(members) + i] for i in range(len(new))]
+    anchors = [[a for a in near if a < len(members)] for near in ends]
+    if new:
+        places = np.concatenate([places, between(places, anchors)])
+    models = []
+    for one, before, after in zip(seen, views[::2], views[1::2], strict=True):
+        models.append(
+            {
+                "before": [coded(before.get(pair)) for pair in edges],
+                "after": [coded(after.get(pair)) for pair in edges],
+                **_wrong(one, graph, members),
+            }
+        )
+    return {
+        "centre": node,
+        "nodes": shown,
+        "x": np.round(places[:, 0], 4).tolist(),
+        "y": np.round(places[:, 1], 4).tolist(),
+        "edges": [list(pair) for pair in edges],
+        "models": models,
+    }
+
+
+def _filled(places: Places) -> Places:
+    """Stretch each axis to [-1, 1]: panels are wider than high."""
+    low, high = places.min(0), places.max(0)
+    return np.asarray((places - (low + high) / 2) / np.maximum((high - low) / 2, 1e-9))
+
+
+def _new_nodes(seen: Sequence[Seen], members: list[int], original: int) -> list[int]:
+    """The injected nodes joined to most of the members."""
+    inside, reach = set(members), dict[int, int]()
+    for one in seen:
+        if one.new is not None:
+            for spot, ends in enumerate(one.new.tolist()):
+                joined = len(inside & set(ends))
+                if joined:
+                    reach[original + spot] = max(joined, reach.get(original + spot, 0))
+    return sorted(sorted(reach), key=lambda n: -reach[n])[:NEW]
+
+
+def _weights(view: View, shown: list[int], index: dict[int, int]) -> dict[tuple[int, int], float]:
+    """Attention of the edges among the shown nodes, by pair of positions."""
+    found: dict[tuple[int, int], float] = {}
+    for node in shown:
+        if node + 1 >= view.rowptr.size:
+            continue
+        sources, weights = view.row(node)
+        for source, weight in zip(sources.tolist(), weights.tolist(), strict=True):
+            if source in index and source != node:
+                pair = (min(index[source], index[node]), max(index[source], index[node]))
+                found[pair] = max(weight, found.get(pair, 0.0))
+    return found
+
+
+def _wrong(one: Seen, graph: Graph, members: list[int]) -> dict[str, list[int]]:
+    truth = one.clean.predicted if graph.y is None else graph.y.cpu().numpy()
+    known = np.array([truth[n] >= 0 for n in members])
+    before = np.array([one.clean.predicted[n] != truth[n] for n in members]) & known
+    after = np.array([one.attacked.predicted[n] != truth[n] for n in members]) & known
+    return {"wrong": before.astype(int).tolist(), "wrong_after": after.astype(int).tolist()}
 
 
 def nodes_of_models(
@@ -38,15 +270,15 @@ def nodes_of_models(
     label = None if graph.y is None else graph.y.numpy()
     mask = graph.test_mask
     scored = np.arange(graph.num_nodes) if mask is None else mask.nonzero().flatten().numpy()
-    centre = choose.telling_node(seen, degree, label, scored, k) if node is None else node
+    centre = telling_node(seen, degree, label, scored, k) if node is None else node
     close = [int(n) for n in subgraph(seen, graph, centre)["nodes"] if n < graph.num_nodes]
     priorities: list[tuple[str, list[int]]] = [
         ("around the one drawn above", [centre, *close]),
-        ("that the attack changed directly", choose.attacked_nodes(seen)),
+        ("that the attack changed directly", attacked_nodes(seen)),
     ]
-    priorities += [(f"that {one.name} predicts otherwise", choose.flipped_nodes(one, scored)) for one in seen]
-    priorities += [(f"whose explanation {p.name} loses most", p.worst(choose.WORST)) for p in parts]
-    choice = choose.choose(graph.num_nodes, priorities, degree, models=len(seen))
+    priorities += [(f"that {one.name} predicts otherwise", flipped_nodes(one, scored)) for one in seen]
+    priorities += [(f"whose explanation {p.name} loses most", p.worst(WORST)) for p in parts]
+    choice = choose(graph.num_nodes, priorities, degree, models=len(seen))
     around = neighbourhoods(seen, choice.nodes, k)
     joined = {int(n) for one in seen for n in one.ends}
     models = []
@@ -94,8 +326,8 @@ def nodes_of_records(parts: Sequence[Part], node: int | None) -> dict[str, Any] 
     first = told[0].arrays
     degree = first["degree"].astype(np.int64)
     priorities: list[tuple[str, list[int]]] = [("asked for", [] if node is None else [node])]
-    priorities += [(f"whose explanation {p.name} loses most", p.worst(choose.WORST)) for p in told]
-    choice = choose.choose(degree.size, priorities, np.zeros_like(degree))
+    priorities += [(f"whose explanation {p.name} loses most", p.worst(WORST)) for p in told]
+    choice = choose(degree.size, priorities, np.zeros_like(degree))
     index = np.asarray(choice.nodes)
     return {
         "k": k,

@@ -2,22 +2,222 @@
 
 from __future__ import annotations
 
+import html
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fgai.errors import InputError
 from fgai.evaluation import Comparison, EvaluationRecord
+from fgai.evaluation.layout import chance_path
 from fgai.extras import extra
 from fgai.files import write_atomic
-from fgai.reports.balance import RULE
-from fgai.reports.build import make_report
-from fgai.reports.cards import cards
-from fgai.reports.document import Report
-from fgai.reports.sections import all_numbers, configuration, esc, header, missing_box, warnings_box
+from fgai.records import ARROWS, provenance_line
+from fgai.reports.build import Report, make_report
+from fgai.reports.numbers import (
+    Record,
+    number,
+    numbers_of,
+    of_null,
+    percent,
+    score,
+    score_of,
+    score_phrase,
+    signed,
+)
+from fgai.reports.words import RULE, attack_words, changes_in, headline, kind_of, meaning, missing, size_of
 from fgai.typed import typed
+
+NULLS = ("uniform", "random")
+
+
+def esc(value: object) -> str:
+    """Text as HTML shows it, never as markup."""
+    return html.escape(str(value), quote=True)
+
+
+def header(report: Report) -> str:
+    """What this is, whether it helped, and what the attack was."""
+    lead = "".join(f"<p>{esc(line)}</p>" for line in meaning(report))
+    data: Mapping[str, Any] = report.records[0].get("data") or {}
+    sizes = [
+        f"{data[name]:,} {name}"
+        for name in ("nodes", "edges", "features", "classes")
+        if isinstance(data.get(name), int)
+    ]
+    about = f"{data.get('name', 'unnamed graph')}: {', '.join(sizes)}" if sizes else data.get("name", "")
+    return (
+        f'<p class="kicker">{esc(report.title)}</p>'
+        f"<h1>{esc(headline(report))}</h1>"
+        f'<div class="lead">{lead}</div>'
+        f'<p class="facts"><strong>Data.</strong> {esc(about)}</p>'
+        f'<p class="facts"><strong>Attack.</strong> {esc(attack_words(report.records[0]))}</p>'
+        f"{''.join(map(_evidence, report.records))}"
+    )
+
+
+def _evidence(record: Record) -> str:
+    """Weights, data, code, date, command and seed of one model in a line; nothing in records of before."""
+    block = record.get("provenance")
+    line = provenance_line(block) if isinstance(block, Mapping) else ""
+    name = f"{record.get('name', 'model')}."
+    return f'<p class="facts"><strong>{esc(name)}</strong> {esc(line)}</p>' if line else ""
+
+
+def missing_box(report: Report) -> str:
+    """What the page cannot show, folded away unless something is odd."""
+    lines = missing(report)
+    if not lines:
+        return ""
+    listed = "".join(f"<li>{esc(line)}</li>" for line in lines)
+    opened = " open" if report.notes else ""
+    return (
+        f'<details class="notice" id="missing"{opened}><summary>What this page cannot show</summary>'
+        f"<ul>{listed}</ul></details>"
+    )
+
+
+def warnings_box(records: Sequence[Record]) -> str:
+    """Reliability warnings, once each, with the models they concern."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        for entry in record.get("warnings") or []:
+            message = str(entry.get("message", "")) if isinstance(entry, Mapping) else str(entry)
+            found.setdefault(message, []).append(str(record.get("name")))
+    if not found:
+        return ""
+    listed = "".join(f"<li>{esc(', '.join(who))}: {esc(what)}</li>" for what, who in found.items())
+    return f'<div class="notice"><p><strong>Read these numbers with care.</strong></p><ul>{listed}</ul></div>'
+
+
+def all_numbers(report: Report) -> str:
+    """Every number as a table: metrics down, models across, attention that says nothing beside them."""
+    reference = next((r for r in report.records if r.get("name") == report.reference), report.records[0])
+    nulls = [kind for kind in NULLS if isinstance((reference.get("metrics") or {}).get("null"), Mapping)]
+    head = "".join(f'<th scope="col">{esc(name)}</th>' for name in report.names)
+    head += "".join(f'<th scope="col" class="null">{esc(kind)}</th>' for kind in (*nulls, "chance"))
+    body = ""
+    for group, listed in numbers_of(report.records).items():
+        rows = ""
+        for row in listed:
+            values = [number(record, row.path) for record in report.records]
+            if all(value is None for value in values):
+                continue
+            shown = row.quantity
+            cells = "".join(
+                f'<td class="{"best" * best}" data-of="{esc(name)}">{esc(signed(value, shown.form))}</td>'
+                for name, value, best in zip(report.names, values, row.best(report.records), strict=True)
+            )
+            beside = {kind: of_null(reference, kind, row.path) for kind in nulls}
+            beside["chance"] = number(reference, chance_path(row.path))
+            cells += "".join(
+                f'<td class="null" data-of="{kind}">{esc(signed(level, shown.form))}</td>'
+                for kind, level in beside.items()
+            )
+            arrow = "≈" if row.like else ARROWS[shown.direction]
+            rows += (
+                f'<tr><th scope="row">{esc(row.title)}&nbsp;'
+                f'<span title="{row.wanted}" aria-label="{row.wanted}">{arrow}</span>'
+                f"<small>{esc(row.about)}</small></th>{cells}</tr>"
+            )
+        if rows:
+            span = 2 + len(report.records) + len(nulls)
+            body += f'<tr class="group"><th colspan="{span}" scope="colgroup">{esc(group)}</th></tr>{rows}'
+    note = (
+        "<p class='caption'>"
+        + "“uniform” gives every neighbour the same attention, “random” rolls dice: what explanations score"
+        " that say nothing. "
+        * bool(nulls)
+        + "“chance”: what a random ranking gets on average, or always naming the most frequent class."
+        " Bold: best of the models (≈: closest to its own value without attack); whether that is more than"
+        " noise, the headline says.</p>"
+    )
+    return (
+        '<div class="scroll" tabindex="0" role="region" aria-label="All numbers"><table>'
+        f'<thead><tr><th scope="col">Measured</th>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>{note}"
+    )
+
+
+def configuration(report: Report) -> str:
+    """The exact settings, and how to get the same numbers again."""
+    first = report.records[0]
+    blocks = [
+        _listing("Data", first.get("data")),
+        _listing("Attack", {"name": (first.get("threat") or {}).get("name"), **_budget(first)}),
+        _listing("Evaluation", {**(first.get("config") or {}), "seed": first.get("seed")}),
+        _listing("Versions", {**(first.get("version") or {}), "device": first.get("device")}),
+    ]
+    for record in report.records:
+        model: Mapping[str, Any] = record.get("model") or {}
+        settings = {"class": model.get("class"), **(model.get("config") or {})}
+        settings["parameters"] = model.get("parameters")
+        history = report.histories.get(str(record.get("name"))) or {}
+        settings |= _training(history)
+        seconds = history.get("seconds")
+        if isinstance(seconds, int | float):
+            settings["training seconds"] = f"{seconds:.1f}"
+        spent = (record.get("seconds") or {}).get("total")
+        if isinstance(spent, int | float):
+            settings["evaluation seconds"] = f"{spent:.1f}"
+        blocks.append(_listing(f"Model: {record.get('name')}", settings))
+    commands = "\n".join(report.reproduce) or snippet(report)
+    return (
+        f'<h3>Reproduce it</h3><pre tabindex="0"><code>{esc(commands)}</code></pre>'
+        f'<div class="listings">{"".join(blocks)}</div>'
+    )
+
+
+def snippet(report: Report) -> str:
+    """Python that evaluates the same models in the same way."""
+    first = report.records[0]
+    config: Mapping[str, Any] = first.get("config") or {}
+    name = (first.get("data") or {}).get("name", "planted")
+    models = ", ".join(f"{json.dumps(name)}: …" for name in report.names)
+    threat = (first.get("threat") or {}).get("name", "standard")
+    return (
+        "import fgai\n\n"
+        f"data = fgai.load_dataset({json.dumps(name)}, seed={first.get('seed', 0)})\n"
+        f"models = {{{models}}}\n"
+        f'fgai.report(models, data, "report.html", threat={json.dumps(threat)}, k={config.get("k", 5)},'
+        f" seed={first.get('seed', 0)})"
+    )
+
+
+def _training(history: Mapping[str, Any]) -> dict[str, Any]:
+    """What a training came to; the kept epoch counted from 1, as the charts do."""
+    found: dict[str, Any] = {}
+    if "epochs" in history:
+        found["training epochs"] = history["epochs"]
+    if isinstance(history.get("best_epoch"), int):
+        found["training kept epoch"] = history["best_epoch"] + 1
+    if "stopped" in history:
+        found["training ended"] = history.get("ending", history["stopped"])
+    return found
+
+
+def _budget(record: Record) -> dict[str, Any]:
+    budget = (record.get("threat") or {}).get("budget")
+    return dict(budget) if isinstance(budget, Mapping) else {}
+
+
+def _listing(title: str, values: Any) -> str:
+    items = values.items() if isinstance(values, Mapping) else ()
+    rows = "".join(
+        f"<div><dt>{esc(str(name).replace('_', ' '))}</dt><dd>{esc(_plain(value))}</dd></div>"
+        for name, value in items
+        if value is not None and not isinstance(value, Mapping)
+    )
+    return f"<section class='listing'><h4>{esc(title)}</h4><dl>{rows}</dl></section>" if rows else ""
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
 
 LIMIT = 9_500_000
 """Bytes a page has at most; nodes are dropped from the explorer until it fits."""
@@ -172,3 +372,194 @@ def _asset(name: str) -> str:
 def _plotly() -> str:
     """The script of plotly.js from the installed package."""
     return str(extra("plotly.offline").get_plotlyjs())
+
+
+class Bar(NamedTuple):
+    """One model on a card: how long the bar is, where its tick stands (both 0 to 1), and the number."""
+
+    name: str
+    length: float | None
+    value: str
+    tick: float | None = None
+
+
+class Card(NamedTuple):
+    """One question with an answer per model, and what chance would answer.
+
+    `key` names the measures whose change is marked.
+    """
+
+    key: str
+    title: str
+    about: str
+    bars: list[Bar]
+    chance: str = ""
+
+
+def cards(report: Report) -> str:
+    """All cards that have an answer, as HTML."""
+    made = (
+        _predictions(report), _explanations(report), _output_shift(report), _same(report), _decides(report),
+        _proved(report), _injected(report),
+    )  # fmt: skip
+    found = changes_in(report)
+    shown = "".join(
+        _html(card, report.names, [kind_of(found, key) for key in card.key.split()])
+        for card in made
+        if any(b.length is not None for b in card.bars)
+    )
+    return f'<div class="cards">{shown}</div>'
+
+
+def _predictions(report: Report) -> Card:
+    bars = []
+    for record, name in zip(report.records, report.names, strict=True):
+        before, after = score(record, "clean"), score(record, "attacked")
+        bars.append(Bar(name, after, f"{percent(before)} → {percent(after)}", before))
+    said = score_phrase(report.records[0])
+    return Card(
+        "attacked",
+        "Predictions that survive",
+        f"{said[0].upper()}{said[1:]}: before the attack (tick) and after it (bar).",
+        bars,
+        _chance(number(report.records[0], f"{score_of(report.records[0])}.chance"), percent),
+    )
+
+
+def _explanations(report: Report) -> Card:
+    k = size_of(report.records[0])
+    bars = []
+    for record, name in zip(report.records, report.names, strict=True):
+        kept, aimed = (number(record, f"overlap_touched.{key}.all") for key in ("prediction", "explanation"))
+        shown = [f"{k * share:.1f}" for share in (kept, aimed) if share is not None]
+        value = f"{' and '.join(shown)} of {k}" if shown else "–"
+        bars.append(Bar(name, kept if aimed is None else aimed, value, kept))
+    return Card(
+        "kept aimed",
+        "Explanations that survive",
+        f"Of the {k} neighbours a node attends to most, how many stay: when the attack aims at predictions"
+        " (tick), and when it aims at the explanation itself (bar). Nodes in its reach.",
+        bars,
+        _chance(
+            number(report.records[0], "overlap_touched.chance.all"), lambda share: f"{k * share:.1f} of {k}"
+        ),
+    )
+
+
+def _output_shift(report: Report) -> Card:
+    values = [number(record, "g_tvd.rel") for record in report.records]
+    most = max(1.0, *(v for v in values if v is not None), 1.0)
+    return Card(
+        "moved",
+        "How far outputs move",
+        "Change of the outputs under attack, in units of their own spread: at 1"
+        f" ({'tick' if most > 1 else 'a full bar'}) they move as far as classes differ. Shorter is better.",
+        [
+            Bar(
+                name,
+                None if v is None else v / most,
+                signed(v, "#.2g").rstrip("."),
+                1 / most if most > 1 else None,
+            )
+            for name, v in zip(report.names, values, strict=True)
+        ],
+    )
+
+
+def _same(report: Report) -> Card:
+    k = size_of(report.records[0])
+    bars = []
+    for record, name in zip(report.records, report.names, strict=True):
+        if name == report.reference:
+            continue
+        shared = number(record, "similarity.overlap.all")
+        bars.append(Bar(name, shared, "–" if shared is None else f"{k * shared:.1f} of {k}"))
+    return Card(
+        "same",
+        f"Same reasons as {report.reference}",
+        f"Of the {k} neighbours {report.reference} attends to most, how many are also among the"
+        f" {k} strongest here, without any attack.",
+        bars,
+        _chance(number(report.records[0], "overlap.chance.all"), lambda share: f"{k * share:.1f} of {k}"),
+    )
+
+
+def _decides(report: Report) -> Card:
+    pairs = [
+        [number(record, f"f_slope.node.{when}.gap") for when in ("clean", "attacked")]
+        for record in report.records
+    ]
+    most = max(1.0, *(v for p in pairs for v in p if v is not None), 1.0)
+    bars = []
+    for name, (before, after) in zip(report.names, pairs, strict=True):
+        length, tick = (None if v is None else max(0.0, v) / most for v in (after, before))
+        value = f"{signed(before, '.2f')} → {signed(after, '.2f')}"
+        bars.append(Bar(name, length, value, tick))
+    return Card(
+        "slope_attacked",
+        "Attention that decides",
+        "How much more it hurts to remove the strongest edges than the weakest (F-slope gap): before the"
+        f" attack (tick) and after it (bar). A full bar is {signed(most, '.3g')}; a random order gets 0.",
+        bars,
+    )
+
+
+def _proved(report: Report) -> Card:
+    bars, words = [], ""
+    for name in report.names:
+        proof = report.certificates.get(name) or {}
+        layers: Sequence[dict[str, object]] = proof.get("layers") or []
+        share = layers[-1].get("topk_share") if layers else None
+        share = float(share) if isinstance(share, int | float) else None
+        bars.append(Bar(name, share, percent(share, 1)))
+        if layers:
+            words = (
+                f"Nodes whose top {proof.get('k2')} at the output layer cannot change while its explanation"
+                f" vector moves by at most {proof.get('radius')} ({proof.get('norm')}), its values fixed."
+            )
+    return Card("proved", "Explanations that are proved", words, bars)
+
+
+def _injected(report: Report) -> Card:
+    bars, words = [], ""
+    for name in report.names:
+        told = {str(one.get("where")): one for one in report.injections.get(name) or [] if one.get("known")}
+        shares = [told[where]["share"] if where in told else None for where in ("direct", "any")]
+        shown = [percent(share, 1) for share in shares if share is not None]
+        bars.append(Bar(name, shares[1], " and ".join(shown) or "–", shares[0]))
+        if told:
+            count = next(iter(told.values())).get("neighbours")
+            words = (
+                "Nodes whose class provably stays, whatever features new nodes have: if the node itself gains"
+                f" {count} injected neighbour (tick), and if every node does (bar)."
+            )
+    return Card("injected", "Classes no injected node can change", words, bars)
+
+
+def _html(card: Card, names: list[str], kinds: list[str | None]) -> str:
+    rows = ""
+    for bar in card.bars:
+        colour = names.index(bar.name) % 7
+        length = 100 * min(1.0, max(0.0, bar.length or 0.0))
+        tick = ""
+        if bar.tick is not None:
+            tick = f'<span class="tick" style="left:{100 * min(1.0, max(0.0, bar.tick)):.1f}%"></span>'
+        rows += (
+            f'<div class="bar"><span class="bar-name">{esc(bar.name)}</span>'
+            f'<span class="bar-value">{esc(bar.value)}</span>'
+            f'<span class="track"><span class="fill m{colour}" style="width:{length:.1f}%"></span>{tick}'
+            "</span></div>"
+        )
+    marks = "".join(
+        f'<span class="mark {kind.partition(" ")[0]}">{kind}</span>'
+        for kind in dict.fromkeys(kinds)
+        if kind is not None
+    )
+    head = f'<h3>{esc(card.title)}<span class="marks">{marks}</span></h3>'
+    level = f'<p class="chance">{esc(card.chance)}</p>' if card.chance else ""
+    return f'<article class="card">{head}<p>{esc(card.about)}</p>{rows}{level}</article>'
+
+
+def _chance(level: float | None, words: Callable[[float], str]) -> str:
+    """What guessing would get, as a card says it."""
+    return "" if level is None else f"chance: {words(level)}"

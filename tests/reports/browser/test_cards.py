@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fgai.cards import Listing, card, write_page
+from fgai.reports.cards import Listing, card, write_page
 from support.report_cases import EVIL, comparison
 
 pytestmark = pytest.mark.browser

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fgai.cards import Card, card, read_cards, write_page
 from fgai.errors import InputError
+from fgai.reports.cards import Card, card, read_cards, write_page
 from support.report_cases import EVIL, comparison
 
 

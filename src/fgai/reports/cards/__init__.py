@@ -1,9 +1,7 @@
 """Cards: what is claimed of a model's explanations, to be published, checked and listed on a page."""
 
-from fgai.cards.bars import Finding, check_card
-from fgai.cards.card import Card, Number, card
-from fgai.cards.page import Listing, read_cards, write_page
-from fgai.cards.sources import card_from_files
+from fgai.reports.cards.card import Card, Finding, Number, card, card_from_files, check_card
+from fgai.reports.cards.page import Listing, read_cards, write_page
 
 __all__ = [
     "Card",

@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fgai.errors import InputError
+from fgai.graph import Graph
+
 Places = NDArray[np.float64]
 
 
@@ -73,3 +76,20 @@ def _spread(places: Places, gap: float = 0.28) -> Places:
     angle[order] = turned - (turned - np.sort(angle)).mean()
     radius = np.hypot(places[:, 0], places[:, 1])
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+
+
+def surroundings(graph: Graph, node: int, size: int) -> list[int]:
+    """Return up to `size` nodes in the order a breadth-first walk from `node` meets them (loops ignored)."""
+    if not 0 <= node < graph.num_nodes:
+        raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
+    rowptr, source = graph.adjacency.rowptr.tolist(), graph.adjacency.source
+    found, spot = [node], 0
+    seen = {node}
+    while spot < len(found) and len(found) < size:
+        here = found[spot]
+        for neighbour in source[rowptr[here] : rowptr[here + 1]].tolist():
+            if neighbour not in seen and len(found) < size:
+                seen.add(neighbour)
+                found.append(neighbour)
+        spot += 1
+    return found

@@ -10,11 +10,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fgai.cards.card import Card, form_of
 from fgai.errors import CheckpointError, InputError
 from fgai.files import write_atomic
 from fgai.records import Column, provenance_line
-from fgai.reports.sections import esc
+from fgai.reports.cards.card import Card, form_of
+from fgai.reports.page import esc
 from fgai.typed import typed
 from fgai.version import __version__
 
@@ -194,4 +194,4 @@ def _unusable(reasons: dict[str, str]) -> str:
 
 
 def _asset(name: str) -> str:
-    return (files("fgai.cards") / "assets" / name).read_text(encoding="utf-8")
+    return (files("fgai.reports.cards") / "assets" / name).read_text(encoding="utf-8")

@@ -12,14 +12,13 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from fgai import figures
 from fgai.attacks import Budget, PGDInjection, RandomInjection, Threat
 from fgai.certificates import PROMISE, certify
 from fgai.errors import FgaiError, FgaiWarning, InputError
 from fgai.evaluation import Comparison, compare
-from fgai.figures import Case, style
-from fgai.figures.layout import around, between, spring
-from fgai.figures.subgraph import surroundings
+from fgai.reports import figures
+from fgai.reports.figures import Case, style
+from fgai.reports.figures.layout import around, between, spring, surroundings
 from fgai.training import History, train, untrained
 from support.forward import seen_by, view_of
 from support.graph_cases import build, small_data

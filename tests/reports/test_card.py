@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import fgai
-from fgai.cards import Card, card, card_from_files, check_card
 from fgai.certificates import Injection, certify
 from fgai.errors import CheckpointError, FgaiError, FgaiWarning, InputError
 from fgai.evaluation import evaluate
 from fgai.records import look_up
+from fgai.reports.cards import Card, card, card_from_files, check_card
 from fgai.sparse import Features
 from fgai.training import train, untrained
 from support.graph_cases import small_data

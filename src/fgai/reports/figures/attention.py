@@ -1,0 +1,435 @@
+"""Figures of attention before and after an attack: one node, its top-k neighbours, a subgraph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+from torch import nn
+
+from fgai.attacks import AttackResult
+from fgai.attention import observe, prepared
+from fgai.checks import at_least
+from fgai.errors import InputError
+from fgai.explanations.node import GraphView, NodeView
+from fgai.models import as_graph
+from fgai.reports.figures import style
+from fgai.reports.figures.layout import Places, around, between, spring, surroundings
+from fgai.typed import typed
+
+
+@typed
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One row of a before/after figure.
+
+    Attributes:
+        name: of the row, e.g. `GAT`.
+        model: attacked.
+        attack: the result of an attack on it.
+    """
+
+    name: str
+    model: nn.Module
+    attack: AttackResult
+
+
+@typed
+def before_after(case: Case, data: Any, layer: str | int = "mean") -> tuple[GraphView, GraphView]:
+    """Return what the model of a case says of the clean graph and of the attacked one."""
+    seen = observe(case.model, prepared(case.model, as_graph(data)))
+    after = observe(case.model, prepared(case.model, case.attack.graph))
+    clean = GraphView.of(seen, layer=layer)
+    return clean, GraphView.of(after, layer=layer, original=clean.num_original)
+
+
+@typed
+def node_attention(
+    model: nn.Module, data: Any, node: int, *, layer: str | int = "mean", most: int = 12
+) -> Figure:
+    """Show whom one node attends to: a star on the left, bars by falling attention on the right.
+
+    The dotted line is what each neighbour would get if attention were uniform. Where the true explanation is
+    known, its neighbours carry a tick.
+
+    Args:
+        model: fgai's or any PyG model the recorder supports.
+        data: a `Graph` or PyG `Data`.
+        node: whose attention to show.
+        layer: `mean`, `last` or `max` over layers, or one layer by number.
+        most: neighbours shown at most; the others are counted in the last bar.
+
+    Raises:
+        InputError: no such node, or one without neighbours.
+    """
+    at_least(most, "most", 1)
+    view = GraphView.of(observe(model, prepared(model, as_graph(data))), layer=layer).node(node)
+    if not view.neighbours:
+        raise InputError(f"node {node} has no incoming edges, so it attends to nothing; pick another")
+    with style.styled():
+        shown = min(most, len(view.neighbours))
+        figure = style.blank(6.6, max(2.9, 1.1 + 0.22 * shown))
+        left, right = figure.subplots(1, 2, width_ratios=[1.0, 1.15])
+        norm = Normalize(0.0, max(view.weights))
+        _draw_star(left, view, norm, most)
+        left.set_title(f"Node {node}: {_prediction(view)}")
+        _draw_bars(right, view, norm, most)
+        right.set_title(f"Attention, {_of_layer(layer)}")
+        note = "" if view.informative is None else "\n✓ part of the true explanation"
+        right.set_xlabel(f"share of the node's attention{note}")
+    return figure
+
+
+@typed
+def node_before_after(
+    cases: Sequence[Case], data: Any, node: int, *, layer: str | int = "mean", most: int = 12
+) -> Figure:
+    """Show how the attention and the prediction of one node move under attack, one row per model.
+
+    Neighbours keep their places; injected nodes are diamonds. All panels share one colour scale.
+
+    Args:
+        cases: models with the attacks on them.
+        data: the clean graph.
+        node: whose attention to show.
+        layer: `mean`, `last` or `max` over layers, or one layer by number.
+        most: neighbours drawn at most, the strongest before and after.
+    """
+    at_least(most, "most", 1)
+    if not cases:
+        raise InputError("`cases` must hold at least one model with an attack on it")
+    pairs = [[view.node(node) for view in before_after(case, data, layer)] for case in cases]
+    highest = max([1e-9, *(w for pair in pairs for view in pair for w in view.weights[:most])])
+    norm = Normalize(0.0, highest)
+    with style.styled():
+        figure = style.blank(6.2, 0.5 + 2.9 * len(cases))
+        grid = figure.subplots(len(cases), 2, squeeze=False)
+        places = _ring([view for pair in pairs for view in pair], most)
+        for row, case, (clean, attacked) in zip(grid, cases, pairs, strict=True):
+            for axes, view, when in zip(row, (clean, attacked), ("before", "after"), strict=True):
+                _draw_star(axes, view, norm, most, places)
+                changed = view.predicted != clean.predicted
+                axes.set_title(
+                    f"{case.name}, {when} the attack\n{_prediction(view)}",
+                    color=style.INJECTED if changed else style.INK,
+                )
+        _colour_bar(figure, grid.ravel().tolist(), norm, f"attention of node {node}, {_of_layer(layer)}")
+    return figure
+
+
+def _draw_star(
+    axes: Axes,
+    view: NodeView,
+    norm: Normalize,
+    most: int,
+    places: dict[int, tuple[float, float]] | None = None,
+) -> None:
+    """Draw the node in the middle and its strongest neighbours around it."""
+    style.bare(axes)
+    axes.set_aspect("equal")
+    axes.set_xlim(-1.35, 1.35)
+    axes.set_ylim(-1.35, 1.35)
+    colours = style.attention_colours()
+    spots = places if places is not None else _ring([view], most)
+    own = 0.0
+    for neighbour, weight in zip(view.neighbours, view.weights, strict=True):
+        if neighbour == view.node:
+            own = weight
+        if neighbour not in spots:
+            continue
+        x, y = spots[neighbour]
+        share = float(norm(weight))
+        injected = neighbour >= view.num_original
+        axes.plot(
+            [0, x],
+            [0, y],
+            color=colours(share),
+            linewidth=0.8 + 4.2 * share,
+            linestyle=(0, (2, 1)) if injected else "-",
+            zorder=1,
+        )
+    for neighbour in view.neighbours:
+        if neighbour in spots:
+            _disc(axes, view, neighbour, spots[neighbour])
+    shade = colours(float(norm(own))) if own > 0 else style.PAPER
+    axes.scatter([0], [0], s=470, color=shade, edgecolors=style.INK, linewidths=1.6, zorder=3)
+    dark = own > 0 and float(norm(own)) > 0.55
+    axes.text(
+        0, 0, str(view.node), ha="center", va="center", zorder=4, fontsize=8, fontweight="bold",
+        color=style.PAPER if dark else style.INK,
+    )  # fmt: skip
+
+
+def _draw_bars(axes: Axes, view: NodeView, norm: Normalize, most: int) -> None:
+    """Draw one bar per neighbour, strongest on top, and the uniform share as a dotted line."""
+    colours = style.attention_colours()
+    shown = list(zip(view.neighbours, view.weights, strict=True))[:most]
+    for place, (_, weight) in enumerate(shown):
+        axes.barh(place, weight, color=colours(float(norm(weight))), edgecolor=style.INK, linewidth=0.4)
+    labels = [view.name(neighbour) for neighbour, _ in shown]
+    rest = len(view.neighbours) - len(shown)
+    if rest:
+        left = sum(view.weights[most:])
+        axes.barh(len(shown), left, color=style.PAPER, edgecolor=style.FAINT, hatch="////", linewidth=0.4)
+        labels.append(f"{rest} others")
+    if view.informative is not None:
+        labels = [f"✓ {name}" if good else name for name, good in zip(labels, view.informative, strict=False)]
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    uniform = 1 / len(view.neighbours)
+    axes.axvline(uniform, color=style.INK, linestyle=":", linewidth=1.0)
+    axes.annotate("uniform", (uniform, -0.6), xytext=(3, 1), textcoords="offset points", fontsize=7)
+
+
+def _colour_bar(figure: Figure, axes: Sequence[Axes], norm: Normalize, label: str) -> None:
+    """Draw the shared scale of attention colours."""
+    scale = ScalarMappable(norm, style.attention_colours())
+    figure.colorbar(scale, ax=list(axes), label=label, shrink=0.75, aspect=30, pad=0.02)
+
+
+def _ring(views: Sequence[NodeView], most: int) -> dict[int, tuple[float, float]]:
+    """Places of the strongest neighbours of any view: originals in the order of the first, then new ones."""
+    wanted: list[int] = []
+    for view in views:
+        strongest = [n for n in view.neighbours if n != view.node][:most]
+        wanted += [n for n in strongest if n not in wanted]
+    wanted.sort(key=lambda n: n >= views[0].num_original)
+    spots = around(len(wanted))
+    return {n: (float(x), float(y)) for n, (x, y) in zip(wanted, spots, strict=True)}
+
+
+def _disc(axes: Axes, view: NodeView, neighbour: int, place: tuple[float, float]) -> None:
+    injected = neighbour >= view.num_original
+    x, y = place
+    axes.scatter(
+        [x],
+        [y],
+        s=430,
+        marker="D" if injected else "o",
+        color="#f6d9c6" if injected else style.PAPER,
+        edgecolors=style.INJECTED if injected else style.INK,
+        linewidths=0.9,
+        zorder=2,
+    )
+    axes.text(x, y, view.name(neighbour).replace(" ", "\n"), ha="center", va="center", fontsize=7, zorder=4)
+
+
+def _prediction(view: NodeView) -> str:
+    text = f"class {view.predicted} ({100 * view.confidence:.0f} %)"
+    if view.label < 0:
+        return text
+    return f"{text}, right" if view.label == view.predicted else f"{text}, wrong (truth: {view.label})"
+
+
+_SHARED, _LOST = style.COLOURS[0], "#8c8c8c"
+
+
+@typed
+def top_neighbours(
+    cases: Sequence[Case], data: Any, node: int, *, k: int = 5, layer: str | int = "mean"
+) -> Figure:
+    """List the k strongest neighbours of a node before and after the attack; lines join those in both lists.
+
+    One panel per model. Filled marks and lines: the neighbour is in both lists. Open marks: it is in one.
+    Diamonds: it was injected. With fewer than k neighbours all of them are listed.
+
+    Args:
+        cases: models with the attacks on them.
+        data: the clean graph.
+        node: whose neighbours to list.
+        k: length of the lists.
+        layer: `mean`, `last` or `max` over layers, or one layer by number.
+
+    Raises:
+        InputError: no cases, k below 1 or no such node.
+    """
+    at_least(k, "k", 1)
+    if not cases:
+        raise InputError("`cases` must hold at least one model with an attack on it")
+    with style.styled():
+        figure = style.blank(3.1 * len(cases), 1.5 + 0.34 * k)
+        panels = figure.subplots(1, len(cases), squeeze=False)[0]
+        for axes, case in zip(panels, cases, strict=True):
+            clean, attacked = (view.node(node) for view in before_after(case, data, layer))
+            _list_panel(axes, case.name, clean, attacked, k)
+        figure.suptitle(
+            f"Strongest neighbours of node {node} ({_of_layer(layer)})", fontsize=9, x=0.01, ha="left"
+        )
+        figure.legend(handles=_legend(), loc="outside lower center", ncols=3, handletextpad=0.4)
+    return figure
+
+
+def _list_panel(axes: Axes, name: str, clean: NodeView, attacked: NodeView, k: int) -> None:
+    style.bare(axes)
+    first, second = clean.neighbours[:k], attacked.neighbours[:k]
+    both = set(first) & set(second)
+    axes.set_xlim(-0.75, 1.75)
+    axes.set_ylim(max(len(first), len(second)) - 0.4, -1.0)
+    axes.set_title(f"{name}: {len(both)} of {len(first)} stay")
+    for x, view, listed, side in ((0, clean, first, "right"), (1, attacked, second, "left")):
+        when = "before" if x == 0 else "after"
+        axes.text(x, -0.75, f"{when}: class {view.predicted}", ha="center", fontsize=8, color="#555555")
+        for rank, neighbour in enumerate(listed):
+            shared, injected = neighbour in both, neighbour >= view.num_original
+            edge = style.INJECTED if injected else _SHARED if shared else _LOST
+            fill = _SHARED if shared else style.PAPER
+            axes.scatter(
+                [x], [rank], s=46, color=fill, edgecolors=edge, marker="D" if injected else "o",
+                linewidths=1.3, zorder=3,
+            )  # fmt: skip
+            label = f"{view.name(neighbour)}  {view.weights[rank]:.3f}"
+            axes.text(
+                x - 0.1 if side == "right" else x + 0.1, rank, label, ha=side, va="center",
+                color=style.INK if shared else "#555555", fontweight="bold" if shared else "normal",
+            )  # fmt: skip
+    for neighbour in both:
+        axes.plot([0, 1], [first.index(neighbour), second.index(neighbour)], color=_SHARED, zorder=2)
+
+
+def _legend() -> list[Line2D]:
+    return [
+        Line2D([], [], color=_SHARED, marker="o", label="in both lists"),
+        Line2D(
+            [], [], color=_LOST, marker="o", linestyle="none", markerfacecolor=style.PAPER,
+            label="in one list",
+        ),
+        Line2D(
+            [], [], color=style.INJECTED, marker="D", linestyle="none", markerfacecolor=style.PAPER,
+            label="injected",
+        ),
+    ]  # fmt: skip
+
+
+@typed
+def subgraph_attention(
+    cases: Sequence[Case],
+    data: Any,
+    node: int,
+    *,
+    size: int = 40,
+    injected: int = 6,
+    layer: str | int = "mean",
+) -> Figure:
+    """Draw the surroundings of a node, edges by attention, before (left) and after (right) the attack.
+
+    One row per model; places and colours are the same everywhere, so what differs is attention. An edge shows
+    the stronger of its two directions; self-loops are left out. Injected nodes are diamonds outside.
+
+    Args:
+        cases: models with the attacks on them.
+        data: the clean graph.
+        node: in the middle of the piece.
+        size: nodes shown, those reached first from `node`.
+        injected: new nodes shown at most, those joined to most of the shown ones.
+        layer: `mean`, `last` or `max` over layers, or one layer by number.
+
+    Raises:
+        InputError: no cases, or no such node.
+    """
+    at_least(size, "size", 2)
+    if not cases:
+        raise InputError("`cases` must hold at least one model with an attack on it")
+    graph = as_graph(data)
+    members = surroundings(graph, node, size)
+    views = [before_after(case, graph, layer) for case in cases]
+    drawn = [[_edges(view, members, injected) for view in pair] for pair in views]
+    values = np.concatenate([weights for pair in drawn for _, weights, _ in pair] or [np.zeros(1)])
+    norm = Normalize(0.0, max(1e-9, float(np.quantile(values, 0.98))) if values.size else 1.0)
+    index = {n: i for i, n in enumerate(members)}
+    inside = drawn[0][0][0]
+    places = spring(len(members), np.array([[index[a], index[b]] for a, b in inside]).reshape(-1, 2))
+    with style.styled():
+        figure = style.blank(7.0, 0.4 + 3.0 * len(cases))
+        grid = figure.subplots(len(cases), 2, squeeze=False)
+        for row, case, pair, parts in zip(grid, cases, views, drawn, strict=True):
+            for axes, view, part, when in zip(row, pair, parts, ("before", "after"), strict=True):
+                _draw(axes, view, members, part, places, norm, node)
+                axes.set_title(f"{case.name}, {when} the attack")
+        label = f"attention, {_of_layer(layer)}"
+        _colour_bar(figure, grid.ravel().tolist(), norm, label)
+    return figure
+
+
+_Edges = tuple[list[tuple[int, int]], NDArray[np.float64], list[int]]
+
+
+def _edges(view: GraphView, members: list[int], injected: int) -> _Edges:
+    """Undirected edges among the shown nodes, the stronger attention of each, the injected nodes shown."""
+    inside = set(members)
+    source, destination = view.attention.source.tolist(), view.attention.destination.tolist()
+    weights = view.attention.values[:, 0].tolist()
+    reach: dict[int, int] = {}
+    for a, b in zip(source, destination, strict=True):
+        if a >= view.num_original and b in inside:
+            reach[a] = reach.get(a, 0) + 1
+    new = sorted(sorted(reach), key=lambda n: -reach[n])[:injected]
+    shown = inside | set(new)
+    strongest: dict[tuple[int, int], float] = {}
+    for a, b, weight in zip(source, destination, weights, strict=True):
+        if a != b and a in shown and b in shown and (a in inside or b in inside):
+            pair = (min(a, b), max(a, b))
+            strongest[pair] = max(weight, strongest.get(pair, 0.0))
+    return list(strongest), np.array(list(strongest.values())), new
+
+
+def _draw(
+    axes: Axes,
+    view: GraphView,
+    members: list[int],
+    part: _Edges,
+    places: Places,
+    norm: Normalize,
+    centre: int,
+) -> None:
+    style.bare(axes)
+    axes.set_aspect("equal")
+    axes.set_xlim(-1.4, 1.4)
+    axes.set_ylim(-1.4, 1.4)
+    edges, weights, new = part
+    index = {n: i for i, n in enumerate(members)}
+    anchors = [[index[min(e)] for e in edges if max(e) == n and min(e) in index] for n in new]
+    spots = {n: places[i] for n, i in index.items()}
+    spots |= dict(zip(new, between(places, anchors), strict=True))
+    colours, order = style.attention_colours(), np.argsort(weights, kind="stable")
+    shares = np.clip(np.asarray(norm(weights)), 0, 1) if len(weights) else weights
+    for dashed in (False, True):
+        chosen = [i for i in order if (max(edges[i]) >= view.num_original) == dashed]
+        lines = [[tuple(spots[edges[i][0]]), tuple(spots[edges[i][1]])] for i in chosen]
+        axes.add_collection(
+            LineCollection(
+                lines,
+                colors=[colours(float(shares[i])) for i in chosen],
+                linewidths=[0.6 + 3.0 * float(shares[i]) for i in chosen],
+                linestyles=(0, (2, 1)) if dashed else "solid",
+                zorder=1,
+            )
+        )
+    original = np.array([spots[n] for n in members])
+    axes.scatter(original[:, 0], original[:, 1], s=26, color=style.PAPER, edgecolors=style.INK, zorder=2)
+    x, y = (float(value) for value in spots[centre])
+    axes.scatter([x], [y], s=70, color=style.INK, zorder=3)
+    axes.text(x + 0.06, y + 0.06, str(centre), fontsize=8, fontweight="bold", zorder=4)
+    if new:
+        extra = np.array([spots[n] for n in new])
+        axes.scatter(
+            extra[:, 0], extra[:, 1], s=44, marker="D", color="#f6d9c6", edgecolors=style.INJECTED, zorder=3
+        )
+        axes.text(
+            0.0, 0.0, "◇ injected", transform=axes.transAxes, color=style.INJECTED, fontsize=8, va="bottom"
+        )
+
+
+def _of_layer(layer: str | int) -> str:
+    """Say in words which attention is shown."""
+    words = {"mean": "mean over layers", "last": "output layer", "max": "maximum over layers"}
+    return words[layer] if isinstance(layer, str) else f"layer {layer}"

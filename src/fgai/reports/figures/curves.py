@@ -1,0 +1,378 @@
+"""Figures of records: losses, certified shares, F-curves, the four properties, explainers side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from fgai.certificates import RADII, Promising, promised
+from fgai.checks import number
+from fgai.errors import InputError
+from fgai.evaluation import EvaluationRecord
+from fgai.metrics import FRACTIONS
+from fgai.reports.figures import style
+from fgai.training import History
+from fgai.typed import typed
+
+
+@typed
+def loss_curves(histories: History | Mapping[str, History]) -> Figure:
+    """Draw every loss term over the epochs; one panel per training, the kept epoch marked.
+
+    Args:
+        histories: of one training (`model.history`), or several by name.
+
+    Raises:
+        InputError: nothing to draw.
+    """
+    named = {"": histories} if isinstance(histories, History) else dict(histories)
+    if not named or any(not history.terms for history in named.values()):
+        raise InputError("`histories` must hold at least one training with at least one epoch")
+    with style.styled():
+        figure = style.blank(3.6 * len(named) + 1.0, 2.8)
+        panels = figure.subplots(1, len(named), squeeze=False)[0]
+        for axes, (name, history) in zip(panels, named.items(), strict=True):
+            _losses(axes, name, history)
+    return figure
+
+
+def _losses(axes: Axes, name: str, history: History) -> None:
+    names = [term for term in history.terms[0] if term != "total"]
+    epochs = range(1, len(history.terms) + 1)
+    for index, term in enumerate(["total", *names] if len(names) > 1 else names):
+        values = [max(terms.get(term, 0.0), 1e-12) for terms in history.terms]
+        colour = style.INK if term == "total" else style.COLOURS[index % len(style.COLOURS) - 1]
+        line = "-" if term == "total" else style.LINES[index % len(style.LINES)]
+        axes.plot(epochs, values, label=term.replace("_", " "), color=colour, linestyle=line)
+    everything = [v for terms in history.terms for v in terms.values() if v > 1e-9]
+    if everything and max(everything) > 30 * min(everything):
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=max(min(everything), max(everything) * 1e-6) / 2)
+    axes.axvline(history.kept_epoch, color=style.FAINT, linewidth=1.0, zorder=0)
+    axes.annotate(
+        "kept", (history.kept_epoch, 0), xycoords=("data", "axes fraction"), xytext=(-2, 2),
+        textcoords="offset points", ha="right", va="bottom", fontsize=7, color="#555555",
+    )  # fmt: skip
+    axes.set_title(name)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("loss")
+    if len(names) > 3:  # so many lines leave no room for a legend among them
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    else:
+        axes.legend()
+
+
+class CertifiedLayer(Protocol):
+    """What `certified_curves` reads of a layer."""
+
+    def curve(self, kind: str) -> Sequence[float | None]:
+        """The share of nodes at each of `RADII`, None where nothing is known."""
+
+
+@runtime_checkable
+class Certified(Promising, Protocol):
+    """What `certified_curves` reads: a `CertificateRecord`, or what stands for several."""
+
+    @property
+    def k2(self) -> int | None:
+        """Size of the certified top-k."""
+
+    @property
+    def norm(self) -> str:
+        """Of the balls."""
+
+    def layer(self, index: int) -> CertifiedLayer:
+        """One layer's shares."""
+
+
+@typed
+def certified_curves(records: Certified | Mapping[str, Certified], *, layer: int = -1) -> Figure:
+    """Draw the share of nodes whose top-k, and whose class, provably stay, against the radius.
+
+    Only nodes with more than k2 neighbours count. A panel says so where nothing is known. What is promised,
+    and what is not, stands below.
+
+    Args:
+        records: one certificate, or several by name.
+        layer: which layer's.
+    """
+    named = dict(records) if isinstance(records, Mapping) else {"": records}
+    if not named:
+        raise InputError("`records` must hold at least one certificate")
+    first = next(iter(named.values()))
+    with style.styled():
+        figure = style.blank(6.6, 2.7)
+        panels = figure.subplots(1, 2, sharey=True)
+        titles = (("topk", f"Top-{first.k2 or 'all'} cannot change"), ("class", "Class cannot change"))
+        for axes, (kind, title) in zip(panels, titles, strict=True):
+            known = 0
+            for index, (name, record) in enumerate(named.items()):
+                curve = record.layer(layer).curve(kind)
+                points = [(r, s) for r, s in zip(RADII, curve, strict=True) if s is not None]
+                if points:
+                    known += 1
+                    axes.plot(*zip(*points, strict=True), label=name, **_look(index))
+            axes.set_title(title)
+            axes.set_xscale("log")
+            axes.set_xlabel(f"radius R ({first.norm} ball)")
+            if not known:
+                axes.text(0.5, 0.5, "unknown", transform=axes.transAxes, ha="center", color="#555555")
+        panels[0].set_ylim(-0.02, 1.02)
+        panels[0].yaxis.set_major_formatter(PercentFormatter(1.0))
+        panels[0].set_ylabel("share of nodes")
+        if len(named) > 1:
+            panels[0].legend()
+        style.footnote(figure, " ".join(dict.fromkeys(promised(record) for record in named.values())))
+    return figure
+
+
+@typed
+def f_curves(records: Iterable[EvaluationRecord], *, scope: str = "node") -> Figure:
+    """Draw the share of nodes still right as edges are removed by attention, clean and attacked.
+
+    Solid: the strongest edges go first (a good explanation falls fast). Dashed: the weakest go first (it
+    stays up). The wider the gap between the two, the more the attention says about the prediction.
+
+    Args:
+        records: from `evaluate(..., curves=True)`; a `Comparison` will do.
+        scope: `node` (by neighbourhood, all layers) or `graph` (all edges, output layer; the paper's).
+
+    Raises:
+        InputError: no record holds curves of this scope.
+    """
+    held = [record for record in records if record.get(f"f_slope.{scope}") is not None]
+    if not held:
+        raise InputError(f"no record holds F-curves of scope {scope!r}; evaluate with `curves=True`")
+    with style.styled():
+        figure = style.blank(6.6, 2.7)
+        panels = figure.subplots(1, 2, sharey=True)
+        for axes, view in zip(panels, ("clean", "attacked"), strict=True):
+            for index, record in enumerate(held):
+                curves: Mapping[str, Any] = record.value(f"f_slope.{scope}.{view}")
+                colour, marker = style.COLOURS[index % 7], style.MARKERS[index % 7]
+                axes.plot(FRACTIONS, curves["curve_plus"], color=colour, marker=marker, label=record.name)
+                axes.plot(
+                    FRACTIONS, curves["curve_minus"], color=colour, marker=marker, linestyle="--",
+                    markerfacecolor=style.PAPER,
+                )  # fmt: skip
+            axes.set_title(f"{view.capitalize()} graph")
+            axes.set_xlabel("share of edges removed")
+            axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        panels[0].set_ylabel("share still right")
+        panels[0].plot([], [], color=style.INK, label="strongest first")
+        panels[0].plot([], [], color=style.INK, linestyle="--", label="weakest first")
+        panels[0].legend()
+    return figure
+
+
+def _look(index: int) -> dict[str, Any]:
+    return {"color": style.COLOURS[index % 7], "linestyle": style.LINES[index % 7]}
+
+
+@typed
+@dataclass(frozen=True)
+class ExplainerDot:
+    """One explainer on one dataset, shares of the top k.
+
+    Attributes:
+        name: of the explainer.
+        kept: under attack, one per seed.
+        again: with another seed on the clean graph, the mean; None where nothing is drawn.
+        chance: of a random ranking.
+        ours: whether it stands out.
+    """
+
+    name: str
+    kept: Sequence[float]
+    again: float | None
+    chance: float
+    ours: bool = False
+
+    def __post_init__(self) -> None:
+        if not len(self.kept):
+            raise InputError(f"`kept` of {self.name!r} must hold a share for at least one seed, got none")
+        shares = (*self.kept, self.chance, *(() if self.again is None else (self.again,)))
+        for share in shares:
+            number(share, "kept, again and chance")
+
+    @property
+    def mean(self) -> float:
+        """Of what is kept."""
+        return sum(self.kept) / len(self.kept)
+
+
+@typed
+def explainer_dots(panels: Mapping[str, Sequence[ExplainerDot]], *, k: int = 5) -> Figure:
+    """Draw how much of each explainer's top k stays, a panel per dataset and a line per explainer.
+
+    Filled: under attack, mean over seeds, each seed as a small mark. Hollow: the same explainer with another
+    seed, nothing attacked. The short stroke is what a random ranking keeps: left of it, or on it, an
+    explanation says nothing that stays.
+
+    Args:
+        panels: by dataset; the same explainers in the same order in each.
+        k: neighbours in an explanation.
+
+    Raises:
+        InputError: nothing to draw, or panels of different explainers.
+    """
+    names = [[dot.name for dot in dots] for dots in panels.values()]
+    if not names or not names[0]:
+        raise InputError("`panels` must hold at least one dataset with one explainer, got none")
+    if any(other != names[0] for other in names[1:]):
+        raise InputError("`panels` must hold the same explainers in the same order")
+    with style.styled():
+        figure = style.blank(2.2 + 1.9 * len(panels), 1.1 + 0.24 * len(names[0]))
+        drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, (title, dots) in zip(drawn, panels.items(), strict=True):
+            _dots_panel(axes, title, dots, k)
+        drawn[0].set_yticks(range(len(names[0])), names[0])
+        drawn[0].invert_yaxis()
+        for label, dot in zip(drawn[0].get_yticklabels(), next(iter(panels.values())), strict=True):
+            label.set_fontweight("bold" if dot.ours else "normal")
+        handles, labels = drawn[0].get_legend_handles_labels()
+        named = dict(zip(reversed(labels), reversed(handles), strict=True))  # the first of each label
+        figure.legend(named.values(), named, loc="outside lower center", ncols=4 if len(panels) > 1 else 2)
+    return figure
+
+
+def _dots_panel(axes: Axes, title: str, dots: Sequence[ExplainerDot], k: int) -> None:
+    for place, dot in enumerate(dots):
+        colour = style.INJECTED if dot.ours else style.COLOURS[0]
+        axes.axhline(place, color=style.FAINT, linewidth=0.4, zorder=0)
+        marks: list[tuple[str, Sequence[float], dict[str, Any]]] = [
+            ("chance", [dot.chance], {"marker": "|", "markersize": 12, "color": style.INK}),
+            ("one seed", dot.kept, {"marker": ".", "alpha": 0.45, "color": colour}),
+            ("kept under attack", [dot.mean], {"marker": "o", "markersize": 5.5, "color": colour}),
+        ]
+        if dot.again is not None:
+            hollow = {"marker": "o", "markersize": 5.5, "color": colour, "markerfacecolor": "none"}
+            marks.append(("another seed, no attack", [dot.again], hollow))
+        for label, shares, look in marks:
+            axes.plot(list(shares), [place] * len(shares), linestyle="", label=label, **look)
+    axes.set_title(title)
+    axes.set_xlabel(f"share of the top {k}")
+    axes.set_xlim(0.0, 1.04)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.tick_params(axis="y", length=0)
+
+
+_WORDS = {"any": "every node gains t", "direct": "the node itself gains t"}
+
+
+@typed
+@dataclass(frozen=True)
+class InjectedCurve:
+    """What is certified of one model.
+
+    Attributes:
+        neighbours: t, increasing.
+        shares: by `where`, of the nodes that count, one for each t.
+    """
+
+    neighbours: Sequence[int]
+    shares: Mapping[str, Sequence[float]]
+
+
+@typed
+def injected_curves(curves: Mapping[str, InjectedCurve], *, alone: float | None = None) -> Figure:
+    """Draw the share of nodes whose class provably stays against t injected neighbours.
+
+    Args:
+        curves: by model.
+        alone: what features classify right without any edge; a line, below which nothing is protected.
+
+    Raises:
+        InputError: nothing to draw.
+    """
+    if not curves:
+        raise InputError("`curves` must hold at least one model, got none")
+    with style.styled():
+        figure = style.blank(7.4, 2.9)
+        panels = figure.subplots(1, len(_WORDS), sharey=True)
+        for axes, (where, words) in zip(panels, _WORDS.items(), strict=True):
+            _injected_panel(axes, where, words, curves, alone)
+        panels[0].set_ylabel("right and certified")
+        panels[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
+def _injected_panel(
+    axes: Axes, where: str, words: str, curves: Mapping[str, InjectedCurve], alone: float | None
+) -> None:
+    for index, (name, curve) in enumerate(curves.items()):
+        axes.plot(
+            curve.neighbours, curve.shares[where], marker="o", markersize=3, label=name,
+            color=style.COLOURS[index % len(style.COLOURS)], linestyle=style.LINES[index % len(style.LINES)],
+        )  # fmt: skip
+    if alone is not None:
+        axes.axhline(alone, color=style.INK, linewidth=0.8, linestyle=":", label="features alone")
+    axes.set_title(words)
+    axes.set_xlabel("injected neighbours t")
+    axes.set_ylim(-0.02, 1.02)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+# (title, what is measured, path in the record)
+_PROPERTIES = (
+    ("1  Same neighbours", "top-{k} shared with\nthe vanilla model", "similarity.overlap.all"),
+    ("2  They stay", "top-{k} kept under attack\n(nodes in its reach)", "overlap_touched.prediction.all"),
+    ("3  Same predictions", "F1, clean graph", "f1.clean"),
+    ("4  They stay", "F1, attacked graph", "f1.attacked"),
+)
+_HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")
+
+
+@typed
+def four_properties(records: Iterable[EvaluationRecord]) -> Figure:
+    """Draw one bar per model for each property: similarity, explanation stability, closeness, stability.
+
+    Every bar is between 0 and 1 and higher is better. A model without a value (no vanilla model to compare
+    with, no labels) gets a dash.
+
+    Args:
+        records: from `evaluate`; a `Comparison` will do.
+
+    Raises:
+        InputError: there is no record.
+    """
+    held = list(records)
+    if not held:
+        raise InputError("`records` must hold at least one evaluation")
+    k = held[0].config.get("k", 5)
+    with style.styled():
+        figure = style.blank(7.2, 2.6 + 0.12 * len(held))
+        panels = figure.subplots(1, 4, sharey=True)
+        for axes, (title, measured, path) in zip(panels, _PROPERTIES, strict=True):
+            _property_panel(axes, held, path)
+            axes.set_title(title)
+            axes.set_xlabel(measured.format(k=k), fontsize=7.5)
+        panels[0].set_ylim(0, 1.12)
+        panels[0].set_yticks([0, 0.5, 1])
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(held)))
+    return figure
+
+
+def _property_panel(axes: Axes, records: list[EvaluationRecord], path: str) -> None:
+    for index, record in enumerate(records):
+        value = record.get(path)
+        axes.bar(
+            index,
+            0.0 if value is None else value,
+            width=0.72,
+            color=style.COLOURS[index % 7],
+            edgecolor=style.PAPER,
+            hatch=_HATCHES[index % 7],
+            label=record.name,
+        )
+        text = "–" if value is None else f"{value:.2f}"
+        axes.text(index, (value or 0.0) + 0.02, text, ha="center", fontsize=8)
+    axes.set_xticks([])
+    axes.set_xlim(-0.7, len(records) - 0.3)
