@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from torch_geometric.data import HeteroData
 
 import fgai
+import fgai.reports.figures
 from fgai.attacks import Budget
 from fgai.errors import FgaiError
 from support import fuzz

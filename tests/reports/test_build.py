@@ -18,8 +18,9 @@ from fgai.attacks import THREATS, Attack, Budget, FeaturePGD, RandomEdges, make_
 from fgai.errors import FgaiError, InputError, MissingExtraError
 from fgai.evaluation import Comparison, evaluate
 from fgai.reports import Report, make_report, page, render, write_report
-from fgai.reports.nodes import ANY, neighbourhoods, over_layers
+from fgai.reports.nodes import ANY, neighbourhoods
 from fgai.reports.page import embedded, trimmed
+from fgai.reports.parts import over_layers
 from fgai.reports.views import MOST_NEIGHBOURS, UNIT, Seen, View, choose
 from fgai.reports.words import attack_words
 from support.forward import view_of
