@@ -8,11 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from fgai.attention.hetero import HeteroModel
 from fgai.attention.limits import Limits, limits_of
 from fgai.attention.record import find_layers
 from fgai.attention.tapped import TappedLayer
-from fgai.attention.wrapped import model_name, uncompiled
+from fgai.attention.wrapped import layout_of, model_name, uncompiled
 from fgai.errors import AttentionError, InputError
 from fgai.typed import typed
 
@@ -84,7 +83,7 @@ def entry_limits(model: nn.Module) -> list[Limits]:
     What the layer derives from something limited is left out: a node cannot say it on its own. Of a
     heterogeneous model there are none: its layers read some nodes as sources and others as destinations.
     """
-    if isinstance(uncompiled(model), HeteroModel):
+    if layout_of(model) is not None:
         return []
     first = next(iter(find_layers(uncompiled(model)).values()))
     return [limits for limits in limits_of(first) if not limits.derived]

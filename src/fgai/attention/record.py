@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from fgai.alone import alone
-from fgai.attention.hetero import HeteroModel
 from fgai.attention.perturb import PerturbLike
 from fgai.attention.registry import adapter_for, known_layers
 from fgai.attention.tap import EdgeType, NodeCount, Scores, Tap
 from fgai.attention.tape import Tape
-from fgai.attention.wrapped import model_name, uncompiled, unwrapped
+from fgai.attention.wrapped import layout_of, model_name, uncompiled, unwrapped
 from fgai.errors import AttentionError
 from fgai.sparse import Adjacency
 from fgai.typed import typed
@@ -75,7 +74,7 @@ def record(model: nn.Module, *, perturb: PerturbLike | None = None, ranked: bool
         raise AttentionError("`record` cannot be compiled; open it outside `torch.compile`")
     model = uncompiled(model)
     layers = find_layers(model)
-    tape = Tape(perturb, ranked=ranked, layout=model.layout if isinstance(model, HeteroModel) else None)
+    tape = Tape(perturb, ranked=ranked, layout=layout_of(model))
     with alone(), ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # otherwise nothing can have been compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -102,7 +101,7 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
     """
     found: dict[str, nn.Module] = {}
     seen: set[str] = set()
-    hetero = isinstance(model, HeteroModel)
+    hetero = layout_of(model) is not None
     for path, module in unwrapped(model).named_modules():
         kind = type(module).__name__
         if isinstance(module, torch.jit.ScriptModule):

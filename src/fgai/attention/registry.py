@@ -101,9 +101,8 @@ def _all_adapters() -> dict[type[nn.Module], Adapter]:
     if "torch_geometric.nn" not in sys.modules:
         return _REGISTRY
     from fgai.attention.pyg import PYG_ADAPTERS
-    from fgai.attention.pyg_hetero import PYG_HETERO_ADAPTERS
 
-    return {**PYG_ADAPTERS, **PYG_HETERO_ADAPTERS, **_REGISTRY}
+    return {**PYG_ADAPTERS, **_REGISTRY}
 
 
 @contextmanager

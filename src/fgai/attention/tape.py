@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fgai.attention.heads import mean_heads
 from fgai.attention.layer import LayerAttention
-from fgai.attention.layout import HeteroLayout
 from fgai.attention.map import AttentionMap
 from fgai.attention.perturb import Perturbation, PerturbLike
 from fgai.attention.tap import EdgeType, NodeCount, Scores
@@ -53,7 +52,7 @@ class Tape:
     """
 
     def __init__(
-        self, perturb: PerturbLike | None = None, *, ranked: bool = True, layout: HeteroLayout | None = None
+        self, perturb: PerturbLike | None = None, *, ranked: bool = True, layout: Any = None
     ) -> None:
         self._ranked, self._layout, self._num_nodes = ranked, layout, 0
         self._perturbation = None if perturb is None else Perturbation(perturb)

@@ -23,7 +23,10 @@ class Wrapped(nn.Module):
     Attributes:
         model: as given.
         call: how it is called on a `Data`.
+        layout: of models of heterogeneous graphs, see `fgai.hetero.HeteroLayout`; None for all others.
     """
+
+    layout: Any = None
 
     def __init__(self, model: nn.Module, call: Call) -> None:
         super().__init__()
@@ -32,6 +35,12 @@ class Wrapped(nn.Module):
     def forward(self, data: Any) -> Tensor:
         """Return what the model says of a PyG `Data`, or of a `Graph` as such."""
         return self.call(self.model, data.to_data() if isinstance(data, Graph) else data)
+
+
+def layout_of(model: nn.Module) -> Any:
+    """Return the layout of a model of heterogeneous graphs; None for all others."""
+    model = uncompiled(model)
+    return model.layout if isinstance(model, Wrapped) else None
 
 
 @typed

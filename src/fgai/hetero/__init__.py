@@ -5,12 +5,9 @@ Everything takes PyG's `HeteroData` and a model called as `model(x_dict, edge_in
 `HeteroView` is the way to the rest of fgai.
 """
 
-from fgai.attention.hetero import HeteroModel
-from fgai.attention.layout import HeteroLayout
-from fgai.hetero.attacked import HeteroAttack, attack
-from fgai.hetero.explanation import HeteroExplanation, explain
-from fgai.hetero.faithful import make_faithful
-from fgai.hetero.recorded import HeteroAttention, TypeAttention, attend
+from fgai.hetero.attention import HeteroAttention, HeteroExplanation, TypeAttention, attend, explain
+from fgai.hetero.injection import HeteroAttack, attack, make_faithful
+from fgai.hetero.model import HeteroLayout, HeteroModel
 from fgai.hetero.view import HeteroView
 
 __all__ = [

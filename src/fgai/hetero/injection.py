@@ -1,30 +1,34 @@
-"""`attack`: nodes injected within one type of edges, and what they change, type by type."""
+"""`attack` and `make_faithful`: nodes injected within one type of edges, and training against them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import HeteroData
 
-from fgai import checks, metrics
+from fgai import checks, metrics, training
 from fgai.alone import with_gradients
 from fgai.attacks import AttackResult, Threat, make_attack, threat_of
 from fgai.attention import Observation, observe, prepared, touched_rows, warn_coupled, warn_unread
-from fgai.attention.hetero import HeteroCall
 from fgai.attention.tap import EdgeType
 from fgai.divergence import row_tvd
 from fgai.evaluation.measures import NAN, agreement, chance, intruders, paired
+from fgai.hetero.model import HeteroCall
 from fgai.hetero.view import MASKS, HeteroView
 from fgai.objectives import Loss, Objective
 from fgai.records import Column, Table, Tabled
 from fgai.tasks import task_of
+from fgai.trackers import Tracker
+from fgai.training import FaithfulConfig, history_of
+from fgai.training.train import set_history
 from fgai.typed import typed
 
-FIGURES = ("overlap", "chance", "tvd", "g_jsd", "new")
+M = TypeVar("M", bound=nn.Module)
+_FIGURES = ("overlap", "chance", "tvd", "g_jsd", "new")
 
 
 @typed
@@ -66,7 +70,7 @@ class HeteroAttack(Tabled):
             Column("to new nodes", better="lower"),
         ]
         rows = [
-            [" ".join(kind), *(None if found[name] != found[name] else found[name] for name in FIGURES)]
+            [" ".join(kind), *(None if found[name] != found[name] else found[name] for name in _FIGURES)]
             for kind, found in self.stability.items()
         ]
         said = self.prediction
@@ -135,6 +139,62 @@ def attack(
         prediction=_prediction(before, after),
         result=result,
     )
+
+
+@typed
+def make_faithful(
+    model: M,
+    data: HeteroData,
+    edge_type: EdgeType,
+    config: FaithfulConfig | None = None,
+    *,
+    seed: int = 0,
+    progress: bool | None = None,
+    max_attempts: int = 2,
+    tracker: Tracker | None = None,
+    call: HeteroCall | None = None,
+    **settings: Any,
+) -> M:
+    """Return a faithful version of a trained heterogeneous model; the given one is untouched.
+
+    It is `fgai.make_faithful` on the view's graph: closeness, similarity and stability of the attention of
+    all layers and types, against nodes that are injected within one type and joined to training and
+    validation nodes. Layers of GATConv, GATv2Conv and TransformerConv get limits of what nodes may say in
+    each type.
+
+    Args:
+        model: trained; made by `to_hetero` or `HeteroConv` of layers with attention.
+        data: what it was trained on, with labels and masks of the nodes that `edge_type` ends at.
+        edge_type: of the edges of injected nodes.
+        config: see `FaithfulConfig`.
+        seed: of the adversary's draws.
+        progress: show a bar; None shows it on a terminal only.
+        max_attempts: trainings at most; 1 trains once, whatever comes out.
+        tracker: told of every epoch, see `fgai.trackers`.
+        call: how the model is called, see `HeteroView.wrap`.
+        **settings: single settings by name, e.g. `epochs=50`, `similarity=4.0`.
+
+    Returns:
+        A model of the same class, called as yours, in eval mode, with its `history`.
+
+    Raises:
+        InputError: data that cannot be read, an unknown type, or a setting that is not known.
+        AttentionError: the model has no attention that can be recorded.
+    """
+    view = HeteroView(data, edge_type=edge_type)
+    made = training.make_faithful(
+        view.wrap(model, call),
+        view.graph,
+        config,
+        seed=seed,
+        progress=progress,
+        max_attempts=max_attempts,
+        tracker=tracker,
+        **settings,
+    )
+    faithful: M = made.model  # type: ignore[assignment]
+    set_history(faithful, history_of(made))
+    return faithful
 
 
 def _stability(

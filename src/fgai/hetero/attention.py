@@ -1,0 +1,277 @@
+"""`attend` and `explain`: attention of a heterogeneous model by type of edges, and of one node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import HeteroData
+
+from fgai import checks
+from fgai.attention import AttentionMap, LayerAttention, observe, prepared
+from fgai.attention.tap import EdgeType
+from fgai.hetero.model import HeteroCall
+from fgai.hetero.view import HeteroView, known_type, wrapped
+from fgai.records import Column, Table, Tabled, data_frame
+from fgai.sparse import edge_keys
+from fgai.typed import typed
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@typed
+@dataclass(frozen=True, eq=False)
+class TypeAttention:
+    """Attention of one layer on the edges of one type.
+
+    Attributes:
+        layer: its name in the model.
+        edge_type: of the edges.
+        edge_index: [2, E], both ends numbered within their types: the edges as they were given, in that
+            order, then the self-loops that the layer added, if any.
+        values: [E, H], before dropout.
+    """
+
+    layer: str
+    edge_type: EdgeType
+    edge_index: Tensor
+    values: Tensor
+
+    def sums(self) -> Tensor:
+        """[D, H]: what each destination with edges of this type gives them, by rising number."""
+        rows, inverse = torch.unique(self.edge_index[1], return_inverse=True)
+        return self.values.new_zeros(len(rows), self.values.shape[1]).index_add(0, inverse, self.values)
+
+
+@typed
+@dataclass(frozen=True, eq=False)
+class HeteroAttention(Tabled):
+    """Attention of all layers and types of edges, in the order they ran.
+
+    Layers of `to_hetero`, `HeteroConv` and HANConv normalise within a type: what a node gives the edges of
+    one type sums to one. HGTConv normalises over all types together: it sums to one over all of them.
+
+    Attributes:
+        entries: one for each layer and type.
+        edges: of every type, as given.
+    """
+
+    entries: tuple[TypeAttention, ...]
+    edges: dict[EdgeType, Tensor]
+
+    def __getitem__(self, edge_type: Any) -> list[TypeAttention]:
+        """Return the entries of one type, a layer each.
+
+        Raises:
+            InputError: there is no such type.
+        """
+        chosen = known_type(edge_type, list(self.edges))
+        return [entry for entry in self.entries if entry.edge_type == chosen]
+
+    def edge_masks(self) -> dict[EdgeType, Tensor]:
+        """Return one number for each edge as given, [E] by type: the mean over heads and layers.
+
+        That is what PyG's `AttentionExplainer` can show of a graph without types. Types that no layer attends
+        to get 0.
+        """
+        found = {}
+        for kind, edges in self.edges.items():
+            layers = [entry.values.mean(1)[: edges.shape[1]] for entry in self[kind]]
+            found[kind] = (
+                torch.stack(layers).mean(0) if layers else torch.zeros_like(edges[0], dtype=torch.float)
+            )
+        return found
+
+    def tables(self) -> list[Table]:
+        """Return a row for each layer and type: its sizes, and what nodes give this type, on average."""
+        columns = [Column("layer"), Column("edges of type"), Column("edges", "d"), Column("heads", "d")]
+        rows = [
+            [
+                w.layer,
+                " ".join(w.edge_type),
+                *w.values.shape,
+                float(w.sums().mean()) if len(w.values) else None,
+            ]
+            for w in self.entries
+        ]
+        return [Table("Attention, by layer and type", [*columns, Column("sum at a node, mean")], rows)]
+
+
+@typed
+def attend(model: nn.Module, data: HeteroData, *, call: HeteroCall | None = None) -> HeteroAttention:
+    """Run a heterogeneous model once and return its attention by layer and type of edges.
+
+    Args:
+        model: of `to_hetero` or `HeteroConv` with GATConv, GATv2Conv or TransformerConv, or with HANConv or
+            HGTConv; runs in evaluation mode and is left as it was.
+        data: labels are not needed.
+        call: how the model is called, see `HeteroView.wrap`.
+
+    Raises:
+        AttentionError: the model has no attention that can be recorded.
+        InputError: data that cannot be read, see `HeteroView`, or a model that fails on it.
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.nn import HGTConv
+        >>> data = HeteroData()
+        >>> data["author"].x, data["paper"].x = torch.ones(2, 3), torch.ones(3, 5)
+        >>> data["author", "writes", "paper"].edge_index = torch.tensor([[0, 1], [2, 2]])
+        >>> found = attend(HGTConv({"author": 3, "paper": 5}, 4, data.metadata(), heads=2), data)
+        >>> found["author", "writes", "paper"][0].values.sum(0).tolist()
+        [1.0, 1.0]
+    """
+    view = HeteroView(data)
+    model_of_view = wrapped(model, replace(view.layout, target=None), call)
+    attention = observe(model_of_view, prepared(model_of_view, view.graph)).attention
+    edges = {kind: data[kind].edge_index for kind in view.layout.edge_types}
+    return HeteroAttention(tuple(_as_given(w, view) for w in attention), edges)
+
+
+def _as_given(w: LayerAttention, view: HeteroView) -> TypeAttention:
+    assert w.edge_type is not None
+    layout, kind = view.layout, w.edge_type
+    given = view.data[kind].edge_index.to(w.values.device)
+    first = torch.searchsorted(w.keys, edge_keys(*layout.ends(kind, *given)))
+    others = torch.ones(w.num_edges, dtype=torch.bool, device=w.values.device)
+    others[first] = False
+    order = torch.cat([first, others.nonzero().flatten()])
+    ends = layout.within(kind[0], w.source[order]), layout.within(kind[2], w.destination[order])
+    return TypeAttention(w.name, kind, torch.stack(ends), w.values[order])
+
+
+@typed
+@dataclass(frozen=True, kw_only=True)
+class HeteroExplanation(Tabled):
+    """The neighbours one node attends to, by type of edges.
+
+    Attributes:
+        node_type: of the node.
+        node: its number within the type.
+        layer: which attention: `mean`, `last` or `max` over layers, or a layer's number.
+        k: neighbours of each type in the explanation.
+        predicted: class with the largest logit; None for nodes that are not classified.
+        confidence: its probability, likewise.
+        label: true class, -1 where unknown; likewise.
+        neighbours: for every type of edges that ends at such nodes, by falling attention: `node`, its number
+            within its type, and `attention`. A type without edges at this node has an empty list.
+    """
+
+    node_type: str
+    node: int
+    layer: str
+    k: int
+    predicted: int | None
+    confidence: float | None
+    label: int | None
+    neighbours: dict[EdgeType, list[dict[str, Any]]]
+
+    def top(self) -> dict[EdgeType, list[int]]:
+        """Return the first k neighbours of each type."""
+        return {kind: [one["node"] for one in found[: self.k]] for kind, found in self.neighbours.items()}
+
+    def tables(self) -> list[Table]:
+        """Return all neighbours with their types."""
+        said = f"{self.node_type} {self.node}"
+        if self.predicted is not None and self.confidence is not None:
+            said += f": class {self.predicted}, {100 * self.confidence:.0f} %"
+        columns = [Column("neighbour"), Column("relation"), Column("attention"), Column("explains")]
+        rows = [
+            [f"{kind[0]} {one['node']}", kind[1], one["attention"], "yes" if rank < self.k else ""]
+            for kind, found in self.neighbours.items()
+            for rank, one in enumerate(found)
+        ]
+        notes = [f"no edges of type {' '.join(kind)}" for kind, found in self.neighbours.items() if not found]
+        return [Table(said, columns, list(rows), notes)]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the neighbours as a `DataFrame`, a row each.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return data_frame(
+            [
+                {"source": kind[0], "relation": kind[1], **one}
+                for kind, found in self.neighbours.items()
+                for one in found
+            ]
+        )
+
+
+@typed
+def explain(
+    model: nn.Module,
+    data: HeteroData,
+    node_type: str,
+    node: int,
+    *,
+    k: int = 5,
+    layer: str | int = "mean",
+    target: str | None = None,
+    call: HeteroCall | None = None,
+) -> HeteroExplanation:
+    """Say whom a node attends to, for each type of edges that ends at it.
+
+    Of the heads it is the normalised geometric mean, see `LayerAttention.explanation`. Where layers
+    normalise within a type, the weights of every type sum to one, and types do not compare; with HGTConv
+    those of all types together do.
+
+    Args:
+        model: see `attend`.
+        data: with labels, if the prediction shall be told, too.
+        node_type: of the node.
+        node: its number within the type.
+        k: neighbours of each type in the explanation.
+        layer: `mean`, `last` or `max` over layers, or one layer by number.
+        target: type of the nodes that are classified; None takes the one that has labels.
+        call: how the model is called, see `HeteroView.wrap`.
+
+    Raises:
+        InputError: no such type, no such node, or an argument out of range.
+        AttentionError: the model has no attention that can be recorded, or no such layer.
+    """
+    checks.whole(k, "k", 1)
+    if not isinstance(layer, int) or isinstance(layer, bool):
+        checks.one_of(str(layer), "layer", ("mean", "last", "max"))
+    view = HeteroView(data, target)
+    number = view.number(node_type, node)
+    hetero = view.wrap(model, call)
+    seen = observe(hetero, prepared(hetero, view.graph))
+    kinds = [kind for kind in view.layout.edge_types if kind[2] == node_type]
+    neighbours = {kind: _neighbours(seen.attention, view, kind, number, layer) for kind in kinds}
+    prediction: dict[str, Any] = {"predicted": None, "confidence": None, "label": None}
+    if node_type == view.layout.target and seen.graph.y is not None:
+        confidence, predicted = seen.logits[number].softmax(0).max(0)
+        prediction = {"predicted": int(predicted), "confidence": float(confidence)}
+        prediction["label"] = int(seen.graph.y[number])
+    return HeteroExplanation(
+        node_type=node_type,
+        node=node,
+        layer=str(layer),
+        k=k,
+        neighbours=neighbours,
+        **prediction,
+    )
+
+
+def _neighbours(
+    attention: AttentionMap, view: HeteroView, kind: EdgeType, number: int, layer: str | int
+) -> list[dict[str, Any]]:
+    entries = attention.of_type(kind) if any(w.edge_type == kind for w in attention) else AttentionMap(())
+    if not len(entries):
+        return []
+    chosen = AttentionMap((entries.layer(layer),)) if isinstance(layer, int) else entries
+    for other in chosen:
+        chosen.last.require_same_edges(other)
+    stacked = torch.stack([w.explanation() for w in chosen])
+    values = {"max": stacked.amax(0), "mean": stacked.mean(0)}.get(str(layer), stacked[-1])
+    first, last = chosen.last.rowptr[number : number + 2].tolist()
+    order = first + torch.argsort(values[first:last], descending=True, stable=True)
+    nodes = view.layout.within(kind[0], chosen.last.source[order]).tolist()
+    return [
+        {"node": one, "attention": value} for one, value in zip(nodes, values[order].tolist(), strict=True)
+    ]

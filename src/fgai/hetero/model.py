@@ -1,0 +1,318 @@
+"""Heterogeneous models on one graph of all nodes: `HeteroLayout`, `HeteroModel`, adapters of HAN and HGT.
+
+Importing this module registers the adapters of HANConv and HGTConv. HANConv normalises attention within a
+type of edges, HGTConv over all types together. Both compute it inside `message`, which is replaced on the
+instance, and call the tap once for every type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, leaky_relu
+from torch_geometric.data import HeteroData
+from torch_geometric.nn import HANConv, HGTConv
+from torch_geometric.nn.module_dict import ModuleDict
+from torch_geometric.nn.to_hetero_transformer import key2str
+from torch_geometric.utils import softmax
+
+from fgai.attention import Tap, Wrapped, register_adapter
+from fgai.attention.pyg import check_layer, message_edges, override
+from fgai.attention.tap import EdgeType
+from fgai.errors import AttentionError, InputError
+from fgai.graph import Graph
+from fgai.typed import typed
+
+HeteroCall = Callable[[Any, Any], Any]
+"""From a model and a PyG `HeteroData` with `x` and `edge_index` to the target's logits, or those by type."""
+
+
+@typed
+@dataclass(frozen=True, eq=False, kw_only=True)
+class HeteroLayout:
+    """The position of every type of nodes and edges in one graph of all nodes.
+
+    Nodes are numbered type by type, injected ones come last. Features are padded with zeros to the widest
+    type. An edge of the graph stands for all edges from one node to another: `edge_attr`, bool [E, types],
+    holds their types. New edges have no type there; they are of the type `injected`.
+
+    Attributes:
+        counts: nodes of each type, in the order they are numbered; without injected ones.
+        widths: features of each type.
+        edge_types: in the order of the columns of `edge_attr`.
+        target: the type of nodes whose logits the model gives, or None.
+        injected: the type of new edges, which go from new nodes to those of the target; None allows none.
+    """
+
+    counts: Mapping[str, int]
+    widths: Mapping[str, int]
+    edge_types: tuple[EdgeType, ...]
+    target: str | None = None
+    injected: EdgeType | None = None
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """The number of each type's first node."""
+        return dict(zip(self.counts, accumulate(self.counts.values(), initial=0), strict=False))
+
+    @cached_property
+    def num_nodes(self) -> int:
+        """All nodes but injected ones."""
+        return sum(self.counts.values())
+
+    @property
+    def peers(self) -> tuple[int, int] | None:
+        """The range of nodes of the type that injected ones have, see `Graph.peers`."""
+        if self.injected is None:
+            return None
+        first = self.offsets[self.injected[0]]
+        return first, first + self.counts[self.injected[0]]
+
+    def numbers(self, node_type: str, nodes: Tensor) -> Tensor:
+        """From numbers within a type to those in the graph; injected nodes are the type's last ones."""
+        count = self.counts[node_type]
+        return torch.where(nodes < count, nodes + self.offsets[node_type], nodes - count + self.num_nodes)
+
+    def within(self, node_type: str, nodes: Tensor) -> Tensor:
+        """From numbers in the graph to those within a type; the inverse of `numbers`."""
+        later = nodes - self.num_nodes + self.counts[node_type]
+        return torch.where(nodes < self.num_nodes, nodes - self.offsets[node_type], later)
+
+    def ends(self, edge_type: EdgeType, source: Tensor, destination: Tensor) -> tuple[Tensor, Tensor]:
+        """From ends of edges, numbered within their types, to their numbers in the graph."""
+        return self.numbers(edge_type[0], source), self.numbers(edge_type[2], destination)
+
+    def place(self, path: str) -> tuple[str, EdgeType]:
+        """Return a layer's name and the type of its edges from its path in a model.
+
+        `to_hetero` and `HeteroConv` keep a layer per type of edges, under the name of the type.
+
+        Raises:
+            AttentionError: no type's name is part of the path.
+        """
+        words = path.split(".")
+        for word in reversed(words):
+            if word in self._written:
+                return ".".join(other for other in words if other != word), self._written[word]
+        raise AttentionError(
+            f"layer {path!r} does not say which type of edges it attends to; models of `to_hetero`,"
+            " `HeteroConv`, `HANConv` and `HGTConv` do"
+        )
+
+    @cached_property
+    def _written(self) -> dict[str, EdgeType]:
+        """Types of edges by PyG's name of a layer for them."""
+        return {
+            name(kind): kind for kind in self.edge_types for name in (key2str, ModuleDict.to_internal_key)
+        }
+
+    def split(self, data: Any) -> HeteroData:
+        """Return features and edges by type, from a PyG `Data` of the whole graph.
+
+        Edges from existing nodes to injected ones are left out unless they are of the injected type, too.
+
+        Raises:
+            InputError: a new edge joins nodes that the injected type does not join.
+        """
+        hetero = HeteroData()
+        for name in self.counts:
+            hetero[name].x = self._features(name, data.x)
+        (source, destination), types = data.edge_index, data.edge_attr
+        added = self._added(source, destination, ~types.any(1))
+        for column, kind in enumerate(self.edge_types):
+            chosen = types[:, column] | added if kind == self.injected else types[:, column]
+            ends = self.within(kind[0], source[chosen]), self.within(kind[2], destination[chosen])
+            hetero[kind].edge_index = torch.stack(ends)
+        return hetero
+
+    def spread(self, logits: Tensor, num_nodes: int) -> Tensor:
+        """Return logits of the target nodes as rows of the whole graph [num_nodes, C]; zeros elsewhere.
+
+        Raises:
+            InputError: there is not one row for every target node.
+        """
+        assert self.target is not None
+        count = self.counts[self.target]
+        if self.injected is not None and self.injected[0] == self.target:
+            count += num_nodes - self.num_nodes
+        if logits.dim() != 2 or logits.shape[0] != count:
+            raise InputError(
+                f"the model must return logits [{count}, classes] of the {self.target!r} nodes, got"
+                f" {tuple(logits.shape)}; say where they are with `call`"
+            )
+        rows = self.numbers(self.target, torch.arange(count, device=logits.device))
+        return logits.new_zeros(num_nodes, logits.shape[1]).index_copy(0, rows, logits)
+
+    def _features(self, node_type: str, x: Tensor) -> Tensor:
+        first, width = self.offsets[node_type], self.widths[node_type]
+        own = x[first : first + self.counts[node_type], :width]
+        if self.injected is None or self.injected[0] != node_type or len(x) == self.num_nodes:
+            return own
+        return torch.cat([own, x[self.num_nodes :, :width]])
+
+    def _added(self, source: Tensor, destination: Tensor, new: Tensor) -> Tensor:
+        """Bool [E]: the new edges that are of the injected type."""
+        if not bool(new.any()):
+            return new
+        if self.injected is None:
+            raise InputError("new edges must have a type; say which: `edge_type=(source, relation, target)`")
+        start, _, end = self.injected
+        added = new & self._is_of(start, source) & self._is_of(end, destination)
+        reverse = (destination >= self.num_nodes) & (self._is_of(end, source) | (source == destination))
+        if bool((new & ~added & ~reverse).any()):
+            raise InputError(
+                f"new edges are of type {self.injected} and go from {start!r} to {end!r} nodes, and some join"
+                " others; use a threat that injects nodes, or another `edge_type`"
+            )
+        return added
+
+    def _is_of(self, node_type: str, nodes: Tensor) -> Tensor:
+        first = self.offsets[node_type]
+        own = (nodes >= first) & (nodes < first + self.counts[node_type])
+        assert self.injected is not None
+        return own | (nodes >= self.num_nodes) if node_type == self.injected[0] else own
+
+
+def _call_by_type(model: Any, data: Any) -> Any:
+    return model(data.x_dict, data.edge_index_dict)
+
+
+@typed
+class HeteroModel(Wrapped):
+    """A heterogeneous model together with the layout of the graph it is called on.
+
+    Accepted wherever fgai takes a model, with the graph of this layout. Its attention has an entry for every
+    layer and type of edges; nodes are numbered as in that graph.
+
+    Attributes:
+        model: as given.
+        layout: of the graph.
+    """
+
+    def __init__(self, model: nn.Module, layout: HeteroLayout, call: HeteroCall | None = None) -> None:
+        super().__init__(model, _call_by_type if call is None else call)
+        self.layout = layout
+
+    def forward(self, data: Any) -> Tensor:
+        """Return logits [N, C] of a PyG `Data` or a `Graph` with the layout; 0 for nodes of other types.
+
+        Without a target they are zeros [N, 1]: only the attention is of interest.
+
+        Raises:
+            InputError: the model gives no logits of the target.
+        """
+        whole = data.to_data() if isinstance(data, Graph) else data
+        outputs: Any = self.call(self.model, self.layout.split(whole))
+        target = self.layout.target
+        if target is None:
+            return torch.zeros_like(whole.x[:, :1])
+        if isinstance(outputs, Mapping):
+            types = ", ".join(repr(name) for name, one in outputs.items() if one is not None)
+            outputs = outputs.get(target)
+            if outputs is None:
+                raise InputError(f"the model says nothing of the {target!r} nodes, only of {types or 'none'}")
+        if not isinstance(outputs, Tensor):
+            raise InputError(
+                f"the model must return logits, or those by type of nodes, got {type(outputs).__name__}; say"
+                " where they are with `call`"
+            )
+        logits: Tensor = self.layout.spread(outputs, whole.num_nodes)
+        return logits
+
+
+class _TypedEdges(NamedTuple):
+    """The edges of one type that a layer was given, ends numbered within their types."""
+
+    edge_type: EdgeType
+    source: Tensor
+    destination: Tensor
+    num_nodes: tuple[int, int]
+
+    def show(self, tap: Tap, attention: Tensor, scores: Tensor) -> Tensor:
+        """Return the attention on these edges as the tap gives it back."""
+        ends = self.source, self.destination, self.num_nodes
+        return tap(attention, *ends, scores=lambda: scores, edge_type=self.edge_type)
+
+
+@contextmanager
+def _edges_by_type(layer: Any) -> Iterator[list[_TypedEdges]]:
+    """Yield a list that every run of the layer fills with its edges by type, in the order given."""
+    edges: list[_TypedEdges] = []
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inputs = dict(zip(("x_dict", "edge_index_dict"), args, strict=False)) | kwargs
+        sizes = {name: int(x.shape[0]) for name, x in inputs["x_dict"].items()}
+        edges[:] = [
+            _TypedEdges(kind, *message_edges(layer, one), (sizes[kind[0]], sizes[kind[2]]))
+            for kind, one in inputs["edge_index_dict"].items()
+        ]
+
+    handle = layer.register_forward_pre_hook(before, with_kwargs=True)
+    try:
+        yield edges
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _han(layer: Any, tap: Tap) -> Iterator[None]:
+    """Attention `softmax_j(LeakyReLU(a_src · h_j + a_dst · h_i))` of HANConv, a `propagate` for each type."""
+    check_layer(layer, "message", HANConv)
+    original: Callable[..., Tensor] = layer.propagate
+    current: list[_TypedEdges] = []
+
+    def propagate(edge_index: Any, **kwargs: Any) -> Tensor:
+        current[:] = [edges.pop(0)]
+        return original(edge_index, **kwargs)
+
+    def message(
+        x_j: Tensor, alpha_i: Tensor, alpha_j: Tensor, index: Tensor, ptr: Tensor | None, size_i: int | None
+    ) -> Tensor:
+        scores = leaky_relu(alpha_j + alpha_i, layer.negative_slope)
+        attention = current[0].show(tap, softmax(scores, index, ptr, size_i), scores)
+        weights = dropout(attention, p=layer.dropout, training=layer.training)
+        return (x_j * weights.view(-1, layer.heads, 1)).view(-1, layer.out_channels)
+
+    with (
+        _edges_by_type(layer) as edges,
+        override(layer, "propagate", propagate),
+        override(layer, "message", message),
+    ):
+        yield
+
+
+@contextmanager
+def _hgt(layer: Any, tap: Tap) -> Iterator[None]:
+    """Attention `softmax_j(p · <q_i, W k_j> / √D)` of HGTConv, over the edges of all types in a row."""
+    check_layer(layer, "message", HGTConv)
+
+    def message(
+        k_j: Tensor,
+        q_i: Tensor,
+        v_j: Tensor,
+        edge_attr: Tensor,
+        index: Tensor,
+        ptr: Tensor | None,
+        size_i: int | None,
+    ) -> Tensor:
+        scores = (q_i * k_j).sum(dim=-1) * edge_attr / math.sqrt(q_i.size(-1))
+        attention = softmax(scores, index, ptr, size_i)
+        sizes = [len(one.source) for one in edges]
+        by_type = zip(edges, torch.split(attention, sizes), torch.split(scores, sizes), strict=True)
+        shown = [one.show(tap, own, own_scores) for one, own, own_scores in by_type]
+        return (v_j * torch.cat(shown).view(-1, layer.heads, 1)).view(-1, layer.out_channels)
+
+    with _edges_by_type(layer) as edges, override(layer, "message", message):
+        yield
+
+
+register_adapter(HANConv, _han)
+register_adapter(HGTConv, _hgt)
