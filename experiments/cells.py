@@ -9,6 +9,7 @@ import json
 import math
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -176,3 +177,16 @@ def _expand(table: dict[str, Any], source: str) -> list[Cell]:
         ]
     except TypeError as error:
         raise InputError(f"a cell of {source} has an unknown field: {error}") from error
+
+
+def current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a stored record with the names that models use today.
+
+    `layers` of a training (`"all"`, `"last"`) is another setting and stays.
+    """
+    names = {"channels": "hidden_channels", "layers": "num_layers", "width": "hidden_channels"}
+    out = {}
+    for name, value in settings.items():
+        known = names.get(name, name) if isinstance(value, int) else name
+        out[known] = None if name in ("norm", "head") and value == "none" else value
+    return out

@@ -10,14 +10,13 @@ from importlib.resources import files
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from experiments.cells import Cell
+from experiments.cells import Cell, current_names
 from experiments.fingerprint import change_of, other_searches
 from experiments.results import DATASETS, MODELS, ROWS, SHARING
 from experiments.store import Store
 from experiments.trained import settings_of
 from fgai.errors import InputError
 from fgai.metrics import METRICS, Quantity
-from fgai.models import current_names
 from fgai.records import look_up
 from fgai.tasks import TASKS
 from fgai.training import METHODS

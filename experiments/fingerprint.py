@@ -8,13 +8,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.cells import Cell
+from experiments.cells import Cell, current_names
 from experiments.store import Store
 from experiments.threats import grid_threat
 from experiments.trained import settings_of, training_code
 from experiments.validation import short_attack
 from fgai.attacks import Attack, make_attack
-from fgai.models import current_names
 from fgai.records import plain
 
 ATTACKED = ("evaluate", "attack", "search")

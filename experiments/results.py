@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from experiments.cells import Cell, read_grid
+from experiments.cells import Cell, current_names, read_grid
 from experiments.fingerprint import change_of, is_older
 from experiments.layers import by_layer, common, flat_layers, mean_over
 from experiments.statistics import Estimate, Interval, estimate, paired
@@ -14,7 +14,6 @@ from experiments.store import Store
 from fgai.attacks import Ledger
 from fgai.errors import CheckpointError
 from fgai.evaluation import by_endpoints
-from fgai.models import current_names
 from fgai.records import look_up
 
 MODELS = ("GAT", "GATv2", "GT")

@@ -21,10 +21,10 @@ except ImportError:  # not on this system; then several processes may train one 
     fcntl = None  # type: ignore[assignment]
 
 import fgai
-from experiments.cells import Cell
+from experiments.cells import Cell, current_names
 from experiments.threats import BOX
 from fgai import Graph
-from fgai.models import DEFENCES, current_names
+from fgai.models import DEFENCES
 from fgai.records import plain
 from fgai.training import (
     ALONE,

@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib import import_module
+from typing import Any
 
 __all__ = [
     "AttentionError",
@@ -125,3 +127,28 @@ def warn(warning: Warning) -> None:
         module=frame.f_globals.get("__name__"),
         registry=frame.f_globals.setdefault("__warningregistry__", {}),
     )
+
+
+EXTRAS = {
+    "captum": "explainers",
+    "plotly": "report",
+    "huggingface_hub": "hub",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "pyarrow": "parquet",
+}
+"""Package → the extra of fgai that installs it."""
+
+
+def extra(module: str) -> Any:
+    """Import a module of an optional package.
+
+    Raises:
+        MissingExtraError: it is not installed; the message holds the install line.
+    """
+    package = module.partition(".")[0]
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(package, EXTRAS[package]) from error

@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from fgai.errors import CheckpointError, DataError, InputError
-from fgai.extras import extra
+from fgai.errors import CheckpointError, DataError, InputError, extra
 from fgai.files import write_atomic
 from fgai.records import plain, to_text, weights_hash
 from fgai.reports.cards import Card

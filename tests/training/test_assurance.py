@@ -18,7 +18,7 @@ from fgai.errors import DivergenceError, InputError, ReliabilityWarning
 from fgai.graph import Graph
 from fgai.metrics import overlap, sharpness
 from fgai.models import GAT
-from fgai.training import FaithfulConfig, History, assurance, attempts, history_of, judged
+from fgai.training import FaithfulConfig, assurance, attempts, history_of, judged
 from fgai.training.assurance import (
     MAX_RATIO,
     MIN_AGREEMENT,
@@ -206,11 +206,6 @@ class TestAttempts:
     ) -> None:
         _, seen = self.run(monkeypatch, [], **given)
         assert seen == []
-
-    def test_a_history_of_before_is_read(self) -> None:
-        values = {**History(stopped="patience").to_dict(), "tries": 2}
-        del values["attempts"]
-        assert History.from_dict(values).attempts == 2
 
     def test_a_training_that_diverges_is_begun_again_with_smaller_steps(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

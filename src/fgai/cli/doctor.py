@@ -23,8 +23,7 @@ from fgai.cli.data import location_of
 from fgai.cli.output import FAILURE, Output, command
 from fgai.compiled import REBUILT
 from fgai.datasets import paths
-from fgai.errors import collected
-from fgai.extras import EXTRAS
+from fgai.errors import EXTRAS, collected
 from fgai.ops import use_backend
 from fgai.training import train, untrained
 

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fgai.compiled import compiled
-from fgai.errors import DataError
-from fgai.extras import extra
+from fgai.errors import DataError, extra
 from fgai.files import most_bytes, regular
 from fgai.store.arrays import Array, map_array
 from fgai.store.sort import Edges

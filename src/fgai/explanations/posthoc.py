@@ -18,10 +18,9 @@ from torch_geometric.explain import (
 
 from fgai import checks
 from fgai.attention import observe, prepared
-from fgai.errors import InputError
+from fgai.errors import InputError, extra
 from fgai.explanations.scores import AttentionScores, EdgeExplainer, RandomScores, hops_of
 from fgai.explanations.searched import FittedScores, SearchedScores
-from fgai.extras import extra
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.tasks import task_of

@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, ProxyHandler, Request, build_opener
 
 from fgai.errors import DataError
-from fgai.files.inflate import most_bytes
-from fgai.files.read import regular
+from fgai.files.read import most_bytes, regular
 
 ATTEMPTS = 3
 PATIENCE = 30.0
@@ -31,11 +30,11 @@ class _OnlyHttps(HTTPRedirectHandler):
     def redirect_request(
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
     ) -> Request | None:
-        require_https(newurl)
+        _require_https(newurl)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def require_https(url: str) -> None:
+def _require_https(url: str) -> None:
     """Raise unless an address begins with `https://` and names a server.
 
     Raises:
@@ -58,7 +57,7 @@ def fetch(url: str, path: Path | str) -> None:
         OSError: the server does not answer, or not with a whole file.
     """
     path = Path(path)
-    require_https(url)
+    _require_https(url)
     for attempt in range(ATTEMPTS):
         try:
             _fetch_once(url, path)

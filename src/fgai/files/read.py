@@ -1,13 +1,21 @@
-"""What every reader of a file does first: refuse pipes and devices, and compare checksums."""
+"""Read files that may be damaged or hostile: checksums, JSON, compressed bytes and arrays, all bounded."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import math
 import stat
-from collections.abc import Mapping
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
 
 CHECKSUM = "checksum"
 
@@ -64,3 +72,188 @@ def take_checksum(values: Any) -> Any:
 
 def _sha256(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+MOST_DEPTH = 64
+"""Levels a file may nest; fgai's own stay below ten."""
+LARGEST = 1 << 64
+"""Whole numbers are below this: they fit a float, a seed and a tensor's length."""
+
+
+def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
+    """Return what JSON text holds.
+
+    Args:
+        text: of one document.
+        finite: refuse NaN and infinities, which are no JSON; Python writes them all the same.
+
+    Raises:
+        ValueError: it is no JSON, a key comes twice, it nests too deeply, or a number is beyond reason.
+
+    Example:
+        >>> parse_json('{"k": [1, 2.5]}')
+        {'k': [1, 2.5]}
+        >>> parse_json('{"k": 1, "k": 2}')
+        Traceback (most recent call last):
+        ValueError: 'k' comes twice
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant if finite else None)
+    except RecursionError:
+        raise ValueError(f"it nests deeper than {MOST_DEPTH} levels") from None
+    _check_numbers(value, finite)
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} comes twice")
+    return found
+
+
+def _no_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _check_numbers(value: Any, finite: bool) -> None:
+    """Look at every value, level by level: recursion would end where the nesting is too deep."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        below: list[Any] = []
+        for item in level:
+            kind = type(item)
+            if kind is dict:
+                below += item.values()
+            elif kind is list:
+                below += item
+            elif kind is int and abs(item) >= LARGEST:
+                raise ValueError(f"a number of {len(str(abs(item)))} digits is beyond reason")
+            elif kind is float and finite and not math.isfinite(item):
+                raise ValueError("a number is too large for a float")
+        if not below:
+            return
+        level = below
+    raise ValueError(f"it nests deeper than {MOST_DEPTH} levels")
+
+
+ALLOWANCE = 1 << 26
+RATIO = 64
+_GZIP = 31  # zlib's word for a gzip header and checksum
+
+
+def most_bytes(size: int) -> int:
+    """Return how much `size` compressed bytes may hold: 64 MiB, and 64 bytes for each.
+
+    Deflate can reach a thousand to one, so five megabytes could fill five gigabytes. Graphs, scores and
+    records stay below ten to one in all; a constant column of a small graph fits into the allowance.
+
+    Example:
+        >>> most_bytes(0), most_bytes(1000) - most_bytes(0)
+        (67108864, 64000)
+    """
+    return ALLOWANCE + RATIO * size
+
+
+def inflate(raw: bytes, size: int) -> bytes:
+    """Return what zlib compressed, which must be exactly `size` bytes.
+
+    Raises:
+        ValueError: it is damaged, or of another size; no more than `size` bytes are ever made.
+    """
+    return _inflated(raw, zlib.MAX_WBITS, size, exactly=True)
+
+
+def gunzip(raw: bytes) -> bytes:
+    """Return what gzip compressed, in one member.
+
+    Raises:
+        ValueError: it is damaged, or holds more than `most_bytes`.
+    """
+    return _inflated(raw, _GZIP, most_bytes(len(raw)), exactly=False)
+
+
+def _inflated(raw: bytes, window: int, most: int, *, exactly: bool) -> bytes:
+    stream = zlib.decompressobj(window)
+    try:
+        found = stream.decompress(raw, most + 1)
+    except zlib.error as error:
+        raise ValueError(f"compressed data is damaged: {error}") from error
+    if len(found) > most or (exactly and len(found) != most):
+        raise ValueError(f"{len(raw)} compressed bytes do not hold {'' if exactly else 'at most '}{most}")
+    if not stream.eof or stream.unused_data:
+        raise ValueError("compressed data is cut off or followed by something else")
+    return found
+
+
+_HEADER = struct.Struct("<26xHH")
+"""Header of a member of a zip archive: the lengths of its name and of its extra field are last."""
+_DESCRIPTOR = 24
+"""Bytes that may follow a member: its size and checksum once more."""
+
+
+def read_arrays(path: Path | str, names: Iterable[str]) -> dict[str, NDArray[Any]]:
+    """Return some arrays of an archive, as `numpy.savez` writes them; others are not looked at.
+
+    Raises:
+        ValueError: the file is no archive, or an array is damaged, pickled, or larger than the archive
+            explains.
+        KeyError: there is no array of that name.
+        OSError: the file cannot be read.
+    """
+    path = regular(path)
+    with path.open("rb") as file:
+        begin = file.read(6)
+    if not begin.startswith(b"PK"):  # zipfile would look for an archive further on
+        what = "one array" if begin == b"\x93NUMPY" else "something else"
+        raise ValueError(f"it holds {what}, not an archive of arrays")
+    with zipfile.ZipFile(path) as archive:
+        members = {member.filename: member for member in archive.infolist()}
+        if len(members) != len(archive.infolist()):
+            raise ValueError("a name comes twice in the archive")
+        names = list(names)
+        if absent := [name for name in names if f"{name}.npy" not in members]:
+            raise KeyError(absent[0])
+        wanted = {name: members[f"{name}.npy"] for name in names}
+        size, most = sum(member.file_size for member in wanted.values()), most_bytes(path.stat().st_size)
+        if size > most:
+            raise ValueError(f"it claims to hold {size} bytes, more than its own size explains")
+        return {name: _array(archive.read(member), name) for name, member in wanted.items()}
+
+
+def _array(raw: bytes, name: str) -> NDArray[Any]:
+    """One array from its bytes; its header must tell exactly as many values as follow it."""
+    stream = io.BytesIO(raw)
+    version = np.lib.format.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"`{name}` has the format {version}, which nothing here writes")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, by_columns, kind = read(stream)
+    if kind.hasobject:
+        raise ValueError(f"`{name}` is pickled")
+    if math.prod(shape) * kind.itemsize != len(raw) - stream.tell() or min(shape, default=0) < 0:
+        raise ValueError(f"`{name}` of shape {shape} has {len(raw) - stream.tell()} bytes")
+    values = np.frombuffer(raw, dtype=kind, offset=stream.tell())
+    return values.reshape(shape, order="F" if by_columns else "C").copy(order="C")
+
+
+def require_whole(archive: zipfile.ZipFile) -> None:
+    """Raise unless the members that a zip archive lists take up all of it.
+
+    A damaged list can lack members whose bytes are still there.
+
+    Raises:
+        zipfile.BadZipFile: bytes belong to no member.
+    """
+    assert archive.fp is not None
+    end = 0
+    for member in sorted(archive.infolist(), key=lambda member: member.header_offset):
+        archive.fp.seek(member.header_offset)
+        head = archive.fp.read(_HEADER.size)
+        if len(head) < _HEADER.size or not 0 <= member.header_offset - end <= _DESCRIPTOR:
+            raise zipfile.BadZipFile(f"what stands before {member.filename!r} is not in its list")
+        name, extra = _HEADER.unpack(head)
+        end = member.header_offset + _HEADER.size + name + extra + member.compress_size
+    if not 0 <= archive.start_dir - end <= _DESCRIPTOR:
+        raise zipfile.BadZipFile("it holds more than its list says")

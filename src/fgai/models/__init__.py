@@ -6,7 +6,7 @@ from fgai.models.gat import GAT, GATv2
 from fgai.models.gcn import GCN, GCNLayer
 from fgai.models.gt import GT
 from fgai.models.layer import AttentionLayer
-from fgai.models.registry import MODELS, current_names, register_model
+from fgai.models.registry import MODELS, register_model
 
 __all__ = [
     "DEFENCES",
@@ -23,7 +23,6 @@ __all__ = [
     "GNNGuard",
     "ProGNN",
     "as_graph",
-    "current_names",
     "register_defence",
     "register_model",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from fgai.errors import InputError
@@ -13,9 +12,6 @@ K = TypeVar("K", bound=type[AttentionModel])
 
 MODELS: dict[str, type[AttentionModel]] = {}
 """Networks by class name."""
-
-EARLIER = {"channels": "hidden_channels", "layers": "num_layers", "width": "hidden_channels"}
-"""Arguments of fgai's models as files of before name them, and their names."""
 
 
 @typed
@@ -44,23 +40,6 @@ def register_model(kind: K) -> K:
     """
     register(kind, kind.__name__ if isinstance(kind, type) else "", MODELS)
     return kind
-
-
-@typed
-def current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of a model that a file of before holds, by today's names.
-
-    `layers` of a training (`"all"`, `"last"`) is another setting and stays.
-
-    Example:
-        >>> current_names({"channels": 8, "layers": 2, "norm": "none", "lr": 0.01})
-        {'hidden_channels': 8, 'num_layers': 2, 'norm': None, 'lr': 0.01}
-    """
-    out = {}
-    for name, value in settings.items():
-        known = EARLIER.get(name, name) if isinstance(value, int) else name
-        out[known] = None if name in ("norm", "head") and value == "none" else value
-    return out
 
 
 def register(kind: type[AttentionModel], name: str, known: dict[str, Any]) -> None:

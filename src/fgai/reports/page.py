@@ -9,10 +9,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fgai.errors import InputError
+from fgai.errors import InputError, extra
 from fgai.evaluation import Comparison, EvaluationRecord
 from fgai.evaluation.layout import chance_path
-from fgai.extras import extra
 from fgai.files import write_atomic
 from fgai.records import ARROWS, provenance_line
 from fgai.reports.build import Report, make_report

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fgai.errors import InputError
-from fgai.extras import extra
+from fgai.errors import InputError, extra
 from fgai.trackers.base import Summary, Tracker, Values
 
 

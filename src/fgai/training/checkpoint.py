@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fgai.attention import add_limits, limits_of, model_name, unwrapped
 from fgai.errors import CheckpointError, InputError
 from fgai.files import check, pack, parse_json, read_metadata, unpack, write_atomic
-from fgai.models import DEFENCES, MODELS, AttentionModel, current_names
+from fgai.models import DEFENCES, MODELS, AttentionModel
 from fgai.training.factory import Factory, factory_name, make_model
 from fgai.training.history import History
 from fgai.training.train import set_history
@@ -125,14 +125,12 @@ def read_header(path: Path | str) -> dict[str, Any]:
         raise CheckpointError(f"{path} is damaged: it does not say what it holds ({error})") from error
     if schema > SCHEMA:
         raise CheckpointError(f"{path} was written by a newer fgai (schema {schema}); update fgai")
+    if schema < SCHEMA:
+        raise CheckpointError(f"{path} was written before fgai was released (schema {schema}); train anew")
     try:
         check(header, Header, "the header")
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    if schema < 2:
-        for part, name in ((header, "config"), (header.get("about") or {}, "settings")):
-            if isinstance(part.get(name), dict):
-                part[name] = current_names(part[name])
     return header
 
 

@@ -58,14 +58,12 @@ class History:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> History:
-        """Inverse of `to_dict`; `attempts` were called `tries` once.
+        """Inverse of `to_dict`.
 
         Raises:
             CheckpointError: a field is unknown or of another type.
         """
-        names = {"tries": "attempts"}
-        fields = {names.get(name, name): value for name, value in values.items()}
-        check_items(fields, get_type_hints(cls), "the history", required=())
-        history = cls(**fields)
+        check_items(values, get_type_hints(cls), "the history", required=())
+        history = cls(**values)
         history.scores = [(int(epoch), float(score)) for epoch, score in history.scores]
         return history
