@@ -13,7 +13,7 @@ from torch import Tensor
 
 import fgai
 from fgai.attacks import THREATS, Budget, FeaturePGD, PGDInjection, RandomInjection, check, draw_features
-from fgai.attacks.box import BEYOND, Box, data_range
+from fgai.attacks.budget import BEYOND, Box, data_range
 from fgai.errors import BudgetError, InputError, ReliabilityWarning
 from fgai.graph import Graph, GraphChange
 from fgai.sparse import Features

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fgai.attacks import EXPLANATION_MEMBERS, PREDICTION_MEMBERS, Budget, EnsembleInjection
-from fgai.attacks.box import Box
+from fgai.attacks.budget import Box
 from fgai.attacks.search.climb import Way, climb_of
 from fgai.attacks.search.optimisers import OPTIMISERS
 from fgai.attacks.search.site import Site

@@ -21,7 +21,7 @@ from fgai.attacks import (
     PGDInjection,
     make_attack,
 )
-from fgai.attacks.box import Box
+from fgai.attacks.budget import Box
 from fgai.attacks.endpoints import RULES, SHARED_RULES, Sites, cover_endpoints, weakest_endpoints
 from fgai.attacks.ensemble import PLAIN
 from fgai.attacks.search.aims import ROW_LOSSES, ExplanationAim, LinkAim, PredictionAim, Rows

@@ -27,10 +27,9 @@ from fgai.attacks import (
     make_attack,
     preserving,
 )
-from fgai.attacks.dice import known_labels, same_label_pairs
-from fgai.attacks.prbcd import Flips, pyg_attack, random_pairs
+from fgai.attacks.existing import known_labels, same_label_pairs
+from fgai.attacks.prbcd import Flips, pyg_attack, random_pairs, weighted_forward
 from fgai.attacks.tdgia import batch_sizes, defect_scores, defective_endpoints, smooth_prediction
-from fgai.attacks.weights import weighted_forward
 from fgai.attention import AttentionMap, evaluating
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange
@@ -232,7 +231,7 @@ class TestWeights:
 
     def test_own_models_and_pyg_models_weigh_alike(self) -> None:
         # The same weights, once inside the softmax and once after it.
-        from fgai.attacks.weights import Weigh
+        from fgai.attacks.prbcd import Weigh
         from fgai.ops import edge_softmax, weighted_softmax
 
         graph = small_data(nodes=19)

@@ -12,8 +12,7 @@ from torch_geometric.nn import GATConv
 
 import fgai
 from fgai.attacks import DICE, PRBCD, TDGIA, Attack, FeaturePGD, PGDInjection, RandomEdges
-from fgai.attacks.prbcd import Flips, random_pairs
-from fgai.attacks.weights import weighted_forward
+from fgai.attacks.prbcd import Flips, random_pairs, weighted_forward
 from fgai.attention import call_model, observe, prepared
 from fgai.graph import Graph
 from support import attack_cases as cases

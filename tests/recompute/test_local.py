@@ -25,10 +25,9 @@ from fgai.graph import Graph, GraphChange
 from fgai.models import GAT, GT, GATv2
 from fgai.objectives import Explanation
 from fgai.recompute.edit import Edit
-from fgai.recompute.local import Recompute
+from fgai.recompute.local import Recompute, repeat_plan
 from fgai.recompute.partial import PartialObjective
 from fgai.recompute.reduced import ReducedExplanation
-from fgai.recompute.repeat import repeat_plan
 from fgai.sparse import Features
 from support import attack_cases as cases
 from support.forward import seen_by

@@ -11,8 +11,7 @@ from fgai.models import GAT, GT, GATv2
 from fgai.ops import reference, use_backend
 from fgai.ops.reach import set_reach
 from fgai.recompute.edit import Edit
-from fgai.recompute.local import Plan, Recompute, Touched
-from fgai.recompute.repeat import repeat_plan
+from fgai.recompute.local import Plan, Recompute, Touched, repeat_plan
 from support.ops_cases import INPUTS, TOLERANCE, assert_same, call, inputs, skewed
 
 MOVING, FILLED = 6, 19

@@ -4,10 +4,9 @@ from fgai.attacks.adaptive import AdaptiveInjection
 from fgai.attacks.attention import AttentionShift, attack_attention
 from fgai.attacks.base import Attack, AttackResult, Judge, Ledger
 from fgai.attacks.budget import Budget, check
-from fgai.attacks.dice import DICE
 from fgai.attacks.endpoints import SHARED_RULES
 from fgai.attacks.ensemble import EnsembleInjection
-from fgai.attacks.existing import FeaturePGD, RandomEdges
+from fgai.attacks.existing import DICE, FeaturePGD, RandomEdges
 from fgai.attacks.injection import FGSMInjection, PGDInjection, RandomInjection, draw_endpoints, draw_features
 from fgai.attacks.natural import NaturalInjection
 from fgai.attacks.prbcd import PRBCD

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.attacks.base import Attack, Judge, Ledger
-from fgai.attacks.box import Box
-from fgai.attacks.budget import LARGEST, Budget
+from fgai.attacks.budget import LARGEST, Box, Budget
 from fgai.attacks.replay import replayed_climb
 from fgai.compiled import compiled
 from fgai.errors import InputError

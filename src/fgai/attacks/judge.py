@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fgai.attacks.weights import weighted_forward
 from fgai.attention import AttentionMap, call_model, observe
 from fgai.graph import Graph, GraphChange
 from fgai.graph.change import SeenEdges
@@ -173,10 +172,10 @@ class Judge:
         self._work += passes * share
         self._ledger.share = self._work / max(1, self._ledger.forwards)
 
-    def relaxed(self, attacked: Graph, weight: Tensor) -> Tensor:
-        """Return the objective where edges are there in part, [E]: no candidate, so not in the curve."""
+    def scored(self, logits: Tensor, attention: AttentionMap) -> Tensor:
+        """Return the objective of outputs of a pass made elsewhere: counted, but not in the curve."""
         self._count(1.0)
-        return self._objective(*weighted_forward(self._model, attacked, weight), self.clean)
+        return self._objective(logits, attention, self.clean)
 
     def mark(self) -> Mark:
         """Return where the books stand, for `back_to`."""

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fgai.attacks.base import Attack, Judge, Ledger
-from fgai.attacks.box import Box
-from fgai.attacks.dice import known_labels
+from fgai.attacks.budget import Box
+from fgai.attacks.existing import known_labels
 from fgai.attacks.injection import draw_endpoints, draw_features
 from fgai.attention import AttentionMap
 from fgai.errors import InputError

@@ -8,9 +8,8 @@ from typing import Any
 from fgai.attacks.adaptive import AdaptiveInjection
 from fgai.attacks.base import Attack
 from fgai.attacks.budget import Budget
-from fgai.attacks.dice import DICE
 from fgai.attacks.ensemble import EnsembleInjection
-from fgai.attacks.existing import FeaturePGD, RandomEdges
+from fgai.attacks.existing import DICE, FeaturePGD, RandomEdges
 from fgai.attacks.injection import PGDInjection, RandomInjection
 from fgai.attacks.natural import NaturalInjection
 from fgai.attacks.prbcd import PRBCD

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from fgai.attacks.base import Attack, Judge, Ledger
-from fgai.attacks.box import Box
-from fgai.attacks.budget import Budget
+from fgai.attacks.budget import Box, Budget
 from fgai.attacks.ensemble import EnsembleInjection
 from fgai.attacks.reported import ReportedAttack, member_row
 from fgai.attacks.search.climb import Found, Way, climb_of

@@ -1,8 +1,7 @@
 """Only what a change touches: the same numbers as a full forward pass, from fewer edges."""
 
 from fgai.recompute.edit import Edit
-from fgai.recompute.local import Plan, Recompute, Touched
+from fgai.recompute.local import Plan, Recompute, Repeated, Touched, repeat_plan
 from fgai.recompute.partial import PartialObjective
-from fgai.recompute.repeat import Repeated, repeat_plan
 
 __all__ = ["Edit", "PartialObjective", "Plan", "Recompute", "Repeated", "Touched", "repeat_plan"]

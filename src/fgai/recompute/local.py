@@ -8,7 +8,7 @@ Training cannot use this: there the weights move, and with them every row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -18,11 +18,11 @@ from fgai.attention import AttentionMap, LayerAttention, Layerwise, adapter_of, 
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.graph.nystrom import extend_encoding
+from fgai.ops.reach import set_reach
 from fgai.ops.rows import chosen_rows
 from fgai.recompute.edit import Edit
-from fgai.recompute.patch import Patch, Sides
-from fgai.recompute.ranks import Ranks
-from fgai.sparse import Features
+from fgai.recompute.patch import Patch, Ranks, Sides
+from fgai.sparse import Adjacency, Features
 from fgai.typed import typed
 
 WORTHWHILE = 0.6
@@ -254,3 +254,89 @@ def _plain(graph: Graph) -> bool:
     features = graph.features
     plain = features is not None and features.appended is None and features.rows is None
     return plain and graph.edge_weight is None and graph.edge_attr is None
+
+
+@typed
+@dataclass(frozen=True, eq=False)
+class Repeated:
+    """A plan side by side with itself.
+
+    Attributes:
+        plan: for features [times · S, F], copy after copy; its logits and nodes come copy after copy.
+        times: number of copies.
+        places: per patch [times, E'], where edge e of the single patch stands for copy b.
+    """
+
+    plan: Plan
+    times: int
+    places: list[Tensor]
+
+
+@typed
+def repeat_plan(plan: Plan, times: int) -> Repeated:
+    """Lay `times` copies of a plan side by side."""
+    device = plan.start.device
+    inputs = torch.arange(times * plan.start.numel(), device=device).view(times, -1)
+    patches, constants, states, places = [], [], [], []
+    for patch, (sides, score), before in zip(plan.patches, plan.constants, plan.states, strict=True):
+        copied, numbers, spots, fixed = _repeat_patch(patch, inputs, sides)
+        patches.append(copied)
+        constants.append((fixed, None if score is None else score.repeat(times, 1)))
+        states.append(None if before is None else before.repeat(times, 1))
+        places.append(spots)
+        inputs = numbers[:, : patch.touched]
+    ranked = zip(plan.ranks, patches, places, strict=True) if plan.ranks else ()
+    made = replace(
+        plan,
+        ranks=[ranks.repeated(patch, spots) for ranks, patch, spots in ranked],
+        start=plan.start.repeat(times),
+        patches=patches,
+        constants=constants,
+        states=states,
+        keep=inputs[:, plan.keep].flatten(),
+        nodes=plan.nodes.repeat(times),
+    )
+    return Repeated(made, times, places)
+
+
+def _repeat_patch(patch: Patch, inputs: Tensor, sides: Sides) -> tuple[Patch, Tensor, Tensor, Sides]:
+    """Return the copies, the new numbers [times, nodes], the edges' places and the constant sides.
+
+    Nodes keep the order of their kinds: changed ones of all copies, then fresh rows of all copies, and so on.
+
+    Args:
+        patch: single.
+        inputs: [times, S] the row at which copy b finds its changed node j.
+        sides: of the constants and stand-ins.
+    """
+    times, device = inputs.shape[0], inputs.device
+    fresh = patch.touched - patch.changed
+    kinds = (fresh, patch.constant.numel() - fresh, patch.standins.numel())
+    numbers, index, before = [inputs], [], times * patch.changed
+    first = 0
+    for size in kinds:
+        numbers.append(before + torch.arange(times * size, device=device).view(times, size))
+        index.append((first + torch.arange(size, device=device)).repeat(times))
+        before, first = before + times * size, first + size
+    number = torch.cat(numbers, dim=1)
+    edges, count = patch.adjacency, patch.adjacency.num_edges
+    both = torch.stack([number[:, edges.source].flatten(), number[:, edges.destination].flatten()])
+    adjacency, order = Adjacency.build(both, times * edges.num_nodes)
+    set_reach(adjacency, moving=times * patch.changed, filled=times * patch.touched)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(order.numel(), device=device)
+    places = back.view(times, count)
+    chosen = torch.cat(index)
+    source, destination, values = (t.index_select(0, chosen) for t in sides)
+    copied = Patch(
+        changed=times * patch.changed,
+        touched=times * patch.touched,
+        constant=torch.cat([patch.constant[:fresh].repeat(times), patch.constant[fresh:].repeat(times)]),
+        adjacency=adjacency,
+        positions=patch.positions.repeat(times)[order],
+        standins=patch.standins.repeat(times),
+        spots=places[:, patch.spots].flatten(),
+        rest=patch.rest.repeat(times),
+        counts=patch.counts.repeat(times),
+    )
+    return copied, number, places, (source, destination, values)

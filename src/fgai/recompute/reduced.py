@@ -11,9 +11,8 @@ from fgai.attention import AttentionMap
 from fgai.objectives import Clean, Explanation, Objective
 from fgai.ops.rows import chosen_rows
 from fgai.recompute.edit import incoming
-from fgai.recompute.local import Plan, Recompute, Touched
-from fgai.recompute.ranks import Ranks
-from fgai.recompute.repeat import Repeated
+from fgai.recompute.local import Plan, Recompute, Repeated, Touched
+from fgai.recompute.patch import Ranks
 from fgai.topk import topk_mask
 
 

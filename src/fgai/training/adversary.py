@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from fgai.attacks import Budget, draw_endpoints, draw_features
-from fgai.attacks.box import Box, data_range, warn_if_narrow
-from fgai.attacks.budget import smallest_pool
+from fgai.attacks.budget import Box, data_range, smallest_pool, warn_if_narrow
 from fgai.attention import Limits, speaking
 from fgai.errors import InputError
 from fgai.graph import Graph

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fgai.attacks.box import Box
+from fgai.attacks.budget import Box
 from fgai.attacks.search.aims import Aim
 from fgai.attacks.search.optimisers import OPTIMISERS, Beside, Optimiser
 from fgai.attacks.search.site import Site

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fgai.attacks.box import Box
+from fgai.attacks.budget import Box
 
 NEARLY = 0.999
 """How close to the wall of the box a start may lie, in units of half the box: tanh never gets there."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fgai.attacks.box import Box
+from fgai.attacks.budget import Box
 from fgai.graph import Graph
 
 
