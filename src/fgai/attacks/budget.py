@@ -45,9 +45,7 @@ class Box:
 
     def __post_init__(self) -> None:
         middle = ((self.low.double() + self.high.double()) / 2).to(self.low.dtype)
-        half = torch.minimum(
-            self.high - middle, middle - self.low
-        )  # exact where it is small
+        half = torch.minimum(self.high - middle, middle - self.low)  # exact where it is small
         for _ in range(2):  # the corners stay inside, whatever rounding does
             outside = (middle + half > self.high) | (middle - half < self.low)
             half = torch.where(outside, half * (1 - torch.finfo(half.dtype).eps), half)
