@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from experiments.cells import Cell
 from experiments.fingerprint import change_of
@@ -49,26 +49,11 @@ def _records(store: Store, model: str, dataset: str, row: str) -> Iterator[dict[
             yield record
 
 
-class StoredPromise(NamedTuple):
-    """What a stored certificate is about.
-
-    Attributes:
-        promise: in words.
-        explanation: the vector whose top 5 is certified; records that name none are of the arithmetic mean.
-    """
-
-    promise: str
-    explanation: str
-
-    @classmethod
-    def of(cls, certificate: Mapping[str, Any]) -> StoredPromise:
-        """Read it from the `certificate` of a record."""
-        return cls(certificate.get("promise", PROMISE), certificate.get("explanation", ARITHMETIC))
-
-
 def promises(certificates: Iterable[Mapping[str, Any]]) -> list[str]:
     """What stored certificates promise, a note for each vector they are about, with its share of them."""
-    found = Counter(promised(StoredPromise.of(one)) for one in certificates)
+    found = Counter(
+        promised(one.get("promise", PROMISE), one.get("explanation", ARITHMETIC)) for one in certificates
+    )
     if len(found) < 2:
         return list(found)
     return [f"{count} of {found.total()} records: {words}" for words, count in found.items()]

@@ -83,7 +83,7 @@ FOUND: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     ),
     (fgai.tasks.check_logits, {"logits": "l1", "graph": small_data()}),
     (fgai.metrics.recall, {"prediction": torch.tensor([0, 1]), "target": torch.tensor([0, 10**9])}),
-    (fgai.certificates.promised, {"record": None}),
+    (fgai.certificates.promised, {"promise": None, "explanation": ""}),
     (fgai.records.provenance_line, {"block": "node"}),
     (fgai.save_model, {"model": fgai.GAT(3, 2), "path": ""}),
     (fgai.metrics.measured, {"section": "prediction", "records": HeteroData()}),

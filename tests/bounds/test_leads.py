@@ -9,7 +9,7 @@ import torch
 
 import fgai
 from fgai.attention import prepared
-from fgai.bounds.leads import check_followed, worst_leads
+from fgai.bounds.scores import check_followed, worst_leads
 from fgai.certificates import certify_injection
 from fgai.errors import InputError
 from fgai.graph import Graph

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fgai.attention import Limits
-from fgai.bounds.ranges import Range, larger, smaller
+from fgai.bounds.reading import Range, larger, smaller
 
 
 def said(seed: int, rows: int = 40) -> torch.Tensor:

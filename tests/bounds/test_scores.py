@@ -12,8 +12,7 @@ from torch.nn.functional import leaky_relu
 
 import fgai
 from fgai.attention import prepared
-from fgai.bounds.ranges import ranges_of
-from fgai.bounds.reading import Reading
+from fgai.bounds.reading import Reading, ranges_of
 from fgai.bounds.scores import Scores, _relative, scores_of
 from fgai.models import GAT, GATv2
 

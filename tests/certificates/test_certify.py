@@ -14,9 +14,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fgai.certificates.kernels import channel_norms, class_norms, margin_extent, mixed_margins, row_extent
-from fgai.certificates.layer import LayerCertificate
+from fgai.certificates.layer import (
+    LayerCertificate,
+    Prediction,
+    probability_change,
+    radius_of,
+    trivial_change,
+)
 from fgai.certificates.linear import LinearReadOut, linear_prediction
-from fgai.certificates.prediction import Prediction, probability_change, radius_of, trivial_change
 from fgai.errors import InputError
 from fgai.topk import overlap, swap_costs, topk_mask
 from support.certify_cases import NORMS, cheapest_swap, least_norm, swap

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 import fgai
 from fgai.attention import call_model, entry_limits, observe, prepared
-from fgai.bounds.ranges import ranges_of
-from fgai.bounds.reading import Ball, State
+from fgai.bounds.reading import Ball, State, ranges_of
 from fgai.bounds.scores import _sectors
 from fgai.certificates import Injection, InjectionCertificate, certify_injection, invariant_layers
-from fgai.certificates.injection_kernels import mean_bounds
+from fgai.certificates.kernels import mean_bounds
 from fgai.errors import InputError
 from fgai.evaluation.measures import paired
 from fgai.graph import Graph

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fgai.attention import Limits
-from fgai.bounds.ranges import Range
+from fgai.bounds.reading import Range
 
 
 @given(st.integers(0, 10_000), st.floats(0.0, 0.8), st.floats(0.0, 0.2), st.floats(1e-3, 3.0))

@@ -15,17 +15,16 @@ from hypothesis import strategies as st
 from fgai.datasets import load_dataset
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.graph.nystrom import FLOOR
+from fgai.graph.nystrom import FLOOR, extend_encoding
 from fgai.models import positional
-from fgai.models.positional import eigen, encoding, extend_encoding, laplacian_encoding, with_encoding
-from fgai.models.positional.canonical import GAP, canonical_basis, groups
+from fgai.models.positional import GAP, _canonical_basis, _groups, laplacian_encoding, with_encoding
 from fgai.sparse import Adjacency
 
 
 @pytest.fixture(autouse=True)
 def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    encoding._memory.clear()
+    positional._memory.clear()
 
 
 def edges_of(graph: nx.Graph) -> tuple[torch.Tensor, int]:
@@ -72,7 +71,7 @@ def check_against_dense(graph: nx.Graph, size: int) -> None:
     assert not u[:, wide:].any() and not mu[:, wide:].any()
     assert np.abs(u).max() <= 1 + 1e-4
     np.testing.assert_allclose(u[:, :wide].max(axis=0), 1.0, atol=1e-6)
-    for start, stop in groups(values):
+    for start, stop in _groups(values):
         if start < wide:
             part = u[:, start : min(stop, wide)]
             part = part / np.linalg.norm(part, axis=0)
@@ -101,7 +100,7 @@ def test_lanczos_equals_dense_whatever_the_start(
     }[name]
     edges, nodes = edges_of(larger)
     dense = laplacian_encoding(edges, nodes, 5, cache=False)
-    monkeypatch.setattr(eigen, "DENSE", 10)
+    monkeypatch.setattr(positional, "DENSE", 10)
     lanczos = laplacian_encoding(edges, nodes, 5, seed=seed, cache=False)
     torch.testing.assert_close(lanczos.vectors, dense.vectors, atol=1e-6, rtol=0)
     torch.testing.assert_close(lanczos.values, dense.values, atol=1e-7, rtol=0)
@@ -111,9 +110,9 @@ def test_lanczos_equals_dense_whatever_the_start(
 def test_lanczos_searches_what_it_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = nx.balanced_tree(3, 5)
     adjacency = sp.csr_matrix(nx.to_numpy_array(graph))
-    monkeypatch.setattr(eigen, "DENSE", 10)
-    wanted, _ = eigen.leading(adjacency, 5, 0)
-    search = eigen._search
+    monkeypatch.setattr(positional, "DENSE", 10)
+    wanted, _ = positional._leading(adjacency, 5, 0)
+    search = positional._search
 
     def forgetful(
         matrix: object, away: np.ndarray, count: int, *rest: object
@@ -123,22 +122,22 @@ def test_lanczos_searches_what_it_missed(monkeypatch: pytest.MonkeyPatch) -> Non
             return np.delete(values, 1), np.delete(vectors, 1, axis=1)
         return values[:count], vectors[:, :count]
 
-    monkeypatch.setattr(eigen, "_search", forgetful)
-    found, _ = eigen.leading(adjacency, 5, 0)
+    monkeypatch.setattr(positional, "_search", forgetful)
+    found, _ = positional._leading(adjacency, 5, 0)
     np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
 def test_an_eigenspace_too_large_to_resolve_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     edges, nodes = edges_of(nx.star_graph(150))
     dense = laplacian_encoding(edges, nodes, 3, cache=False)
-    monkeypatch.setattr(eigen, "DENSE", 10)
+    monkeypatch.setattr(positional, "DENSE", 10)
     lanczos = laplacian_encoding(edges, nodes, 3, cache=False)
     assert not bool(dense.vectors.any()) and not bool(lanczos.vectors.any())
 
 
 def test_no_convergence_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eigen, "DENSE", 10)
-    monkeypatch.setattr(eigen, "RESTARTS", 1)
+    monkeypatch.setattr(positional, "DENSE", 10)
+    monkeypatch.setattr(positional, "RESTARTS", 1)
     edges, nodes = edges_of(nx.path_graph(1200))
     with pytest.raises(InputError, match="component of 1200 nodes did not converge"):
         laplacian_encoding(edges, nodes, 4, cache=False)
@@ -149,7 +148,7 @@ def test_canonical_basis_does_not_depend_on_the_basis(seed: int, dimension: int)
     draw = np.random.default_rng(seed)
     space = np.linalg.qr(draw.normal(size=(17, dimension)))[0]
     turned = space @ np.linalg.qr(draw.normal(size=(dimension, dimension)))[0]
-    one, two = canonical_basis(space), canonical_basis(turned)
+    one, two = _canonical_basis(space), _canonical_basis(turned)
     np.testing.assert_allclose(one, two, atol=1e-9)
     np.testing.assert_allclose(space @ (space.T @ one), one, atol=1e-9)
     np.testing.assert_allclose(np.abs(one).max(axis=0), 1.0)
@@ -159,15 +158,15 @@ def test_canonical_basis_does_not_depend_on_the_basis(seed: int, dimension: int)
 
 def test_ties_go_to_the_first_node() -> None:
     vector = np.array([[0.1], [-0.7], [0.7], [0.1]])
-    np.testing.assert_allclose(canonical_basis(vector)[:, 0], [-1 / 7, 1, -1, -1 / 7])
+    np.testing.assert_allclose(_canonical_basis(vector)[:, 0], [-1 / 7, 1, -1, -1 / 7])
     noisy = vector + np.array([[0.0], [0.0], [1e-9], [0.0]])
-    assert canonical_basis(noisy)[1, 0] == 1
+    assert _canonical_basis(noisy)[1, 0] == 1
 
 
 def test_groups() -> None:
     values = np.array([0.9, 0.9 - GAP / 2, 0.9 - GAP, 0.5, 0.5, -1.0])
-    assert groups(values) == [(0, 3), (3, 5), (5, 6)]
-    assert groups(np.array([0.3])) == [(0, 1)]
+    assert _groups(values) == [(0, 3), (3, 5), (5, 6)]
+    assert _groups(np.array([0.3])) == [(0, 1)]
 
 
 @settings(max_examples=20, deadline=None)
@@ -288,28 +287,28 @@ def test_graphs_keep_extended_encodings() -> None:
 
 def test_cache_in_memory_and_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     solved: list[int] = []
-    leading = eigen.leading
+    leading = positional._leading
 
     def counted(adjacency: sp.csr_matrix, size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         solved.append(size)
         return leading(adjacency, size, seed)
 
-    monkeypatch.setattr(encoding, "leading", counted)
-    monkeypatch.setattr(encoding, "ON_DISK", 20)
+    monkeypatch.setattr(positional, "_leading", counted)
+    monkeypatch.setattr(positional, "ON_DISK", 20)
     edges, nodes = edges_of(lopsided(6, 25))
     first = laplacian_encoding(edges, nodes, 4)
     assert laplacian_encoding(edges.flip(0), nodes, 4) is first and solved == [4]
     (file,) = (tmp_path / "cache" / "fgai" / "positional").iterdir()
-    encoding._memory.clear()
+    positional._memory.clear()
     torch.testing.assert_close(laplacian_encoding(edges, nodes, 4), first)
     assert solved == [4]
     for content in (b"", file.read_bytes()[:100], b"junk"):
         file.write_bytes(content)
-        encoding._memory.clear()
+        positional._memory.clear()
         torch.testing.assert_close(laplacian_encoding(edges, nodes, 4), first)
     assert solved == [4] * 4
     np.savez(file, vectors=np.full((25, 4), np.nan, np.float32), values=np.zeros((25, 4), np.float32))
-    encoding._memory.clear()
+    positional._memory.clear()
     torch.testing.assert_close(laplacian_encoding(edges, nodes, 4), first)
     assert len(solved) == 5
     laplacian_encoding(edges[:, 1:], nodes, 4)
@@ -319,19 +318,15 @@ def test_cache_in_memory_and_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cache").write_text("a file, not a folder")
-    monkeypatch.setattr(encoding, "ON_DISK", 20)
+    monkeypatch.setattr(positional, "ON_DISK", 20)
     edges, nodes = edges_of(lopsided(6, 25))
     assert laplacian_encoding(edges, nodes, 4).vectors.shape == (25, 4)
 
 
 def test_memory_is_bounded() -> None:
-    for nodes in range(2, 2 * encoding.IN_MEMORY):
+    for nodes in range(2, 2 * positional.IN_MEMORY):
         laplacian_encoding(torch.tensor([[0], [1]]), nodes, 2)
-    assert len(encoding._memory) == encoding.IN_MEMORY
-
-
-def test_public_names() -> None:
-    assert all(hasattr(positional, name) for name in positional.__all__)
+    assert len(positional._memory) == positional.IN_MEMORY
 
 
 @pytest.mark.data

@@ -9,7 +9,7 @@ from torch import nn
 
 import fgai
 from fgai.certificates import Injection, certify
-from fgai.certificates.invariance import INVARIANT
+from fgai.certificates.familiar import INVARIANT
 from fgai.graph import Graph
 from fgai.reports.build import Report
 from fgai.reports.page import cards

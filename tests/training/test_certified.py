@@ -11,7 +11,7 @@ from torch import nn
 
 import fgai
 from fgai.attention import observe, prepared
-from fgai.bounds.leads import worst_leads
+from fgai.bounds.scores import worst_leads
 from fgai.datasets import planted, random_split
 from fgai.errors import InputError
 from fgai.graph import Graph

@@ -1,19 +1,24 @@
 """Certificates: what no perturbation of a layer's attention within a radius can do to a node."""
 
 from fgai.certificates.certification import certify
-from fgai.certificates.injected import (
+from fgai.certificates.familiar import KEPT, invariant_layers
+from fgai.certificates.injection import (
     INJECTION_PROMISE,
     WHERE,
     Injection,
     InjectionCertificate,
     LayerOrder,
+    certify_injection,
 )
-from fgai.certificates.injection import certify_injection
-from fgai.certificates.invariance import KEPT, invariant_layers
-from fgai.certificates.layer import RADII, LayerCertificate
-from fgai.certificates.prediction import Prediction
-from fgai.certificates.record import ARITHMETIC, EXPLANATION, PROMISE, CertificateRecord
-from fgai.certificates.tables import TABLE_RADII, Promising, promised
+from fgai.certificates.layer import RADII, LayerCertificate, Prediction
+from fgai.certificates.record import (
+    ARITHMETIC,
+    EXPLANATION,
+    PROMISE,
+    TABLE_RADII,
+    CertificateRecord,
+    promised,
+)
 from fgai.certificates.voting import VOTING_PROMISE, VotingCertificate, vote
 
 __all__ = [
@@ -32,7 +37,6 @@ __all__ = [
     "LayerCertificate",
     "LayerOrder",
     "Prediction",
-    "Promising",
     "VotingCertificate",
     "certify",
     "certify_injection",

@@ -12,15 +12,11 @@ from fgai.alone import with_gradients
 from fgai.attention import LayerAttention, Observation, model_name, observe, prepared
 from fgai.certificates.familiar import unfamiliar
 from fgai.certificates.hidden import find_stages, hidden_predictions
-from fgai.certificates.injected import Injection, InjectionCertificate
-from fgai.certificates.injection import certify_injection
-from fgai.certificates.items import item_prediction
-from fgai.certificates.layer import LayerCertificate
-from fgai.certificates.linear import find_linear, linear_prediction
-from fgai.certificates.prediction import UNKNOWN, Prediction, trivial_change
-from fgai.certificates.record import DIVERGENCES, CertificateRecord
+from fgai.certificates.injection import Injection, InjectionCertificate, certify_injection
+from fgai.certificates.layer import UNKNOWN, LayerCertificate, Prediction, trivial_change
+from fgai.certificates.linear import find_linear, item_prediction, linear_prediction
+from fgai.certificates.record import DIVERGENCES, TABLE_RADII, CertificateRecord
 from fgai.certificates.relu import find_relu, relu_prediction
-from fgai.certificates.tables import TABLE_RADII
 from fgai.checks import at_least, finite, fraction, one_of
 from fgai.divergence import tvd
 from fgai.errors import AttentionError, InputError, ReliabilityWarning, warn

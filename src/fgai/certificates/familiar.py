@@ -17,10 +17,13 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from fgai.alone import alone
-from fgai.attention import LayerAttention, LayerRun, Limits, TappedLayer
+from fgai.attention import LayerAttention, LayerRun, Limits, TappedLayer, find_layers
+from fgai.errors import AttentionError
+from fgai.graph import Graph
 from fgai.models import GAT, GNNSVD, GT, AttentionLayer, GATv2, GNNGuard, ProGNN
 from fgai.models.gt import TransformerBlock
 from fgai.models.layer import InputNorm, Projection
+from fgai.typed import typed
 
 _MODELS = (GAT, GATv2, GT, GNNGuard, GNNSVD, ProGNN)
 _PARTS = (AttentionLayer, Projection, InputNorm, TransformerBlock, Limits)
@@ -131,3 +134,47 @@ def layer_values(run: LayerRun, recorded: LayerAttention) -> Tensor | str:
     if not bool(((again - output).abs() <= _AGAIN * scale).all()):
         return f"layer {recorded.name!r} gives something else when it is run on its own"
     return values.detach().cpu().double()
+
+
+INVARIANT = (
+    "scores of old edges read nothing that an injection changes; new neighbours only change the normaliser"
+)
+KEPT = "if positional encodings are kept as computed on the original graph"
+"""What has to hold in models that read such encodings."""
+
+
+@typed
+def invariant_layers(model: nn.Module, graph: Graph) -> dict[str, str | None]:
+    """Say of every attention layer why no injection can reorder old neighbours there; None where it may.
+
+    Neighbours are ranked by the mean over the heads of `log w = score − log Z` (`LayerAttention.ranking`).
+    The normaliser Z is the same for all neighbours of a node, so their order is that of their mean scores.
+    Where both sides of the score read inputs that an injection leaves alone, the order stays: any number of
+    new nodes, any features, any wiring. That holds for the first attention layer of a model that reads
+    features alone. Where it reads positional encodings, too, it holds on a condition, `KEPT`, which is then
+    the reason: encodings computed anew on the larger graph can reorder every node. It says nothing about
+    where new neighbours rank, nor about later layers, whose inputs change.
+
+    Args:
+        model: any.
+        graph: prepared for it.
+
+    Returns:
+        By the layer's name, in the order of the modules.
+
+    Example:
+        >>> import fgai
+        >>> data = fgai.load_dataset("planted")
+        >>> model = fgai.GAT.for_data(data)
+        >>> [why is not None for why in invariant_layers(model, model.prepare(data)).values()]
+        [True, False]
+    """
+    try:
+        names = list(find_layers(model))
+    except AttentionError:
+        return {}
+    found: dict[str, str | None] = dict.fromkeys(names)
+    plain = type(model) in (GAT, GATv2, GT) and unfamiliar(model) is None
+    if names and plain and getattr(model, "guard", None) is None and graph.edge_weight is None:
+        found[names[0]] = INVARIANT if graph.positional is None else KEPT
+    return found

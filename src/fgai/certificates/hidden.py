@@ -29,10 +29,10 @@ from torch import Tensor, nn
 from torch.nn.functional import elu
 
 from fgai.attention import Limits, Observation
-from fgai.bounds.ranges import Range
+from fgai.bounds.reading import Range
 from fgai.certificates.familiar import layer_values, unfamiliar
 from fgai.certificates.kernels import channel_norms, margin_extent, mixed_margins, row_extent, row_largest
-from fgai.certificates.prediction import BOUND, Prediction, gaps, probability_change
+from fgai.certificates.layer import BOUND, Prediction, gaps, probability_change
 from fgai.models import GAT, AttentionLayer, GATv2
 from fgai.ops import aggregate
 from fgai.progress import current

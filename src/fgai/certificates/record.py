@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fgai.certificates.layer import RADII, LayerCertificate, LayerLayout, tensor_from
-from fgai.certificates.prediction import Prediction
-from fgai.certificates.tables import TABLE_RADII, node_columns, overview, share_table
+from fgai.certificates.layer import RADII, UNKNOWN, LayerCertificate, LayerLayout, Prediction, tensor_from
 from fgai.errors import CheckpointError, InputError
-from fgai.records import PackedArray, Table, TabledDocument, data_frame, pack_array, plain
+from fgai.records import Cell, Column, PackedArray, Table, TabledDocument, data_frame, pack_array, plain
 from fgai.typed import typed
 
 if TYPE_CHECKING:
     import pandas
+
 
 EXPLANATION = "normalised geometric mean of the heads"
 """The vector whose top-k is certified, see `LayerAttention.explanation`."""
@@ -31,6 +31,7 @@ PROMISE = (
     f" {EXPLANATION}, moved by at most R. The prediction: each head moved by at most R. Injected nodes or"
     " edges change values too; against them this is no guarantee."
 )
+TABLE_RADII = (0.001, 0.003, 0.01, 0.03, 0.1)
 DIVERGENCES = ("probabilities", "logits")
 _ROUNDING = 1e-9
 _TENSORS = {
@@ -185,7 +186,7 @@ class CertificateRecord(TabledDocument):
 
     def tables(self) -> list[Table]:
         """Return an overview of every layer, and the certified shares against the radius."""
-        return [overview(self), share_table(self)]
+        return [_overview(self), _share_table(self)]
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a `DataFrame` with a row per layer and node; NaN where nothing is known of single nodes.
@@ -193,7 +194,7 @@ class CertificateRecord(TabledDocument):
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        parts = [node_columns(layer, self.radius) for layer in self.layers]
+        parts = [_node_columns(layer, self.radius) for layer in self.layers]
         return data_frame({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
     def to_dict(self) -> dict[str, Any]:
@@ -323,3 +324,120 @@ def _mean(values: Tensor | None) -> float | None:
         return None
     mean = float(values.double().mean())
     return mean if math.isfinite(mean) else None
+
+
+@typed
+def promised(promise: str, explanation: str) -> str:
+    """Return the promise of a certificate, which names the vector whose top-k is meant or has it added."""
+    if explanation in promise:
+        return promise
+    return f"{promise} The top-k is that of the {explanation}; with one head, of the attention."
+
+
+def _overview(record: CertificateRecord) -> Table:
+    """One column per layer, one row per property; medians are over nodes with more than k2 neighbours."""
+    summary = record.summary()["layers"]
+    at = f"at R = {record.radius:g}"
+    rows: list[list[Cell]] = [
+        ["nodes counted", *(f"{layer['counted']} of {layer['nodes']}" for layer in summary)],
+        ["top-k trivial (share of nodes)", *(_percent(layer["trivial_share"]) for layer in summary)],
+        ["sharpness", *(_number(layer["sharpness"]) for layer in summary)],
+        ["top-k radius, median", *(_number(layer["topk"]["median_radius"]) for layer in summary)],
+        [f"top-k cannot change {at}", *(_percent(layer["topk"]["share"]) for layer in summary)],
+        [f"certified overlap β₂, mean {at}", *(_number(layer["topk"]["mean_beta2"]) for layer in summary)],
+        ["class radius, median", *(_marked(layer["class"], "median_radius") for layer in summary)],
+        [f"class cannot change {at}", *(_percent(layer["class"]["share"]) for layer in summary)],
+        [f"α₂ on logits, median {at}", *(_marked(layer["alpha2_logits"], "median") for layer in summary)],
+        [
+            f"α₂ on probabilities, median {at}",
+            *(_marked(layer["alpha2_probabilities"], "median") for layer in summary),
+        ],
+        [
+            "… below the trivial bound (share)",
+            *(_percent(layer["alpha2_probabilities"]["informative_share"]) for layer in summary),
+        ],
+    ]
+    if record.compared:
+        rows.append(["overlap with vanilla β₁, mean", *(_number(layer["beta1"]) for layer in summary)])
+        rows.append(["change from vanilla α₁, mean", *(_number(record.summary()["alpha1"]) for _ in summary)])
+    if record.alpha is not None or record.beta is not None:
+        rows.append(
+            [f"{_definition(record)} (share)", *(_percent(layer["satisfied_share"]) for layer in summary)]
+        )
+    columns = [Column(""), *(Column(layer["name"]) for layer in summary)]
+    return Table(_title(record), columns, rows, _notes(record))
+
+
+def _share_table(record: CertificateRecord) -> Table:
+    """Certified shares of the nodes with more than k2 neighbours, against the radius."""
+    rows: list[list[Cell]] = []
+    for layer in record.layers:
+        for kind, label in (("topk", f"top-{record.k2 or 'all'}"), ("class", "class")):
+            shares = [_percent(share) for share in layer.curve(kind, TABLE_RADII)]
+            status = "exact" if kind == "topk" else layer.prediction.class_status
+            rows.append([layer.name, label, status, *shares])
+    columns = [Column("layer"), Column("what"), Column("how"), *(Column(f"R = {r:g}") for r in TABLE_RADII)]
+    return Table(
+        f"Nodes certified, {record.norm} ball", columns, rows, (promised(record.promise, record.explanation),)
+    )
+
+
+def _node_columns(layer: LayerCertificate, radius: float) -> dict[str, NDArray[Any]]:
+    """What is certified about every node at one layer, by name; NaN where that is unknown of single nodes."""
+    nodes, prediction = layer.num_nodes, layer.prediction
+
+    def predicted(values: Tensor | None) -> NDArray[Any]:
+        return _or_nan(values if prediction.rows_are == "nodes" else None, nodes)
+
+    return {
+        "layer": np.full(nodes, layer.name, dtype=object),
+        "node": np.arange(nodes),
+        "degree": layer.degree.numpy(),
+        "topk_radius": layer.topk_radius.numpy(),
+        "beta2": layer.beta2(radius).numpy(),
+        "class_radius": predicted(prediction.class_radius),
+        "alpha2_logits": predicted(prediction.alpha2_logits),
+        "alpha2_probabilities": predicted(prediction.alpha2_probabilities),
+        "beta1": _or_nan(layer.beta1, nodes),
+    }
+
+
+def _or_nan(values: Tensor | None, count: int) -> NDArray[Any]:
+    return np.full(count, np.nan) if values is None else values.numpy()
+
+
+def _title(record: CertificateRecord) -> str:
+    return f"Certificates of {record.model['class']} on {record.data['name']}, {record.norm} ball"
+
+
+def _definition(record: CertificateRecord) -> str:
+    alpha = "·" if record.alpha is None else f"{record.alpha:g}"
+    beta = "·" if record.beta is None else f"{record.beta:g}"
+    half = "" if record.compared else ", stability half only"
+    return f"(TV, {record.radius:g}, {alpha}, {beta}, {record.k1}, {record.k2})-FGAI{half}"
+
+
+def _notes(record: CertificateRecord) -> list[str]:
+    notes = [promised(record.promise, record.explanation)]
+    for layer in record.layers:
+        prediction = layer.prediction
+        if UNKNOWN in (prediction.class_status, prediction.probabilities_status):
+            notes.append(f"{layer.name}: prediction unknown, {prediction.reason}.")
+    return notes
+
+
+def _number(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "–"
+    return "∞" if math.isinf(value) else f"{value:.3g}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def _marked(part: dict[str, object], key: str) -> str:
+    value, status = part[key], part["status"]
+    if status == UNKNOWN or not isinstance(value, float):
+        return UNKNOWN if status == UNKNOWN else "–"
+    return f"{_number(value)} ({status})"

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fgai.attention import Observation
 from fgai.certificates.familiar import layer_values, unfamiliar
 from fgai.certificates.kernels import channel_norms, class_norms
-from fgai.certificates.prediction import BOUND, SMALLEST, Prediction, gaps, probability_change, radius_of
+from fgai.certificates.layer import BOUND, SMALLEST, Prediction, gaps, probability_change, radius_of
 from fgai.models import GT, AttentionLayer
 from fgai.tasks import get_task
 

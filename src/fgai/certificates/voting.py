@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from fgai.attention import call_model, evaluating, model_name, prepared
 from fgai.attention.wrapped import uncompiled
-from fgai.certificates.injected import share_of
+from fgai.certificates.injection import share_of
 from fgai.certificates.locality import dependence
 from fgai.checks import seed as check_seed
 from fgai.checks import whole

@@ -1,12 +1,11 @@
 """Attention models: GAT, GATv2 and the graph transformer from one attention layer, and GCN."""
 
-from fgai.models.base import AttentionModel, as_graph
+from fgai.models.base import MODELS, AttentionModel, as_graph, register_model
 from fgai.models.defences import DEFENCES, GNNSVD, Defended, GNNGuard, ProGNN, register_defence
 from fgai.models.gat import GAT, GATv2
 from fgai.models.gcn import GCN, GCNLayer
 from fgai.models.gt import GT
 from fgai.models.layer import AttentionLayer
-from fgai.models.registry import MODELS, register_model
 
 __all__ = [
     "DEFENCES",

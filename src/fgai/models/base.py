@@ -1,9 +1,9 @@
-"""What all models share: the task read-outs, and sizes picked from data."""
+"""`AttentionModel`, the base of all models, and models by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from torch import Tensor, nn
 
@@ -17,8 +17,7 @@ from fgai.graph.pyg_data import arguments_from_data
 from fgai.ops import dropout
 from fgai.sparse import Features
 from fgai.store import StoredGraph
-from fgai.tasks import POOLINGS, get_task, task_of
-from fgai.tasks.readout import DECODERS
+from fgai.tasks import DECODERS, POOLINGS, get_task, task_of
 from fgai.typed import typed
 
 LARGE = 100_000
@@ -210,3 +209,47 @@ def as_features(graph: Graph) -> Features:
     if graph.features is None:
         raise InputError(f"{graph.name!r} has no node features")
     return graph.features
+
+
+K = TypeVar("K", bound=type[AttentionModel])
+
+MODELS: dict[str, type[AttentionModel]] = {}
+"""Networks by class name."""
+
+
+@typed
+def register_model(kind: K) -> K:
+    """Make a network known by the name of its class; a decorator.
+
+    From then on it is built, trained, defended, saved and loaded by name, like fgai's own. Its constructor
+    takes `in_channels`, `out_channels` and keyword arguments and keeps them in `config`; `_sizes` chooses
+    those that depend on the data.
+
+    Args:
+        kind: a subclass of `AttentionModel`. The same class defined once more replaces the earlier one.
+
+    Raises:
+        InputError: it is no such class, or another one has its name.
+
+    Example:
+        >>> from fgai.models import GAT
+        >>> @register_model
+        ... class WideGAT(GAT):
+        ...     @classmethod
+        ...     def _sizes(cls, graph, task):
+        ...         return {**super()._sizes(graph, task), "hidden_channels": 32}
+        >>> MODELS.pop("WideGAT") is WideGAT
+        True
+    """
+    register(kind, kind.__name__ if isinstance(kind, type) else "", MODELS)
+    return kind
+
+
+def register(kind: type[AttentionModel], name: str, known: dict[str, Any]) -> None:
+    """Enter a model class into a table under a name; see `register_model`."""
+    if not isinstance(kind, type) or not issubclass(kind, AttentionModel):
+        raise InputError(f"`kind` must be a subclass of `fgai.models.AttentionModel`, got {kind!r}")
+    other = known.get(name, kind)
+    if (other.__module__, other.__qualname__) != (kind.__module__, kind.__qualname__):
+        raise InputError(f"{name!r} is {other.__module__}.{other.__qualname__} already; choose another name")
+    known[name] = kind

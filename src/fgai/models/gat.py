@@ -12,9 +12,8 @@ from fgai.attention import Layerwise, Stage
 from fgai.checks import one_of, rate, whole
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models.base import LARGE, AttentionModel
+from fgai.models.base import LARGE, AttentionModel, register_model
 from fgai.models.layer import AttentionLayer
-from fgai.models.registry import register_model
 from fgai.sparse import Features
 from fgai.tasks import get_task
 from fgai.typed import typed

@@ -13,9 +13,8 @@ from fgai.attention import Limits, TappedLayer
 from fgai.cache import cached_on
 from fgai.checks import at_least, one_of, rate, whole
 from fgai.graph import Graph
-from fgai.models.base import LARGE, AttentionModel
+from fgai.models.base import LARGE, AttentionModel, register_model
 from fgai.models.layer import InputNorm, Projection
-from fgai.models.registry import register_model
 from fgai.ops import aggregate, node_scores, score_additive, weighted_softmax
 from fgai.ops.segments import row_sum
 from fgai.sparse import Adjacency, Features

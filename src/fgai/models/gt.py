@@ -12,10 +12,9 @@ from fgai.attention import Layerwise, Stage
 from fgai.checks import at_least, memory, one_of, rate, whole
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models.base import AttentionModel, as_features
+from fgai.models.base import AttentionModel, as_features, register_model
 from fgai.models.layer import AttentionLayer, Projection
 from fgai.models.positional import with_encoding
-from fgai.models.registry import register_model
 from fgai.ops import dropout
 from fgai.sparse import Features
 from fgai.tasks import get_task

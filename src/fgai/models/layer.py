@@ -253,22 +253,15 @@ class AttentionLayer(TappedLayer):
             return weighted, values, scores + edge_weight.to(scores.dtype).clamp(min=least).log()[:, None]
         return edge_softmax(scores, adjacency), values, scores
 
-    def attend_and_combine(
-        self, x: Tensor | Features, adjacency: Adjacency, *, written: bool = True, averaged: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """Return the output and the attention [E, H] before dropout, from the fused kernels.
-
-        The tap is not called, and the output is not computed *from* the attention returned: gradients of both
-        reach the input, but none flows from one to the other. Unless `written`, the attention may be empty;
-        `averaged` over the heads it is [E, 1].
-        """
-        out, attention, _ = self._attended(x, adjacency, written, averaged)
-        return out, attention
-
     def _attended(
         self, x: Tensor | Features, adjacency: Adjacency, written: bool, averaged: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """As `attend_and_combine`, and the mean scores [E] where they are wanted."""
+        """Return the output, the attention [E, H] before dropout, and the mean scores [E] where wanted.
+
+        From the fused kernels: the tap is not called, and the output is not computed *from* the attention
+        returned, so no gradient flows from one to the other. Unless `written`, the attention may be empty;
+        `averaged` over the heads it is [E, 1].
+        """
         sides = self._sides(x, adjacency)
         out, attention = self.fused(*sides, adjacency, written=written, averaged=averaged)
         scores = self.mean_scores(*sides[:2], adjacency) if self.ranked else None

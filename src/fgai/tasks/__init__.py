@@ -1,13 +1,21 @@
 """Node, link and graph tasks behind one interface: what is predicted, from which graph, at whose nodes."""
 
-from fgai.tasks.base import PARTS, Task
-from fgai.tasks.batch import GraphTask, take_graphs
-from fgai.tasks.link import LinkTask, negative_pairs
+from fgai.tasks.base import (
+    PARTS,
+    TASKS,
+    Task,
+    check_logits,
+    get_task,
+    register_task,
+    task_of,
+    unregister_task,
+)
+from fgai.tasks.batch import POOLINGS, GraphTask, pool, take_graphs
+from fgai.tasks.link import DECODERS, LinkTask, link_logits, negative_pairs
 from fgai.tasks.node import NodeTask
-from fgai.tasks.readout import POOLINGS, link_logits, pool
-from fgai.tasks.registry import TASKS, check_logits, get_task, register_task, task_of, unregister_task
 
 __all__ = [
+    "DECODERS",
     "PARTS",
     "POOLINGS",
     "TASKS",
@@ -25,3 +33,6 @@ __all__ = [
     "task_of",
     "unregister_task",
 ]
+
+for _task in (NodeTask(), LinkTask(), GraphTask()):
+    register_task(_task)

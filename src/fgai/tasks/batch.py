@@ -8,13 +8,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fgai.checks import one_of, whole
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.graph.edge_values import FILL
 from fgai.sparse import Adjacency, Features, SparseRows
+from fgai.sparse.valid import LARGEST, check_index
 from fgai.tasks.base import Task, node_mask
-from fgai.tasks.readout import pool
 from fgai.typed import typed
+
+POOLINGS = ("mean", "max")
 
 
 class GraphTask(Task):
@@ -155,3 +158,33 @@ def _take_rows(features: Features, rows: Tensor) -> Features:
     first = torch.repeat_interleave(base.indptr[rows] - indptr[:-1], counts)
     entry = torch.arange(int(counts.sum()), device=rows.device) + first
     return Features.sparse(indptr, base.indices[entry], base.values[entry], base.num_columns)
+
+
+@typed
+def pool(nodes: Tensor, batch: Tensor | None, num_graphs: int, how: str) -> Tensor:
+    """Mean or maximum of `nodes` [N, D] over each small graph → [G, D]; a graph without nodes gives zeros."""
+    whole(num_graphs, "num_graphs", 0, LARGEST)
+    if nodes.dim() != 2 or not nodes.is_floating_point():
+        got = f"{nodes.dtype} {tuple(nodes.shape)}"
+        raise InputError(f"`nodes` must be floating-point of shape [nodes, width], got {got}")
+    if batch is not None and (batch.shape != nodes.shape[:1] or batch.dtype != torch.int64):
+        got = f"{batch.dtype} {tuple(batch.shape)}"
+        raise InputError(f"`batch` must be one graph number per node (torch.long), got {got}")
+    if batch is not None:
+        check_index(batch, num_graphs, "batch")
+    if batch is None:
+        batch = torch.zeros(nodes.shape[0], dtype=torch.long, device=nodes.device)
+    if one_of(how, "pooling", POOLINGS) == "mean" and nodes.is_cuda:
+        # Sums over sorted rows: the same from run to run, which adding in any order is not.
+        ordered, order = torch.sort(batch, stable=True)
+        bounds = torch.searchsorted(ordered, torch.arange(num_graphs + 1, device=batch.device))
+        rows = nodes.index_select(0, order)
+        total = torch.segment_reduce(rows, "sum", offsets=bounds, initial=0.0, unsafe=True)
+        return total / bounds.diff().clamp(min=1)[:, None]
+    if how == "mean":
+        total = nodes.new_zeros(num_graphs, nodes.shape[1]).index_add(0, batch, nodes)
+        counts = torch.bincount(batch, minlength=num_graphs).clamp(min=1)
+        return total / counts[:, None]
+    index = batch[:, None].expand_as(nodes)
+    out = nodes.new_zeros(num_graphs, nodes.shape[1])
+    return out.scatter_reduce(0, index, nodes, "amax", include_self=False)

@@ -8,15 +8,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fgai.checks import whole
+from fgai.checks import edge_index, one_of, whole
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.graph.links import Links
 from fgai.sparse import edge_keys, key_ends, match_edges
 from fgai.tasks.base import Task
-from fgai.tasks.readout import link_logits, link_scores
 from fgai.typed import typed
 
+DECODERS = ("dot", "cosine")
+SHARPNESS = 10.0
+"""What the cosine of two embeddings is multiplied by, so that scores reach both sides of certainty."""
 EMBEDDING = 64
 """Width of the embeddings of a model for links."""
 
@@ -182,3 +184,36 @@ def _first_of_each(values: Tensor) -> Tensor:
     first = torch.full((unique.numel(),), values.numel(), dtype=torch.long, device=values.device)
     spots = torch.arange(values.numel(), device=values.device)
     return values[first.scatter_reduce(0, inverse, spots, "amin").sort().values]
+
+
+def link_scores(embedding: Tensor, pairs: Tensor, decoder: str = "dot") -> Tensor:
+    """Score pairs of nodes by their embeddings: `⟨z_u, z_v⟩`, or ten times the cosine.
+
+    Args:
+        embedding: [N, D].
+        pairs: [2, L].
+        decoder: `dot` or `cosine`.
+
+    Returns:
+        [L], positive where a link is more likely than not.
+    """
+    one_of(decoder, "decoder", DECODERS)
+    if decoder == "cosine":
+        embedding = torch.nn.functional.normalize(embedding, dim=1) * SHARPNESS**0.5
+    return (embedding[pairs[0]] * embedding[pairs[1]]).sum(-1)
+
+
+@typed
+def link_logits(embedding: Tensor, pairs: Tensor, decoder: str = "dot") -> Tensor:
+    """Return [L, 2] logits `(−s/2, s/2)` of no link and link, whose cross-entropy is the binary one of s.
+
+    Example:
+        >>> link_logits(torch.tensor([[1.0, 1.0], [3.0, 1.0]]), torch.tensor([[0], [1]]))
+        tensor([[-2.,  2.]])
+    """
+    if embedding.dim() != 2 or not embedding.is_floating_point():
+        got = f"{embedding.dtype} {tuple(embedding.shape)}"
+        raise InputError(f"`embedding` must be floating-point of shape [nodes, width], got {got}")
+    edge_index(pairs, len(embedding), "pairs")
+    half = link_scores(embedding, pairs, decoder) / 2
+    return torch.stack([-half, half], dim=1)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fgai.attacks import Budget
 from fgai.attention import entry_limits, evaluating
-from fgai.bounds.leads import check_followed
+from fgai.bounds.scores import check_followed
 from fgai.graph import Graph
 from fgai.tasks import task_of
 from fgai.training.adversary import InjectionAdversary

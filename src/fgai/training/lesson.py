@@ -17,7 +17,7 @@ from fgai.attention import (
     observe,
     straight_through,
 )
-from fgai.bounds.leads import worst_leads
+from fgai.bounds.scores import worst_leads
 from fgai.graph import Graph
 from fgai.sparse import EdgeMap
 from fgai.training.loop import PROBE

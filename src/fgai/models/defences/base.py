@@ -12,8 +12,7 @@ from fgai.attention import TappedLayer
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models.base import AttentionModel, as_graph
-from fgai.models.registry import MODELS, register
+from fgai.models.base import MODELS, AttentionModel, as_graph, register
 from fgai.typed import typed
 
 DefendedT = TypeVar("DefendedT", bound="type[Defended]")

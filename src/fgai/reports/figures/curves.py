@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from fgai.certificates import RADII, Promising, promised
+from fgai.certificates import RADII, promised
 from fgai.checks import number
 from fgai.errors import InputError
 from fgai.evaluation import EvaluationRecord
@@ -75,8 +75,16 @@ class CertifiedLayer(Protocol):
 
 
 @runtime_checkable
-class Certified(Promising, Protocol):
+class Certified(Protocol):
     """What `certified_curves` reads: a `CertificateRecord`, or what stands for several."""
+
+    @property
+    def promise(self) -> str:
+        """What is certified, in words."""
+
+    @property
+    def explanation(self) -> str:
+        """The vector whose top-k is certified."""
 
     @property
     def k2(self) -> int | None:
@@ -127,7 +135,8 @@ def certified_curves(records: Certified | Mapping[str, Certified], *, layer: int
         panels[0].set_ylabel("share of nodes")
         if len(named) > 1:
             panels[0].legend()
-        style.footnote(figure, " ".join(dict.fromkeys(promised(record) for record in named.values())))
+        notes = (promised(record.promise, record.explanation) for record in named.values())
+        style.footnote(figure, " ".join(dict.fromkeys(notes)))
     return figure
 
 

@@ -1,0 +1,331 @@
+"""Laplacian encodings of a whole graph: component by component, cached."""
+
+from __future__ import annotations
+
+import io
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from numpy.typing import NDArray
+from scipy.sparse.csgraph import connected_components
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+from torch import Tensor
+
+from fgai import checks
+from fgai.datasets.paths import user_cache
+from fgai.errors import FgaiError, InputError
+from fgai.files import read_arrays, write_atomic
+from fgai.graph import Graph
+from fgai.graph.fingerprint import edge_fingerprint
+from fgai.sparse import Adjacency, edge_keys
+
+GAP = 1e-7  # eigenvalues closer than this count as equal
+TIE = 1e-4  # rows whose squared length is this close to the longest (relatively) count as equally long
+
+Floats = NDArray[np.float64]
+
+
+def _groups(values: Floats) -> list[tuple[int, int]]:
+    """Return (start, stop) of each run of equal eigenvalues in a decreasing vector.
+
+    Neighbours no further apart than `GAP` are equal.
+    """
+    cuts = np.flatnonzero(values[:-1] - values[1:] > GAP) + 1
+    edges = [0, *cuts.tolist(), values.size]
+    return [(a, b) for a, b in pairwise(edges) if b > a]
+
+
+def _canonical_basis(space: Floats) -> Floats:
+    """Return the canonical orthogonal basis of a subspace, each vector scaled to 1 at its pivot.
+
+    With Π = V Vᵀ the projector on the space, which does not depend on the basis V:
+
+        i₁ = the node where Π reaches furthest, argmax_i ‖Π e_i‖ (ties: the smallest index),
+        u₁ = Π e_{i₁} scaled to 1 at i₁, and so on in the part of the space orthogonal to u₁.
+
+    No entry of a vector is larger than at its pivot, so entries lie in [-1, 1]. For a single vector this is
+    the rule "the largest entry is +1". Where nodes tie, the choice depends on their order, as it must: an
+    automorphism of the graph swaps them.
+
+    Args:
+        space: [N, m] an orthonormal basis, columns.
+
+    Returns:
+        [N, m], orthogonal columns.
+    """
+    rest = space.copy()
+    out = np.empty_like(space)
+    for column in range(space.shape[1]):
+        reach = np.einsum("nm,nm->n", rest, rest)
+        pivot = int(np.flatnonzero(reach >= reach.max() * (1.0 - TIE))[0])
+        direction = rest[pivot] / np.sqrt(reach[pivot])
+        vector = rest @ direction
+        out[:, column] = vector / vector[pivot]
+        rest -= np.outer(vector, direction)
+    return out
+
+
+DENSE = 512  # components up to this size are solved densely
+LARGEST = 64  # dimensions looked for beyond the wanted ones to complete an eigenspace
+TOLERANCE = 1e-11
+RESTARTS = 500  # the arXiv graph needs about 40
+ROUNDS = 8  # at most this many searches for eigenvectors that Lanczos missed
+_AWAY = 3.0  # eigenvalues lie in [-1, 1]; a known vector is moved below them
+
+Solver = Callable[[sp.csr_matrix, Floats, int, int], tuple[Floats, Floats]]
+
+
+def _leading(adjacency: sp.csr_matrix, size: int, seed: int) -> tuple[Floats, Floats]:
+    """Return the encodings of one connected component and their eigenvalues.
+
+    Of `Â = D^{-1/2} A D^{-1/2}` the trivial eigenvector √d is left out; the others come by decreasing
+    eigenvalue μ (increasing Laplacian eigenvalue 1 - μ). Equal eigenvalues (closer than 1e-7) form one space,
+    which is found completely and given its canonical basis, also when only part of it is returned. A space
+    that still continues 64 dimensions after the wanted ones (the leaves of a large star) has no basis
+    worth showing: zeros stand for it and for what follows, and for what a small component does not have.
+
+    Args:
+        adjacency: [n, n] symmetric 0/1 matrix of a connected graph without loops, n ≥ 2.
+        size: encodings wanted.
+        seed: draws the start vector of Lanczos; the result does not depend on it.
+
+    Returns:
+        [n, size] vectors and [size] eigenvalues.
+
+    Raises:
+        InputError: if Lanczos does not converge.
+    """
+    n = adjacency.shape[0]
+    degree = np.asarray(adjacency.sum(axis=1), dtype=np.float64).ravel()
+    root = np.sqrt(degree)
+    scale = sp.diags(1.0 / root)
+    matrix = sp.csr_matrix(scale @ adjacency @ scale)
+    trivial = root / np.linalg.norm(root)
+    limit = min(size + LARGEST, n - 1)
+    count = min(size + 2, limit)
+    solve: Solver = _lanczos
+    if n <= DENSE or limit > n // 2:
+        solve, count = _dense, limit
+    while True:
+        values, vectors = solve(matrix, trivial, min(count + 1, n - 1), seed)
+        spans = [span for span in _groups(values) if span[0] < size]
+        whole = spans[-1][1] < values.size or values.size == n - 1
+        if whole or count >= limit:
+            break
+        count = min(2 * count, limit)
+    if not whole:
+        spans.pop()
+    out, mu = np.zeros((n, size)), np.zeros(size)
+    for start, stop in spans:
+        end = min(stop, size)
+        out[:, start:end] = _canonical_basis(vectors[:, start:stop])[:, : end - start]
+        mu[start:end] = values[start:stop].mean()
+    return out, mu
+
+
+def _dense(matrix: sp.csr_matrix, trivial: Floats, count: int, seed: int) -> tuple[Floats, Floats]:
+    """All eigenvectors at once; the trivial one is moved to the end and never counted."""
+    values, vectors = np.linalg.eigh(matrix.toarray() - _AWAY * np.outer(trivial, trivial))
+    return values[::-1][:count], vectors[:, ::-1][:, :count]
+
+
+def _lanczos(matrix: sp.csr_matrix, trivial: Floats, count: int, seed: int) -> tuple[Floats, Floats]:
+    """Lanczos with implicit restarts, then a search of what it may have missed.
+
+    One start vector meets a repeated eigenvalue in one direction only; the others appear through rounding,
+    or not at all (regular trees). So the operator is searched again with the found vectors moved away,
+    until it has nothing left above the last of them.
+    """
+    draw = np.random.Generator(np.random.PCG64(seed))
+    known = trivial[:, None]
+    values, vectors = _search(matrix, known, count, TOLERANCE, draw)
+    for _ in range(ROUNDS):
+        rough, _ = _search(matrix, np.hstack([known, vectors]), 1, 1e-3, draw)
+        if rough[0] <= values[-1] + GAP:
+            break
+        more, extra = _search(matrix, np.hstack([known, vectors]), count, TOLERANCE, draw)
+        values, vectors = np.concatenate([values, more]), np.hstack([vectors, extra])
+        order = np.argsort(-values, kind="stable")[:count]
+        values, vectors = values[order], vectors[:, order]
+    return values, vectors
+
+
+def _search(
+    matrix: sp.csr_matrix, away: Floats, count: int, tolerance: float, draw: np.random.Generator
+) -> tuple[Floats, Floats]:
+    """The `count` largest eigenvalues, decreasing, and their vectors, orthogonal to the columns of `away`."""
+    n = matrix.shape[0]
+
+    def apply(x: Floats) -> Floats:
+        x = x.ravel()
+        return np.asarray(matrix @ x - _AWAY * (away @ (away.T @ x)))
+
+    start = draw.random(n) - 0.5
+    start -= away @ (away.T @ start)
+    operator = LinearOperator((n, n), matvec=apply, dtype=np.float64)
+    width = min(n - 1, max(40, 2 * count + 20))
+    try:
+        values, vectors = eigsh(
+            operator, k=count, which="LA", tol=tolerance, ncv=width, v0=start, maxiter=RESTARTS
+        )
+    except ArpackNoConvergence as error:
+        raise InputError(
+            f"the Laplacian encodings of a component of {n} nodes did not converge, its eigenvalues lie too"
+            " close together (a very long path or mesh?); use a model without encodings"
+        ) from error
+    order = np.argsort(-values, kind="stable")
+    return values[order], vectors[:, order]
+
+
+VERSION = 1  # part of every key: raise it when the encodings change
+ON_DISK = 4096  # graphs of at least this many nodes are also kept on disk
+IN_MEMORY = 16
+
+
+class Encoding(NamedTuple):
+    """Encodings and what is needed to extend them.
+
+    Attributes:
+        vectors: [N, P] float32, entries in [-1, 1].
+        values: [N, P] float32, the eigenvalue μ of each entry's eigenvector of the normalised adjacency.
+    """
+
+    vectors: Tensor
+    values: Tensor
+
+
+_memory: OrderedDict[str, Encoding] = OrderedDict()
+
+
+def laplacian_encoding(
+    edges: Adjacency | Tensor,
+    num_nodes: int | None = None,
+    size: int = 8,
+    *,
+    seed: int = 0,
+    cache: bool = True,
+) -> Encoding:
+    """Return the first non-trivial eigenvectors of the normalised Laplacian, per connected component.
+
+    For each component with normalised adjacency `Â = D^{-1/2} A D^{-1/2}`, the `size` eigenvectors with the
+    largest eigenvalues μ, √d (μ = 1) left out: those of `I - Â` with the smallest 1 - μ. Every component has
+    its own: column p is the component's p-th eigenvector, with its own eigenvalue, so a node's encoding
+    depends on its component alone. Each vector is +1 at its largest entry; inside repeated eigenvalues the
+    basis is that of `_canonical_basis`. So the result depends neither on the start vector
+    of Lanczos nor on the solver.
+
+    Edges count in both directions, once, without loops. Isolated nodes, and columns a component is too small
+    to have, are 0 (eigenvalue 0). Components up to 512 nodes are solved densely, others by Lanczos.
+
+    Args:
+        edges: an adjacency, or [2, E] sources and destinations.
+        num_nodes: N, needed with an edge list.
+        size: P, encodings per node.
+        seed: draws the start vector.
+        cache: keep the result in memory and, from 4096 nodes on, in the user's cache folder.
+
+    Raises:
+        InputError: for bad edges or sizes, or if Lanczos does not converge.
+
+    Example:
+        >>> laplacian_encoding(torch.tensor([[0], [1]]), 3, size=2).vectors  # a pair and a lonely node
+        tensor([[ 1.,  0.],
+                [-1.,  0.],
+                [ 0.,  0.]])
+    """
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise InputError(f"`size` must be a whole number of at least 0, got {size!r}")
+    if isinstance(edges, Adjacency):
+        index, nodes = torch.stack([edges.source, edges.destination]), edges.num_nodes
+    else:
+        if num_nodes is None:
+            raise InputError("`num_nodes` is needed with an edge list")
+        index, nodes = checks.edge_index(edges, num_nodes), num_nodes
+    keys = _symmetric(index.cpu())
+    if not cache:
+        return _solve(keys, nodes, size, seed)
+    name = f"{edge_fingerprint(keys, nodes)}-{size}-{VERSION}"
+    found = _memory.get(name)
+    if found is None:
+        found = _through_disk(name, keys, nodes, size, seed)
+        _memory[name] = found
+        while len(_memory) > IN_MEMORY:
+            _memory.popitem(last=False)
+    _memory.move_to_end(name)
+    return found
+
+
+def with_encoding(graph: Graph, size: int) -> Graph:
+    """Return the graph with `size` Laplacian encodings per node.
+
+    A graph that has that many already is returned as it is: after an injection its encodings were extended
+    from the neighbours, and must not be solved for again.
+
+    Args:
+        graph: the graph.
+        size: encodings per node; 0 leaves the graph alone.
+    """
+    if size == 0 or (graph.positional is not None and graph.positional.shape[1] == size):
+        return graph
+
+    def encoded(given: Graph) -> Graph:
+        vectors, values = laplacian_encoding(given.adjacency, size=size)
+        return given.replace(positional=vectors.to(given.device), positional_values=values.to(given.device))
+
+    return graph.derived(f"{size} encodings", encoded)
+
+
+def _symmetric(index: Tensor) -> NDArray[np.int64]:
+    """Sorted keys of both directions of every edge, each once, without loops."""
+    index = index[:, index[0] != index[1]]
+    both = torch.cat([edge_keys(index[0], index[1]), edge_keys(index[1], index[0])])
+    return np.asarray(torch.unique(both).numpy(), dtype=np.int64)
+
+
+def _solve(keys: NDArray[np.int64], num_nodes: int, size: int, seed: int) -> Encoding:
+    row, column = keys >> 32, keys & 0xFFFFFFFF
+    adjacency = sp.csr_matrix((np.ones(keys.size), (row, column)), shape=(num_nodes, num_nodes))
+    vectors = np.zeros((num_nodes, size), dtype=np.float32)
+    values = np.zeros((num_nodes, size), dtype=np.float32)
+    count, label = connected_components(adjacency, directed=False)
+    order = np.argsort(label, kind="stable")
+    bounds = np.searchsorted(label[order], np.arange(count + 1))
+    for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        if stop - start < 2 or size == 0:
+            continue
+        nodes = order[start:stop]
+        part = adjacency if count == 1 else adjacency[nodes][:, nodes]
+        vectors[nodes], values[nodes] = _leading(part, size, seed)
+    return Encoding(torch.from_numpy(vectors), torch.from_numpy(values))
+
+
+def _through_disk(name: str, keys: NDArray[np.int64], num_nodes: int, size: int, seed: int) -> Encoding:
+    if num_nodes < ON_DISK or size == 0:
+        return _solve(keys, num_nodes, size, seed)
+    path = user_cache() / "positional" / f"{name}.npz"
+    found = _read(path, (num_nodes, size))
+    if found is None:
+        found = _solve(keys, num_nodes, size, seed)
+        buffer = io.BytesIO()
+        np.savez(buffer, vectors=found.vectors.numpy(), values=found.values.numpy())
+        with suppress(FgaiError):  # a cache that cannot be written costs time, nothing else
+            write_atomic(path, buffer.getvalue())
+    return found
+
+
+def _read(path: Path, shape: tuple[int, int]) -> Encoding | None:
+    """Return the cached encodings, or None if the file is missing, damaged or something else."""
+    try:
+        parts = list(read_arrays(path, ("vectors", "values")).values())
+    except Exception:  # whatever is wrong with it, it can be made again
+        return None
+    if any(part.shape != shape or part.dtype != np.float32 or not np.isfinite(part).all() for part in parts):
+        return None
+    return Encoding(torch.from_numpy(parts[0]), torch.from_numpy(parts[1]))
