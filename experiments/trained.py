@@ -104,6 +104,7 @@ def training_code(root: Path | None = None) -> str:
     return digest.hexdigest()[:12]
 
 
+@functools.cache
 def _told(source: str) -> str:
     """What a source tells the interpreter, line by line: all but docstrings, comments and empty lines."""
     silent: set[int] = set()
