@@ -20,7 +20,7 @@ from fgai.errors import InputError
 from fgai.metrics import kept_by_layer, mean_of_defined, task_scores
 from fgai.ops.segments import row_sum
 from fgai.topk import topk_mask
-from fgai.topk.rivals import at, rivals
+from fgai.topk.swaps import at, rivals
 from fgai.typed import typed
 
 

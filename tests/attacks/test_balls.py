@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fgai.attacks.balls import norms, project, projection, random_point, steepest
 from fgai.errors import InputError
-from fgai.ops.hashed import Hashed
+from fgai.ops.capture import Hashed
 from support.csr_rows import pointer, rows, split
 
 NORMS = ["l1", "l2", "linf"]

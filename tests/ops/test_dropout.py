@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fgai import ops
 from fgai.ops import cpu, reference
-from fgai.ops.draws import factors
+from fgai.ops.reference import factors
 from support.ops_cases import FUSED, SEED, TOLERANCE, assert_same, call, inputs, results_and_gradients, skewed
 
 

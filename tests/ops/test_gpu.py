@@ -72,8 +72,8 @@ def compare_averaged(name: str, adjacency: Adjacency, size: tuple[int, int], dty
 
 def compare_clip(device: str, dtype: torch.dtype, rows: int, width: int) -> None:
     """What is clipped and softened, what is noted of it, and the gradient, against the CPU's kernel."""
-    from fgai.ops.cpu import clip as theirs
-    from fgai.ops.gpu import clip as ours
+    from fgai.ops.clip import clip_rows, clip_rows_back
+    from fgai.ops.gpu import nodes as ours
 
     generator = torch.Generator().manual_seed(4)
     x, gradient = (2 * torch.randn(rows, width, generator=generator, dtype=dtype) for _ in range(2))
@@ -87,9 +87,9 @@ def compare_clip(device: str, dtype: torch.dtype, rows: int, width: int) -> None
             inside, scale = ours.clip_rows(*given, made, noted=noted)
             back = ours.clip_rows_back(gradient.to(device), inside, scale, made, *given[1:])
             out = torch.empty_like(x)
-            kept = theirs.clip_rows(x, low, high, radius, out, noted=noted)
+            kept = clip_rows(x, low, high, radius, out, noted=noted)
             torch.testing.assert_close(made.cpu(), out)
-            expected = theirs.clip_rows_back(gradient, *kept, out, low, high, radius)
+            expected = clip_rows_back(gradient, *kept, out, low, high, radius)
             torch.testing.assert_close(back.cpu(), expected)
 
 

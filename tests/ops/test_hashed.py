@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from scipy import stats
 
-from fgai.ops.hashed import Hashed
+from fgai.ops.capture import Hashed
 
 
 def stream(seed: int = 1) -> Hashed:

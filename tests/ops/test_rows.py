@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fgai.ops.rows import add_columns, chosen_rows, first_rows
+from fgai.ops.capture import add_columns, chosen_rows, first_rows
 
 INDEX = torch.tensor([4, 0, 4, 2])
 CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {

@@ -9,9 +9,9 @@ from fgai.attention import AttentionMap, observe, prepared
 from fgai.graph import Graph, GraphChange
 from fgai.models import GAT, GT, GATv2
 from fgai.ops import reference, use_backend
-from fgai.ops.reach import set_reach
 from fgai.recompute.edit import Edit
 from fgai.recompute.local import Plan, Recompute, Touched, repeat_plan
+from fgai.sparse.adjacency import set_reach
 from support.ops_cases import INPUTS, TOLERANCE, assert_same, call, inputs, skewed
 
 MOVING, FILLED = 6, 19

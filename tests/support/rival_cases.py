@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fgai.topk import topk_mask
-from fgai.topk.rivals import rivals
+from fgai.topk.swaps import rivals
 
 
 def scene(long: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -24,7 +24,7 @@ def scene(long: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor
 
 def compare_rivals(device: str, long: int) -> None:
     """Differences, pairs and gradients on `device` by its kernel, against the reference on the CPU."""
-    from fgai.topk.gpu_rivals import compare
+    from fgai.topk.gpu import compare_rivals as compare
 
     for dtype in (torch.float32, torch.float64):
         now, there, rowptr, rows, before = scene(long, dtype)

@@ -14,7 +14,7 @@ from fgai.attention import observe, prepared
 from fgai.errors import FgaiWarning
 from fgai.graph import Graph
 from fgai.models import GAT, GT, GATv2
-from fgai.ops.replay import Replay
+from fgai.ops.capture import Replay
 from fgai.training import Adversarial, FaithfulConfig, Regularised, TrainConfig, Vanilla, fit
 from fgai.training import loop as loop_module
 from fgai.training.adversary import InjectionAdversary

@@ -17,7 +17,7 @@ from fgai.checks import seed as check_seed
 from fgai.divergence import tvd
 from fgai.graph import Graph
 from fgai.models import as_graph
-from fgai.ops.hashed import Hashed
+from fgai.ops.capture import Hashed
 from fgai.topk import NORMS
 from fgai.typed import typed
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fgai.attacks.budget import Budget
 from fgai.attacks.judge import Judge, Ledger
-from fgai.ops.replay import Replay
+from fgai.ops.capture import Replay
 from fgai.progress import current
 
 MIN_STEPS = 20

@@ -26,7 +26,7 @@ from fgai.ops import (
     score_dynamic,
     weighted_softmax,
 )
-from fgai.ops.rows import add_columns
+from fgai.ops.capture import add_columns
 from fgai.sparse import Adjacency, Features
 from fgai.typed import typed
 

@@ -16,9 +16,9 @@ from fgai.ops.functional import (
     score_additive,
     score_dot,
     score_dynamic,
+    weighted_softmax,
 )
 from fgai.ops.similarity import edge_cosine
-from fgai.ops.weighted import weighted_softmax
 
 __all__ = [
     "aggregate",

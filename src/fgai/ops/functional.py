@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from fgai import checks
 from fgai.errors import InputError
 from fgai.ops.backend import Kernels, kernels_for
-from fgai.ops.draws import draw_seed
-from fgai.ops.fit import check_edges, check_like, check_numbers
+from fgai.ops.reference import draw_seed
+from fgai.ops.segments import row_max, row_sum
 from fgai.sparse import Adjacency, Features, SparseRows
 from fgai.typed import typed
+
+
+def check_edges(adjacency: Adjacency, like: Tensor) -> None:
+    """Raise unless the edges point at nodes and are where `like` is."""
+    adjacency.check_incoming()
+    if adjacency.device != like.device:
+        kernels_for(like)  # where a backend was forced, it is what does not fit
+        raise InputError(
+            f"the edges are on {adjacency.device} and the numbers on {like.device}; move one of them"
+        )
+
+
+def check_like(given: Tensor, name: str, shape: tuple[int, ...], like: Tensor) -> None:
+    """Raise unless `given` has this shape, and the type and device of `like`."""
+    if given.shape != shape:
+        raise InputError(f"`{name}` must have shape {list(shape)}, got {list(given.shape)}")
+    if given.dtype != like.dtype or given.device != like.device:
+        raise InputError(
+            f"`{name}` must be {like.dtype} on {like.device}, as the others are,"
+            f" got {given.dtype} on {given.device}"
+        )
+
+
+def check_numbers(given: Tensor, name: str, form: str) -> None:
+    """Raise unless `given` holds floating-point numbers with as many axes as `form` has letters."""
+    if given.dim() != len(form) or not given.is_floating_point():
+        axes = ", ".join(form)
+        raise InputError(
+            f"`{name}` must be floating-point of shape [{axes}], got {given.dtype} {list(given.shape)}"
+        )
+
 
 X = TypeVar("X", Tensor, Features, Tensor | Features)
 
@@ -95,7 +128,7 @@ def attend_additive(
         values: [N, H, C], what is aggregated.
         adjacency: the edges.
         slope: of the leaky relu.
-        dropout: rate on the attention, drawn by position (see `fgai.ops.draws`).
+        dropout: rate on the attention, drawn by position (see `fgai.ops.reference`).
         seed: of the draws; drawn from torch's global generator by default.
         written: whether the attention is wanted; if not, the GPU saves writing it and returns it empty.
         averaged: return the mean of the attention over the heads, which the GPU computes without all of it.
@@ -158,7 +191,7 @@ def attend_dot(
 def dropout(given: X, p: float, training: bool = True, *, seed: int | Tensor | None = None) -> X:
     """Set each number to 0 with probability `p` and scale the rest by 1 / (1 - p), while training.
 
-    Drawn by position (see `fgai.ops.draws`): on the CPU an order of magnitude faster than torch's own. `seed`
+    Drawn by position (see `fgai.ops.reference`): on the CPU an order of magnitude faster than torch's own. `seed`
     is drawn from torch's global generator by default. Of `Features` only stored values are drawn for, so
     zeros stay free.
     """
@@ -288,3 +321,71 @@ def project(features: Features, weight: Tensor) -> Tensor:
     if features.appended is not None:
         out = torch.cat([out, features.appended @ weight])
     return out
+
+
+_NOWHERE = -1e30
+"""Score of an edge of weight 0: finite, so that a node all of whose edges have weight 0 gives no NaN."""
+_STEEPEST = 60.0
+"""Largest exponent in a gradient, reached only by edges of weight 0 with a score far above the others'."""
+
+# mypy: disable-error-code="no-untyped-call"
+
+
+class _WeightedSoftmax(Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, weight: Tensor, adjacency: Adjacency) -> Tensor:
+        there = (weight > 0)[:, None]
+        raised = torch.where(there, scores + weight.log()[:, None], _NOWHERE)
+        attention = edge_softmax(raised, adjacency) * there
+        ctx.save_for_backward(scores, raised, attention)
+        ctx.adjacency = adjacency
+        return attention
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        scores, raised, attention = ctx.saved_tensors
+        rowptr, destination = ctx.adjacency.rowptr, ctx.adjacency.destination
+        mean = row_sum(attention * gradients[0], rowptr)
+        centred = gradients[0] - mean[destination]
+        on_scores = attention * centred if ctx.needs_input_grad[0] else None
+        if not ctx.needs_input_grad[1]:
+            return on_scores, None, None
+        # exp(score) over the row's normaliser: attention / weight where there is weight, its limit where not.
+        normaliser = row_max(raised, rowptr) - row_max(attention, rowptr).log()
+        steep = torch.exp((scores - normaliser[destination]).clamp(max=_STEEPEST))
+        return on_scores, (steep * centred).sum(1), None
+
+
+@typed
+def weighted_softmax(scores: Tensor, weight: Tensor, adjacency: Adjacency) -> Tensor:
+    """Softmax over the incoming edges of each node, every edge counted `weight` times.
+
+        out_e = weight_e exp(score_e) / Σ_{e' into the same node} weight_e' exp(score_e')
+
+    which is the softmax of `score + log weight`. An edge of weight 0 gets exactly 0, however high its score,
+    and still tells its weight's gradient; a node whose edges all have weight 0 gets zeros, like one
+    without edges. Equal weights at a node change nothing. Not differentiable twice.
+
+    Args:
+        scores: [E, H].
+        weight: [E], at least 0 (negative counts as 0); gradients flow to it.
+        adjacency: the edges.
+
+    Returns:
+        [E, H].
+
+    Raises:
+        InputError: if `weight` is not one number per edge.
+
+    Example:
+        >>> adjacency, _ = Adjacency.build(torch.tensor([[0, 1, 2], [3, 3, 3]]), 4)
+        >>> weighted_softmax(torch.zeros(3, 1), torch.tensor([3.0, 1.0, 0.0]), adjacency).flatten().tolist()
+        [0.75, 0.25, 0.0]
+    """
+    if not weight.is_floating_point() or weight.shape != (adjacency.num_edges,):
+        raise InputError(
+            f"edge weights must have shape [{adjacency.num_edges}], one per edge, got {tuple(weight.shape)}"
+        )
+    result: Tensor = _WeightedSoftmax.apply(scores, weight.to(scores.dtype), adjacency)
+    return result

@@ -18,11 +18,11 @@ from fgai.attention import AttentionMap, LayerAttention, Layerwise, adapter_of, 
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.graph.nystrom import extend_encoding
-from fgai.ops.reach import set_reach
-from fgai.ops.rows import chosen_rows
+from fgai.ops.capture import chosen_rows
 from fgai.recompute.edit import Edit
 from fgai.recompute.patch import Patch, Ranks, Sides
 from fgai.sparse import Adjacency, Features
+from fgai.sparse.adjacency import set_reach
 from fgai.typed import typed
 
 WORTHWHILE = 0.6

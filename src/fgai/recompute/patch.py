@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fgai.attention import SplitLayer
 from fgai.ops import aggregate, edge_softmax
-from fgai.ops.reach import set_reach
-from fgai.ops.rows import first_rows
+from fgai.ops.capture import first_rows
 from fgai.ops.segments import row_max, row_sum
 from fgai.recompute.edit import Edit, incoming, outgoing
 from fgai.sparse import Adjacency
+from fgai.sparse.adjacency import set_reach
 
 Sides = tuple[Tensor, Tensor, Tensor]
 

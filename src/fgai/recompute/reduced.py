@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fgai.attention import AttentionMap
 from fgai.objectives import Clean, Explanation, Objective
-from fgai.ops.rows import chosen_rows
+from fgai.ops.capture import chosen_rows
 from fgai.recompute.edit import incoming
 from fgai.recompute.local import Plan, Recompute, Repeated, Touched
 from fgai.recompute.patch import Ranks

@@ -2,8 +2,7 @@
 
 from fgai.sparse.adjacency import Adjacency
 from fgai.sparse.features import Features, SparseRows
-from fgai.sparse.keys import edge_keys, edge_name, key_ends
-from fgai.sparse.matching import EdgeMap, match_edges
+from fgai.sparse.keys import EdgeMap, edge_keys, edge_name, key_ends, match_edges
 
 __all__ = [
     "Adjacency",

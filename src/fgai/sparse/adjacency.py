@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fgai import checks
+from fgai.cache import cached_on
 from fgai.errors import InputError
 from fgai.sparse.keys import edge_keys, key_ends
 from fgai.sparse.valid import (
@@ -276,3 +277,25 @@ def of_narrow(num_nodes: int, index: Index32) -> Adjacency:
 
 def _mark(adjacency: Adjacency) -> None:
     adjacency.__dict__.update({_INCOMING: True, _OUTGOING: True})
+
+
+class Reach(NamedTuple):
+    """Which nodes of an adjacency matter.
+
+    Attributes:
+        moving: gradients are asked for of the nodes before this one alone; those of others may be zeros.
+        filled: nodes from this one on have no incoming edges.
+    """
+
+    moving: int
+    filled: int
+
+
+def set_reach(adjacency: Adjacency, moving: int, filled: int) -> None:
+    """Say once which nodes of an adjacency matter, see `Reach`; copies of it do not know."""
+    cached_on(adjacency, "ops reach", lambda: Reach(moving, filled))
+
+
+def reach_of(adjacency: Adjacency) -> Reach:
+    """Return what was said of an adjacency; all of its nodes matter where nothing was."""
+    return cached_on(adjacency, "ops reach", lambda: Reach(adjacency.num_nodes, adjacency.num_nodes))

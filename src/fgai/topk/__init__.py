@@ -6,18 +6,19 @@ all edges. Ties are broken by edge order, on every device alike. `k=None` stands
 any k above the degree.
 """
 
-from fgai.topk.cut import Cut
 from fgai.topk.sets import (
+    FORMS,
     SCOPES,
+    Cut,
     check_k,
     frozen_topk,
     leaders,
     overlap,
     ranks_in_rows,
     scoped_rows,
+    topk_l1,
     topk_mask,
 )
-from fgai.topk.surrogate import FORMS, topk_l1
 from fgai.topk.swaps import NORMS, swap_costs, swap_margin
 
 __all__ = [

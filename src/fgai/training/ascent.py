@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fgai.attacks import balls
 from fgai.attacks.attention import random_delta
 from fgai.attention import evaluating, observe, straight_through
-from fgai.ops.hashed import Hashed
+from fgai.ops.capture import Hashed
 from fgai.topk import topk_mask
 from fgai.training.capture import Drawn, replayable
 from fgai.training.faithful import Faithful

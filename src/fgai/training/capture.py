@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fgai.attention import adapter_of
 from fgai.errors import FgaiWarning, warn
-from fgai.ops.replay import Replay
+from fgai.ops.capture import Replay
 
 WARM_UP = 2
 """Steps of a kind that run kernel by kernel before it is captured: they compile and allocate what stays."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.attacks.balls.projection import Radius, norms, per_row, project
-from fgai.ops.hashed import Hashed
+from fgai.ops.capture import Hashed
 from fgai.ops.segments import check_rows, row_index, row_max, row_sum
 from fgai.topk import NORMS
 

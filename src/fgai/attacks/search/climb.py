@@ -15,7 +15,7 @@ from fgai.attacks.search.aims import Aim
 from fgai.attacks.search.optimisers import OPTIMISERS, Beside, Optimiser
 from fgai.attacks.search.site import Site
 from fgai.attacks.search.spaces import SPACES, Space, beside
-from fgai.ops.replay import Replay
+from fgai.ops.capture import Replay
 from fgai.progress import current
 
 MIN_STEPS = 20

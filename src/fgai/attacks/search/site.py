@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fgai.attention import AttentionMap, call_model, observe
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import Clean
-from fgai.ops.rows import chosen_rows
+from fgai.ops.capture import chosen_rows
 from fgai.recompute import Edit, Recompute, Repeated, Touched, repeat_plan
 
 

@@ -14,7 +14,7 @@ from fgai.ops.cpu import attend_backward, attend_forward, score_kernels
 from fgai.ops.cpu.parallel import threads_for
 from fgai.ops.cpu.plan import Incoming, Outgoing, Reals, array, incoming, outgoing, tensors, workspace
 from fgai.ops.cpu.scores import dynamic_right
-from fgai.ops.draws import odds
+from fgai.ops.reference import odds
 from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-call"

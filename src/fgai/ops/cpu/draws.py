@@ -1,4 +1,4 @@
-"""Dropout by position (see `fgai.ops.draws`) on the CPU."""
+"""Dropout by position (see `fgai.ops.reference`) on the CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fgai.ops.cpu.lanes import hash_factors
 from fgai.ops.cpu.parallel import run_blocks, threads_for
 from fgai.ops.cpu.plan import array
 from fgai.ops.cpu.rows import kernel, piece
-from fgai.ops.draws import odds
+from fgai.ops.reference import odds
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 

@@ -232,7 +232,7 @@ def where_positive(typingctx: Any, condition: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def hash_factors(typingctx: Any, position: Any, seed: Any, limit: Any, scale: Any) -> Any:
-    """0 or `scale` for eight positions in a row: the draws of `fgai.ops.draws`, eight at a time."""
+    """0 or `scale` for eight positions in a row: the draws of `fgai.ops.reference`, eight at a time."""
     kind = LanesType(scale)
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:

@@ -32,19 +32,19 @@ piece = compiled(inline="always", **_OPTIONS)
 # How many edges ahead rows are asked for.
 AHEAD = 6
 _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
-_STAMP = tuple((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in _SOURCES)
 
 
 def kernel(function: Callable[..., None]) -> Callable[..., None]:
     """Compile `function` on first use and keep the machine code on disk.
 
     numba compiles again when the file of the function has changed; a kernel also has to be compiled again
-    when a piece of it has, so the stamp of the stored code covers all files here.
+    when a piece of it has, so the stamp of the stored code covers all files here and its own.
     """
     made: Callable[..., None] = compiled(**_OPTIONS)(function)
     stored = getattr(getattr(made, "_cache", None), "_cache_file", None)
     if stored is not None and hasattr(stored, "_source_stamp"):
-        stored._source_stamp = _STAMP
+        files = [*_SOURCES, Path(function.__code__.co_filename)]
+        stored._source_stamp = tuple((f.name, f.stat().st_mtime_ns, f.stat().st_size) for f in files)
     return made
 
 

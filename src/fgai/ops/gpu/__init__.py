@@ -8,9 +8,8 @@ from fgai.ops.gpu.functions import (
     score_dot,
     score_dynamic,
 )
-from fgai.ops.gpu.nodes import dropout, node_scores
+from fgai.ops.gpu.nodes import dropout, mean_shift, node_scores
 from fgai.ops.gpu.project import project_sparse
-from fgai.ops.gpu.shift import mean_shift
 
 AVERAGES = True
 """The fused operations can average the attention over the heads themselves."""

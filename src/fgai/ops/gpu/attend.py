@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.draws import odds
-from fgai.ops.gpu import attend_backward, attend_forward, attend_moving
-from fgai.ops.gpu.attend_parts import add_pieces
 from fgai.ops.gpu.plan import Work, incoming, outgoing, room
-from fgai.ops.reach import reach_of
+from fgai.ops.gpu.tiles import add_pieces, factor, inside, leaky, narrow, one, wide, wide_score
+from fgai.ops.reference import odds
 from fgai.sparse import Adjacency
+from fgai.sparse.adjacency import reach_of
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -84,13 +85,13 @@ class _Attend(Function):
         tops, totals = (values.new_empty(work.slots, heads) for _ in range(2))
         parts = values.new_empty(work.slots, heads, channels)
         if len(work.row):
-            attend_forward.forward[(len(work.row),)](
+            _forward[(len(work.row),)](
                 *work.pieces, work.node, near, far, weight, values, out, lse, attention, tops, totals, parts,
                 seed, **ctx.draws, **ctx.numbers, **sizes, WRITE=written > 0,
             )  # fmt: skip
         if work.slots:
             shape = {k: v for k, v in sizes.items() if k != "BE"}
-            attend_forward.join[(len(work.split_row),)](
+            _join[(len(work.split_row),)](
                 work.split_row, work.split_slot, tops, totals, parts, out, lse, **shape
             )
         mean = values.new_empty(len(attention) if written == MEAN else 0, 1)
@@ -98,7 +99,7 @@ class _Attend(Function):
         if attention.numel():
             flat, count = _narrow(heads), len(attention)
             flat["BE"] = max(16, 1024 // flat["BH"])
-            attend_forward.normalise[(-(-count // flat["BE"]),)](
+            _normalise[(-(-count // flat["BE"]),)](
                 adjacency.index32.destination, lse, attention, mean, count,
                 **{**flat, "num_warps": 4}, KEEP=keep, MEAN=written == MEAN,
             )  # fmt: skip
@@ -129,12 +130,12 @@ class _Attend(Function):
         if len(work.row):
             shape = {k: v for k, v in sizes.items() if k != "BE"}
             index = ctx.adjacency.index32
-            attend_backward.middles[(max(1, filled),)](
+            _middles[(max(1, filled),)](
                 index.rowptr, index.source, near, far, lse, out, d_out, attention, d_attention, delta,
                 SLOPE=ctx.numbers["SLOPE"], **shape, FEW=32, BW=max(32, 1024 // sizes["BH"]),
                 AGAIN=not attention.numel(), GIVEN=given,
             )  # fmt: skip
-            attend_backward.sources[(len(work.row),)](
+            _sources[(len(work.row),)](
                 *work.pieces, work.edge, work.node, near, far, weight, values, d_out, lse, delta, d_attention,
                 d_values, d_far, value_parts, far_parts, d_scores, seed,
                 **ctx.draws, **ctx.numbers, **sizes, GIVEN=given,
@@ -159,7 +160,7 @@ def _destinations(
     shares = near.new_empty(step if score == DYNAMIC else 0, heads, channels)
     sizes = {**_sizes(heads, channels), **_narrow(heads)} if score == ADDITIVE else _sizes(heads, channels)
     if count:
-        attend_backward.destinations[(step,)](
+        _destinations_kernel[(step,)](
             *work.pieces, work.node, near, far, weight, d_scores, d_near, near_parts, shares, count, step,
             **ctx.numbers, **sizes,
         )  # fmt: skip
@@ -174,7 +175,7 @@ def _movers(ctx: Any, near: Tensor, *given: Tensor) -> Tensor:
     parts = near.new_empty(work.slots, *near.shape[1:])
     if len(work.row):
         sizes = _sizes(*given[2].shape[1:])
-        attend_moving.destinations[(len(work.row),)](
+        _moving_destinations[(len(work.row),)](
             *work.pieces, work.node, near, *given, d_near, parts, **ctx.numbers, **sizes
         )
     _add(work, parts, d_near)
@@ -255,3 +256,361 @@ def attend_dot(
 ) -> tuple[Tensor, Tensor]:
     """See `fgai.ops.reference.attend_dot`; unless `written`, the attention comes back empty."""
     return _attend(query, key, None, values, adjacency, DOT, 0.0, p, seed, written, averaged)
+
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+# The maximum over pieces that are all empty; a difference of two infinities would be no number.
+LOWEST = tl.constexpr(-1e30)
+
+
+@triton.jit
+def _forward(
+    row, first, last, slot, source, near, far, weight, values, out, lse, attention, tops, totals, parts, seed,
+    LIMIT: tl.constexpr, SCALE: tl.constexpr, SLOPE: tl.constexpr, RATE: tl.constexpr,
+    H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr,
+    SCORE: tl.constexpr, DROP: tl.constexpr, WRITE: tl.constexpr,
+):  # fmt: skip
+    """One piece of a row. `near` belongs to the destination, `far` to the sources."""
+    p = tl.program_id(0)
+    i = tl.load(row + p).to(tl.int64)
+    low, high, place = tl.load(first + p), tl.load(last + p), tl.load(slot + p).to(tl.int64)
+    h, c = tl.arange(0, BH), tl.arange(0, BC)
+    kind: tl.constexpr = values.dtype.element_ty
+    mine = tl.load(near + i * H + h, mask=h < H, other=0.0) if SCORE == 0 else one(near, i, h, c, H, C)
+    w = one(weight, 0, h, c, H, C) if SCORE == 1 else mine
+    top = tl.full([BH], float("-inf"), dtype=kind)
+    total = tl.zeros([BH], dtype=kind)
+    sums = tl.zeros([BH, BC], dtype=kind)
+    for start in range(low, high, BE):
+        e = start + tl.arange(0, BE)
+        live = e < high
+        j = tl.load(source + e, mask=live, other=0).to(tl.int64)
+        if SCORE == 0:
+            s = leaky(narrow(far, j, h, live, H) + mine[None, :], SLOPE)
+        else:
+            s = wide_score(wide(far, j, h, c, live, H, C), mine, w, SLOPE, RATE, SCORE)
+        s = tl.where(live[:, None], s, float("-inf"))
+        at = e.to(tl.int64)[:, None] * H + h[None, :]
+        if WRITE:
+            tl.store(attention + at, s, mask=live[:, None] & (h[None, :] < H))
+        higher = tl.maximum(top, tl.max(s, axis=0))
+        shrink = tl.exp(top - higher)
+        a = tl.exp(s - higher[None, :])
+        total = total * shrink + tl.sum(a, axis=0)
+        if DROP:
+            a = a * factor(at, tl.load(seed), LIMIT, SCALE, kind)
+        v = wide(values, j, h, c, live, H, C)
+        sums = sums * shrink[:, None] + tl.sum(a[:, :, None] * v, axis=0)
+        top = higher
+    good = inside(h, c, H, C)
+    if place < 0:
+        some = high > low
+        result = tl.where(some, sums / total[:, None], 0.0)
+        tl.store(out + i * (H * C) + h[:, None] * C + c[None, :], result, mask=good)
+        tl.store(lse + i * H + h, tl.where(some, top + tl.log(total), 0.0), mask=h < H)
+    else:
+        tl.store(parts + place * (H * C) + h[:, None] * C + c[None, :], sums, mask=good)
+        tl.store(tops + place * H + h, top, mask=h < H)
+        tl.store(totals + place * H + h, total, mask=h < H)
+
+
+@triton.jit
+def _join(
+    split_row, split_slot, tops, totals, parts, out, lse,
+    H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Put the pieces of one row together, in order."""
+    r = tl.program_id(0)
+    i = tl.load(split_row + r).to(tl.int64)
+    h, c = tl.arange(0, BH), tl.arange(0, BC)
+    kind: tl.constexpr = out.dtype.element_ty
+    top = tl.full([BH], float("-inf"), dtype=kind)
+    total = tl.zeros([BH], dtype=kind)
+    sums = tl.zeros([BH, BC], dtype=kind)
+    begin, end = tl.load(split_slot + r).to(tl.int64), tl.load(split_slot + r + 1).to(tl.int64)
+    for place in range(begin, end):
+        level = tl.load(tops + place * H + h, mask=h < H, other=0.0)
+        higher = tl.maximum(tl.maximum(top, level), LOWEST)
+        shrink, share = tl.exp(top - higher), tl.exp(level - higher)
+        total = total * shrink + share * tl.load(totals + place * H + h, mask=h < H, other=1.0)
+        sums = sums * shrink[:, None] + share[:, None] * one(parts, place, h, c, H, C)
+        top = higher
+    where = out + i * (H * C) + h[:, None] * C + c[None, :]
+    some = total > 0
+    tl.store(where, tl.where(some[:, None], sums / total[:, None], 0.0), mask=inside(h, c, H, C))
+    tl.store(lse + i * H + h, tl.where(some, top + tl.log(total), 0.0), mask=h < H)
+
+
+@triton.jit
+def _normalise(
+    destination, lse, attention, mean, count, H: tl.constexpr, BH: tl.constexpr, BE: tl.constexpr,
+    KEEP: tl.constexpr, MEAN: tl.constexpr,
+):  # fmt: skip
+    """Turn the scores of some edges, left in `attention`, into attention, and into its mean over heads."""
+    e = (tl.program_id(0) * BE + tl.arange(0, BE)).to(tl.int64)
+    h = tl.arange(0, BH)
+    live = e < count
+    good = live[:, None] & (h[None, :] < H)
+    i = tl.load(destination + e, mask=live, other=0).to(tl.int64)
+    at = attention + e[:, None] * H + h[None, :]
+    found = tl.exp(tl.load(at, mask=good, other=0.0) - narrow(lse, i, h, live, H))
+    found = tl.where(good, found, 0.0)
+    if KEEP:
+        tl.store(at, found, mask=good)
+    if MEAN:
+        tl.store(mean + e, tl.sum(found, axis=1) / H, mask=live)
+
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+
+@triton.jit
+def _moving_destinations(
+    row, first, last, slot, source, near, far, weight, values, d_out, lse, delta, d_near, near_parts,
+    SLOPE: tl.constexpr, RATE: tl.constexpr, H: tl.constexpr, C: tl.constexpr,
+    BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr, SCORE: tl.constexpr,
+):  # fmt: skip
+    """∂near over a piece of a destination's edges."""
+    q = tl.program_id(0)
+    i = tl.load(row + q).to(tl.int64)
+    low, high, place = tl.load(first + q), tl.load(last + q), tl.load(slot + q).to(tl.int64)
+    h, c = tl.arange(0, BH), tl.arange(0, BC)
+    kind: tl.constexpr = values.dtype.element_ty
+    d = one(d_out, i, h, c, H, C)
+    level = tl.load(lse + i * H + h, mask=h < H, other=0.0)
+    middle = tl.load(delta + i * H + h, mask=h < H, other=0.0)
+    if SCORE == 0:
+        mine = tl.load(near + i * H + h, mask=h < H, other=0.0)
+        sums = tl.zeros([BH], dtype=kind)
+    else:
+        mine = one(near, i, h, c, H, C)
+        sums = tl.zeros([BH, BC], dtype=kind)
+    w = one(weight, 0, h, c, H, C) if SCORE == 1 else mine
+    for start in range(low, high, BE):
+        e = start + tl.arange(0, BE)
+        live = e < high
+        j = tl.load(source + e, mask=live, other=0).to(tl.int64)
+        if SCORE == 0:
+            other = narrow(far, j, h, live, H)
+            s = leaky(other + mine[None, :], SLOPE)
+        else:
+            other = wide(far, j, h, c, live, H, C)
+            s = wide_score(other, mine, w, SLOPE, RATE, SCORE)
+        a = tl.where(live[:, None] & (h[None, :] < H), tl.exp(s - level[None, :]), 0.0)
+        g = tl.sum(d[None, :, :] * wide(values, j, h, c, live, H, C), axis=2)
+        ds = a * (g - middle[None, :])
+        if SCORE == 0:
+            sums += tl.sum(tl.where(other + mine[None, :] > 0, ds, ds * SLOPE), axis=0)
+        elif SCORE == 1:
+            t = tl.where(other + mine[None, :, :] > 0, ds[:, :, None], (ds * SLOPE)[:, :, None])
+            sums += tl.sum(t * w[None, :, :], axis=0)
+        else:
+            sums += tl.sum((ds * RATE)[:, :, None] * other, axis=0)
+    if SCORE == 0:
+        at, good = i * H + h, h < H
+        split = place * H + h
+    else:
+        inner = h[:, None] * C + c[None, :]
+        at, good = i * (H * C) + inner, inside(h, c, H, C)
+        split = place * (H * C) + inner
+    if place < 0:
+        tl.store(d_near + at, sums, mask=good)
+    else:
+        tl.store(near_parts + split, sums, mask=good)
+
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+
+@triton.jit
+def _claims(
+    start, high, i, source, near, far, lse, attention, d_attention, h, SLOPE: tl.constexpr, H: tl.constexpr,
+    B: tl.constexpr, AGAIN: tl.constexpr, GIVEN: tl.constexpr,
+):  # fmt: skip
+    """Σ_e a_e ∂a_e over B edges of node i from `start` on; where ∂a_e is 0, a_e is not looked at."""
+    e = (start + tl.arange(0, B)).to(tl.int64)
+    live = e < high
+    if GIVEN == 2:
+        share = tl.load(d_attention + e, mask=live, other=0.0) / H
+        live = live & (share != 0)
+    if AGAIN:
+        j = tl.load(source + e, mask=live, other=0).to(tl.int64)
+        mine = tl.load(near + i * H + h, mask=h < H, other=0.0)
+        level = tl.load(lse + i * H + h, mask=h < H, other=0.0)
+        s = leaky(narrow(far, j, h, live, H) + mine[None, :], SLOPE)
+        a = tl.where(live[:, None], tl.exp(s - level[None, :]), 0.0)
+    else:
+        a = narrow(attention, e, h, live, H)
+    if GIVEN == 2:
+        found = tl.sum(a * share[:, None], axis=0)
+    else:
+        found = tl.sum(a * narrow(d_attention, e, h, live, H), axis=0)
+    return found
+
+
+@triton.jit
+def _middles(
+    pointer, source, near, far, lse, out, d_out, attention, d_attention, result, SLOPE: tl.constexpr,
+    H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, FEW: tl.constexpr,
+    BW: tl.constexpr, AGAIN: tl.constexpr, GIVEN: tl.constexpr,
+):  # fmt: skip
+    """δ_i; its second term only when GIVEN, over FEW edges at a time in short rows and BW in long ones.
+
+    GIVEN is 1 for a gradient of every head's attention, 2 for one of their mean. AGAIN: the attention was not
+    kept and is found again from the additive score.
+    """
+    i = tl.program_id(0).to(tl.int64)
+    h, c = tl.arange(0, BH), tl.arange(0, BC)
+    delta = tl.sum(one(out, i, h, c, H, C) * one(d_out, i, h, c, H, C), axis=1)
+    if GIVEN:
+        low, high = tl.load(pointer + i), tl.load(pointer + i + 1)
+        if high - low > FEW:
+            for start in range(low, high, BW):
+                delta += _claims(
+                    start,
+                    high,
+                    i,
+                    source,
+                    near,
+                    far,
+                    lse,
+                    attention,
+                    d_attention,
+                    h,
+                    SLOPE,
+                    H,
+                    BW,
+                    AGAIN,
+                    GIVEN,
+                )
+        else:
+            delta += _claims(
+                low, high, i, source, near, far, lse, attention, d_attention, h, SLOPE, H, FEW, AGAIN, GIVEN
+            )
+    tl.store(result + i * H + h, delta, mask=h < H)
+
+
+@triton.jit
+def _sources(
+    row, first, last, slot, edge, target, near, far, weight, values, d_out, lse, delta, d_attention,
+    d_values, d_far, value_parts, far_parts, d_scores, seed,
+    LIMIT: tl.constexpr, SCALE: tl.constexpr, SLOPE: tl.constexpr, RATE: tl.constexpr,
+    H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr,
+    SCORE: tl.constexpr, DROP: tl.constexpr, GIVEN: tl.constexpr,
+):  # fmt: skip
+    """∂values and ∂far over a piece of a source's edges; ∂s of each (before the leaky relu if additive)."""
+    q = tl.program_id(0)
+    j = tl.load(row + q).to(tl.int64)
+    low, high, place = tl.load(first + q), tl.load(last + q), tl.load(slot + q).to(tl.int64)
+    h, c = tl.arange(0, BH), tl.arange(0, BC)
+    kind: tl.constexpr = values.dtype.element_ty
+    v = one(values, j, h, c, H, C)
+    sums = tl.zeros([BH, BC], dtype=kind)
+    if SCORE == 0:
+        mine = tl.load(far + j * H + h, mask=h < H, other=0.0)
+        passed = tl.zeros([BH], dtype=kind)
+    else:
+        mine = one(far, j, h, c, H, C)
+        passed = tl.zeros([BH, BC], dtype=kind)
+    w = one(weight, 0, h, c, H, C) if SCORE == 1 else mine
+    for start in range(low, high, BE):
+        k = start + tl.arange(0, BE)
+        live = k < high
+        e = tl.load(edge + k, mask=live, other=0).to(tl.int64)
+        i = tl.load(target + k, mask=live, other=0).to(tl.int64)
+        if SCORE == 0:
+            other = narrow(near, i, h, live, H)
+            s = leaky(other + mine[None, :], SLOPE)
+        else:
+            other = wide(near, i, h, c, live, H, C)
+            s = wide_score(other, mine, w, SLOPE, RATE, SCORE)
+        good = live[:, None] & (h[None, :] < H)
+        a = tl.where(good, tl.exp(s - narrow(lse, i, h, live, H)), 0.0)
+        d = wide(d_out, i, h, c, live, H, C)
+        g = tl.sum(d * v[None, :, :], axis=2)
+        used = a
+        at = e[:, None] * H + h[None, :]
+        if DROP:
+            kept = factor(at, tl.load(seed), LIMIT, SCALE, kind)
+            g = g * kept
+            used = a * kept
+        if GIVEN == 1:
+            g += narrow(d_attention, e, h, live, H)
+        elif GIVEN == 2:
+            g += (tl.load(d_attention + e, mask=live, other=0.0) / H)[:, None]
+        sums += tl.sum(used[:, :, None] * d, axis=0)
+        ds = a * (g - narrow(delta, i, h, live, H))
+        if SCORE == 0:
+            ds = tl.where(other + mine[None, :] > 0, ds, ds * SLOPE)
+            passed += tl.sum(ds, axis=0)
+        elif SCORE == 1:
+            t = ds[:, :, None] * w[None, :, :]
+            passed += tl.sum(tl.where(other + mine[None, :, :] > 0, t, t * SLOPE), axis=0)
+        else:
+            passed += tl.sum((ds * RATE)[:, :, None] * other, axis=0)
+        tl.store(d_scores + at, ds, mask=good)
+    inner = h[:, None] * C + c[None, :]
+    wide_good = inside(h, c, H, C)
+    if place < 0:
+        tl.store(d_values + j * (H * C) + inner, sums, mask=wide_good)
+        if SCORE == 0:
+            tl.store(d_far + j * H + h, passed, mask=h < H)
+        else:
+            tl.store(d_far + j * (H * C) + inner, passed, mask=wide_good)
+    else:
+        tl.store(value_parts + place * (H * C) + inner, sums, mask=wide_good)
+        if SCORE == 0:
+            tl.store(far_parts + place * H + h, passed, mask=h < H)
+        else:
+            tl.store(far_parts + place * (H * C) + inner, passed, mask=wide_good)
+
+
+@triton.jit
+def _destinations_kernel(
+    row, first, last, slot, source, near, far, weight, d_scores, d_near, near_parts, shares, pieces, step,
+    SLOPE: tl.constexpr, RATE: tl.constexpr, H: tl.constexpr, C: tl.constexpr,
+    BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr, SCORE: tl.constexpr,
+):  # fmt: skip
+    """∂near over every `step`-th piece; for the dynamic score this program's share of ∂weight in `shares`."""
+    h, c = tl.arange(0, BH), tl.arange(0, BC)
+    kind: tl.constexpr = d_scores.dtype.element_ty
+    inner = h[:, None] * C + c[None, :]
+    good = inside(h, c, H, C)
+    if SCORE == 1:
+        w = one(weight, 0, h, c, H, C)
+        share = tl.zeros([BH, BC], dtype=kind)
+    for q in range(tl.program_id(0), pieces, step):
+        i = tl.load(row + q).to(tl.int64)
+        low, high, place = tl.load(first + q), tl.load(last + q), tl.load(slot + q).to(tl.int64)
+        sums = tl.zeros([BH], dtype=kind) if SCORE == 0 else tl.zeros([BH, BC], dtype=kind)
+        if SCORE == 1:
+            mine = one(near, i, h, c, H, C)
+        for start in range(low, high, BE):
+            e = start + tl.arange(0, BE)
+            live = e < high
+            ds = narrow(d_scores, e.to(tl.int64), h, live, H)
+            if SCORE == 0:
+                sums += tl.sum(ds, axis=0)
+            else:
+                j = tl.load(source + e, mask=live, other=0).to(tl.int64)
+                other = wide(far, j, h, c, live, H, C)
+                if SCORE == 1:
+                    z = other + mine[None, :, :]
+                    t = tl.where(z > 0, ds[:, :, None], (ds * SLOPE)[:, :, None])
+                    sums += tl.sum(t * w[None, :, :], axis=0)
+                    share += tl.sum(t * z, axis=0)
+                else:
+                    sums += tl.sum((ds * RATE)[:, :, None] * other, axis=0)
+        if SCORE == 0:
+            if place < 0:
+                tl.store(d_near + i * H + h, sums, mask=h < H)
+            else:
+                tl.store(near_parts + place * H + h, sums, mask=h < H)
+        else:
+            if place < 0:
+                tl.store(d_near + i * (H * C) + inner, sums, mask=good)
+            else:
+                tl.store(near_parts + place * (H * C) + inner, sums, mask=good)
+    if SCORE == 1:
+        tl.store(shares + tl.program_id(0).to(tl.int64) * (H * C) + inner, share, mask=good)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.gpu import kernels
 from fgai.ops.gpu.plan import room
-from fgai.ops.reach import reach_of
 from fgai.sparse import Adjacency
+from fgai.sparse.adjacency import reach_of
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -57,9 +58,7 @@ def _weighted(adjacency: Adjacency, weight: Tensor, values: Tensor, rows: int, *
     out = room(values, rows)
     sizes = _sizes(*values.shape[1:])
     if rows:
-        kernels.weighted_sum[(rows,)](
-            ptr, edge, node, weight, values, out, **sizes, THROUGH=outgoing, num_warps=4
-        )
+        _weighted_sum[(rows,)](ptr, edge, node, weight, values, out, **sizes, THROUGH=outgoing, num_warps=4)
     return out
 
 
@@ -69,7 +68,7 @@ def _edge_dot(adjacency: Adjacency, at_destination: Tensor, at_source: Tensor, s
     if adjacency.num_edges:
         sizes = _sizes(heads, channels)
         grid = (-(-adjacency.num_edges // sizes["BE"]),)
-        kernels.edge_dot[grid](
+        _edge_dot_kernel[grid](
             index.source,
             index.destination,
             at_destination.contiguous(),
@@ -89,7 +88,7 @@ class _EdgeSoftmax(Function):
         out = torch.empty_like(scores)
         sizes = _narrow(scores.shape[1])
         if rows := reach_of(adjacency).filled:
-            kernels.softmax_forward[(rows,)](adjacency.index32.rowptr, scores, out, **sizes)
+            _softmax_forward[(rows,)](adjacency.index32.rowptr, scores, out, **sizes)
         ctx.save_for_backward(out)
         ctx.adjacency = adjacency
         return out
@@ -101,7 +100,7 @@ class _EdgeSoftmax(Function):
         out, adjacency = torch.empty_like(attention), ctx.adjacency
         pointer, gradient, sizes = adjacency.index32.rowptr, gradients[0].contiguous(), _narrow(out.shape[1])
         if rows := reach_of(adjacency).filled:
-            kernels.softmax_backward[(rows,)](pointer, attention, gradient, out, **sizes)
+            _softmax_backward[(rows,)](pointer, attention, gradient, out, **sizes)
         return out, None
 
 
@@ -133,7 +132,7 @@ class _Additive(Function):
         out = left.new_empty(adjacency.num_edges, heads)
         total = out.numel()
         if total:
-            kernels.additive_forward[(-(-total // 512),)](
+            _additive_forward[(-(-total // 512),)](
                 index.source, index.destination, left, right, out, total, slope, H=heads, B=512
             )
         ctx.save_for_backward(left, right)
@@ -152,7 +151,7 @@ class _Additive(Function):
         ):
             out = room(own, rows) if want else None
             if out is not None and rows:
-                kernels.additive_backward[(rows,)](
+                _additive_backward[(rows,)](
                     *view, own, other, gradient, out, ctx.slope, **_narrow(own.shape[1]), THROUGH=outgoing
                 )
             found.append(out)
@@ -169,7 +168,7 @@ class _Dynamic(Function):
         out = left.new_empty(adjacency.num_edges, left.shape[1])
         if adjacency.num_edges:
             grid = (-(-adjacency.num_edges // sizes["BE"]),)
-            kernels.dynamic_forward[grid](
+            _dynamic_forward[grid](
                 index.source, index.destination, left, right, weight, out, adjacency.num_edges, slope, **sizes
             )
         ctx.save_for_backward(left, right, weight)
@@ -188,12 +187,12 @@ class _Dynamic(Function):
         if learned:
             part = room(right, filled)
         if moving:
-            kernels.dynamic_backward[(moving,)](
+            _dynamic_backward[(moving,)](
                 *_outgoing(adjacency), left, right, weight, gradient, d_left, part, ctx.slope, **sizes,
                 THROUGH=True, WEIGHT=False,
             )  # fmt: skip
         if filled:
-            kernels.dynamic_backward[(filled,)](
+            _dynamic_backward[(filled,)](
                 *_incoming(adjacency), right, left, weight, gradient, d_right, part, ctx.slope, **sizes,
                 THROUGH=False, WEIGHT=learned,
             )  # fmt: skip
@@ -240,3 +239,208 @@ def score_dynamic(left: Tensor, right: Tensor, weight: Tensor, adjacency: Adjace
 def score_dot(query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
     """See `fgai.ops.reference.score_dot`."""
     return _Dot.apply(query, key, adjacency)  # type: ignore[no-any-return]
+
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+
+@triton.jit
+def _weighted_sum(
+    ptr, edge, node, weight, values, out, H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr,
+    BC: tl.constexpr,
+    BE: tl.constexpr, THROUGH: tl.constexpr,
+):  # fmt: skip
+    """out[i] = Σ_e weight[e, h] · values[node(e), h, c] over the edges of row i.
+
+    THROUGH: positions go through `edge` (the outgoing view), else they are the edges themselves.
+    """
+    i = tl.program_id(0)
+    first, last = tl.load(ptr + i), tl.load(ptr + i + 1)
+    h = tl.arange(0, BH)
+    c = tl.arange(0, BC)
+    good = (h[:, None] < H) & (c[None, :] < C)
+    total = tl.zeros([BH, BC], dtype=values.dtype.element_ty)
+    for start in range(first, last, BE):
+        k = start + tl.arange(0, BE)
+        live = k < last
+        e = tl.load(edge + k, mask=live, other=0) if THROUGH else k
+        j = tl.load(node + e, mask=live, other=0).to(tl.int64)
+        a = tl.load(
+            weight + e[:, None].to(tl.int64) * H + h[None, :],
+            mask=live[:, None] & (h[None, :] < H),
+            other=0.0,
+        )
+        where = j[:, None, None] * (H * C) + h[None, :, None] * C + c[None, None, :]
+        v = tl.load(values + where, mask=live[:, None, None] & good[None, :, :], other=0.0)
+        total += tl.sum(a[:, :, None] * v, axis=0)
+    tl.store(out + i.to(tl.int64) * (H * C) + h[:, None] * C + c[None, :], total, mask=good)
+
+
+@triton.jit
+def _edge_dot_kernel(
+    source, destination, at_destination, at_source, out, E, scale: tl.constexpr, H: tl.constexpr,
+    C: tl.constexpr,
+    BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """out[e, h] = scale · Σ_c at_destination[dst, h, c] · at_source[src, h, c]."""
+    e = tl.program_id(0) * BE + tl.arange(0, BE)
+    live = e < E
+    h = tl.arange(0, BH)
+    c = tl.arange(0, BC)
+    j = tl.load(source + e, mask=live, other=0).to(tl.int64)
+    i = tl.load(destination + e, mask=live, other=0).to(tl.int64)
+    inner = h[None, :, None] * C + c[None, None, :]
+    good = live[:, None, None] & (h[None, :, None] < H) & (c[None, None, :] < C)
+    left = tl.load(at_destination + i[:, None, None] * (H * C) + inner, mask=good, other=0.0)
+    right = tl.load(at_source + j[:, None, None] * (H * C) + inner, mask=good, other=0.0)
+    found = tl.sum(left * right, axis=2) * scale
+    tl.store(out + e[:, None].to(tl.int64) * H + h[None, :], found, mask=live[:, None] & (h[None, :] < H))
+
+
+@triton.jit
+def _softmax_forward(ptr, scores, out, H: tl.constexpr, BH: tl.constexpr, BE: tl.constexpr):
+    """Softmax of scores [E, H] over each row, with the maximum and the sum found in one pass."""
+    i = tl.program_id(0)
+    first, last = tl.load(ptr + i), tl.load(ptr + i + 1)
+    h = tl.arange(0, BH)
+    top = tl.full([BH], float("-inf"), dtype=scores.dtype.element_ty)
+    total = tl.zeros([BH], dtype=scores.dtype.element_ty)
+    for start in range(first, last, BE):
+        k = start + tl.arange(0, BE)
+        good = (k < last)[:, None] & (h[None, :] < H)
+        s = tl.load(scores + k[:, None].to(tl.int64) * H + h[None, :], mask=good, other=float("-inf"))
+        higher = tl.maximum(top, tl.max(s, axis=0))
+        level = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(top - level) + tl.sum(tl.exp(s - level[None, :]), axis=0)
+        top = higher
+    level = tl.where(top == float("-inf"), 0.0, top)
+    safe = tl.where(total > 0, total, 1.0)
+    for start in range(first, last, BE):
+        k = start + tl.arange(0, BE)
+        good = (k < last)[:, None] & (h[None, :] < H)
+        where = k[:, None].to(tl.int64) * H + h[None, :]
+        s = tl.load(scores + where, mask=good, other=0.0)
+        tl.store(out + where, tl.exp(s - level[None, :]) / safe[None, :], mask=good)
+
+
+@triton.jit
+def _softmax_backward(ptr, attention, gradient, out, H: tl.constexpr, BH: tl.constexpr, BE: tl.constexpr):
+    """∂s = a · (g − Σ_row a g)."""
+    i = tl.program_id(0)
+    first, last = tl.load(ptr + i), tl.load(ptr + i + 1)
+    h = tl.arange(0, BH)
+    mean = tl.zeros([BH], dtype=attention.dtype.element_ty)
+    for start in range(first, last, BE):
+        k = start + tl.arange(0, BE)
+        good = (k < last)[:, None] & (h[None, :] < H)
+        where = k[:, None].to(tl.int64) * H + h[None, :]
+        a = tl.load(attention + where, mask=good, other=0.0)
+        g = tl.load(gradient + where, mask=good, other=0.0)
+        mean += tl.sum(a * g, axis=0)
+    for start in range(first, last, BE):
+        k = start + tl.arange(0, BE)
+        good = (k < last)[:, None] & (h[None, :] < H)
+        where = k[:, None].to(tl.int64) * H + h[None, :]
+        a = tl.load(attention + where, mask=good, other=0.0)
+        g = tl.load(gradient + where, mask=good, other=0.0)
+        tl.store(out + where, a * (g - mean[None, :]), mask=good)
+
+
+@triton.jit
+def _additive_forward(
+    source, destination, left, right, out, T, slope: tl.constexpr, H: tl.constexpr, B: tl.constexpr
+):
+    """out[e, h] = leaky_relu(left[src, h] + right[dst, h]); T = E · H entries."""
+    t = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    live = t < T
+    e, h = t // H, t % H
+    j = tl.load(source + e, mask=live, other=0).to(tl.int64)
+    i = tl.load(destination + e, mask=live, other=0).to(tl.int64)
+    s = tl.load(left + j * H + h, mask=live, other=0.0) + tl.load(right + i * H + h, mask=live, other=0.0)
+    tl.store(out + t, tl.where(s > 0, s, s * slope), mask=live)
+
+
+@triton.jit
+def _additive_backward(
+    ptr, edge, node, own, other, gradient, out, slope: tl.constexpr, H: tl.constexpr, BH: tl.constexpr,
+    BE: tl.constexpr,
+    THROUGH: tl.constexpr,
+):  # fmt: skip
+    """out[i, h] = Σ_e gradient[e, h] · leaky_relu'(own[i, h] + other[node(e), h]) over the edges of row i."""
+    i = tl.program_id(0).to(tl.int64)
+    first, last = tl.load(ptr + i), tl.load(ptr + i + 1)
+    h = tl.arange(0, BH)
+    mine = tl.load(own + i * H + h, mask=h < H, other=0.0)
+    total = tl.zeros([BH], dtype=own.dtype.element_ty)
+    for start in range(first, last, BE):
+        k = start + tl.arange(0, BE)
+        live = k < last
+        good = live[:, None] & (h[None, :] < H)
+        e = tl.load(edge + k, mask=live, other=0) if THROUGH else k
+        j = tl.load(node + e, mask=live, other=0).to(tl.int64)
+        s = mine[None, :] + tl.load(other + j[:, None] * H + h[None, :], mask=good, other=0.0)
+        g = tl.load(gradient + e[:, None].to(tl.int64) * H + h[None, :], mask=good, other=0.0)
+        total += tl.sum(tl.where(s > 0, g, g * slope), axis=0)
+    tl.store(out + i * H + h, total, mask=h < H)
+
+
+@triton.jit
+def _dynamic_forward(
+    source, destination, left, right, weight, out, E, slope: tl.constexpr, H: tl.constexpr, C: tl.constexpr,
+    BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """out[e, h] = Σ_c weight[h, c] · leaky_relu(left[src, h, c] + right[dst, h, c])."""
+    e = tl.program_id(0) * BE + tl.arange(0, BE)
+    live = e < E
+    h = tl.arange(0, BH)
+    c = tl.arange(0, BC)
+    j = tl.load(source + e, mask=live, other=0).to(tl.int64)
+    i = tl.load(destination + e, mask=live, other=0).to(tl.int64)
+    inner = h[:, None] * C + c[None, :]
+    fits = (h[:, None] < H) & (c[None, :] < C)
+    w = tl.load(weight + inner, mask=fits, other=0.0)
+    good = live[:, None, None] & fits[None, :, :]
+    s = tl.load(left + j[:, None, None] * (H * C) + inner[None, :, :], mask=good, other=0.0)
+    s += tl.load(right + i[:, None, None] * (H * C) + inner[None, :, :], mask=good, other=0.0)
+    found = tl.sum(w[None, :, :] * tl.where(s > 0, s, s * slope), axis=2)
+    tl.store(out + e[:, None].to(tl.int64) * H + h[None, :], found, mask=live[:, None] & (h[None, :] < H))
+
+
+@triton.jit
+def _dynamic_backward(
+    ptr, edge, node, own, other, weight, gradient, out, weight_part, slope: tl.constexpr, H: tl.constexpr,
+    C: tl.constexpr,
+    BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr, THROUGH: tl.constexpr, WEIGHT: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the dynamic score in one end's projection, and this row's part of the weight's."""
+    i = tl.program_id(0).to(tl.int64)
+    first, last = tl.load(ptr + i), tl.load(ptr + i + 1)
+    h = tl.arange(0, BH)
+    c = tl.arange(0, BC)
+    inner = h[:, None] * C + c[None, :]
+    fits = (h[:, None] < H) & (c[None, :] < C)
+    w = tl.load(weight + inner, mask=fits, other=0.0)
+    mine = tl.load(own + i * (H * C) + inner, mask=fits, other=0.0)
+    total = tl.zeros([BH, BC], dtype=own.dtype.element_ty)
+    part = tl.zeros([BH, BC], dtype=own.dtype.element_ty)
+    for start in range(first, last, BE):
+        k = start + tl.arange(0, BE)
+        live = k < last
+        e = tl.load(edge + k, mask=live, other=0) if THROUGH else k
+        j = tl.load(node + e, mask=live, other=0).to(tl.int64)
+        good = live[:, None, None] & fits[None, :, :]
+        s = mine[None, :, :] + tl.load(
+            other + j[:, None, None] * (H * C) + inner[None, :, :], mask=good, other=0.0
+        )
+        g = tl.load(
+            gradient + e[:, None].to(tl.int64) * H + h[None, :],
+            mask=live[:, None] & (h[None, :] < H),
+            other=0.0,
+        )
+        flow = g[:, :, None] * w[None, :, :]
+        total += tl.sum(tl.where(s > 0, flow, flow * slope), axis=0)
+        if WEIGHT:
+            part += tl.sum(g[:, :, None] * tl.where(s > 0, s, s * slope), axis=0)
+    tl.store(out + i * (H * C) + inner, total, mask=fits)
+    if WEIGHT:
+        tl.store(weight_part + i * (H * C) + inner, part, mask=fits)

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.draws import odds
-from fgai.ops.gpu.attend_parts import factor, inside, narrow, one, wide
+from fgai.ops.gpu.tiles import factor, inside, narrow, one, wide
+from fgai.ops.reference import odds
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -132,3 +132,168 @@ def dropout(given: Tensor, p: float, seed: int | Tensor) -> Tensor:
         seed = torch.full((1,), seed, device=given.device)  # no copy from the host: it could not be captured
     result: Tensor = _Dropout.apply(given, p, seed)
     return result
+
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+SHIFT_TILE = 1024
+
+
+@triton.jit
+def _shift(one, two, slope, sums, N, scale, size, way, C: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr,
+           LOG: tl.constexpr):  # fmt: skip
+    """Size · Σ_n f(½ Σ_c |one − two| / scale) over rows, f the identity or log(1 + x), and its slope.
+
+    `way` is 1 for the slope in `one`, −1 for that in `two`.
+    """
+    n = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64)
+    c = tl.arange(0, BC)
+    good = (n < N)[:, None] & (c < C)[None, :]
+    at = n[:, None] * C + c[None, :]
+    moved = tl.load(one + at, mask=good, other=0.0) - tl.load(two + at, mask=good, other=0.0)
+    distance = tl.sum(tl.abs(moved), axis=1) / (2 * scale)
+    steep = tl.full([BN], 1.0, dtype=moved.dtype) / (2 * scale)
+    if LOG:
+        steep = steep / (1 + distance)
+        # log(1 + x) is x for x too small to be seen beside 1.
+        grown = 1 + distance
+        near = grown == 1
+        distance = tl.where(near, distance, tl.log(grown) * (distance / tl.where(near, 1.0, grown - 1)))
+    sign = (moved > 0).to(moved.dtype) - (moved < 0).to(moved.dtype)
+    tl.store(slope + at, sign * steep[:, None] * (way * size), mask=good)
+    tl.store(sums + tl.program_id(0), tl.sum(distance, axis=0) * size)
+
+
+class _Shift(Function):
+    @staticmethod
+    def forward(ctx: Any, one: Tensor, two: Tensor, scale: float, log: bool, share: float) -> Tensor:
+        one, two = one.contiguous(), two.contiguous()
+        count, width = one.shape
+        wide = triton.next_power_of_2(width)
+        rows = max(1, SHIFT_TILE // wide)
+        blocks = -(-count // rows)
+        slope, sums = torch.empty_like(one), one.new_empty(blocks)
+        size, way = 1 / (count * share), 1.0 if ctx.needs_input_grad[0] else -1.0
+        _shift[(blocks,)](one, two, slope, sums, count, scale, size, way, C=width, BC=wide, BN=rows, LOG=log)
+        ctx.save_for_backward(slope)
+        return sums.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (slope,) = ctx.saved_tensors
+        flow, wanted = slope * gradients[0], ctx.needs_input_grad
+        if not wanted[0]:
+            return None, flow, None, None, None
+        return flow, -flow if wanted[1] else None, None, None, None
+
+
+def mean_shift(one: Tensor, two: Tensor, scale: float, log: bool, share: float = 1.0) -> Tensor:
+    """Mean over rows of `½ Σ_c |one − two| / scale`, or of the logarithm of 1 + it, divided by `share`."""
+    return _Shift.apply(one, two, scale, log, share)  # type: ignore[no-any-return]
+
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+
+@triton.jit
+def _ball(low, high):
+    """The middle of a range and one over half of it; 0 over what has no width, or no end."""
+    half = (high - low) / 2
+    finite = half < float("inf")
+    counts = finite & (half > 0)
+    return tl.where(finite, (low + high) / 2, 0.0), tl.where(counts, 1 / tl.where(counts, half, 1.0), 0.0)
+
+
+@triton.jit
+def _clip(x, low, high, radius, out, inside, scale, N, D, NOTED: tl.constexpr, BN: tl.constexpr,
+          BD: tl.constexpr):  # fmt: skip
+    n, k = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64), tl.arange(0, BD)
+    fits, live = k < D, n < N
+    at, good = n[:, None] * D + k[None, :], live[:, None] & fits[None, :]
+    least, most = tl.load(low + k, mask=fits, other=0.0), tl.load(high + k, mask=fits, other=0.0)
+    centre, unit = _ball(least, most)
+    given = tl.load(x + at, mask=good, other=0.0)
+    said = tl.where(given >= least[None, :], given, least[None, :])  # NaN is not, so it becomes the lower end
+    said = tl.where(said > most[None, :], most[None, :], said)
+    if NOTED:
+        tl.store(inside + at, said == given, mask=good)
+    limit = tl.load(radius)
+    if limit < float("inf"):
+        away = tl.where(good, said - centre[None, :], 0.0)
+        size = away * unit[None, :]
+        loud = tl.sqrt(tl.sum(size * size, axis=1))
+        shrunk = loud > limit
+        factor = tl.where(shrunk, limit / tl.where(shrunk, loud, 1.0), 1.0)
+        tl.store(scale + n, factor, mask=live)
+        said = tl.where(shrunk[:, None], centre[None, :] + factor[:, None] * away, said)
+    tl.store(out + at, said, mask=good)
+
+
+@triton.jit
+def _clip_back(gradient, inside, scale, said, low, high, radius, out, N, D, NOTED: tl.constexpr,
+          BN: tl.constexpr, BD: tl.constexpr):  # fmt: skip
+    n, k = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64), tl.arange(0, BD)
+    fits, live = k < D, n < N
+    at, good = n[:, None] * D + k[None, :], live[:, None] & fits[None, :]
+    flow = tl.load(gradient + at, mask=good, other=0.0)
+    limit = tl.load(radius)
+    if limit < float("inf"):
+        least, most = tl.load(low + k, mask=fits, other=0.0), tl.load(high + k, mask=fits, other=0.0)
+        centre, unit = _ball(least, most)
+        away = tl.where(good, tl.load(said + at, mask=good, other=0.0) - centre[None, :], 0.0)
+        factor = tl.load(scale + n, mask=live, other=1.0)[:, None]
+        along = tl.sum(flow * away, axis=1)[:, None]
+        turned = along * away * ((unit / limit) * (unit / limit))[None, :]
+        flow = tl.where(factor < 1, factor * (flow - turned), flow)
+    if NOTED:
+        flow = tl.where(tl.load(inside + at, mask=good, other=0) != 0, flow, 0.0)
+    tl.store(out + at, flow, mask=good)
+
+
+def clip_rows(
+    x: Tensor,
+    low: Tensor,
+    high: Tensor,
+    radius: Tensor,
+    out: Tensor,
+    *,
+    noted: bool = False,
+) -> tuple[Tensor | None, Tensor]:
+    """As `fgai.ops.clip.clip_rows`; what it notes is returned whether rows were moved or not."""
+    rows, width = x.shape[0], low.numel()
+    inside = torch.empty(x.shape if noted else (1,), dtype=torch.bool, device=x.device)
+    scale = x.new_empty(rows)
+    if rows:
+        sizes = _clip_sizes(width)
+        _clip[(-(-rows // sizes["BN"]),)](
+            x, low, high, radius, out, inside.view(torch.uint8), scale, rows, width, NOTED=noted, **sizes
+        )
+    return inside if noted else None, scale
+
+
+def clip_rows_back(
+    gradient: Tensor,
+    inside: Tensor | None,
+    scale: Tensor | None,
+    said: Tensor,
+    low: Tensor,
+    high: Tensor,
+    radius: Tensor,
+) -> Tensor:
+    """As `fgai.ops.clip.clip_rows_back`."""
+    assert scale is not None
+    rows, out = said.shape[0], torch.empty_like(said)
+    marks = scale if inside is None else inside.view(torch.uint8)
+    if rows:
+        sizes = _clip_sizes(low.numel())
+        _clip_back[(-(-rows // sizes["BN"]),)](
+            gradient.contiguous(), marks, scale, said, low, high, radius, out, rows, low.numel(),
+            NOTED=inside is not None, **sizes,
+        )  # fmt: skip
+    return out
+
+
+def _clip_sizes(width: int) -> dict[str, int]:
+    block = triton.next_power_of_2(width)
+    return {"BN": max(1, TILE // block), "BD": block}

@@ -17,8 +17,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fgai.cache import cached_on
-from fgai.ops.gpu.attend_parts import add_pieces
 from fgai.ops.gpu.plan import Work, lay_out, place
+from fgai.ops.gpu.tiles import add_pieces
 from fgai.sparse import SparseRows
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"

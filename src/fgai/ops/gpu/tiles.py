@@ -9,8 +9,8 @@ import triton.language as tl
 
 
 @triton.jit
-def mix(x):
-    """Scramble 32 bits as `fgai.ops.draws` does."""
+def _mix(x):
+    """Scramble 32 bits as `fgai.ops.reference` does."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
@@ -18,12 +18,12 @@ def mix(x):
 
 @triton.jit
 def factor(position, seed, LIMIT: tl.constexpr, SCALE: tl.constexpr, kind: tl.constexpr):
-    """0 or SCALE for every position (int64), see `fgai.ops.draws`."""
+    """0 or SCALE for every position (int64), see `fgai.ops.reference`."""
     low = (seed & 0xFFFFFFFF).to(tl.uint32)
     high = (seed >> 32).to(tl.uint32)
-    x = mix((position & 0xFFFFFFFF).to(tl.uint32) + low)
+    x = _mix((position & 0xFFFFFFFF).to(tl.uint32) + low)
     spread = ((position >> 32).to(tl.uint32) + low) * 0x9E3779B9
-    return (mix(x ^ high ^ spread) >= LIMIT).to(kind) * SCALE
+    return (_mix(x ^ high ^ spread) >= LIMIT).to(kind) * SCALE
 
 
 @triton.jit
