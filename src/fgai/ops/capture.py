@@ -1,7 +1,7 @@
 """Steps captured in a CUDA graph: their replay, random numbers, and gradients of few kernels.
 
-Random numbers are a function of a seed on the device: alike everywhere, and new in every replay. PyTorch's own
-gradients of slices, of chosen rows and of single columns copy blocks of memory, one more kernel each in a
+Random numbers are a function of a seed on the device: alike everywhere, and new in every replay. PyTorch's
+own gradients of slices, of chosen rows and of single columns copy blocks of memory, one more kernel each in a
 captured step; those of `first_rows`, `chosen_rows` and `add_columns` do not.
 """
 
