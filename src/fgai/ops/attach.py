@@ -1,4 +1,8 @@
-"""New nodes joined to a sorted graph, on the fastest kernel at hand."""
+"""New nodes joined to a sorted graph, on the fastest kernel at hand.
+
+New nodes have the largest numbers, so their edges come last in every row and column: old edges only move up
+by the number of new edges in the rows before theirs.
+"""
 
 from __future__ import annotations
 
@@ -63,9 +67,7 @@ def attach_known(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Ad
 
         return attach_on_gpu(adjacency, targets, loops)
     if adjacency.device.type == "cpu" and has_numba():
-        from fgai.ops.attach import attach as attach_on_cpu
-
-        return attach_on_cpu(adjacency, targets, loops)
+        return _attach_on_cpu(adjacency, targets, loops)
     m, e = targets.shape
     new = torch.arange(adjacency.num_nodes, adjacency.num_nodes + m, device=adjacency.device)
     spread, ends = new[:, None].expand(m, e).flatten(), targets.flatten()

@@ -192,8 +192,8 @@ def dropout(given: X, p: float, training: bool = True, *, seed: int | Tensor | N
     """Set each number to 0 with probability `p` and scale the rest by 1 / (1 - p), while training.
 
     Drawn by position (see `fgai.ops.reference`): on the CPU an order of magnitude faster than torch's own.
-    `seed` is drawn from torch's global generator by default. Of `Features` only stored values are drawn for, so
-    zeros stay free.
+    `seed` is drawn from torch's global generator by default. Of `Features` only stored values are drawn for,
+    so zeros stay free.
     """
     if not isinstance(training, bool):
         raise TypeError(f"`training` of `dropout` must be True or False, got {type(training).__name__}")
