@@ -16,8 +16,8 @@ from typing import Any as _Any
 from fgai.version import __version__
 
 if TYPE_CHECKING:
-    from fgai.attention.record import record
-    from fgai.attention.wrap import wrap
+    from fgai.attention.calls import wrap
+    from fgai.attention.hooks import record
     from fgai.certificates import certify
     from fgai.datasets import load_dataset, load_graph
     from fgai.errors import (

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
 from fgai.attention import AttentionMap, LayerAttention, touched_rows
-from fgai.attention.heads import mean_heads
+from fgai.attention.layer import mean_heads
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.metrics import kept_by_layer, mean_of_defined, task_scores

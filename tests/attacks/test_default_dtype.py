@@ -52,7 +52,9 @@ def test_values_draw_the_same() -> None:
     for dtype in DTYPES:
         with default(dtype), cases.quiet():
             changes.append(attack.run(model, graph, seed=3).change)
-    assert changes[0].voices is not None and torch.equal(changes[0].voices, changes[1].voices)
+    assert changes[0].entry_values is not None and torch.equal(
+        changes[0].entry_values, changes[1].entry_values
+    )
 
 
 def test_records_are_the_same() -> None:

@@ -42,8 +42,8 @@ def test_never_weaker_than_the_attack_by_features_it_contains(name: str, objecti
     assert found.ledger.damages == again.ledger.damages
     allowed = ValueInjection(BUDGET, objective, k=cases.K, contained=inner).allowed_steps
     assert 0 < found.ledger.steps <= allowed
-    voices = found.change.voices
-    assert voices is None or bool(((voices >= 0) & (voices <= 1)).all())
+    entry_values = found.change.entry_values
+    assert entry_values is None or bool(((entry_values >= 0) & (entry_values <= 1)).all())
 
 
 def test_what_is_reported_is_what_the_model_says() -> None:
@@ -65,7 +65,7 @@ def test_a_voice_beats_features_in_a_tight_box() -> None:
     inner = EnsembleInjection(tight, rules=("random",))
     with cases.quiet():
         found = ValueInjection(tight, contained=inner).run(model, graph, seed=1)
-    assert found.change.voices is not None
+    assert found.change.entry_values is not None
     assert max(found.ledger.damages) > found.ledger.damages[1]
 
 
@@ -80,7 +80,7 @@ def test_rows_in_reach_say_what_the_whole_graph_says(name: str) -> None:
         rows = ready.test_mask.nonzero().flatten()  # type: ignore[union-attr]
         clean, endpoints = Clean(seen.logits, seen.attention, rows), rows[:6].view(2, 3)
         size = sum(limits.low.numel() for limits in entry_limits(model))
-        voices = torch.rand(3, 2, size, generator=draws).requires_grad_()
+        entry_values = torch.rand(3, 2, size, generator=draws).requires_grad_()
         part, whole = (
             ValueSite(features, model, ready, endpoints, clean, one, reads="logits")
             for one in (recompute, None)
@@ -90,13 +90,17 @@ def test_rows_in_reach_say_what_the_whole_graph_says(name: str) -> None:
             part.encodings = recompute.encodings(part.plan, GraphChange(endpoints=endpoints))
             part.kept = torch.isin(part.plan.nodes, rows).nonzero().flatten()
             part.rows = part.plan.nodes[part.kept]
-        made, truth = part.view(voices), whole.view(voices)
-        joined = [GraphChange(endpoints=endpoints, features=features, voices=one) for one in voices]
+        made, truth = part.view(entry_values), whole.view(entry_values)
+        joined = [
+            GraphChange(endpoints=endpoints, features=features, entry_values=one) for one in entry_values
+        ]
         judged = torch.stack([call_model(model, one.apply(ready)[0])[rows] for one in joined])
     torch.testing.assert_close(truth.logits, judged)
     at = torch.searchsorted(rows, part.rows)
     torch.testing.assert_close(made.logits, truth.logits[:, at], atol=1e-5, rtol=1e-5)
-    slopes = [torch.autograd.grad(x.square().sum(), voices)[0] for x in (made.logits, truth.logits[:, at])]
+    slopes = [
+        torch.autograd.grad(x.square().sum(), entry_values)[0] for x in (made.logits, truth.logits[:, at])
+    ]
     torch.testing.assert_close(*slopes, atol=1e-5, rtol=1e-4)
 
 

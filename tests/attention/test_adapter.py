@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import fgai
 from fgai.attacks import PGDInjection
 from fgai.attention import GraphModel, adapter_of, observe, prepared, record
-from fgai.attention.adapter import GraphModelAdapter, PyGAdapter
+from fgai.attention.calls import GraphModelAdapter, PyGAdapter
 from fgai.certificates import certify
 from fgai.errors import InputError
 from fgai.explanations import explain

@@ -21,12 +21,12 @@ from fgai.attention import (
     can_be_limited,
     counting,
     entry_limits,
-    hearing,
     limits_of,
     measuring,
     observe,
+    recording_values,
     register_limits,
-    speaking,
+    replacing_values,
     straight_through,
 )
 from fgai.attention.limits import ranges
@@ -88,7 +88,7 @@ def test_infinite_until_they_are_measured(kind) -> None:
 def test_what_layers_hear_stays_inside_for_any_input(kind, scale: float) -> None:
     _, limited = made(kind)
     found = limits_of(limited)
-    with hearing(found) as heard, counting(limited) as count, torch.no_grad():
+    with recording_values(found) as heard, counting(limited) as count, torch.no_grad():
         out = limited(loud(limited.prepare(small_data()), scale))
     assert bool(out[: small_data().num_nodes].isfinite().all())
     assert count[0] > 0
@@ -227,7 +227,7 @@ def test_points_of_the_unit_box() -> None:
     graph = loud(limited.prepare(small_data()), 0.1)
     before = call_model(limited, graph)
     points = {limits: torch.rand(2, *limits.low.shape, requires_grad=True) for limits in entry}
-    with speaking(points, torch.tensor([True, False])), hearing(entry) as heard:
+    with replacing_values(points, torch.tensor([True, False])), recording_values(entry) as heard:
         out = call_model(limited, graph)
     for limits, said in heard.items():
         assert torch.allclose(said[0][-2], points[limits][0], atol=1e-5)
@@ -241,20 +241,20 @@ def test_what_features_say_can_be_said_by_a_voice() -> None:
         _, limited = made(kind)
         attacked = loud(limited.prepare(small_data()), 3.0)
         entry = entry_limits(limited)
-        with hearing(entry) as heard, torch.no_grad():
+        with recording_values(entry) as heard, torch.no_grad():
             before = call_model(limited, attacked)
-            voices = torch.cat([heard[limits][0][-2:].flatten(1) for limits in entry], 1)
-            after = call_model(limited, attacked.replace(voices=voices))
+            entry_values = torch.cat([heard[limits][0][-2:].flatten(1) for limits in entry], 1)
+            after = call_model(limited, attacked.replace(entry_values=entry_values))
         assert torch.allclose(before, after, atol=1e-4)
 
 
 def test_bad_voices_and_models_without_limits() -> None:
     model, limited = made(GAT)
     graph = loud(model.prepare(small_data()), 1.0)
-    with pytest.raises(InputError, match="has voices"):
-        call_model(model, graph.replace(voices=torch.zeros(2, 64)))
+    with pytest.raises(InputError, match="has `entry_values`"):
+        call_model(model, graph.replace(entry_values=torch.zeros(2, 64)))
     with pytest.raises(InputError, match=r"must have shape \[nodes, 64\]"):
-        call_model(limited, graph.replace(voices=torch.zeros(2, 3)))
+        call_model(limited, graph.replace(entry_values=torch.zeros(2, 3)))
 
 
 def test_layers_that_cannot_be_limited_say_so() -> None:

@@ -68,9 +68,9 @@ def test_what_nodes_are_made_to_say_is_not_certified_by_what_they_would_have_sai
     model, data = own(num_layers=1, heads=1)
     limited = fgai.limit(model, data)
     width = sum(limits.low.numel() for limits in entry_limits(limited))
-    voices = torch.zeros(4, width, dtype=torch.float64)
+    entry_values = torch.zeros(4, width, dtype=torch.float64)
     with pytest.warns(ReliabilityWarning, match="run on its own"):
-        found = certify(limited, prepared(limited, data).replace(voices=voices), radius=0.01)
+        found = certify(limited, prepared(limited, data).replace(entry_values=entry_values), radius=0.01)
     assert found.layer().prediction.class_status == "unknown"
 
 

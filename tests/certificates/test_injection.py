@@ -57,7 +57,7 @@ def model_of(kind: type[Any], graph: Graph, layers: int, soften: float) -> nn.Mo
 
 
 def injections(graph: Graph, model: nn.Module, t: int, node: int | None, seed: int) -> Graph:
-    """New nodes with loud features or voices of the box's corners; every node gains at most t of them."""
+    """New nodes with loud features or values of the box's corners; every node gains at most t of them."""
     generator = torch.Generator().manual_seed(seed)
     pool = torch.arange(graph.num_nodes) if node is None else torch.tensor([node])
     ends = torch.stack([pool[torch.randperm(pool.numel(), generator=generator)] for _ in range(t)])
@@ -69,7 +69,7 @@ def injections(graph: Graph, model: nn.Module, t: int, node: int | None, seed: i
     if seed % 2:
         width = sum(limits.low.numel() for limits in entry_limits(model))
         corners = torch.rand(len(ends), width, generator=generator).round()
-        attacked = attacked.replace(voices=corners)
+        attacked = attacked.replace(entry_values=corners)
     return attacked
 
 

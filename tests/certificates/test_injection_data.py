@@ -34,14 +34,14 @@ def attacked(
     loud = 10.0 ** (seed % 5) * torch.randn(len(ends), graph.num_features, generator=stream)
     yield graph.inject(ends, loud)[0]
     base = graph.inject(ends, blank)[0]
-    yield base.replace(voices=torch.rand(len(ends), width, generator=stream).round())
-    voices = torch.rand(len(ends), width, generator=stream).requires_grad_()
+    yield base.replace(entry_values=torch.rand(len(ends), width, generator=stream).round())
+    entry_values = torch.rand(len(ends), width, generator=stream).requires_grad_()
     for _ in range(5):
-        logits = call_model(model, base.replace(voices=voices))[: graph.num_nodes]
+        logits = call_model(model, base.replace(entry_values=entry_values))[: graph.num_nodes]
         lead = logits.gather(1, found.classes[:, None]).squeeze(1) - _best_other(logits, found.classes)
-        (slope,) = torch.autograd.grad(lead[nodes].clamp(min=-1).sum(), voices)
-        voices = (voices - 0.3 * slope.sign()).clamp(0, 1).detach().requires_grad_()
-        yield base.replace(voices=voices.detach())
+        (slope,) = torch.autograd.grad(lead[nodes].clamp(min=-1).sum(), entry_values)
+        entry_values = (entry_values - 0.3 * slope.sign()).clamp(0, 1).detach().requires_grad_()
+        yield base.replace(entry_values=entry_values.detach())
 
 
 def _best_other(logits: Tensor, classes: Tensor) -> Tensor:

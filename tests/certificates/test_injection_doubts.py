@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fgai
-from fgai.attention import Limits, call_model, limits_of, prepared, speaking
+from fgai.attention import Limits, call_model, limits_of, prepared, replacing_values
 from fgai.attention.limits import collecting
 from fgai.certificates import Injection, certify_injection
 from fgai.certificates.familiar import unfamiliar
@@ -189,7 +189,7 @@ def test_limits_in_use_elsewhere_are_refused() -> None:
     model = limited()
     entry = limits_of(model)[0]
     points = torch.full((2, *entry.low.shape), 0.5)
-    with speaking({entry: points}, torch.ones(2, dtype=torch.bool)):
+    with replacing_values({entry: points}, torch.ones(2, dtype=torch.bool)):
         refused(model, "limits")
     with collecting(limits_of(model), lambda limits, x: None):
         refused(model, "limits")

@@ -138,7 +138,7 @@ class Judge:
 
         Preferable to putting the graph together: changes in a row that share their edges share that work.
         """
-        partial = self._partial if change.voices is None else None
+        partial = self._partial if change.entry_values is None else None
         value = self._counted(None if partial is None else partial.after(change))
         if value is None:
             last, attacked = self._last
@@ -147,7 +147,9 @@ class Judge:
                 self._last = SeenEdges(change), attacked
             value = self._objective(
                 *self._forward(
-                    attacked.replace(features=change.features_on(self._graph), voices=change.voices),
+                    attacked.replace(
+                        features=change.features_on(self._graph), entry_values=change.entry_values
+                    ),
                     self._objective.reads,
                 ),
                 self.clean,

@@ -22,9 +22,9 @@ from fgai.attention import (
     AttentionMap,
     call_model,
     entry_limits,
-    hearing,
+    recording_values,
+    replacing_entry,
     straight_through,
-    voiced,
 )
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
@@ -134,7 +134,7 @@ class ValueInjection(ReportedAttack):
             ledger.steps += one.steps
             ledger.gradient = max(ledger.gradient, one.gradient)
             ledger.members.append(member_row(name, "random", one, seconds))
-            yield GraphChange(endpoints=endpoints, features=features, voices=one.features)
+            yield GraphChange(endpoints=endpoints, features=features, entry_values=one.features)
         judge.spent(site.passes, site.share)
 
     def _climbs(self, site: Site, starts: dict[str, Tensor]) -> Iterator[tuple[str, Found, float]]:
@@ -153,7 +153,7 @@ class ValueInjection(ReportedAttack):
 
 
 class ValueSite(Site):
-    """New nodes whose voices move; their features stay, for models that pass those on beside attention.
+    """New nodes whose values move; their features stay, for models that pass those on beside attention.
 
     Args:
         features: [M, F] of the new nodes.
@@ -166,11 +166,11 @@ class ValueSite(Site):
         self.features, self.entry = features, entry_limits(self.model)
 
     def _partial(self, features: Tensor) -> View:
-        with voiced(self.entry, features.flatten(0, 1)):
+        with replacing_entry(self.entry, features.flatten(0, 1)):
             return super()._partial(self.features.expand(len(features), *self.features.shape))
 
     def _whole(self, features: Tensor) -> tuple[Tensor, AttentionMap]:
-        with voiced(self.entry, features):
+        with replacing_entry(self.entry, features):
             return super()._whole(self.features)
 
 
@@ -178,6 +178,6 @@ def _said(judge: Judge, change: GraphChange) -> Tensor:
     """Return what the first layer hears of new nodes, as points of the unit box [M, D]."""
     assert change.endpoints is not None
     count, entry = len(change.endpoints), entry_limits(judge.model)
-    with torch.no_grad(), hearing(entry) as heard:
+    with torch.no_grad(), recording_values(entry) as heard:
         call_model(judge.model, change.apply(judge.graph)[0])
     return torch.cat([heard[limits][0][-count:].flatten(1) for limits in entry], dim=1)

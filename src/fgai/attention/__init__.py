@@ -1,33 +1,41 @@
-"""Attention with its edges: one forward pass that observes it, maps, a recorder, and adapters for models."""
+"""Attention with its edges: record it, perturb it, limit it, in fgai's models and in any PyG model."""
 
-from fgai.attention.adapter import GraphModel, ModelAdapter, adapter_of, prepared
+from fgai.attention.calls import ModelAdapter, adapter_of, prepared, wrap
 from fgai.attention.forward import LayerRun, Observation, call_model, observe
+from fgai.attention.hooks import Tape, find_layers, record, register_adapter
+from fgai.attention.interface import (
+    Adapter,
+    GraphModel,
+    Layerwise,
+    Stage,
+    Tap,
+    TappedLayer,
+    Wrapped,
+    duplicate,
+    evaluating,
+    model_name,
+    unwrapped,
+)
 from fgai.attention.layer import LayerAttention
-from fgai.attention.layerwise import Layerwise, SplitLayer, Stage
-from fgai.attention.limited import add_limits, can_be_limited, entry_limits, register_limits
 from fgai.attention.limits import (
     Limits,
+    add_limits,
+    can_be_limited,
+    clipped_share,
     collecting,
     counting,
-    hearing,
+    entry_limits,
     limits_of,
     measuring,
-    speaking,
+    recording_values,
+    register_limits,
+    replacing_entry,
+    replacing_values,
     straight_through,
-    usual_share,
-    voiced,
 )
 from fgai.attention.map import AttentionMap
 from fgai.attention.perturb import Perturb, Perturbation
 from fgai.attention.reach import hop_rows, touched_rows, warn_coupled, warn_unread
-from fgai.attention.record import find_layers, record
-from fgai.attention.registry import register_adapter
-from fgai.attention.state import duplicate, evaluating
-from fgai.attention.tap import Adapter, Tap
-from fgai.attention.tape import Tape
-from fgai.attention.tapped import TappedLayer
-from fgai.attention.wrap import wrap
-from fgai.attention.wrapped import Wrapped, model_name, unwrapped
 
 __all__ = [
     "Adapter",
@@ -41,7 +49,6 @@ __all__ = [
     "Observation",
     "Perturb",
     "Perturbation",
-    "SplitLayer",
     "Stage",
     "Tap",
     "Tape",
@@ -51,13 +58,13 @@ __all__ = [
     "add_limits",
     "call_model",
     "can_be_limited",
+    "clipped_share",
     "collecting",
     "counting",
     "duplicate",
     "entry_limits",
     "evaluating",
     "find_layers",
-    "hearing",
     "hop_rows",
     "limits_of",
     "measuring",
@@ -65,14 +72,14 @@ __all__ = [
     "observe",
     "prepared",
     "record",
+    "recording_values",
     "register_adapter",
     "register_limits",
-    "speaking",
+    "replacing_entry",
+    "replacing_values",
     "straight_through",
     "touched_rows",
     "unwrapped",
-    "usual_share",
-    "voiced",
     "warn_coupled",
     "warn_unread",
     "wrap",

@@ -14,17 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from fgai.alone import alone
-from fgai.attention.adapter import adapter_of
-from fgai.attention.contact import check_dtype
+from fgai.attention.calls import adapter_of
+from fgai.attention.hooks import find_layers, record
+from fgai.attention.interface import TappedLayer, Watch, check_dtype, evaluating, model_name, uncompiled
 from fgai.attention.layer import LayerAttention
-from fgai.attention.limited import entry_limits
-from fgai.attention.limits import voiced
+from fgai.attention.limits import entry_limits, replacing_entry
 from fgai.attention.map import AttentionMap
 from fgai.attention.perturb import PerturbLike
-from fgai.attention.record import find_layers, record
-from fgai.attention.state import evaluating
-from fgai.attention.tapped import TappedLayer, Watch
-from fgai.attention.wrapped import model_name, uncompiled
 from fgai.checks import one_of
 from fgai.errors import AttentionError, InputError
 from fgai.graph import Graph
@@ -94,7 +90,7 @@ def call_model(model: nn.Module, graph: Graph) -> Tensor:
         InputError: the graph has no features, it has edge weights and the model is not fgai's, or the model
             returned something else than one tensor.
     """
-    if graph.voices is None:
+    if graph.entry_values is None:
         try:
             return adapter_of(model).call(graph)
         except RuntimeError:
@@ -103,10 +99,10 @@ def call_model(model: nn.Module, graph: Graph) -> Tensor:
     entry = entry_limits(model)
     if not entry:
         raise InputError(
-            f"{graph.name!r} has voices, which only models with limits hear; this {model_name(model)} has"
-            " none, see `fgai.limit`"
+            f"{graph.name!r} has `entry_values`, which only models with limits read; this"
+            f" {model_name(model)} has none, see `fgai.limit`"
         )
-    with voiced(entry, graph.voices):
+    with replacing_entry(entry, graph.entry_values):
         return adapter_of(model).call(graph)
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fgai import checks
-from fgai.attention.heads import mean_log, row_softmax
 from fgai.errors import AttentionError, InputError
+from fgai.ops.segments import row_index, row_max, row_sum
 from fgai.sparse import Adjacency, edge_keys, edge_name, key_ends, match_edges
 from fgai.sparse.adjacency import pointers
 from fgai.typed import typed
@@ -23,6 +23,8 @@ Reduce = str | Callable[[Tensor], Tensor]
 REDUCTIONS = ("log", "mean", "max")
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
+_LOG_OF_ZERO = -1e6
+"""In place of log 0: below the logarithm of every positive float64 by more than `exp` can tell from 0."""
 
 
 @typed
@@ -206,7 +208,7 @@ class LayerAttention:
             return self.heads(reduce)
         if self.scores is not None:
             return self.scores
-        return self.values.squeeze(1) if self.num_heads == 1 else mean_log(self.values)
+        return self.values.squeeze(1) if self.num_heads == 1 else _mean_log(self.values)
 
     def explanation(self) -> Tensor:
         """Return the normalised geometric mean of the heads, float64 [E]: one distribution per node.
@@ -219,7 +221,7 @@ class LayerAttention:
         """
         if self.scores is None and self.num_heads == 1:
             return self.values.squeeze(1).double()
-        shares = row_softmax(self.ranking().double(), self.rowptr)
+        shares = _row_softmax(self.ranking().double(), self.rowptr)
         return shares if self.edge_type is None else shares * self.sums().mean(1)[self.destination]
 
     def heads(self, how: str | int = "mean") -> Tensor:
@@ -394,3 +396,24 @@ def _first_difference(first: LayerAttention, second: LayerAttention) -> str:
         return f"one has {abs(first.num_edges - second.num_edges)} edges more"
     spot = int(differs[0])
     return f"at {spot}: {edge_name(int(first.keys[spot]))} and {edge_name(int(second.keys[spot]))}"
+
+
+def mean_heads(scores: Tensor) -> Tensor:
+    """Mean over the heads of [E, H], added in their order: each bit depends on this edge alone."""
+    return reduce(torch.add, scores.unbind(1)) / scores.shape[1]
+
+
+def _mean_log(values: Tensor) -> Tensor:
+    """Mean over the heads of log-attention, from [E, H] to float64 [E].
+
+    A weight of 0 counts as smaller than all others: edges with fewer zeros come first, then the mean decides.
+    """
+    some = values > 0
+    return mean_heads(torch.where(some, torch.where(some, values, 1.0).double().log(), _LOG_OF_ZERO))
+
+
+def _row_softmax(scores: Tensor, rowptr: Tensor) -> Tensor:
+    """Softmax of [E] over the edges of each row."""
+    row = row_index(rowptr, scores.shape[0])
+    raised = (scores - row_max(scores, rowptr)[row]).exp()
+    return raised / row_sum(raised, rowptr)[row]

@@ -1,39 +1,46 @@
-"""Limits: what a node may say to its neighbours lies in the range seen on the graph a model was made for.
+"""Limits: the values and scores that a layer computes for a node are clipped to the range of a given graph.
 
 An attention layer reads three things of every node: its value and the two sides of the score. Limits clip
-each of them, channel by channel, and bound how loud it is as a whole: an honest node stands at the end of a
-few channels, not of all. With the ranges of a graph itself nothing changes on that graph, not a bit; a node
-that comes later can say nothing that no node has said before.
+each of them, channel by channel, and bound its norm: the values of a usual node are extreme in a few
+channels, not in all. Limits measured on all values of a graph change nothing on that graph, bit for bit;
+later nodes cannot have values outside the range of its nodes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fgai import checks
-from fgai.errors import InputError
+from fgai.attention.hooks import find_layers
+from fgai.attention.interface import TappedLayer, layout_of, uncompiled
+from fgai.errors import AttentionError, InputError
 from fgai.ops import clip, loudness
 from fgai.typed import typed
+
+Limiter = Callable[[Any], None]
+"""Adds limits to a layer, in place."""
 
 SAMPLE = 4096
 """Rows that order statistics are taken from while a model trains; all of them once it is done."""
 SLACK = 1e-5
-"""By which ranges and radii are larger than what they were measured from: kernels that add in another order
-round otherwise, and what they say must not be clipped for it."""
+"""By which ranges and radii exceed the measured ones: kernels that add in another order round
+differently, and their values must not be clipped for that."""
 
 
 @typed
 class Limits(nn.Module):
-    """The range of one thing that an attention layer reads of every node, channel by channel and as a whole.
+    """The range of one thing that an attention layer reads of every node, by channel and as a norm.
 
-    Until it is measured it is infinite and clips nothing. What is derived from something with limits of its
-    own has a range by channel alone.
+    It is infinite and clips nothing until it is measured. With `derived=True` only the per-channel range is
+    enforced, not the radius.
 
     Args:
         *size: of one row, e.g. heads and channels.
@@ -42,9 +49,9 @@ class Limits(nn.Module):
     Attributes:
         low: lower ends.
         high: upper ends.
-        radius: how loud a node may be: its distance from the middle of the range, in units of half of it.
-        usual: share of the numbers that were moved on the graph it was measured on.
-        straight: let gradients pass through what was clipped, see `fgai.ops.clip`.
+        radius: largest norm of a node: its distance from the middle of the range, in units of half of it.
+        usual: share of the numbers that were clipped on the graph it was measured on.
+        straight: let gradients pass through clipped values, see `fgai.ops.clip`.
     """
 
     low: Tensor
@@ -64,7 +71,7 @@ class Limits(nn.Module):
         self.straight, self.derived = False, derived
         self._measuring: _Measuring | _Collecting | None = None
         self._points: tuple[Tensor, Tensor] | None = None
-        self._heard: list[Tensor] | None = None
+        self._record: list[Tensor] | None = None
         self._count: list[int] | None = None
 
     def extra_repr(self) -> str:
@@ -73,7 +80,7 @@ class Limits(nn.Module):
         return f"{tuple(self.low.shape)}, mean width {float(width):.3g}, radius {float(self.radius):.3g}"
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `x` [N, ...] inside the range; its memory may be used, see `fgai.ops.clip`.
+        """Return `x` [N, ...] clipped to the range; its memory may be used, see `fgai.ops.clip`.
 
         Args:
             x: rows of the range's size, in one or more dimensions.
@@ -85,24 +92,24 @@ class Limits(nn.Module):
         if measuring is not None:  # a later run may widen the range before the backward pass reads it
             low, high, radius = low.clone(), high.clone(), radius.clone()
         if self._count is not None:
-            heard = clip(x.detach(), low, high, radius)
-            self._count[0] += int(heard.ne(x.detach()).sum())
+            clipped = clip(x.detach(), low, high, radius)
+            self._count[0] += int(clipped.ne(x.detach()).sum())
             self._count[1] += x.numel()
         out = clip(x, low, high, radius, straight=self.straight)
         if measuring is not None:
             measuring.keep(self, out)
         if self._points is not None:
-            out = self._spoken(out)
-        if self._heard is not None:
-            self._heard.append(self.points_of(out.detach().view(-1, *self.low.shape)))
+            out = self._replaced(out)
+        if self._record is not None:
+            self._record.append(self.points_of(out.detach().view(-1, *self.low.shape)))
         return out
 
     def at(self, points: Tensor) -> Tensor:
-        """Return what points of the unit box [M, ...] stand for: 0 is the lower end, 1 the upper."""
+        """Return the values at points of the unit box [M, ...]: 0 is the lower end, 1 the upper."""
         return self.low + points * (self.high - self.low)
 
     def points_of(self, x: Tensor) -> Tensor:
-        """Return the points of the unit box [M, ...] that stand for numbers inside the range."""
+        """Return the points of the unit box [M, ...] of values inside the range."""
         width = self.high - self.low
         return torch.where(width > 0, (x - self.low) / width.clamp(min=1e-30), 0.5).clamp(0, 1)
 
@@ -119,12 +126,12 @@ class Limits(nn.Module):
         """Take range and radius from rows [N, ...].
 
         Args:
-            x: what nodes say.
+            x: values of nodes.
             cut: share of the rows left out at either end of each channel.
-            soften: share of the rows, the loudest, that are drawn to the loudness of the rest.
+            soften: share of the rows, those of largest norm, that are shrunk to the norm of the rest.
             every: take order statistics from one row in so many.
-            earlier: what nodes said in earlier runs of the layer, inside the range as it is; range and radius
-                are widened to hold them, too.
+            earlier: values from earlier runs of the layer, inside the range as it is; range and radius are
+                widened to hold them, too.
         """
         rows = x.detach().reshape(-1, *self.low.shape)
         low, high = own = ranges(rows[::every] if cut else rows, cut)
@@ -143,7 +150,7 @@ class Limits(nn.Module):
             self.usual.copy_((len(earlier) * self.usual + share) / (len(earlier) + 1))
 
     def fault(self) -> str | None:
-        """Say why these are no limits: `low` above `high`, or a `radius` below 0; None where they are."""
+        """Return why these limits are not valid: `low` above `high`, or a `radius` below 0; None if valid."""
         if not bool((self.low <= self.high).all()):
             return "limits must have `low` at most `high`"
         if not bool(self.radius >= 0):
@@ -152,25 +159,25 @@ class Limits(nn.Module):
 
     @torch.no_grad()
     def set(self, low: Tensor, high: Tensor, radius: Tensor, usual: Tensor) -> None:
-        """Take what was measured elsewhere; see the attributes."""
+        """Set limits that were measured elsewhere; see the attributes."""
         for mine, theirs in zip(
             (self.low, self.high, self.radius, self.usual), (low, high, radius, usual), strict=True
         ):
             mine.copy_(theirs)
 
-    def _spoken(self, x: Tensor) -> Tensor:
-        """Put points of the unit box in the place of some of the last rows."""
+    def _replaced(self, x: Tensor) -> Tensor:
+        """Replace some of the last rows by points of the unit box."""
         assert self._points is not None
         points, chosen = self._points
         first = x.shape[0] - points.shape[0]
         mask = chosen.view(-1, *[1] * (x.dim() - 1))
-        words = clip(self.at(points), self.low, self.high, self.radius, straight=self.straight)
-        said = torch.where(mask, words.view(-1, *x.shape[1:]).to(x.dtype), x[first:])
-        return torch.cat([x[:first], said])
+        values = clip(self.at(points), self.low, self.high, self.radius, straight=self.straight)
+        rows = torch.where(mask, values.view(-1, *x.shape[1:]).to(x.dtype), x[first:])
+        return torch.cat([x[:first], rows])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what lasts for a block only."""
-        return {**self.__dict__, "_measuring": None, "_points": None, "_heard": None, "_count": None}
+        """Leave out the settings of a block."""
+        return {**self.__dict__, "_measuring": None, "_points": None, "_record": None, "_count": None}
 
 
 def ranges(x: Tensor, cut: float) -> tuple[Tensor, Tensor]:
@@ -189,18 +196,18 @@ def ranges(x: Tensor, cut: float) -> tuple[Tensor, Tensor]:
         more = SLACK * (high - low).detach()
         return low - more, high + more
     flat = x.flatten(1).t().contiguous()  # order statistics are found along memory
-    low, high = (flat.kthvalue(place, dim=1).values for place in (count + 1, x.shape[0] - count))
+    low, high = (flat.kthvalue(rank, dim=1).values for rank in (count + 1, x.shape[0] - count))
     return low.view(x.shape[1:]), high.view(x.shape[1:])
 
 
 def largest(x: Tensor, share: float) -> Tensor:
-    """The largest of numbers [N], a share of them left out."""
+    """Return the largest of numbers [N], a share of them left out."""
     count = int(share * x.numel())
     return x.max() if count == 0 else x.kthvalue(x.numel() - count).values
 
 
 class _Measuring:
-    """One block of `measuring`: what is left out, the nodes that count, and the rows of each run."""
+    """One block of `measuring`: its settings, and the rows of each run."""
 
     def __init__(self, cut: float, soften: float, nodes: Tensor | None, sampled: bool) -> None:
         self.cut, self.soften, self.nodes, self.sampled = cut, soften, nodes, sampled
@@ -224,23 +231,22 @@ class _Measuring:
 
 
 class _Collecting:
-    """One block of `collecting`: what is said goes to whoever asked, and on as it is."""
+    """One block of `collecting`: values go to a function and on unchanged."""
 
     def __init__(self, note: Callable[[Limits, Tensor], None]) -> None:
         self.note = note
 
     def take(self, limits: Limits, x: Tensor) -> bool:
-        """Hand `x` over."""
         self.note(limits, x.detach())
         return True
 
     def keep(self, limits: Limits, x: Tensor) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
 
 
 @typed
 def limits_of(model: nn.Module) -> list[Limits]:
-    """Return all limits of a model, in the order of its modules; empty where it has none."""
+    """Return all limits of a model, in the order of its modules; empty if it has none."""
     return [module for module in model.modules() if isinstance(module, Limits)]
 
 
@@ -260,25 +266,24 @@ def measuring(
         model: with limits.
         cut: share of the nodes left out at either end of each channel; they are clipped in the same pass.
         nodes: bool [N] or indices of those whose ranges count; all by default.
-        soften: share of the nodes, the loudest, that are drawn to the loudness of the rest.
+        soften: share of the nodes, those of largest norm, that are shrunk to the norm of the rest.
         sampled: take order statistics from at most a few thousand nodes, evenly spread.
     """
-    with _each(model, "_measuring", _Measuring(cut, soften, nodes, sampled)):
+    block = _Measuring(cut, soften, nodes, sampled)
+    with _set((limits, "_measuring", block) for limits in limits_of(model)):
         yield
 
 
 @typed
 @contextmanager
 def collecting(limits: Sequence[Limits], note: Callable[[Limits, Tensor], None]) -> Iterator[None]:
-    """Hand over what reaches some limits in the block, which let it pass as it is.
+    """Pass the values that reach some limits in the block to a function, and leave them unclipped.
 
     Args:
         limits: of one model.
-        note: called with the limits and what reached them, rows in the order they came.
+        note: called with the limits and the values that reached them, rows in the order they came.
     """
-    with ExitStack() as stack:
-        for one in limits:
-            stack.enter_context(_set(one, "_measuring", _Collecting(note)))
+    with _set((one, "_measuring", _Collecting(note)) for one in limits):
         yield
 
 
@@ -286,85 +291,165 @@ def collecting(limits: Sequence[Limits], note: Callable[[Limits, Tensor], None])
 @contextmanager
 def straight_through(model: nn.Module) -> Iterator[None]:
     """Let gradients pass straight through a model's limits in the block."""
-    with _each(model, "straight", True):
+    with _set((limits, "straight", True) for limits in limits_of(model)):
         yield
 
 
 @typed
-def usual_share(model: nn.Module) -> float:
-    """Of all numbers that nodes say, those that limits moved on the graph they were measured on."""
-    found = limits_of(model)
-    total = sum(limits.low.numel() for limits in found)
-    return sum(float(limits.usual) * limits.low.numel() for limits in found) / total if total else 0.0
+def clipped_share(model: nn.Module) -> float:
+    """Return the share of all numbers that limits clipped on the graph they were measured on."""
+    every = limits_of(model)
+    total = sum(limits.low.numel() for limits in every)
+    return sum(float(limits.usual) * limits.low.numel() for limits in every) / total if total else 0.0
 
 
 @typed
 @contextmanager
 def counting(model: nn.Module) -> Iterator[list[int]]:
-    """Count what limits clip in the block.
+    """Count the numbers that limits clip in the block.
 
     Yields:
-        Two numbers, filled in by forward passes: numbers clipped, numbers seen.
+        Two numbers, filled in by forward passes: numbers clipped, numbers in total.
     """
     count = [0, 0]
-    with _each(model, "_count", count):
+    with _set((limits, "_count", count) for limits in limits_of(model)):
         yield count
 
 
 @typed
 @contextmanager
-def speaking(points: Mapping[Limits, Tensor], chosen: Tensor) -> Iterator[None]:
-    """Let some of the last nodes say points of the unit box, whatever their features are, in the block.
+def replacing_values(points: Mapping[Limits, Tensor], chosen: Tensor) -> Iterator[None]:
+    """Replace the values of some of the last nodes by points of the unit box, in the block.
 
     A layer that runs more than once reads them in every run.
 
     Args:
         points: for limits, [M, ...] in the unit box; gradients reach them.
-        chosen: bool [M], which of the last M nodes do.
+        chosen: bool [M], which of the last M nodes get them.
     """
-    with ExitStack() as stack:
-        for limits, values in points.items():
-            stack.enter_context(_set(limits, "_points", (values, chosen)))
+    with _set((limits, "_points", (values, chosen)) for limits, values in points.items()):
         yield
 
 
 @typed
 @contextmanager
-def hearing(entry: Sequence[Limits]) -> Iterator[dict[Limits, list[Tensor]]]:
-    """Note what is said in the block, as points of the unit box: for each of `entry`, [N, ...] a pass."""
-    heard: dict[Limits, list[Tensor]] = {limits: [] for limits in entry}
-    with ExitStack() as stack:
-        for limits, said in heard.items():
-            stack.enter_context(_set(limits, "_heard", said))
-        yield heard
-
-
-@typed
-@contextmanager
-def voiced(entry: Sequence[Limits], voices: Tensor) -> Iterator[None]:
-    """Let the last nodes say `voices` [M, D], points of the unit boxes of `entry` side by side."""
+def replacing_entry(entry: Sequence[Limits], points: Tensor) -> Iterator[None]:
+    """Replace the values of the last M nodes by `points` [M, D] of the unit boxes of `entry` side by side."""
     sizes = [limits.low.numel() for limits in entry]
-    if voices.dim() != 2 or voices.shape[1] != sum(sizes):
-        raise InputError(f"`voices` must have shape [nodes, {sum(sizes)}], got {tuple(voices.shape)}")
-    parts = torch.split(voices, sizes, dim=1)
-    points = {limits: part.reshape(-1, *limits.low.shape) for limits, part in zip(entry, parts, strict=True)}
-    with speaking(points, torch.ones(voices.shape[0], dtype=torch.bool, device=voices.device)):
+    if points.dim() != 2 or points.shape[1] != sum(sizes):
+        raise InputError(f"`entry_values` must have shape [nodes, {sum(sizes)}], got {tuple(points.shape)}")
+    parts = zip(entry, torch.split(points, sizes, dim=1), strict=True)
+    by_limits = {limits: part.reshape(-1, *limits.low.shape) for limits, part in parts}
+    with replacing_values(by_limits, torch.ones(len(points), dtype=torch.bool, device=points.device)):
         yield
 
 
+@typed
 @contextmanager
-def _each(model: nn.Module, name: str, value: Any) -> Iterator[None]:
+def recording_values(entry: Sequence[Limits]) -> Iterator[dict[Limits, list[Tensor]]]:
+    """Record clipped values in the block as points of the unit box: for each of `entry`, [N, ...] a pass."""
+    records: dict[Limits, list[Tensor]] = {limits: [] for limits in entry}
+    with _set((limits, "_record", values) for limits, values in records.items()):
+        yield records
+
+
+@contextmanager
+def _set(changes: Iterable[tuple[Limits, str, Any]]) -> Iterator[None]:
+    """Set attributes of limits for a block."""
     with ExitStack() as stack:
-        for limits in limits_of(model):
-            stack.enter_context(_set(limits, name, value))
+        for limits, name, value in changes:
+            stack.callback(setattr, limits, name, getattr(limits, name))
+            setattr(limits, name, value)
         yield
 
 
-@contextmanager
-def _set(limits: Limits, name: str, value: Any) -> Iterator[None]:
-    before = getattr(limits, name)
-    setattr(limits, name, value)
-    try:
-        yield
-    finally:
-        setattr(limits, name, before)
+def _limit_own(layer: TappedLayer) -> None:
+    layer.limits = nn.ModuleDict(layer.new_limits()).to(next(layer.parameters()))
+
+
+class _ClipOutput:
+    """A forward hook of a linear map: its output goes through limits. Copied and pickled with its layer."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        return self.limits(output)  # type: ignore[no-any-return]
+
+
+def _limit_pyg(find_maps: Callable[[Any], dict[str, nn.Module]], layer: Any) -> None:
+    maps = find_maps(layer)
+    width = layer.heads * layer.out_channels
+    limits = {name: Limits(width) for name in maps}
+    for name, linear in maps.items():
+        linear.register_forward_hook(_ClipOutput(limits[name]))
+    layer.limits = nn.ModuleDict(limits).to(next(layer.parameters()))
+
+
+_LIMITERS: dict[type[nn.Module], Limiter] = {TappedLayer: _limit_own}
+
+
+@typed
+def register_limits(layer_type: type[nn.Module], limiter: Limiter) -> None:
+    """Teach `add_limits` another kind of attention layer.
+
+    Args:
+        layer_type: the module class; subclasses use that of their nearest registered ancestor.
+        limiter: adds `Limits` modules to a layer, in place, and has its forward pass through them.
+    """
+    if not isinstance(layer_type, type) or not issubclass(layer_type, nn.Module):
+        raise InputError(f"`layer_type` must be a class of modules, got {layer_type!r}")
+    _LIMITERS[layer_type] = limiter
+
+
+def _limiter_of(layer: nn.Module) -> Limiter | None:
+    limiters = _LIMITERS
+    if "torch_geometric.nn" in sys.modules:  # importing it takes seconds; without it no model has such layers
+        from fgai.attention.pyg import PYG_MAPS
+
+        limiters = {**{kind: partial(_limit_pyg, maps) for kind, maps in PYG_MAPS.items()}, **_LIMITERS}
+    return next((limiters[kind] for kind in type(layer).__mro__ if kind in limiters), None)
+
+
+@typed
+def add_limits(model: nn.Module) -> None:
+    """Give every attention layer of a model limits, infinite until they are measured; in place.
+
+    Layers that have limits keep them.
+
+    Raises:
+        AttentionError: the model has no attention, or a layer that cannot be limited.
+    """
+    for name, layer in find_layers(uncompiled(model)).items():
+        if limits_of(layer):
+            continue
+        limiter = _limiter_of(layer)
+        if limiter is None:
+            raise AttentionError(
+                f"layer {name!r} ({type(layer).__name__}) cannot be limited; teach fgai how with"
+                " `fgai.attention.register_limits`"
+            )
+        limiter(layer)
+
+
+@typed
+def entry_limits(model: nn.Module) -> list[Limits]:
+    """Return the limits of everything the first attention layer reads of a node; empty if it has none.
+
+    Derived limits are left out: their values follow from others. A heterogeneous model has no entry limits:
+    its layers read some nodes as sources and others as destinations.
+    """
+    if layout_of(model) is not None:
+        return []
+    first = next(iter(find_layers(uncompiled(model)).values()))
+    return [limits for limits in limits_of(first) if not limits.derived]
+
+
+@typed
+def can_be_limited(model: nn.Module) -> bool:
+    """Whether `add_limits` supports every attention layer of a model."""
+    layers = find_layers(uncompiled(model)).values()
+    own = [layer for layer in layers if isinstance(layer, TappedLayer)]
+    return all(_limiter_of(layer) is not None for layer in layers) and all(
+        type(layer).new_limits is not TappedLayer.new_limits for layer in own
+    )

@@ -25,7 +25,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import GATConv, GATv2Conv, SuperGATConv, TransformerConv
 from torch_geometric.utils import softmax
 
-from fgai.attention.tap import Adapter, NodeCount, Tap
+from fgai.attention.interface import Adapter, NodeCount, Tap
 from fgai.errors import AttentionError
 
 _ABSENT = object()
@@ -268,3 +268,25 @@ PYG_ADAPTERS: dict[type[nn.Module], Adapter] = {
     TransformerConv: _transformer,
     SuperGATConv: _supergat,
 }
+
+
+def _gat_maps(layer: Any) -> dict[str, nn.Module]:
+    return {"value": layer.lin} if layer.lin is not None else {"value": layer.lin_src, "right": layer.lin_dst}
+
+
+def _gatv2_maps(layer: Any) -> dict[str, nn.Module]:
+    maps = {"value": layer.lin_l}
+    return maps if layer.lin_r is layer.lin_l else {**maps, "right": layer.lin_r}
+
+
+PYG_MAPS: dict[type[nn.Module], Callable[[Any], dict[str, nn.Module]]] = {
+    GATConv: _gat_maps,
+    GATv2Conv: _gatv2_maps,
+    TransformerConv: lambda layer: {"value": layer.lin_value, "query": layer.lin_query, "key": layer.lin_key},
+    SuperGATConv: lambda layer: {"value": layer.lin},
+}
+"""The linear maps whose outputs are limited, by name.
+
+GATConv and SuperGATConv compute both sides of the score from the values inside their forward pass, where no
+hook that `torch.compile` supports can reach; the limits of the values bound them.
+"""

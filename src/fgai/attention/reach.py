@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from fgai import checks
-from fgai.attention.contact import differ
+from fgai.attention.calls import differ
 from fgai.attention.forward import Observation, call_model
+from fgai.attention.hooks import unread_layers
+from fgai.attention.interface import evaluating, model_name, uncompiled, unwrapped
 from fgai.attention.layer import LayerAttention
 from fgai.attention.map import AttentionMap
-from fgai.attention.registry import unread_layers
-from fgai.attention.state import evaluating
-from fgai.attention.wrapped import model_name, uncompiled, unwrapped
 from fgai.errors import ReliabilityWarning, warn
 from fgai.sparse import match_edges
 from fgai.tasks import task_of

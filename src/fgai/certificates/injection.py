@@ -369,8 +369,8 @@ def _doubt(model: nn.Module, graph: Graph) -> str | None:
     change = unfamiliar(model)
     if change is not None:
         return f"{change}; only GAT and GATv2 as they are can be followed"
-    if model.guard is not None or graph.edge_weight is not None or graph.voices is not None:
-        return "weights on edges, guards and voices are not followed"
+    if model.guard is not None or graph.edge_weight is not None or graph.entry_values is not None:
+        return "weights on edges, guards and replaced values are not followed"
     if not get_task(str(model.task)).row_per_node or graph.features is None:
         return "only node-level read-outs are followed"
     if not all(weight.dtype in PRECISE for weight in model.parameters()):

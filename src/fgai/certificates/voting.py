@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attention import call_model, evaluating, model_name, prepared
-from fgai.attention.wrapped import uncompiled
+from fgai.attention.interface import uncompiled
 from fgai.certificates.injection import share_of
 from fgai.certificates.locality import dependence
 from fgai.checks import seed as check_seed

@@ -12,7 +12,7 @@ from fgai import checks
 from fgai.alone import with_gradients
 from fgai.attacks import Threat, threat_of
 from fgai.attention import model_name, prepared
-from fgai.attention.adapter import device_of
+from fgai.attention.calls import device_of
 from fgai.checks import one_of
 from fgai.errors import InputError, collected, warn
 from fgai.evaluation import reliability

@@ -15,11 +15,11 @@ from fgai.attacks.endpoints import SHARED_RULES
 from fgai.attention import (
     AttentionMap,
     Observation,
+    clipped_share,
     counting,
     observe,
     prepared,
     touched_rows,
-    usual_share,
     warn_coupled,
     warn_unread,
 )
@@ -168,7 +168,7 @@ class Run:
         with counting(self.model) as count:
             again = ms.logits_again(self.model, self.graph)
         reliability.check_outputs(self.clean.logits, again)
-        reliability.check_range(count[0], count[1], usual_share(self.model))
+        reliability.check_range(count[0], count[1], clipped_share(self.model))
         self.sharpness = ms.sharpness_by_layer(self.clean.attention)
         reliability.check_attention(self.sharpness, self.clean.attention, self.k)
         self.vanilla = self._vanilla(vanilla)

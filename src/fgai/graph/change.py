@@ -24,7 +24,7 @@ class GraphChange:
         rows: [R] existing nodes whose features change, or None.
         delta: [R, F] by how much.
         removed: [2, K] undirected edges between existing nodes that go, or None.
-        voices: [M, D] what the new nodes say in place of their features, see `Graph`, or None.
+        entry_values: [M, D] of the new nodes, in place of their features, see `Graph`, or None.
     """
 
     endpoints: Tensor | None = None
@@ -33,7 +33,7 @@ class GraphChange:
     rows: Tensor | None = None
     delta: Tensor | None = None
     removed: Tensor | None = None
-    voices: Tensor | None = None
+    entry_values: Tensor | None = None
 
     def apply(self, graph: Graph) -> tuple[Graph, EdgeMap]:
         """Return the perturbed graph and the map of the edges that stayed."""
@@ -43,7 +43,9 @@ class GraphChange:
             graph = graph.replace(features=graph.features.perturb(self.rows, self.delta))
         if self.endpoints is not None and self.endpoints.numel():
             attacked, edge_map = graph.inject(self.endpoints, self.features)
-            return (attacked if self.voices is None else attacked.replace(voices=self.voices)), edge_map
+            return (
+                attacked if self.entry_values is None else attacked.replace(entry_values=self.entry_values)
+            ), edge_map
         if self.removed is not None and self.removed.numel():
             graph, edge_map = graph.remove(both_ways(graph, self.removed))
         if self.edges is not None and self.edges.numel():
@@ -85,7 +87,7 @@ class SeenEdges:
     """
 
     def __init__(self, change: GraphChange) -> None:
-        self._copy = replace(change, features=None, delta=None, voices=None).detach()
+        self._copy = replace(change, features=None, delta=None, entry_values=None).detach()
         self._remember(change)
 
     def same(self, change: GraphChange) -> bool:

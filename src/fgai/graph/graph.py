@@ -57,8 +57,9 @@ class Graph:
         graph_y: [G] int64 or None, one label per small graph.
         links: pairs of nodes to predict links for, or None; the edges are then those messages pass along.
         merged: [2, D] or None: edges that were given more than once, each as often as it was left out.
-        voices: [M, D] in [0, 1] or None: what the first layer of a model with limits hears of the last M
-            nodes, whatever their features: points between the ends of its limits. New nodes drop it.
+        entry_values: [M, D] in [0, 1] or None: values of the last M nodes in the first layer of a model with
+            limits, in place of those of their features: points between the ends of its limits. Injecting
+            further nodes drops it.
         peers: the first, and the one after the last, of the nodes whose features say what features injected
             nodes may have, e.g. those of one type; None for all.
         name: for messages and records.
@@ -79,7 +80,7 @@ class Graph:
     graph_y: Tensor | None = None
     links: Links | None = None
     merged: Tensor | None = None
-    voices: Tensor | None = None
+    entry_values: Tensor | None = None
     peers: tuple[int, int] | None = None
     name: str = "graph"
 
@@ -309,7 +310,7 @@ class Graph:
         extra = features
         if self.features is not None and extra is None:
             extra = torch.zeros(m, self.num_features, dtype=self.features.dtype, device=self.device)
-        changes: dict[str, Any] = {"adjacency": adjacency, "voices": None}
+        changes: dict[str, Any] = {"adjacency": adjacency, "entry_values": None}
         if self.features is not None and extra is not None:
             if extra.shape[0] != m:
                 raise InputError(f"`features` must have {m} rows, one per new node, got {extra.shape[0]}")

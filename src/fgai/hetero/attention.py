@@ -11,7 +11,7 @@ from torch_geometric.data import HeteroData
 
 from fgai import checks
 from fgai.attention import AttentionMap, LayerAttention, observe, prepared
-from fgai.attention.tap import EdgeType
+from fgai.attention.interface import EdgeType
 from fgai.hetero.model import HeteroCall
 from fgai.hetero.view import HeteroView, known_type, wrapped
 from fgai.records import Column, Table, Tabled, data_frame

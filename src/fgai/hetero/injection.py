@@ -14,7 +14,7 @@ from fgai import checks, metrics, training
 from fgai.alone import with_gradients
 from fgai.attacks import AttackResult, Threat, make_attack, threat_of
 from fgai.attention import Observation, observe, prepared, touched_rows, warn_coupled, warn_unread
-from fgai.attention.tap import EdgeType
+from fgai.attention.interface import EdgeType
 from fgai.divergence import row_tvd
 from fgai.evaluation.measures import NAN, agreement, chance, intruders, paired
 from fgai.hetero.model import HeteroCall

@@ -25,8 +25,8 @@ from torch_geometric.nn.to_hetero_transformer import key2str
 from torch_geometric.utils import softmax
 
 from fgai.attention import Tap, Wrapped, register_adapter
+from fgai.attention.interface import EdgeType
 from fgai.attention.pyg import check_layer, message_edges, override
-from fgai.attention.tap import EdgeType
 from fgai.errors import AttentionError, InputError
 from fgai.graph import Graph
 from fgai.typed import typed

@@ -12,8 +12,7 @@ from torch_geometric.data import HeteroData
 
 from fgai import checks
 from fgai.attention import GraphModel, Wrapped
-from fgai.attention.tap import EdgeType
-from fgai.attention.wrapped import uncompiled
+from fgai.attention.interface import EdgeType, uncompiled
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.graph.edge_values import VALUES

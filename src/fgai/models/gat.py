@@ -125,7 +125,7 @@ class GAT(AttentionModel):
         if not self.is_rowwise:
             return None
         *hidden, last = self.convs
-        stages = [Stage(conv, _activate) for conv in hidden] + [Stage(last, _keep)]  # type: ignore[arg-type]
+        stages = [Stage(conv, _activate) for conv in hidden] + [Stage(last, _keep)]
         return Layerwise(_features, stages, nn.Identity(), keeps_state=False)
 
 

@@ -72,7 +72,7 @@ class GCNLayer(TappedLayer):
             self.source_weight = nn.Parameter(torch.zeros(1, channels))
             self.destination_weight = nn.Parameter(torch.zeros(1, channels))
 
-    def what_is_said(self) -> dict[str, Limits]:
+    def new_limits(self) -> dict[str, Limits]:
         """Values and, with gates, both sides of the score."""
         found = {"value": Limits(1, self.channels)}
         if self.gated:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attention import Limits, TappedLayer
-from fgai.attention.heads import mean_heads
+from fgai.attention.layer import mean_heads
 from fgai.checks import at_least, fraction, memory, one_of, rate, whole
 from fgai.errors import InputError
 from fgai.ops import (
@@ -153,7 +153,7 @@ class AttentionLayer(TappedLayer):
             nn.init.uniform_(weight, -bound, bound)
         self.bias = nn.Parameter(torch.zeros(inner if concat else channels)) if bias else None
 
-    def what_is_said(self) -> dict[str, Limits]:
+    def new_limits(self) -> dict[str, Limits]:
         """Values and both sides of the score."""
         size = self.heads, self.channels
         found = {"value": Limits(*size)}

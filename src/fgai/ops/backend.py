@@ -112,7 +112,7 @@ def _triton() -> Kernels:
         note = f"Triton is not available ({error}); the GPU runs plain PyTorch operations, which are slower"
         warn(FgaiWarning(note))
         return reference
-    return cast(Kernels, gpu)
+    return cast("Kernels", gpu)
 
 
 @cache

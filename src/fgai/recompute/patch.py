@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fgai.attention import SplitLayer
+from fgai.models.layer import AttentionLayer
 from fgai.ops import aggregate, edge_softmax
 from fgai.ops.capture import first_rows
 from fgai.ops.segments import row_max, row_sum
@@ -120,7 +120,7 @@ class Patch:
             counts=counts,
         )
 
-    def constants(self, layer: SplitLayer, clean: Adjacency, sides: Sides) -> tuple[Sides, Tensor | None]:
+    def constants(self, layer: AttentionLayer, clean: Adjacency, sides: Sides) -> tuple[Sides, Tensor | None]:
         """Return both sides and values of all nodes but the changed ones, and the stand-ins' scores [V, H].
 
         The scores are None where the stand-ins' own sides give them, so that the fused kernels can be used.
@@ -141,7 +141,7 @@ class Patch:
             pair[0][-count:] = said
         return (pair[0], pair[1], torch.cat([values, value])), score if said is None else None
 
-    def _stand_in(self, layer: SplitLayer, clean: Adjacency, sides: Sides) -> tuple[Tensor, Tensor]:
+    def _stand_in(self, layer: AttentionLayer, clean: Adjacency, sides: Sides) -> tuple[Tensor, Tensor]:
         """Return the scores [V, H] and values [V, H, C] of the stand-ins."""
         fresh = self.constant[self.standins]
         nodes, inverse = torch.unique(torch.cat([fresh, clean.source[self.rest]]), return_inverse=True)
@@ -163,7 +163,7 @@ class Patch:
         source, destination, values = (torch.cat(pair) for pair in zip(sides, constants, strict=True))
         return source, destination, values
 
-    def forward(self, layer: SplitLayer, joined: Sides, score: Tensor | None) -> Tensor:
+    def forward(self, layer: AttentionLayer, joined: Sides, score: Tensor | None) -> Tensor:
         """Return the mixed values of the touched rows [T, H, C]."""
         source, destination, values = joined
         if score is None:
@@ -217,7 +217,7 @@ class Ranks(NamedTuple):
         still[places] = self.still
         return self._with(copies, still)
 
-    def __call__(self, layer: SplitLayer, joined: Sides) -> Tensor:
+    def __call__(self, layer: AttentionLayer, joined: Sides) -> Tensor:
         """Return the scores [E'] from what all nodes of the patch say; gradients come from moved edges."""
         found = layer.mean_scores(*joined[:2], self.adjacency)
         return self.still.index_copy(0, self.moved, found)

@@ -92,11 +92,13 @@ def mini_batch(graph: Graph | StoredGraph, sample: Sample) -> MiniBatch:
 
 
 def _check(graph: Graph | StoredGraph, sample: Sample) -> None:
-    kept = (graph.positional, graph.batch, graph.links, graph.voices) if isinstance(graph, Graph) else ()
+    kept = (
+        (graph.positional, graph.batch, graph.links, graph.entry_values) if isinstance(graph, Graph) else ()
+    )
     if any(part is not None for part in kept):
         raise InputError(
-            f"{graph.name!r} has positional encodings, small graphs, links or voices, which a mini-batch does"
-            " not keep; give the graph as it was before the model prepared it"
+            f"{graph.name!r} has positional encodings, small graphs, links or `entry_values`, which a"
+            " mini-batch does not keep; give the graph as it was before the model prepared it"
         )
     inside = (sample.nodes, graph.num_nodes), (sample.edges, graph.num_edges)
     if any(index.numel() and int(index.max()) >= count for index, count in inside):

@@ -223,9 +223,10 @@ def fill(folder: Path, graph: Graph) -> None:
     Raises:
         InputError: see `write_store`.
     """
-    if graph.batch is not None or graph.links is not None or graph.voices is not None:
+    if graph.batch is not None or graph.links is not None or graph.entry_values is not None:
         raise InputError(
-            f"{graph.name!r} holds small graphs, links or voices, which are not stored; store the whole graph"
+            f"{graph.name!r} holds small graphs, links or `entry_values`, which are not stored; store"
+            " the whole graph"
         )
     rows = {"rowptr": graph.adjacency.rowptr, "source": graph.adjacency.source}
     save_arrays(folder, {name: part.numpy() for name, part in rows.items()})

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fgai.attention import SplitLayer
+from fgai.models.layer import AttentionLayer
 from fgai.ops import aggregate, edge_softmax, weighted_softmax
 from fgai.sparse import Adjacency, Features
 from fgai.sparse.adjacency import Index32, of_narrow
@@ -24,7 +24,7 @@ from fgai.store.arrays import Array, ArrayFile, Place, map_array
 
 
 class Sides(NamedTuple):
-    """What `SplitLayer.sides` gave for all nodes, mapped from files.
+    """What `AttentionLayer.sides` gave for all nodes, mapped from files.
 
     Attributes:
         source: [N, H] or [N, H, C], what the score reads of the source.
@@ -47,7 +47,7 @@ class SidesFile:
         rows: of all processes that write it together; None where this one writes all.
     """
 
-    def __init__(self, folder: Path, name: str, layer: SplitLayer, rows: int | None = None) -> None:
+    def __init__(self, folder: Path, name: str, layer: AttentionLayer, rows: int | None = None) -> None:
         self._layer, self._rows = layer, rows
         self._paths = [folder / f"{name}.{side}.npy" for side in Sides._fields]
         self._files: list[ArrayFile | None] = []
@@ -168,7 +168,7 @@ def _read(sides: Sides, block: Block, most: int) -> Read | None:
 
 
 def attend(
-    layer: SplitLayer,
+    layer: AttentionLayer,
     sides: Sides,
     block: Block,
     read: Read | None,
@@ -202,7 +202,7 @@ def attend(
 
 
 def _attend_row(
-    layer: SplitLayer, sides: Sides, block: Block, most: int, averaged: bool, ranked: bool
+    layer: AttentionLayer, sides: Sides, block: Block, most: int, averaged: bool, ranked: bool
 ) -> Attended:
     """One row in parts: its scores, their softmax, and the sum of its values."""
     parts = [

@@ -105,7 +105,7 @@ def _countable(model: nn.Module, stored: StoredGraph) -> bool:
     nodes, edges = stored.num_nodes, stored.num_edges + stored.num_nodes
     layers = [stage.layer for stage in readable(model, stored, anywhere=True)[1].stages]
     widest = max(stored.num_features, *(layer.heads * layer.channels for layer in layers))
-    return max(nodes * widest, edges * max(layer.heads for layer in layers)) < 2**31
+    return bool(max(nodes * widest, edges * max(layer.heads for layer in layers)) < 2**31)
 
 
 def _loaded(folder: Path, stored: StoredGraph, device: torch.device) -> Graph:

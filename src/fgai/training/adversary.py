@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fgai.attacks import Budget, draw_endpoints, draw_features
 from fgai.attacks.budget import Box, data_range, smallest_pool, warn_if_narrow
-from fgai.attention import Limits, speaking
+from fgai.attention import Limits, replacing_values
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.ranks import current
@@ -110,9 +110,9 @@ class InjectionAdversary:
         if not self.points:
             return nullcontext()
         if some is None:
-            return speaking(self.points, self.chosen)
+            return replacing_values(self.points, self.chosen)
         points = {limits: place.index_select(0, some) for limits, place in self.points.items()}
-        return speaking(points, self.chosen[some])
+        return replacing_values(points, self.chosen[some])
 
     def draw(self, generator: torch.Generator, nodes: Tensor | None = None) -> Tensor:
         """Return fresh endpoints [M, e], on the CPU; from `nodes`, if given, not the targets."""

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from fgai.attacks import draw_endpoints
 from fgai.attention import call_model, entry_limits, evaluating
-from fgai.attention.adapter import device_of
+from fgai.attention.calls import device_of
 from fgai.errors import InputError
 from fgai.tasks import task_of
 from fgai.training.adversary import InjectionAdversary, leaning

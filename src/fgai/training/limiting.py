@@ -12,13 +12,13 @@ from fgai.alone import with_gradients
 from fgai.attention import (
     add_limits,
     call_model,
+    clipped_share,
     counting,
     evaluating,
     limits_of,
     measuring,
     model_name,
     prepared,
-    usual_share,
 )
 from fgai.errors import InputError
 from fgai.graph import Graph
@@ -128,7 +128,7 @@ def clipped(model: nn.Module, data: Any) -> Clipped:
     graph = prepared(model, as_graph(data))
     with evaluating(model), torch.no_grad(), counting(model) as count:
         call_model(model, graph)
-    return Clipped(count[0], count[1], usual_share(model))
+    return Clipped(count[0], count[1], clipped_share(model))
 
 
 def _checked(nodes: Tensor | None, graph: Graph) -> Tensor | None:

@@ -1,0 +1,484 @@
+"""`record`: read and change the attention of a model for a block, through adapters of its layers.
+
+An adapter makes a layer call a tap on its attention; `register_adapter` adds adapters of other layers. The
+tap writes on a `Tape`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from fgai.alone import alone
+from fgai.attention.interface import (
+    Adapter,
+    EdgeType,
+    NodeCount,
+    Scores,
+    Tap,
+    TappedLayer,
+    layout_of,
+    model_name,
+    uncompiled,
+    unwrapped,
+)
+from fgai.attention.layer import LayerAttention, mean_heads
+from fgai.attention.map import AttentionMap
+from fgai.attention.perturb import Perturbation, PerturbLike
+from fgai.errors import AttentionError, InputError
+from fgai.sparse import Adjacency, edge_keys
+from fgai.typed import typed
+
+_PYG_LAYERS = ("GATConv", "GATv2Conv", "TransformerConv", "SuperGATConv")
+_UNREAD = frozenset({
+    "MultiheadAttention", "PerformerAttention", "PolynormerAttention", "SGFormerAttention",
+    "AttentionalAggregation", "AGNNConv", "DNAConv", "DenseGATConv", "FAConv", "FeaStConv", "GATEConv",
+    "HEATConv", "PointTransformerConv", "RGATConv",
+})  # fmt: skip
+"""Classes of PyTorch and PyG with attention that no adapter reads."""
+_SWITCHED = {"GeneralConv": "attention", "HypergraphConv": "use_attention"}
+"""Likewise, if this attribute is true."""
+_HETERO = "heterogeneous models are recorded with their data, see `fgai.hetero`"
+_REFUSED = {
+    "HeteroConv": _HETERO,
+    "HGTConv": _HETERO,
+    "HANConv": _HETERO,
+    "DataParallel": "replicated models cannot be recorded",
+}
+
+
+class _SortedEdges(NamedTuple):
+    """The edges of one layer as given and as recorded; kept from forward to forward."""
+
+    given: tuple[Tensor, Tensor]
+    source: Tensor
+    destination: Tensor
+    order: Tensor
+    inverse: Tensor
+
+    @classmethod
+    def of(cls, source: Tensor, destination: Tensor) -> _SortedEdges:
+        order = torch.argsort(edge_keys(source, destination), stable=True)
+        inverse = torch.empty_like(order)
+        inverse[order] = torch.arange(order.numel(), device=order.device)
+        return cls((source, destination), source[order], destination[order], order, inverse)
+
+    def fits(self, source: Tensor, destination: Tensor) -> bool:
+        if self.source.device != source.device:
+            return False
+        return torch.equal(self.given[0], source) and torch.equal(self.given[1], destination)
+
+
+@typed
+class Tape:
+    """The attention of the model's last forward.
+
+    Each call of the recorded model starts afresh. A part of the model that is called on its own (say
+    `model.encode(...)`) adds to the tape until `clear`. With the layout of a heterogeneous graph, nodes are
+    numbered by it, and a layer has an entry for every type of edges.
+    """
+
+    def __init__(
+        self, perturb: PerturbLike | None = None, *, ranked: bool = True, layout: Any = None
+    ) -> None:
+        self._ranked, self._layout, self._num_nodes = ranked, layout, 0
+        self._perturbation = None if perturb is None else Perturbation(perturb)
+        self._used: list[LayerAttention] = []
+        self._computed: list[LayerAttention] = []
+        self._runs: Counter[tuple[str, EdgeType | None]] = Counter()
+        self._edges: dict[int, _SortedEdges] = {}
+        self._depth = 0
+        self._complete = False
+        self._thread = threading.get_ident()
+
+    @property
+    def perturbs(self) -> bool:
+        """Whether layers use other attention than they computed."""
+        return self._perturbation is not None
+
+    @property
+    def attention(self) -> AttentionMap:
+        """The attention the layers used: perturbed, before dropout, not detached.
+
+        The values are part of the graph from input to output: `torch.autograd.grad(output, values)` works.
+
+        Raises:
+            AttentionError: no forward has run to its end.
+        """
+        return self._map(self._used)
+
+    @property
+    def unperturbed(self) -> AttentionMap:
+        """The attention as each layer computed it (from the perturbed output of the layers before it)."""
+        return self._map(self._computed)
+
+    def clear(self) -> None:
+        """Delete everything recorded."""
+        self._runs.clear()
+        self._used.clear()
+        self._computed.clear()
+        self._complete = False
+
+    def tap(
+        self,
+        name: str,
+        attention: Tensor,
+        source: Tensor,
+        destination: Tensor,
+        num_nodes: NodeCount,
+        *,
+        adjacency: Adjacency | None = None,
+        scores: Scores | None = None,
+        edge_type: EdgeType | None = None,
+    ) -> Tensor:
+        """Record the attention of one run of the layer `name` and return the attention to use, see `Tap`."""
+        self._check_thread()
+        self._check(name, attention, source)
+        if self._layout is not None:
+            name, edge_type = self._layout.place(name) if edge_type is None else (name, edge_type)
+            source, destination = self._layout.ends(edge_type, source, destination)
+            num_nodes = self._num_nodes
+        elif isinstance(num_nodes, tuple):
+            raise AttentionError(
+                f"layer {name!r} ran on a bipartite graph ({num_nodes[0]} sources, {num_nodes[1]}"
+                " destinations, numbered apart), which cannot be recorded; of a heterogeneous graph see"
+                " `fgai.hetero`"
+            )
+        ranks = mean_heads(scores()) if self._ranked and scores is not None else None
+        label = self._label(name, edge_type)
+        if adjacency is not None:
+            return self._write(LayerAttention.on(adjacency, attention, label, ranks))
+        index = len(self._used)
+        edges = self._edges.get(index)
+        if edges is None or not edges.fits(source, destination):
+            edges = self._edges[index] = _SortedEdges.of(source, destination)
+        values = attention.index_select(0, edges.order)
+        ranks = None if ranks is None else ranks.index_select(0, edges.order)
+        ends = edges.source, edges.destination
+        computed = LayerAttention(values, *ends, num_nodes, label, scores=ranks, edge_type=edge_type)
+        return self._write(computed).index_select(0, edges.inverse)
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Start a forward of the recorded model."""
+        self._check_thread()
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Mapping) and any(isinstance(key, tuple) and len(key) == 3 for key in value):
+                raise AttentionError(f"the model was called with edges per type: {_HETERO}")
+        if self._depth == 0:
+            self.clear()
+            self._num_nodes = 0 if self._layout is None else int(args[0].num_nodes)
+        self._depth += 1
+
+    def finish(self) -> None:
+        """Complete a forward that returned without an error."""
+        if self._depth == 1:
+            if self._perturbation is not None:
+                self._perturbation.check_depth(len(self._used))
+            self._complete = True
+
+    def end(self) -> None:
+        """End a forward that returned or raised."""
+        if threading.get_ident() != self._thread:
+            return
+        self._depth = max(0, self._depth - 1)
+        if self._depth == 0 and not self._complete:
+            self.clear()
+
+    def _label(self, name: str, edge_type: EdgeType | None) -> str:
+        """Name of a run: that of the layer, its number from the second on, and the type of its edges."""
+        self._runs[name, edge_type] += 1
+        count = self._runs[name, edge_type]
+        label = name if count == 1 else f"{name}:{count}"
+        return label if edge_type is None else f"{label}.{'__'.join(edge_type)}"
+
+    def _write(self, computed: LayerAttention) -> Tensor:
+        used = computed
+        if self._perturbation is not None:
+            used = computed.with_values(self._perturbation(len(self._used), computed))
+        self._computed.append(computed)
+        self._used.append(used)
+        return used.values
+
+    def _check(self, name: str, attention: Tensor, source: Tensor) -> None:
+        if self._complete and self._depth == 0:
+            raise AttentionError(
+                f"layer {name!r} ran outside the recorded model's forward, after one had been recorded:"
+                " call the model itself, or `tape.clear()` before calling a part of it (activation"
+                " checkpointing, which runs layers again in the backward pass, cannot be recorded)"
+            )
+        if attention.dim() != 2 or attention.shape[0] != source.shape[0]:
+            raise AttentionError(
+                f"attention of layer {name!r} must have shape [{source.shape[0]}, heads], one row per edge,"
+                f" got {tuple(attention.shape)}"
+            )
+
+    def _check_thread(self) -> None:
+        if threading.get_ident() != self._thread:
+            raise AttentionError(
+                "the model is being recorded in another thread; give every thread a copy of its own"
+                " (`copy.deepcopy(model)`), or wait for the block to end"
+            )
+
+    def _map(self, layers: list[LayerAttention]) -> AttentionMap:
+        if not layers and self._complete and not self._depth:
+            raise AttentionError(
+                "the model ran and none of its attention layers did; a `call` of `fgai.wrap` must use the"
+                " model it is given"
+            )
+        if not layers or self._depth:
+            raise AttentionError("nothing is recorded yet: call the model inside `record` and let it finish")
+        return AttentionMap(tuple(layers))
+
+
+@typed
+@contextmanager
+def record(model: nn.Module, *, perturb: PerturbLike | None = None, ranked: bool = True) -> Iterator[Tape]:
+    """Record the attention of `model`, and perturb it if asked, while the block runs.
+
+    Works for fgai's models and for any model built from GATConv, GATv2Conv, TransformerConv or SuperGATConv
+    (`register_adapter` adds others). Attention is taken after the softmax and before dropout, in training and
+    in evaluation mode, on the edges the layer used, including self-loops it added, sorted by (destination,
+    source). A layer that runs twice in a forward gives two entries, `"conv"` and `"conv:2"`.
+
+    The model is unchanged afterwards, also when its forward raises; random numbers are drawn as without
+    recording. Blocks may be nested: the outer one perturbs first. Compiled models run uncompiled inside the
+    block; autocast works, and attention keeps the type the layer computed it in. Copying or pickling the
+    model inside the block, or calling it from another thread, raises. Blocks in other threads wait.
+
+    Args:
+        model: any module.
+        perturb: the change of the attention, see `Perturbation`: a function `(layer number, attention [E, H],
+            source, destination) → attention`, or deltas to add, as `{layer number: delta}`, one per layer, or
+            an `AttentionMap`. Layers are numbered in the order they run. None records only.
+        ranked: also keep the scores neighbours are ranked by, see `LayerAttention.ranking`.
+
+    Yields:
+        The tape; `tape.attention` is the `AttentionMap` of the last forward.
+
+    Raises:
+        AttentionError: the model has no layer with attention, or one that cannot be recorded (scripted,
+            heterogeneous, a subclass that hides its attention); in the forward: bipartite input, unsupported
+            edges, a perturbation that does not fit.
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.nn import GATConv
+        >>> conv = GATConv(3, 2, heads=2).eval()
+        >>> with record(conv) as tape:
+        ...     out = conv(torch.ones(4, 3), torch.tensor([[0, 1], [2, 2]]))
+        >>> tape.attention.last.source.tolist(), tape.attention.last.destination.tolist()
+        ([0, 1, 0, 1, 2, 3], [0, 1, 2, 2, 2, 3])
+    """
+    if torch.compiler.is_compiling():
+        raise AttentionError("`record` cannot be compiled; open it outside `torch.compile`")
+    model = uncompiled(model)
+    layers = find_layers(model)
+    tape = Tape(perturb, ranked=ranked, layout=layout_of(model))
+    with alone(), ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:  # otherwise nothing can have been compiled
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        begin = model.register_forward_pre_hook(
+            lambda _, args, kwargs: tape.begin(args, kwargs), with_kwargs=True
+        )
+        stack.callback(begin.remove)
+        for name, layer in layers.items():
+            stack.enter_context(_tapped(layer, name, tape))
+        finish = model.register_forward_hook(lambda *_: tape.finish())
+        stack.callback(finish.remove)
+        end = model.register_forward_hook(lambda *_: tape.end(), always_call=True)
+        stack.callback(end.remove)
+        yield tape
+
+
+@typed
+def find_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the attention layers of a model by name; those of a wrapped one by their names inside.
+
+    Raises:
+        AttentionError: there is none, or the model is scripted, or heterogeneous and not one of
+            `fgai.hetero`.
+    """
+    layers: dict[str, nn.Module] = {}
+    kinds: set[str] = set()
+    hetero = layout_of(model) is not None
+    for path, module in unwrapped(model).named_modules():
+        kind = type(module).__name__
+        if isinstance(module, torch.jit.ScriptModule):
+            raise AttentionError(f"{path or 'the model'} is scripted by TorchScript and cannot be recorded")
+        if kind in _REFUSED and not (hetero and _REFUSED[kind] is _HETERO):
+            raise AttentionError(f"{path or 'the model'} is a {kind}: {_REFUSED[kind]}")
+        if _adapter_for(module) is not None and "_orig_mod" not in module._modules:
+            layers[path.replace("_orig_mod.", "").removesuffix("._orig_mod") or kind] = module
+        kinds.add(kind)
+    if not layers:
+        others = (layer_type.__name__ for layer_type in _REGISTRY if layer_type is not TappedLayer)
+        readable = dict.fromkeys(["fgai's own layers", *_PYG_LAYERS, *others])
+        raise AttentionError(
+            f"{model_name(model)} has no attention layer fgai knows ({', '.join(readable)});"
+            f" looked at: {', '.join(sorted(kinds))}; see `fgai.attention.register_adapter`"
+        )
+    return layers
+
+
+def unread_layers(model: nn.Module) -> dict[str, str]:
+    """Return the modules with attention that have no adapter, by name: the name of their class."""
+    layers = {}
+    for path, module in model.named_modules():
+        kinds = [kind.__name__ for kind in type(module).__mro__]
+        switch = next((_SWITCHED[kind] for kind in kinds if kind in _SWITCHED), None)
+        attends = any(kind in _UNREAD for kind in kinds) or (
+            switch is not None and bool(getattr(module, switch, False))
+        )
+        if attends and _adapter_for(module) is None:
+            layers[path or kinds[0]] = kinds[0]
+    return layers
+
+
+@typed
+def register_adapter(layer_type: type[nn.Module], adapter: Adapter) -> None:
+    """Teach `record` another kind of attention layer.
+
+    The adapter is a context manager. While it is open, every run of the layer must call the tap on the
+    attention before dropout, and use the attention that the tap returns. When it closes, also by an error,
+    the layer must be as it was. Subclasses use the adapter of their nearest registered ancestor; registering
+    a type again replaces its adapter.
+
+    Args:
+        layer_type: the module class.
+        adapter: `(layer, tap) → context manager`.
+
+    Raises:
+        InputError: `layer_type` is not a module class, or `adapter` cannot be called.
+
+    Example:
+        A layer that computes its attention in a method of its own:
+
+        >>> from contextlib import contextmanager
+        >>> from torch import nn
+        >>> class MyLayer(nn.Module):
+        ...     def attend(self, x, edge_index): ...  # [E, H], before dropout
+        >>> @contextmanager
+        ... def my_adapter(layer, tap):
+        ...     attend = layer.attend
+        ...     def tapped(x, edge_index):
+        ...         return tap(attend(x, edge_index), edge_index[0], edge_index[1], x.shape[0])
+        ...     layer.attend = tapped
+        ...     try:
+        ...         yield
+        ...     finally:
+        ...         del layer.attend
+        >>> register_adapter(MyLayer, my_adapter)
+    """
+    if not isinstance(layer_type, type) or not issubclass(layer_type, nn.Module):
+        raise InputError(f"`layer_type` must be a class of modules, got {layer_type!r}")
+    if not callable(adapter):
+        raise InputError(f"`adapter` must be a function (layer, tap) → context manager, got {adapter!r}")
+    _REGISTRY[layer_type] = adapter
+
+
+def _adapter_for(layer: nn.Module) -> Adapter | None:
+    """Return the adapter of a layer, or None if fgai knows none."""
+    adapters = _REGISTRY
+    # Importing PyG's layers takes seconds; while they are not imported, no model can hold one.
+    if "torch_geometric.nn" in sys.modules:
+        from fgai.attention.pyg import PYG_ADAPTERS
+
+        adapters = {**PYG_ADAPTERS, **_REGISTRY}
+    return next((adapters[kind] for kind in type(layer).__mro__ if kind in adapters), None)
+
+
+@contextmanager
+def _own_layer(layer: TappedLayer, tap: Tap) -> Iterator[None]:
+    """Use the `tap` attribute of fgai's own layers; a tap that is already set is called first."""
+    previous = layer.tap
+
+    def tapped(attention: Tensor, adjacency: Adjacency, scores: Tensor | None = None) -> Tensor:
+        if previous is not None:
+            computed = attention
+            attention = previous(computed, adjacency, scores)
+            scores = scores if attention is computed else None
+        source, destination = adjacency.source, adjacency.destination
+        known = None if scores is None else lambda: scores
+        return tap(attention, source, destination, adjacency.num_nodes, adjacency=adjacency, scores=known)
+
+    layer.tap = tapped
+    try:
+        yield
+    finally:
+        layer.tap = previous
+
+
+_REGISTRY: dict[type[nn.Module], Adapter] = {TappedLayer: _own_layer}
+
+
+@dataclass
+class _Installed:
+    """An open adapter of a layer and its taps, outermost block first, each with whether it perturbs."""
+
+    adapter: AbstractContextManager[None] | None = None
+    taps: list[tuple[Tap, bool]] = field(default_factory=list)
+
+    def tap(self, attention: Tensor, *ends: Any, scores: Scores | None = None, **options: Any) -> Tensor:
+        for tap, perturbs in tuple(self.taps):
+            attention = tap(attention, *ends, scores=scores, **options)
+            scores = None if perturbs else scores  # they do not belong to perturbed attention
+        return attention
+
+
+_INSTALLED: WeakKeyDictionary[nn.Module, _Installed] = WeakKeyDictionary()
+
+
+@contextmanager
+def _tapped(layer: nn.Module, name: str, tape: Tape) -> Iterator[None]:
+    """Write every run of `layer` on the tape; a run that does not call the tap raises."""
+    runs = [0]
+
+    def tap(*args: Any, **kwargs: Any) -> Tensor:
+        runs[0] += 1
+        return tape.tap(name, *args, **kwargs)
+
+    def before(*_: Any) -> None:
+        runs[0] = 0
+
+    def after(module: nn.Module, *_: Any) -> None:
+        if runs[0] == 0:
+            raise AttentionError(
+                f"layer {name!r} ({type(module).__name__}) ran without showing its attention;"
+                " give it an adapter of its own with `fgai.attention.register_adapter`"
+            )
+
+    with ExitStack() as stack:
+        stack.enter_context(_installed(layer, tap, tape.perturbs))
+        stack.callback(layer.register_forward_pre_hook(before).remove)
+        stack.callback(layer.register_forward_hook(after).remove)
+        yield
+
+
+@contextmanager
+def _installed(layer: nn.Module, tap: Tap, perturbs: bool) -> Iterator[None]:
+    installed = _INSTALLED.get(layer)
+    if installed is None:
+        installed = _Installed()
+        adapter = _adapter_for(layer)
+        assert adapter is not None
+        installed.adapter = adapter(layer, installed.tap)
+        installed.adapter.__enter__()
+        _INSTALLED[layer] = installed
+    installed.taps.append((tap, perturbs))
+    try:
+        yield
+    finally:
+        installed.taps.remove((tap, perturbs))
+        if not installed.taps:
+            del _INSTALLED[layer]
+            if installed.adapter is not None:
+                installed.adapter.__exit__(None, None, None)

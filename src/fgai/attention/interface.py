@@ -1,0 +1,306 @@
+"""The interface of models and layers: base classes, wrappers, evaluation mode and copies."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+
+from torch import Tensor, nn
+
+from fgai.alone import alone
+from fgai.errors import AttentionError, InputError
+from fgai.graph import Graph
+from fgai.graph.edge_values import VALUES
+from fgai.sparse import Adjacency, Features
+from fgai.typed import typed
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+Call = Callable[[Any, Any], Tensor]
+"""From a model and a PyG `Data` to the model's logits."""
+LayerTap = Callable[[Tensor, Adjacency, Tensor | None], Tensor]
+"""(attention [E, H], edges, scores before the softmax [E, H] or None) → attention the layer uses."""
+Watch = Callable[[Tensor, Adjacency, Tensor | None], None]
+"""(attention averaged over the heads [E, 1], edges, scores averaged likewise [E] or None)."""
+
+EdgeType = tuple[str, str, str]
+"""Type of the source, name of the relation, type of the destination; as in PyG's `HeteroData`."""
+NodeCount = int | tuple[int, int]
+"""Number of nodes, or of sources and of destinations where these are numbered separately."""
+Scores = Callable[[], Tensor]
+"""Computes the scores [E, H] when they are needed."""
+
+_WORDS = {"x": "features", "edge_attr": "attributes of edges", "edge_weight": "weights of edges"}
+
+
+class Tap(Protocol):
+    """The function that an adapter calls, once per run of its layer, on the attention before dropout."""
+
+    def __call__(
+        self,
+        attention: Tensor,
+        source: Tensor,
+        destination: Tensor,
+        num_nodes: NodeCount,
+        *,
+        adjacency: Adjacency | None = None,
+        scores: Scores | None = None,
+        edge_type: EdgeType | None = None,
+    ) -> Tensor:
+        """Record `attention` and return the attention the layer must use.
+
+        Args:
+            attention: [E, H], after the softmax and before dropout; not detached.
+            source: [E] int64, the node each message comes from.
+            destination: [E] int64, the node it goes to. Any order, parallel edges allowed.
+            num_nodes: N; both counts where sources and destinations are numbered separately, as on edges
+                between nodes of two types.
+            adjacency: pass it if the edges are those of an `Adjacency`, in its order; saves sorting.
+            scores: gives [E, H] before the softmax, if known: neighbours are ranked by it.
+            edge_type: of these edges, by a layer that calls the tap once for each type.
+
+        Returns:
+            [E, H] in the order given.
+        """
+
+
+Adapter = Callable[[Any, Tap], AbstractContextManager[None]]
+"""(layer, tap) → context manager; inside it the layer calls `tap`, after it the layer is as before."""
+
+
+class Stage(NamedTuple):
+    """One attention layer and the operations that follow it.
+
+    Attributes:
+        layer: an attention layer in pieces (`sides`, `score_edges`, `fused`, `join`, ...), see
+            `fgai.models.layer.AttentionLayer`; nodes interact nowhere else.
+        update: (states before the layer or None, output of the layer) → states after it, row by row.
+    """
+
+    layer: Any
+    update: Callable[[Tensor | None, Tensor], Tensor]
+
+
+class Layerwise(NamedTuple):
+    """A model in evaluation mode: `leave(update_L(... update_1(enter(features), attention) ...))`.
+
+    All parts but the attention act row by row, so that some rows can be computed alone.
+
+    Attributes:
+        enter: (features, positional encodings or None) → the first layer's input, row by row.
+        stages: in the order they run.
+        leave: last states → logits, row by row.
+        keeps_state: whether `update` reads the states before the layer.
+    """
+
+    enter: Callable[[Features, Tensor | None], Tensor | Features]
+    stages: list[Stage]
+    leave: Callable[[Tensor], Tensor]
+    keeps_state: bool
+
+
+class GraphModel(nn.Module):
+    """Base of models that are called as `model(graph)` and read features and edge weights from the graph.
+
+    Subclasses override the methods below to declare further abilities.
+
+    Attributes:
+        reads_edge_attr: whether it reads `edge_attr`; if not, graphs with `edge_attr` are refused.
+        forward_parts: names of the methods that make up the forward pass. A subclass that changes one of them
+            must define `layerwise` again beside it; otherwise it has no stages.
+    """
+
+    reads_edge_attr: ClassVar[bool] = False
+    forward_parts: ClassVar[frozenset[str]] = frozenset({"forward"})
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for kind in cls.__mro__:
+            if "layerwise" in vars(kind):
+                return
+            if cls.forward_parts & vars(kind).keys():
+                cls.layerwise = GraphModel.layerwise  # type: ignore[method-assign]
+                return
+
+    def check_graph(self, graph: Graph) -> None:
+        """Raise if the model cannot read this graph.
+
+        Raises:
+            InputError: the features have another dtype than the parameters, or edges have attributes that
+                the model does not read.
+        """
+        self.check_edges(graph)
+        check_dtype(self, graph)
+
+    @classmethod
+    def check_edges(cls, graph: Graph) -> None:
+        """Raise `InputError` if the edges have attributes and models of this class do not read them."""
+        if graph.edge_attr is not None and not cls.reads_edge_attr:
+            raise InputError(
+                f"{cls.__name__} does not read `edge_attr`, which {graph.name!r} has; use a model of PyG"
+                " layers with `edge_dim`, or set `data.edge_attr = None`"
+            )
+
+    def prepare(self, graph: Graph) -> Graph:
+        """Return `graph` as this model reads it; the same object if nothing has to change."""
+        return graph
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether a training step never waits for the device, so that a CUDA graph can capture it."""
+        return False
+
+    def layerwise(self) -> Layerwise | None:
+        """Return the forward pass in evaluation mode as stages; None if it has no such form."""
+        return None
+
+
+@typed
+class TappedLayer(nn.Module):
+    """An attention layer that calls `tap` and `watch`, if set, once in every run.
+
+    Attributes:
+        tap: called with the attention [E, H] after the softmax and before dropout; returns the attention to
+            use instead. Recording and perturbing use it.
+        watch: called with the attention that the layer uses, averaged over the heads [E, 1]. It changes
+            nothing, so fused kernels, which return this average, can still be used.
+        ranked: whether `watch` needs the scores.
+        limits: of the values and scores that the layer computes for each node, see `fgai.limit`; or None.
+    """
+
+    tap: LayerTap | None
+    watch: Watch | None
+    ranked: bool
+    limits: nn.ModuleDict | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tap = None
+        self.watch = None
+        self.ranked = False
+        self.limits = None
+
+    def new_limits(self) -> dict[str, Any]:
+        """Return new `Limits` by name for everything the layer reads of a node."""
+        raise AttentionError(f"{type(self).__name__} cannot be limited: it does not define `new_limits`")
+
+    def limited(self, name: str, values: Tensor) -> Tensor:
+        """Return values of nodes [N, ...], clipped by the limits of that name if there are any."""
+        return values if self.limits is None else self.limits[name](values)
+
+
+@typed
+class Wrapped(nn.Module):
+    """A model with a call of its own, made by `fgai.wrap`; called on a PyG `Data` or a `Graph`.
+
+    Attributes:
+        model: as given.
+        call: how it is called on a `Data`.
+        layout: of models of heterogeneous graphs, see `fgai.hetero.HeteroLayout`; None for all others.
+    """
+
+    layout: Any = None
+
+    def __init__(self, model: nn.Module, call: Call) -> None:
+        super().__init__()
+        self.model, self.call = model, call
+
+    def forward(self, data: Any) -> Tensor:
+        """Return the model's output for a PyG `Data` or a `Graph`."""
+        return self.call(self.model, data.to_data() if isinstance(data, Graph) else data)
+
+
+def layout_of(model: nn.Module) -> Any:
+    """Return the layout of a model of heterogeneous graphs; None for all others."""
+    model = uncompiled(model)
+    return model.layout if isinstance(model, Wrapped) else None
+
+
+@typed
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside a `Wrapped`; any other as it is."""
+    return model.model if isinstance(model, Wrapped) else model
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return the module that `torch.compile` wrapped; any other as it is."""
+    inner = model._modules.get("_orig_mod")
+    return model if inner is None else inner
+
+
+@typed
+def model_name(model: nn.Module) -> str:
+    """Return the name of a model's class, for messages and records: that of the model inside a wrapper."""
+    return type(uncompiled(unwrapped(uncompiled(model)))).__name__
+
+
+def check_dtype(model: nn.Module, graph: Graph) -> None:
+    """Raise `InputError` if features or values on edges have another dtype than the parameters."""
+    expected = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    on_edges = {name: values for name in VALUES if (values := getattr(graph, name)) is not None}
+    dtypes = {name: values.dtype for name, values in on_edges.items() if values.is_floating_point()}
+    if graph.features is not None:
+        dtypes["x"] = graph.features.dtype
+    for name, dtype in dtypes.items():
+        if expected is not None and dtype != expected:
+            raise InputError(
+                f"the {_WORDS[name]} of {graph.name!r} are {dtype}, the parameters of {model_name(model)}"
+                f" {expected}; use `data.{name} = data.{name}.to({expected})`"
+            )
+
+
+@typed
+@contextmanager
+def evaluating(model: ModelT, *, freeze: bool = False) -> Iterator[ModelT]:
+    """Put `model` in evaluation mode for the block, then restore the flag of every module, also on error.
+
+    Gradients to inputs and to attention still flow; use `torch.no_grad` where none are needed. Such blocks in
+    other threads wait for the end of this one (see `fgai.alone`).
+
+    Args:
+        model: any module.
+        freeze: also turn off `requires_grad` of the parameters for the block; `grad` is never touched.
+
+    Yields:
+        The model.
+
+    Example:
+        >>> from torch import Tensor, nn
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.Dropout()).train()
+        >>> with evaluating(model, freeze=True):
+        ...     model.training, model[0].weight.requires_grad
+        (False, False)
+        >>> model.training, model[0].weight.requires_grad
+        (True, True)
+    """
+    with alone():
+        flags = [(module, module.training) for module in model.modules()]
+        grads = [(parameter, parameter.requires_grad) for parameter in model.parameters()] if freeze else []
+        was_training = model.training
+        try:
+            if any(flag for _, flag in flags):
+                model.eval()
+            for parameter, _ in grads:
+                parameter.requires_grad_(False)
+            yield model
+        finally:
+            if model.training != was_training:
+                model.train(was_training)  # through the model's own `train`, which may do more
+            for module, flag in flags:
+                module.training = flag
+            for parameter, grad in grads:
+                parameter.requires_grad_(grad)
+
+
+@typed
+def duplicate(model: ModelT) -> ModelT:
+    """Return an independent copy of a model.
+
+    Layers may keep tensors of their last forward pass (SuperGATConv does), which `copy.deepcopy` refuses
+    while they carry a gradient history; the copy gets them detached.
+    """
+    with alone():
+        values = (value for module in model.modules() for value in vars(module).values())
+        passing = [value for value in values if isinstance(value, Tensor) and not value.is_leaf]
+        return copy.deepcopy(model, {id(value): value.detach().clone() for value in passing})
