@@ -13,8 +13,8 @@ import pytest
 from torch_geometric.datasets import Amazon, Coauthor, Planetoid
 
 from fgai import datasets
-from fgai.datasets import paths, registry
-from fgai.datasets.pins import FINGERPRINTS
+from fgai.datasets import registry
+from fgai.datasets.download import data_cache
 from fgai.errors import DataError, InputError
 from fgai.files import digest_of
 from support.dataset_cases import PHOTO, expect, photo, write_npz, write_tu
@@ -38,7 +38,7 @@ def source(monkeypatch: pytest.MonkeyPatch, name: str, **changes: object) -> Non
 
 
 def cached() -> list[str]:
-    folder = paths.data_cache()
+    folder = data_cache()
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
 
 
@@ -143,7 +143,7 @@ def test_a_set_of_files_is_complete_or_not_there(server: Server, monkeypatch: py
     server.answers["/ind.cora.x"] = b"raw"
     with pytest.raises(DataError, match=r"ind\.cora\.tx: HTTP Error 404"):
         datasets.load_dataset("cora")
-    assert list(paths.data_cache().iterdir()) == []
+    assert list(data_cache().iterdir()) == []
 
 
 def test_every_address_is_https_and_the_one_of_pyg() -> None:
@@ -159,13 +159,13 @@ def test_every_address_is_https_and_the_one_of_pyg() -> None:
 
 def test_known_files_are_pinned() -> None:
     pinned = {name for name in datasets.names() if registry.source(name).sha256}
-    assert pinned == FINGERPRINTS.keys() | {"cora", "citeseer", "pubmed"}
+    assert pinned == registry._FINGERPRINTS.keys() | {"cora", "citeseer", "pubmed"}
     for name in pinned:
         sums = registry.source(name).sha256
         assert len(sums) == len(datasets.info(name).files[0]) and {len(one) for one in sums} == {64}
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("name", sorted(FINGERPRINTS))
+@pytest.mark.parametrize("name", sorted(registry._FINGERPRINTS))
 def test_real_graphs_have_their_fingerprints(data_root: Path, name: str) -> None:
-    assert datasets.fingerprint(datasets.load_dataset(name, data_root)) == FINGERPRINTS[name]
+    assert datasets.fingerprint(datasets.load_dataset(name, data_root)) == registry._FINGERPRINTS[name]

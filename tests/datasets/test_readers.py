@@ -13,7 +13,7 @@ from torch_geometric.io import read_planetoid_data, read_tu_data
 from torch_geometric.utils import to_undirected
 
 from fgai import datasets
-from fgai.datasets import ogb, readers
+from fgai.datasets import readers
 from fgai.datasets.splits import index_split
 from fgai.errors import DataError
 from support import dataset_cases as cases
@@ -234,7 +234,7 @@ def test_damaged_ogb(tmp_path: Path) -> None:
     for content in damaged(path)[:-1]:
         path.write_bytes(content)
         with pytest.raises(DataError, match=r"arxiv\.zip"):
-            ogb.read_ogbn_arxiv([path])
+            readers.read_ogbn_arxiv([path])
     for change in (
         {"raw/edge.csv.gz": tables["raw/edge.csv.gz"] + 9},
         {"raw/node-feat.csv.gz": tables["raw/node-feat.csv.gz"][:-1]},
@@ -242,11 +242,11 @@ def test_damaged_ogb(tmp_path: Path) -> None:
     ):
         cases.write_ogb_zip(path, tables | change)
         with pytest.raises(DataError, match=r"arxiv\.zip"):
-            ogb.read_ogbn_arxiv([path])
+            readers.read_ogbn_arxiv([path])
     del tables["raw/edge.csv.gz"]
     cases.write_ogb_zip(path, tables)
     with pytest.raises(DataError, match=r"has no raw/edge\.csv\.gz"):
-        ogb.read_ogbn_arxiv([path])
+        readers.read_ogbn_arxiv([path])
 
 
 def test_a_file_of_another_size_is_foreign(tmp_path: Path) -> None:

@@ -20,8 +20,7 @@ from safetensors.torch import save as pack_tensors
 
 from experiments import Cell, Store, read_grid, read_record
 from fgai.certificates import CertificateRecord
-from fgai.datasets.ogb import read_ogbn_arxiv
-from fgai.datasets.readers import read_npz, read_planetoid, read_tu
+from fgai.datasets.readers import read_npz, read_ogbn_arxiv, read_planetoid, read_tu
 from fgai.datasets.unpickle import load_pickle
 from fgai.errors import CheckpointError, DataError, FgaiError, InputError
 from fgai.evaluation import EvaluationRecord

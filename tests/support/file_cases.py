@@ -18,9 +18,15 @@ import fgai
 from experiments import Cell, Store, read_grid, read_record
 from fgai.certificates import CertificateRecord, InjectionCertificate
 from fgai.datasets import convert, fingerprint, load_graph, planted
-from fgai.datasets.ogb import read_ogbn_arxiv
 from fgai.datasets.own import FIELDS
-from fgai.datasets.readers import read_ground_truth, read_npz, read_planetoid, read_tape, read_tu
+from fgai.datasets.readers import (
+    read_ground_truth,
+    read_npz,
+    read_ogbn_arxiv,
+    read_planetoid,
+    read_tape,
+    read_tu,
+)
 from fgai.errors import FgaiWarning
 from fgai.evaluation import Comparison, EvaluationRecord
 from fgai.hub import from_pretrained, read_card, save_pretrained

@@ -14,7 +14,7 @@ from fgai import datasets
 from fgai.cli import options
 from fgai.cli.output import Output, command
 from fgai.cli.tree import App
-from fgai.datasets import paths
+from fgai.datasets.download import find, search_path
 
 app = App(no_args_is_help=True)
 
@@ -29,7 +29,7 @@ def location_of(name: str, root: Any = None) -> str:
     about = datasets.info(name)
     if not about.files:
         return "built in"
-    files = paths.find(about.files, paths.search_path(root))
+    files = find(about.files, search_path(root))
     return "to download" if files is None else str(files[0].parent)
 
 

@@ -22,7 +22,7 @@ from fgai.cli import options
 from fgai.cli.data import location_of
 from fgai.cli.output import FAILURE, Output, command
 from fgai.compiled import REBUILT
-from fgai.datasets import paths
+from fgai.datasets.download import search_path, user_cache
 from fgai.errors import EXTRAS, collected
 from fgai.ops import use_backend
 from fgai.training import train, untrained
@@ -59,8 +59,8 @@ def doctor(*, root: options.Root = None, json: options.Json = False, quiet: opti
         "threads": torch.get_num_threads(),
         "load": _load(),
         "data": {name: location_of(name, root) for name in datasets.names()},
-        "folders": [str(folder) for folder in paths.search_path(root)],
-        "cache": str(paths.user_cache()),
+        "folders": [str(folder) for folder in search_path(root)],
+        "cache": str(user_cache()),
         "checks": {name: _attempt(check) for name, check in CHECKS.items()},
     }
     values["advice"] = _advice(values)

@@ -2,8 +2,7 @@
 
 from fgai.datasets.batches import batched
 from fgai.datasets.convert import convert
-from fgai.datasets.links import link_split
-from fgai.datasets.loader import load_dataset
+from fgai.datasets.loader import load_dataset, with_degrees
 from fgai.datasets.own import load_graph
 from fgai.datasets.planted import planted
 from fgai.datasets.registry import (
@@ -16,8 +15,7 @@ from fgai.datasets.registry import (
     unregister_dataset,
     unregister_task_split,
 )
-from fgai.datasets.splits import Split, fold_split, random_split, stratified_split
-from fgai.datasets.structure import with_degrees
+from fgai.datasets.splits import Split, fold_split, link_split, random_split, stratified_split
 from fgai.graph.fingerprint import fingerprint
 
 __all__ = [

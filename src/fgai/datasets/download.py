@@ -1,20 +1,72 @@
-"""Downloads into the user's cache: over verified https, read before they are kept, all files or none."""
+"""Find the files of a dataset, or download them into the user's cache: all files, checked, or none."""
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from fgai.datasets.paths import data_cache
 from fgai.datasets.registry import DatasetInfo, Source
 from fgai.errors import DataError
 from fgai.files import extract, fetch
 
-Files = tuple[Path, ...]
+ENVIRONMENT = "FGAI_DATA"
 
 
-def advice(info: DatasetInfo, folder: Path) -> str:
+def user_cache() -> Path:
+    """Return the folder for downloads and caches: `$XDG_CACHE_HOME/fgai`, or `~/.cache/fgai`.
+
+    It is not created here.
+    """
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "fgai"
+
+
+def data_cache() -> Path:
+    """Return the folder downloaded datasets are put in."""
+    return user_cache() / "data"
+
+
+def search_path(root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
+    """Return the folders to look in, in order: `root` or `$FGAI_DATA`, then the user's cache.
+
+    Args:
+        root: a folder laid out as `fgai data info` says; it is only ever read.
+
+    Raises:
+        DataError: if the folder that was named does not exist.
+    """
+    named = root if root is not None else os.environ.get(ENVIRONMENT) or None
+    if named is None:
+        return (data_cache(),)
+    folder = Path(named).expanduser()
+    if not folder.is_dir():
+        origin = "`root`" if root is not None else f"${ENVIRONMENT}"
+        raise DataError(f"{origin} names {folder}, which is not a folder; correct it or leave it out")
+    return (folder, data_cache())
+
+
+def find(layouts: Iterable[Sequence[str]], folders: Iterable[Path]) -> tuple[Path, ...] | None:
+    """Return the files of the first layout that is complete in one of the folders, or None.
+
+    Args:
+        layouts: alternatives, each a list of file paths relative to a folder.
+        folders: where to look, in order.
+    """
+    layouts = tuple(layouts)
+    for folder in folders:
+        for layout in layouts:
+            files = tuple(folder / part for part in layout)
+            if all(file.is_file() for file in files):
+                return files
+    return None
+
+
+_Files = tuple[Path, ...]
+
+
+def _advice(info: DatasetInfo, folder: Path) -> str:
     """Say which files to put where."""
     files = ", ".join(info.files[0])
     return (
@@ -22,7 +74,7 @@ def advice(info: DatasetInfo, folder: Path) -> str:
     )
 
 
-def download(info: DatasetInfo, source: Source, verify: Callable[[Files], None]) -> Files:
+def download(info: DatasetInfo, source: Source, verify: Callable[[_Files], None]) -> _Files:
     """Fetch the files of a dataset into the user's cache.
 
     They are fetched to a temporary folder and moved only once `verify` has accepted them: a broken or a
@@ -41,7 +93,9 @@ def download(info: DatasetInfo, source: Source, verify: Callable[[Files], None])
     """
     cache = data_cache()
     if source.url is None:
-        raise DataError(f"the files of {info.name!r} are missing and not for download; {advice(info, cache)}")
+        raise DataError(
+            f"the files of {info.name!r} are missing and not for download; {_advice(info, cache)}"
+        )
     kept = tuple(cache / file for file in info.files[0])
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -53,11 +107,11 @@ def download(info: DatasetInfo, source: Source, verify: Callable[[Files], None])
                 old.replace(new)
     except Exception as error:  # network, disk and remote servers fail in many ways
         text = f"{info.name!r} could not be downloaded ({type(error).__name__}: {error})"
-        raise DataError(f"{text}; {advice(info, cache)}") from error
+        raise DataError(f"{text}; {_advice(info, cache)}") from error
     return kept
 
 
-def _fetch_all(url: str, names: list[str], folder: Path) -> Files:
+def _fetch_all(url: str, names: list[str], folder: Path) -> _Files:
     files = tuple(folder / name for name in names)
     if "{file}" in url:
         for file in files:

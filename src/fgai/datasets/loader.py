@@ -1,4 +1,4 @@
-"""`load_dataset`: from a name to a graph."""
+"""`load_dataset`: from a name to a graph; `with_degrees`: degrees as features."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fgai.datasets import paths
-from fgai.datasets.download import download
+from fgai.checks import whole
+from fgai.datasets.download import download, find, search_path
 from fgai.datasets.readers import Raw
 from fgai.datasets.registry import PLANTED, TASK_SPLITS, DatasetInfo, info, names, source
 from fgai.datasets.splits import Split, fold_split, index_split, random_split, stratified_split
@@ -18,7 +18,7 @@ from fgai.errors import DataError, InputError
 from fgai.files import digest_of
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint
-from fgai.sparse import edge_keys, key_ends
+from fgai.sparse import Features, edge_keys, key_ends
 from fgai.store.stored import is_store, open_store
 from fgai.typed import typed
 
@@ -101,7 +101,7 @@ def _made(graph: Graph, about: DatasetInfo, seed: int, split: str) -> Graph:
 
 
 def _load(about: DatasetInfo, root: str | os.PathLike[str] | None, seed: int, split: str) -> Graph:
-    files = paths.find(about.files, paths.search_path(root))
+    files = find(about.files, search_path(root))
     if files is None:
 
         def verify(fetched: tuple[Path, ...]) -> None:
@@ -191,3 +191,32 @@ def _check_sizes(graph: Graph, about: DatasetInfo) -> None:
 
 def _with_split(graph: Graph, split: Split) -> Graph:
     return graph.replace(train_mask=split.train, val_mask=split.val, test_mask=split.test)
+
+
+@typed
+def with_degrees(graph: Graph, most: int = 10) -> Graph:
+    """Return the graph with the degree of every node appended to its features, one-hot.
+
+    Attention averages its neighbours, so on constant features every node looks alike to it, whatever the
+    graph. Loops do not count; degrees of `most` and above share the last column.
+
+    Args:
+        graph: with or without features.
+        most: columns.
+
+    Returns:
+        A graph with dense features [N, F + most].
+
+    Example:
+        >>> path = Graph.from_edges(torch.tensor([[0, 1], [1, 2]]), 3, torch.ones(3, 1), undirected=True)
+        >>> with_degrees(path, 2).features.to_dense().tolist()
+        [[1.0, 1.0, 0.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]]
+    """
+    whole(most, "most", 1, 100_000)
+    real = graph.adjacency.source != graph.adjacency.destination
+    degree = torch.bincount(graph.adjacency.destination[real], minlength=graph.num_nodes)
+    columns = torch.nn.functional.one_hot((degree - 1).clamp(0, most - 1), most).float()
+    columns[degree == 0] = 0.0
+    if graph.features is not None:
+        columns = torch.cat([graph.features.to_dense(), columns.to(graph.features.dtype)], dim=1)
+    return graph.replace(features=Features.dense(columns))

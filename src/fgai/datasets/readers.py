@@ -1,7 +1,9 @@
-"""One reader per raw format; each checks what it reads and returns a `Raw` record."""
+"""One reader per raw format; each checks the contents and returns a `Raw` record."""
 
 from __future__ import annotations
 
+import io
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 
 from fgai.datasets.unpickle import load_pickle
 from fgai.errors import DataError
-from fgai.files import read_arrays, regular
+from fgai.files import gunzip, most_bytes, read_arrays, regular
 
 Array = NDArray[Any]
 Files = Sequence[Path]
@@ -269,3 +271,55 @@ def read_tape(files: Files) -> Raw:
         y=y.astype(np.int64),
         split={name: index.astype(np.int64) for name, index in split.items()},
     )
+
+
+OGB_MEMBERS = (
+    "raw/edge.csv.gz",
+    "raw/node-feat.csv.gz",
+    "raw/node-label.csv.gz",
+    "raw/num-node-list.csv.gz",
+    "split/time/train.csv.gz",
+    "split/time/valid.csv.gz",
+    "split/time/test.csv.gz",
+)
+
+
+def _contents(files: Sequence[Path]) -> dict[str, bytes]:
+    """Compressed bytes of every member, by its path inside the dataset's folder."""
+    if len(files) > 1:
+        return {member: regular(file).read_bytes() for member, file in zip(OGB_MEMBERS, files, strict=True)}
+    with zipfile.ZipFile(regular(files[0])) as archive:
+        inside = {one.filename.split("/", 1)[1]: one for one in archive.infolist() if "/" in one.filename}
+        missing = [member for member in OGB_MEMBERS if member not in inside]
+        if missing:
+            raise DataError(f"{files[0]} has no {', '.join(missing)}; fetch the original OGB archive again")
+        if sum(inside[member].file_size for member in OGB_MEMBERS) > most_bytes(files[0].stat().st_size):
+            raise DataError(f"{files[0]} claims to hold more than its size explains; do not trust it")
+        return {member: archive.read(inside[member]) for member in OGB_MEMBERS}
+
+
+def _gz_table(contents: Mapping[str, bytes], member: str, kind: type) -> NDArray[Any]:
+    text = gunzip(contents[member])
+    return np.loadtxt(io.BytesIO(text), dtype=kind, delimiter=",", ndmin=2)
+
+
+@checked
+def read_ogbn_arxiv(files: Sequence[Path]) -> Raw:
+    """Read `ogbn-arxiv` from its published archive: edges, 128 features, labels and the split by year.
+
+    Args:
+        files: the archive, or the seven unpacked members in the order of `OGB_MEMBERS`.
+
+    Raises:
+        DataError: if a file is truncated, foreign, or does not fit the others.
+    """
+    contents = _contents(files)
+    n = int(_gz_table(contents, "raw/num-node-list.csv.gz", np.int64).sum())
+    edges = _gz_table(contents, "raw/edge.csv.gz", np.int64).T
+    y = _gz_table(contents, "raw/node-label.csv.gz", np.int64)[:, 0]
+    x = _gz_table(contents, "raw/node-feat.csv.gz", np.float32)
+    split = {
+        name: _gz_table(contents, f"split/time/{key}.csv.gz", np.int64)[:, 0]
+        for name, key in (("train", "train"), ("val", "valid"), ("test", "test"))
+    }
+    return Raw(edges=edges, num_nodes=n, features=x, y=y, split=split)

@@ -5,34 +5,43 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import NamedTuple
+from importlib.resources import files as resource_files
+from typing import Any, NamedTuple
 
 from fgai.checks import one_of
-from fgai.datasets.links import link_split
-from fgai.datasets.ogb import ARCHIVE, MEMBERS, read_ogbn_arxiv
-from fgai.datasets.pins import FINGERPRINTS, SHA256
 from fgai.datasets.planted import planted
 from fgai.datasets.readers import (
+    OGB_MEMBERS,
     Reader,
     read_ground_truth,
     read_npz,
+    read_ogbn_arxiv,
     read_planetoid,
     read_tape,
     read_tu,
 )
+from fgai.datasets.splits import link_split
 from fgai.errors import DataError, InputError
 from fgai.graph import Graph
 from fgai.tasks import TASKS
 from fgai.typed import typed
 
+_DIGESTS = (resource_files("fgai.datasets") / "SHA256SUMS").read_text(encoding="utf-8")
+_SHA256 = {file: digest for digest, file in map(str.split, _DIGESTS.splitlines())}
+"""Digests by the path of a file inside the data folder; `sha256sum -c` reads the same list."""
+_FINGERPRINTS = {
+    "amazon-photo": "91fd6815e79a221efe6cacf493d2d0fe",
+    "amazon-cs": "ef196a4f4870cad45353cd641f691bd2",
+    "coauthor-cs": "2c3c68872fe1a57682673efb65496729",
+    "coauthor-physics": "709f37e727164a1a394170bf9a09556f",
+    "mutag": "9b72bc74166dcc171eac338fe1b2e9b1",
+    "proteins": "b22730fdf7f461c46d9fd7bb3e26d895",
+}
+"""Fingerprints of the graphs by the name of the dataset, see `fgai.datasets.fingerprint`."""
+
 PLANTED = "planted"
 
-_SHCHUR = "Shchur et al., Pitfalls of Graph Neural Network Evaluation, 2018 (arXiv:1811.05868)"
-_YANG = "Yang et al., Revisiting Semi-Supervised Learning with Graph Embeddings, ICML 2016 (arXiv:1603.08861)"
 _HU = "Hu et al., Open Graph Benchmark, NeurIPS 2020 (arXiv:2005.00687)"
-_MORRIS = "Morris et al., TUDataset, 2020 (arXiv:2007.08663)"
-_YING = "Ying et al., GNNExplainer, NeurIPS 2019 (arXiv:1903.03894)"
-_HE = "He et al., Harnessing Explanations (TAPE), ICLR 2024 (arXiv:2305.19523)"
 _NO_LICENCE = "none stated by the publishers; published for research"
 
 
@@ -186,138 +195,90 @@ def unregister_task_split(task: str) -> None:
     del TASK_SPLITS[one_of(task, "task", tuple(TASK_SPLITS))]
 
 
-def _register_pinned(info: DatasetInfo, reader: Reader, url: str) -> None:
-    sums = tuple(SHA256[file.rpartition("/")[2]] for file in info.files[0])
-    prints = FINGERPRINTS.get(info.name, "")
-    register_dataset(info, Source(reader=reader, url=url, sha256=sums, fingerprint=prints))
-
-
-def _amazon(name: str, folder: str, file: str, n: int, e: int, f: int, c: int) -> None:
-    info = DatasetInfo(
-        name=name,
-        description=f"Amazon {folder}: products, joined when often bought together; words of reviews (0/1);"
-        " product category.",
-        source="https://github.com/shchur/gnn-benchmark",
-        citation=_SHCHUR,
-        licence="MIT (the repository it is published in)",
-        num_nodes=n,
-        num_edges=e,
-        num_features=f,
-        num_classes=c,
-        files=((f"amazon/{folder}/raw/{file}",),),
+def _add(
+    name: str, sizes: tuple[int, int, int, int], reader: Reader, url: str | None = None, **words: Any
+) -> None:
+    """Register a dataset that is read from files: its sizes are nodes, edges, features and classes."""
+    counts: dict[str, Any] = dict(
+        zip(("num_nodes", "num_edges", "num_features", "num_classes"), sizes, strict=True)
     )
-    _register_pinned(info, read_npz, "https://github.com/shchur/gnn-benchmark/raw/master/data/npz/{file}")
+    info = DatasetInfo(name=name, **counts, **words)
+    digests = tuple(_SHA256[file] for file in info.files[0] if file in _SHA256)
+    fingerprint = _FINGERPRINTS.get(name, "")
+    register_dataset(info, Source(reader=reader, url=url, sha256=digests, fingerprint=fingerprint))
 
 
-def _coauthor(name: str, folder: str, file: str, n: int, e: int, f: int, c: int) -> None:
-    info = DatasetInfo(
-        name=name,
-        description=f"Coauthor {folder}: authors, joined when they wrote a paper together; keywords of their"
-        " papers (0/1, counts above 1 set to 1 as PyG does); most active field.",
+def _shchur(name: str, folder: str, file: str, sizes: tuple[int, int, int, int]) -> None:
+    family = name.partition("-")[0]
+    words = {
+        "amazon": "products, joined when often bought together; words of reviews (0/1); product category.",
+        "coauthor": "authors, joined when they wrote a paper together; keywords of their papers (0/1, counts"
+        " above 1 set to 1 as PyG does); most active field.",
+    }
+    _add(
+        name,
+        sizes,
+        read_npz,
+        "https://github.com/shchur/gnn-benchmark/raw/master/data/npz/{file}",
+        description=f"{family.title()} {folder}: {words[family]}",
         source="https://github.com/shchur/gnn-benchmark",
-        citation=_SHCHUR,
+        citation="Shchur et al., Pitfalls of Graph Neural Network Evaluation, 2018 (arXiv:1811.05868)",
         licence="MIT (the repository it is published in)",
-        num_nodes=n,
-        num_edges=e,
-        num_features=f,
-        num_classes=c,
-        files=((f"coauthor/{folder}/raw/{file}",),),
+        files=((f"{family}/{folder}/raw/{file}",),),
     )
-    _register_pinned(info, read_npz, "https://github.com/shchur/gnn-benchmark/raw/master/data/npz/{file}")
 
 
-def _planetoid(folder: str, n: int, e: int, f: int, c: int, remark: str = "") -> None:
-    name = folder.lower()
+def _planetoid(folder: str, sizes: tuple[int, int, int, int], remark: str = "") -> None:
     parts = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
-    info = DatasetInfo(
-        name=name,
+    _add(
+        folder.lower(),
+        sizes,
+        read_planetoid,
+        "https://github.com/kimiyoung/planetoid/raw/master/data/{file}",
         description=f"{folder}: papers, joined by citations; words, each row divided by its sum; topic."
         f"{remark} Split `random` is 10/10/80 % by seed, `public` the published one.",
         source="https://github.com/kimiyoung/planetoid",
-        citation=_YANG,
+        citation="Yang et al., Revisiting Semi-Supervised Learning with Graph Embeddings, ICML 2016"
+        " (arXiv:1603.08861)",
         licence=_NO_LICENCE,
-        num_nodes=n,
-        num_edges=e,
-        num_features=f,
-        num_classes=c,
         splits=("random", "public"),
-        files=(tuple(f"planetoid/{folder}/raw/ind.{name}.{part}" for part in parts),),
+        files=(tuple(f"planetoid/{folder}/raw/ind.{folder.lower()}.{part}" for part in parts),),
     )
-    _register_pinned(info, read_planetoid, "https://github.com/kimiyoung/planetoid/raw/master/data/{file}")
 
 
-def _tu(folder: str, n: int, e: int, f: int, graphs: int, attributes: bool, words: str) -> None:
-    parts = ["A", "graph_indicator", "graph_labels", "node_labels"] + ["node_attributes"] * attributes
-    info = DatasetInfo(
-        name=folder.lower(),
+def _tu(folder: str, sizes: tuple[int, int, int, int], graphs: int, words: str, *more: str) -> None:
+    parts = ("A", "graph_indicator", "graph_labels", "node_labels", *more)
+    _add(
+        folder.lower(),
+        sizes,
+        read_tu,
+        f"https://www.chrsmrrs.com/graphkerneldatasets/{folder}.zip",
         description=f"{folder}: {words} One block-diagonal graph with `batch` and `graph_y`; masks are"
         " constant inside each graph (80/10/10 % of the graphs, every class alike); the seed is one of ten"
         " folds.",
         source="https://chrsmrrs.github.io/datasets/",
-        citation=_MORRIS,
+        citation="Morris et al., TUDataset, 2020 (arXiv:2007.08663)",
         licence=_NO_LICENCE,
-        num_nodes=n,
-        num_edges=e,
-        num_features=f,
-        num_classes=2,
         num_graphs=graphs,
         task="graph",
         splits=("folds", "random"),
         files=(tuple(f"tu/{folder}/raw/{folder}_{part}.txt" for part in parts),),
     )
-    _register_pinned(info, read_tu, f"https://www.chrsmrrs.com/graphkerneldatasets/{folder}.zip")
 
 
-def _ground_truth(name: str, n: int, e: int, c: int, words: str) -> None:
-    info = DatasetInfo(
-        name=name,
+def _ground_truth(name: str, sizes: tuple[int, int, int, int], words: str) -> None:
+    _add(
+        name,
+        sizes,
+        read_ground_truth,
         description=f"{words} `edge_truth` marks the edges inside the houses: the true explanation.",
         source="an archive with edge_index, x, y, train_mask, val_mask, test_mask and gt_edges; PyG's"
         " `ExplainerDataset` generates graphs of the same kind",
-        citation=_YING,
+        citation="Ying et al., GNNExplainer, NeurIPS 2019 (arXiv:1903.03894)",
         licence=_NO_LICENCE,
-        num_nodes=n,
-        num_edges=e,
-        num_features=10,
-        num_classes=c,
         splits=("public", "random"),
         files=((f"ground_truth/{name.replace('-', '_')}.npz",),),
     )
-    register_dataset(info, Source(reader=read_ground_truth))
-
-
-def _arxiv() -> None:
-    ogbn = DatasetInfo(
-        name="ogbn-arxiv",
-        description="arXiv papers in computer science, joined by citations (made undirected); 128 numbers"
-        " averaged from word vectors; subject area; official split by year.",
-        source="https://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip",
-        citation=_HU,
-        licence="ODC-BY",
-        num_features=128,
-        splits=("public", "random"),
-        files=((f"ogbn_arxiv/{ARCHIVE}",), tuple(f"ogbn_arxiv/{member}" for member in MEMBERS)),
-        num_nodes=169343,
-        num_edges=2315598,
-        num_classes=40,
-    )
-    register_dataset(ogbn, Source(reader=read_ogbn_arxiv, url=ogbn.source))
-    tape = DatasetInfo(
-        name="arxiv-tape",
-        description="The graph, labels and split of ogbn-arxiv; features are five ranked guesses of the class"
-        " made by a language model from each paper's text, weighted 1/(1 + rank). They alone classify 74 % of"
-        " the test papers, so F1 here must not be compared with ogbn-arxiv's.",
-        source="an archive with edge_index, y, train_idx, valid_idx, test_idx and gpt_preds",
-        citation=f"{_HE}; {_HU}",
-        licence="ODC-BY (graph), MIT (guesses)",
-        num_features=40,
-        splits=("public", "random"),
-        files=(("ogbn_arxiv/ogbn_arxiv_nofeat.npz",),),
-        num_nodes=169343,
-        num_edges=2315598,
-        num_classes=40,
-    )
-    register_dataset(tape, Source(reader=read_tape))
 
 
 register_dataset(
@@ -335,18 +296,49 @@ register_dataset(
     ),
     Source(make=planted),
 )
-_amazon("amazon-photo", "Photo", "amazon_electronics_photo.npz", 7650, 238162, 745, 8)
-_amazon("amazon-cs", "Computers", "amazon_electronics_computers.npz", 13752, 491722, 767, 10)
-_coauthor("coauthor-cs", "CS", "ms_academic_cs.npz", 18333, 163788, 6805, 15)
-_coauthor("coauthor-physics", "Physics", "ms_academic_phy.npz", 34493, 495924, 8415, 5)
-_planetoid("Cora", 2708, 10556, 1433, 7)
-_planetoid("CiteSeer", 3327, 9104, 3703, 6, " 15 papers have neither words nor label.")
-_planetoid("PubMed", 19717, 88648, 500, 3)
-_arxiv()
-_tu("MUTAG", 3371, 7442, 7, 188, False, "molecules; one-hot atoms; mutagenic or not.")
-_tu("PROTEINS", 43471, 162088, 4, 1113, True, "proteins; standardised length, one-hot kind; enzyme or not.")
-_ground_truth("ba-shapes", 700, 4110, 4, "A random graph with 80 houses attached; constant features.")
-_ground_truth("ba-community", 1400, 8920, 8, "Two such graphs joined; features tell them apart.")
+_shchur("amazon-photo", "Photo", "amazon_electronics_photo.npz", (7650, 238162, 745, 8))
+_shchur("amazon-cs", "Computers", "amazon_electronics_computers.npz", (13752, 491722, 767, 10))
+_shchur("coauthor-cs", "CS", "ms_academic_cs.npz", (18333, 163788, 6805, 15))
+_shchur("coauthor-physics", "Physics", "ms_academic_phy.npz", (34493, 495924, 8415, 5))
+_planetoid("Cora", (2708, 10556, 1433, 7))
+_planetoid("CiteSeer", (3327, 9104, 3703, 6), " 15 papers have neither words nor label.")
+_planetoid("PubMed", (19717, 88648, 500, 3))
+_add(
+    "ogbn-arxiv",
+    (169343, 2315598, 128, 40),
+    read_ogbn_arxiv,
+    "https://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip",
+    description="arXiv papers in computer science, joined by citations (made undirected); 128 numbers"
+    " averaged from word vectors; subject area; official split by year.",
+    source="https://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip",
+    citation=_HU,
+    licence="ODC-BY",
+    splits=("public", "random"),
+    files=(("ogbn_arxiv/arxiv.zip",), tuple(f"ogbn_arxiv/{member}" for member in OGB_MEMBERS)),
+)
+_add(
+    "arxiv-tape",
+    (169343, 2315598, 40, 40),
+    read_tape,
+    description="The graph, labels and split of ogbn-arxiv; features are five ranked guesses of the class"
+    " made by a language model from each paper's text, weighted 1/(1 + rank). They alone classify 74 % of"
+    " the test papers, so F1 here must not be compared with ogbn-arxiv's.",
+    source="an archive with edge_index, y, train_idx, valid_idx, test_idx and gpt_preds",
+    citation=f"He et al., Harnessing Explanations (TAPE), ICLR 2024 (arXiv:2305.19523); {_HU}",
+    licence="ODC-BY (graph), MIT (guesses)",
+    splits=("public", "random"),
+    files=(("ogbn_arxiv/ogbn_arxiv_nofeat.npz",),),
+)
+_tu("MUTAG", (3371, 7442, 7, 2), 188, "molecules; one-hot atoms; mutagenic or not.")
+_tu(
+    "PROTEINS",
+    (43471, 162088, 4, 2),
+    1113,
+    "proteins; standardised length, one-hot kind; enzyme or not.",
+    "node_attributes",
+)
+_ground_truth("ba-shapes", (700, 4110, 10, 4), "A random graph with 80 houses attached; constant features.")
+_ground_truth("ba-community", (1400, 8920, 10, 8), "Two such graphs joined; features tell them apart.")
 
 
 @typed

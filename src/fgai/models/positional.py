@@ -19,7 +19,7 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor
 
 from fgai import checks
-from fgai.datasets.paths import user_cache
+from fgai.datasets.download import user_cache
 from fgai.errors import FgaiError, InputError
 from fgai.files import read_arrays, write_atomic
 from fgai.graph import Graph
