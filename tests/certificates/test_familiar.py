@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +13,24 @@ from torch import Tensor, nn
 
 import fgai
 from fgai.attention import entry_limits, observe, prepared
-from fgai.certificates import certify
+from fgai.bounds.scores import check_followed
+from fgai.certificates import certify, certify_injection
 from fgai.certificates.familiar import layer_values, unfamiliar
 from fgai.certificates.following import following
-from fgai.errors import ReliabilityWarning
-from fgai.models import GAT, GT, AttentionLayer, GATv2, GNNGuard
+from fgai.errors import InputError, ReliabilityWarning
+from fgai.explanations.convs import can_be_told
+from fgai.graph import Graph
+from fgai.models import (
+    GAT,
+    GT,
+    AttentionLayer,
+    AttentionModel,
+    Capabilities,
+    GATv2,
+    GNNGuard,
+    body_of,
+    capabilities_of,
+)
 from support.altered_cases import own
 from support.altered_parts import CASES
 
@@ -23,6 +39,82 @@ from support.altered_parts import CASES
 def test_models_as_they_are_made_are_familiar(kind: type[nn.Module]) -> None:
     model, graph = own(kind)
     assert unfamiliar(model) is None and unfamiliar(fgai.limit(model, graph)) is None
+
+
+class Outside(AttentionModel):
+    """A model from outside: GAT's layers, declared."""
+
+    capabilities = Capabilities("layers")
+
+    def __init__(self, in_channels: int, out_channels: int, **options: Any) -> None:
+        super().__init__()
+        self.config = {"in_channels": in_channels, "out_channels": out_channels, **options}
+        inner = GAT(in_channels, out_channels, **options)
+        self.convs = inner.convs
+
+    def embed(self, graph: Graph) -> Tensor:
+        return self.convolve(self.convs, graph, torch.nn.functional.elu, 0.0)
+
+
+class Undeclared(Outside):
+    """A subclass, which declares nothing."""
+
+
+class Squared(GAT):
+    """A subclass that computes something else and declares nothing."""
+
+    def embed(self, graph: Graph) -> Tensor:
+        return super().embed(graph) ** 2
+
+
+class Renamed(GAT):
+    """A subclass that computes the same and declares it."""
+
+    capabilities = GAT.capabilities
+
+
+def test_a_model_from_outside_is_bounded_once_it_declares_its_layers() -> None:
+    _, data = own()
+    like, model = (kind.for_data(data).double().eval() for kind in (GAT, Outside))
+    model.load_state_dict(like.state_dict())
+    assert unfamiliar(model) is None and unfamiliar(Renamed.for_data(data).eval()) is None
+    found, wanted = (certify(one, data, radius=0.01) for one in (model, like))
+    for mine, theirs in zip(found.layers, wanted.layers, strict=True):
+        assert mine.prediction.class_status == theirs.prediction.class_status != "unknown"
+        torch.testing.assert_close(mine.prediction.class_radius, theirs.prediction.class_radius)
+
+
+@pytest.mark.parametrize("kind", [Undeclared, Squared])
+def test_a_subclass_inherits_no_capability(kind: type[AttentionModel]) -> None:
+    _, data = own()
+    model = kind.for_data(data).double().eval()
+    assert capabilities_of(kind) is None and body_of(model) == ""
+    assert "forward pass is not known" in (unfamiliar(model) or "")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ReliabilityWarning)
+        found = certify(model, data, radius=0.01)
+    assert found.layer(0).prediction.class_status == "unknown"
+    with pytest.raises(InputError, match="GAT or GATv2"):
+        check_followed(model)
+    assert not can_be_told(model) and certify_injection(model, data).known is False
+
+
+def test_replaced_methods_of_a_declared_class_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, data = own()
+    model = Outside.for_data(data).double().eval()
+
+    def embed(self: Any, graph: Graph) -> Tensor:
+        return self.convolve(self.convs, graph, torch.tanh, 0.0)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(Outside, "embed", embed)
+    assert "`embed` was replaced" in (unfamiliar(model) or "")
+    monkeypatch.setattr(Outside, "embed", functools.wraps(Outside.embed)(lambda *given: embed(*given)))
+    assert "`embed` was replaced" in (unfamiliar(model) or "")
+
+
+def test_the_base_of_models_is_abstract() -> None:
+    with pytest.raises(TypeError, match="embed"):
+        AttentionModel()  # type: ignore[abstract]
 
 
 @pytest.mark.parametrize(

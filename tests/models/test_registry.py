@@ -21,8 +21,8 @@ class Narrow(GAT):
     """A network of somebody else's."""
 
     @classmethod
-    def _sizes(cls, graph: Any, task: str) -> dict[str, Any]:
-        return {**super()._sizes(graph, task), "hidden_channels": 3, "heads": 2}
+    def sizes(cls, graph: Any, task: str) -> dict[str, Any]:
+        return {**super().sizes(graph, task), "hidden_channels": 3, "heads": 2}
 
 
 @pytest.fixture

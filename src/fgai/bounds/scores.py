@@ -19,7 +19,7 @@ from fgai.attention.limits import SAMPLE
 from fgai.bounds.reading import Ball, Range, Ranges, Reading, State, bias_lead, larger, loudest, root, smaller
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models import GAT, AttentionLayer, GATv2
+from fgai.models import AttentionLayer, body_of
 from fgai.ops import aggregate, edge_softmax, node_scores
 from fgai.sparse import Adjacency, Features
 
@@ -267,7 +267,7 @@ def check_followed(model: Any) -> None:
     Raises:
         InputError: it is not GAT or GATv2 with two attention layers, the last of one head.
     """
-    if type(model) not in (GAT, GATv2):
+    if body_of(model) != "layers":
         raise InputError(f"`certified` needs a GAT or GATv2 of fgai, got {type(model).__name__}; use 0")
     layers = list(model.convs)
     if (

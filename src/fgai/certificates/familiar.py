@@ -1,12 +1,13 @@
-"""Familiar models: made of code we know, so that what follows an attention layer is known without looking.
+"""Familiar models: their class declares its `Capabilities`, and their forward pass is still as written there.
 
-The proofs for fgai's own models speak of their forward pass as it is written. A hook, a replaced method, a
+The proofs for such models speak of their forward pass as it is written. A hook, a replaced method, a
 subclass, a parametrised or compiled module may make it another one; then nothing that is known of the class
 holds, and what the model does is followed operation by operation instead (`fgai.certificates.following`).
 """
 
 from __future__ import annotations
 
+import sys
 from functools import cached_property
 from pathlib import Path
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
@@ -20,16 +21,14 @@ from fgai.alone import alone
 from fgai.attention import LayerAttention, LayerRun, Limits, TappedLayer, find_layers
 from fgai.errors import AttentionError
 from fgai.graph import Graph
-from fgai.models import GAT, GNNSVD, GT, AttentionLayer, GATv2, GNNGuard, ProGNN
-from fgai.models.gt import TransformerBlock
+from fgai.models import AttentionLayer, body_of, capabilities_of
 from fgai.models.layer import InputNorm, Projection
 from fgai.typed import typed
 
-_MODELS = (GAT, GATv2, GT, GNNGuard, GNNSVD, ProGNN)
-_PARTS = (AttentionLayer, Projection, InputNorm, TransformerBlock, Limits)
+_LAYERS = (AttentionLayer, Projection, InputNorm, Limits)
 _TORCH = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d, nn.ReLU, nn.Identity)
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_FAMILIAR = frozenset({*_MODELS, *_PARTS, *_TORCH, *_CONTAINERS})
+_FAMILIAR = frozenset({*_LAYERS, *_TORCH, *_CONTAINERS})
 _HOMES = tuple(f"{folder}/" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent))
 """Folders of fgai and PyTorch."""
 _IN_USE = ("_measuring", "_points")
@@ -38,11 +37,12 @@ _AGAIN = 1e-4
 
 
 def unfamiliar(model: nn.Module) -> str | None:
-    """Say what makes a model something else than fgai's own code; None if nothing does.
+    """Say why a model may compute something else than its class declares; None if it does not.
 
-    Familiar is a model of one of fgai's classes, not of a subclass, all of whose parts are fgai's or
-    PyTorch's own, without hooks that see the forward pass, taps, methods replaced on an instance or a class,
-    parametrisations or compiled calls. Hooks that fgai sets for a block in another thread are waited for.
+    Familiar is a model whose class declares `Capabilities` in its own body, all of whose parts are declared
+    there, or fgai's or PyTorch's own, without hooks that see the forward pass, taps, methods replaced on an
+    instance or a class, parametrisations or compiled calls. Hooks that fgai sets for a block in another
+    thread are waited for.
     """
     with alone():
         return _unfamiliar(model)
@@ -51,16 +51,19 @@ def unfamiliar(model: nn.Module) -> str | None:
 def _unfamiliar(model: nn.Module) -> str | None:
     if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
         return "a hook on all modules may change what they return"
+    kinds = {type(module) for module in model.modules()}
+    declared = {kind: found for kind in kinds if (found := capabilities_of(kind)) is not None}
+    known = {*declared, *(part for found in declared.values() for part in found.parts)}
     for path, module in model.named_modules():
-        change = _change(module)
+        change = _change(module, known)
         if change is not None:
             return f"{path or 'the model'} {change}"
     return None
 
 
-def _change(module: nn.Module) -> str | None:
+def _change(module: nn.Module, declared: set[type[nn.Module]]) -> str | None:
     kind = type(module)
-    if kind not in _FAMILIAR:
+    if kind not in _FAMILIAR and kind not in declared:
         return f"is a {kind.__name__}, whose forward pass is not known"
     if module._forward_hooks or module._forward_pre_hooks:
         return "has a hook, which may change what it reads or returns"
@@ -73,7 +76,7 @@ def _change(module: nn.Module) -> str | None:
     replaced = [name for name in vars(module) if callable(getattr(kind, name, None))]
     if replaced:
         return f"has `{replaced[0]}` replaced"
-    patched = _patched(kind)
+    patched = _patched(kind, declared)
     if patched is not None:
         return f"is of a class whose `{patched}` was replaced"
     if module._compiled_call_impl is not None:
@@ -83,31 +86,40 @@ def _change(module: nn.Module) -> str | None:
     return None
 
 
-def _patched(kind: type[nn.Module]) -> str | None:
-    """Name a method of a class whose code is not fgai's or PyTorch's, if there is one."""
+def _patched(kind: type[nn.Module], declared: set[type[nn.Module]]) -> str | None:
+    """Name a method whose code is not fgai's, PyTorch's or written in the class declared, if there is one."""
     for ancestor in kind.__mro__:
         if ancestor is object:
             continue
+        home = ancestor if ancestor in declared else None
         for name, member in vars(ancestor).items():
-            if not _is_own(member):
+            if not _is_own(member, name, home):
                 return name
     return None
 
 
-def _is_own(member: Any) -> bool:
-    """Whether an attribute of a class is code of fgai or PyTorch, or no code.
+def _is_own(member: Any, name: str, home: type | None) -> bool:
+    """Whether an attribute of a class is code of fgai or PyTorch, written in the body of `home`, or no code.
 
-    Names and modules are copied by `functools.wraps`; the file of the code object is not.
+    Names and modules are copied by `functools.wraps`; the code object and its globals are not.
     """
     if isinstance(member, FunctionType):
         inner = getattr(member, "__wrapped__", None)
-        return member.__code__.co_filename.startswith(_HOMES) and (inner is None or _is_own(inner))
+        code = member.__code__
+        written = home is not None and (
+            code.co_qualname == f"{home.__qualname__}.{name}"
+            and member.__globals__ is vars(sys.modules[home.__module__])
+        )
+        return (written or code.co_filename.startswith(_HOMES)) and (
+            inner is None or _is_own(inner, name, home)
+        )
     if isinstance(member, classmethod | staticmethod):
-        return _is_own(member.__func__)
+        return _is_own(member.__func__, name, home)
     if isinstance(member, property):
-        return all(one is None or _is_own(one) for one in (member.fget, member.fset, member.fdel))
+        parts = (member.fget, member.fset, member.fdel)
+        return all(one is None or _is_own(one, name, home) for one in parts)
     if isinstance(member, cached_property):
-        return _is_own(member.func)
+        return _is_own(member.func, name, home)
     if isinstance(member, type):
         return str(member.__module__).partition(".")[0] in ("fgai", "torch", "builtins", "typing")
     builtin = isinstance(member, GetSetDescriptorType | MemberDescriptorType)
@@ -174,7 +186,7 @@ def invariant_layers(model: nn.Module, graph: Graph) -> dict[str, str | None]:
     except AttentionError:
         return {}
     found: dict[str, str | None] = dict.fromkeys(names)
-    plain = type(model) in (GAT, GATv2, GT) and unfamiliar(model) is None
+    plain = bool(body_of(model)) and unfamiliar(model) is None
     if names and plain and getattr(model, "guard", None) is None and graph.edge_weight is None:
         found[names[0]] = INVARIANT if graph.positional is None else KEPT
     return found

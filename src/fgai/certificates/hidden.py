@@ -33,7 +33,7 @@ from fgai.bounds.reading import Range
 from fgai.certificates.familiar import layer_values, unfamiliar
 from fgai.certificates.kernels import channel_norms, margin_extent, mixed_margins, row_extent, row_largest
 from fgai.certificates.layer import BOUND, Prediction, gaps, probability_change
-from fgai.models import GAT, AttentionLayer, GATv2
+from fgai.models import AttentionLayer, body_of
 from fgai.ops import aggregate
 from fgai.progress import current
 from fgai.sparse import Adjacency
@@ -74,7 +74,7 @@ class Stage:
 
 def find_stages(model: nn.Module, seen: Observation) -> list[Stage] | str:
     """Return the layers of a GAT or GATv2 in order, or why its hidden layers cannot be followed."""
-    if type(model) not in (GAT, GATv2):
+    if body_of(model) != "layers":
         return (
             "perturbing a hidden layer changes the scores and the values of every later layer; only GAT and"
             " GATv2 are followed that far"

@@ -47,7 +47,7 @@ from fgai.errors import CheckpointError
 from fgai.files import check
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint_of
-from fgai.models import GAT, AttentionLayer, GATv2, as_graph
+from fgai.models import AttentionLayer, as_graph, body_of
 from fgai.records import (
     Cell,
     Column,
@@ -364,7 +364,7 @@ def _orders(model: nn.Module, graph: Graph) -> list[LayerOrder]:
 
 def _doubt(model: nn.Module, graph: Graph) -> str | None:
     """Why nothing can be certified; None where it can."""
-    if type(model) not in (GAT, GATv2):
+    if body_of(model) != "layers":
         return "only GAT and GATv2 are followed"
     change = unfamiliar(model)
     if change is not None:

@@ -27,7 +27,7 @@ from fgai.attention import Observation
 from fgai.certificates.familiar import layer_values, unfamiliar
 from fgai.certificates.kernels import channel_norms, class_norms
 from fgai.certificates.layer import BOUND, SMALLEST, Prediction, gaps, probability_change, radius_of
-from fgai.models import GT, AttentionLayer
+from fgai.models import AttentionLayer, body_of
 from fgai.tasks import get_task
 
 # What float32 may change in logits computed again in float64, relative to what is summed.
@@ -76,9 +76,9 @@ class _Rates:
     total: Tensor
 
 
-def find_relu(model: nn.Module, seen: Observation) -> ReluReadOut | str:
+def find_relu(model: Any, seen: Observation) -> ReluReadOut | str:
     """Return the read-out of a graph transformer's last attention layer, or why there is none."""
-    if type(model) is not GT or not get_task(model.task).row_per_node or not seen.runs:
+    if body_of(model) != "blocks" or not get_task(model.task).row_per_node or not seen.runs:
         return "only the node-level graph transformer's way from attention to logits is known"
     change = unfamiliar(model)
     if change is not None:

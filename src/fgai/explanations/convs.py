@@ -13,8 +13,7 @@ from torch_geometric.nn import GATConv, GATv2Conv
 from fgai.alone import seeded
 from fgai.attention import limits_of
 from fgai.errors import InputError
-from fgai.models import GAT, GATv2
-from fgai.models.layer import AttentionLayer
+from fgai.models import AttentionLayer, AttentionModel, body_of
 from fgai.typed import typed
 
 
@@ -44,7 +43,7 @@ class GATConvs(nn.Module):
 
     def __init__(self, model: nn.Module, *, split_heads: bool = False) -> None:
         super().__init__()
-        if not isinstance(model, GAT) or not can_be_told(model):
+        if not can_be_told(model):
             raise InputError(
                 "`model` must be a plain GAT or GATv2 for nodes, without normalisation, limits or a guard;"
                 f" got {type(model).__name__}: use `AsPyG(model)`"
@@ -80,13 +79,12 @@ class _Joined(nn.Module):
 
 def can_be_told(model: nn.Module) -> bool:
     """Whether PyG's layers can say what a model does."""
-    if type(model) not in (GAT, GATv2) or not isinstance(model, GAT):
-        return False
-    return model.is_rowwise and model.config["norm"] is None and not limits_of(model)
+    plain = isinstance(model, AttentionModel) and body_of(model) == "layers" and model.is_rowwise
+    return plain and _layers(model)[0].input_norm is None and not limits_of(model)
 
 
-def _layers(model: GAT) -> list[AttentionLayer]:
-    return [layer for layer in model.convs if isinstance(layer, AttentionLayer)]
+def _layers(model: Any) -> list[AttentionLayer]:
+    return list(model.convs)
 
 
 def _whole(layer: AttentionLayer) -> nn.Module:

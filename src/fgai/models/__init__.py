@@ -1,6 +1,14 @@
 """Attention models: GAT, GATv2 and the graph transformer from one attention layer, and GCN."""
 
-from fgai.models.base import MODELS, AttentionModel, as_graph, register_model
+from fgai.models.base import (
+    MODELS,
+    AttentionModel,
+    Capabilities,
+    as_graph,
+    body_of,
+    capabilities_of,
+    register_model,
+)
 from fgai.models.defences import DEFENCES, GNNSVD, Defended, GNNGuard, ProGNN, register_defence
 from fgai.models.gat import GAT, GATv2
 from fgai.models.gcn import GCN, GCNLayer
@@ -16,12 +24,15 @@ __all__ = [
     "MODELS",
     "AttentionLayer",
     "AttentionModel",
+    "Capabilities",
     "Defended",
     "GATv2",
     "GCNLayer",
     "GNNGuard",
     "ProGNN",
     "as_graph",
+    "body_of",
+    "capabilities_of",
     "register_defence",
     "register_model",
 ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeVar
 
 from torch import Tensor, nn
@@ -27,9 +29,42 @@ Guard = Callable[[Tensor | Features, Graph], Tensor | None]
 """(input of a layer, graph) → weights of the edges in that layer, [E]."""
 
 
+@dataclass(frozen=True)
+class Capabilities:
+    """What proofs and conversions may take for granted about the models of one class.
+
+    A class declares it in its own body, as `capabilities`, and it holds for that class alone: a subclass may
+    compute something else, so it has none unless it declares its own. To declare it, even empty, is to say
+    that the forward pass in evaluation mode depends on weights and graph only, and is made of fgai's and
+    PyTorch's layers and of `parts`.
+
+    Attributes:
+        body: `"layers"`, as in `GAT`: `convs` are `AttentionLayer`s with ELU between them and nothing else.
+            Hidden layers and injections are bounded, and PyG's layers can express it. `"blocks"`, as in `GT`:
+            `enter` reads inputs row by row, `blocks` are `TransformerBlock`s, and `head` is a linear map,
+            ReLU and a linear map. The last layer is bounded. Empty: neither.
+        parts: classes of modules of its own that the model is made of.
+    """
+
+    body: str = ""
+    parts: tuple[type[nn.Module], ...] = ()
+
+
+def capabilities_of(kind: type[nn.Module]) -> Capabilities | None:
+    """Return what a class of models declares about itself; None where it declares nothing."""
+    found = vars(kind).get("capabilities")
+    return found if isinstance(found, Capabilities) else None
+
+
+def body_of(model: nn.Module) -> str:
+    """Return the `body` that the class of a model declares; empty where there is none."""
+    found = capabilities_of(type(model))
+    return "" if found is None else found.body
+
+
 @typed
-class AttentionModel(GraphModel):
-    """Base of `GAT`, `GATv2` and `GT`: embeds nodes, then reads out for the task.
+class AttentionModel(GraphModel, ABC):
+    """Base of all models: embeds nodes, then reads out for the task. A subclass defines `embed` at least.
 
     Tasks: `node` gives logits [N, out]; `link` gives logits [L, 2] for the pairs in `graph.links`, from the
     dot product of the two embeddings, or the embeddings of a graph without links; `graph` pools the nodes of
@@ -71,12 +106,13 @@ class AttentionModel(GraphModel):
         task = overrides.get("task", task_of(graph).name)
         if get_task(task).out_channels(graph) < 2 and "out_channels" not in overrides:
             raise InputError(f"{graph.name!r} has no labels; give `out_channels` or a graph with `y`")
-        sizes = cls._sizes(graph, task)
-        return cls(**{**sizes, **overrides})
+        return cls(**{**cls.sizes(graph, task), **overrides})
 
     @classmethod
-    def _sizes(cls, graph: Graph, task: str) -> dict[str, Any]:
-        raise TypeError("abstract")
+    def sizes(cls, graph: Graph, task: str) -> dict[str, Any]:
+        """Return the constructor's arguments that depend on the data; `for_data` reads them."""
+        out = get_task(task).out_channels(graph)
+        return {"in_channels": graph.num_features, "out_channels": out, "task": task}
 
     def prepare(self, graph: Graph) -> Graph:
         """Return `graph` as this model reads it: with self-loops where the model wants them."""
@@ -88,6 +124,11 @@ class AttentionModel(GraphModel):
     def can_capture(self) -> bool:
         """Unless edge weights are chosen in between."""
         return self.guard is None
+
+    @property
+    def streams(self) -> bool:
+        """Whether `prepare` adds nothing but self-loops, so that a stored graph is read row by row."""
+        return type(self).prepare is AttentionModel.prepare
 
     @property
     def is_rowwise(self) -> bool:
@@ -119,9 +160,9 @@ class AttentionModel(GraphModel):
             x = conv(x, graph.adjacency, weight)
         return x  # type: ignore[return-value]
 
+    @abstractmethod
     def embed(self, graph: Graph) -> Tensor:
         """Return the node embeddings [N, out] of a prepared graph."""
-        raise TypeError("abstract")
 
     def check_graph(self, graph: Graph) -> None:
         """Raise if the model does not read what the graph has: features, attributes or weights of edges."""
@@ -222,7 +263,7 @@ def register_model(kind: K) -> K:
     """Make a network known by the name of its class; a decorator.
 
     From then on it is built, trained, defended, saved and loaded by name, like fgai's own. Its constructor
-    takes `in_channels`, `out_channels` and keyword arguments and keeps them in `config`; `_sizes` chooses
+    takes `in_channels`, `out_channels` and keyword arguments and keeps them in `config`; `sizes` chooses
     those that depend on the data.
 
     Args:
@@ -236,8 +277,8 @@ def register_model(kind: K) -> K:
         >>> @register_model
         ... class WideGAT(GAT):
         ...     @classmethod
-        ...     def _sizes(cls, graph, task):
-        ...         return {**super()._sizes(graph, task), "hidden_channels": 32}
+        ...     def sizes(cls, graph, task):
+        ...         return {**super().sizes(graph, task), "hidden_channels": 32}
         >>> MODELS.pop("WideGAT") is WideGAT
         True
     """

@@ -12,7 +12,7 @@ from fgai.attention import Layerwise, Stage
 from fgai.checks import one_of, rate, whole
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models.base import LARGE, AttentionModel, register_model
+from fgai.models.base import LARGE, AttentionModel, Capabilities, register_model
 from fgai.models.layer import AttentionLayer
 from fgai.sparse import Features
 from fgai.tasks import get_task
@@ -44,6 +44,7 @@ class GAT(AttentionModel):
     Reference: Veličković et al., Graph Attention Networks, ICLR 2018.
     """
 
+    capabilities: ClassVar[Capabilities] = Capabilities("layers")
     score: ClassVar[str] = "additive"
 
     def __init__(
@@ -99,16 +100,11 @@ class GAT(AttentionModel):
         )
 
     @classmethod
-    def _sizes(cls, graph: Graph, task: str) -> dict[str, Any]:
+    def sizes(cls, graph: Graph, task: str) -> dict[str, Any]:
+        """Return the sizes of the paper; those for large graphs from `LARGE` nodes on."""
         large = graph.num_nodes >= LARGE
-        return {
-            "in_channels": graph.num_features,
-            "out_channels": get_task(task).out_channels(graph),
-            "hidden_channels": 16 if large else 8,
-            "heads": 8,
-            "num_layers": 3 if large else 2,
-            "task": task,
-        }
+        chosen = {"hidden_channels": 16 if large else 8, "heads": 8, "num_layers": 3 if large else 2}
+        return {**super().sizes(graph, task), **chosen}
 
     def embed(self, graph: Graph) -> Tensor:
         """Return [N, out]."""
@@ -148,4 +144,5 @@ class GATv2(GAT):
     Reference: Brody, Alon, Yahav, How Attentive are Graph Attention Networks?, ICLR 2022.
     """
 
+    capabilities: ClassVar[Capabilities] = GAT.capabilities
     score: ClassVar[str] = "dynamic"

@@ -18,7 +18,6 @@ from fgai.models.layer import InputNorm, Projection
 from fgai.ops import aggregate, node_scores, score_additive, weighted_softmax
 from fgai.ops.segments import row_sum
 from fgai.sparse import Adjacency, Features
-from fgai.tasks import get_task
 from fgai.typed import typed
 
 
@@ -185,15 +184,11 @@ class GCN(AttentionModel):
         )
 
     @classmethod
-    def _sizes(cls, graph: Graph, task: str) -> dict[str, Any]:
+    def sizes(cls, graph: Graph, task: str) -> dict[str, Any]:
+        """Return the usual sizes; those for large graphs from `LARGE` nodes on."""
         large = graph.num_nodes >= LARGE
-        return {
-            "in_channels": graph.num_features,
-            "out_channels": get_task(task).out_channels(graph),
-            "hidden_channels": 128 if large else 64,
-            "num_layers": 3 if large else 2,
-            "task": task,
-        }
+        chosen = {"hidden_channels": 128 if large else 64, "num_layers": 3 if large else 2}
+        return {**super().sizes(graph, task), **chosen}
 
     def embed(self, graph: Graph) -> Tensor:
         """Return [N, out]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from fgai.attention import Layerwise, Stage
 from fgai.checks import at_least, memory, one_of, rate, whole
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models.base import AttentionModel, as_features, register_model
+from fgai.models.base import AttentionModel, Capabilities, as_features, register_model
 from fgai.models.layer import AttentionLayer, Projection
 from fgai.models.positional import with_encoding
 from fgai.ops import dropout
@@ -81,6 +81,7 @@ class GT(AttentionModel):
     Reference: Dwivedi, Bresson, A Generalization of Transformer Networks to Graphs, 2021.
     """
 
+    capabilities: ClassVar[Capabilities] = Capabilities("blocks", parts=(TransformerBlock,))
     self_loops: ClassVar[bool] = False
 
     def __init__(
@@ -137,14 +138,14 @@ class GT(AttentionModel):
             nn.Linear(width, width // 2), nn.ReLU(), nn.Linear(width // 2, out_channels)
         )
 
-    @classmethod
-    def _sizes(cls, graph: Graph, task: str) -> dict[str, Any]:
-        out = get_task(task).out_channels(graph)
-        return {"in_channels": graph.num_features, "out_channels": out, "task": task}
-
     def prepare(self, graph: Graph) -> Graph:
         """Return `graph` with its Laplacian encodings (solved once and cached)."""
         return with_encoding(graph, self.encodings)
+
+    @property
+    def streams(self) -> bool:
+        """Whether no encodings of the whole graph are read."""
+        return type(self).prepare is GT.prepare and not self.encodings
 
     def embed(self, graph: Graph) -> Tensor:
         """Return [N, out]."""

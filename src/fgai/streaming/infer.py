@@ -18,8 +18,7 @@ from fgai.attention.forward import HEADS
 from fgai.errors import InputError, RanksError
 from fgai.files import write_atomic
 from fgai.graph import Graph
-from fgai.models import GT
-from fgai.models.base import AttentionModel
+from fgai.models import AttentionModel
 from fgai.progress import stage as progress
 from fgai.ranks import ALONE, Ranks
 from fgai.sparse import Adjacency, Features
@@ -178,8 +177,7 @@ def readable(
     away = not anywhere and any(p.device.type != "cpu" for p in model.parameters())
     if not isinstance(bare, AttentionModel) or away:
         raise InputError(f"`model` must be fgai's GAT, GATv2 or GT on the CPU, got {model_name(model)}")
-    encoded = isinstance(bare, GT) and bare.encodings > 0
-    if encoded or type(bare).prepare not in (AttentionModel.prepare, GT.prepare):
+    if not bare.streams:
         raise InputError(
             f"{model_name(model)} prepares graphs as a whole, which a stored one is not read as; use GAT,"
             " GATv2, or GT with `encodings=0`"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models.base import as_features
+from fgai.models.base import Capabilities, as_features
 from fgai.models.defences.base import Defended, attention_layers, register_defence
 from fgai.ops import edge_cosine
 from fgai.ops.segments import row_sum
@@ -46,6 +46,7 @@ class GNNGuard(Defended):
     its text; weights as they are instead of their exponentials; any of fgai's models behind.
     """
 
+    capabilities: ClassVar[Capabilities] = Capabilities()
     own: ClassVar[tuple[str, ...]] = ("threshold",)
 
     def __init__(

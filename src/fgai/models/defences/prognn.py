@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fgai.checks import at_least, memory, whole
 from fgai.graph import Graph
-from fgai.models.base import as_features
+from fgai.models.base import Capabilities, as_features
 from fgai.models.defences.base import Defended, register_defence
 from fgai.ops import edge_cosine
 from fgai.ops.lowrank import reconstruct
@@ -55,6 +55,7 @@ class ProGNN(Defended):
     """
 
     can_capture = False  # the decomposition is computed on the host
+    capabilities: ClassVar[Capabilities] = Capabilities()
     own: ClassVar[tuple[str, ...]] = ("sparsity", "smoothness", "low_rank", "rank")
     keys: Tensor
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fgai.checks import at_least
 from fgai.graph import Graph
+from fgai.models.base import Capabilities
 from fgai.models.defences.base import Defended, register_defence
 from fgai.ops.lowrank import reconstruct
 from fgai.typed import typed
@@ -38,6 +39,7 @@ class GNNSVD(Defended):
     """
 
     can_capture = False  # the decomposition is computed on the host
+    capabilities: ClassVar[Capabilities] = Capabilities()
     own: ClassVar[tuple[str, ...]] = ("rank",)
 
     def __init__(
