@@ -10,6 +10,7 @@ from importlib.resources import files
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from experiments import methods
 from experiments.cells import Cell, current_names
 from experiments.fingerprint import change_of, other_searches
 from experiments.results import DATASETS, MODELS, ROWS, SHARING
@@ -228,7 +229,7 @@ def least_regret(
     return settings
 
 
-def presets(store: Store) -> str:
+def presets(store: Store, *, experiments: bool = False) -> str:
     """Return the package's presets as TOML, the best trials laid over them.
 
     Comments stay as they are, and so do general tables, but for those that `SHARED` graphs choose;
@@ -238,14 +239,20 @@ def presets(store: Store) -> str:
     best that holds (see `chosen`). The preset in use stays where it was a trial, holds, and is within `NOISE`
     of the best.
 
+    Args:
+        store: with search records.
+        experiments: those of the methods in `experiments.methods` instead.
+
     Raises:
         InputError: the folder holds no search, or of some method, model and dataset no setting holds.
     """
     made, refused = dict[str, dict[str, Any]](), list[str]()
+    known = {*methods.METHODS} - {*METHODS} if experiments else METHODS
+    source = methods.PRESETS if experiments else files("fgai.training").joinpath("presets.toml")
     for task in TABLES:
         for case, held in trials(store, task).items():
             name = ".".join(filter(None, (task, *case)))
-            if case[0] not in METHODS:
+            if case[0] not in known:
                 continue
             good = chosen(case, held, task)
             if good is not None:
@@ -256,7 +263,7 @@ def presets(store: Store) -> str:
         raise InputError(f"no setting holds on {SEEDS} seeds for {'; '.join(refused)}; add trials or seeds")
     if not made:
         raise InputError(f"there are no search records in {store.root}; run `fgai bench run search` first")
-    text = files("fgai.training").joinpath("presets.toml").read_text(encoding="utf-8")
+    text = source.read_text(encoding="utf-8")
     tables = {".".join(filter(None, key)) for key in SHARED}
     shared = {name: settings for name, settings in made.items() if name in tables}
     blocks = [

@@ -21,6 +21,7 @@ from experiments.cells import Cell
 from experiments.explained import explained
 from experiments.fingerprint import change_of, fingerprint
 from experiments.memory import PeakMemory
+from experiments.methods import ALONE
 from experiments.store import Store
 from experiments.threats import grid_threat
 from experiments.trained import model_of, settings_of, vanilla_of
@@ -34,7 +35,7 @@ from fgai.evaluation import describe
 from fgai.metrics import sharpness
 from fgai.records import plain
 from fgai.tasks import task_of
-from fgai.training import ALONE, features_alone, history_of
+from fgai.training import features_alone, history_of
 
 EXPLAINED = {"link": 5, "graph": 2, "truth": 5}
 """Neighbours in an explanation; atoms of a molecule have too few for five."""

@@ -21,23 +21,14 @@ except ImportError:  # not on this system; then several processes may train one 
     fcntl = None  # type: ignore[assignment]
 
 import fgai
+from experiments import methods
 from experiments.cells import Cell, current_names
+from experiments.defences import DEFENCES
+from experiments.methods import ALONE, setting_names, settings_for, train_method
 from experiments.threats import BOX
 from fgai import Graph
-from fgai.models import DEFENCES
 from fgai.records import plain
-from fgai.training import (
-    ALONE,
-    VARIANTS,
-    FaithfulConfig,
-    TrainConfig,
-    load_model,
-    preset,
-    save_model,
-    setting_names,
-    settings_for,
-    train_method,
-)
+from fgai.training import load_model, preset, save_model
 
 ABOVE = ("certificates", "cli", "evaluation", "explanations", "figures", "reports")
 """The packages that no training imports; all others make a model what it is."""
@@ -72,15 +63,13 @@ def _chosen(cell: Cell) -> dict[str, Any]:
 
 @functools.cache
 def _defaults(method: str) -> dict[str, Any]:
-    """What a method's settings are where nobody says anything."""
-    found = dataclasses.asdict(TrainConfig())
-    if method in DEFENCES:
-        found |= DEFENCES[method].defaults()
-    elif method not in ALONE:
-        faithful = dataclasses.asdict(FaithfulConfig())
-        nested = [faithful.pop(name) for name in ("weights", "train")]
-        found |= {**faithful, "box": BOX, **nested[0], **nested[1], **VARIANTS.get(method, {})}
-    return found
+    """A method's settings where nobody gives any."""
+    found = methods.defaults(method)
+    return {**found, "box": BOX} if "box" in found else found
+
+
+OWN = ("algorithm1.py", "defences.py", "methods.py")
+"""The files of the experiments that train, too."""
 
 
 def training_sources(root: Path) -> list[Path]:
@@ -100,6 +89,8 @@ def training_code(root: Path | None = None) -> str:
     root, digest = Path(fgai.__file__).parent if root is None else root, hashlib.sha256()
     for file in training_sources(root):
         digest.update(f"{file.relative_to(root).as_posix()}\0".encode())
+        digest.update(_told(file.read_text(encoding="utf-8")).encode())
+    for file in (Path(__file__).with_name(name) for name in OWN):
         digest.update(_told(file.read_text(encoding="utf-8")).encode())
     return digest.hexdigest()[:12]
 
@@ -146,7 +137,7 @@ def trained(
         anew: train even if it is there, for the training's own sake.
     """
     if path is not None and path.exists() and not anew:
-        return load_model(path).to(device), False
+        return load_model(path, factory=DEFENCES.get(cell.method)).to(device), False
     settings = _chosen(cell)
     if "box" in setting_names(cell.method, cell.model):
         settings = {"box": BOX, **settings}
@@ -165,7 +156,8 @@ def trained(
         **options,
     )
     if path is not None:
-        save_model(model, path)
+        factory = DEFENCES.get(cell.method)
+        save_model(model, path, factory=factory, arguments=getattr(model, "config", None))
     return model, True
 
 

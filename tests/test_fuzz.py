@@ -168,8 +168,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "a transformer of -1 features": lambda: fgai.GT(-1, 3),
     "a transformer of -1 classes": lambda: fgai.GT(5, -1),
     "a transformer of many classes": lambda: fgai.GT(5, HUGE),
-    "corrections of -1 edges": lambda: fgai.models.ProGNN(5, 3, num_edges=-1),
-    "corrections of many edges": lambda: fgai.models.ProGNN(5, 3, num_edges=HUGE),
     "many nodes": lambda: fgai.Graph.from_edges(EDGES, HUGE),
     "an adjacency of many nodes": lambda: fgai.sparse.Adjacency.from_sorted(EDGES[0], EDGES[1], HUGE),
     "dense features of many columns": lambda: fgai.sparse.Features.sparse(

@@ -13,9 +13,10 @@ from scipy.optimize import brentq, minimize
 from scipy.stats import kstest
 from torch import Tensor
 
-from fgai.attacks.balls import norms, project, projection, random_point, steepest
+from experiments.algorithm1 import Hashed
+from fgai.attacks import balls
+from fgai.attacks.balls import norms, project, random_point, steepest
 from fgai.errors import InputError
-from fgai.ops.capture import Hashed
 from support.csr_rows import pointer, rows, split
 
 NORMS = ["l1", "l2", "linf"]
@@ -74,15 +75,15 @@ def test_projection_equals_a_general_purpose_minimiser(norm: str) -> None:
 def test_both_l1_thresholds_agree(case: tuple[Tensor, Tensor], radius: float) -> None:
     x, rowptr = case
     limit = torch.full((len(rowptr) - 1,), radius, dtype=torch.float64)
-    sorting = projection._threshold_by_sorting(x.abs(), rowptr, limit)
-    torch.testing.assert_close(projection._l1_threshold(x, rowptr, limit), sorting, rtol=1e-9, atol=1e-12)
+    sorting = balls._threshold_by_sorting(x.abs(), rowptr, limit)
+    torch.testing.assert_close(balls._l1_threshold(x, rowptr, limit), sorting, rtol=1e-9, atol=1e-12)
 
 
 def test_rows_of_very_different_size_do_not_disturb_each_other() -> None:
     rowptr = pointer([3, 2, 3])
     x = torch.tensor([1e30, -1e30, 1.0, 0.5, -0.25, 1e-30, 2e-30, -1e-30], dtype=torch.float64)
     limit = torch.full((3,), 0.5, dtype=torch.float64)
-    for threshold in (projection._l1_threshold, projection._threshold_by_sorting):
+    for threshold in (balls._l1_threshold, balls._threshold_by_sorting):
         theta = threshold(x.abs(), rowptr, limit)
         torch.testing.assert_close(theta, torch.tensor([1e30, 0.125, 0.0], dtype=torch.float64))
     for norm in NORMS:

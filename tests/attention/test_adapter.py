@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fgai
+from experiments.defences import GNNGuard, ProGNN
 from fgai.attacks import PGDInjection
 from fgai.attention import GraphModel, adapter_of, observe, prepared, record
 from fgai.attention.calls import GraphModelAdapter, PyGAdapter
@@ -16,7 +17,7 @@ from fgai.certificates import certify
 from fgai.errors import InputError
 from fgai.explanations import explain
 from fgai.graph import Graph
-from fgai.models import GAT, GCN, GT, AttentionModel, GATv2, GNNGuard, ProGNN
+from fgai.models import GAT, GCN, GT, AttentionModel, GATv2
 from fgai.recompute import Recompute
 from support import attack_cases as cases
 from support.graph_cases import small_data

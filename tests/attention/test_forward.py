@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from experiments.defences import GNNGuard
 from fgai.attention import TappedLayer, call_model, find_layers, observe, prepared, record
 from fgai.errors import AttentionError, InputError
 from fgai.graph import Graph
-from fgai.models import GAT, AttentionLayer, GNNGuard
+from fgai.models import GAT, AttentionLayer
 from support import attack_cases as cases
 
 MODELS = ("gat", "gatv2", "gt", "gcn", "pyg")

@@ -27,7 +27,6 @@ from fgai.models import (
     AttentionModel,
     Capabilities,
     GATv2,
-    GNNGuard,
     body_of,
     capabilities_of,
 )
@@ -35,7 +34,7 @@ from support.altered_cases import own
 from support.altered_parts import CASES
 
 
-@pytest.mark.parametrize("kind", [GAT, GATv2, GT, GNNGuard])
+@pytest.mark.parametrize("kind", [GAT, GATv2, GT])
 def test_models_as_they_are_made_are_familiar(kind: type[nn.Module]) -> None:
     model, graph = own(kind)
     assert unfamiliar(model) is None and unfamiliar(fgai.limit(model, graph)) is None

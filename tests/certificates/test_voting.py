@@ -13,13 +13,14 @@ from torch_geometric.nn import GATConv
 from torch_geometric.utils import degree
 
 import fgai
+from experiments.defences import GNNSVD
 from fgai.attention import call_model, prepared
 from fgai.certificates import vote
 from fgai.certificates.voting import _counted, group_of, spoken_by
 from fgai.datasets import planted
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models import GAT, GNNSVD, GT
+from fgai.models import GAT, GT
 from fgai.training import features_alone
 from support import attack_cases as cases
 from support.ordinary_cases import ORDINARY, ordinary

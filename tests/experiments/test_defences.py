@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from experiments import Store, read_grid
+from experiments.defences import DEFENCES
 from experiments.memory import PeakMemory
 from experiments.results import Results
 from experiments.run import run_cell
 from experiments.tables import render
 from experiments.trained import settings_of
-from fgai.models import DEFENCES
 from support import bench_cases as cases
 
 

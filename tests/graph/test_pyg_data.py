@@ -9,6 +9,7 @@ import torch
 from torch_geometric.data import Data, InMemoryDataset
 
 import fgai
+from experiments.defences import GNNGuard
 from fgai.datasets import batched, random_split
 from fgai.errors import InputError
 from fgai.graph import Graph
@@ -39,7 +40,7 @@ def test_attributes_of_edges_are_refused_by_models_that_do_not_read_them() -> No
     graph, model = Graph.from_data(data), fgai.GAT.for_data(GRAPH)
     doors = {
         "for_data": lambda: fgai.GAT.for_data(data),
-        "a defence": lambda: fgai.models.GNNGuard.for_data(data),
+        "a defence": lambda: GNNGuard.for_data(data),
         "model(data)": lambda: model(data),
         "model(graph)": lambda: model(graph),
         "train": lambda: fgai.train("GAT", data, epochs=1),

@@ -12,7 +12,7 @@ import torch
 import fgai
 from fgai.cli.files import parsed_settings
 from fgai.errors import CheckpointError, InputError
-from fgai.models import DEFENCES, GAT, MODELS, Defended, GNNGuard, register_defence, register_model
+from fgai.models import GAT, MODELS, register_model
 from fgai.training import train_method, untrained
 from support import attack_cases as cases
 
@@ -34,7 +34,6 @@ def narrow() -> Iterator[str]:
 
 def test_fgais_own_are_there() -> None:
     assert {"GAT", "GATv2", "GT", "GCN"} <= set(MODELS)
-    assert {"gnnguard", "gnn-svd", "pro-gnn"} == set(DEFENCES)
     assert all(kind.__name__ == name for name, kind in MODELS.items())
 
 
@@ -46,11 +45,6 @@ def test_built_trained_saved_and_loaded_by_name(narrow: str, tmp_path: Path) -> 
     back = fgai.load_model(fgai.save_model(trained, tmp_path / "narrow"))
     assert type(back) is Narrow
     torch.testing.assert_close(back(graph), trained(graph))
-
-
-def test_defended_by_name(narrow: str) -> None:
-    model = GNNGuard.for_data(cases.tiny_graph(), base=narrow)
-    assert type(model.model) is Narrow
 
 
 def test_commands_know_its_arguments(narrow: str) -> None:
@@ -78,15 +72,3 @@ def test_a_name_belongs_to_one_class() -> None:
 def test_only_models_are_registered(wrong: Any) -> None:
     with pytest.raises(InputError, match="AttentionModel"):
         register_model(wrong)
-
-
-def test_defences_of_other_people() -> None:
-    class Guard(GNNGuard):
-        """Another defence."""
-
-    try:
-        assert register_defence("mine")(Guard) is Guard and issubclass(DEFENCES["mine"], Defended)
-    finally:
-        DEFENCES.pop("mine")
-    with pytest.raises(InputError, match="already"):
-        register_defence("gnnguard")(Guard)

@@ -236,7 +236,7 @@ def compare_top(device: str, long: int) -> None:
 
 def compare_thresholds(device: str, long: int) -> None:
     """Those of the l1 projection for rows from empty to `long`, with ties and tiny entries."""
-    from fgai.attacks.balls import gpu, projection
+    from fgai.attacks import balls, balls_gpu
 
     degree = torch.tensor([0, 1, long, 128, 3, 0, 3, 129])
     rowptr = torch.nn.functional.pad(degree.cumsum(0), (1, 0))
@@ -246,10 +246,10 @@ def compare_thresholds(device: str, long: int) -> None:
         size[rowptr[4] : rowptr[5]], size[rowptr[6] : rowptr[7]] = 0.5, 1e-20
         for radius in (0.0, 0.05, 1.0, 500.0):
             limit = torch.full((len(degree),), radius, dtype=torch.float64)
-            wanted = projection._l1_threshold(size.double(), rowptr, limit[:, None])
+            wanted = balls._l1_threshold(size.double(), rowptr, limit[:, None])
             given = size.to(device), rowptr.to(device), limit.to(device)
-            assert_same([gpu.threshold(*given).cpu()], [wanted], 1e-9)
-            assert_same([gpu.threshold(given[0][:, 1], *given[1:]).cpu()], [wanted[:, 1]], 1e-9)
+            assert_same([balls_gpu.threshold(*given).cpu()], [wanted], 1e-9)
+            assert_same([balls_gpu.threshold(given[0][:, 1], *given[1:]).cpu()], [wanted[:, 1]], 1e-9)
 
 
 def interpret() -> None:

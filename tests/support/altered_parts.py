@@ -13,9 +13,10 @@ from torch.nn.utils import parametrizations, parametrize
 from torch_geometric.nn import GATConv
 
 import fgai
+from experiments.defences import GNNSVD, GNNGuard, ProGNN
 from fgai.datasets import planted
 from fgai.graph import Graph
-from fgai.models import GAT, GNNSVD, GT, AttentionLayer, GATv2, GNNGuard, ProGNN
+from fgai.models import GAT, GT, AttentionLayer, GATv2
 from support.altered_cases import (
     BOUND,
     CASES,

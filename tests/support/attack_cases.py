@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv
 
+from experiments.defences import DEFENCES, Regularised
 from fgai.attacks import (
     DICE,
     PRBCD,
@@ -31,8 +32,8 @@ from fgai.attacks import (
 from fgai.attention import prepared
 from fgai.errors import ReliabilityWarning
 from fgai.graph import Graph
-from fgai.models import DEFENCES, GAT, GCN, GT, GATv2
-from fgai.training import Adversarial, Regularised, make_faithful, train
+from fgai.models import GAT, GCN, GT, GATv2
+from fgai.training import Adversarial, make_faithful, train
 from support.graph_cases import small_data
 
 K = 2

@@ -175,7 +175,7 @@ def test_faithful_training_reads_no_labels(task: str) -> None:
         assert torch.equal(value, two.state_dict()[name]), name
 
 
-@pytest.mark.parametrize("method", ["vanilla", "ln", "at", "fgai", "fgai-paper", "fgai-injection"])
+@pytest.mark.parametrize("method", ["vanilla", "ln", "at", "fgai"])
 @pytest.mark.parametrize("task", ["link", "graph"])
 def test_every_method_by_name(task: str, method: str) -> None:
     small: dict[str, Any] = {"epochs": 2}

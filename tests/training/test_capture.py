@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from experiments.algorithm1 import OUTPUT_LAYER, PRINTED, Ascent
+from experiments.defences import Regularised
 from fgai.attacks import Budget, replay
 from fgai.attacks.injection import PGDInjection
 from fgai.attention import observe, prepared
@@ -15,13 +17,11 @@ from fgai.errors import FgaiWarning
 from fgai.graph import Graph
 from fgai.models import GAT, GT, GATv2
 from fgai.ops.capture import Replay
-from fgai.training import Adversarial, FaithfulConfig, Regularised, TrainConfig, Vanilla, fit
+from fgai.training import Adversarial, FaithfulConfig, TrainConfig, Vanilla, fit
 from fgai.training import loop as loop_module
 from fgai.training.adversary import InjectionAdversary
-from fgai.training.ascent import Ascent
 from fgai.training.capture import _REPLAYABLE, RING, can_replay, replayable, summed
 from fgai.training.faithful import Faithful
-from fgai.training.methods import OUTPUT_LAYER, PRINTED
 from support.graph_cases import small_data
 from support.task_cases import batch_of_graphs
 

@@ -229,7 +229,7 @@ def test_adversarial_training_runs_through_the_same_loop(graph: Graph) -> None:
     assert len(hardened.history.terms) == 4
 
 
-@pytest.mark.parametrize("method", ["vanilla", "ln", "at", "fgai", "fgai-paper", "fgai-injection"])
+@pytest.mark.parametrize("method", ["vanilla", "ln", "at", "fgai"])
 def test_every_method_by_name(method: str, graph: Graph) -> None:
     vanilla = train(GAT.for_data(graph), graph, epochs=3, progress=False)
     small = {"epochs": 2, "validate_every": 1}

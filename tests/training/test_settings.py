@@ -14,13 +14,12 @@ from torch import nn
 from fgai.attacks import Budget
 from fgai.attention import limits_of, prepared
 from fgai.errors import InputError
-from fgai.models import GAT, GT, ProGNN
+from fgai.models import GAT, GT
 from fgai.training import (
     METHODS,
     Adversarial,
     FaithfulConfig,
     Recipe,
-    Regularised,
     TrainConfig,
     Vanilla,
     attempts,
@@ -108,7 +107,7 @@ class TestMerging:
         assert {"epochs", "lr"} <= set(setting_names(method, "GAT"))
         with pytest.raises(InputError, match="did you mean 'epochs'"):
             train_method(method, "GAT", GRAPH, settings={"epoch": 3})
-        known = {"at": "nodes", "at-limits": "cut", "fgai": "similarity", "fgai-paper": "radius"}
+        known = {"at": "nodes", "at-limits": "cut", "fgai": "similarity"}
         taken = known.get(method, "dropout")
         refused = {"at": "dropout", "at-limits": "dropout"}
         other = refused.get(method, "hidden_channels" if method.startswith("fgai") else "similarity")
@@ -169,10 +168,3 @@ class TestPresets:
         }  # the recipe's own are given with it
         wanted = {k: v for k, v in preset("at", "GAT", "amazon-photo").items() if k in known}
         assert plan(train, model, PHOTO, recipe=recipe)[2] == TrainConfig(**wanted)
-
-    def test_defences_bring_their_terms_and_take_the_presets_of_the_model_behind(self, plan: Plan) -> None:
-        model = untrained("GAT", PHOTO, defence="pro-gnn", **SIZES)
-        assert isinstance(model, ProGNN)
-        _, recipe, config = plan(train, model, PHOTO)
-        assert isinstance(recipe, Regularised)
-        assert config.weight_decay == preset("vanilla", "GAT", "amazon-photo")["weight_decay"]

@@ -1,5 +1,6 @@
 """Attacks on graphs: one budget, checked in one place; no attack judges its own success."""
 
+from fgai.attacks import balls
 from fgai.attacks.adaptive import AdaptiveInjection
 from fgai.attacks.attention import AttentionShift, attack_attention
 from fgai.attacks.base import Attack, AttackResult, Judge, Ledger
@@ -57,6 +58,7 @@ __all__ = [
     "Threat",
     "ValueInjection",
     "attack_attention",
+    "balls",
     "check",
     "doubt",
     "draw_endpoints",

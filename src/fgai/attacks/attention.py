@@ -17,7 +17,6 @@ from fgai.checks import seed as check_seed
 from fgai.divergence import tvd
 from fgai.graph import Graph
 from fgai.models import as_graph
-from fgai.ops.capture import Hashed
 from fgai.topk import NORMS
 from fgai.typed import typed
 
@@ -106,18 +105,6 @@ def attack_attention(
         )
 
 
-def random_delta(
-    layer: LayerAttention, radius: float, norm: str, generator: torch.Generator | Hashed
-) -> Tensor:
-    """Return a random point of the balls of every node and head of a layer, [E, H]."""
-    values, rowptr = layer.values, layer.rowptr
-    heads = [
-        balls.random_point(rowptr, len(values), radius, norm, generator=generator, dtype=values.dtype)
-        for _ in range(layer.num_heads)
-    ]
-    return torch.stack(heads, dim=1)
-
-
 class _Ascent:
     """Projected gradient ascent on the attention of one layer.
 
@@ -139,8 +126,14 @@ class _Ascent:
 
     def run(self, radius: float, norm: str, steps: int, seed: int) -> AttentionShift:
         """Climb from a random point; the best point seen is kept, the start included."""
-        rowptr = self.layer.rowptr
-        delta = random_delta(self.layer, radius, norm, torch.Generator().manual_seed(seed))
+        rowptr, values = self.layer.rowptr, self.layer.values
+        options: dict[str, Any] = {
+            "generator": torch.Generator().manual_seed(seed),
+            "dtype": values.dtype,
+        }
+        heads = range(self.layer.num_heads)
+        points = [balls.random_point(rowptr, len(values), radius, norm, **options) for _ in heads]
+        delta = torch.stack(points, dim=1)
         best, best_value = delta, -1.0
         for step in range(steps + 1):
             moving = delta.requires_grad_(step < steps)

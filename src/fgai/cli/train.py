@@ -30,7 +30,7 @@ from fgai.graph import Graph
 from fgai.models import MODELS
 from fgai.ranks import current
 from fgai.tasks import get_task, task_of
-from fgai.training import METHODS, setting_names, train_method
+from fgai.training import METHODS, check_method, setting_names, train_method
 
 NAMES = {"f1": "F1", "roc_auc": "ROC-AUC"}
 
@@ -75,7 +75,7 @@ def train(
     - `torchrun --nproc-per-node=2 -m fgai train --dataset folder --batch-size 512`
     """
     one_of(model, "--model", tuple(MODELS))
-    one_of(method, "--method", METHODS)
+    check_method(method, "--method")
     out = Output(json, quiet)
     settings = parsed_settings(set_, model, method)
     given = {"epochs": epochs, "lr": lr, "box": parsed_box(box)}

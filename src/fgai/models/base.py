@@ -262,8 +262,8 @@ MODELS: dict[str, type[AttentionModel]] = {}
 def register_model(kind: K) -> K:
     """Make a network known by the name of its class; a decorator.
 
-    From then on it is built, trained, defended, saved and loaded by name, like fgai's own. Its constructor
-    takes `in_channels`, `out_channels` and keyword arguments and keeps them in `config`; `sizes` chooses
+    From then on it is built, trained, saved and loaded by name, like fgai's own. Its constructor takes
+    `in_channels`, `out_channels` and keyword arguments and keeps them in `config`; `sizes` chooses
     those that depend on the data.
 
     Args:
@@ -282,15 +282,11 @@ def register_model(kind: K) -> K:
         >>> MODELS.pop("WideGAT") is WideGAT
         True
     """
-    register(kind, kind.__name__ if isinstance(kind, type) else "", MODELS)
-    return kind
-
-
-def register(kind: type[AttentionModel], name: str, known: dict[str, Any]) -> None:
-    """Enter a model class into a table under a name; see `register_model`."""
     if not isinstance(kind, type) or not issubclass(kind, AttentionModel):
         raise InputError(f"`kind` must be a subclass of `fgai.models.AttentionModel`, got {kind!r}")
-    other = known.get(name, kind)
+    name = kind.__name__
+    other = MODELS.get(name, kind)
     if (other.__module__, other.__qualname__) != (kind.__module__, kind.__qualname__):
         raise InputError(f"{name!r} is {other.__module__}.{other.__qualname__} already; choose another name")
-    known[name] = kind
+    MODELS[name] = kind
+    return kind

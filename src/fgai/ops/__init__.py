@@ -18,6 +18,7 @@ from fgai.ops.functional import (
     score_dynamic,
     weighted_softmax,
 )
+from fgai.ops.segments import row_sum
 from fgai.ops.similarity import edge_cosine
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "mean_shift",
     "node_scores",
     "project",
+    "row_sum",
     "score_additive",
     "score_dot",
     "score_dynamic",

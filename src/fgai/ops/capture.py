@@ -1,15 +1,13 @@
-"""Steps captured in a CUDA graph: their replay, random numbers, and gradients of few kernels.
+"""Steps captured in a CUDA graph: their replay, and gradients of few kernels.
 
-Random numbers are a function of a seed on the device: alike everywhere, and new in every replay. PyTorch's
-own gradients of slices, of chosen rows and of single columns copy blocks of memory, one more kernel each in a
-captured step; those of `first_rows`, `chosen_rows` and `add_columns` do not.
+PyTorch's own gradients of slices, of chosen rows and of single columns copy blocks of memory, one more kernel
+each in a captured step; those of `first_rows`, `chosen_rows` and `add_columns` do not.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from math import pi
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -57,54 +55,6 @@ class Replay(Generic[T]):
         """Compute once more; nothing waits for the device."""
         self._graph.replay()
         return self.result
-
-
-STEP = -7046029254386353131
-"""Between the states of neighbouring numbers: 2⁶⁴ over the golden ratio, made odd, as a signed word."""
-ROUNDS = ((30, -4658895280553007687), (27, -7723592293110705685))
-"""SplitMix64: xor with the word shifted right by so much, then multiply."""
-
-
-class Hashed:
-    """A stream of random numbers in place of a `torch.Generator`.
-
-    A generator on the CPU draws the same numbers for every device but has to send them there; one on the
-    device draws others, and its place in a captured step is shared with dropout. Here number n of the stream
-    is a hash of seed and n, computed where the seed is.
-
-    Args:
-        seed: one int64 on the device where numbers are wanted; may change from replay to replay.
-
-    Example:
-        >>> Hashed(torch.tensor(1)).rand(2).shape
-        torch.Size([2])
-    """
-
-    def __init__(self, seed: Tensor) -> None:
-        self.seed, self.drawn = seed, 0
-
-    def rand(self, size: int) -> Tensor:
-        """Return the next numbers, uniform in [0, 1), float64."""
-        first, self.drawn = self.drawn + 1, self.drawn + size
-        places = torch.arange(first, first + size, device=self.seed.device)
-        word = _mixed(_mixed(self.seed) + places * STEP)
-        return _shifted(word, 11).double() * 2.0**-53
-
-    def randn(self, size: int) -> Tensor:
-        """Return the next numbers, normal, float64."""
-        radius = (-2 * torch.log1p(-self.rand(size))).sqrt()
-        return radius * torch.cos(2 * pi * self.rand(size))
-
-
-def _mixed(word: Tensor) -> Tensor:
-    for by, factor in ROUNDS:
-        word = (word ^ _shifted(word, by)) * factor
-    return word ^ _shifted(word, 31)
-
-
-def _shifted(word: Tensor, by: int) -> Tensor:
-    """Right by so many bits, zeros from the left."""
-    return (word >> by) & ((1 << (64 - by)) - 1)
 
 
 class _First(Function):

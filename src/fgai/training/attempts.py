@@ -16,7 +16,6 @@ from fgai.graph import Graph
 from fgai.progress import shown
 from fgai.tasks import task_of
 from fgai.trackers import Tracker
-from fgai.training.ascent import Ascent
 from fgai.training.assurance import MIN_EPOCHS, Standing
 from fgai.training.batches import FaithfulBatches
 from fgai.training.faithful import Faithful
@@ -205,8 +204,7 @@ def _trained(
     saving: dict[str, Any],
 ) -> M:
     """Train one faithful model on the whole graph."""
-    kind = Ascent if config.adversary == "ascent" else Faithful
-    recipe = kind(model, graph, config)
+    recipe = Faithful(model, graph, config)
     label = run_label(model, graph, recipe.name, config, seed, weights=True) if checkpoint else ""
     faithful = _fitted(model, recipe, label, seed, checkpoint, saving)
     if config.limits:

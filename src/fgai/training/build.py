@@ -12,46 +12,37 @@ from fgai import checks
 from fgai.alone import seeded, with_gradients
 from fgai.checks import one_of
 from fgai.graph import Graph
-from fgai.models import DEFENCES, MODELS, AttentionModel
+from fgai.models import MODELS, AttentionModel
 from fgai.training.loop import TrainConfig
 from fgai.training.ranges import Tightness
 from fgai.training.settings import ADVERSARY_FIELDS, LIMIT_FIELDS, FaithfulConfig
 from fgai.training.terms import TERMS
 from fgai.typed import typed
 
-METHODS = (
-    "vanilla", "ln", "limits", "at", "at-limits",
-    "fgai", "fgai-certified", "fgai-paper", "fgai-injection", *DEFENCES,
-)  # fmt: skip
-ALONE = ("vanilla", "ln", *DEFENCES)
+METHODS = ("vanilla", "ln", "limits", "at", "at-limits", "fgai", "fgai-certified")
+ALONE = ("vanilla", "ln")
 """Methods that train from new weights and need no trained vanilla model."""
 
 
 @typed
 @with_gradients
-def untrained(
-    model: str, graph: Graph, *, seed: int = 0, defence: str | None = None, **arguments: Any
-) -> AttentionModel:
+def untrained(model: str, graph: Graph, *, seed: int = 0, **arguments: Any) -> AttentionModel:
     """Return a new model of the named class whose weights depend on the seed alone.
 
     Args:
         model: `GAT`, `GATv2`, `GT` or `GCN`.
         graph: gives the sizes and the task.
         seed: of the weights.
-        defence: `gnnguard`, `gnn-svd` or `pro-gnn`, to put before the model.
-        **arguments: of the model, and of the defence.
+        **arguments: of the model.
     """
     one_of(model, "model", tuple(MODELS))
     with seeded(checks.seed(seed), torch.device("cpu")):
-        if defence is None:
-            return MODELS[model].for_data(graph, **arguments)
-        kind = DEFENCES[one_of(defence, "defence", tuple(DEFENCES))]
-        return kind.for_data(graph, base=model, **arguments)
+        return MODELS[model].for_data(graph, **arguments)
 
 
 @typed
 def setting_names(method: str, model: str) -> list[str]:
-    """Return the names of the settings that a method takes: of the training, of the model, of the defence.
+    """Return the names of the settings that a method takes: of the training and of the model.
 
     Args:
         method: one of `METHODS`.
@@ -69,6 +60,4 @@ def setting_names(method: str, model: str) -> list[str]:
     elif model in MODELS:
         arguments = inspect.signature(MODELS[model].__init__).parameters.values()
         names |= {each.name for each in arguments if each.kind is each.KEYWORD_ONLY}
-    if method in DEFENCES:
-        names |= set(DEFENCES[method].own)
     return sorted(names)

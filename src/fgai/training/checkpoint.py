@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fgai.attention import add_limits, limits_of, model_name, unwrapped
 from fgai.errors import CheckpointError, InputError
 from fgai.files import check, pack, parse_json, read_metadata, unpack, write_atomic
-from fgai.models import DEFENCES, MODELS, AttentionModel
+from fgai.models import MODELS, AttentionModel
 from fgai.training.factory import Factory, factory_name, make_model
 from fgai.training.history import History
 from fgai.training.train import set_history
@@ -192,7 +192,10 @@ def _require_known(path: Path, header: Mapping[str, Any]) -> None:
     name, known = header["class"], _classes()
     if "factory" not in header:
         if name not in known:
-            raise CheckpointError(f"{path} holds a {name}, expected {' or '.join(known)}")
+            raise CheckpointError(
+                f"{path} holds a {name}, expected {' or '.join(known)}; of another class give what makes it,"
+                " `load_model(path, factory=...)`"
+            )
         return
     raise CheckpointError(
         f"{path} holds a {name} of somebody's own, made by {header['factory']!r}. That is imported only if"
@@ -243,4 +246,4 @@ def _compare(wanted: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor
 
 def _classes() -> dict[str, type[AttentionModel]]:
     """What can be saved and loaded: every registered class, by its name."""
-    return {kind.__name__: kind for kind in (*MODELS.values(), *DEFENCES.values())}
+    return {kind.__name__: kind for kind in MODELS.values()}

@@ -73,12 +73,13 @@ class FaithfulRecipe:
             return "clean", rise
         return "attacked" if alone else "both", rise
 
-    def _stream(self, step: int) -> int:
+    def stream(self, step: int) -> int:
+        """Return the seed of what a step draws."""
         # A stream of its own: no draw here moves dropout or the evaluation's endpoints.
         return epoch_seed(self.seed, step) ^ 0x5DEECE66D
 
     def _generator(self, step: int) -> torch.Generator:
-        return torch.Generator().manual_seed(self._stream(step))
+        return torch.Generator().manual_seed(self.stream(step))
 
 
 @typed
@@ -126,13 +127,14 @@ class Faithful(FaithfulRecipe):
 
     def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         """Yield what `replayed` does, from the epoch's own draws."""
-        return self.replayed(model, self._drawn(epoch).to(self.graph.device))
+        return self.replayed(model, self.drawn(epoch).to(self.graph.device))
 
     def draw(self, epoch: int) -> Drawn | None:
         """Return which terms are due, the endpoints of every step and how far stability has risen."""
-        return self._drawn(epoch) if task_of(self.graph).steady else None
+        return self.drawn(epoch) if task_of(self.graph).steady else None
 
-    def _drawn(self, epoch: int) -> Drawn:
+    def drawn(self, epoch: int) -> Drawn:
+        """Return the draws of an epoch, on the CPU; a recipe built on this one may add its own."""
         due, risen = self._due(epoch)
         rise = torch.tensor(risen, dtype=self.lesson.targets.logits.dtype)
         if due == "clean":

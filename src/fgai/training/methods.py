@@ -1,4 +1,4 @@
-"""Every method of the tables behind one call: vanilla, layer norm, adversarial training, FGAI, defences."""
+"""Every method behind one call: vanilla, layer norm, limits, adversarial training, FGAI."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fgai.alone import with_gradients
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models import DEFENCES, MODELS
+from fgai.models import MODELS
 from fgai.store import StoredGraph
 from fgai.tasks import task_of
 from fgai.trackers import Tracker
@@ -31,34 +31,34 @@ from fgai.typed import typed
 
 BATCHED = ("vanilla", "ln", "fgai", "fgai-certified")
 """Methods that can be trained in mini-batches."""
-PRINTED: dict[str, Any] = {
-    "adversary": "ascent",
-    "form": "paper",
-    "divergence": "logits",
-    "closeness_by": "logits",
-    "similarity": 1e5,
-    "prediction_stability": 1.0,
-    "explanation_stability": 1e5,
-    "ramp": 0.0,
-    "radius": 0.1,
-    "steps": 10,
-    "epochs": 200,
-    "lr": 0.01,
-    "weight_decay": 5e-4,
-    "decay": 0.0,
-    "validate_every": 10_000,
+EXPERIMENTS = {
+    "fgai-paper": "paper-methods",
+    "fgai-injection": "paper-methods",
+    "gnnguard": "defences",
+    "gnn-svd": "defences",
+    "pro-gnn": "defences",
 }
-"""Algorithm 1 as printed: its weights, total variation of outputs, Adam's settings, the last weights kept.
-Radius and steps are not printed: these are the level and the steps of its attack on features."""
-OUTPUT_LAYER: dict[str, Any] = {"layers": "last", "scope": "graph", "limits": False}
-"""What the paper explains by: the output layer, and the top K of the whole graph."""
-VARIANTS: dict[str, dict[str, Any]] = {
-    "fgai-paper": {**OUTPUT_LAYER, **PRINTED},
-    "fgai-injection": OUTPUT_LAYER,
-}
-"""Methods that start from other settings than `FaithfulConfig`'s defaults, and from which."""
+"""Methods of the paper's tables that are trained in a checkout of fgai alone, and the grid of each."""
 SHARED = ("epochs", "lean", *ADVERSARY_FIELDS)
 """What adversarial training has as faithful training has it, wherever the two are compared."""
+
+
+def check_method(method: str, name: str = "method") -> str:
+    """Return the name of a method, if fgai has it.
+
+    Args:
+        method: see `train_method`.
+        name: of the argument, for the error.
+
+    Raises:
+        InputError: there is no such method, or it is one of the experiments.
+    """
+    if method in EXPERIMENTS:
+        raise InputError(
+            f"`{name}` {method!r} is an experiment, not a method of the package: run it in a checkout of fgai"
+            f" with `fgai bench run {EXPERIMENTS[method]}`; methods are {', '.join(METHODS)}"
+        )
+    return one_of(method, name, METHODS)
 
 
 @typed
@@ -67,8 +67,8 @@ def settings_for(
 ) -> dict[str, Any]:
     """Return the preset of a method, laid over that of the method it is a variant of.
 
-    A defence takes the vanilla model's where it has none of its own, adversarial training with limits that of
-    the one without. Both of these have the epochs and the adversary of `fgai` on the same graph.
+    Adversarial training with limits takes that of the one without. Both have the epochs and the adversary of
+    `fgai` on the same graph.
 
     Args:
         method: see `train_method`.
@@ -77,8 +77,7 @@ def settings_for(
         task: its name.
         tuned: with what was chosen for the method on this very dataset; the general preset otherwise.
     """
-    parent = "vanilla" if method in DEFENCES else "at" if method == "at-limits" else None
-    below = {} if parent is None else preset(parent, model, dataset, task)
+    below = preset("at", model, dataset, task) if method == "at-limits" else {}
     found = {**below, **preset(method, model, dataset if tuned else "", task)}
     if method in ("at", "at-limits"):
         faithful = preset("fgai", model, dataset, task)
@@ -107,15 +106,12 @@ def train_method(
     """Train one method with its preset; `settings` win over the preset.
 
     AT and FGAI start from the same trained vanilla model and get the same adversary and epochs, and the same
-    further attempts where a short attack says that the first did not make it more stable. Defences train the
-    named model behind them from new weights, as vanilla does. `vanilla` is `fgai.train(model, ...)`
-    and `fgai` is `fgai.make_faithful(vanilla, ...)`: both give the same weights.
+    further attempts where a short attack says that the first did not make it more stable. `vanilla` is
+    `fgai.train(model, ...)` and `fgai` is `fgai.make_faithful(vanilla, ...)`: both give the same weights.
 
     Args:
         method: `vanilla`, `ln`, `limits` (the vanilla model behind limits, nothing trained), `at`,
-            `at-limits`, `fgai`, `fgai-certified` (towards certificates against injection), `fgai-paper`
-            (the paper's Algorithm 1 as printed), `fgai-injection` (its released code's variant: injected
-            nodes, last layer, graph scope), `gnnguard`, `gnn-svd` or `pro-gnn`.
+            `at-limits`, `fgai`, or `fgai-certified` (towards certificates against injection).
         model: name of the network, see `fgai.models.MODELS`.
         graph: with labels and masks; with `batch_size` also a stored one.
         seed: of the weights, dropout and adversary.
@@ -124,7 +120,7 @@ def train_method(
         progress: show a bar.
         checkpoint: folder to save the training in and to resume from.
         tracker: told of every epoch, see `fgai.trackers`.
-        settings: settings of the training, arguments of the model or of its defence, by name.
+        settings: settings of the training, arguments of the model, by name.
         max_attempts: trainings of AT and FGAI at most, see `make_faithful`.
         batch_size: seeds of a mini-batch, see `train` and `make_faithful`; for `vanilla`, `ln`, `fgai` and
             `fgai-certified`.
@@ -134,7 +130,7 @@ def train_method(
         InputError: a name that is not known, a setting that the method does not take, or a method that needs
             the whole graph.
     """
-    one_of(method, "method", METHODS)
+    check_method(method)
     one_of(model, "model", tuple(MODELS))
     check_attempts(max_attempts)
     for name in settings or {}:
@@ -154,8 +150,11 @@ def train_method(
     if batch_size is None:
         seen = nodes = nodes.to(device)
     if method in ALONE:
-        fields, fresh = _fresh(method, model, nodes, chosen, seed)
-        return train(fresh.to(device), seen, config=TrainConfig(**fields), **common, **sizes)
+        config = TrainConfig(**{name: value for name, value in chosen.items() if name in TRAIN_FIELDS})
+        arguments = {name: value for name, value in chosen.items() if name not in TRAIN_FIELDS}
+        arguments |= {"norm": "layer"} if method == "ln" else {}
+        fresh = untrained(model, nodes, seed=seed, **arguments).to(device)
+        return train(fresh, seen, config=config, **common, **sizes)
     if vanilla is None:
         vanilla = train_method("vanilla", model, seen, seed=seed, device=device, progress=progress, **sizes)
     if method == "limits":
@@ -163,34 +162,7 @@ def train_method(
         set_history(limited, history_of(vanilla))
         return limited
     if method in ("at", "at-limits"):
-        config = HardenedConfig.of(chosen, limits=method == "at-limits")
-        return harden(vanilla, nodes, config, most=max_attempts, **common)
+        hardened = HardenedConfig.of(chosen, limits=method == "at-limits")
+        return harden(vanilla, nodes, hardened, most=max_attempts, **common)
     sizes["max_attempts"] = max_attempts
-    return make_faithful(vanilla, seen, _config(method, nodes), **common, **sizes, **chosen)
-
-
-def _fresh(
-    method: str, model: str, graph: Graph, chosen: dict[str, Any], seed: int
-) -> tuple[dict[str, Any], nn.Module]:
-    """New weights and how they are trained: the model as it is, with layer norm, or behind a defence."""
-    fields, arguments = _split(chosen)
-    if method == "ln":
-        arguments["norm"] = "layer"
-    if method in DEFENCES:
-        arguments["defence"] = method
-    seen = task_of(graph).view(graph, "fit") if method in DEFENCES else graph
-    return fields, untrained(model, seen, seed=seed, **arguments)
-
-
-def _config(method: str, graph: Graph) -> FaithfulConfig:
-    """What a faithful method starts from, before its preset: the defaults, or the paper's own settings."""
-    if method not in VARIANTS:
-        return FaithfulConfig()
-    half = max(1, graph.num_edges // 2)  # K is about half the number of edges in all of its experiments
-    return FaithfulConfig().replace(k1=half, k2=half, **VARIANTS[method])
-
-
-def _split(chosen: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Tell the settings of the loop from the others."""
-    fields = {name: value for name, value in chosen.items() if name in TRAIN_FIELDS}
-    return fields, {name: value for name, value in chosen.items() if name not in TRAIN_FIELDS}
+    return make_faithful(vanilla, seen, FaithfulConfig(), **common, **sizes, **chosen)

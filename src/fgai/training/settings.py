@@ -15,7 +15,7 @@ from fgai.training.ranges import Tightness
 from fgai.training.terms import DIVERGENCES, TERMS, Weights
 from fgai.typed import typed
 
-ADVERSARIES = ("hybrid", "injection", "attention", "ascent")
+ADVERSARIES = ("hybrid", "injection", "attention")
 SPACES = ("mixed", "values", "features")
 ADVERSARY_FIELDS = ("nodes", "edges", "box", "step_size")
 """Settings of the injection adversary that adversarial training has, too."""
@@ -53,15 +53,14 @@ class FaithfulConfig:
         soften: share of the nodes, the loudest, that are drawn to the loudness of the rest.
         space: where injected nodes climb: `features`; `values`, the box of what limits let a node say to the
             first layer; or `mixed`, half of either. Without limits there are features alone.
-        adversary: `injection`; `attention`, the margin alone; `hybrid`, both; or `ascent`, Algorithm 1 as
-            printed, where δ and ρ climb in attention space, see `fgai.training.Ascent`.
+        adversary: `injection`; `attention`, the margin alone; or `hybrid`, both.
         nodes: injected per epoch.
         edges: of each injected node.
         lean: how much their endpoints lean towards nodes with few neighbours, see `InjectionAdversary`.
         box: interval of their features; None takes one for each feature from the data, see `Budget`.
         steps: climbing steps per epoch; the first of injected nodes costs nothing.
         step_size: of each, for injected nodes, in units of half the box.
-        radius: of the ball in attention space, for the margin and for `ascent`.
+        radius: of the ball in attention space, for the margin.
         neighbours: injected ones of every node, for the term `certified`.
         dropout: keep the model's dropout while training.
         train: epochs, learning rate and so on.

@@ -14,12 +14,11 @@ from fgai.attention import call_model, duplicate, evaluating, model_name, prepar
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models import AttentionModel, Defended, as_graph
+from fgai.models import AttentionModel, as_graph
 from fgai.tasks import check_logits, task_of
 from fgai.trackers import Tracker
 from fgai.training.batches import VanillaBatches
 from fgai.training.build import setting_names, untrained
-from fgai.training.defended import Regularised
 from fgai.training.history import History
 from fgai.training.loop import TRAIN_FIELDS, Batched, Recipe, TrainConfig, fit
 from fgai.training.presets import preset_named
@@ -109,7 +108,7 @@ def train(
         config: epochs, learning rate and so on, instead of the preset's.
         progress: show a bar; None shows it on a terminal only.
         checkpoint: folder to save the training in and to resume from.
-        recipe: what to minimise; when None cross-entropy, and what a defence adds to it.
+        recipe: what to minimise, see `Recipe`; cross-entropy by default.
         tracker: told of every epoch, see `fgai.trackers`.
         batch_size: training nodes of a mini-batch; None trains on the whole graph. For GAT, GATv2, and GT
             without encodings.
@@ -143,7 +142,7 @@ def train(
         graph = prepared(model, task_of(given).view(given, "fit"))
         with evaluating(model), torch.no_grad():
             check_logits(call_model(model, graph), graph)
-        recipe = recipe or (Regularised if isinstance(model, Defended) else Vanilla)(graph)
+        recipe = recipe or Vanilla(graph)
         label = run_label(model, graph, recipe.name, config, seed) if checkpoint else ""
         return _fitted(model, recipe, config, label, saving)
     if recipe is not None:
@@ -202,8 +201,8 @@ def _fitted(
 
 
 def preset_class(model: nn.Module) -> str:
-    """Return the class whose presets a model takes: its own, or that of the model inside another."""
-    return type(model.model if isinstance(model, Defended) else unwrapped(model)).__name__
+    """Return the class whose presets a model takes."""
+    return type(unwrapped(model)).__name__
 
 
 def copied(model: M) -> M:

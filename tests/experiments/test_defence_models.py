@@ -1,5 +1,8 @@
 """GNNGuard, GNN-SVD and Pro-GNN against dense formulas on small graphs, and attacks through them."""
 
+# mypy: disable-error-code="assignment, func-returns-value, index, no-any-return, no-untyped-call, operator"
+# mypy: disable-error-code="union-attr"
+
 from __future__ import annotations
 
 import copy
@@ -12,13 +15,20 @@ from scipy.optimize import minimize
 from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 
+from experiments import defences
+from experiments.defences import (
+    GNNSVD,
+    Defended,
+    GNNGuard,
+    ProGNN,
+    dense_bytes,
+    low_rank,
+    reconstruct,
+)
 from fgai.attacks import Budget, PGDInjection
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models import GCN, GNNSVD, Defended, GNNGuard, ProGNN
-from fgai.models.defences.prognn import dense_bytes
-from fgai.ops import lowrank
-from fgai.ops.lowrank import low_rank, reconstruct
+from fgai.models import GAT, GCN, MODELS, register_model
 from fgai.sparse.features import as_features
 from support.forward import seen_by
 from support.graph_cases import small_data
@@ -161,7 +171,7 @@ class TestSVD:
     @pytest.mark.parametrize("directed", [False, True])
     @pytest.mark.parametrize("limit", [0, 256])
     def test_equals_numpy(self, directed: bool, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(lowrank, "DENSE", limit)
+        monkeypatch.setattr(defences, "DENSE", limit)
         generator = torch.Generator().manual_seed(2)
         ends = torch.randint(30, (2, 150), generator=generator).unique(dim=1)
         graph = Graph.from_edges(ends, 30, undirected=not directed)
@@ -183,8 +193,8 @@ class TestSVD:
 
     def test_the_same_edges_are_decomposed_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = []
-        original = lowrank.low_rank
-        monkeypatch.setattr(lowrank, "low_rank", lambda *a: calls.append(1) or original(*a))
+        original = defences.low_rank
+        monkeypatch.setattr(defences, "low_rank", lambda *a: calls.append(1) or original(*a))
         graph, _ = GRAPH.inject(torch.tensor([[1, 2], [6, 4]]))
         again, _ = GRAPH.inject(torch.tensor([[1, 2], [6, 4]]))
         assert torch.equal(reconstruct(graph.adjacency, 6), reconstruct(again.adjacency, 6))
@@ -352,3 +362,20 @@ def test_the_gpu_says_the_same(kind: str, base: str) -> None:
     graph, _ = model.prepare(sparse).inject(torch.tensor([[1, 5, 8]]), torch.rand(1, GRAPH.num_features))
     expected = model(graph)
     torch.testing.assert_close(model.cuda()(graph.to("cuda")).cpu(), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("count", [-1, 2**60])
+def test_pro_gnn_checks_how_many_corrections_it_keeps(count: int) -> None:
+    with pytest.raises(InputError, match="`num_edges`"):
+        ProGNN(5, 3, num_edges=count)
+
+
+def test_the_model_behind_may_be_of_a_registered_class() -> None:
+    class Narrow(GAT):
+        """A network of somebody's own."""
+
+    register_model(Narrow)
+    try:
+        assert type(GNNGuard.for_data(GRAPH, base="Narrow").model) is Narrow
+    finally:
+        del MODELS["Narrow"]

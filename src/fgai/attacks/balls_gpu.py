@@ -15,7 +15,7 @@ TILE = 128
 
 @triton.jit
 def _threshold(size, rowptr, limit, found, H, B: tl.constexpr):
-    """θ = (sum − R) / count over the entries above θ, until no more fall below it; see `projection`."""
+    """θ = (sum − R) / count over the entries above θ, until no more fall below it; see `balls`."""
     i, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first, last = tl.load(rowptr + i), tl.load(rowptr + i + 1)
     bound = tl.load(limit + i)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from scipy import stats
 
-from fgai.ops.capture import Hashed
+from experiments.algorithm1 import Hashed
 
 
 def stream(seed: int = 1) -> Hashed:

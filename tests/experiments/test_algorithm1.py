@@ -1,5 +1,7 @@
 """Algorithm 1 as printed: where δ and ρ climb, how far, and what that trains."""
 
+# mypy: disable-error-code="arg-type, attr-defined, index, no-any-return, operator, union-attr"
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -11,11 +13,12 @@ from torch import Tensor, nn
 from torch.nn.functional import elu
 from torch_geometric.nn import GATConv
 
+from experiments.algorithm1 import Ascent, ascend
+from experiments.methods import setting_names, train_method
 from fgai.attacks.balls import norms
 from fgai.attention import evaluating, observe, prepared
 from fgai.errors import InputError
-from fgai.training import Ascent, FaithfulConfig, TrainConfig, fit, make_faithful, train_method
-from fgai.training.ascent import ascend
+from fgai.training import FaithfulConfig, TrainConfig, fit
 from support.training_cases import GRAPH, Calling, assert_same_weights, fresh
 
 RADIUS = 0.07
@@ -25,7 +28,7 @@ KINDS = ("GAT", "GATv2", "GT")
 def config(**changes: Any) -> FaithfulConfig:
     """The paper's setting on a small graph: output layer, K over all edges, its form of L."""
     values: dict[str, Any] = {
-        "adversary": "ascent", "layers": "last", "scope": "graph", "form": "paper", "k1": 60, "k2": 60,
+        "layers": "last", "scope": "graph", "form": "paper", "k1": 60, "k2": 60,
         "divergence": "logits", "closeness_by": "logits", "limits": False, "ramp": 0.0, "radius": RADIUS,
         "steps": 6,
     }  # fmt: skip
@@ -196,9 +199,12 @@ def test_killed_and_resumed_is_bit_equal(after: int, tmp_path: Path) -> None:
     assert_same_weights(model, whole)
 
 
-def test_works_behind_limits_too() -> None:
-    made = make_faithful(fresh(), GRAPH, config(limits=True, steps=2), epochs=2, progress=False)
-    assert any(".limits." in name for name in made.state_dict())
+def test_has_no_limits_and_no_other_adversary() -> None:
+    with pytest.raises(InputError, match="Algorithm 1 trains without limits"):
+        started(limits=True)
+    assert not {"adversary", "limits", "margin"} & {*setting_names("fgai-paper", "GAT")}
+    with pytest.raises(InputError, match="`settings` must be one of"):
+        train_method("fgai-paper", "GAT", GRAPH, vanilla=fresh(), settings={"limits": True})
 
 
 def test_the_published_form_needs_k() -> None:

@@ -1,0 +1,89 @@
+"""Methods that only the experiments have, by name: trained, named by the package, loaded from older files."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fgai
+from experiments import read_grid
+from experiments.defences import DEFENCES
+from experiments.methods import METHODS, VARIANTS, setting_names, settings_for, train_method
+from fgai import training
+from fgai.cli import app
+from fgai.errors import CheckpointError, InputError
+from support import task_cases as cases
+
+OWN = (*VARIANTS, *DEFENCES)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "terms"),
+    [
+        ("fgai-paper", {"steps": 3}, {"prediction_stability", "explanation_stability"}),
+        ("fgai-injection", {"nodes": 5, "edges": 5}, {"margin", "prediction_stability"}),
+    ],
+)
+def test_both_methods_of_the_paper_train_on_planted(
+    method: str, settings: dict[str, Any], terms: set[str]
+) -> None:
+    data = fgai.load_dataset("planted")
+    vanilla = fgai.train("GAT", data, epochs=15, progress=False)
+    made = train_method(
+        method, "GAT", data, vanilla=vanilla, progress=False, settings={"epochs": 12, **settings}
+    )
+    history = training.history_of(made)
+    assert {"closeness", "similarity", *terms} <= set(history.terms[-1])
+    assert len(history.terms) == 12 and all(math.isfinite(row["total"]) for row in history.terms)
+    assert not torch.equal(made(data), vanilla(data))
+    kept = (made(data).argmax(1) == vanilla(data).argmax(1)).float().mean()
+    assert kept > 0.7
+    assert not any(".limits." in name for name in made.state_dict())
+
+
+@pytest.mark.parametrize("method", VARIANTS)
+@pytest.mark.parametrize("task", ["link", "graph"])
+def test_variants_train_on_every_task(task: str, method: str) -> None:
+    small: dict[str, Any] = {"epochs": 2, "nodes": 2, "edges": 3}
+    made = train_method(
+        method, "GAT", cases.data(task), vanilla=cases.trained(task), settings=small, progress=False
+    )
+    assert made.task == task
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_the_package_names_the_command_that_runs_them(method: str) -> None:
+    grid = "paper-methods" if method in VARIANTS else "defences"
+    assert method not in training.METHODS and method in {cell.method for cell in read_grid(grid)}
+    with pytest.raises(InputError, match=f"checkout of fgai with `fgai bench run {grid}`"):
+        training.train_method(method, "GAT", fgai.load_dataset("planted"))
+    result = CliRunner().invoke(app, ["train", "--method", method])
+    assert result.exit_code == 2 and f"fgai bench run {grid}" in result.stderr
+
+
+def test_the_packages_own_methods_are_passed_on() -> None:
+    assert set(METHODS) == {*training.METHODS, *OWN}
+    for method in training.METHODS:
+        where = (method, "GAT", "amazon-photo")
+        assert settings_for(*where) == training.settings_for(*where)
+        assert setting_names(*where[:2]) == training.setting_names(*where[:2])
+    with pytest.raises(InputError, match="`method` must be one of"):
+        train_method("gnn-guard", "GAT", fgai.load_dataset("planted"))
+
+
+def test_a_defence_saved_by_its_class_name_is_loaded_by_its_factory(tmp_path: Path) -> None:
+    """As `save_model` wrote defences when they were part of the package: no factory in the file."""
+    data, kind = fgai.load_dataset("planted"), DEFENCES["gnnguard"]
+    fgai.models.register_model(kind)
+    try:
+        path = fgai.save_model(kind.for_data(data, hidden_channels=3), tmp_path / "guard")
+    finally:
+        del fgai.models.MODELS["GNNGuard"]
+    with pytest.raises(CheckpointError, match=r"holds a GNNGuard, expected .*factory"):
+        fgai.load_model(path)
+    assert type(fgai.load_model(path, factory="experiments.defences:GNNGuard")) is kind
