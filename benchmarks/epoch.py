@@ -30,16 +30,15 @@ from typing import Any
 import numpy as np
 import torch
 from common import Cost, each_size, growth, measured, show, size_arguments
+from streaming import CLASSES, SEEDS, write_graph
 from torch import nn
 
 import fgai
-from fgai.datasets import convert
-from fgai.evaluation import evaluate_store
-from fgai.store import StoredGraph, open_store
-from fgai.store.arrays import map_array
-from fgai.store.manifest import MANIFEST, VERSION, encode
+from fgai.graph.on_disk import MANIFEST
+from fgai.large import StoredGraph, convert, evaluate_store, open_store
+from fgai.large.arrays import map_array
+from fgai.large.stored import VERSION, encode
 from fgai.training import history_of
-from streaming import CLASSES, SEEDS, write_graph
 
 FAN_OUT, LABELLED = (10, 5), 0.1
 MODEL: dict[str, Any] = {"hidden_channels": 8, "heads": 8, "num_layers": 2}

@@ -28,7 +28,7 @@ from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 from torch_geometric.utils import k_hop_subgraph
 
-from fgai.sampling import NeighbourSampler
+from fgai.large import NeighbourSampler
 
 DEGREE, WIDTH = 16, 64
 LEAST = "k_hop_subgraph, all neighbours"

@@ -22,11 +22,8 @@ import numpy as np
 import torch
 from common import Cost, each_size, measured, show, size_arguments
 
-from fgai.datasets import convert
+from fgai.large import Batches, NeighbourSampler, convert, observe_store, open_store
 from fgai.models import GAT
-from fgai.sampling import Batches, NeighbourSampler
-from fgai.store import open_store
-from fgai.streaming import observe_store
 
 DEGREE, CLASSES, CHUNK, SEEDS, BATCHES = 10, 16, 1 << 20, 1024, 40
 

@@ -133,8 +133,8 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "links that are no numbers": lambda: fgai.graph.Links(
         torch.rand(2, 3), torch.zeros(3).long(), torch.zeros(3).long()
     ),
-    "a pass over -1 features": lambda: fgai.streaming.pass_size(gat(), 10, 10, -1),
-    "a pass over many features": lambda: fgai.streaming.pass_size(gat(), 10, 10, HUGE),
+    "a pass over -1 features": lambda: fgai.large.pass_size(gat(), 10, 10, -1),
+    "a pass over many features": lambda: fgai.large.pass_size(gat(), 10, 10, HUGE),
     "F1 without values": lambda: fgai.metrics.f1(META, torch.zeros(5).long()),
     "F1 of classes without values": lambda: fgai.metrics.f1(LOGITS, torch.zeros(5, device="meta").long()),
     "g-TVD without values": lambda: fgai.metrics.g_tvd_rel(META, META),
@@ -173,9 +173,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "dense features of many columns": lambda: fgai.sparse.Features.sparse(
         torch.zeros(3).long(), torch.zeros(0).long(), torch.zeros(0), HUGE
     ).to_dense(),
-    "many draws": lambda: fgai.sampling.NeighbourSampler(GRAPH, [HUGE], replace=True).sample(
-        torch.arange(30)
-    ),
+    "many draws": lambda: fgai.large.NeighbourSampler(GRAPH, [HUGE], replace=True).sample(torch.arange(30)),
 }
 
 

@@ -17,7 +17,8 @@ from fgai import Graph
 from fgai.attacks import Budget, EnsembleInjection, Threat
 from fgai.attacks.search.members import SHORT_MEMBERS
 from fgai.attention import observe, prepared
-from fgai.evaluation import EvaluationRecord, evaluate_store
+from fgai.evaluation import EvaluationRecord
+from fgai.large import evaluate_store
 from fgai.reports.words import meaning
 from fgai.tasks import task_of
 from support import attack_cases as cases
@@ -177,7 +178,7 @@ def test_a_class_without_tested_nodes() -> None:
 
 
 def test_stored_graphs(tmp_path: Path) -> None:
-    stored = fgai.store.write_store(fraud(), tmp_path / "fraud")
+    stored = fgai.large.write_store(fraud(), tmp_path / "fraud")
     found = evaluate_store(model(), stored, k=2)
     logits = observe(model(), prepared(model(), fraud())).logits
     assert fraud().y is not None and fraud().test_mask is not None

@@ -17,7 +17,7 @@ import torch
 import fgai
 from experiments import Cell, Store, read_grid, read_record
 from fgai.certificates import CertificateRecord, InjectionCertificate
-from fgai.datasets import convert, fingerprint, load_graph, planted
+from fgai.datasets import fingerprint, load_graph, planted
 from fgai.datasets.own import FIELDS
 from fgai.datasets.readers import (
     read_ground_truth,
@@ -30,12 +30,11 @@ from fgai.datasets.readers import (
 from fgai.errors import FgaiWarning
 from fgai.evaluation import Comparison, EvaluationRecord
 from fgai.hub import from_pretrained, read_card, save_pretrained
+from fgai.large import convert, observe_store, open_observation, open_store, write_store
 from fgai.records import read_json
 from fgai.reports import read_report
 from fgai.reports.cards import Card, Listing, card, write_page
 from fgai.reports.page import render
-from fgai.store import open_store, write_store
-from fgai.streaming import observe_store, open_observation
 from fgai.training import load_model, save_model, train
 from support import dataset_cases
 from support.graph_cases import small_data

@@ -1,6 +1,6 @@
-"""What ranks do in `tests/training/test_ranks.py`, and one process that launches them as torchrun does.
+"""The work of processes in `tests/large/test_processes.py`, and their launcher.
 
-Called with the folder of a stored graph, a folder for what was found, and a list of jobs as JSON. Ranks are
+Called with the folder of a stored graph, a folder for results, and a list of jobs as JSON. Processes are
 forked from here, where everything is imported already; agent, rendezvous and restarts are torchrun's.
 """
 
@@ -28,10 +28,8 @@ from typer.testing import CliRunner
 import fgai
 from fgai.cli import app
 from fgai.errors import FgaiError
-from fgai.evaluation import evaluate_store
-from fgai.ranks import Ranks, current, joined
-from fgai.store import StoredGraph, open_store
-from fgai.streaming import observe_store
+from fgai.large import StoredGraph, evaluate_store, joined, observe_store, open_store
+from fgai.processes import ProcessGroup, current
 from fgai.trackers import Tracker
 from fgai.training import load_model, untrained
 from fgai.training.capture import run_parts
@@ -69,13 +67,13 @@ def listening(own: set[str]) -> list[str]:
 def small_blocks() -> Iterator[None]:
     """Cut even a small graph into blocks: of 50 edges, and of 13 rows of its seven features."""
     with (
-        patch("fgai.evaluation.stored.BLOCK", 50),
-        patch("fgai.store.write.NUMBERS", 13 * 7),
+        patch("fgai.large.evaluate.BLOCK", 50),
+        patch("fgai.large.write.NUMBERS", 13 * 7),
     ):
         yield
 
 
-def passes(stored: StoredGraph, folder: Path, ranks: Ranks) -> None:
+def passes(stored: StoredGraph, folder: Path, ranks: ProcessGroup) -> None:
     """Exact passes of all kinds of models, each into a folder of its name."""
     graph = stored.load()
     for name, settings in MODELS.items():

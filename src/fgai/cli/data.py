@@ -15,6 +15,7 @@ from fgai.cli import options
 from fgai.cli.output import Output, command
 from fgai.cli.tree import App
 from fgai.datasets.download import find, search_path
+from fgai.large import convert as convert_graph
 
 app = App(no_args_is_help=True)
 
@@ -125,7 +126,7 @@ def convert(
     Edge lists (.csv, .txt, .tsv, .edges, also .gz; .parquet, .npy) are streamed and may be larger than
     memory. The folder appears when it is whole; a run that was stopped goes on from its last finished stage.
     """
-    stored = datasets.convert(
+    stored = convert_graph(
         source,
         target,
         node_table=node_table,

@@ -13,9 +13,8 @@ from fgai.cli.output import Output, command
 from fgai.cli.ranks import on_all_ranks
 from fgai.errors import InputError
 from fgai.evaluation import evaluate as evaluate_model
-from fgai.evaluation import evaluate_store
-from fgai.ranks import current
-from fgai.store import StoredGraph
+from fgai.large import StoredGraph, evaluate_store
+from fgai.processes import current
 from fgai.training import load_model
 
 Curves = Annotated[

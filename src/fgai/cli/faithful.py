@@ -23,7 +23,7 @@ from fgai.cli.files import (
 from fgai.cli.output import Output, command
 from fgai.cli.ranks import on_all_ranks
 from fgai.cli.train import report
-from fgai.ranks import current
+from fgai.processes import current
 from fgai.training import make_faithful
 
 

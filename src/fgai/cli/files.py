@@ -25,9 +25,9 @@ from fgai.errors import CheckpointError, FgaiError, InputError
 from fgai.files import check, is_stream
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint
-from fgai.ranks import current
-from fgai.store import StoredGraph, open_store
-from fgai.store.stored import is_store
+from fgai.graph.on_disk import is_store
+from fgai.large import StoredGraph, open_store
+from fgai.processes import current
 from fgai.tasks import task_of
 from fgai.trackers import Tracker, tracker_named
 from fgai.training import load_model, read_header, save_model, setting_names
@@ -267,7 +267,7 @@ def scores(model: nn.Module, graph: Graph | StoredGraph, seed: int = 0) -> dict[
         seed: of the split of a stored graph without masks.
     """
     if isinstance(graph, StoredGraph):
-        from fgai.evaluation import evaluate_store
+        from fgai.large import evaluate_store
 
         return evaluate_store(model, graph, seed=seed).f1
     from fgai.evaluation.measures import logits_again

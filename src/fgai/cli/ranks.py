@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec
 
 from fgai.checks import device as checked_device
-from fgai.ranks import joined
+from fgai.large.processes import joined
 
 P = ParamSpec("P")
 

@@ -28,7 +28,7 @@ from fgai.cli.ranks import on_all_ranks
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import MODELS
-from fgai.ranks import current
+from fgai.processes import current
 from fgai.tasks import get_task, task_of
 from fgai.training import METHODS, check_method, setting_names, train_method
 

@@ -1,7 +1,6 @@
 """Real datasets by name, a built-in one, their splits and fingerprints."""
 
 from fgai.datasets.batches import batched
-from fgai.datasets.convert import convert
 from fgai.datasets.loader import load_dataset, with_degrees
 from fgai.datasets.own import load_graph
 from fgai.datasets.planted import planted
@@ -23,7 +22,6 @@ __all__ = [
     "Source",
     "Split",
     "batched",
-    "convert",
     "fingerprint",
     "fold_split",
     "info",

@@ -18,8 +18,8 @@ from fgai.errors import DataError, InputError
 from fgai.files import digest_of
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint
+from fgai.graph.on_disk import is_store, open_on_disk
 from fgai.sparse import Features, edge_keys, key_ends
-from fgai.store.stored import is_store, open_store
 from fgai.typed import typed
 
 
@@ -78,7 +78,7 @@ def load_dataset(
 
 def _stored(path: str, seed: int, split: str | None, task: str | None) -> Graph:
     """A converted graph with the masks it brings along, or with a random split."""
-    graph = open_store(path).load()
+    graph = open_on_disk(path).load()
     masked = graph.train_mask is not None and graph.val_mask is not None and graph.test_mask is not None
     splits = ("public", "random") if masked else ("random",)
     if split is not None and split not in splits:

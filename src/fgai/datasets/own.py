@@ -21,15 +21,16 @@ from torch import Tensor
 from fgai.errors import DataError, FgaiError, InputError
 from fgai.files import most_bytes, read_arrays, regular, require_whole
 from fgai.graph import Graph
+from fgai.graph.on_disk import is_store, open_on_disk
 from fgai.graph.pyg_data import arguments_from_data
-from fgai.store.sort import count_nodes
-from fgai.store.stored import is_store, open_store
 from fgai.typed import typed
 
 MASKS = ("train_mask", "val_mask", "test_mask")
 FIELDS = ("edge_index", "x", "y", *MASKS, "edge_attr", "edge_weight", "num_nodes")
 """Names in an archive, those of PyG's `Data`; all but the first may be missing."""
 PARTS = ("train", "val", "test")
+_SPARSEST = 64
+"""Nodes per edge, beyond a million of them, from which numbers are taken for labels rather than numbers."""
 Reader = Callable[[Path], dict[str, Any]]
 
 
@@ -59,7 +60,7 @@ def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
     """
     path = Path(path)
     if is_store(path) and node_table is None:
-        return open_store(path).load()
+        return open_on_disk(path).load()
     table = None if node_table is None else Path(node_table)
     readers: dict[str, Reader] = {".npz": _archive, ".pt": _saved, ".csv": partial(_tables, nodes=table)}
     if path.suffix not in readers:
@@ -219,3 +220,17 @@ def _number(kind: Callable[[str], Any], word: str, line: int, name: str, path: P
     except ValueError:
         what = "a whole number" if kind is int else "a number"
         raise DataError(f"`{name}` in line {line} of {path} must be {what}, got {word!r}") from None
+
+
+def count_nodes(largest: int, edges: int) -> int:
+    """Return the number of nodes of edges whose largest node number is given, at least 1.
+
+    Raises:
+        DataError: there are so few edges for it that numbers must be labels.
+    """
+    if largest > _SPARSEST * edges + (1 << 20):
+        raise DataError(
+            f"an edge names node {largest}, though there are only {edges} edges; number the nodes"
+            " from 0 on, or give features, which tell how many there are"
+        )
+    return max(1, largest + 1)

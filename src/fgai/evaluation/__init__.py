@@ -5,17 +5,14 @@ from fgai.evaluation.compare import Comparison, compare
 from fgai.evaluation.endpoints import by_endpoints
 from fgai.evaluation.protocol import describe, evaluate
 from fgai.evaluation.record import EvaluationRecord
-from fgai.evaluation.stored import StoredEvaluation, evaluate_store
 
 __all__ = [
     "BreakingPoint",
     "Comparison",
     "EvaluationRecord",
-    "StoredEvaluation",
     "breaking_point",
     "by_endpoints",
     "compare",
     "describe",
     "evaluate",
-    "evaluate_store",
 ]

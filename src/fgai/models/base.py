@@ -15,10 +15,10 @@ from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.graph.edge_values import VALUES
+from fgai.graph.on_disk import GraphOnDisk
 from fgai.graph.pyg_data import arguments_from_data
 from fgai.ops import dropout
 from fgai.sparse import Features
-from fgai.store import StoredGraph
 from fgai.tasks import DECODERS, POOLINGS, get_task, task_of
 from fgai.typed import typed
 
@@ -223,7 +223,7 @@ def as_graph(data: Any) -> Graph:
         return data
     if hasattr(data, "edge_index"):
         return Graph.from_data(data)
-    if isinstance(data, StoredGraph):
+    if isinstance(data, GraphOnDisk):
         raise InputError(
             f"{data.name!r} is stored, and this reads whole graphs: give `stored.load()` where that fits in"
             " memory; stored ones are for `batch_size` in `train` and `make_faithful`, and `evaluate_store`"

@@ -15,7 +15,7 @@ from fgai.attacks.budget import Box, data_range, smallest_pool, warn_if_narrow
 from fgai.attention import Limits, replacing_values
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.ranks import current
+from fgai.processes import current
 from fgai.sparse import EdgeMap
 from fgai.tasks import task_of
 

@@ -17,7 +17,6 @@ from fgai.progress import shown
 from fgai.tasks import task_of
 from fgai.trackers import Tracker
 from fgai.training.assurance import MIN_EPOCHS, Standing
-from fgai.training.batches import FaithfulBatches
 from fgai.training.faithful import Faithful
 from fgai.training.judged import ATTEMPTS, Judged, check_attempts
 from fgai.training.loop import epoch_seed, fit
@@ -25,8 +24,8 @@ from fgai.training.presets import preset_named
 from fgai.training.ranges import set_ranges
 from fgai.training.resume import run_label
 from fgai.training.settings import FaithfulConfig
+from fgai.training.source import open_source
 from fgai.training.train import copied, in_memory, preset_class, set_history
-from fgai.training.whole import opened
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
@@ -69,7 +68,7 @@ def make_faithful(
     loaded whole: an epoch is then a pass over all nodes (`epoch_size`), a step for each batch. What the
     vanilla model says, and the ranges of limits, come from exact passes over the whole graph. Such trainings
     are not judged: the attack that judges sees the whole graph. Several processes share the batches inside
-    `fgai.ranks.joined`.
+    `fgai.large.joined`.
 
     Args:
         model: trained; fgai's GAT, GATv2, GT or any PyG model the recorder supports.
@@ -105,15 +104,15 @@ def make_faithful(
         "tracker": tracker,
     }
     if batch_size is not None:
-        with shown(progress), opened(data, seed) as parts:
-            parts.batched_for(model, batch_size, fan_out, epoch_size)
-            config = _config(model, parts.nodes, config, preset, settings)
-            recipe = FaithfulBatches(model, parts, config)
-            parts.agree(model, recipe.name, config, seed)
-            label = parts.label(model, recipe.name, config, seed, weights=True)
+        with shown(progress), open_source(data, seed) as source:
+            source.batched_for(model, batch_size, fan_out, epoch_size)
+            config = _config(model, source.nodes, config, preset, settings)
+            recipe = source.faithful(model, config)
+            source.agree(model, recipe.name, config, seed)
+            label = source.label(model, recipe.name, config, seed, weights=True)
             made = _fitted(model, recipe, label, seed, checkpoint, saving)
             if config.limits:
-                parts.set_ranges(made, config.tightness)
+                source.set_ranges(made, config.tightness)
             return made
     given = in_memory(data, fan_out, epoch_size)
     task = task_of(given)
@@ -214,7 +213,7 @@ def _trained(
 
 def _fitted(
     model: M,
-    recipe: Faithful | FaithfulBatches,
+    recipe: Any,
     label: str,
     seed: int,
     checkpoint: Path | str | None,

@@ -18,8 +18,8 @@ from fgai.alone import seeded, with_gradients
 from fgai.checks import above, at_least, one_of, whole
 from fgai.checks import seed as check_seed
 from fgai.errors import InputError
+from fgai.processes import ProcessGroup, current
 from fgai.progress import Stage, shown, stage
-from fgai.ranks import Ranks, current
 from fgai.trackers import Tracker
 from fgai.training.best import Best, check_finite, copy_of
 from fgai.training.capture import Replays, Terms, can_replay, mean_terms, run_parts, summed
@@ -185,7 +185,7 @@ def fit(
 ) -> History:
     """Train `model` in place and leave the best weights in it.
 
-    On several ranks (`fgai.ranks.joined`) each trains on its own mini-batches, all make the same steps, and
+    On several ranks (`fgai.large.joined`) each trains on its own mini-batches, all make the same steps, and
     the first alone writes and tells.
 
     Args:
@@ -264,12 +264,12 @@ def fit(
     return history
 
 
-def _check_shared(recipe: Recipe | Batched, ranks: Ranks) -> None:
+def _check_shared(recipe: Recipe | Batched, ranks: ProcessGroup) -> None:
     if ranks.several and not isinstance(recipe, Batched):
         raise InputError("several ranks train in mini-batches: give `batch_size`, or start one process")
 
 
-def _saved(folder: Path | None, fingerprint: str, ranks: Ranks) -> SavedState | None:
+def _saved(folder: Path | None, fingerprint: str, ranks: ProcessGroup) -> SavedState | None:
     """The training that a folder holds, as the first of the ranks reads it."""
     return ranks.first(read_state(folder, fingerprint) if folder is not None and ranks.leads else None)
 

@@ -13,8 +13,8 @@ from fgai.alone import with_gradients
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
+from fgai.graph.on_disk import GraphOnDisk
 from fgai.models import MODELS
-from fgai.store import StoredGraph
 from fgai.tasks import task_of
 from fgai.trackers import Tracker
 from fgai.training.attempts import make_faithful
@@ -26,7 +26,6 @@ from fgai.training.loop import TRAIN_FIELDS, TrainConfig
 from fgai.training.presets import preset
 from fgai.training.settings import ADVERSARY_FIELDS, FaithfulConfig
 from fgai.training.train import history_of, in_memory, set_history, train
-from fgai.training.whole import nodes_of
 from fgai.typed import typed
 
 BATCHED = ("vanilla", "ln", "fgai", "fgai-certified")
@@ -90,7 +89,7 @@ def settings_for(
 def train_method(
     method: str,
     model: str,
-    graph: Graph | StoredGraph,
+    graph: Graph | GraphOnDisk,
     *,
     seed: int = 0,
     vanilla: nn.Module | None = None,
@@ -139,7 +138,7 @@ def train_method(
     if batch_size is not None and method not in BATCHED:
         raise InputError(f"`batch_size` is for {', '.join(BATCHED)}; {method} reads the whole graph")
     seen = in_memory(graph, fan_out) if batch_size is None else graph
-    nodes = nodes_of(seen, seed) if isinstance(seen, StoredGraph) else seen
+    nodes = seen.nodes(seed) if isinstance(seen, GraphOnDisk) else seen
     chosen = {**settings_for(method, model, nodes.name, task_of(nodes).name), **(settings or {})}
     common: dict[str, Any] = {
         "seed": seed,

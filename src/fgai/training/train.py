@@ -17,14 +17,13 @@ from fgai.graph import Graph
 from fgai.models import AttentionModel, as_graph
 from fgai.tasks import check_logits, task_of
 from fgai.trackers import Tracker
-from fgai.training.batches import VanillaBatches
 from fgai.training.build import setting_names, untrained
 from fgai.training.history import History
 from fgai.training.loop import TRAIN_FIELDS, Batched, Recipe, TrainConfig, fit
 from fgai.training.presets import preset_named
 from fgai.training.recipes import Vanilla
 from fgai.training.resume import run_label
-from fgai.training.whole import opened
+from fgai.training.source import open_source
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
@@ -91,9 +90,9 @@ def train(
     what `fgai train --model GAT --seed 3` does. What is given by name wins over `config`, and `config` over
     the preset.
 
-    With `batch_size` training reads mini-batches (see `fgai.sampling`), of a graph in memory or of a stored
-    one, which is never loaded whole: an epoch is then a pass over the training nodes, a step for each batch.
-    Several processes share the batches inside `fgai.ranks.joined`.
+    With `batch_size` training reads mini-batches (see `fgai.large.Batches`), of a graph in memory or of a
+    stored one, which is never loaded whole: an epoch is then a pass over the training nodes, a step for each
+    batch. Several processes share the batches inside `fgai.large.joined`.
 
     Args:
         model: one of fgai's models, any PyG model called as `model(x, edge_index)`, or the name of one to
@@ -147,12 +146,12 @@ def train(
         return _fitted(model, recipe, config, label, saving)
     if recipe is not None:
         raise InputError("`batch_size` trains by cross-entropy, a recipe of your own reads whole graphs")
-    with opened(data, seed) as whole:
-        model, config = _built(model, whole.nodes, None, preset, config, seed, settings)
-        whole.batched_for(model, batch_size, fan_out)
-        batches = VanillaBatches(whole)
-        whole.agree(model, batches.name, config, seed)
-        return _fitted(model, batches, config, whole.label(model, batches.name, config, seed), saving)
+    with open_source(data, seed) as source:
+        model, config = _built(model, source.nodes, None, preset, config, seed, settings)
+        source.batched_for(model, batch_size, fan_out)
+        batches = source.vanilla()
+        source.agree(model, batches.name, config, seed)
+        return _fitted(model, batches, config, source.label(model, batches.name, config, seed), saving)
 
 
 def in_memory(data: Any, fan_out: int | Sequence[int] | None, epoch_size: int | None = None) -> Graph:

@@ -1,0 +1,47 @@
+"""Graphs on disk as the core knows them; `fgai.large` writes and reads them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from importlib import import_module
+from pathlib import Path
+
+from fgai.graph.graph import Graph
+
+MANIFEST = "graph.json"
+"""The text file of every stored graph."""
+
+
+class GraphOnDisk(ABC):
+    """A graph in a folder, see `fgai.large.StoredGraph`."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """For messages and records."""
+
+    @abstractmethod
+    def load(self) -> Graph:
+        """Read the whole graph into memory."""
+
+    @abstractmethod
+    def nodes(self, seed: int) -> Graph:
+        """Return the nodes without edges and features, with labels and masks; a random split if none."""
+
+
+def is_store(path: Path | str) -> bool:
+    """Whether a folder holds a stored graph."""
+    try:
+        return (Path(path) / MANIFEST).is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def open_on_disk(path: Path | str) -> GraphOnDisk:
+    """Open a stored graph; only its manifest is read.
+
+    Raises:
+        DataError: it holds no stored graph, a damaged one, or one of a newer version.
+    """
+    graph: GraphOnDisk = import_module("fgai.large").open_store(path)
+    return graph

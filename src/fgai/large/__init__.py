@@ -1,0 +1,35 @@
+"""Graphs larger than memory: stored graphs, mini-batches, exact passes block by block, several processes."""
+
+from fgai.large.convert import convert
+from fgai.large.evaluate import StoredEvaluation, evaluate_store
+from fgai.large.observation import StoredObservation, open_observation
+from fgai.large.processes import joined
+from fgai.large.sampling import Batches, MiniBatch, NeighbourSampler, Sample, mini_batch
+from fgai.large.size import GraphSize, PassSize, graph_size, pass_size
+from fgai.large.stored import StoredGraph, open_store
+from fgai.large.streaming import check_streamed, measure_store, observe_store
+from fgai.large.write import write_store
+
+__all__ = [
+    "Batches",
+    "GraphSize",
+    "MiniBatch",
+    "NeighbourSampler",
+    "PassSize",
+    "Sample",
+    "StoredEvaluation",
+    "StoredGraph",
+    "StoredObservation",
+    "check_streamed",
+    "convert",
+    "evaluate_store",
+    "graph_size",
+    "joined",
+    "measure_store",
+    "mini_batch",
+    "observe_store",
+    "open_observation",
+    "open_store",
+    "pass_size",
+    "write_store",
+]

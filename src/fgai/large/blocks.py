@@ -1,0 +1,328 @@
+"""Attention of a block of rows: what it reads is gathered, and it is computed as in a small graph.
+
+Rows of more edges than a block holds are computed in two passes over parts of their edges: the scores first,
+their softmax, then the sum. Nothing is approximated either way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fgai.errors import InputError
+from fgai.large.arrays import Array, ArrayFile, Place, map_array, write_array
+from fgai.large.sort import row_blocks
+from fgai.large.stored import DTYPES, StoredGraph
+from fgai.models.layer import AttentionLayer
+from fgai.ops import aggregate, edge_softmax, weighted_softmax
+from fgai.sparse import Adjacency, Features
+from fgai.sparse.adjacency import Index32, of_narrow
+
+
+class Sides(NamedTuple):
+    """What `AttentionLayer.sides` gave for all nodes, mapped from files.
+
+    Attributes:
+        source: [N, H] or [N, H, C], what the score reads of the source.
+        destination: likewise of the destination.
+        values: [N, H, C].
+    """
+
+    source: Array
+    destination: Array
+    values: Array
+
+
+class SidesFile:
+    """The sides of one layer, written block of rows by block of rows.
+
+    Args:
+        folder: for the files.
+        name: of the layer, part of their names.
+        layer: whose sides.
+        rows: of all processes that write it together; None where this one writes all.
+    """
+
+    def __init__(self, folder: Path, name: str, layer: AttentionLayer, rows: int | None = None) -> None:
+        self._layer, self._rows = layer, rows
+        self._paths = [folder / f"{name}.{side}.npy" for side in Sides._fields]
+        self._files: list[ArrayFile | None] = []
+
+    def append(self, x: Tensor | Features, first: int) -> None:
+        """Compute and write the sides of more rows, the first of which has this number."""
+        sides = self._layer.sides(x)
+        if not self._files:
+            place = None if self._rows is None else Place(first, self._rows)
+            for path, side in zip(self._paths, sides, strict=True):
+                same = side is sides[2] and path is not self._paths[2]  # scored and mixed alike
+                shape = _numpy(side).dtype, side.shape[1:]
+                self._files.append(None if same else ArrayFile(path, *shape, place))
+        for file, side in zip(self._files, sides, strict=True):
+            if file is not None:
+                file.append(_numpy(side))
+
+    def close(self) -> None:
+        """Put what was written on disk."""
+        for file in self._files:
+            if file is not None:
+                file.close()
+        self._files = []
+
+    def opened(self) -> Sides:
+        """Map the files, once all of them are closed."""
+        found = [map_array(path) if path.exists() else None for path in self._paths]
+        source, destination, values = found
+        assert values is not None and destination is not None
+        return Sides(values if source is None else source, destination, values)
+
+    def remove(self) -> None:
+        """Delete the files."""
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+
+
+class Attended(NamedTuple):
+    """What attention gives for a block.
+
+    Attributes:
+        out: [rows, H, C] aggregated values.
+        attention: [edges, H], or [edges, 1] averaged.
+        scores: [edges] mean scores over the heads, or None.
+    """
+
+    out: Tensor
+    attention: Tensor
+    scores: Tensor | None
+
+
+class Block(NamedTuple):
+    """A range of rows and the edges into them.
+
+    Attributes:
+        first: row.
+        last: row behind the last.
+        pointers: [rows + 1] from 0.
+        source: [edges] where each starts, by number in the whole graph.
+        weight: [edges] or None.
+    """
+
+    first: int
+    last: int
+    pointers: Array
+    source: Array
+    weight: Tensor | None
+
+
+class Read(NamedTuple):
+    """What a block reads, as a small graph.
+
+    Attributes:
+        adjacency: its edges among the nodes it reads, its rows first.
+        far: [nodes, H] or [nodes, H, C], what the score reads of sources.
+        near: likewise of destinations; of the block's rows alone, as no other is one.
+        values: [nodes, H, C].
+    """
+
+    adjacency: Adjacency
+    far: Tensor
+    near: Tensor
+    values: Tensor
+
+
+def read_ahead(
+    sides: Sides, blocks: Iterable[Block], most: int, threads: int
+) -> Generator[tuple[Block, Read | None]]:
+    """Yield blocks, in order, and what they read; that of the next ones is gathered meanwhile.
+
+    Args:
+        sides: of all nodes.
+        blocks: rows of more than `most` edges read nothing yet, as not all of it may be in memory.
+        most: edges whose values are in memory together.
+        threads: that gather, a block each, beside the one that is being computed.
+    """
+    waiting = deque[tuple[Block, Future[Read | None]]]()
+    with ThreadPoolExecutor(threads, thread_name_prefix="fgai-gather") as pool:
+        try:
+            for block in blocks:
+                waiting.append((block, pool.submit(_read, sides, block, most)))
+                if len(waiting) > threads:
+                    first, found = waiting.popleft()
+                    yield first, found.result()
+            while waiting:
+                first, found = waiting.popleft()
+                yield first, found.result()
+        finally:
+            for _, found in waiting:
+                found.cancel()
+
+
+def _read(sides: Sides, block: Block, most: int) -> Read | None:
+    if len(block.source) > most:
+        return None
+    nodes, adjacency = _local(block)
+    return Read(adjacency, *_gathered(sides, nodes, block.last - block.first))
+
+
+def attend(
+    layer: AttentionLayer,
+    sides: Sides,
+    block: Block,
+    read: Read | None,
+    most: int,
+    *,
+    averaged: bool,
+    ranked: bool,
+) -> Attended:
+    """Compute attention for a block.
+
+    Args:
+        layer: in evaluation mode.
+        sides: of all nodes.
+        block: of at most `most` edges, or of one row.
+        read: what it reads; None for one row of more edges.
+        most: edges whose values are in memory together.
+        averaged: average the attention over the heads.
+        ranked: also return the mean scores.
+    """
+    if read is None:
+        return _attend_row(layer, sides, block, most, averaged, ranked)
+    adjacency, far, near, values = read
+    if block.weight is None:
+        out, attention = layer.fused(far, near, values, adjacency, written=True, averaged=averaged)
+        scores = layer.mean_scores(far, near, adjacency) if ranked else None
+        return Attended(out[: block.last - block.first], attention, scores)
+    raw = layer.score_edges(far, near, adjacency)
+    attention = weighted_softmax(raw, block.weight, adjacency)
+    out = aggregate(attention, values, adjacency)[: block.last - block.first]
+    return _finished(out, attention, raw, block.weight, averaged, ranked)
+
+
+def _attend_row(
+    layer: AttentionLayer, sides: Sides, block: Block, most: int, averaged: bool, ranked: bool
+) -> Attended:
+    """One row in parts: its scores, their softmax, and the sum of its values."""
+    parts = [
+        Block(block.first, block.last, np.array([0, len(source)]), source, None)
+        for source in np.array_split(block.source, -(-len(block.source) // most))
+    ]
+    raw = []
+    for part in parts:
+        nodes, adjacency = _local(part)
+        far, near, _ = _gathered(Sides(sides.source, sides.destination, sides.source), nodes, 1)
+        raw.append(layer.score_edges(far, near, adjacency))
+    scores = torch.cat(raw)
+    row = _adjacency(1, block.pointers, np.zeros(len(block.source), np.int32))
+    weight = block.weight
+    attention = edge_softmax(scores, row) if weight is None else weighted_softmax(scores, weight, row)
+    out, begin = torch.zeros(1, *sides.values.shape[1:], dtype=scores.dtype), 0
+    for part in parts:
+        nodes, adjacency = _local(part)
+        values = torch.from_numpy(np.take(sides.values, nodes, 0))
+        share = attention[begin : begin + len(part.source)].contiguous()
+        out += aggregate(share, values, adjacency)[:1]
+        begin += len(part.source)
+    return _finished(out, attention, scores, weight, averaged, ranked)
+
+
+def _finished(
+    out: Tensor, attention: Tensor, scores: Tensor, weight: Tensor | None, averaged: bool, ranked: bool
+) -> Attended:
+    if weight is not None:
+        least = torch.finfo(scores.dtype).tiny  # as the layer itself ranks an edge of weight 0
+        scores = scores + weight.to(scores.dtype).clamp(min=least).log()[:, None]
+    mean = attention.mean(1, keepdim=True) if averaged else attention
+    return Attended(out, mean, scores.mean(1) if ranked else None)
+
+
+def _local(block: Block) -> tuple[Array, Adjacency]:
+    """The nodes a block reads, its rows first and the others in order, and its edges among them."""
+    rows, source = block.last - block.first, block.source.astype(np.int64)
+    inside = (source >= block.first) & (source < block.last)
+    others, place = np.unique(source[~inside], return_inverse=True)
+    local = source - block.first
+    local[~inside] = rows + place
+    nodes = np.concatenate([np.arange(block.first, block.last), others])
+    return nodes, _adjacency(len(nodes), block.pointers, local)
+
+
+def _adjacency(nodes: int, pointers: Array, source: Array) -> Adjacency:
+    """Edges into the first rows of a small graph; the outgoing view stays empty, as nothing runs backward."""
+    rows = len(pointers) - 1
+    rowptr = np.concatenate([pointers, np.full(nodes - rows, pointers[-1])])
+    destination = np.repeat(np.arange(rows), np.diff(pointers))
+    none = torch.zeros(0, dtype=torch.int32)
+    parts = (torch.from_numpy(part.astype(np.int32)) for part in (rowptr, source, destination))
+    pointer, start, end = parts
+    return of_narrow(nodes, Index32(pointer, start, none, none, end))
+
+
+def _gathered(sides: Sides, nodes: Array, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The sides of some nodes; that of destinations for the first `rows` alone, as no other is one."""
+    values = torch.from_numpy(np.take(sides.values, nodes, 0))
+    far = values if sides.source is sides.values else torch.from_numpy(np.take(sides.source, nodes, 0))
+    near = np.zeros((len(nodes), *sides.destination.shape[1:]), sides.destination.dtype)
+    near[:rows] = sides.destination[nodes[:rows]]
+    return far, torch.from_numpy(near), values
+
+
+def _numpy(tensor: Tensor) -> Array:
+    found: Array = tensor.detach().cpu().numpy()
+    return found
+
+
+def write_rows(folder: Path, stored: StoredGraph, loops: bool, block_edges: int) -> None:
+    """Write `rowptr.npy`, `source.npy` and, where edges have weights, `edge_weight.npy`.
+
+    Args:
+        folder: where to.
+        stored: the graph.
+        loops: give every node a self-loop, of weight 1, that has none.
+        block_edges: edges that are in memory together.
+
+    Raises:
+        InputError: a weight is negative.
+    """
+    rowptr, source = stored.rows()
+    weight = stored.array("edge_weight")
+    counts = np.zeros(stored.num_nodes + 1, np.int64)
+    with ExitStack() as stack:
+        ends = stack.enter_context(ArrayFile(folder / "source.npy", DTYPES["source"]))
+        weights = None
+        if weight is not None:
+            file = ArrayFile(folder / "edge_weight.npy", DTYPES["edge_weight"])
+            weights = stack.enter_context(file)
+        for first, last in row_blocks(rowptr, block_edges, block_edges):
+            edges = slice(int(rowptr[first]), int(rowptr[last]))
+            there = np.array(rowptr[first : last + 1])
+            row = np.repeat(np.arange(first, last), np.diff(there))
+            order, keys = _with_loops((row << 32) | source[edges], first, last if loops else first)
+            counts[first + 1 : last + 1] = np.bincount((keys >> 32) - first, minlength=last - first)
+            ends.append(keys & 0xFFFFFFFF)
+            if weights is not None and weight is not None:
+                weights.append(_weights(weight[edges], order))
+    write_array(folder / "rowptr.npy", [np.cumsum(counts)], DTYPES["rowptr"])
+
+
+def _with_loops(keys: Array, first: int, last: int) -> tuple[Array, Array]:
+    """Sorted keys with those of loops at nodes first..last-1, and where each came from; new ones last."""
+    nodes = np.arange(first, last)
+    joined = np.concatenate([keys, (nodes << 32) | nodes])
+    order = np.argsort(joined, kind="stable")  # two runs, merged in linear time
+    joined = joined[order]
+    fresh = np.ones(len(joined), bool)
+    fresh[1:] = joined[1:] != joined[:-1]
+    return order[fresh], joined[fresh]
+
+
+def _weights(weight: Array, order: Array) -> Array:
+    if len(weight) and weight.min() < 0:
+        raise InputError("`edge_weight` of the stored graph must be at least 0; shift it, or store none")
+    return np.concatenate([weight, np.ones(len(order))])[order]

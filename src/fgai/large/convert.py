@@ -1,0 +1,183 @@
+"""`convert`: from files of a graph to a folder of memory-mapped arrays."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fgai.datasets.loader import load_dataset
+from fgai.datasets.own import load_graph, node_fields
+from fgai.datasets.registry import names
+from fgai.errors import DataError, FgaiWarning, InputError, warn
+from fgai.files import regular
+from fgai.graph import Graph
+from fgai.graph.on_disk import is_store
+from fgai.large.arrays import Array, write_array
+from fgai.large.edge_lists import edge_reader, mapped
+from fgai.large.sort import sort_edges
+from fgai.large.stored import DTYPES, VERSION, StoredGraph
+from fgai.large.write import NUMBERS, building, complete, fill, save_arrays, save_features, source_of
+from fgai.progress import stage
+from fgai.typed import typed
+from fgai.version import __version__
+
+FILES = (".npz", ".pt")
+"""Graphs that are read into memory before they are stored."""
+
+
+@typed
+def convert(
+    source: Path | str,
+    target: Path | str,
+    *,
+    node_table: Path | str | None = None,
+    features: Path | str | None = None,
+    labels: Path | str | None = None,
+    undirected: bool = False,
+    overwrite: bool = False,
+    resume: bool = True,
+    root: str | os.PathLike[str] | None = None,
+) -> StoredGraph:
+    r"""Turn a graph into a folder of memory-mapped arrays, see `fgai.large`.
+
+    Edge lists are streamed: `.csv` (a heading with `source`, `destination`, perhaps `weight`; other columns
+    are attributes), `.txt`, `.tsv`, `.edges` and `.edgelist` (SNAP's two numbers a line), both also as `.gz`,
+    `.parquet` (columns as of CSV; needs the extra `parquet`) and `.npy` ([2, E]). However many edges there
+    are, about 280 MB and 16 bytes per node are in memory, and a row group of Parquet; a node's own edges must
+    fit, too. Edges that come again are left out with a warning. PyG `Data` (`.pt`, `.npz`) and datasets by
+    name, OGB's among them, are read into memory first.
+
+    The folder appears when it is whole. An edge list is converted in stages: nodes, edges, places, rows,
+    fingerprint. What a run that was killed, or stopped by Ctrl-C, had finished stays in a hidden folder
+    beside the target, `.TARGET.partial`, and the next run with the same sources and options goes on from
+    there; if a source has changed since, it begins anew and warns. A run that fails leaves nothing. Where the
+    target is the finished graph of the same sources and options, it is verified and returned with a warning.
+
+    Args:
+        source: a file, or the name of a dataset.
+        target: the new folder.
+        node_table: CSV with features, labels and split of an edge list's nodes, see `fgai.load_graph`; it is
+            read into memory.
+        features: `.npy` file [N, F] of an edge list's nodes, streamed.
+        labels: `.npy` file [N] of their classes, -1 where unknown.
+        undirected: also store every edge's reverse, of an edge list.
+        overwrite: take the place of an older stored graph.
+        resume: go on where an earlier run was stopped; False discards what it left.
+        root: folder with the datasets' files, as in `fgai.load_dataset`.
+
+    Returns:
+        The stored graph.
+
+    Raises:
+        DataError: something is at `target` already, or a file is missing, damaged or foreign; the message
+            names line and byte.
+        InputError: options that do not go with this source.
+        FgaiError: the folder cannot be written, the disk is full, or another process is writing it.
+
+    Example:
+        >>> text = "source,destination\n0,1\n2,1\n"
+        >>> _ = Path("edges.csv").write_text(text)
+        >>> convert("edges.csv", "stored", undirected=True)
+        StoredGraph('edges', nodes=3, edges=4, features=0)
+    """
+    place, given = Path(target), Path(source)
+    named = str(source) in names() and not given.suffix
+    read = None if named else edge_reader(given)
+    tables = [Path(table) for table in (node_table, features, labels) if table is not None]
+    if read is None and (tables or undirected):
+        raise InputError(
+            "`node_table`, `features`, `labels` and `undirected` go with an edge list, got"
+            f" {given.name!r}, which has its own"
+        )
+    if node_table is not None and len(tables) > 1:
+        raise InputError("give `node_table`, or `features` and `labels`, not both")
+    if not named and read is None and given.suffix not in FILES:
+        known = ".csv, .txt, .tsv, .edges, .edgelist (also .gz), .parquet, .npy, .npz, .pt"
+        raise DataError(f"{given} must be a file of a graph ({known}) or the name of a dataset")
+    for file in ([] if named else [given]) + tables:
+        try:
+            regular(file)
+        except FileNotFoundError:
+            raise DataError(f"there is no file {file}") from None
+        except (OSError, ValueError) as error:
+            raise DataError(f"{file} cannot be read: {error}") from error
+    if read is None:
+        with building(place, overwrite) as work:
+            graph = load_dataset(str(source), root) if named else load_graph(given)
+            fill(work.folder, graph.to("cpu"))
+        return StoredGraph(place)
+    roles = {"edges": source, "node_table": node_table, "features": features, "labels": labels}
+    files = {role: source_of(Path(file)) for role, file in roles.items() if file is not None}
+    job = {"fgai": __version__, "store": VERSION, "sources": files, "undirected": undirected}
+    name = given.name.removesuffix(".gz").rpartition(".")[0]
+    contents = [[role, file["size"], file["hash"]] for role, file in files.items()]
+    sources = hashlib.sha256(json.dumps([name, contents, undirected]).encode()).hexdigest()
+    if not overwrite and is_store(place) and (there := StoredGraph(place)).sources == sources:
+        there.verify()
+        warn(FgaiWarning(f"{place} is there already, complete and of these sources; nothing was done"))
+        return there
+    with building(place, overwrite, job=job, resume=resume) as work:
+        width, count = work.once("nodes", lambda: _write_nodes(work.folder, node_table, features, labels))
+        with stage("sorting edges"):
+            sort_edges(work, read(), num_nodes=count, undirected=undirected)
+        with stage("fingerprint"):
+            work.once("fingerprint", lambda: complete(work.folder, name, width, sources).fingerprint)
+    return StoredGraph(place)
+
+
+def _write_nodes(
+    folder: Path, table: Path | str | None, features: Path | str | None, labels: Path | str | None
+) -> tuple[int, int | None]:
+    """Write what is known of an edge list's nodes; return F, and N where it is known."""
+    if table is not None:
+        return _write_table(folder, Path(table))
+    width, count = 0, None
+    if features is not None:
+        x = mapped(Path(features))
+        if x.ndim != 2 or x.dtype.kind not in "iufb" or not len(x):
+            raise DataError(f"{features} must hold numbers [nodes, features], got {x.dtype} {list(x.shape)}")
+        count, width = x.shape
+        write_array(folder / "x.npy", _finite(x, Path(features)), DTYPES["x"], (width,))
+    if labels is not None:
+        y = mapped(Path(labels))
+        y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+        if y.ndim != 1 or y.dtype.kind not in "iu" or (count is not None and len(y) != count) or not len(y):
+            fits = "" if count is None else f" for each of the {count} rows of `features`"
+            raise DataError(
+                f"{labels} must hold one class number per node{fits}, got {y.dtype} {list(y.shape)}"
+            )
+        if int(y.min()) < -1 or int(y.max()) < 1:
+            raise DataError(f"{labels} must name two classes or more, and -1 where none is known")
+        count = len(y)
+        save_arrays(folder, {"y": y})
+    return width, count
+
+
+def _finite(x: Array, path: Path) -> Iterator[Array]:
+    """Blocks of rows, all of whose numbers are finite."""
+    step = max(1, NUMBERS // max(1, x.shape[1]))
+    for first in range(0, len(x), step):
+        block = np.asarray(x[first : first + step], DTYPES["x"])
+        if not np.isfinite(block).all():
+            row = first + int(np.argmin(np.isfinite(block).all(1)))
+            raise DataError(f"row {row} of {path} holds NaN or infinity; clean it before use")
+        yield block
+
+
+def _write_table(folder: Path, table: Path) -> tuple[int, int]:
+    fields: dict[str, Any] = dict(node_fields(table))
+    if not fields:
+        raise DataError(f"{table} holds the numbers of nodes and nothing else; leave it out")
+    count, x = len(next(iter(fields.values()))), fields.pop("x", None)
+    # The checks of a graph, on its nodes alone.
+    checked = Graph.from_edges(torch.zeros(2, 0, dtype=torch.long), count, x, **fields)
+    save_features(folder, checked.features)
+    save_arrays(folder, {name: value.numpy() for name, value in fields.items()})
+    return checked.num_features, count

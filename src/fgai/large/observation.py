@@ -1,0 +1,237 @@
+"""`StoredObservation`: logits, states and attention of all nodes, in a folder of memory-mapped arrays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal, TypedDict
+
+import numpy as np
+import torch
+
+from fgai.attention import AttentionMap, LayerAttention
+from fgai.compiled import compiled
+from fgai.errors import CheckpointError, DataError, InputError
+from fgai.files import add_checksum
+from fgai.large.arrays import Array, ArrayFolder, ArrayInfo, are_below, are_pointers
+from fgai.large.stored import DTYPES, Rows, read_checked
+from fgai.sparse import Adjacency
+from fgai.sparse.valid import owners
+from fgai.typed import typed
+
+MANIFEST = "observation.json"
+VERSION = 2
+_REMEDY = "compute it again"
+
+
+class Manifest(TypedDict):
+    """What `observation.json` holds.
+
+    Attributes:
+        format: says what kind of folder this is.
+        version: of the format.
+        model: class of the model.
+        graph: fingerprint of the graph.
+        layers: names of the attention layers, in order.
+        arrays: by name; each is a file `NAME.npy`.
+    """
+
+    format: Literal["fgai observation"]
+    version: int
+    model: str
+    graph: str
+    layers: list[str]
+    arrays: dict[str, ArrayInfo]
+
+
+@typed
+class StoredObservation:
+    """What `observe_store` found, mapped from its folder.
+
+    Edges are those the model reads: the graph's, with the self-loops it adds, sorted by (destination,
+    source). `rows`, `load_attention` and `verify` compare what they read with its checksums; single arrays
+    are mapped without that, as they may be larger than memory.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        DataError: it holds none, or a damaged one.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        file = self.path / MANIFEST
+        try:
+            self._manifest: Manifest = read_checked(file, VERSION, Manifest)
+            _check_shapes(self._manifest)
+        except FileNotFoundError:
+            raise DataError(
+                f"{path} holds no observation: there is no {MANIFEST}; see `observe_store`"
+            ) from None
+        except (CheckpointError, ValueError, OSError) as error:
+            raise DataError(f"{file} is damaged: {error}; {_REMEDY}") from error
+        self._arrays = ArrayFolder(self.path, self._manifest["arrays"], _REMEDY)
+        self._rows: Rows | None = None
+
+    def __repr__(self) -> str:
+        return f"StoredObservation({self.model!r}, nodes={len(self.logits)}, edges={len(self.rows.source)})"
+
+    @property
+    def model(self) -> str:
+        """Class of the model."""
+        return self._manifest["model"]
+
+    @property
+    def graph(self) -> str:
+        """Fingerprint of the graph."""
+        return self._manifest["graph"]
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the attention layers."""
+        return self._manifest["layers"]
+
+    @property
+    def rows(self) -> Rows:
+        """The edges the model reads; checked when first read.
+
+        Raises:
+            DataError: they are damaged.
+        """
+        if self._rows is None:
+            rows = Rows(self._array("rowptr"), self._array("source"))
+            if not are_pointers(rows.rowptr, len(rows.source)) or not are_below(
+                rows.source, len(rows.rowptr) - 1
+            ):
+                raise DataError(f"{self.path} is damaged: its indices point outside; {_REMEDY}")
+            self._arrays.verify(("rowptr", "source"))
+            self._rows = rows
+        return self._rows
+
+    @property
+    def logits(self) -> Array:
+        """[N, C]."""
+        return self._array("logits")
+
+    def states(self, layer: int) -> Array:
+        """[N, D] the states that a layer gave, by its number, from 0."""
+        return self._array(f"state.{layer}")
+
+    def attention(self, layer: int) -> Array:
+        """[E, H] or [E, 1] of a layer, by its number, from 0."""
+        return self._array(f"attention.{layer}")
+
+    def scores(self, layer: int) -> Array | None:
+        """[E] what neighbours are ranked by; None where it was not asked for."""
+        name = f"scores.{layer}"
+        return self._array(name) if name in self._manifest["arrays"] else None
+
+    def _array(self, name: str) -> Array:
+        if name not in self._manifest["arrays"]:
+            raise DataError(f"{self.path} has no {name}; its layers are {', '.join(self.layers)}")
+        return self._arrays.open(name)
+
+    def verify(self) -> None:
+        """Read every array and compare it with its checksum; each only once.
+
+        Raises:
+            DataError: a file is missing or damaged.
+        """
+        _ = self.rows
+        self._arrays.verify()
+
+    def positions(self, source: Array, destination: Array) -> Array:
+        """Where edges are among those of `rows`: [e].
+
+        Args:
+            source: [e] by number of node.
+            destination: [e] likewise.
+
+        Raises:
+            DataError: an edge is not there: the graph was another one.
+            InputError: a destination is not a node.
+        """
+        rows = self.rows
+        if not are_below(destination, len(rows.rowptr) - 1):
+            raise InputError(f"`destination` must name nodes 0..{len(rows.rowptr) - 2}")
+        found: Array = _find(*rows, source, destination)
+        if len(found) and found.min() < 0:
+            at = int(found.argmin())
+            raise DataError(f"{self.path} has no edge {source[at]} → {destination[at]}; compute it again")
+        return found
+
+    def load_attention(self) -> AttentionMap:
+        """Read the attention of all layers into memory, and compare it with its checksums.
+
+        Raises:
+            DataError: it is damaged.
+        """
+        known = self._manifest["arrays"]
+        names = [f"{kind}.{number}" for number in range(len(self.layers)) for kind in ("attention", "scores")]
+        self._arrays.verify(name for name in names if name in known)
+        rowptr, source = (torch.from_numpy(np.array(part, np.int64)) for part in self.rows)
+        adjacency = Adjacency.from_sorted(source, owners(rowptr, len(source)), len(rowptr) - 1)
+        layers = []
+        for number, name in enumerate(self.layers):
+            values = torch.from_numpy(np.array(self.attention(number)))
+            scores = self.scores(number)
+            ranks = None if scores is None else torch.from_numpy(np.array(scores))
+            layers.append(LayerAttention.on(adjacency, values, name, ranks))
+        return AttentionMap(tuple(layers))
+
+
+@typed
+def open_observation(path: Path | str) -> StoredObservation:
+    """Open what `observe_store` wrote; only its manifest is read.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        DataError: see `StoredObservation`.
+    """
+    return StoredObservation(path)
+
+
+@compiled
+def _find(rowptr: Array, source: Array, ours: Array, destination: Array) -> Array:
+    """Search each edge in its row, whose sources are sorted; -1 where it is not."""
+    found = np.full(len(ours), -1, np.int64)
+    for edge in range(len(ours)):
+        low, high = rowptr[destination[edge]], rowptr[destination[edge] + 1]
+        last = high
+        while low < high:
+            middle = (low + high) // 2
+            if source[middle] < ours[edge]:
+                low = middle + 1
+            else:
+                high = middle
+        if low < last and source[low] == ours[edge]:
+            found[edge] = low
+    return found
+
+
+def encode(manifest: Manifest) -> str:
+    """Return the text of the manifest."""
+    return json.dumps(add_checksum(manifest), indent=1) + "\n"
+
+
+def _check_shapes(manifest: Manifest) -> None:
+    """Raise `ValueError` unless the arrays are about the same nodes and edges."""
+    infos = manifest["arrays"]
+    for name in ("rowptr", "source"):
+        if name not in infos or infos[name]["dtype"] != DTYPES[name] or len(infos[name]["shape"]) != 1:
+            raise ValueError(f"`{name}` is missing, or of another type or shape")
+    nodes, edges = infos["rowptr"]["shape"][0] - 1, infos["source"]["shape"][0]
+    lengths = {"logits": nodes, "state": nodes, "attention": edges, "scores": edges}
+    dimensions = {"logits": 2, "state": 2, "attention": 2, "scores": 1}
+    for name, info in infos.items():
+        kind = name.partition(".")[0]
+        if kind in ("rowptr", "source"):
+            continue
+        shape = info["shape"]
+        if len(shape) != dimensions.get(kind) or shape[0] != lengths[kind] or min(shape) < 0:
+            raise ValueError(f"`{name}` has shape {shape}, which does not fit the rest")
+        if not info["dtype"].startswith("<f"):
+            raise ValueError(f"`{name}` must hold numbers, got {info['dtype']}")

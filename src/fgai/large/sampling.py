@@ -1,0 +1,514 @@
+"""`NeighbourSampler`: neighbours drawn hop by hop, the same ones whoever draws them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch_geometric.sampler import (
+    BaseSampler,
+    EdgeSamplerInput,
+    NegativeSampling,
+    NodeSamplerInput,
+    SamplerOutput,
+)
+from torch_geometric.sampler.neighbor_sampler import edge_sample
+
+from fgai import checks
+from fgai.alone import seeded
+from fgai.errors import InputError
+from fgai.graph import Graph
+from fgai.graph.pyg_data import arguments_from_data
+from fgai.large import sampling_kernels as kernels
+from fgai.large.stored import EDGE_ARRAYS, NODE_ARRAYS, Rows, StoredGraph, gather_rows
+from fgai.sparse import Adjacency, Features, SparseRows, match_edges
+from fgai.typed import typed
+
+Ints = NDArray[np.int64]
+_NODE = 0xFFFFFFFF
+"""The bits of a key that hold its node; above them is its tree."""
+
+
+class Sample(NamedTuple):
+    """What was drawn around some nodes.
+
+    Attributes:
+        nodes: [n] by number in the whole graph; the seeds first, then hop by hop, ascending in each.
+        row: [e] source of each edge, as a position in `nodes`.
+        column: [e] destination, likewise; never falls.
+        edges: [e] positions of the edges in the whole graph.
+        trees: [n] the seed each node was drawn for, where trees are disjoint; else None.
+        nodes_per_hop: the seeds, and the nodes that each hop added.
+        edges_per_hop: the edges that each hop added.
+    """
+
+    nodes: Tensor
+    row: Tensor
+    column: Tensor
+    edges: Tensor
+    trees: Tensor | None
+    nodes_per_hop: list[int]
+    edges_per_hop: list[int]
+
+
+class GrowingSample:
+    """A sample around some seeds, to which hops are added.
+
+    Nodes are known by keys, which also hold their trees. New ones are numbered in ascending order, so that
+    whoever reads their features goes through memory, or a file, from front to back.
+
+    Args:
+        rows: the whole graph.
+        seeds: [B] its first nodes; one that comes twice is there twice.
+        streams: [B] or [1] where draws begin: for the tree of each seed, or for all of them.
+        replace: draw with replacement.
+        disjoint: give every seed a tree of its own.
+    """
+
+    def __init__(
+        self, rows: Rows, seeds: Ints, streams: NDArray[np.uint64], *, replace: bool, disjoint: bool
+    ) -> None:
+        self._rows, self._streams, self._replace, self._disjoint = rows, streams, replace, disjoint
+        nodes, trees = len(rows.rowptr) - 1, len(seeds) if disjoint else 1
+        self._keys = (np.arange(len(seeds)) << 32) | seeds if disjoint else seeds
+        self._most, self._largest = nodes * trees, ((trees - 1) << 32) + nodes
+        self._nodes_per_hop, self._edges_per_hop = [len(seeds)], list[int]()
+        self._row = self._column = self._edges = np.zeros(0, np.int64)
+        self._tables = np.zeros(0, np.int32), np.zeros(0, np.int64)
+        self._make_room(len(seeds))
+        kernels.number_seeds(*self._tables, self._keys)
+
+    def _make_room(self, keys: int) -> None:
+        self._tables = kernels.with_room(*self._tables, min(keys, self._most), self._largest)
+
+    def add_hop(self, fan_out: int) -> None:
+        """Draw neighbours of the nodes that the last hop added, at first those of the seeds.
+
+        Args:
+            fan_out: neighbours of each node, -1 for all.
+        """
+        count, known = len(self._keys), len(self._edges)
+        begin, hop = count - self._nodes_per_hop[-1], len(self._edges_per_hop)
+        nodes, trees = self._keys[begin:] & _NODE, self._keys[begin:] >> 32
+        if self._replace and fan_out > 0:
+            checks.memory(len(nodes) * fan_out, 3 * nodes.itemsize, "fan_out")
+        offset = kernels.offsets(self._rows.rowptr, nodes, fan_out, self._replace)
+        parts = (_longer(part, offset[-1]) for part in (self._row, self._column, self._edges))
+        self._row, self._column, self._edges = parts
+        row, column, edges = (part[known:] for part in (self._row, self._column, self._edges))
+        kernels.draw(
+            self._rows.rowptr, nodes, trees, self._streams, hop, fan_out, self._replace, offset, edges
+        )
+        kernels.keys_of(self._rows.source, edges, trees, offset, begin, row, column)
+        self._make_room(count + len(edges))
+        fresh = np.sort(kernels.enter(*self._tables, row))
+        kernels.number(*self._tables, fresh, count, row)
+        self._keys = np.concatenate([self._keys, fresh])
+        self._nodes_per_hop.append(len(fresh))
+        self._edges_per_hop.append(len(edges))
+
+    def finished(self) -> Sample:
+        """Return what was drawn."""
+        arrays = (self._keys & _NODE, self._row, self._column, self._edges)
+        nodes, row, column, edges = (torch.from_numpy(array) for array in arrays)
+        trees = torch.from_numpy(self._keys >> 32) if self._disjoint else None
+        return Sample(nodes, row, column, edges, trees, self._nodes_per_hop, self._edges_per_hop)
+
+
+def _longer(array: Ints, more: int) -> Ints:
+    """A copy with room for more; hops grow, so what is copied is the smaller part."""
+    found = np.empty(len(array) + more, array.dtype)
+    found[: len(array)] = array
+    return found
+
+
+_ORDER, _BATCH = 1, 2
+"""What draws are for: batches of different kinds never share any."""
+
+
+@typed
+class NeighbourSampler(BaseSampler):  # type: ignore[misc]
+    """Draw neighbours of some nodes, neighbours of those, and so on: a mini-batch for as many layers.
+
+    What is drawn depends on `seed`, `epoch` and the seeds of the batch, and on nothing else: not on the
+    number of workers, not on other batches. With `disjoint` it depends on each seed alone. Edges are known by
+    their position in the whole graph, so what is said of an edge in a batch is said of that edge.
+
+    Works in PyG's loaders (`NodeLoader(data, node_sampler=sampler)`, `LinkLoader`) without pyg-lib and
+    torch-sparse; `fgai.large.Batches` gives fgai's own graphs.
+
+    Args:
+        graph: a `Graph`, a `StoredGraph` (memory-mapped), or a PyG `Data`, whose edges keep their order.
+        fan_out: neighbours per node in each hop, the seeds' first; -1 takes all of them. One per layer of the
+            model.
+        replace: draw with replacement: each node has exactly `fan_out` edges then, perhaps some twice.
+        disjoint: draw a tree of its own for every seed; nodes that several seeds reach come several times.
+        seed: of the draws.
+
+    Attributes:
+        epoch: enters every draw; set it before each pass over the data. Workers that live on see it, too.
+
+    Raises:
+        InputError: `fan_out` holds 0, or `graph` is none.
+
+    Example:
+        >>> import torch
+        >>> star = Graph.from_edges(torch.tensor([[1, 2, 3, 4], [0, 0, 0, 0]]), 5)
+        >>> sample = NeighbourSampler(star, [2]).sample(torch.tensor([0]))
+        >>> sample.nodes_per_hop, sample.edges_per_hop, sample.row.tolist(), sample.column.tolist()
+        ([1, 2], [2], [1, 2], [0, 0])
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        fan_out: Sequence[int],
+        *,
+        replace: bool = False,
+        disjoint: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.fan_out = _fan_out(fan_out)
+        self.replace, self.disjoint, self.seed = bool(replace), bool(disjoint), checks.seed(seed)
+        self._stored, self._rows, self._order = _structure(graph)
+        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+
+    @property
+    def epoch(self) -> int:
+        """See `NeighbourSampler`."""
+        return int(self._epoch)
+
+    @epoch.setter
+    def epoch(self, value: int) -> None:
+        self._epoch.fill_(checks.whole(value, "epoch"))
+
+    @property
+    def num_nodes(self) -> int:
+        """N of the whole graph."""
+        return len(self.rows.rowptr) - 1
+
+    @property
+    def edge_permutation(self) -> Tensor | None:
+        """[E] position in the sampler's order → in `data.edge_index`; None where they are the same."""
+        return self._order
+
+    @property
+    def rows(self) -> Rows:
+        """The incoming edges of the whole graph."""
+        if self._rows is None:
+            assert self._stored is not None
+            self._rows = self._stored.rows()
+        return self._rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Memory-mapped edges are mapped again by whoever gets the sampler."""
+        return {**self.__dict__, "_rows": self._rows if self._stored is None else None}
+
+    def sample(self, seeds: Tensor) -> Sample:
+        """Draw around some nodes.
+
+        Args:
+            seeds: [B] by number; one that comes twice is in the batch twice. Isolated ones come alone.
+
+        Raises:
+            InputError: they are no numbers of nodes.
+        """
+        given = checks.positions(seeds.cpu(), self.num_nodes, "seeds")
+        given = given.nonzero().flatten() if given.dtype == torch.bool else given
+        if given.dim() != 1:
+            raise InputError(f"`seeds` must be a vector of node numbers, got shape {list(given.shape)}")
+        return self._sample(given.numpy())
+
+    def _sample(self, seeds: Ints) -> Sample:
+        stream = self.stream(_BATCH)
+        streams = (
+            kernels.each_after(stream, seeds)
+            if self.disjoint
+            else np.array([kernels.folded(stream, seeds)], np.uint64)
+        )
+        growing = GrowingSample(self.rows, seeds, streams, replace=self.replace, disjoint=self.disjoint)
+        for fan_out in self.fan_out:
+            growing.add_hop(fan_out)
+        return growing.finished()
+
+    def stream(self, purpose: int) -> np.uint64:
+        """Where draws for a purpose begin in this epoch."""
+        return np.uint64(kernels.folded(np.uint64(self.seed), np.array([self.epoch, purpose])))
+
+    def order(self, count: int) -> Ints:
+        """A random order of `count` items in this epoch: that of the batches' seeds."""
+        return np.argsort(kernels.each_after(self.stream(_ORDER), np.arange(count)), kind="stable")
+
+    def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
+        """Draw around the nodes of one batch, for PyG's `NodeLoader`."""
+        _refuse(index)
+        out = self._output(index.node)
+        out.metadata = (index.input_id, index.time)
+        return out
+
+    def sample_from_edges(
+        self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None
+    ) -> SamplerOutput:
+        """Draw around the ends of one batch of links, for PyG's `LinkLoader`; pairs beside them too."""
+        _refuse(index)
+        ends = torch.cat([index.row, index.col]).numpy()
+        seed = int(kernels.folded(self.stream(_BATCH), ends)) & 0xFFFFFFFF
+        with seeded(seed, torch.device("cpu")):  # PyG draws the pairs from the global generator
+            return edge_sample(
+                index, lambda seeds, _: self._output(seeds), self.num_nodes, self.disjoint, None, neg_sampling
+            )
+
+    def _output(self, seeds: Tensor) -> SamplerOutput:
+        found = self.sample(seeds)
+        return SamplerOutput(
+            node=found.nodes,
+            row=found.row,
+            col=found.column,
+            edge=found.edges,
+            batch=found.trees,
+            num_sampled_nodes=found.nodes_per_hop,
+            num_sampled_edges=found.edges_per_hop,
+        )
+
+
+def _fan_out(given: Sequence[int]) -> tuple[int, ...]:
+    if not len(given):
+        raise InputError("`fan_out` must hold one number of neighbours per layer, got none")
+    return tuple(_neighbours(count) for count in given)
+
+
+def _neighbours(count: Any) -> int:
+    try:
+        found = operator.index(count)
+    except TypeError:
+        found = 0
+    if found != -1 and not 1 <= found <= checks.LARGEST:
+        raise InputError(
+            f"`fan_out` must hold whole numbers of at least 1, or -1 for all neighbours, got {count!r};"
+            " a model of fewer layers needs fewer of them"
+        )
+    return found
+
+
+def _structure(graph: Any) -> tuple[StoredGraph | None, Rows | None, Tensor | None]:
+    """The store or the edges of a graph, and their order where it is not the graph's own."""
+    if isinstance(graph, StoredGraph):
+        graph.rows()
+        return graph, None, None
+    if isinstance(graph, Graph):
+        return None, _rows(graph.to("cpu").adjacency), None
+    given = arguments_from_data(graph)
+    edges = checks.edge_index(given["edge_index"], given["num_nodes"])
+    adjacency, order = Adjacency.build(edges.cpu(), given["num_nodes"])
+    same = torch.equal(order, torch.arange(len(order)))
+    return None, _rows(adjacency), None if same else order
+
+
+def _rows(adjacency: Adjacency) -> Rows:
+    adjacency.check_incoming()
+    parts = (part.numpy().view() for part in (adjacency.rowptr, adjacency.index32.source))
+    return Rows(*(_read_only(part) for part in parts))
+
+
+def _read_only(array: Any) -> Any:
+    array.flags.writeable = False  # as those of a store are, so that kernels are compiled once for both
+    return array
+
+
+def _refuse(index: Any) -> None:
+    if index.time is not None or index.input_type is not None:
+        raise InputError("`NeighbourSampler` draws from graphs of one kind without times; leave them out")
+
+
+@typed
+@dataclass(frozen=True, eq=False)
+class MiniBatch:
+    """A part of a graph around some nodes.
+
+    Attributes:
+        graph: nodes in the order of `nodes`, edges sorted as in every `Graph`. Edges drawn twice are there
+            twice.
+        nodes: [n] by number in the whole graph; the first `num_seeds` are the seeds.
+        edges: [e] position in the whole graph of each edge of `graph`.
+        num_seeds: nodes whose output is meant; the others are there for it.
+        trees: [n] the seed each node was drawn for, where trees are disjoint; else None.
+    """
+
+    graph: Graph
+    nodes: Tensor
+    edges: Tensor
+    num_seeds: int
+    trees: Tensor | None = None
+
+    @property
+    def seeds(self) -> Tensor:
+        """[B] the seeds by number in the whole graph."""
+        return self.nodes[: self.num_seeds]
+
+    def match(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Return where edges of the batch are in the whole graph, and where in `keys`.
+
+        With `whole, here = batch.match(layer.keys)`, the row `layer.values[here]` belongs to the edges
+        `whole` of the whole graph. Self-loops that a model added are in neither.
+
+        Args:
+            keys: [K] of edges of the batch's graph, sorted: those of a layer's attention.
+
+        Raises:
+            AttentionError: an edge is there twice, as draws with replacement may have it.
+        """
+        ours, theirs = match_edges(self.graph.keys, keys)
+        return self.edges[ours], theirs
+
+
+@typed
+def mini_batch(graph: Graph | StoredGraph, sample: Sample) -> MiniBatch:
+    """Put a sample together with the features, labels, masks and edge values of its nodes and edges.
+
+    Of a stored graph only these are read.
+
+    Args:
+        graph: the whole graph.
+        sample: drawn from it.
+
+    Raises:
+        InputError: the whole graph has positional encodings, links or small graphs, which a part of it cannot
+            keep; or the sample is of another graph.
+
+    Example:
+        >>> from fgai.datasets import planted
+        >>> from fgai.large import NeighbourSampler
+        >>> data = planted()
+        >>> batch = mini_batch(data, NeighbourSampler(data, [3, 2]).sample(torch.tensor([7, 5])))
+        >>> batch.seeds.tolist(), torch.equal(batch.graph.y, data.y[batch.nodes])
+        ([7, 5], True)
+    """
+    _check(graph, sample)
+    ends = torch.stack([sample.row, sample.column])
+    adjacency, order = Adjacency.build(ends, len(sample.nodes))
+    edges = sample.edges[order]
+    read = _from_store if isinstance(graph, StoredGraph) else _from_graph
+    features, fields = read(graph, sample.nodes, edges)  # type: ignore[arg-type]
+    part = Graph(adjacency, features, name=graph.name, **fields)
+    return MiniBatch(part, sample.nodes, edges, sample.nodes_per_hop[0], sample.trees)
+
+
+def _check(graph: Graph | StoredGraph, sample: Sample) -> None:
+    kept = (
+        (graph.positional, graph.batch, graph.links, graph.entry_values) if isinstance(graph, Graph) else ()
+    )
+    if any(part is not None for part in kept):
+        raise InputError(
+            f"{graph.name!r} has positional encodings, small graphs, links or `entry_values`, which a"
+            " mini-batch does not keep; give the graph as it was before the model prepared it"
+        )
+    inside = (sample.nodes, graph.num_nodes), (sample.edges, graph.num_edges)
+    if any(index.numel() and int(index.max()) >= count for index, count in inside):
+        raise InputError(f"`sample` must be drawn from {graph.name!r}; it names what is not there")
+
+
+def _from_store(stored: StoredGraph, nodes: Tensor, edges: Tensor) -> tuple[Features | None, dict[str, Any]]:
+    rows, places = nodes.numpy(), edges.numpy()
+    return stored.features(rows), {**stored.node_fields(rows), **stored.edge_fields(places)}
+
+
+def _from_graph(graph: Graph, nodes: Tensor, edges: Tensor) -> tuple[Features | None, dict[str, Any]]:
+    fields = {
+        name: value[places]
+        for names, places in ((NODE_ARRAYS, nodes), (EDGE_ARRAYS, edges))
+        for name in names
+        if (value := getattr(graph, name)) is not None
+    }
+    given = graph.features
+    if given is None or not isinstance(given.base, SparseRows) or given.appended is not None:
+        return None if given is None else Features.dense(given.to_dense()[nodes]), fields
+    base = given.base
+    indptr, indices, values = (part.detach().numpy() for part in (base.indptr, base.indices, base.values))
+    return gather_rows(indptr, indices, values, nodes.numpy(), base.num_columns), fields
+
+
+@typed
+class Batches:
+    """Mini-batches of a graph, made by this process or by workers: the same ones either way.
+
+    Going through it makes one pass in the sampler's epoch; set `sampler.epoch` before the next one for
+    another order and other neighbours.
+
+    Args:
+        graph: what the batches are parts of; in memory it must be on the CPU.
+        sampler: draws from this graph.
+        nodes: [M] whose outputs are meant, by number or as a mask; all by default.
+        batch_size: seeds of a batch; the last one has fewer. One larger than there are nodes gives one batch.
+        shuffle: draw the order from the sampler's seed and epoch; else it is that of `nodes`.
+        most: seeds of a pass, the first of the order; None for all.
+        workers: processes that make batches ahead; 0 makes them here.
+        rank: of `ranks` processes that share the batches: this one takes every `ranks`-th, from this one on.
+        ranks: how many share them; the last batches may be there for the first ranks alone.
+
+    Raises:
+        InputError: the nodes are not in the graph, there is none, or the sampler is of another graph.
+
+    Example:
+        >>> from fgai.datasets import planted
+        >>> data = planted()
+        >>> batches = Batches(data, NeighbourSampler(data, [5, 5]), data.y == 2, batch_size=128)
+        >>> len(batches), sum(batch.num_seeds for batch in batches) == int((data.y == 2).sum())
+        (4, True)
+    """
+
+    def __init__(
+        self,
+        graph: Graph | StoredGraph,
+        sampler: NeighbourSampler,
+        nodes: Tensor | None = None,
+        *,
+        batch_size: int = 1024,
+        shuffle: bool = True,
+        most: int | None = None,
+        workers: int = 0,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        self.batch_size = checks.whole(batch_size, "batch_size", 1)
+        self.workers, self.shuffle = checks.whole(workers, "workers", 0, 1024), bool(shuffle)
+        self.ranks = checks.whole(ranks, "ranks", 1)
+        self.rank = checks.whole(rank, "rank", 0, self.ranks - 1)
+        if isinstance(graph, Graph) and graph.device.type != "cpu":
+            raise InputError(f"`graph` must be on the CPU, from where batches are taken; got {graph.device}")
+        if (sampler.num_nodes, len(sampler.rows.source)) != (graph.num_nodes, graph.num_edges):
+            raise InputError(f"`sampler` must draw from {graph.name!r}; it was made for another graph")
+        every = torch.arange(graph.num_nodes)
+        chosen = every if nodes is None else checks.positions(nodes.cpu(), graph.num_nodes, "nodes")
+        chosen = chosen.nonzero().flatten() if chosen.dtype == torch.bool else chosen
+        if chosen.dim() != 1 or not chosen.numel():
+            raise InputError(f"`nodes` must be a vector of at least one node, got shape {list(chosen.shape)}")
+        self.graph, self.sampler, self.nodes = graph, sampler, chosen
+        self.most = len(chosen) if most is None else min(checks.whole(most, "most", 1), len(chosen))
+
+    def __len__(self) -> int:
+        batches = -(-self.most // self.batch_size)
+        return len(range(self.rank, batches, self.ranks))
+
+    def __iter__(self) -> Iterator[MiniBatch]:
+        nodes = self.nodes
+        if self.shuffle:
+            nodes = nodes[torch.from_numpy(self.sampler.order(len(nodes))[: self.most])]
+        parts = list(torch.split(nodes[: self.most], self.batch_size))[self.rank :: self.ranks]
+        generator = torch.Generator()  # or the loader would take a number from the global one
+        yield from DataLoader(
+            parts,  # type: ignore[arg-type]
+            batch_size=None,
+            collate_fn=self._made,  # type: ignore[arg-type]
+            num_workers=self.workers,
+            generator=generator,
+        )
+
+    def _made(self, seeds: Tensor) -> MiniBatch:
+        return mini_batch(self.graph, self.sampler.sample(seeds))

@@ -1,0 +1,249 @@
+"""Edges in any order become compressed rows on disk, in memory that does not grow with their number.
+
+A counting sort in passes over files: edges are written down as they come, counted by destination, put where
+their row begins, and each row is sorted by source. In memory are one block of edges, and 16 bytes per node.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, TypedDict
+
+import numpy as np
+
+from fgai.compiled import compiled
+from fgai.datasets.own import count_nodes
+from fgai.errors import DataError, FgaiWarning, warn
+from fgai.large.arrays import (
+    Array,
+    ArrayFile,
+    open_scratch,
+    put_on_disk,
+    scratch,
+    write_array,
+    write_scratch,
+)
+from fgai.large.stored import DTYPES
+from fgai.large.write import Work
+from fgai.sparse.keys import edge_name
+from fgai.sparse.valid import LARGEST
+
+BLOCK = 1 << 22
+"""Edges that are read, put in place or sorted together."""
+
+# mypy: disable-error-code="no-untyped-call"
+
+
+class Edges(NamedTuple):
+    """Some edges.
+
+    Attributes:
+        source: [k] node numbers.
+        destination: [k] node numbers.
+        values: of the edges, by the names of a `Graph`: `edge_attr` [k, D], `edge_weight` [k].
+    """
+
+    source: Array
+    destination: Array
+    values: dict[str, Array]
+
+
+def sort_edges(
+    work: Work, edges: Iterable[Edges], *, num_nodes: int | None = None, undirected: bool = False
+) -> int:
+    """Write `rowptr.npy`, `source.npy` and the values of edges; those that come again are left out.
+
+    Stages that are finished are not run again; the edges are read by the first one alone.
+
+    Args:
+        work: has the folder for these and for intermediate files, which are removed.
+        edges: in any order, every part with the same values.
+        num_nodes: N; the largest number and one more by default.
+        undirected: also write every edge's reverse, with its values.
+
+    Returns:
+        N.
+
+    Raises:
+        DataError: an edge names no node, or comes again with other values.
+        OSError: the disk is full.
+    """
+    spool = _Spool(work.folder, work.once("edges", lambda: _write_spool(work.folder, edges, undirected)))
+    nodes = _number_of_nodes(spool, num_nodes)
+    work.once("places", lambda: _place(work.folder, spool, nodes), drops=".spool")
+    written = work.once("rows", lambda: _write_rows(work.folder, spool, nodes), drops=".scratch")
+    if written < spool.count and not undirected:
+        warn(FgaiWarning(f"{spool.count - written} duplicate edges were merged"))
+    return nodes
+
+
+def _number_of_nodes(spool: _Spool, given: int | None) -> int:
+    if given is not None:
+        if spool.largest >= given:
+            raise DataError(f"an edge names node {spool.largest}, but there are {given} nodes, from 0 on")
+        return given
+    return count_nodes(spool.largest, spool.count)
+
+
+class _Spooled(TypedDict):
+    """What is known of edges that were written down.
+
+    Attributes:
+        count: E, with reverses and those that come again.
+        largest: number of a node.
+        tails: shapes of the values of one edge, by their names.
+    """
+
+    count: int
+    largest: int
+    tails: dict[str, list[int]]
+
+
+def _write_spool(folder: Path, edges: Iterable[Edges], undirected: bool) -> _Spooled:
+    """Write edges down as they come, in plain files."""
+    found: _Spooled = {"count": 0, "largest": -1, "tails": {}}
+    with ExitStack() as stack:
+        files: dict[str, BinaryIO] = {}
+
+        def append(name: str, values: Array) -> None:
+            if name not in files:
+                files[name] = stack.enter_context((folder / f"{name}.spool").open("xb"))
+            files[name].write(np.ascontiguousarray(values, _dtype(name)).data)
+
+        for part in edges:
+            for ends in (part.source, part.destination) if len(part.source) else ():
+                low, high = int(ends.min()), int(ends.max())
+                if low < 0 or high >= LARGEST:
+                    raise DataError(f"nodes must be numbered in 0..{LARGEST - 1}, got {low}..{high}")
+                found["largest"] = max(found["largest"], high)
+            found["tails"] = {name: list(values.shape[1:]) for name, values in part.values.items()}
+            ways = [(part.source, part.destination), (part.destination, part.source)]
+            for source, destination in ways if undirected else ways[:1]:
+                for name, values in {"source": source, "destination": destination, **part.values}.items():
+                    append(name, values)
+                found["count"] += len(source)
+        for file in files.values():
+            file.flush()
+            os.fsync(file.fileno())
+    return found
+
+
+def _dtype(name: str) -> str:
+    return DTYPES["source" if name == "destination" else name]
+
+
+class _Spool:
+    """Edges as they came, read in blocks.
+
+    Args:
+        folder: with the files.
+        found: what `_write_spool` returned.
+    """
+
+    def __init__(self, folder: Path, found: _Spooled) -> None:
+        self._folder, self.count, self.largest = folder, found["count"], found["largest"]
+        self.tails = {name: tuple(tail) for name, tail in found["tails"].items()}
+
+    def read(self) -> Iterator[Edges]:
+        """The edges again."""
+        for first in range(0, self.count, BLOCK):
+            source, destination = (self._block(name, first, ()) for name in ("source", "destination"))
+            values = {name: self._block(name, first, tail) for name, tail in self.tails.items()}
+            yield Edges(source, destination, values)
+
+    def _block(self, name: str, first: int, tail: tuple[int, ...]) -> Array:
+        width, kind = int(np.prod(tail, dtype=np.int64)), np.dtype(_dtype(name))
+        size = min(BLOCK, self.count - first) * width
+        path, offset = self._folder / f"{name}.spool", first * width * kind.itemsize
+        return np.fromfile(path, kind, size, offset=offset).reshape(-1, *tail)
+
+
+@compiled
+def _count(destination, rowptr):  # type: ignore[no-untyped-def]
+    """Count each destination behind its place."""
+    for end in destination:
+        rowptr[end + 1] += 1
+
+
+@compiled
+def _positions(destination, cursor, positions):  # type: ignore[no-untyped-def]
+    """The next free place in the row of each edge."""
+    for i in range(len(destination)):
+        end = destination[i]
+        positions[i] = cursor[end]
+        cursor[end] += 1
+
+
+def _place(folder: Path, spool: _Spool, nodes: int) -> None:
+    """Put every edge into its row, in the order of the input."""
+    rowptr = np.zeros(nodes + 1, np.int64)
+    for part in spool.read():
+        _count(part.destination, rowptr)
+    np.cumsum(rowptr, out=rowptr)
+    write_scratch(folder / "rowptr.scratch", rowptr)
+    placed = {
+        name: scratch(folder / f"{name}.scratch", (spool.count, *tail), DTYPES[name])
+        for name, tail in {"source": (), **spool.tails}.items()
+    }
+    for part in spool.read():
+        positions = np.empty(len(part.source), np.int64)
+        _positions(part.destination, rowptr, positions)
+        placed["source"][positions] = part.source
+        for name, values in part.values.items():
+            placed[name][positions] = values
+    for array in placed.values():
+        put_on_disk(array)
+
+
+def _write_rows(folder: Path, spool: _Spool, nodes: int) -> int:
+    """Sort each row by source, leave out what comes again, write everything in order; return how many."""
+    rowptr = np.array(open_scratch(folder / "rowptr.scratch", (nodes + 1,), np.int64))
+    placed = {
+        name: open_scratch(folder / f"{name}.scratch", (spool.count, *tail), DTYPES[name])
+        for name, tail in {"source": (), **spool.tails}.items()
+    }
+    counts = np.zeros(len(rowptr), np.int64)
+    with ExitStack() as stack:
+        files = {
+            name: stack.enter_context(ArrayFile(folder / f"{name}.npy", DTYPES[name], array.shape[1:]))
+            for name, array in placed.items()
+        }
+        for first, last in row_blocks(rowptr, BLOCK):
+            edges = slice(rowptr[first], rowptr[last])
+            row = np.repeat(np.arange(first, last), np.diff(rowptr[first : last + 1]))
+            keys = (row << 32) | placed["source"][edges]
+            order = np.argsort(keys, kind="stable")
+            keys = keys[order]
+            fresh = np.ones(len(keys), bool)
+            fresh[1:] = keys[1:] != keys[:-1]
+            for name, array in placed.items():
+                values = array[edges][order]
+                _check_again(name, values, keys, fresh)
+                files[name].append(values[fresh])
+            counts[first + 1 : last + 1] = np.bincount(row[order][fresh] - first, minlength=last - first)
+    np.cumsum(counts, out=counts)
+    write_array(folder / "rowptr.npy", [counts], DTYPES["rowptr"])
+    return int(counts[-1])
+
+
+def _check_again(name: str, values: Array, keys: Array, fresh: Array) -> None:
+    """Raise if an edge that comes again has other values than the first time."""
+    first = np.maximum.accumulate(np.where(fresh, np.arange(len(keys)), 0))
+    differs = values != values[first]
+    differs = differs.any(1) if differs.ndim == 2 else differs
+    if differs.any():
+        edge = edge_name(int(keys[int(np.argmax(differs))]))
+        raise DataError(f"the edge {edge} comes again with another `{name}`; merge such edges first")
+
+
+def row_blocks(rowptr: Array, edges: int, nodes: int | None = None) -> Iterator[tuple[int, int]]:
+    """Blocks of rows (first, last) of at most so many edges and rows; a longer row is a block of its own."""
+    first, count = 0, len(rowptr) - 1
+    while first < count:
+        last = int(np.searchsorted(rowptr, rowptr[first] + edges, "right")) - 1
+        last = min(max(last, first + 1), count, first + (nodes or count))
+        yield first, last
+        first = last

@@ -1,0 +1,462 @@
+"""Exact passes over a stored graph, layer by layer and block by block: what a model says, and its ranges."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fgai import checks
+from fgai.attention import (
+    Layerwise,
+    Limits,
+    Stage,
+    adapter_of,
+    collecting,
+    evaluating,
+    find_layers,
+    limits_of,
+    model_name,
+    unwrapped,
+)
+from fgai.attention.forward import HEADS
+from fgai.attention.limits import SAMPLE, SLACK, largest, ranges
+from fgai.errors import InputError, RanksError
+from fgai.files import write_atomic
+from fgai.graph import Graph
+from fgai.large.arrays import Array, ArrayFile, Place, describe, map_array
+from fgai.large.blocks import Block, SidesFile, attend, read_ahead, write_rows
+from fgai.large.observation import MANIFEST, VERSION, Manifest, StoredObservation, encode
+from fgai.large.sort import row_blocks
+from fgai.large.stored import Rows, StoredGraph
+from fgai.large.write import building, feature_blocks
+from fgai.models import AttentionModel
+from fgai.ops import clip, loudness
+from fgai.processes import SINGLE, ProcessGroup
+from fgai.progress import stage as progress
+from fgai.sparse import Adjacency, Features
+from fgai.typed import typed
+
+NUMBERS = 1 << 22
+"""Numbers that are in memory together; the order statistics of one channel take all its rows."""
+
+
+class LeftOut(NamedTuple):
+    """How many honest nodes limits leave out.
+
+    Attributes:
+        cut: share of the nodes at either end of each channel.
+        soften: share of the nodes, the loudest as a whole.
+        sampled: take order statistics from a few thousand nodes, evenly spread.
+    """
+
+    cut: float
+    soften: float
+    sampled: bool
+
+
+def measure_layer(
+    layer: Any, blocks: Callable[[], Iterator[Tensor | Features]], folder: Path, left_out: LeftOut
+) -> None:
+    """Take the ranges of a layer's limits from all rows it reads.
+
+    What is said is written down as it reaches each limits. Where nothing is left out, limits change nothing
+    and all are met in one go; else those behind others must wait until these are known.
+
+    Args:
+        layer: in evaluation mode; without limits nothing is done.
+        blocks: gives the layer's input in blocks of rows, as often as it is asked.
+        folder: for what is in between.
+        left_out: of the ranges.
+    """
+    found = limits_of(layer)
+    together = left_out.cut == left_out.soften == 0
+    for group in [found] if together and found else [[limits] for limits in found]:
+        for limits, path in _written(layer, blocks(), group, folder).items():
+            _measure(limits, map_array(path), left_out)
+            path.unlink()
+
+
+def _written(
+    layer: Any, blocks: Iterator[Tensor | Features], group: list[Limits], folder: Path
+) -> dict[Limits, Path]:
+    """Write what reaches some limits of a layer, a file each."""
+    paths = {limits: folder / f"said.{number}.npy" for number, limits in enumerate(group)}
+    files: dict[Limits, ArrayFile] = {}
+    with ExitStack() as stack:
+
+        def note(limits: Limits, rows: Tensor) -> None:
+            said = rows.reshape(-1, *limits.low.shape).numpy()
+            if limits not in files:
+                files[limits] = stack.enter_context(ArrayFile(paths[limits], said.dtype, said.shape[1:]))
+            files[limits].append(said)
+
+        with collecting(group, note):
+            for x in blocks:
+                layer.sides(x)
+    return paths
+
+
+def _measure(limits: Limits, rows: Array, left_out: LeftOut) -> None:
+    """As `Limits.measure`, from rows on disk."""
+    every = max(1, len(rows) // SAMPLE) if left_out.sampled else 1
+    cut, soften = left_out.cut, left_out.soften
+    low, high = _ends(rows, 0.0) if cut == 0 else _ends(rows[::every], cut)
+    radius = limits.radius
+    if not limits.derived:
+        counted = rows[::every] if soften else rows
+        loud = [loudness(clip(block, low, high), low, high) for block in _blocks(counted)]
+        radius = largest(torch.cat(loud), soften) * (1 + SLACK)
+    usual = limits.usual
+    if every == 1:
+        moved = sum(int((clip(block, low, high, radius) != block).sum()) for block in _blocks(rows))
+        usual = torch.tensor(moved / max(1, rows.size))
+    limits.set(low, high, radius, usual)
+
+
+def _ends(rows: Array, cut: float) -> tuple[Tensor, Tensor]:
+    """See `ranges`."""
+    if cut == 0:
+        ends = [torch.stack([block.amin(0), block.amax(0)]) for block in _blocks(rows)]
+        return ranges(torch.cat(ends), 0.0)
+    shape, flat = rows.shape[1:], rows.reshape(len(rows), -1)
+    step = max(1, NUMBERS // max(1, len(flat)))
+    columns = range(0, flat.shape[1], step)
+    parts = [ranges(torch.from_numpy(np.array(flat[:, at : at + step])), cut) for at in columns]
+    low, high = (torch.cat(part).view(shape) for part in zip(*parts, strict=True))
+    return low, high
+
+
+def _blocks(rows: Array) -> Iterator[Tensor]:
+    step = max(1, NUMBERS // max(1, int(np.prod(rows.shape[1:]))))
+    for first in range(0, len(rows), step):
+        yield torch.from_numpy(np.array(rows[first : first + step]))
+
+
+@typed
+def observe_store(
+    model: nn.Module,
+    stored: StoredGraph,
+    path: Path | str,
+    *,
+    heads: str = "each",
+    ranked: bool = False,
+    block_edges: int = 1 << 18,
+    ranks: ProcessGroup = SINGLE,
+) -> StoredObservation:
+    """Compute logits, states and attention of all nodes of a stored graph, into files.
+
+    The numbers are those of `fgai.attention.observe` on the same graph in memory, up to the order of
+    summation; no neighbour is left out. Features are read once, from front to back, and projected; what edges
+    read of their sources are the projections, gathered block by block. In memory is one block, and those that
+    are gathered meanwhile: edges and the projections of their sources; of a node with more edges than a block
+    their scores.
+
+    Args:
+        model: fgai's GAT or GATv2 for nodes, or its GT without positional encodings; on the CPU.
+        stored: the graph, with features.
+        path: the new folder; it appears when it is whole.
+        heads: `each`, or `mean` for the attention averaged over them.
+        ranked: also write what neighbours are ranked by.
+        block_edges: edges that are in memory together.
+        ranks: processes that share the work, each with some of the blocks; all of them must see the folder.
+            The numbers are those of one process, bit by bit.
+
+    Returns:
+        The result, mapped.
+
+    Raises:
+        InputError: another model, or one that does not read this graph.
+        RanksError: a rank does not see the folder, or one failed.
+        DataError: there is something at `path` already, or the graph is damaged.
+        FgaiError: the folder cannot be written, or the disk is full.
+
+    Example:
+        >>> import fgai
+        >>> data = fgai.load_dataset("planted")
+        >>> stored, model = fgai.large.write_store(data, "planted"), fgai.GAT.for_data(data)
+        >>> found = observe_store(model, stored, "seen")
+        >>> found.logits.shape, found.attention(0).shape
+        ((2000, 5), (17914, 8))
+    """
+    checks.one_of(heads, "heads", HEADS)
+    checks.whole(block_edges, "block_edges", 1, 2**30)
+    bare, stages = readable(model, stored)
+    stored.verify()
+    place = Path(path)
+    with _shared_folder(place, ranks) as folder, evaluating(model), torch.no_grad():
+        if ranks.leads:
+            write_rows(folder, stored, bare.self_loops, block_edges)
+        ranks.wait()
+        _Pass(folder, stored, stages, heads == "mean", bool(ranked), block_edges, ranks=ranks).run()
+        if ranks.leads:
+            write_manifest(folder, model_name(model), stored.fingerprint, list(find_layers(bare)))
+    return StoredObservation(place)
+
+
+@contextmanager
+def _shared_folder(place: Path, ranks: ProcessGroup) -> Iterator[Path]:
+    """Give all ranks the folder that the first of them builds; it is in its place for all of them at the end.
+
+    Raises:
+        RanksError: a rank does not see it.
+    """
+    with ExitStack() as stack:
+        own = str(stack.enter_context(building(place)).folder) if ranks.leads else ""
+        folder = Path(ranks.first(own))
+        if not min(ranks.gather(folder.is_dir())):
+            raise RanksError(
+                f"not all ranks see {folder}, where they write together; set TMPDIR to a shared disk"
+            )
+        yield folder
+    ranks.wait()
+
+
+@typed
+def measure_store(
+    model: nn.Module,
+    stored: StoredGraph,
+    *,
+    cut: float = 0.0,
+    soften: float = 0.0,
+    sampled: bool = False,
+    folder: Path | str | None = None,
+    block_edges: int = 1 << 18,
+) -> None:
+    """Take the ranges of a model's limits from all nodes of a stored graph; in place.
+
+    They are those of `fgai.attention.measuring` around a pass in memory, up to the order of summation.
+
+    Args:
+        model: with limits; otherwise as of `observe_store`.
+        stored: the graph, with features.
+        cut: share of the nodes left out at either end of each channel.
+        soften: share of the nodes, the loudest, that are drawn to the loudness of the rest.
+        sampled: take order statistics from at most a few thousand nodes, evenly spread.
+        folder: for what is in between; that of temporary files by default.
+        block_edges: edges that are in memory together.
+
+    Raises:
+        InputError: another model, or one that does not read this graph.
+        FgaiError: the disk is full.
+    """
+    checks.whole(block_edges, "block_edges", 1, 2**30)
+    bare, stages = readable(model, stored)
+    stored.verify()
+    left_out = LeftOut(cut, soften, sampled)
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as scratch,
+        building(Path(scratch) / "pass") as work,
+        evaluating(model),
+        torch.no_grad(),
+    ):
+        write_rows(work.folder, stored, bare.self_loops, block_edges)
+        _Pass(work.folder, stored, stages, True, False, block_edges, left_out).run()
+
+
+@typed
+def check_streamed(model: nn.Module, stored: StoredGraph) -> None:
+    """Raise unless a model can be computed on a stored graph row by row.
+
+    Args:
+        model: on any device.
+        stored: the graph.
+
+    Raises:
+        InputError: it cannot; says why.
+    """
+    readable(model, stored, anywhere=True)
+
+
+def readable(
+    model: nn.Module, stored: StoredGraph, *, anywhere: bool = False
+) -> tuple[AttentionModel, Layerwise]:
+    """The model without wrappers and its stages, if it reads such graphs without seeing them as a whole."""
+    bare = unwrapped(model)
+    away = not anywhere and any(p.device.type != "cpu" for p in model.parameters())
+    if not isinstance(bare, AttentionModel) or away:
+        raise InputError(f"`model` must be fgai's GAT, GATv2 or GT on the CPU, got {model_name(model)}")
+    if not bare.streams:
+        raise InputError(
+            f"{model_name(model)} prepares graphs as a whole, which a stored one is not read as; use GAT,"
+            " GATv2, or GT with `encodings=0`"
+        )
+    if not stored.has_features:
+        raise InputError(f"{stored.name!r} has no node features; convert it with some")
+    none = torch.zeros(0, dtype=torch.long)
+    fields: dict[str, Any] = dict(stored.edge_fields(slice(0, 0)))
+    bare.check_graph(
+        Graph(Adjacency.from_sorted(none, none, 1), stored.features(slice(0, 1)), name=stored.name, **fields)
+    )
+    with evaluating(model):
+        stages = adapter_of(model).layerwise()
+    if stages is None:
+        raise InputError(
+            f"{model_name(model)} cannot be computed row by row: it is hooked or tapped, is not for nodes"
+            ", or mixes them elsewhere than in attention"
+        )
+    return bare, stages
+
+
+class _Pass:
+    """One pass through all layers.
+
+    Args:
+        folder: with the edges the model reads; everything is written there.
+        stored: gives the features.
+        stages: the model.
+        averaged: average the attention over heads.
+        ranked: also write scores.
+        block_edges: edges of a block.
+        left_out: take the ranges of limits on the way, and keep states alone; None leaves limits as they are.
+        ranks: who share the work.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        stored: StoredGraph,
+        stages: Layerwise,
+        averaged: bool,
+        ranked: bool,
+        block_edges: int,
+        left_out: LeftOut | None = None,
+        ranks: ProcessGroup = SINGLE,
+    ) -> None:
+        self._folder, self._stored, self._stages = folder, stored, stages
+        self._averaged, self._ranked, self._most = averaged, ranked, block_edges
+        self._left_out, self._ranks = left_out, ranks
+        self._rows = Rows(map_array(folder / "rowptr.npy"), map_array(folder / "source.npy"))
+        weight = folder / "edge_weight.npy"
+        self._weight = map_array(weight) if weight.exists() else None
+        self._spans = ranks.share(list(row_blocks(self._rows.rowptr, block_edges, block_edges)))
+
+    def run(self) -> None:
+        """Go through the layers; each is read from the sides the one before has written."""
+        stages = self._stages.stages
+        sides = self._sides(0)
+        for number, stage in enumerate(stages):
+            last = number + 1 == len(stages)
+            if last and self._left_out is not None:
+                return
+            after = None
+            if not last and self._left_out is None:  # else its limits must be known first
+                after = self._new_sides(number + 1)
+            with progress(f"layer {number + 1} of {len(stages)}", self._stored.num_nodes):
+                self._layer(number, stage, sides, after)
+            self._ranks.wait()
+            if self._ranks.leads:
+                sides.remove()
+            if not last:
+                sides = after or self._sides(number + 1)
+        for name in ("entry", "edge_weight") if self._ranks.leads else ():
+            (self._folder / f"{name}.npy").unlink(missing_ok=True)
+
+    def _new_sides(self, number: int) -> SidesFile:
+        rows = self._stored.num_nodes if self._ranks.several else None
+        return SidesFile(self._folder, f"sides.{number}", self._stages.stages[number].layer, rows)
+
+    def _new_file(self, name: str, block: Tensor, first: int, rows: int) -> ArrayFile:
+        """A file of so many rows that begins with a block, or where this block is this rank's first."""
+        place = Place(first, rows) if self._ranks.several else None
+        return ArrayFile(self._folder / f"{name}.npy", block.numpy().dtype, block.shape[1:], place)
+
+    def _sides(self, number: int) -> SidesFile:
+        """Write the sides of a layer from its whole input, its limits measured first where they shall be."""
+        layer = self._stages.stages[number].layer
+        if self._left_out is not None:
+            measure_layer(
+                layer, lambda: (state for _, state in self._inputs(number)), self._folder, self._left_out
+            )
+        sides = self._new_sides(number)
+        with ExitStack() as stack:
+            entry = None
+            for first, state in self._inputs(number):
+                sides.append(state, first)
+                if number == 0 and self._stages.keeps_state and isinstance(state, Tensor):
+                    if entry is None:
+                        file = self._new_file("entry", state, first, self._stored.num_nodes)
+                        entry = stack.enter_context(file)
+                    entry.append(state.numpy())
+        sides.close()
+        self._ranks.wait()
+        return sides
+
+    def _inputs(self, number: int) -> Iterator[tuple[int, Tensor | Features]]:
+        """What a layer reads, block by block, each with its first row: of the features, or of states."""
+        if number == 0:
+            for first, features in feature_blocks(self._stored, self._ranks.share):
+                yield first, self._stages.enter(features, None)
+            return
+        states = map_array(self._folder / f"state.{number - 1}.npy")
+        for first in range(0, len(states), self._most):
+            yield first, torch.from_numpy(np.array(states[first : first + self._most]))
+
+    def _layer(self, number: int, stage: Stage, sides: SidesFile, after: SidesFile | None) -> None:
+        layer, opened = stage.layer, sides.opened()
+        kept = self._left_out is None
+        with ExitStack() as stack:
+            files: dict[str, ArrayFile] = {}
+
+            def write(name: str, block: Tensor, first: int, rows: int) -> None:
+                if name not in files:
+                    files[name] = stack.enter_context(self._new_file(name, block, first, rows))
+                files[name].append(block.numpy())
+
+            blocks = read_ahead(opened, self._blocks(), self._most, gathering_threads())
+            for block, read in stack.enter_context(closing(blocks)):
+                found = attend(
+                    layer, opened, block, read, self._most, averaged=self._averaged, ranked=self._ranked
+                )
+                state = stage.update(self._before(number, block), layer.join(found.out))
+                nodes = block.first, self._stored.num_nodes
+                edges = int(self._rows.rowptr[block.first]), len(self._rows.source)
+                write(f"state.{number}", state, *nodes)
+                if kept:
+                    write(f"attention.{number}", found.attention, *edges)
+                if found.scores is not None:
+                    write(f"scores.{number}", found.scores, *edges)
+                if after is not None:
+                    after.append(state, block.first)
+                elif number + 1 == len(self._stages.stages):
+                    write("logits", self._stages.leave(state), *nodes)
+            if after is not None:
+                after.close()
+
+    def _before(self, number: int, block: Block) -> Tensor | None:
+        """The states that the layer read, for models that keep them."""
+        if not self._stages.keeps_state:
+            return None
+        name = "entry" if number == 0 else f"state.{number - 1}"
+        return torch.from_numpy(np.array(map_array(self._folder / f"{name}.npy")[block.first : block.last]))
+
+    def _blocks(self) -> Iterator[Block]:
+        rowptr, source = self._rows
+        for first, last in self._spans:
+            edges = slice(int(rowptr[first]), int(rowptr[last]))
+            weight = None if self._weight is None else torch.from_numpy(np.array(self._weight[edges]))
+            yield Block(first, last, rowptr[first : last + 1] - rowptr[first], source[edges], weight)
+
+
+def gathering_threads() -> int:
+    """Threads that gather blocks beside the computation: a quarter of PyTorch's, one at least."""
+    return max(1, torch.get_num_threads() // 4)
+
+
+def write_manifest(folder: Path, model: str, graph: str, layers: list[str]) -> None:
+    """Say what a folder holds: whose observation of which graph, and every array in it."""
+    manifest: Manifest = {
+        "format": "fgai observation",
+        "version": VERSION,
+        "model": model,
+        "graph": graph,
+        "layers": layers,
+        "arrays": describe(folder),
+    }
+    write_atomic(folder / MANIFEST, encode(manifest))

@@ -1,0 +1,400 @@
+"""Recipes in mini-batches: what is minimised is that of the whole graph, seed by seed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fgai.attacks import draw_endpoints
+from fgai.attention import LayerAttention, call_model, entry_limits, evaluating
+from fgai.attention.calls import device_of
+from fgai.errors import InputError
+from fgai.graph import Graph
+from fgai.large.observation import StoredObservation
+from fgai.large.sort import row_blocks
+from fgai.large.source import PreparedBatch, StoredSource
+from fgai.large.stored import StoredGraph, open_store
+from fgai.large.write import write_store
+from fgai.models import as_graph
+from fgai.tasks import task_of
+from fgai.topk import frozen_topk
+from fgai.training.adversary import InjectionAdversary, leaning
+from fgai.training.faithful import FaithfulRecipe
+from fgai.training.lesson import Lesson
+from fgai.training.loop import PROBE, Batched, Step
+from fgai.training.recipes import Vanilla, labelled, supervised
+from fgai.training.settings import FaithfulConfig
+from fgai.training.targets import Injection, Shares, Targets, relative
+from fgai.training.terms import contrast, sharp, spread
+
+BLOCK = 1 << 18
+"""Edges and nodes that are in memory together."""
+
+
+class StoredTargets:
+    """What the vanilla model says of all nodes and edges, frozen; computed once and never from a batch.
+
+    What terms are measured in (the spread of the logits, contrast and sharpness of each layer) is that of the
+    whole graph, too.
+
+    Args:
+        found: heads averaged.
+        config: which layers count, and what of them.
+    """
+
+    def __init__(self, found: StoredObservation, config: FaithfulConfig) -> None:
+        self.found, self.config = found, config
+        count = len(found.layers)
+        self.layers = range(count) if config.layers == "all" else range(count - 1, count)
+        nodes, many = 0, 0
+        total, contrasts, sharpness = 0.0, [0.0] * len(self.layers), [0.0] * len(self.layers)
+        for logits, rowptr, attention in self._blocks():
+            rows, several = len(logits), int((rowptr.diff() >= 2).sum())
+            destination = torch.repeat_interleave(torch.arange(rows), rowptr.diff())
+            total += rows * float(spread(logits))
+            for index, w in enumerate(attention):
+                contrasts[index] += rows * contrast(w, rowptr)
+                sharpness[index] += several * float(sharp(w, rowptr, destination))
+            nodes, many = nodes + rows, many + several
+        self.scale = total / nodes
+        self.contrasts = relative([value / nodes for value in contrasts], config.contrast)
+        self.sharpness = [value / max(1, many) for value in sharpness]
+
+    def _blocks(self) -> Iterator[tuple[Tensor, Tensor, list[Tensor]]]:
+        """Logits, row pointers and attention per layer, of blocks of rows."""
+        rowptr = self.found.rows.rowptr
+        for first, last in row_blocks(rowptr, BLOCK, BLOCK):
+            edges = slice(int(rowptr[first]), int(rowptr[last]))
+            attention = [np.array(self.found.attention(layer)[edges, 0]) for layer in self.layers]
+            yield (
+                torch.from_numpy(np.array(self.found.logits[first:last])),
+                torch.from_numpy(np.array(rowptr[first : last + 1]) - rowptr[first]),
+                [torch.from_numpy(w) for w in attention],
+            )
+
+    def of(self, part: PreparedBatch) -> Targets:
+        """Return the targets of a mini-batch.
+
+        Where not all neighbours were drawn, the attention of those that were is divided by their sum: a
+        softmax over them would give that.
+        """
+        graph, seeds, config = part.graph, part.seeds, self.config
+        logits = torch.from_numpy(self.found.logits[part.nodes.numpy()]).to(graph.device)
+        layers = self._attention(part)
+        rowptr = graph.adjacency.rowptr
+        into = int(rowptr[seeds])
+        values = [layer.heads()[:into] for layer in layers]
+        rowptrs = [rowptr[: seeds + 1]] * len(layers)
+        return Targets(
+            logits=logits[:seeds],
+            classes=logits.argmax(1),
+            layers=layers,
+            attention=values,
+            rowptrs=rowptrs,
+            leaders=[frozen_topk(w, rowptrs[0], config.k2, config.scope) for w in values],
+            contrasts=self.contrasts,
+            sharpness=self.sharpness,
+            scale=self.scale,
+            depths=list(range(len(self.found.layers))),
+        )
+
+    def _attention(self, part: PreparedBatch) -> tuple[LayerAttention, ...]:
+        """The attention on all edges of a batch, layer by layer."""
+        graph: Graph = part.graph
+        adjacency = graph.adjacency
+        ends = [part.nodes[end.cpu()].numpy() for end in (adjacency.source, adjacency.destination)]
+        places = self.found.positions(*ends)
+        layers = []
+        for layer in self.layers:
+            w = torch.from_numpy(self.found.attention(layer)[places, 0]).to(graph.device)
+            sums = w.new_zeros(graph.num_nodes).index_add(0, adjacency.destination, w)
+            w = w / sums[adjacency.destination].clamp(min=torch.finfo(w.dtype).tiny)
+            layers.append(LayerAttention.on(adjacency, w[:, None], self.found.layers[layer]))
+        return tuple(layers)
+
+
+FEW = 4
+"""Batches from which the reach of the adversary is taken before the first epoch."""
+
+
+class VanillaBatches(Batched):
+    """Cross-entropy on the training nodes, batch by batch; scored on batches of the validation nodes.
+
+    The latter are the same every time.
+
+    Args:
+        whole: with labels and masks.
+    """
+
+    name = Vanilla.name
+
+    def __init__(self, whole: StoredSource) -> None:
+        self.whole = whole
+        self.train_nodes, _ = labelled(whole.nodes, "train_mask")
+        self.val_nodes, _ = labelled(whole.nodes, "val_mask")
+
+    def start(self, model: nn.Module, seed: int) -> None:
+        """Nothing to freeze.
+
+        Raises:
+            InputError: batch norm on several ranks, each of which would know its own batches alone.
+        """
+        norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+        if norms and self.whole.ranks.several:
+            raise InputError(
+                'BatchNorm is not supported with several processes; use `norm="layer"` or one process'
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of training nodes, one on every rank."""
+        return self.whole.num_steps(len(self.train_nodes))
+
+    def steps(self, model: nn.Module, epoch: int) -> Iterator[Step]:
+        """Yield one step per batch of training nodes."""
+        for part in self.whole.own_parts(model, self.train_nodes, epoch):
+            yield Step(0 if part is None else part.seeds, self._parts(model, part))
+
+    def _parts(self, model: nn.Module, part: PreparedBatch | None) -> Iterator[dict[str, Tensor]]:
+        if part is not None:
+            yield supervised(model, part.graph, *_lesson(part))
+
+    def score(self, model: nn.Module) -> float:
+        """Return the validation accuracy minus a thousandth of a bounded loss, as `Vanilla` does."""
+        right, loss = 0.0, 0.0
+        with evaluating(model), torch.no_grad():
+            for part in self.whole.parts(model, self.val_nodes, 0, shuffle=False):
+                rows, labels = _lesson(part)
+                logits = call_model(model, part.graph).index_select(0, rows)
+                right += float((logits.argmax(1) == labels).sum())
+                loss += float(cross_entropy(logits, labels, reduction="sum"))
+        count = len(self.val_nodes)
+        return right / count - 1e-3 * float(torch.tanh(torch.tensor(loss / count)))
+
+    def state(self) -> dict[str, Tensor]:
+        """Nothing to keep."""
+        return {}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Nothing to take back."""
+
+
+def _lesson(part: PreparedBatch) -> tuple[Tensor, Tensor]:
+    """The rows of the seeds and their labels."""
+    assert part.graph.y is not None
+    return torch.arange(part.seeds, device=part.graph.device), part.graph.y[: part.seeds]
+
+
+class FaithfulBatches(FaithfulRecipe, Batched):
+    """Faithful training, batch by batch over all nodes.
+
+    Vanilla targets are those of exact passes over the whole graph (`StoredTargets`), and so are the ranges of
+    limits, taken anew every epoch. The adversary is one for all batches: its nodes keep what they have
+    climbed, and a batch borrows as many of them as it has of the nodes they may join, so that these gain as
+    many new neighbours as on the whole graph. They join seeds alone. What they reach among the seeds is found
+    on the first batches and divides both stability terms from then on. On several ranks it climbs by the sum
+    of their gradients, and is the same on all.
+
+    Args:
+        vanilla: trained; only read.
+        whole: with features.
+        config: see `FaithfulConfig`.
+
+    Raises:
+        InputError: `scope="graph"`, whose top-k is one of all edges.
+    """
+
+    def __init__(self, vanilla: nn.Module, whole: StoredSource, config: FaithfulConfig) -> None:
+        if config.scope == "graph":
+            raise InputError('`scope="graph"` ranks all edges together, which no batch holds; use "node"')
+        nodes = whole.nodes.to(device_of(vanilla, whole.nodes))
+        super().__init__(vanilla, nodes, config, whole.feature_range)
+        self.whole, self.count = whole, whole.stored.num_nodes
+        self.val_nodes = task_of(whole.nodes).nodes(whole.nodes, "val")
+        self.fit, self.val = (_mask(each, self.count) for each in (self.adversary.nodes, self.val_nodes))
+        self.weights: Tensor | None = None
+        if config.lean:
+            neighbours = torch.from_numpy(np.diff(whole.stored.rows().rowptr))
+            self.weights = leaning(neighbours, config.lean)
+        self.measured = False
+
+    def start(self, model: nn.Module, seed: int) -> None:
+        """Freeze the vanilla targets, and let the adversary climb a little before the first epoch."""
+        self.seed = seed
+        self.targets = StoredTargets(self.whole.observe(self.vanilla), self.config)
+        self._measure(model)
+        if self.injects:
+            with evaluating(model, freeze=True):
+                self._start_adversary(model, self._generator(-1))
+
+    def _start_adversary(self, model: nn.Module, generator: torch.Generator) -> None:
+        self.adversary.start(generator, entry_limits(model), self.config.space)
+        parts = list(islice(self.whole.parts(model, None, 0), FEW))
+        self.shares = self._reach(self.adversary, parts, self.fit, generator)
+        self.probe = self.adversary.restarted()
+        few = list(islice(self.whole.parts(model, self.val_nodes, 0, shuffle=False), FEW))
+        self.probe_shares = self._reach(self.probe, few, self.val, self._generator(-2))
+        for part in islice(cycle(parts), PROBE):
+            attack = self._attack(part, generator)
+            if attack is not None:
+                self._lesson(part).climb(model, attack)
+
+    def _reach(
+        self,
+        adversary: InjectionAdversary,
+        parts: list[PreparedBatch],
+        pool: Tensor,
+        generator: torch.Generator,
+    ) -> Shares:
+        """Which shares of the seeds an adversary reaches, over some batches."""
+        layers, predictions, seeds = torch.zeros(len(self.targets.layers)), 0.0, 0
+        for part in parts:
+            attack = self._injection(adversary, part, pool, Shares([], 1.0), generator)
+            if attack is not None:
+                found = self.targets.of(part).shares(part.graph, attack.join(part.graph)[0])
+                layers += part.seeds * torch.tensor(found.layers)
+                predictions += part.seeds * found.predictions
+            seeds += part.seeds
+        least = 1.0 / seeds
+        return Shares([max(float(value), least) for value in layers / seeds], max(predictions / seeds, least))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of all nodes, one on every rank."""
+        return self.whole.num_steps(self.count)
+
+    def steps(self, model: nn.Module, epoch: int) -> Iterator[Step]:
+        """Yield one step per batch of all nodes; with `turns`, clean and attacked ones alternate."""
+        self._measure(model)
+        first = epoch * self.steps_per_epoch
+        for number, part in enumerate(self.whole.own_parts(model, None, epoch), first):
+            yield Step(0 if part is None else part.seeds, self._parts(model, part, number))
+            self.measured = False
+
+    def _parts(self, model: nn.Module, part: PreparedBatch | None, step: int) -> Iterator[dict[str, Tensor]]:
+        """The terms of this rank's batch; the adversary climbs on all ranks, also where it joins none."""
+        due, rise = self._due(step, self.steps_per_epoch)
+        climbs, ranks = self.config.steps if due != "clean" else 0, self.whole.ranks
+        generator = self._generator(step * ranks.size + ranks.rank)
+        attacks: list[Injection] = []
+        if part is not None:
+            found = [self._attack(part, generator) for _ in range(climbs)]
+            attacks = [attack for attack in found if attack is not None]
+            lesson = self._lesson(part)
+            risen = lesson.targets.logits.new_tensor(rise)
+            yield from lesson.parts(model, due if attacks else "clean", attacks, risen)
+        if attacks:
+            self.adversary.add_up()
+        for _ in range(0 if attacks else climbs):
+            self.adversary.climb()
+            self.adversary.add_up()
+
+    def score(self, model: nn.Module) -> float:
+        """Return minus the total on the validation nodes, under a fresh attack; needs no labels."""
+        self._measure(model)
+        total, generator = 0.0, self._generator(-2)
+        for part in self.whole.parts(model, self.val_nodes, 0, shuffle=False):
+            probe = None
+            if self.injects:
+                probe = self._injection(self.probe, part, self.val, self.probe_shares, generator)
+            total += part.seeds * float(self._lesson(part).score(model, probe))
+        return total / len(self.val_nodes)
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take the adversary's features back; the model has other weights, too, since it was measured."""
+        super().load_state(state)
+        self.measured = False
+
+    def _measure(self, model: nn.Module) -> None:
+        """Take the ranges of limits from all nodes, where the weights have changed since the last time."""
+        if self.config.limits and not self.measured:
+            self.whole.set_ranges(model, self.config.tightness, sampled=True)
+            self.measured = True
+
+    def _lesson(self, part: PreparedBatch) -> Lesson:
+        return Lesson(part.graph, self.targets.of(part), self.config, measures=False)
+
+    def _attack(self, part: PreparedBatch, generator: torch.Generator) -> Injection | None:
+        """Return the training's own adversary at fresh endpoints; None in a batch it cannot join."""
+        return self._injection(self.adversary, part, self.fit, self.shares, generator)
+
+    def _injection(
+        self,
+        adversary: InjectionAdversary,
+        part: PreparedBatch,
+        pool: Tensor,
+        shares: Shares,
+        generator: torch.Generator,
+    ) -> Injection | None:
+        seeds = part.nodes[: part.seeds]
+        order = seeds.argsort()  # draws depend on which nodes there are, not on their order
+        joined = order[pool[seeds[order]]]
+        if not joined.numel():
+            return None
+        nodes, device = len(adversary.features), part.graph.device
+        count = min(nodes, max(1, round(nodes * joined.numel() / int(pool.sum()))))
+        some = torch.arange(nodes)
+        if count < nodes:
+            some = torch.randperm(nodes, generator=generator)[:count].sort().values
+        each = min(adversary.budget.edges, joined.numel())
+        weights = None if self.weights is None else self.weights[part.nodes.cpu()]
+        endpoints = draw_endpoints(joined, count, each, generator, weights=weights)
+        return Injection(adversary, endpoints.to(device), shares, some.to(device))
+
+
+def _mask(nodes: Tensor, count: int) -> Tensor:
+    mask = torch.zeros(count, dtype=torch.bool)
+    mask[nodes.cpu()] = True
+    return mask
+
+
+class TrainingSource(StoredSource):
+    """A stored graph and the recipes that train on its mini-batches; implements `BatchSource`."""
+
+    def vanilla(self) -> VanillaBatches:
+        """Return cross-entropy in mini-batches."""
+        return VanillaBatches(self)
+
+    def faithful(self, model: nn.Module, config: FaithfulConfig) -> FaithfulBatches:
+        """Return faithful training in mini-batches."""
+        return FaithfulBatches(model, self, config)
+
+
+@contextmanager
+def open_source(data: Any, seed: int) -> Iterator[TrainingSource]:
+    """Give a graph as mini-batch training reads it; what is computed on the way is gone afterwards.
+
+    A graph in memory is written down first, so that everything else knows one kind of graph.
+
+    Args:
+        data: a stored graph or its folder; a `Graph` or PyG `Data` of nodes.
+        seed: see `TrainingSource`.
+
+    Raises:
+        InputError: links or small graphs, which mini-batches do not keep.
+        DataError: the folder holds no stored graph, or a damaged one.
+    """
+    with tempfile.TemporaryDirectory(prefix="fgai-") as name:
+        folder = Path(name)
+        if isinstance(data, str | Path):
+            data = open_store(data)
+        if isinstance(data, StoredGraph):
+            data.verify()
+        else:
+            graph = as_graph(data)
+            if task_of(graph).name != "node":
+                raise InputError(
+                    f"`batch_size` is for tasks of nodes; {graph.name!r} has links or small graphs, leave it"
+                    " out"
+                )
+            data = write_store(graph.to("cpu"), folder / "graph")
+        yield TrainingSource(data, folder, seed)

@@ -1,0 +1,428 @@
+"""Stored graphs are written beside their place and moved there when they are whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+
+from fgai.errors import CheckpointError, DataError, FgaiError, FgaiWarning, InputError, warn
+from fgai.files import check, parse_json, regular, write_atomic
+from fgai.graph import Graph
+from fgai.graph.edge_values import VALUES
+from fgai.graph.fingerprint import (
+    Numbers,
+    Piece,
+    content_fingerprint,
+    edge_piece,
+    feature_pieces,
+    label_piece,
+)
+from fgai.graph.on_disk import MANIFEST, is_store
+from fgai.large.arrays import Array, describe, write_array
+from fgai.large.stored import (
+    DTYPES,
+    EDGE_ARRAYS,
+    NODE_ARRAYS,
+    SPARSE,
+    VERSION,
+    Manifest,
+    StoredGraph,
+    encode,
+)
+from fgai.sparse import Features, SparseRows
+from fgai.typed import typed
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+RECORD = "work.json"
+_RECORD_VERSION = 1
+SAMPLES, SAMPLE = 64, 1 << 16
+"""Parts of a large file that are hashed, and the bytes of each."""
+
+Job = dict[str, Any]
+"""What decides the result of a job, as JSON holds it: its sources and its options."""
+
+
+class _Record(TypedDict):
+    """What `work.json` holds.
+
+    Attributes:
+        format: says what kind of file this is.
+        version: of the format.
+        job: what is being made.
+        stages: the finished ones, in order, and what each found.
+        files: sizes of the files that the next stage needs.
+    """
+
+    format: Literal["fgai work"]
+    version: int
+    job: Job
+    stages: dict[str, Any]
+    files: dict[str, int]
+
+
+class Work:
+    """A folder that is being filled, stage by stage.
+
+    After each stage, what it found and the sizes of all files are written to `work.json` in one step. Whoever
+    opens the same place for the same job gets that back; what an unfinished stage left is removed.
+
+    Args:
+        place: holds the folder and the record.
+        job: what is being made; None for work that is never taken up again.
+
+    Attributes:
+        folder: where the files go.
+        stages: the finished ones and what each found.
+    """
+
+    def __init__(self, place: Path, job: Job | None) -> None:
+        self.folder, self._path, self._job = place / "files", place / RECORD, job
+        found = None if job is None else _read(self._path)
+        self.stages: dict[str, Any] = {}
+        if found is not None and found["job"] == job and _all_there(self.folder, found["files"]):
+            self.stages = found["stages"]
+            self._clear(found["files"])
+            return
+        if found is not None:
+            what = "its sources or options" if found["job"] != job else "its files"
+            warn(FgaiWarning(f"{what} have changed since this conversion was stopped; it begins anew"))
+        self._path.unlink(missing_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+
+    def once(self, stage: str, run: Callable[[], Any], drops: str | None = None) -> Any:
+        """Run a stage unless it is finished, and return what it found.
+
+        Args:
+            stage: its name.
+            run: does the work, in `folder`, and returns what JSON can hold.
+            drops: suffix of files that no later stage needs.
+        """
+        if stage in self.stages:
+            return self.stages[stage]
+        found = run()
+        self.stages = {**self.stages, stage: found}
+        files = {file.name: file.stat().st_size for file in self.folder.iterdir() if file.suffix != drops}
+        if self._job is not None:
+            record: _Record = {
+                "format": "fgai work",
+                "version": _RECORD_VERSION,
+                "job": self._job,
+                "stages": self.stages,
+                "files": files,
+            }
+            write_atomic(self._path, json.dumps(record, indent=1))
+        self._clear(files)
+        return found
+
+    def _clear(self, files: Iterable[str]) -> None:
+        """Remove what is not among `files`."""
+        for file in self.folder.iterdir():
+            if file.name not in files:
+                file.unlink()
+
+
+def _read(path: Path) -> _Record | None:
+    """The record at `path`; None where there is none that can be read."""
+    try:
+        found: _Record = parse_json(regular(path).read_bytes())
+        check(found, _Record, RECORD)
+    except (CheckpointError, ValueError, OSError):
+        return None
+    return found if found["version"] == _RECORD_VERSION else None
+
+
+def _all_there(folder: Path, files: dict[str, int]) -> bool:
+    with suppress(OSError):
+        return all((folder / name).stat().st_size == size for name, size in files.items())
+    return False
+
+
+@contextmanager
+def claimed(place: Path, wanted: Path) -> Iterator[None]:
+    """Hold a folder, which is made if it is not there, for this process alone; killed ones hold nothing.
+
+    On Windows, and on a file system without locks, nothing is held.
+
+    Args:
+        place: the folder.
+        wanted: what is made there, for the message.
+
+    Raises:
+        FgaiError: another process holds it.
+    """
+    place.mkdir(parents=True, exist_ok=True)
+    if fcntl is None:
+        yield
+        return
+    while (handle := _claim(place, wanted)) is None:  # whoever held it has removed it meanwhile
+        place.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def _claim(place: Path, wanted: Path) -> int | None:
+    """Open and lock a folder; None if it is gone by then."""
+    try:
+        handle = os.open(place, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise FgaiError(f"another process is writing {wanted}; wait for it, or stop it") from error
+    except OSError:  # there are no locks here
+        return handle
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(handle), place.stat()):
+            return handle
+    os.close(handle)
+    return None
+
+
+def source_of(path: Path) -> Job:
+    """What tells one version of a file from another: place, size, time, and a hash of parts of it.
+
+    A file of up to 4 MiB is hashed as a whole; of a larger one as much, spread from its front to its end.
+    """
+    found, digest = regular(path).stat(), hashlib.sha256()
+    parts = min(SAMPLES, -(-found.st_size // SAMPLE))
+    last = max(0, found.st_size - SAMPLE)
+    with path.open("rb") as file:
+        for number in range(parts):
+            file.seek(last * number // max(1, parts - 1))
+            digest.update(file.read(SAMPLE))
+    place = os.path.realpath(path)
+    return {"path": place, "size": found.st_size, "time": found.st_mtime_ns, "hash": digest.hexdigest()}
+
+
+BLOCK = 1 << 20
+"""Edges that are read or written together."""
+NUMBERS = 1 << 22
+"""Features that are read or written together."""
+_PARTIAL, _OLD = ".partial", "old"
+
+
+@contextmanager
+def building(
+    path: Path, overwrite: bool = False, *, job: Job | None = None, resume: bool = True
+) -> Iterator[Work]:
+    """Give work in a hidden folder beside `path`, whose files take that place if the block ends well.
+
+    If it does not, they go, but for a process that is killed, or stopped by Ctrl-C: what it has finished of a
+    job waits for the next one with the same job.
+
+    Args:
+        path: where the folder goes.
+        overwrite: take the place of a stored graph; of nothing else.
+        job: what is being made, where it can be taken up again.
+        resume: take it up where it was stopped; False begins anew.
+
+    Raises:
+        DataError: there is something at `path` already.
+        FgaiError: the disk is full, or the folder cannot be written to, and nothing stays; or another process
+            is at it.
+    """
+    hidden = path.parent / f".{path.name}{_PARTIAL}"
+    try:
+        _check_free(path, overwrite)
+        with claimed(hidden, path):
+            _put_back(hidden, path)
+            _check_free(path, overwrite)
+            with _removed_unless_stopped(hidden):
+                if not resume:
+                    (hidden / RECORD).unlink(missing_ok=True)
+                work = Work(hidden, job)
+                yield work
+                _take_place(work.folder, path, hidden / _OLD)
+    except (OSError, ValueError) as error:
+        if isinstance(error, FgaiError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise FgaiError(f"cannot write {path}: {reason}; nothing was left there") from error
+
+
+def _check_free(path: Path, overwrite: bool) -> None:
+    if (path.exists() or path.is_symlink()) and not (overwrite and is_store(path)):
+        raise DataError(f"there is something at {path} already; remove it or choose another place")
+
+
+@contextmanager
+def _removed_unless_stopped(folder: Path) -> Iterator[None]:
+    """Remove a folder after the block, unless Ctrl-C ended it and there is a record of what is finished."""
+    keep = False
+    try:
+        yield
+    except KeyboardInterrupt:
+        keep = (folder / RECORD).exists()
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _put_back(hidden: Path, path: Path) -> None:
+    """Undo what a process that was killed while it replaced a stored graph has left."""
+    if (hidden / _OLD).exists() and not path.exists():
+        (hidden / _OLD).rename(path)
+    shutil.rmtree(hidden / _OLD, ignore_errors=True)
+
+
+def _take_place(folder: Path, path: Path, old: Path) -> None:
+    """Move a folder to its place; what was there goes last, and only once it is moved away."""
+    if not path.exists():
+        folder.rename(path)
+        return
+    path.rename(old)
+    try:
+        folder.rename(path)
+    except OSError:
+        old.rename(path)
+        raise
+
+
+def complete(folder: Path, name: str, num_features: int, sources: str = "") -> StoredGraph:
+    """Write the manifest of the arrays in a folder, fingerprint included.
+
+    Args:
+        folder: with `rowptr.npy`, `source.npy` and whatever else there is, and nothing but arrays.
+        name: of the graph.
+        num_features: F.
+        sources: see `Manifest`.
+    """
+    arrays = describe(folder)
+    manifest: Manifest = {
+        "format": "fgai graph",
+        "version": VERSION,
+        "name": name,
+        "num_nodes": arrays["rowptr"]["shape"][0] - 1,
+        "num_edges": arrays["source"]["shape"][0],
+        "num_features": num_features,
+        "fingerprint": "",
+        "sources": sources,
+        "arrays": arrays,
+    }
+    write_atomic(folder / MANIFEST, encode(manifest))
+    manifest["fingerprint"] = stored_fingerprint(StoredGraph(folder))
+    write_atomic(folder / MANIFEST, encode(manifest))
+    return StoredGraph(folder)
+
+
+def stored_fingerprint(stored: StoredGraph) -> str:
+    """Compute the fingerprint from the arrays, block by block."""
+    pieces = [Piece("", "<i8", _keys(stored))]
+    if stored.has_features:
+        pieces += feature_pieces(lambda: feature_blocks(stored))
+    for name in VALUES:
+        values = stored.array(name)
+        pieces += [] if values is None else [edge_piece(name, values.shape, _blocks(values))]
+    y = stored.array("y")
+    pieces += [] if y is None else [label_piece("y", _blocks(y))]
+    return content_fingerprint(stored.num_nodes, stored.num_features, pieces)
+
+
+def _keys(stored: StoredGraph) -> Iterator[Numbers]:
+    """`destination · 2³² + source` of every edge, in order."""
+    rowptr, source = stored.rows()
+    for first in range(0, stored.num_edges, BLOCK):
+        place = np.arange(first, min(first + BLOCK, stored.num_edges))
+        destination = np.searchsorted(rowptr, place, "right") - 1
+        yield (destination << 32) | source[place[0] : place[-1] + 1]
+
+
+def feature_blocks(
+    stored: StoredGraph, share: Callable[[list[int]], list[int]] = list
+) -> Iterator[tuple[int, Features]]:
+    """The features in blocks of rows, each with the number of its first row.
+
+    Args:
+        stored: the graph.
+        share: chooses some blocks by their first rows; all by default.
+    """
+    step = max(1, NUMBERS // max(1, stored.num_features))
+    for first in share(list(range(0, stored.num_nodes, step))):
+        features = stored.features(slice(first, first + step))
+        assert features is not None
+        yield first, features
+
+
+def _blocks(array: Array) -> Iterator[Array]:
+    for first in range(0, len(array), BLOCK):
+        yield array[first : first + BLOCK]
+
+
+@typed
+def write_store(graph: Graph, path: Path | str) -> StoredGraph:
+    """Write a graph to a folder of arrays, from where it can be read block by block.
+
+    Features become float32, edge values too. The folder is written beside its place and moved there when it
+    is whole: a crash or a full disk leaves nothing.
+
+    Args:
+        graph: of nodes, on any device.
+        path: the new folder.
+
+    Returns:
+        The stored graph.
+
+    Raises:
+        DataError: there is something at `path` already.
+        InputError: a batch of small graphs, or links to predict; those fit into memory.
+        FgaiError: the folder cannot be written.
+    """
+    graph, place = graph.to("cpu"), Path(path)
+    with building(place) as work:
+        fill(work.folder, graph)
+    return StoredGraph(place)
+
+
+def fill(folder: Path, graph: Graph) -> None:
+    """Write a graph on the CPU into a folder that is being built.
+
+    Raises:
+        InputError: see `write_store`.
+    """
+    if graph.batch is not None or graph.links is not None or graph.entry_values is not None:
+        raise InputError(
+            f"{graph.name!r} holds small graphs, links or `entry_values`, which are not stored; store"
+            " the whole graph"
+        )
+    rows = {"rowptr": graph.adjacency.rowptr, "source": graph.adjacency.source}
+    save_arrays(folder, {name: part.numpy() for name, part in rows.items()})
+    save_features(folder, graph.features)
+    fields = {name: getattr(graph, name) for name in (*NODE_ARRAYS, *EDGE_ARRAYS)}
+    save_arrays(folder, {name: value.numpy() for name, value in fields.items() if value is not None})
+    complete(folder, graph.name, graph.num_features)
+
+
+def save_arrays(folder: Path, arrays: dict[str, Array]) -> None:
+    """Write arrays by their names, each in its type on disk."""
+    for name, array in arrays.items():
+        write_array(folder / f"{name}.npy", _blocks(array), DTYPES[name], array.shape[1:])
+
+
+def save_features(folder: Path, features: Features | None) -> None:
+    """Write features, dense or in compressed rows."""
+    if features is None:
+        return
+    if isinstance(features.base, SparseRows) and features.appended is None and features.delta is None:
+        base = features.base
+        parts: Iterable[Array] = (part.detach().numpy() for part in (base.indptr, base.indices, base.values))
+        save_arrays(folder, dict(zip(SPARSE, parts, strict=True)))
+    else:
+        save_arrays(folder, {"x": features.to_dense().detach().numpy()})

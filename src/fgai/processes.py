@@ -1,0 +1,104 @@
+"""Processes that train together: a single one by default, several inside `fgai.large.joined`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fgai.errors import RanksError
+
+T = TypeVar("T")
+
+
+class ProcessGroup:
+    """One process among those of a training; a single one by default, which gets back what it sends.
+
+    All processes must call the same methods in the same order. `fgai.large` implements groups of several.
+
+    Args:
+        rank: of this process, from 0.
+        size: number of processes.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank, self.size = rank, size
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that writes and prints."""
+        return self.rank == 0
+
+    @property
+    def several(self) -> bool:
+        """Whether there are others."""
+        return self.size > 1
+
+    def place(self, device: torch.device) -> torch.device:
+        """Return the device of this process: of GPUs without a number, its own on its machine."""
+        if self.several and device.type == "cuda" and device.index is None:
+            return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        return device
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all processes, in the order of their ranks."""
+        return [value]
+
+    def first(self, value: T) -> T:
+        """Return the value of rank 0."""
+        return value
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by their sums over all processes, in place."""
+
+    def average_gradients(self, parameters: Sequence[nn.Parameter], weight: int) -> None:
+        """Replace gradients by their weighted mean over all processes.
+
+        Args:
+            parameters: of a model that is the same everywhere.
+            weight: of this process, the seeds of its batch; 0 if it had none.
+        """
+
+    def wait(self) -> None:
+        """Wait until all processes are here."""
+        self.gather(None)
+
+    def share(self, items: Sequence[T]) -> list[T]:
+        """Return this process's contiguous share of the items."""
+        ends = [len(items) * rank // self.size for rank in (self.rank, self.rank + 1)]
+        return list(items[slice(*ends)])
+
+    def any(self, flag: bool) -> bool:
+        """Whether a flag is set in any process."""
+        return max(self.gather(flag))
+
+    def agree(self, values: Mapping[str, object]) -> None:
+        """Check that values are the same in all processes.
+
+        Args:
+            values: what to compare, by the name an error gives it.
+
+        Raises:
+            RanksError: they are not.
+        """
+        others = self.gather(dict(values))
+        differ = [name for name in values if any(other[name] != others[0][name] for other in others)]
+        if differ:
+            raise RanksError(
+                f"the {self.size} ranks do not have the same {', '.join(differ)}; start all of them with the"
+                " same command, versions and files"
+            )
+
+
+SINGLE = ProcessGroup()
+"""This process alone."""
+CURRENT: ContextVar[ProcessGroup] = ContextVar("processes", default=SINGLE)
+
+
+def current() -> ProcessGroup:
+    """Return the group that this process has joined; a single process if none."""
+    return CURRENT.get()

@@ -1,0 +1,358 @@
+"""Training in mini-batches: with all neighbours it is training on the whole graph, gradient by gradient."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fgai
+from fgai.attention import add_limits, limits_of, prepared
+from fgai.errors import BudgetError, InputError
+from fgai.graph import Graph
+from fgai.large import StoredGraph, write_store
+from fgai.large.source import StoredSource
+from fgai.large.training import FaithfulBatches, VanillaBatches, open_source
+from fgai.progress import current
+from fgai.training import Faithful, FaithfulConfig, Vanilla, make_faithful, train, untrained
+from fgai.training.capture import run_parts, summed
+from support.graph_cases import small_data
+from support.training_cases import Calling, assert_same_weights
+
+SIZES: dict[str, dict[str, Any]] = {
+    "GAT": {"hidden_channels": 3, "heads": 2, "dropout": 0.0, "attention_dropout": 0.0},
+    "GATv2": {"hidden_channels": 3, "heads": 2, "dropout": 0.0, "attention_dropout": 0.0},
+    "GT": {"hidden_channels": 8, "heads": (4, 1), "encodings": 0, "dropout": 0.0, "norm": "layer"},
+}
+QUICK: dict[str, Any] = {"epochs": 3, "validate_every": 1, "nodes": 3, "edges": 4, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return small_data(nodes=90, width=7)
+
+
+def made(name: str, graph: Graph, seed: int = 0) -> nn.Module:
+    return untrained(name, graph, seed=seed, **SIZES[name])
+
+
+def gradients(
+    model: nn.Module, parts: Iterator[dict[str, Tensor]]
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    names, terms = run_parts(parts)
+    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    return found, summed(names, terms.tolist())
+
+
+def close(one: dict[str, Tensor], two: dict[str, Tensor], most: float = 1e-5) -> None:
+    """Assert that two gradients differ by a small part of their length."""
+    assert one.keys() == two.keys()
+    apart = sum(float((one[name] - two[name]).square().sum()) for name in two)
+    assert (apart / sum(float(value.square().sum()) for value in two.values())) ** 0.5 < most
+
+
+class TestGradients:
+    @pytest.mark.parametrize("name", SIZES)
+    def test_one_batch_of_all_is_a_step_on_the_whole_graph(self, name: str, graph: Graph) -> None:
+        model = made(name, graph)
+        wanted, terms = gradients(model, Vanilla(prepared(model, graph)).parts(model, 0))
+        assert max(float(value.abs().max()) for value in wanted.values()) > 1e-3
+        with open_source(graph, 0) as whole:
+            whole.batched_for(model, 1000, -1)
+            (step,) = VanillaBatches(whole).steps(model, 0)
+            found, same = gradients(model, step.parts)
+        close(found, wanted)
+        assert same["total"] == pytest.approx(terms["total"], abs=1e-5)
+
+    @pytest.mark.parametrize("name", SIZES)
+    def test_several_batches_add_up(self, name: str, graph: Graph) -> None:
+        model = made(name, graph)
+        recipe = Vanilla(prepared(model, graph))
+        wanted, terms = gradients(model, recipe.parts(model, 0))
+        with open_source(graph, 0) as whole:
+            whole.batched_for(model, 4, [-1] * 2)
+            batches, sums, count, loss = VanillaBatches(whole), {}, 0, 0.0
+            for step in batches.steps(model, 3):
+                found, same = gradients(model, step.parts)
+                sums = {key: sums.get(key, 0) + step.size * value for key, value in found.items()}
+                count, loss = count + step.size, loss + step.size * same["total"]
+        assert count == len(recipe.train_nodes) > 8  # several batches, each node once
+        close({key: value / count for key, value in sums.items()}, wanted)
+        assert loss / count == pytest.approx(terms["total"], abs=1e-5)
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"steps": 1, "lean": 2.0},
+            {"limits": False, "divergence": "kl", "k1": 2, "layers": "last"},
+            # Nodes cut to one end tie, and rounding would choose the top k among them.
+            {"cut": 0.05, "soften": 0.2, "space": "values", "steps": 1, "k2": 100},
+            {"certified": 1.0, "sharpness": 1.0, "steps": 3, "space": "features"},
+        ],
+    )
+    @pytest.mark.parametrize("name", SIZES)
+    def test_all_terms_of_faithful_training(self, name: str, settings: dict[str, Any]) -> None:
+        if name == "GT":
+            settings = {key: value for key, value in settings.items() if key != "certified"}
+        # All nodes are in reach: where nothing moves, distances have a kink, and rounding chooses its side.
+        graph = small_data(nodes=90, width=7, covered=True)
+        config = FaithfulConfig().replace(nodes=12, edges=21, **settings)
+        vanilla = train(made(name, graph), graph, epochs=30, progress=False, preset=None)
+        on_whole, in_batches = (_nudged(vanilla, config) for _ in range(2))
+        full = Faithful(vanilla, prepared(vanilla, graph), config)
+        full.start(on_whole, 3)
+        with open_source(graph, 0) as whole:
+            whole.batched_for(vanilla, 1000, -1)
+            batched = FaithfulBatches(vanilla, whole, config)
+            batched.start(in_batches, 3)
+            torch.testing.assert_close(batched.shares.layers, full.shares.layers)
+            # It climbs by signs, and those of gradients near zero are up to rounding.
+            torch.testing.assert_close(batched.adversary.features, full.adversary.features, atol=0.5, rtol=0)
+            batched.adversary.load_state(full.adversary.state())
+            wanted, terms = gradients(on_whole, full.parts(on_whole, 0))
+            (step,) = batched.steps(in_batches, 0)
+            found, same = gradients(in_batches, step.parts)
+        assert same.keys() == terms.keys() and {"closeness", "explanation_stability"} <= terms.keys()
+        for key, value in terms.items():
+            assert same[key] == pytest.approx(value, rel=1e-4, abs=1e-4 if config.cut else 1e-5), key
+        # Ends of a cut range are nodes' own values, inside or outside by rounding: one node's gradient.
+        close(found, wanted, 1e-3 if config.cut else 1e-5)
+
+    def test_targets_are_those_of_the_whole_graph_whatever_is_drawn(self, graph: Graph) -> None:
+        vanilla = train(made("GAT", graph), graph, epochs=5, progress=False, preset=None)
+        seen = fgai.attention.observe(vanilla, prepared(vanilla, graph), heads="mean")
+        with open_source(graph, 0) as whole:
+            whole.batched_for(vanilla, 16, 2)
+            recipe = FaithfulBatches(vanilla, whole, FaithfulConfig(nodes=3, edges=4))
+            recipe.start(_nudged(vanilla, recipe.config), 0)
+            for part in whole.parts(vanilla, None, 1):
+                targets = recipe.targets.of(part)
+                rows = part.nodes[: part.seeds]
+                torch.testing.assert_close(targets.logits, seen.logits[rows], atol=1e-5, rtol=0)
+                for layer, exact in zip(targets.layers, seen.attention.layers, strict=True):
+                    mine = {(int(s), int(d)): float(w) for s, d, w in zip(
+                        part.nodes[layer.source], part.nodes[layer.destination], layer.heads(), strict=True
+                    )}  # fmt: skip
+                    theirs = {(int(s), int(d)): float(w) for s, d, w in zip(
+                        exact.source, exact.destination, exact.heads(), strict=True
+                    )}  # fmt: skip
+                    for node in part.nodes.tolist():
+                        row = {edge: theirs[edge] for edge in mine if edge[1] == node}
+                        for edge, value in row.items():
+                            assert mine[edge] == pytest.approx(value / sum(row.values()), abs=1e-5)
+
+
+def _nudged(vanilla: nn.Module, config: FaithfulConfig) -> Any:
+    """A copy whose weights differ a little, so that no term is at its minimum."""
+    from fgai.training.train import copied
+
+    other, generator = copied(vanilla), torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    if config.limits:
+        add_limits(other)
+    return other
+
+
+class TestTraining:
+    def test_learns_and_keeps_what_it_promises(self, graph: Graph, tmp_path: Path) -> None:
+        stored = write_store(graph, tmp_path / "graph")
+        model = made("GAT", graph)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        options: dict[str, Any] = {"epochs": 6, "batch_size": 8, "fan_out": 3, "progress": False}
+        one = train(model, stored, seed=1, **options)
+        same = train(model, str(tmp_path / "graph"), seed=1, **options)
+        in_memory = train(model, graph, seed=1, **options)
+        other = train(model, stored, seed=2, **options)
+        assert_same_weights(one, same)
+        assert_same_weights(one, in_memory)
+        assert any(not torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        assert one.history.terms[-1]["total"] < one.history.terms[0]["total"]
+        assert len(one.history.terms) == 6 and not one.training
+
+    def test_score_with_all_neighbours_is_that_of_the_whole_graph(self, graph: Graph) -> None:
+        model = made("GATv2", graph)
+        with open_source(graph, 0) as whole:
+            whole.batched_for(model, 5, -1)
+            found = VanillaBatches(whole).score(model)
+        assert found == pytest.approx(Vanilla(prepared(model, graph)).score(model), abs=1e-5)
+
+    def test_a_stored_graph_is_never_loaded(
+        self, graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stored = write_store(graph, tmp_path / "graph")
+        monkeypatch.setattr(StoredGraph, "load", lambda self: pytest.fail("loaded whole"))
+        model = train("GAT", stored, epochs=2, batch_size=16, progress=False)
+        assert model.config["in_channels"] == 7 and model.config["out_channels"] == graph.num_classes
+        make_faithful(model, stored, batch_size=32, fan_out=[4, 2], **QUICK)
+
+    def test_an_epoch_of_some_nodes_draws_others_every_time(self, graph: Graph) -> None:
+        model, taken = made("GAT", graph), list[Tensor]()
+        with open_source(graph, 0) as whole:
+            whole.batched_for(model, 8, 2, 20)
+            recipe = FaithfulBatches(model, whole, FaithfulConfig(nodes=3, edges=4))
+            assert recipe.steps_per_epoch == 3
+            for epoch in range(2):
+                parts = [part for part in whole.own_parts(model, None, epoch) if part is not None]
+                assert [part.seeds for part in parts] == [8, 8, 4]
+                taken.append(torch.cat([part.nodes[: part.seeds] for part in parts]))
+            assert len(set(taken[0].tolist()) | set(taken[1].tolist())) > 25
+            assert len(list(whole.parts(model, recipe.val_nodes, 0))) == -(-len(recipe.val_nodes) // 8)
+            label = whole.label(model)
+            whole.batched_for(model, 8, 2)
+            assert whole.label(model) != label
+        settled = make_faithful(model, graph, batch_size=8, fan_out=2, epoch_size=20, **QUICK)
+        assert len(settled.history.terms) == 3
+
+    def test_ranges_are_those_of_the_whole_graph_in_the_end(self, graph: Graph) -> None:
+        model = train(made("GAT", graph), graph, epochs=3, progress=False)
+        made_so = make_faithful(model, graph, batch_size=16, fan_out=2, cut=0.02, soften=0.1, **QUICK)
+        found = [(limits.low.clone(), limits.high.clone()) for limits in limits_of(made_so)]
+        from fgai.training.ranges import Tightness, set_ranges
+
+        set_ranges(made_so, prepared(made_so, graph), Tightness(0.02, 0.1))
+        for (low, high), limits in zip(found, limits_of(made_so), strict=True):
+            torch.testing.assert_close(low, limits.low, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(high, limits.high, atol=1e-5, rtol=1e-4)
+
+    @pytest.mark.parametrize("adversary", ["hybrid", "attention"])
+    def test_faithful_is_decided_by_the_seed(self, adversary: str, graph: Graph) -> None:
+        model = train(made("GAT", graph), graph, epochs=3, progress=False)
+        options: dict[str, Any] = {"batch_size": 16, "fan_out": 3, "adversary": adversary, **QUICK}
+        one, same, other = (make_faithful(model, graph, seed=seed, **options) for seed in (0, 0, 1))
+        assert_same_weights(one, same)
+        assert one.history.terms == same.history.terms != other.history.terms
+        assert one.history.scores == same.history.scores
+
+    def test_graphs_without_masks_get_a_split(self, graph: Graph, tmp_path: Path) -> None:
+        bare = graph.replace(train_mask=None, val_mask=None, test_mask=None)
+        stored = write_store(bare, tmp_path / "graph")
+        whole = StoredSource(stored, tmp_path, 4)
+        split = fgai.datasets.random_split(bare.y, 4)
+        assert torch.equal(whole.nodes.val_mask, split.val)
+        with_masks = graph.replace(train_mask=split.train, val_mask=split.val, test_mask=split.test)
+        model = made("GAT", graph)
+        options: dict[str, Any] = {"epochs": 2, "batch_size": 4, "seed": 4, "progress": False}
+        assert_same_weights(train(model, stored, **options), train(model, with_masks, **options))
+
+
+class TestResume:
+    @pytest.mark.parametrize("after", [0, 2])
+    @pytest.mark.parametrize("kind", ["train", "faithful"])
+    def test_resumes_bit_by_bit(self, kind: str, after: int, graph: Graph, tmp_path: Path) -> None:
+        vanilla = train(untrained("GAT", graph, hidden_channels=2, heads=2), graph, epochs=2, progress=False)
+
+        class KilledError(Exception):
+            pass
+
+        def kill(epoch: int, values: Any) -> None:
+            if epoch == after:
+                raise KilledError
+
+        def run(**options: Any) -> Any:
+            shared: dict[str, Any] = {"batch_size": 16, "fan_out": 3, "seed": 2, **QUICK, "epochs": 4}
+            shared |= {"validate_every": 2, **options}  # killed after an epoch that was not validated
+            if kind == "faithful":
+                return make_faithful(vanilla, graph, **shared)
+            shared = {key: value for key, value in shared.items() if key not in ("nodes", "edges")}
+            return train(vanilla, graph, **shared)
+
+        whole = run()
+        with pytest.raises(KilledError):
+            run(checkpoint=tmp_path, tracker=Calling(kill))
+        resumed = run(checkpoint=tmp_path)
+        assert_same_weights(resumed, whole)
+        assert resumed.history.terms == whole.history.terms
+        assert resumed.history.scores == whole.history.scores
+        with pytest.raises(fgai.errors.CheckpointError, match="another training"):
+            run(checkpoint=tmp_path, batch_size=17)
+
+    def test_interrupt_waits_for_the_end_of_the_epoch(
+        self, graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        options: dict[str, Any] = {"epochs": 3, "batch_size": 4, "fan_out": 3, "progress": False}
+        model, original = made("GAT", graph), VanillaBatches._parts
+        whole = train(model, graph, **options)
+        seen: list[tuple[str, int, int | None]] = []
+
+        def pressed(self: VanillaBatches, *args: Any) -> Iterator[dict[str, Tensor]]:
+            stage = current()
+            seen.append((stage.label, stage.done, stage.total))
+            if len(seen) == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+            return original(self, *args)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(VanillaBatches, "_parts", pressed)
+            train(model, graph, checkpoint=tmp_path, **options)
+        assert seen == [("epoch 1", step, len(seen)) for step in range(len(seen))] and len(seen) > 2
+        assert_same_weights(train(model, graph, checkpoint=tmp_path, **options), whole)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"batch_size": 8, "fan_out": 0}, "`fan_out` must hold"),
+            ({"batch_size": 8, "fan_out": [5]}, "2 attention layers"),
+            ({"batch_size": 0}, "`batch_size`"),
+            ({"fan_out": 5}, "give `batch_size`"),
+        ],
+    )
+    def test_sizes(self, options: dict[str, Any], words: str, graph: Graph) -> None:
+        with pytest.raises(InputError, match=words):
+            train(made("GAT", graph), graph, epochs=1, progress=False, **options)
+        with pytest.raises(InputError, match=words):
+            make_faithful(made("GAT", graph), graph, **QUICK, **options)
+
+    def test_sizes_of_an_epoch(self, graph: Graph) -> None:
+        with pytest.raises(InputError, match="`epoch_size` is for mini-batches: give `batch_size`"):
+            make_faithful(made("GAT", graph), graph, epoch_size=5, **QUICK)
+        with pytest.raises(InputError, match="`epoch_size` must be at least 1"):
+            make_faithful(made("GAT", graph), graph, batch_size=8, epoch_size=0, **QUICK)
+
+    def test_models_that_see_the_whole_graph(self, graph: Graph) -> None:
+        for model in (untrained("GCN", graph), untrained("GT", graph, encodings=3)):
+            with pytest.raises(InputError, match=r"row by row|encodings=0"):
+                train(model, graph, epochs=1, batch_size=8, progress=False)
+
+    def test_what_has_no_nodes_to_train_on(self, graph: Graph, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="no labels"):
+            train(made("GAT", graph), graph.replace(y=None), epochs=1, batch_size=8, progress=False)
+        with pytest.raises(InputError, match="train_mask"):
+            empty = torch.zeros(graph.num_nodes, dtype=torch.bool)
+            train(made("GAT", graph), graph.replace(train_mask=empty), epochs=1, batch_size=8, progress=False)
+        stored = write_store(graph, tmp_path / "graph")
+        for call in (
+            lambda: train(made("GAT", graph), stored),
+            lambda: fgai.evaluate(made("GAT", graph), stored),
+        ):
+            with pytest.raises(InputError, match="is stored"):
+                call()
+        with pytest.raises(fgai.errors.DataError, match="no stored graph"):
+            train(made("GAT", graph), tmp_path / "nothing", batch_size=8)
+        with pytest.raises(InputError, match="scope"):
+            make_faithful(made("GAT", graph), stored, batch_size=8, scope="graph", k1=9, k2=9, **QUICK)
+        with pytest.raises(BudgetError, match="edges"):
+            make_faithful(made("GAT", graph), stored, batch_size=8, **{**QUICK, "edges": 1000})
+        with pytest.raises(InputError, match="recipe"):
+            recipe = Vanilla(prepared(made("GAT", graph), graph))
+            train(made("GAT", graph), graph, recipe=recipe, batch_size=8)
+
+    def test_isolated_seeds_and_batches_without_endpoints(self) -> None:
+        lonely = small_data(nodes=60, width=5)
+        cut = lonely.remove((lonely.adjacency.destination % 3 == 0) | (lonely.adjacency.source % 3 == 0))[0]
+        fresh = untrained("GAT", cut, hidden_channels=2, heads=2)
+        model = train(fresh, cut, epochs=2, batch_size=1, progress=False)
+        found = make_faithful(model, cut, batch_size=2, fan_out=1, **{**QUICK, "epochs": 1})
+        assert all(bool(torch.isfinite(value).all()) for value in found.parameters())
