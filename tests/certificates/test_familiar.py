@@ -18,7 +18,7 @@ from fgai.certificates import certify, certify_injection
 from fgai.certificates.familiar import layer_values, unfamiliar
 from fgai.certificates.following import following
 from fgai.errors import InputError, ReliabilityWarning
-from fgai.explanations.convs import can_be_told
+from fgai.explanations.as_pyg import has_pyg_layers
 from fgai.graph import Graph
 from fgai.models import (
     GAT,
@@ -95,7 +95,7 @@ def test_a_subclass_inherits_no_capability(kind: type[AttentionModel]) -> None:
     assert found.layer(0).prediction.class_status == "unknown"
     with pytest.raises(InputError, match="GAT or GATv2"):
         check_followed(model)
-    assert not can_be_told(model) and certify_injection(model, data).known is False
+    assert not has_pyg_layers(model) and certify_injection(model, data).known is False
 
 
 def test_replaced_methods_of_a_declared_class_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

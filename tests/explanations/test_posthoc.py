@@ -21,7 +21,7 @@ from fgai.explanations import (
     FaithfulAttention,
     edge_explainer,
 )
-from fgai.explanations.field import Fields
+from fgai.explanations.scores import Fields
 from fgai.graph import Graph
 from fgai.metrics import overlap, overlap_chance
 from fgai.models import AttentionModel

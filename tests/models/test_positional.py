@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fgai.datasets import load_dataset
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.graph.nystrom import FLOOR, extend_encoding
+from fgai.graph.graph import FLOOR, extend_encoding
 from fgai.models import positional
 from fgai.models.positional import GAP, _canonical_basis, _groups, laplacian_encoding, with_encoding
 from fgai.sparse import Adjacency

@@ -18,7 +18,7 @@ from fgai.errors import DataError, InputError
 from fgai.evaluation import compare
 from fgai.explanations import AsPyG
 from fgai.graph import Graph
-from fgai.graph.links import Links
+from fgai.graph.fields import Links
 from fgai.metrics import task_scores
 from fgai.models import GAT
 from fgai.reports.build import make_report

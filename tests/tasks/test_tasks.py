@@ -16,7 +16,7 @@ from fgai.attention import call_model, evaluating, prepared
 from fgai.datasets import batched, fold_split, link_split, planted
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange
-from fgai.graph.links import Links
+from fgai.graph.fields import Links
 from fgai.metrics import task_scores
 from fgai.models import GAT
 from fgai.sparse import edge_keys

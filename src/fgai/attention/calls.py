@@ -32,7 +32,7 @@ from fgai.attention.interface import (
 from fgai.cache import cached_on
 from fgai.errors import FgaiError, InputError
 from fgai.graph import Graph
-from fgai.graph.edge_values import VALUES
+from fgai.graph.fields import VALUES
 from fgai.sparse import edge_keys
 from fgai.tasks import link_logits
 from fgai.typed import typed

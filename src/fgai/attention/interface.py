@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fgai.alone import alone
 from fgai.errors import AttentionError, InputError
 from fgai.graph import Graph
-from fgai.graph.edge_values import VALUES
+from fgai.graph.fields import VALUES
 from fgai.sparse import Adjacency, Features
 from fgai.typed import typed
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from fgai.datasets.splits import Split
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.graph.edge_values import VALUES
-from fgai.graph.pyg_data import refuse_edge_types
+from fgai.graph.fields import VALUES, refuse_edge_types
 from fgai.typed import typed
 
 

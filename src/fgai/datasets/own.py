@@ -21,8 +21,8 @@ from torch import Tensor
 from fgai.errors import DataError, FgaiError, InputError
 from fgai.files import most_bytes, read_arrays, regular, require_whole
 from fgai.graph import Graph
+from fgai.graph.fields import arguments_from_data
 from fgai.graph.on_disk import is_store, open_on_disk
-from fgai.graph.pyg_data import arguments_from_data
 from fgai.typed import typed
 
 MASKS = ("train_mask", "val_mask", "test_mask")

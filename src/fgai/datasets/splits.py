@@ -10,7 +10,7 @@ from torch import Tensor
 from fgai import checks
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.graph.links import Links
+from fgai.graph.fields import Links
 from fgai.sparse import edge_keys
 from fgai.tasks import negative_pairs
 from fgai.typed import typed

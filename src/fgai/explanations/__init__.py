@@ -7,10 +7,9 @@ from fgai.explanations.node import GraphView, NodeView, explain
 from fgai.explanations.record import NodeExplanation
 
 if TYPE_CHECKING:
-    from fgai.explanations.convs import GATConvs
+    from fgai.explanations.as_pyg import AsPyG, GATConvs
     from fgai.explanations.posthoc import EDGE_EXPLAINERS, edge_explainer
-    from fgai.explanations.propagated import PropagatedAttention
-    from fgai.explanations.pyg import AsPyG, FaithfulAttention
+    from fgai.explanations.pyg import FaithfulAttention, PropagatedAttention
     from fgai.explanations.scores import EdgeExplainer, EdgeScores
 
 __all__ = [
@@ -29,13 +28,13 @@ __all__ = [
 ]
 
 _LATE = {
-    "AsPyG": "pyg",
+    "AsPyG": "as_pyg",
     "EDGE_EXPLAINERS": "posthoc",
     "EdgeExplainer": "scores",
     "EdgeScores": "scores",
     "FaithfulAttention": "pyg",
-    "GATConvs": "convs",
-    "PropagatedAttention": "propagated",
+    "GATConvs": "as_pyg",
+    "PropagatedAttention": "pyg",
     "edge_explainer": "posthoc",
 }
 """Importing PyG's explainers takes seconds, which the command line need not spend."""

@@ -1,15 +1,18 @@
-"""`edge_explainer`: explainers by name, each behind the same call and on a model of its own."""
+"""`edge_explainer`: explainers by name behind one call: attention, random scores, PyG's own explainers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch_geometric.explain import (
     AttentionExplainer,
     CaptumExplainer,
+    Explainer,
     ExplainerAlgorithm,
     GNNExplainer,
     GraphMaskExplainer,
@@ -17,18 +20,26 @@ from torch_geometric.explain import (
 )
 
 from fgai import checks
-from fgai.attention import observe, prepared
-from fgai.errors import InputError, extra
-from fgai.explanations.scores import AttentionScores, EdgeExplainer, RandomScores, hops_of
-from fgai.explanations.searched import FittedScores, SearchedScores
+from fgai.alone import seeded, with_gradients
+from fgai.attention import call_model, duplicate, evaluating, observe, prepared
+from fgai.errors import FgaiError, InputError, extra
+from fgai.explanations.as_pyg import as_pyg
+from fgai.explanations.pyg import along_paths, on_edges
+from fgai.explanations.scores import EdgeExplainer, EdgeScores, Field, Fields
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.tasks import task_of
 from fgai.typed import typed
 
+FITTED_ON = 30
+"""Training nodes that PGExplainer learns from."""
+_CONFIG = {"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"}
+_TOLERANCE = 1e-3
+"""Relative and absolute, between logits of the whole graph and of a receptive field."""
 
-class Order(NamedTuple):
-    """What an explainer is made from."""
+
+class _Order(NamedTuple):
+    """The arguments of an explainer; `hops` counts the layers that pass messages."""
 
     model: nn.Module
     graph: Graph
@@ -37,85 +48,237 @@ class Order(NamedTuple):
     epochs: int
 
 
+class _RandomScores(EdgeExplainer):
+    """Draws new scores at every call: the baseline of an explanation without information."""
+
+    def __init__(self, order: _Order) -> None:
+        super().__init__(order.model, order.seed)
+        self.hops, self.generator = order.hops, torch.Generator().manual_seed(order.seed)
+
+    def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
+        """Return scores from the explainer's own generator."""
+        fields = Fields(graph, self.hops)
+        scores = []
+        for node in nodes:
+            keys = fields.keys[fields.edges(node)]
+            drawn = torch.rand(keys.numel(), generator=self.generator, dtype=torch.float64)
+            scores.append(EdgeScores(node, keys, drawn.to(keys.device)))
+        return scores
+
+
+class _AttentionScores(EdgeExplainer):
+    """Reads the model's attention, in one forward pass for all nodes.
+
+    Args:
+        model: with attention that can be recorded.
+        heads: how they are reduced; layers are averaged, as `FaithfulAttention` does.
+        paths: follow attention along paths instead, as `PropagatedAttention` does.
+    """
+
+    def __init__(self, model: nn.Module, heads: str, *, paths: bool = False) -> None:
+        super().__init__(model)
+        self.heads, self.paths = heads, paths
+
+    def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
+        """Return the attention on each node's field."""
+        attention = observe(self.model, graph).attention.detach()
+        fields = Fields(graph, _hops_of(self.model, len(attention)))
+        shown = on_edges(attention, fields.keys, "mean", self.heads)
+        scores = []
+        for node in nodes:
+            used = fields.edges(node)
+            values = shown[used]
+            if self.paths:
+                ends = values.new_zeros(graph.num_nodes)
+                ends[node] = 1.0
+                values = along_paths(attention, ends, fields.keys[used], self.heads)
+            scores.append(EdgeScores(node, fields.keys[used], values))
+        return scores
+
+
+def _hops_of(model: nn.Module, attentions: int) -> int:
+    """Return how many layers pass messages, given the number of those with recorded attention."""
+    return max(attentions, int(ExplainerAlgorithm._num_hops(model)))
+
+
+class _SearchedScores(EdgeExplainer):
+    """One of PyG's explainers, node by node, each on its receptive field and on a copy of the model.
+
+    The model's output for a node is the same on its field as on the whole graph, which is checked; if it is
+    not, the whole graph is searched. Every search starts from the same seed.
+
+    Args:
+        order: the model and settings.
+        make: from the numbers of layers and epochs to the algorithm.
+        split_heads: see `GATConvs`.
+    """
+
+    def __init__(
+        self, order: _Order, make: Callable[[int, int], ExplainerAlgorithm], *, split_heads: bool = False
+    ) -> None:
+        super().__init__(order.model, order.seed)
+        self.hops, self.epochs, self.make, self.name = order.hops, order.epochs, make, "PyG's explainer"
+        self.called = as_pyg(order.model, split_heads=split_heads)
+        self.layers = ExplainerAlgorithm._num_hops(self.called) if split_heads else order.hops
+
+    @with_gradients
+    def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
+        """Search node by node."""
+        predictions = _Predictions(self, graph)
+        return [EdgeScores(node, *self._scores(predictions, node)) for node in nodes]
+
+    def explainer(self, explanation_type: str = "model") -> Explainer:
+        """Return a new explainer on a new copy of the model: some leave traces in it."""
+        algorithm = self.make(self.layers, self.epochs)
+        self.name = type(algorithm).__name__
+        return Explainer(
+            duplicate(self.called),
+            algorithm,
+            explanation_type=explanation_type,
+            edge_mask_type="object",
+            model_config=_CONFIG,
+        )
+
+    def search(self, field: Field, target: Tensor) -> Tensor:
+        """Return the mask [K] of a field with at least one edge; `target` [n] holds the predicted class."""
+        mask: Tensor = self.explainer()(field.x, field.edge_index, index=field.index).edge_mask
+        return mask
+
+    def _scores(self, predictions: _Predictions, node: int) -> tuple[Tensor, Tensor]:
+        with _running(self), seeded(self.seed, predictions.logits.device):
+            field, target = predictions.field(node)
+            if not bool(field.reached.any()):
+                return field.keys[:0], field.x.new_zeros(0)
+            return field.keys[field.reached], self.search(field, target).detach()[field.reached]
+
+
+class _FittedScores(_SearchedScores):
+    """PGExplainer: learns on the graph it is made with, and explains any other with the learned network."""
+
+    def __init__(self, order: _Order) -> None:
+        super().__init__(order, lambda layers, epochs: PGExplainer(epochs=epochs))
+        with seeded(order.seed, order.graph.device), _running(self):
+            self.fitted = self._fit(prepared(order.model, order.graph))
+
+    def search(self, field: Field, target: Tensor) -> Tensor:
+        """Return the mask of the trained network, without a search."""
+        mask: Tensor = self.fitted(field.x, field.edge_index, target=target, index=field.index).edge_mask
+        return mask
+
+    @with_gradients
+    def _fit(self, graph: Graph) -> Explainer:
+        explainer, predictions = self.explainer("phenomenon"), _Predictions(self, graph)
+        among = graph.train_mask.nonzero().flatten() if graph.train_mask is not None else None
+        among = torch.arange(graph.num_nodes) if among is None else among.cpu()
+        chosen = among[torch.randperm(among.numel())[:FITTED_ON]].tolist()
+        fields = [pair for pair in map(predictions.field, chosen) if bool(pair[0].reached.any())]
+        for epoch in range(self.epochs):
+            for field, target in fields:
+                explainer.algorithm.train(
+                    epoch, explainer.model, field.x, field.edge_index, target=target, index=field.index
+                )
+        return explainer
+
+
+class _Predictions:
+    """The predictions of an explainer's model on a graph, and the receptive fields that give the same.
+
+    Args:
+        explainer: whose model is called.
+        graph: prepared for the model.
+    """
+
+    def __init__(self, explainer: _SearchedScores, graph: Graph) -> None:
+        self.called, self.fields = explainer.called, Fields(graph, explainer.hops)
+        with evaluating(explainer.model), torch.no_grad():
+            self.logits = call_model(explainer.model, graph).detach()
+
+    def field(self, node: int) -> tuple[Field, Tensor]:
+        """Return the field of a node, and [n] the class to explain.
+
+        Raises:
+            InputError: the model's output is another one on the field, and also on the whole graph.
+        """
+        for field in (self.fields.around(node), self.fields.whole(node)):
+            with evaluating(self.called), torch.no_grad():
+                again = self.called(field.x, field.edge_index)[field.index]
+            if torch.allclose(again, self.logits[node], rtol=_TOLERANCE, atol=_TOLERANCE):
+                return field, self.logits[node].argmax().expand(field.x.shape[0])
+        raise InputError(
+            "`model` gives other logits when it is called as `model(x, edge_index)`: it reads more of the"
+            " graph than PyG's explainers hand on; use one of the explainers that read attention"
+        )
+
+
+@contextmanager
+def _running(explainer: _SearchedScores) -> Iterator[None]:
+    """Turn errors of PyG and Captum into `InputError`s that name the explainer and the model."""
+    try:
+        yield
+    except FgaiError:
+        raise
+    except Exception as error:
+        kind = type(explainer.model).__name__
+        raise InputError(f"{explainer.name} does not run on this {kind}: {error}") from error
+
+
 @dataclass(frozen=True)
-class Known:
+class _Known:
     """An explainer by name.
 
     Attributes:
         title: in tables.
         make: from an order.
-        epochs: of its search, where none are asked for; 0 where it does not search.
-        draws: whether the seed has a say.
+        epochs: of its search by default; 0 if it does not search.
+        draws: whether the seed changes the result.
         needs: a package that fgai does not install by itself.
     """
 
     title: str
-    make: Callable[[Order], EdgeExplainer]
+    make: Callable[[_Order], EdgeExplainer]
     epochs: int = 0
     draws: bool = False
     needs: str = ""
 
     def check(self) -> None:
-        """Raise unless what it needs is installed.
-
-        Raises:
-            MissingExtraError: it is not; the message holds the install line.
-        """
+        """Raise `MissingExtraError` unless the package it needs is installed."""
         if self.needs:
             extra(self.needs)
 
 
-def _attention(heads: str, **options: Any) -> Callable[[Order], EdgeExplainer]:
-    return lambda order: AttentionScores(order.model, heads, **options)
+def _attention(heads: str, **options: Any) -> Callable[[_Order], EdgeExplainer]:
+    return lambda order: _AttentionScores(order.model, heads, **options)
 
 
 def _searched(
     algorithm: Callable[[int, int], ExplainerAlgorithm], **options: Any
-) -> Callable[[Order], EdgeExplainer]:
-    """From an algorithm that is made of the number of layers and of epochs."""
-
-    def made(order: Order) -> EdgeExplainer:
-        return SearchedScores(
-            order.model, order.hops, order.seed, make=lambda n: algorithm(n, order.epochs), **options
-        )
-
-    return made
+) -> Callable[[_Order], EdgeExplainer]:
+    return lambda order: _SearchedScores(order, algorithm, **options)
 
 
-def _fitted(order: Order) -> EdgeExplainer:
-    return FittedScores(
-        order.model,
-        order.hops,
-        order.seed,
-        make=lambda layers: PGExplainer(epochs=order.epochs),
-        graph=order.graph,
-        epochs=order.epochs,
-    )
-
-
-EDGE_EXPLAINERS: dict[str, Known] = {
-    "random": Known("random", lambda order: RandomScores(order.model, order.hops, order.seed), draws=True),
-    "gnn-explainer": Known("GNNExplainer", _searched(lambda n, epochs: GNNExplainer(epochs)), 100, True),
-    "pg-explainer": Known("PGExplainer", _fitted, 20, True),
-    "graph-mask": Known(
+EDGE_EXPLAINERS: dict[str, _Known] = {
+    "random": _Known("random", _RandomScores, draws=True),
+    "gnn-explainer": _Known("GNNExplainer", _searched(lambda n, epochs: GNNExplainer(epochs)), 100, True),
+    "pg-explainer": _Known("PGExplainer", _FittedScores, 20, True),
+    "graph-mask": _Known(
         "GraphMask",
         _searched(lambda n, epochs: GraphMaskExplainer(n, epochs, log=False), split_heads=True),
         10,
         True,
     ),
-    "saliency": Known("saliency", _searched(lambda n, epochs: CaptumExplainer("Saliency")), needs="captum"),
-    "integrated-gradients": Known(
+    "saliency": _Known("saliency", _searched(lambda n, epochs: CaptumExplainer("Saliency")), needs="captum"),
+    "integrated-gradients": _Known(
         "integrated gradients",
         _searched(lambda n, epochs: CaptumExplainer("IntegratedGradients", n_steps=epochs)),
         50,
         needs="captum",
     ),
-    "pyg-attention": Known("PyG's AttentionExplainer", _searched(lambda n, epochs: AttentionExplainer())),
-    "propagated-attention": Known("attention along paths", _attention("mean", paths=True)),
-    "attention-mean": Known("attention, mean", _attention("mean")),
-    "attention-log": Known("attention, log", _attention("log")),
+    "pyg-attention": _Known("PyG's AttentionExplainer", _searched(lambda n, epochs: AttentionExplainer())),
+    "propagated-attention": _Known("attention along paths", _attention("mean", paths=True)),
+    "attention-mean": _Known("attention, mean", _attention("mean")),
+    "attention-log": _Known("attention, log", _attention("log")),
 }
-"""Explainers by name: their titles, the epochs of a search, and whether the seed has a say."""
+"""Explainers by name: their titles, the epochs of a search, and whether the seed changes the result."""
 
 
 @typed
@@ -126,7 +289,7 @@ def edge_explainer(
 
         random                  scores drawn anew at every call
         gnn-explainer           a mask found by gradients, node by node (Ying et al., 2019)
-        pg-explainer            a network that was taught to give masks, on `data` (Luo et al., 2020)
+        pg-explainer            a network trained to give masks, on `data` (Luo et al., 2020)
         graph-mask              gates on the messages of every head (Schlichtkrull et al., 2021)
         saliency                gradient of the class with respect to the mask (Captum)
         integrated-gradients    its mean on the way from no edges to all (Captum)
@@ -136,8 +299,8 @@ def edge_explainer(
         attention-log           the same with the heads' geometric mean, see `FaithfulAttention`
 
     The masks of PyG and Captum are found on a copy of the model. Nodes are searched on their receptive
-    fields, where the model's output is the same. What is random in a search is drawn from the seed, and from
-    the same one for every node and graph: two explanations differ by what changed between the graphs.
+    fields, where the model's output is the same. Every search starts from the same seed, so that explanations
+    of two graphs differ only because the graphs do.
 
     Args:
         name: one of the above.
@@ -172,5 +335,5 @@ def edge_explainer(
     if not task_of(graph).row_per_node:
         raise InputError("`data` must be one graph whose nodes are classified; explain links by their ends")
     seen = observe(model, prepared(model, graph), heads="mean")
-    hops = hops_of(model, len(seen.attention))
-    return known.make(Order(model, graph, hops, seed, known.epochs if epochs is None else epochs))
+    hops = _hops_of(model, len(seen.attention))
+    return known.make(_Order(model, graph, hops, seed, known.epochs if epochs is None else epochs))

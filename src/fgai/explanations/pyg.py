@@ -1,4 +1,4 @@
-"""Attention as an explainer inside PyG: `FaithfulAttention`, and fgai's models called the way PyG calls."""
+"""Attention as an explainer inside PyG: `FaithfulAttention`, and along paths `PropagatedAttention`."""
 
 from __future__ import annotations
 
@@ -9,27 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.explain import ExplainerAlgorithm, Explanation
 from torch_geometric.explain.config import ExplainerConfig, ExplanationType, ModelTaskLevel
-from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import k_hop_subgraph
 
 from fgai.attention import AttentionMap, LayerAttention, evaluating, record
 from fgai.attention.layer import REDUCTIONS
 from fgai.checks import one_of
 from fgai.errors import AttentionError, InputError
-from fgai.graph import Graph
-from fgai.models import AttentionModel
 from fgai.sparse import edge_keys
-from fgai.tasks import get_task
 from fgai.typed import typed
 
-REDUCERS = ("mean", "max", "last")
+_REDUCERS = ("mean", "max", "last")
 
 
-class AttentionAlgorithm(ExplainerAlgorithm):  # type: ignore[misc]
-    """What explainers by attention share: one recorded pass, and what they can answer.
-
-    A subclass writes `mask`.
-    """
+class _AttentionAlgorithm(ExplainerAlgorithm):  # type: ignore[misc]
+    """Base of explainers by attention: one recorded pass. A subclass defines `mask`."""
 
     def forward(
         self,
@@ -51,7 +44,7 @@ class AttentionAlgorithm(ExplainerAlgorithm):  # type: ignore[misc]
             index: the outputs to explain; all by default.
             **kwargs: further arguments of the model, e.g. `batch`.
         """
-        attention = recorded(model, x, edge_index, **kwargs)
+        attention = _recorded(model, x, edge_index, **kwargs)
         return Explanation(edge_mask=self.mask(model, attention, x, edge_index, index))
 
     @abstractmethod
@@ -66,11 +59,7 @@ class AttentionAlgorithm(ExplainerAlgorithm):  # type: ignore[misc]
         """[E]: what the attention of the pass says of every edge; arguments as of `forward`."""
 
     def supports(self) -> bool:
-        """Whether attention can answer what is asked.
-
-        Raises:
-            InputError: it cannot; says why.
-        """
+        """Return True, or raise `InputError` for explanations that attention cannot give."""
         config: ExplainerConfig = self.explainer_config
         if config.explanation_type != ExplanationType.model:
             raise InputError(
@@ -84,7 +73,7 @@ class AttentionAlgorithm(ExplainerAlgorithm):  # type: ignore[misc]
 
 
 @typed
-class FaithfulAttention(AttentionAlgorithm):
+class FaithfulAttention(_AttentionAlgorithm):
     """Explains a prediction by the model's attention, one number per edge of the user's own `edge_index`.
 
     Attention is taken before dropout, its heads are reduced by their geometric mean, matched to the given
@@ -123,7 +112,7 @@ class FaithfulAttention(AttentionAlgorithm):
     def __init__(self, layer: str | int = "mean", heads: str | int = "log") -> None:
         super().__init__()
         if isinstance(layer, str):
-            one_of(layer, "layer", REDUCERS)
+            one_of(layer, "layer", _REDUCERS)
         if isinstance(heads, str):
             one_of(heads, "heads", REDUCTIONS)
         self.layer, self.heads = layer, heads
@@ -138,7 +127,7 @@ class FaithfulAttention(AttentionAlgorithm):
     ) -> Tensor:
         """[E]: heads and layers reduced, 0 outside the receptive field of `index`."""
         flow = self._flow(model)
-        mask = on_edges(attention, destined_keys(edge_index, flow), self.layer, self.heads)
+        mask = on_edges(attention, _message_keys(edge_index, flow), self.layer, self.heads)
         if index is not None and self.model_config.task_level == ModelTaskLevel.node:
             hops = max(self._num_hops(model), len(attention))
             *_, reached = k_hop_subgraph(index, hops, edge_index, num_nodes=x.shape[0], flow=flow)
@@ -146,13 +135,8 @@ class FaithfulAttention(AttentionAlgorithm):
         return mask
 
 
-def recorded(model: nn.Module, x: Tensor, edge_index: Tensor, **kwargs: Any) -> AttentionMap:
-    """The attention of one forward pass in evaluation mode.
-
-    Raises:
-        InputError: a heterogeneous graph.
-        AttentionError: the model has no attention that can be recorded.
-    """
+def _recorded(model: nn.Module, x: Tensor, edge_index: Tensor, **kwargs: Any) -> AttentionMap:
+    """The attention of one forward pass in evaluation mode."""
     if not isinstance(x, Tensor) or not isinstance(edge_index, Tensor) or edge_index.dim() != 2:
         raise InputError("`x` and `edge_index` must be tensors: heterogeneous graphs are not supported")
     with evaluating(model), torch.no_grad(), record(model) as tape:
@@ -160,7 +144,7 @@ def recorded(model: nn.Module, x: Tensor, edge_index: Tensor, **kwargs: Any) -> 
     return tape.attention.detach()
 
 
-def destined_keys(edge_index: Tensor, flow: str) -> Tensor:
+def _message_keys(edge_index: Tensor, flow: str) -> Tensor:
     """[E], the keys of edges in the direction messages take."""
     source, destination = edge_index if flow == "source_to_target" else edge_index.flip(0)
     return edge_keys(source.long(), destination.long())
@@ -175,65 +159,6 @@ def on_edges(
     chosen = [attention.last] if layer == "last" else list(attention)
     stacked = torch.stack([looked_up(one, keys, heads) for one in chosen])
     return stacked.amax(0) if layer == "max" else stacked.mean(0)
-
-
-@typed
-class AsPyG(MessagePassing):  # type: ignore[misc]
-    """One of fgai's models, called as PyG calls models: `model(x, edge_index, batch=None)`.
-
-    Works with PyG's explainers, masks and metrics: an edge mask scales the attention of each edge, as it
-    scales the messages of PyG's layers; self-loops the model adds itself are never masked.
-
-    Args:
-        model: a `GAT`, `GATv2` or `GT` for nodes or graphs.
-
-    Raises:
-        InputError: not one of fgai's models, or one for links.
-
-    Example:
-        >>> import fgai
-        >>> data = fgai.load_dataset("planted")
-        >>> model = fgai.GAT.for_data(data).eval()
-        >>> graph = data.to_data()
-        >>> bool((AsPyG(model)(graph.x, graph.edge_index) == model(data)).all())
-        True
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        if not isinstance(model, AttentionModel) or get_task(model.task).needs_links:
-            raise InputError(
-                "`model` must be one of fgai's models for nodes or graphs; PyG's own can be used as they are"
-            )
-        self.model = model
-        self.train(model.training)
-
-    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor | None = None) -> Tensor:
-        """Return logits [N, C], or [G, C] for a model of graphs.
-
-        Args:
-            x: [N, F].
-            edge_index: [2, E]; duplicates are merged.
-            batch: [N], the graph each node belongs to.
-        """
-        graph = Graph.from_edges(edge_index, x.shape[0], x, batch=batch)
-        if self._edge_mask is None or not edge_index.numel():
-            return self._logits(graph)
-        mask = self._edge_mask.sigmoid() if self._apply_sigmoid else self._edge_mask
-        keys, order = edge_keys(edge_index[0], edge_index[1]).sort(stable=True)
-        mask = mask[order]
-
-        def masked(index: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
-            wanted = edge_keys(source, destination)
-            spot, known = _positions(keys, wanted)
-            return attention * torch.where(known, mask[spot], 1.0)[:, None]
-
-        with record(self.model, perturb=masked):
-            return self._logits(graph)
-
-    def _logits(self, graph: Graph) -> Tensor:
-        out: Tensor = self.model(graph)
-        return out
 
 
 def looked_up(layer: LayerAttention, keys: Tensor, heads: str | int = "log") -> Tensor:
@@ -255,7 +180,7 @@ def looked_up(layer: LayerAttention, keys: Tensor, heads: str | int = "log") -> 
     values = layer.heads(heads)
     if values.numel() == 0:
         return values.new_zeros(keys.numel())
-    first, known = _positions(layer.keys, keys)
+    first, known = positions(layer.keys, keys)
     last = torch.searchsorted(layer.keys, keys, right=True) - 1
     ordered, order = keys.sort(stable=True)
     occurrence = torch.empty_like(keys)
@@ -265,9 +190,86 @@ def looked_up(layer: LayerAttention, keys: Tensor, heads: str | int = "log") -> 
     return torch.where(known, values[spot], 0.0)
 
 
-def _positions(ordered: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+def positions(ordered: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """First position of each wanted key in a sorted vector, and whether it is there."""
     if ordered.numel() == 0:
         return torch.zeros_like(wanted), torch.zeros_like(wanted, dtype=torch.bool)
     spot = torch.searchsorted(ordered, wanted).clamp(max=ordered.numel() - 1)
     return spot, ordered[spot] == wanted
+
+
+@typed
+class PropagatedAttention(_AttentionAlgorithm):
+    """Explains a node by attention multiplied along the paths that lead to it, one number per edge.
+
+    An edge is met once for every path from it to the node through the layers above; each meeting counts the
+    edge's attention in its layer times the attention of the rest of the path, self-loops among them:
+
+        mask[j → i] = Σ_l  w_l[j → i] · r_l[i],     r_L = 1 at the node,  r_{l−1}[j] = Σ_i w_l[j → i] · r_l[i]
+
+    with `w_l` the heads reduced in layer l and `r_l[i]` the share of node i's state after layer l in the
+    node's output. All edges of all layers together sum to the number of layers. Edges outside the receptive
+    field are 0. For several nodes, masks add up.
+
+    Args:
+        heads: `mean`, `log` for their geometric mean, `max`, or one head by number.
+
+    Raises:
+        InputError: unknown words; on use: heterogeneous graphs, node masks, phenomenon explanations.
+        AttentionError: on use, the model has no attention that can be recorded.
+
+    Example:
+        >>> from torch_geometric.explain import Explainer
+        >>> from torch_geometric.nn import GATConv
+        >>> config = dict(mode="multiclass_classification", task_level="node", return_type="raw")
+        >>> explainer = Explainer(
+        ...     GATConv(3, 2), PropagatedAttention(), explanation_type="model", edge_mask_type="object",
+        ...     model_config=config,
+        ... )
+        >>> explanation = explainer(torch.ones(4, 3), torch.tensor([[0, 1, 3], [2, 2, 3]]), index=2)
+        >>> [round(value, 3) for value in explanation.edge_mask.tolist()]
+        [0.333, 0.333, 0.0]
+
+    Reference: Shin, Li, Cao, Shin, Faithful and Accurate Self-Attention Attribution for Message Passing
+    Neural Networks via the Computation Tree Viewpoint, AAAI 2025. There, too, an edge's attention is weighed
+    by the path above it; heads are averaged as by default here.
+    """
+
+    def __init__(self, heads: str | int = "mean") -> None:
+        super().__init__()
+        if isinstance(heads, str):
+            one_of(heads, "heads", REDUCTIONS)
+        self.heads = heads
+
+    def mask(
+        self,
+        model: nn.Module,
+        attention: AttentionMap,
+        x: Tensor,
+        edge_index: Tensor,
+        index: int | Tensor | None,
+    ) -> Tensor:
+        """[E]: attention along the paths to the nodes `index`, or to all."""
+        ends = torch.zeros(x.shape[0], dtype=x.dtype, device=x.device)
+        ends[slice(None) if index is None else index] = 1.0
+        return along_paths(attention, ends, _message_keys(edge_index, self._flow(model)), self.heads)
+
+
+def along_paths(attention: AttentionMap, ends: Tensor, keys: Tensor, heads: str | int = "mean") -> Tensor:
+    """Attention along the paths to `ends`, on the edges with the given keys; see `PropagatedAttention`.
+
+    Args:
+        attention: of all layers, loops among their edges.
+        ends: [N], how much each node's output counts: 1 at the one to explain.
+        keys: [E] of the wanted edges, each once.
+        heads: how to reduce them.
+
+    Returns:
+        [E], 0 for edges no layer has.
+    """
+    total = ends.new_zeros(keys.numel())
+    for layer in reversed(attention.layers):
+        carried = layer.heads(heads) * ends[layer.destination]
+        total = total + looked_up(layer.with_values(carried[:, None]), keys, "mean")
+        ends = torch.zeros_like(ends).index_add(0, layer.source, carried)
+    return total

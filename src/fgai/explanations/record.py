@@ -6,13 +6,186 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
 
-from fgai.explanations.view import neighbour_table, show
-from fgai.records import Table, TabledDocument, data_frame
+from fgai.records import Cell, Column, Table, TabledDocument, data_frame
 from fgai.typed import typed
 
 if TYPE_CHECKING:
     import pandas
+
+
+_NO_NEIGHBOURS = "It has no neighbours, so it attends to nothing."
+_BAR = 24
+_SHOWN = 10
+_ROOM = 51
+"""Columns that everything but the bars takes."""
+_LEAST = 4
+"""Columns below which bars are left out."""
+
+
+def _show(values: dict[str, Any], console: Console) -> None:
+    """Print an explanation: the prediction, the neighbours as bars, the attack, the certificates.
+
+    Args:
+        values: of `NodeExplanation.to_dict`.
+        console: where to.
+    """
+    node, rest = _heading(values)
+    console.print(f"[bold]{escape(node)}[/]{escape(rest)}", highlight=False)
+    if values["neighbours"]:
+        console.print(_drawn(values, min(_BAR, console.width - _ROOM)))
+    else:
+        console.print(_NO_NEIGHBOURS)
+    hidden = len(values["neighbours"]) - max(values["k"], _SHOWN)
+    if hidden > 0:
+        console.print(f"and {hidden} others", style="dim", highlight=False)
+    for line in _attack_sentences(values):
+        console.print(line, markup=False, highlight=False)
+    for line in _certified_sentences(values):
+        style = "dim" if line == values["certified"]["promise"] else None
+        console.print(line, style=style, markup=False, highlight=False)
+
+
+def _heading(values: dict[str, Any]) -> tuple[str, str]:
+    """Return the node, and the rest of the sentence that says its class."""
+    truth = "" if values["label"] < 0 else f" (truth: {values['label']})"
+    share = f"{100 * values['confidence']:.0f} %"
+    return f"node {values['name']}", f" of {values['dataset']}: class {values['predicted']}, {share}{truth}"
+
+
+def _neighbour_table(values: dict[str, Any]) -> Table:
+    """Return all neighbours by falling attention; what is said of the attack and proved stands below."""
+    attacked, k = values["attacked"], values["k"]
+    told = _has_truth(values)
+    columns = [Column("neighbour"), Column("attention")]
+    columns += [Column("explains")] * told + ([Column("attacked"), Column("stays")] if attacked else [])
+    rows: list[list[Cell]] = []
+    for rank, entry in enumerate(values["neighbours"]):
+        row: list[Cell] = [_called(entry), entry["attention"]]
+        row += [_explains(entry)] * told
+        row += [entry["attacked"], _stays(entry, rank, k, attacked)] if attacked else []
+        rows.append(row)
+    notes = [] if rows else [_NO_NEIGHBOURS]
+    notes += [*_attack_sentences(values), *_certified_sentences(values)]
+    return Table("".join(_heading(values)), columns, rows, notes)
+
+
+def _has_truth(values: dict[str, Any]) -> bool:
+    return any(entry["informative"] is not None for entry in values["neighbours"])
+
+
+def _called(entry: dict[str, Any]) -> str:
+    return "itself" if entry["itself"] else str(entry["name"])
+
+
+def _explains(entry: dict[str, Any]) -> str:
+    return "yes" if entry["informative"] else ""
+
+
+def _stays(entry: dict[str, Any], rank: int, k: int, attacked: dict[str, Any]) -> str:
+    return ("yes" if entry["node"] in attacked["kept"] else "no") if rank < k else ""
+
+
+def _drawn(values: dict[str, Any], longest: int) -> RichTable:
+    attacked, k = values["attacked"], values["k"]
+    told, bars = _has_truth(values), longest >= _LEAST
+    headings = ["neighbour", "attention"] + [""] * bars
+    headings += ["explains"] * told + (["attacked", "stays"] if attacked else [])
+    table = RichTable(box=None, padding=(0, 1))
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in ("attention", "attacked") else "left")
+    most = max(entry["attention"] for entry in values["neighbours"]) or 1.0
+    for rank, entry in enumerate(values["neighbours"][: max(k, _SHOWN)]):
+        cells = [escape(_called(entry)), f"{entry['attention']:.3f}"]
+        if bars:
+            cells.append("█" * max(1, round(longest * entry["attention"] / most)))
+        if told:
+            cells.append(_explains(entry))
+        if attacked:
+            cells.append("–" if entry["attacked"] is None else f"{entry['attacked']:.3f}")
+            cells.append(_stays(entry, rank, k, attacked))
+        table.add_row(*cells, style="" if rank < k else "dim")
+    return table
+
+
+def _attack_sentences(values: dict[str, Any]) -> list[str]:
+    """Say what the attack did to the prediction and the neighbours; nothing where there was none."""
+    attacked = values["attacked"]
+    if not attacked:
+        return []
+    top = min(values["k"], len(values["neighbours"]))
+    chance = (
+        f" (by chance {top * attacked['chance']:.1f})" if top < len(values["neighbours"]) else ", all it has"
+    )
+    moved = "" if attacked["predicted"] == values["predicted"] else ", another one"
+    lines = [
+        f"under the {attacked['threat']} attack: class {attacked['predicted']}"
+        f" ({100 * attacked['confidence']:.0f} %){moved}; {len(attacked['kept'])} of the top {top}"
+        f" stay{chance}"
+    ]
+    new = attacked["new_neighbours"]
+    if new:
+        share = 100 * attacked["new_attention"]
+        lines.append(f"{new} injected neighbour{'s' if new > 1 else ''} took {share:.0f} % of its attention")
+    return lines
+
+
+def _certified_sentences(values: dict[str, Any]) -> list[str]:
+    """Say what is proved about the node, layer by layer; nothing where that was not asked for."""
+    certified = values["certified"]
+    if not certified:
+        return []
+    lines = [
+        f"{layer['layer']}, {certified['norm']} ball: {_radii(layer, values)}"
+        for layer in certified["layers"]
+    ]
+    lines = [*_shown(values), *lines]
+    return [*lines, certified["promise"], *_injection_words(certified.get("injection") or {})]
+
+
+def _shown(values: dict[str, Any]) -> list[str]:
+    """What is proved about the list above where it is no single layer's."""
+    k, radius = values["k"], values["certified"].get("shown_radius")
+    if values["layer"] == "max":
+        return [f"the maximum over layers has no certificate; below, each layer's own top-{k}"]
+    if values["layer"] != "mean" or radius is None:
+        return []
+    norm = values["certified"]["norm"]
+    vector = "while the explanation vector of each layer moves by less than"
+    return [f"shown top-{k}, {norm} ball: cannot change {vector} {radius:.4f}"]
+
+
+def _radii(layer: dict[str, Any], values: dict[str, Any]) -> str:
+    top, kind, k = layer["topk_radius"], layer["class_radius"], values["certified"]["k"]
+    names = {entry["node"]: str(entry["name"]) for entry in values["neighbours"]}
+    own = layer.get("topk") or []
+    listed = "" if set(own) == set(list(names)[:k]) else f" ({', '.join(names.get(n, str(n)) for n in own)})"
+    order = (
+        f"its top-{k}{listed} cannot change while its explanation vector moves by less than {top:.4f}"
+        if top is not None
+        else f"top-{k}: no other neighbour to swap in"
+    )
+    if kind is not None:
+        return f"{order}; class not while each head moves by less than {kind:.4f} ({layer['class_status']})"
+    known = layer["class_status"] != "unknown"
+    return f"{order}; {'class: attention has no say' if known else 'class: unknown'}"
+
+
+def _injection_words(found: dict[str, Any]) -> list[str]:
+    """Say what is proved against injected nodes, a sentence each."""
+    condition = f", {found['condition']}" if found.get("condition") else ""
+    order = f"injected nodes cannot reorder its neighbours{condition}"
+    lines = [f"{name}: {order}" for name in found.get("invariant", ())]
+    held = found.get("class_holds") or {}
+    if held.get("any"):
+        lines.append("class: holds if every node gains an injected neighbour, whatever it says")
+    elif held.get("direct"):
+        lines.append("class: holds if the node gains an injected neighbour, whatever it says")
+    elif held.get("direct") is not None:
+        lines.append("class: not proved to hold against an injected neighbour")
+    return lines
 
 
 @typed
@@ -58,11 +231,11 @@ class NodeExplanation(TabledDocument):
 
     def show(self, console: Console | None = None) -> None:
         """Print in a terminal."""
-        show(self.to_dict(), console or Console())
+        _show(self.to_dict(), console or Console())
 
     def tables(self) -> list[Table]:
         """Return the neighbours; what the attack did and what is proved stands in notes."""
-        return [neighbour_table(self.to_dict())]
+        return [_neighbour_table(self.to_dict())]
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the neighbours as a `DataFrame`, by falling attention.

@@ -1,4 +1,4 @@
-"""`EdgeScores`: what an explainer says of one node, edge by edge, and `EdgeExplainer`, which says it."""
+"""`EdgeScores`, the scores of one node's edges; `EdgeExplainer`, which computes them; receptive fields."""
 
 from __future__ import annotations
 
@@ -9,18 +9,79 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.explain import ExplainerAlgorithm
 
 from fgai import checks
-from fgai.attention import observe, prepared
+from fgai.attention import prepared
 from fgai.errors import InputError
-from fgai.explanations.field import Fields
-from fgai.explanations.propagated import along_paths
-from fgai.explanations.pyg import on_edges
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.sparse import edge_name
 from fgai.typed import typed
+
+
+@dataclass(frozen=True, eq=False)
+class Field:
+    """A node with the edges around it, to search for an explanation in.
+
+    Attributes:
+        x: [n, F], features of its nodes.
+        edge_index: [2, K], between positions in `x`; self-loops are left out.
+        keys: [K] of the same edges in the whole graph, sorted.
+        reached: bool [K], whether they are in the receptive field.
+        index: position of the node in `x`.
+    """
+
+    x: Tensor
+    edge_index: Tensor
+    keys: Tensor
+    reached: Tensor
+    index: int
+
+
+class Fields:
+    """The receptive fields of a graph's nodes.
+
+    Args:
+        graph: with features.
+        hops: layers that pass messages.
+
+    Raises:
+        InputError: it has no features.
+    """
+
+    def __init__(self, graph: Graph, hops: int) -> None:
+        if graph.features is None:
+            raise InputError(f"{graph.name!r} has no node features; add some, e.g. node degrees")
+        adjacency = graph.adjacency
+        kept = adjacency.source != adjacency.destination
+        self.source, self.destination = adjacency.source[kept], adjacency.destination[kept]
+        self.keys, self.x, self.hops = adjacency.keys[kept], graph.features.to_dense(), hops
+
+    @property
+    def edge_index(self) -> Tensor:
+        """[2, E] of the whole graph, without self-loops."""
+        return torch.stack([self.source, self.destination])
+
+    def edges(self, node: int) -> Tensor:
+        """Bool [E]: the edges of the field, into nodes at most `hops - 1` steps away."""
+        reached = torch.zeros(self.x.shape[0], dtype=torch.bool, device=self.x.device)
+        reached[node] = True
+        for _ in range(self.hops):
+            used = reached[self.destination]
+            reached[self.source[used]] = True
+        return used
+
+    def around(self, node: int) -> Field:
+        """The field of a node as a graph of its own, on which its output is the same."""
+        used = self.edges(node)
+        ends = torch.stack([self.source[used], self.destination[used]])
+        centre = torch.tensor([node], device=ends.device)
+        nodes, places = torch.unique(torch.cat([ends.flatten(), centre]), return_inverse=True)
+        return Field(self.x[nodes], places[:-1].view(2, -1), self.keys[used], used[used], int(places[-1]))
+
+    def whole(self, node: int) -> Field:
+        """The whole graph, for models in which more than messages joins nodes."""
+        return Field(self.x, self.edge_index, self.keys, self.edges(node), node)
 
 
 @typed
@@ -113,65 +174,6 @@ class EdgeExplainer(ABC):
             graph: prepared.
             nodes: numbers that are there.
         """
-
-
-class RandomScores(EdgeExplainer):
-    """Draws anew at every call: what an explanation that knows nothing scores.
-
-    Args:
-        model: whose receptive fields count.
-        hops: layers that pass messages.
-        seed: of the draws.
-    """
-
-    def __init__(self, model: nn.Module, hops: int, seed: int = 0) -> None:
-        super().__init__(model, seed)
-        self.hops, self.generator = hops, torch.Generator().manual_seed(seed)
-
-    def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
-        """Return scores from the explainer's own generator."""
-        fields = Fields(graph, self.hops)
-        found = []
-        for node in nodes:
-            keys = fields.keys[fields.edges(node)]
-            drawn = torch.rand(keys.numel(), generator=self.generator, dtype=torch.float64)
-            found.append(EdgeScores(node, keys, drawn.to(keys.device)))
-        return found
-
-
-class AttentionScores(EdgeExplainer):
-    """Reads the model's attention, in one forward pass for all nodes.
-
-    Args:
-        model: with attention that can be recorded.
-        heads: how they are reduced; layers are averaged, as `FaithfulAttention` does.
-        paths: follow attention along paths instead, as `PropagatedAttention` does.
-    """
-
-    def __init__(self, model: nn.Module, heads: str = "log", *, paths: bool = False) -> None:
-        super().__init__(model)
-        self.heads, self.paths = heads, paths
-
-    def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
-        """Return what attention says of each node's field."""
-        attention = observe(self.model, graph).attention.detach()
-        fields = Fields(graph, hops_of(self.model, len(attention)))
-        shown = on_edges(attention, fields.keys, "mean", self.heads)
-        found = []
-        for node in nodes:
-            used = fields.edges(node)
-            values = shown[used]
-            if self.paths:
-                ends = values.new_zeros(graph.num_nodes)
-                ends[node] = 1.0
-                values = along_paths(attention, ends, fields.keys[used], self.heads)
-            found.append(EdgeScores(node, fields.keys[used], values))
-        return found
-
-
-def hops_of(model: nn.Module, attentions: int) -> int:
-    """How many layers pass messages, of which so many with attention that is recorded."""
-    return max(attentions, int(ExplainerAlgorithm._num_hops(model)))
 
 
 def _check_keys(keys: Tensor) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fgai.cache import cached_on
-from fgai.graph.edge_values import VALUES
+from fgai.graph.fields import VALUES
 from fgai.graph.graph import Graph
 from fgai.sparse import Features, SparseRows
 from fgai.typed import typed

@@ -15,7 +15,7 @@ from fgai.attention import GraphModel, Wrapped
 from fgai.attention.interface import EdgeType, uncompiled
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.graph.edge_values import VALUES
+from fgai.graph.fields import VALUES
 from fgai.hetero.model import HeteroCall, HeteroLayout, HeteroModel
 from fgai.sparse import edge_keys, key_ends
 from fgai.typed import typed

@@ -25,7 +25,7 @@ from fgai import checks
 from fgai.alone import seeded
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.graph.pyg_data import arguments_from_data
+from fgai.graph.fields import arguments_from_data
 from fgai.large import sampling_kernels as kernels
 from fgai.large.stored import EDGE_ARRAYS, NODE_ARRAYS, Rows, StoredGraph, gather_rows
 from fgai.sparse import Adjacency, Features, SparseRows, match_edges

@@ -16,7 +16,7 @@ import numpy as np
 from fgai.errors import CheckpointError, DataError, FgaiError, FgaiWarning, InputError, warn
 from fgai.files import check, parse_json, regular, write_atomic
 from fgai.graph import Graph
-from fgai.graph.edge_values import VALUES
+from fgai.graph.fields import VALUES
 from fgai.graph.fingerprint import (
     Numbers,
     Piece,

@@ -14,9 +14,8 @@ from fgai.cache import cached_on
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.graph.edge_values import VALUES
+from fgai.graph.fields import VALUES, arguments_from_data
 from fgai.graph.on_disk import GraphOnDisk
-from fgai.graph.pyg_data import arguments_from_data
 from fgai.ops import dropout
 from fgai.sparse import Features
 from fgai.tasks import DECODERS, POOLINGS, get_task, task_of

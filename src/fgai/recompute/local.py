@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fgai.attention import AttentionMap, LayerAttention, Layerwise, adapter_of, find_layers
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
-from fgai.graph.nystrom import extend_encoding
+from fgai.graph.graph import extend_encoding
 from fgai.ops.capture import chosen_rows
 from fgai.recompute.edit import Edit
 from fgai.recompute.patch import Patch, Ranks, Sides

@@ -11,7 +11,7 @@ from torch import Tensor
 from fgai.checks import one_of, whole
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.graph.edge_values import FILL
+from fgai.graph.fields import FILL
 from fgai.sparse import Adjacency, Features, SparseRows
 from fgai.sparse.valid import LARGEST, check_index
 from fgai.tasks.base import Task, node_mask

@@ -11,7 +11,7 @@ from torch import Tensor
 from fgai.checks import edge_index, one_of, whole
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.graph.links import Links
+from fgai.graph.fields import Links
 from fgai.sparse import edge_keys, key_ends, match_edges
 from fgai.tasks.base import Task
 from fgai.typed import typed

@@ -1,4 +1,4 @@
-"""`GATConvs`: a `GAT` or `GATv2` told in PyG's own layers, for explainers that look inside them."""
+"""fgai's models as PyG calls models: `AsPyG` for all of them, `GATConvs` in PyG's own layers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,76 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu
-from torch_geometric.nn import GATConv, GATv2Conv
+from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing
 
 from fgai.alone import seeded
-from fgai.attention import limits_of
+from fgai.attention import duplicate, limits_of, record
 from fgai.errors import InputError
+from fgai.explanations.pyg import positions
+from fgai.graph import Graph
 from fgai.models import AttentionLayer, AttentionModel, body_of
+from fgai.sparse import edge_keys
+from fgai.tasks import get_task
 from fgai.typed import typed
+
+
+@typed
+class AsPyG(MessagePassing):  # type: ignore[misc]
+    """One of fgai's models, called as PyG calls models: `model(x, edge_index, batch=None)`.
+
+    Works with PyG's explainers, masks and metrics: an edge mask scales the attention of each edge, as it
+    scales the messages of PyG's layers; self-loops the model adds itself are never masked.
+
+    Args:
+        model: a `GAT`, `GATv2` or `GT` for nodes or graphs.
+
+    Raises:
+        InputError: not one of fgai's models, or one for links.
+
+    Example:
+        >>> import fgai
+        >>> data = fgai.load_dataset("planted")
+        >>> model = fgai.GAT.for_data(data).eval()
+        >>> graph = data.to_data()
+        >>> bool((AsPyG(model)(graph.x, graph.edge_index) == model(data)).all())
+        True
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        if not isinstance(model, AttentionModel) or get_task(model.task).needs_links:
+            raise InputError(
+                "`model` must be one of fgai's models for nodes or graphs; PyG's own can be used as they are"
+            )
+        self.model = model
+        self.train(model.training)
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor | None = None) -> Tensor:
+        """Return logits [N, C], or [G, C] for a model of graphs.
+
+        Args:
+            x: [N, F].
+            edge_index: [2, E]; duplicates are merged.
+            batch: [N], the graph each node belongs to.
+        """
+        graph = Graph.from_edges(edge_index, x.shape[0], x, batch=batch)
+        if self._edge_mask is None or not edge_index.numel():
+            return self._logits(graph)
+        mask = self._edge_mask.sigmoid() if self._apply_sigmoid else self._edge_mask
+        keys, order = edge_keys(edge_index[0], edge_index[1]).sort(stable=True)
+        mask = mask[order]
+
+        def masked(index: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
+            wanted = edge_keys(source, destination)
+            spot, known = positions(keys, wanted)
+            return attention * torch.where(known, mask[spot], 1.0)[:, None]
+
+        with record(self.model, perturb=masked):
+            return self._logits(graph)
+
+    def _logits(self, graph: Graph) -> Tensor:
+        out: Tensor = self.model(graph)
+        return out
 
 
 @typed
@@ -43,14 +106,14 @@ class GATConvs(nn.Module):
 
     def __init__(self, model: nn.Module, *, split_heads: bool = False) -> None:
         super().__init__()
-        if not can_be_told(model):
+        if not has_pyg_layers(model):
             raise InputError(
                 "`model` must be a plain GAT or GATv2 for nodes, without normalisation, limits or a guard;"
                 f" got {type(model).__name__}: use `AsPyG(model)`"
             )
         with seeded(0, torch.device("cpu")):  # PyG's layers draw weights, which are replaced
-            told = [_split(layer) if split_heads else [_whole(layer)] for layer in _layers(model)]
-        self.layers = nn.ModuleList(_Joined(heads) for heads in told)
+            convs = [_split(layer) if split_heads else [_whole(layer)] for layer in _layers(model)]
+        self.layers = nn.ModuleList(_Joined(heads) for heads in convs)
         self.eval().requires_grad_(False)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -60,8 +123,8 @@ class GATConvs(nn.Module):
             x: [N, F].
             edge_index: [2, E], without self-loops: the layers add them.
         """
-        for place, layer in enumerate(self.layers):
-            x = layer(x if place == 0 else elu(x), edge_index)
+        for index, layer in enumerate(self.layers):
+            x = layer(x if index == 0 else elu(x), edge_index)
         return x
 
 
@@ -77,8 +140,8 @@ class _Joined(nn.Module):
         return torch.cat([conv(x, edge_index) for conv in self.convs], dim=1)
 
 
-def can_be_told(model: nn.Module) -> bool:
-    """Whether PyG's layers can say what a model does."""
+def has_pyg_layers(model: nn.Module) -> bool:
+    """Whether PyG's layers can compute the same as a model."""
     plain = isinstance(model, AttentionModel) and body_of(model) == "layers" and model.is_rowwise
     return plain and _layers(model)[0].input_norm is None and not limits_of(model)
 
@@ -88,16 +151,16 @@ def _layers(model: Any) -> list[AttentionLayer]:
 
 
 def _whole(layer: AttentionLayer) -> nn.Module:
-    return _told(layer, range(layer.heads), layer.concat)
+    return _convolution(layer, range(layer.heads), layer.concat)
 
 
 def _split(layer: AttentionLayer) -> list[nn.Module]:
     """One layer per head; the output layer has one head, so nothing is averaged."""
-    return [_told(layer, range(head, head + 1), True) for head in range(layer.heads)]
+    return [_convolution(layer, range(head, head + 1), True) for head in range(layer.heads)]
 
 
-def _told(layer: AttentionLayer, heads: range, concat: bool) -> nn.Module:
-    """Some heads of a layer, in PyG's words."""
+def _convolution(layer: AttentionLayer, heads: range, concat: bool) -> nn.Module:
+    """Return some heads of a layer as a layer of PyG."""
     rows = slice(heads.start, heads.stop)
     wide = slice(heads.start * layer.channels, heads.stop * layer.channels)
     options: dict[str, Any] = {"concat": concat, "negative_slope": layer.slope}
@@ -119,3 +182,10 @@ def _told(layer: AttentionLayer, heads: range, concat: bool) -> nn.Module:
             values |= {f"{name}.weight": side.weight[:, wide].T, f"{name}.bias": side.bias[wide]}
     conv.load_state_dict({name: value.detach() for name, value in values.items() if value is not None})
     return conv
+
+
+def as_pyg(model: nn.Module, *, split_heads: bool = False) -> nn.Module:
+    """Return a model as PyG calls models, made of PyG's own layers if possible."""
+    if has_pyg_layers(model):
+        return GATConvs(model, split_heads=split_heads)
+    return AsPyG(model) if isinstance(model, AttentionModel) else duplicate(model).eval()

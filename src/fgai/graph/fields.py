@@ -1,0 +1,205 @@
+"""Fields of a graph beside its edges: values on edges, links, and the fields read from a PyG `Data`.
+
+An edge keeps its values through every edit. Edges that an edit adds get the values of `FILL`. A layer that
+adds self-loops itself (PyG's `fill_value`) fills them itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fgai import checks
+from fgai.errors import InputError
+from fgai.sparse import EdgeMap
+from fgai.typed import typed
+
+FILL = {"edge_truth": 0, "edge_attr": 0, "edge_weight": 1}
+"""Fields per edge, and the value of edges that edits add: no explanation, attributes 0, weight 1."""
+VALUES = ("edge_attr", "edge_weight")
+"""What models may read of an edge beside its ends."""
+
+
+def check_values(values: Any, name: str, num_edges: int) -> Tensor:
+    """Return values on edges if there is one finite row for each edge, else raise.
+
+    Args:
+        values: `edge_attr` [E] or [E, D], or `edge_weight` [E].
+        name: which of them.
+        num_edges: E.
+
+    Raises:
+        InputError: another shape, no tensor, or numbers that are not finite.
+    """
+    if not isinstance(values, Tensor) or values.is_sparse:
+        raise InputError(f"`{name}` must be a dense tensor, got {type(values).__name__}")
+    most = 2 if name == "edge_attr" else 1
+    if not 1 <= values.dim() <= most or values.shape[0] != num_edges:
+        wanted = f"[{num_edges}]" + (f" or [{num_edges}, D]" if most == 2 else "")
+        raise InputError(
+            f"`{name}` must have one entry per column of `edge_index`, shape {wanted},"
+            f" got {tuple(values.shape)}"
+        )
+    return checks.finite(values, name)
+
+
+def merge_values(values: Tensor, name: str, inverse: Tensor, num_edges: int) -> Tensor:
+    """Return one value for each distinct edge, in the order of their keys.
+
+    Args:
+        values: [E, ...] as given.
+        name: for messages.
+        inverse: [E] which of the distinct edges each one is.
+        num_edges: distinct edges.
+
+    Raises:
+        InputError: an edge comes twice with different values: which of them counts, or their sum or their
+            mean, only the model's author can tell.
+    """
+    places = torch.arange(len(inverse), device=inverse.device)
+    first = torch.zeros(num_edges, dtype=torch.long, device=inverse.device)
+    first = first.scatter_reduce(0, inverse, places, "amin", include_self=False)
+    merged = values[first]
+    differs = values != merged[inverse]
+    differs = differs.any(1) if differs.dim() == 2 else differs
+    if bool(differs.any()):
+        raise InputError(
+            f"{int(differs.sum())} edges come again with another `{name}`, and there is one edge between two"
+            " nodes here; merge them as the model should read them, e.g. `torch_geometric.utils.coalesce("
+            f'edge_index, {name}, reduce="mean")`'
+        )
+    return merged
+
+
+def carry_values(values: Tensor | None, edge_map: EdgeMap, fill: float) -> Tensor | None:
+    """Return values [E, ...] on the edges after an edit: old edges keep theirs, new ones get `fill`."""
+    if values is None:
+        return None
+    empty = values.new_full((edge_map.num_after, *values.shape[1:]), fill)
+    return empty.index_copy(0, edge_map.after, values[edge_map.before])
+
+
+NODE_FIELDS = ("y", "train_mask", "val_mask", "test_mask")
+
+
+def arguments_from_data(data: Any) -> dict[str, Any]:
+    """Return the arguments of `Graph.from_edges` for a PyG `Data`.
+
+    Raises:
+        InputError: a dataset instead of one of its graphs, heterogeneous data, no edges, or edges of several
+            types, which fgai would drop.
+    """
+    kind = type(data).__name__
+    if _is_dataset(data):
+        raise InputError(f"`data` must be one graph, got the dataset {kind}; give its graph: `dataset[0]`")
+    if not hasattr(data, "edge_index") or kind == "HeteroData":
+        hint = "; see `fgai.hetero.HeteroView`" if kind == "HeteroData" else ""
+        raise InputError(f"expected a homogeneous PyG `Data` with `edge_index`, got {kind}{hint}")
+    if data.edge_index is None:
+        raise InputError("`data.edge_index` is missing; transposed `adj_t` is not read, convert it first")
+    refuse_edge_types(data)
+    fields = {name: getattr(data, name, None) for name in (*NODE_FIELDS, *FILL)}
+    labels = fields["y"]
+    if labels is not None and labels.dim() == 2 and labels.shape[1] == 1:
+        fields["y"] = labels.flatten()
+    return {
+        "edge_index": data.edge_index,
+        "num_nodes": int(data.num_nodes or 0),
+        "features": getattr(data, "x", None),
+        **fields,
+    }
+
+
+def refuse_edge_types(data: Any) -> None:
+    """Raise if the edges of `data` have types, which would be dropped without a word.
+
+    Raises:
+        InputError: they have; says what to do.
+    """
+    if getattr(data, "edge_type", None) is not None:
+        raise InputError(
+            "`data.edge_type` would be lost: of edges fgai reads `edge_attr` and `edge_weight`. Put the types"
+            " into `data.edge_attr`, see `fgai.wrap`, and set `data.edge_type = None`"
+        )
+
+
+def _is_dataset(data: Any) -> bool:
+    # Importing PyG takes seconds; where nobody has, nobody can hold one of its datasets.
+    pyg = sys.modules.get("torch_geometric.data")
+    return pyg is not None and isinstance(data, pyg.Dataset)
+
+
+PARTS = ("train", "val", "test")
+
+
+@typed
+@dataclass(frozen=True, eq=False)
+class Links:
+    """Pairs of nodes a link predictor scores.
+
+    Attributes:
+        pairs: [2, L] int64, each pair once, in either order.
+        y: [L] int64, 1 for a link, 0 for a pair that is none, -1 where nobody says.
+        part: [L] int64, 0 for training, 1 for validation, 2 for test.
+
+    Example:
+        >>> links = Links(torch.tensor([[0, 1], [2, 3]]), torch.tensor([1, 0]), torch.tensor([0, 2]))
+        >>> links.rows("test").tolist(), len(links)
+        ([1], 2)
+    """
+
+    pairs: Tensor
+    y: Tensor
+    part: Tensor
+
+    def __post_init__(self) -> None:
+        if self.pairs.dim() != 2 or self.pairs.shape[0] != 2:
+            raise InputError(f"`pairs` must have shape [2, links], got {tuple(self.pairs.shape)}")
+        count = self.pairs.shape[1]
+        for name in ("y", "part"):
+            if getattr(self, name).shape != (count,):
+                got = tuple(getattr(self, name).shape)
+                raise InputError(f"`{name}` must have one entry per pair ({count}), got {got}")
+        for name in ("pairs", "y", "part"):
+            if getattr(self, name).is_floating_point():
+                raise InputError(f"`{name}` must hold integers, got {getattr(self, name).dtype}")
+
+    def __len__(self) -> int:
+        return int(self.pairs.shape[1])
+
+    def rows(self, targets: str) -> Tensor:
+        """Positions of the pairs of a part: `train`, `val`, `test`, or `fit` for training and validation."""
+        if targets == "fit":
+            return (self.part < 2).nonzero().flatten()
+        return (self.part == PARTS.index(targets)).nonzero().flatten()
+
+    def ends(self, targets: str) -> Tensor:
+        """The nodes at the ends of the pairs of a part, each once."""
+        ends: Tensor = torch.unique(self.pairs[:, self.rows(targets)])
+        return ends
+
+    def take(self, rows: Tensor) -> Links:
+        """Return some of the pairs."""
+        return Links(self.pairs[:, rows], self.y[rows], self.part[rows])
+
+    def join(self, other: Links) -> Links:
+        """Return these pairs and then those of `other`."""
+        return Links(
+            torch.cat([self.pairs, other.pairs], dim=1),
+            torch.cat([self.y, other.y]),
+            torch.cat([self.part, other.part]),
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the pairs live."""
+        return self.pairs.device
+
+    def to(self, device: torch.device | str) -> Links:
+        """Return the pairs on `device`."""
+        device = checks.device(device)
+        return replace(self, pairs=self.pairs.to(device), y=self.y.to(device), part=self.part.to(device))
