@@ -1,4 +1,4 @@
-"""The one forward pass that observes: logits, attention, and what went into each attention layer."""
+"""One forward pass: logits, attention, and the inputs of each attention layer."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class LayerRun:
 @typed
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """What one forward pass showed.
+    """The result of one forward pass.
 
     Attributes:
         graph: as the model read it.
         logits: a row per node, link or small graph.
         attention: of every layer, before dropout: [E, H], or [E, 1] averaged over heads.
-        runs: one per layer of `attention`; empty unless asked for, or if the layers could not be told apart.
+        runs: one per layer of `attention`; empty unless requested, or if the runs do not match the layers.
         ends_with_layer: whether the logits are the output of the last of `runs`, untouched.
     """
 
@@ -76,8 +76,8 @@ class Observation:
 def call_model(model: nn.Module, graph: Graph) -> Tensor:
     """Return the model's logits on a graph, without looking at its attention.
 
-    Gradients flow to injected features and feature deltas of the graph. How a model is called, its adapter
-    says: fgai's as `model(graph)`, any other as `model(x, edge_index)`, see `PyGAdapter`.
+    Gradients flow to injected features and feature deltas of the graph. fgai's models are called as
+    `model(graph)`, any other as `model(x, edge_index)`, see `fgai.attention.calls`.
 
     Args:
         model: fgai's or the user's.
@@ -94,7 +94,7 @@ def call_model(model: nn.Module, graph: Graph) -> Tensor:
         try:
             return adapter_of(model).call(graph)
         except RuntimeError:
-            check_dtype(model, graph)  # says what torch says of its kernels
+            check_dtype(model, graph)  # a clearer error than that of the kernels
             raise
     entry = entry_limits(model)
     if not entry:

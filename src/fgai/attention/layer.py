@@ -42,8 +42,8 @@ class LayerAttention:
         num_nodes: N; a node without incoming edges has no entry.
         name: the layer's place in the model, e.g. `"convs.0"`.
         adjacency: the structure the edges come from, if there is one (saves computing `keys` again).
-        scores: [E], mean over the heads of the scores before the softmax, where the layer told them. Up to a
-            number per node it is the mean of `log w` over the heads, whatever underflows in `values`.
+        scores: [E], mean over the heads of the scores before the softmax, if known. Up to a constant per node
+            it is the mean of `log w` over the heads, without underflow.
         edge_type: in a heterogeneous graph, the type of these edges; one layer then has an entry per type.
 
     Example:
@@ -104,20 +104,20 @@ class LayerAttention:
     def on(
         cls, adjacency: Adjacency, values: Tensor, name: str = "", scores: Tensor | None = None
     ) -> LayerAttention:
-        """Put values [E, H], and scores [E] where they are known, on the edges of an adjacency."""
+        """Put values [E, H], and scores [E] if known, on the edges of an adjacency."""
         if values.dim() != 2 or values.shape[0] != adjacency.num_edges:
             raise InputError(
                 f"`values` must have shape [{adjacency.num_edges}, heads], got {tuple(values.shape)}"
             )
-        made = object.__new__(cls)
-        made.__dict__.update(values=values, num_nodes=adjacency.num_nodes, name=name, adjacency=adjacency)
-        made.__dict__["scores"] = scores
-        return made
+        layer = object.__new__(cls)  # without the ends of the edges, which `__getattr__` fetches when needed
+        fields = {"values": values, "num_nodes": adjacency.num_nodes, "name": name}
+        layer.__dict__.update(fields, adjacency=adjacency, scores=scores)
+        return layer
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Tensor:
-            """Called for the ends of the edges while nobody has asked for them: the adjacency has them."""
+            """Return the ends of the edges from the adjacency when they are first needed."""
             if name not in ("source", "destination") or self.__dict__.get("adjacency") is None:
                 raise AttributeError(f"'LayerAttention' object has no attribute {name!r}")
             self.__dict__[name] = getattr(self.adjacency, name)
@@ -141,11 +141,9 @@ class LayerAttention:
     @cached_property
     def rowptr(self) -> Tensor:
         """[N + 1] int64: the incoming edges of node i are `rowptr[i]:rowptr[i + 1]`."""
-        return (
-            self.adjacency.rowptr
-            if self.adjacency is not None
-            else pointers(self.destination, self.num_nodes)
-        )
+        if self.adjacency is not None:
+            return self.adjacency.rowptr
+        return pointers(self.destination, self.num_nodes)
 
     @cached_property
     def degree(self) -> Tensor:
@@ -175,18 +173,15 @@ class LayerAttention:
         return other
 
     def ranking(self, reduce: Reduce = "log") -> Tensor:
-        """What the neighbours of a node are ranked by, the larger the earlier.
+        """Return the numbers [E] that rank the neighbours of a node, the largest first.
 
         By `"log"`, the mean over the heads of `log w = score − log Z`: the normaliser Z is the same for all
         neighbours of a node, so their order is that of the mean score, and of `explanation`. A new neighbour
-        changes Z alone: where a layer reads unchanged inputs it cannot reorder the others. Numbers of
-        different nodes do not compare; those of `explanation` do.
+        changes only Z, so it cannot reorder the others in a layer with unchanged inputs. Numbers of different
+        nodes are not comparable; those of `explanation` are.
 
         Args:
             reduce: `"log"`, `"mean"`, `"max"`, or a function from the attention [E, H] to [E].
-
-        Returns:
-            [E].
 
         Raises:
             InputError: an unknown word, or a function that returns another shape.
@@ -198,11 +193,11 @@ class LayerAttention:
             [0.8999999761581421, 0.10000000149011612]
         """
         if not isinstance(reduce, str):
-            found = reduce(self.values)
-            if not isinstance(found, Tensor) or found.shape != self.values.shape[:1]:
-                got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            ranks = reduce(self.values)
+            if not isinstance(ranks, Tensor) or ranks.shape != self.values.shape[:1]:
+                got = tuple(ranks.shape) if isinstance(ranks, Tensor) else type(ranks).__name__
                 raise InputError(f"`reduce` must return shape [{self.num_edges}], got {got}")
-            return found
+            return ranks
         checks.one_of(reduce, "reduce", REDUCTIONS)
         if reduce != "log":
             return self.heads(reduce)
@@ -225,14 +220,11 @@ class LayerAttention:
         return shares if self.edge_type is None else shares * self.sums().mean(1)[self.destination]
 
     def heads(self, how: str | int = "mean") -> Tensor:
-        """Reduce the heads to one number per edge.
+        """Reduce the heads to one number per edge [E].
 
         Args:
-            how: `"mean"`, `"max"`, `"log"` for `explanation` in the type of the attention, or the number of
-                one head.
-
-        Returns:
-            [E].
+            how: `"mean"`, `"max"`, `"log"` for `explanation` in the dtype of the attention, or one head's
+                number.
 
         Raises:
             InputError: an unknown word, or a head the layer does not have.
@@ -282,12 +274,12 @@ class LayerAttention:
         Raises:
             AttentionError: the edges differ; names the first that does.
         """
-        if self.same_edges(other):
-            return
-        raise AttentionError(
-            f"attention of {self.name!r} ({self.num_edges} edges) and of {other.name!r} ({other.num_edges})"
-            f" stands on different edges ({_first_difference(self, other)}); match them with `align` first"
-        )
+        if not self.same_edges(other):
+            raise AttentionError(
+                f"attention of {self.name!r} ({self.num_edges} edges) and of {other.name!r}"
+                f" ({other.num_edges}) stands on different edges ({_first_difference(self, other)});"
+                " match them with `align` first"
+            )
 
     def take(self, positions: Tensor, num_nodes: int | None = None) -> LayerAttention:
         """Return the edges at increasing `positions` [K]; rows no longer sum to one."""
@@ -307,11 +299,9 @@ class LayerAttention:
         """
         self._require_unique()
         wanted = torch.unique(keys.to(self.keys.device))
-        mine, theirs = match_edges(self.keys, wanted)
+        mine, _ = match_edges(self.keys, wanted)
         if mine.numel() < wanted.numel():
-            found = torch.zeros(wanted.numel(), dtype=torch.bool, device=wanted.device)
-            found[theirs] = True
-            first = int(wanted[~found][0])
+            first = int(wanted[~torch.isin(wanted, self.keys)][0])
             raise AttentionError(
                 f"{wanted.numel() - mine.numel()} of {wanted.numel()} edges asked for are not among those of"
                 f" layer {self.name!r}, the first is {edge_name(first)}; use `align` to keep the common ones"

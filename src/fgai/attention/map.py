@@ -64,15 +64,12 @@ class AttentionMap(Tabled):
         return f"AttentionMap({parts})"
 
     def tables(self) -> list[Table]:
-        """Return one row per layer: its sizes, and what a node gives its strongest neighbour, on average."""
-        columns = [
-            Column("layer"),
-            *(Column(name, "d") for name in ("nodes", "edges", "heads")),
-            Column("strongest neighbour's share, mean"),
-        ]
+        """Return one row per layer: its sizes, and the mean attention to the strongest neighbour."""
+        sizes = [Column(name, "d") for name in ("nodes", "edges", "heads")]
+        columns = [Column("layer"), *sizes, Column("strongest neighbour's share, mean")]
         rows = [
-            [w.name or str(place), w.num_nodes, w.num_edges, w.num_heads, _strongest(w)]
-            for place, w in enumerate(self.layers)
+            [w.name or str(index), w.num_nodes, w.num_edges, w.num_heads, _strongest(w)]
+            for index, w in enumerate(self.layers)
         ]
         return [Table("Attention, layer by layer", columns, rows)]
 
@@ -82,15 +79,14 @@ class AttentionMap(Tabled):
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        names = [w.name or str(place) for place, w in enumerate(self.layers)]
+        names = [w.name or str(index) for index, w in enumerate(self.layers)]
         rows = [w.num_edges * w.num_heads for w in self.layers]
-        ends = {
-            end: [getattr(w, end).repeat_interleave(w.num_heads) for w in self.layers]
-            for end in ("source", "destination")
+        columns = {
+            "source": [w.source.repeat_interleave(w.num_heads) for w in self.layers],
+            "destination": [w.destination.repeat_interleave(w.num_heads) for w in self.layers],
+            "head": [torch.arange(w.num_heads).repeat(w.num_edges) for w in self.layers],
+            "attention": [w.values.detach().flatten() for w in self.layers],
         }
-        heads = [torch.arange(w.num_heads).repeat(w.num_edges) for w in self.layers]
-        values = [w.values.detach().flatten() for w in self.layers]
-        columns = {**ends, "head": heads, "attention": values}
         stacked = {name: torch.cat([part.cpu() for part in parts]).numpy() for name, parts in columns.items()}
         return data_frame({"layer": np.repeat(np.array(names, dtype=object), rows), **stacked})
 
@@ -187,14 +183,9 @@ class AttentionMap(Tabled):
         for other in self.layers:
             last.require_same_edges(other)
         stacked = torch.stack([w.heads(heads) for w in self.layers])
-        if how == "max":
-            values = stacked.amax(dim=0)
-        else:
-            values = stacked.mean(dim=0) if how == "mean" else stacked.sum(dim=0)
-        combined = last.with_values(values[:, None])
-        return LayerAttention(
-            combined.values, last.source, last.destination, last.num_nodes, f"{how} of layers", last.adjacency
-        )
+        values = stacked.amax(0) if how == "max" else stacked.mean(0) if how == "mean" else stacked.sum(0)
+        ends = last.source, last.destination
+        return LayerAttention(values[:, None], *ends, last.num_nodes, f"{how} of layers", last.adjacency)
 
     def joined(self) -> AttentionMap:
         """Return one entry a layer, on the edges of all types; the map itself where there are no types.
@@ -282,9 +273,8 @@ class AttentionMap(Tabled):
 
 def _layer(entry: LayerAttention) -> str:
     """Name of the layer that an entry for one type of edges belongs to."""
-    return (
-        entry.name if entry.edge_type is None else entry.name.removesuffix("." + "__".join(entry.edge_type))
-    )
+    kind = entry.edge_type
+    return entry.name if kind is None else entry.name.removesuffix("." + "__".join(kind))
 
 
 def _joined(entries: list[LayerAttention]) -> LayerAttention:

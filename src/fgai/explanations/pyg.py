@@ -155,13 +155,13 @@ def on_edges(
 ) -> Tensor:
     """[E]: heads and layers reduced, in the order of `keys`; see `FaithfulAttention`."""
     if isinstance(layer, int):
-        return looked_up(attention.layer(layer), keys, heads)
+        return _looked_up(attention.layer(layer), keys, heads)
     chosen = [attention.last] if layer == "last" else list(attention)
-    stacked = torch.stack([looked_up(one, keys, heads) for one in chosen])
+    stacked = torch.stack([_looked_up(one, keys, heads) for one in chosen])
     return stacked.amax(0) if layer == "max" else stacked.mean(0)
 
 
-def looked_up(layer: LayerAttention, keys: Tensor, heads: str | int = "log") -> Tensor:
+def _looked_up(layer: LayerAttention, keys: Tensor, heads: str | int = "log") -> Tensor:
     """Attention of edges in any order, 0 for those the layer does not have; parallel edges one by one.
 
     Args:
@@ -270,6 +270,6 @@ def along_paths(attention: AttentionMap, ends: Tensor, keys: Tensor, heads: str 
     total = ends.new_zeros(keys.numel())
     for layer in reversed(attention.layers):
         carried = layer.heads(heads) * ends[layer.destination]
-        total = total + looked_up(layer.with_values(carried[:, None]), keys, "mean")
+        total = total + _looked_up(layer.with_values(carried[:, None]), keys, "mean")
         ends = torch.zeros_like(ends).index_add(0, layer.source, carried)
     return total

@@ -87,7 +87,7 @@ class Fields:
 @typed
 @dataclass(frozen=True, eq=False)
 class EdgeScores:
-    """What an explainer says of one node: a score for every edge of its receptive field.
+    """The scores of one node: one for every edge of its receptive field.
 
     Self-loops are left out: masks do not reach those that layers add.
 

@@ -1,4 +1,4 @@
-"""`GraphChange`: what an edit changes in a graph, apart from the graph."""
+"""`GraphChange`: an edit of a graph as an object of its own."""
 
 from __future__ import annotations
 

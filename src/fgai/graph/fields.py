@@ -25,16 +25,7 @@ VALUES = ("edge_attr", "edge_weight")
 
 
 def check_values(values: Any, name: str, num_edges: int) -> Tensor:
-    """Return values on edges if there is one finite row for each edge, else raise.
-
-    Args:
-        values: `edge_attr` [E] or [E, D], or `edge_weight` [E].
-        name: which of them.
-        num_edges: E.
-
-    Raises:
-        InputError: another shape, no tensor, or numbers that are not finite.
-    """
+    """Return `edge_attr` [E] or [E, D], or `edge_weight` [E], after checking its shape and numbers."""
     if not isinstance(values, Tensor) or values.is_sparse:
         raise InputError(f"`{name}` must be a dense tensor, got {type(values).__name__}")
     most = 2 if name == "edge_attr" else 1
@@ -57,12 +48,11 @@ def merge_values(values: Tensor, name: str, inverse: Tensor, num_edges: int) -> 
         num_edges: distinct edges.
 
     Raises:
-        InputError: an edge comes twice with different values: which of them counts, or their sum or their
-            mean, only the model's author can tell.
+        InputError: an edge comes twice with different values; only the user knows how to merge them.
     """
-    places = torch.arange(len(inverse), device=inverse.device)
+    positions = torch.arange(len(inverse), device=inverse.device)
     first = torch.zeros(num_edges, dtype=torch.long, device=inverse.device)
-    first = first.scatter_reduce(0, inverse, places, "amin", include_self=False)
+    first = first.scatter_reduce(0, inverse, positions, "amin", include_self=False)
     merged = values[first]
     differs = values != merged[inverse]
     differs = differs.any(1) if differs.dim() == 2 else differs
@@ -115,11 +105,7 @@ def arguments_from_data(data: Any) -> dict[str, Any]:
 
 
 def refuse_edge_types(data: Any) -> None:
-    """Raise if the edges of `data` have types, which would be dropped without a word.
-
-    Raises:
-        InputError: they have; says what to do.
-    """
+    """Raise `InputError` if the edges of `data` have types, which would be dropped."""
     if getattr(data, "edge_type", None) is not None:
         raise InputError(
             "`data.edge_type` would be lost: of edges fgai reads `edge_attr` and `edge_weight`. Put the types"

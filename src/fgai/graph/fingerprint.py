@@ -20,13 +20,7 @@ Numbers = Tensor | NDArray[Any]
 
 
 class Piece(NamedTuple):
-    """One part of a graph's content.
-
-    Attributes:
-        heading: what it is.
-        kind: the type its numbers are hashed in.
-        blocks: the numbers, one after the other.
-    """
+    """One part of a graph's content: a heading, the dtype its numbers are hashed in, and the numbers."""
 
     heading: str
     kind: str
@@ -80,16 +74,6 @@ def feature_pieces(read: Callable[[], Iterable[tuple[int, Features]]]) -> tuple[
     return Piece("\nfeatures", "<i8", spots()), Piece("", "<f8", values())
 
 
-def edge_piece(name: str, shape: Iterable[int], blocks: Iterable[Numbers]) -> Piece:
-    """Values on edges as a piece; their shape counts."""
-    return Piece(f"\n{name} {list(shape)}", "<f8", blocks)
-
-
-def label_piece(name: str, blocks: Iterable[Numbers]) -> Piece:
-    """Labels as a piece."""
-    return Piece(f"\n{name}", "<i8", blocks)
-
-
 def edge_fingerprint(keys: Numbers, num_nodes: int) -> str:
     """Return a hash of a sorted vector of edge keys and the number of nodes."""
     return _digest(f"fgai edges 1 {num_nodes}\n", [Piece("", "<i8", [keys])])
@@ -128,10 +112,10 @@ def fingerprint(graph: Graph) -> str:
         pieces += [Piece("\nfeatures", "<i8", [spot]), Piece("", "<f8", [value])]
     for name in VALUES:
         values = getattr(graph, name)
-        pieces += [] if values is None else [edge_piece(name, values.shape, [values])]
+        pieces += [] if values is None else [Piece(f"\n{name} {list(values.shape)}", "<f8", [values])]
     for name in ("y", "batch", "graph_y"):
         labels = getattr(graph, name)
-        pieces += [] if labels is None else [label_piece(name, [labels])]
+        pieces += [] if labels is None else [Piece(f"\n{name}", "<i8", [labels])]
     if graph.links is not None:
         ends = (graph.links.pairs, graph.links.y, graph.links.part)
         pieces += [Piece("\nlinks", "<i8", [part]) for part in ends]

@@ -21,9 +21,7 @@ from fgai.graph.fingerprint import (
     Numbers,
     Piece,
     content_fingerprint,
-    edge_piece,
     feature_pieces,
-    label_piece,
 )
 from fgai.graph.on_disk import MANIFEST, is_store
 from fgai.large.arrays import Array, describe, write_array
@@ -330,9 +328,9 @@ def stored_fingerprint(stored: StoredGraph) -> str:
         pieces += feature_pieces(lambda: feature_blocks(stored))
     for name in VALUES:
         values = stored.array(name)
-        pieces += [] if values is None else [edge_piece(name, values.shape, _blocks(values))]
+        pieces += [] if values is None else [Piece(f"\n{name} {list(values.shape)}", "<f8", _blocks(values))]
     y = stored.array("y")
-    pieces += [] if y is None else [label_piece("y", _blocks(y))]
+    pieces += [] if y is None else [Piece("\ny", "<i8", _blocks(y))]
     return content_fingerprint(stored.num_nodes, stored.num_features, pieces)
 
 
