@@ -151,8 +151,10 @@ def observe(
     if grad:
         return _observe(model, graph, heads, inputs, perturb, ranked)
     with evaluating(model), torch.no_grad():
-        seen = _observe(model, graph, heads, inputs, perturb, ranked)
-    return dataclasses.replace(seen, logits=seen.logits.detach(), attention=seen.attention.detach())
+        observation = _observe(model, graph, heads, inputs, perturb, ranked)
+    return dataclasses.replace(
+        observation, logits=observation.logits.detach(), attention=observation.attention.detach()
+    )
 
 
 def _observe(
@@ -174,8 +176,8 @@ def _observe(
     # The same object, never written to since: no operation can lie between the layer and the output.
     last = runs[-1] if runs else None
     same = last is not None and last.output is logits and logits._version == last.version
-    seen = Observation(graph, logits, attention, tuple(runs), same)
-    return seen.averaged() if heads == "mean" else seen
+    observation = Observation(graph, logits, attention, tuple(runs), same)
+    return observation.averaged() if heads == "mean" else observation
 
 
 def _all_tapped(layers: Mapping[str, nn.Module]) -> TypeGuard[Mapping[str, TappedLayer]]:
@@ -184,7 +186,7 @@ def _all_tapped(layers: Mapping[str, nn.Module]) -> TypeGuard[Mapping[str, Tappe
 
 def _watched(model: nn.Module, layers: Mapping[str, TappedLayer], graph: Graph, ranked: bool) -> Observation:
     """Let fgai's own layers say their attention, averaged over the heads."""
-    seen: list[LayerAttention] = []
+    entries: list[LayerAttention] = []
     count: Counter[str] = Counter()
     mine = threading.get_ident()
 
@@ -194,7 +196,7 @@ def _watched(model: nn.Module, layers: Mapping[str, TappedLayer], graph: Graph, 
                 return
             count[name] += 1
             label = name if count[name] == 1 else f"{name}:{count[name]}"
-            seen.append(LayerAttention.on(adjacency, values, label, scores))
+            entries.append(LayerAttention.on(adjacency, values, label, scores))
 
         return note
 
@@ -205,11 +207,11 @@ def _watched(model: nn.Module, layers: Mapping[str, TappedLayer], graph: Graph, 
                 layer.watch, layer.ranked = watch(name), ranked
             logits = call_model(model, graph)
         finally:
-            for layer, (watched, wanted) in zip(layers.values(), before, strict=True):
-                layer.watch, layer.ranked = watched, wanted
-    if not seen:
+            for layer, (watched, ranked_before) in zip(layers.values(), before, strict=True):
+                layer.watch, layer.ranked = watched, ranked_before
+    if not entries:
         raise AttentionError(f"no attention layer of {model_name(model)} ran in its forward pass")
-    return Observation(graph, logits, AttentionMap(tuple(seen)))
+    return Observation(graph, logits, AttentionMap(tuple(entries)))
 
 
 @contextmanager

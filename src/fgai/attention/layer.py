@@ -298,12 +298,12 @@ class LayerAttention:
             AttentionError: an edge is missing, or edges are duplicated.
         """
         self._require_unique()
-        wanted = torch.unique(keys.to(self.keys.device))
-        mine, _ = match_edges(self.keys, wanted)
-        if mine.numel() < wanted.numel():
-            first = int(wanted[~torch.isin(wanted, self.keys)][0])
+        chosen = torch.unique(keys.to(self.keys.device))
+        mine, _ = match_edges(self.keys, chosen)
+        if mine.numel() < chosen.numel():
+            first = int(chosen[~torch.isin(chosen, self.keys)][0])
             raise AttentionError(
-                f"{wanted.numel() - mine.numel()} of {wanted.numel()} edges asked for are not among those of"
+                f"{chosen.numel() - mine.numel()} of {chosen.numel()} edges asked for are not among those of"
                 f" layer {self.name!r}, the first is {edge_name(first)}; use `align` to keep the common ones"
             )
         return self.take(mine)

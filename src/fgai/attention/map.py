@@ -107,11 +107,11 @@ class AttentionMap(Tabled):
         Raises:
             AttentionError: the map has no such type; names those it has.
         """
-        found = tuple(w for w in self.layers if w.edge_type == tuple(edge_type))
-        if not found:
-            known = sorted({w.edge_type for w in self.layers if w.edge_type is not None})
-            raise AttentionError(f"the map has no edges of type {edge_type!r}; it has {known or 'no types'}")
-        return AttentionMap(found)
+        layers = tuple(w for w in self.layers if w.edge_type == tuple(edge_type))
+        if not layers:
+            types = sorted({w.edge_type for w in self.layers if w.edge_type is not None})
+            raise AttentionError(f"the map has no edges of type {edge_type!r}; it has {types or 'no types'}")
+        return AttentionMap(layers)
 
     def layer(self, index: int) -> LayerAttention:
         """Return one layer; negative numbers count from the end.
@@ -138,8 +138,8 @@ class AttentionMap(Tabled):
 
         def reduced(w: LayerAttention) -> LayerAttention:
             scores = w.ranking() if isinstance(how, str) and w.num_heads > 1 else w.scores
-            found = w.with_values(w.heads(how)[:, None])
-            return found.with_scores(scores) if isinstance(how, str) else found
+            averaged = w.with_values(w.heads(how)[:, None])
+            return averaged.with_scores(scores) if isinstance(how, str) else averaged
 
         return self._each(reduced)
 
@@ -289,9 +289,9 @@ def _joined(entries: list[LayerAttention]) -> LayerAttention:
     values, source, destination = (
         torch.cat([getattr(w, name) for w in entries]) for name in ("values", "source", "destination")
     )
-    whole = LayerAttention.from_edges(values, source, destination, first.num_nodes, _layer(first)).merged()
-    totals = whole.sums().clamp(min=torch.finfo(values.dtype).tiny)
-    return whole.with_values(whole.values / totals[whole.destination])
+    joined = LayerAttention.from_edges(values, source, destination, first.num_nodes, _layer(first)).merged()
+    totals = joined.sums().clamp(min=torch.finfo(values.dtype).tiny)
+    return joined.with_values(joined.values / totals[joined.destination])
 
 
 def _strongest(layer: LayerAttention) -> float | None:

@@ -135,8 +135,8 @@ def _dynamic_scores(layer: Any, far: Tensor, near: Tensor, edge_attr: Tensor | N
     joined = near + far
     if edge_attr is not None:
         joined = joined + _edge_part(layer, edge_attr)
-    found: Tensor = (leaky_relu(joined, float(layer.negative_slope)) * layer.att).sum(dim=-1)
-    return found
+    scores: Tensor = (leaky_relu(joined, float(layer.negative_slope)) * layer.att).sum(dim=-1)
+    return scores
 
 
 def _edge_part(layer: Any, edge_attr: Tensor) -> Tensor:

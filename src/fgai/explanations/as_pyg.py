@@ -68,8 +68,8 @@ class AsPyG(MessagePassing):  # type: ignore[misc]
         mask = mask[order]
 
         def masked(index: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
-            wanted = edge_keys(source, destination)
-            spot, known = positions(keys, wanted)
+            keys_used = edge_keys(source, destination)
+            spot, known = positions(keys, keys_used)
             return attention * torch.where(known, mask[spot], 1.0)[:, None]
 
         with record(self.model, perturb=masked):

@@ -88,26 +88,26 @@ class GraphView:
     num_original: int
 
     @classmethod
-    def of(cls, seen: Observation, *, layer: str | int = "mean", original: int | None = None) -> Self:
-        """Make the view from what a model showed.
+    def of(cls, observation: Observation, *, layer: str | int = "mean", original: int | None = None) -> Self:
+        """Make the view from an observation.
 
         Args:
-            seen: see `fgai.attention.observe`.
+            observation: see `fgai.attention.observe`.
             layer: `mean`, `last` or `max` over layers, or one layer by number; of the heads their normalised
                 geometric mean, see `LayerAttention.explanation`.
             original: number of nodes that were not injected; all by default.
         """
         if isinstance(layer, str):
             one_of(layer, "layer", _LAYERS)
-        shown = seen.attention.explanations()
+        shown = observation.attention.explanations()
         reduced = shown.layer(layer) if isinstance(layer, int) else shown.over_layers(layer)
-        confidence, predicted = seen.logits.softmax(1).max(1)
+        confidence, predicted = observation.logits.softmax(1).max(1)
         return cls(
-            graph=seen.graph,
+            graph=observation.graph,
             attention=reduced.to("cpu"),
             predicted=predicted.tolist(),
             confidence=confidence.tolist(),
-            num_original=seen.graph.num_nodes if original is None else original,
+            num_original=observation.graph.num_nodes if original is None else original,
         )
 
     def node(self, node: int) -> NodeView:
@@ -205,9 +205,9 @@ def explain(
         chosen = threat_of(threat).sized(nodes, edges)
         result = make_attack(chosen, k=k).run(model, graph, seed=seed)
     if result is not None:
-        seen = observe(model, prepared(model, result.graph))
-        warn_coupled(model, before, seen, result.change.rows)
-        after = GraphView.of(seen, layer=layer, original=graph.num_nodes).node(node)
+        attacked_pass = observe(model, prepared(model, result.graph))
+        warn_coupled(model, before, attacked_pass, result.change.rows)
+        after = GraphView.of(attacked_pass, layer=layer, original=graph.num_nodes).node(node)
     return NodeExplanation(
         dataset=graph.name,
         node=node,
@@ -255,10 +255,10 @@ def _neighbours(clean: NodeView, after: NodeView | None, names: Names | None) ->
 
 
 def _under_attack(clean: NodeView, after: NodeView, k: int, threat: str) -> dict[str, Any]:
-    known = set(clean.neighbours)
+    neighbours = set(clean.neighbours)
     top = clean.neighbours[:k]
-    kept = set(top) & set([n for n in after.neighbours if n in known][:k])
-    new = [w for n, w in zip(after.neighbours, after.weights, strict=True) if n not in known]
+    kept = set(top) & set([n for n in after.neighbours if n in neighbours][:k])
+    new = [w for n, w in zip(after.neighbours, after.weights, strict=True) if n not in neighbours]
     return {
         "threat": threat,
         "predicted": after.predicted,
@@ -306,15 +306,15 @@ def _shown_radius(clean: NodeView, k: int) -> float | None:
 def _against_injection(model: nn.Module, graph: Graph, node: int) -> dict[str, Any]:
     """Layers no injected node can reorder, and whether the class holds against one injected neighbour."""
     fixed = [name for name, why in invariant_layers(model, graph).items() if why is not None]
-    held: dict[str, bool | None] = {"any": None, "direct": None}
+    holds: dict[str, bool | None] = {"any": None, "direct": None}
     if limits_of(model):
         near = certify(model, graph, threat=Injection(1, "direct"))
         if near.known:
-            held = dict.fromkeys(held, bool(near.holds[node]))
-        if held["direct"]:  # a class that one new neighbour of its own can change holds no better against all
-            held["any"] = bool(certify(model, graph, threat=Injection(1, "any")).holds[node])
+            holds = dict.fromkeys(holds, bool(near.holds[node]))
+        if holds["direct"]:  # otherwise it does not hold against new neighbours of all nodes, either
+            holds["any"] = bool(certify(model, graph, threat=Injection(1, "any")).holds[node])
     condition = None if graph.positional is None else KEPT
-    return {"invariant": fixed, "condition": condition, "class_holds": held}
+    return {"invariant": fixed, "condition": condition, "class_holds": holds}
 
 
 def _number(values: Tensor | None, node: int) -> float | None:

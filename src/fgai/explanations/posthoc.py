@@ -326,14 +326,14 @@ def edge_explainer(
         >>> found.node, found.on(data.keys[data.adjacency.destination == 24]).shape[0]
         (24, 8)
     """
-    known = EDGE_EXPLAINERS[checks.one_of(name, "name", tuple(EDGE_EXPLAINERS))]
+    entry = EDGE_EXPLAINERS[checks.one_of(name, "name", tuple(EDGE_EXPLAINERS))]
     checks.seed(seed)
     if epochs is not None:
         checks.whole(epochs, "epochs", 1, 100_000)
-    known.check()
+    entry.check()
     graph = as_graph(data)
     if not task_of(graph).row_per_node:
         raise InputError("`data` must be one graph whose nodes are classified; explain links by their ends")
-    seen = observe(model, prepared(model, graph), heads="mean")
-    hops = _hops_of(model, len(seen.attention))
-    return known.make(_Order(model, graph, hops, seed, known.epochs if epochs is None else epochs))
+    observation = observe(model, prepared(model, graph), heads="mean")
+    hops = _hops_of(model, len(observation.attention))
+    return entry.make(_Order(model, graph, hops, seed, entry.epochs if epochs is None else epochs))

@@ -58,13 +58,13 @@ def _heading(values: dict[str, Any]) -> tuple[str, str]:
 def _neighbour_table(values: dict[str, Any]) -> Table:
     """Return all neighbours by falling attention; what is said of the attack and proved stands below."""
     attacked, k = values["attacked"], values["k"]
-    told = _has_truth(values)
+    truth = _has_truth(values)
     columns = [Column("neighbour"), Column("attention")]
-    columns += [Column("explains")] * told + ([Column("attacked"), Column("stays")] if attacked else [])
+    columns += [Column("explains")] * truth + ([Column("attacked"), Column("stays")] if attacked else [])
     rows: list[list[Cell]] = []
     for rank, entry in enumerate(values["neighbours"]):
         row: list[Cell] = [_called(entry), entry["attention"]]
-        row += [_explains(entry)] * told
+        row += [_explains(entry)] * truth
         row += [entry["attacked"], _stays(entry, rank, k, attacked)] if attacked else []
         rows.append(row)
     notes = [] if rows else [_NO_NEIGHBOURS]
@@ -90,9 +90,9 @@ def _stays(entry: dict[str, Any], rank: int, k: int, attacked: dict[str, Any]) -
 
 def _drawn(values: dict[str, Any], longest: int) -> RichTable:
     attacked, k = values["attacked"], values["k"]
-    told, bars = _has_truth(values), longest >= _LEAST
+    truth, bars = _has_truth(values), longest >= _LEAST
     headings = ["neighbour", "attention"] + [""] * bars
-    headings += ["explains"] * told + (["attacked", "stays"] if attacked else [])
+    headings += ["explains"] * truth + (["attacked", "stays"] if attacked else [])
     table = RichTable(box=None, padding=(0, 1))
     for heading in headings:
         table.add_column(heading, justify="right" if heading in ("attention", "attacked") else "left")
@@ -101,7 +101,7 @@ def _drawn(values: dict[str, Any], longest: int) -> RichTable:
         cells = [escape(_called(entry)), f"{entry['attention']:.3f}"]
         if bars:
             cells.append("█" * max(1, round(longest * entry["attention"] / most)))
-        if told:
+        if truth:
             cells.append(_explains(entry))
         if attacked:
             cells.append("–" if entry["attacked"] is None else f"{entry['attacked']:.3f}")
@@ -173,17 +173,17 @@ def _radii(layer: dict[str, Any], values: dict[str, Any]) -> str:
     return f"{order}; {'class: attention has no say' if known else 'class: unknown'}"
 
 
-def _injection_words(found: dict[str, Any]) -> list[str]:
+def _injection_words(proof: dict[str, Any]) -> list[str]:
     """Say what is proved against injected nodes, a sentence each."""
-    condition = f", {found['condition']}" if found.get("condition") else ""
+    condition = f", {proof['condition']}" if proof.get("condition") else ""
     order = f"injected nodes cannot reorder its neighbours{condition}"
-    lines = [f"{name}: {order}" for name in found.get("invariant", ())]
-    held = found.get("class_holds") or {}
-    if held.get("any"):
+    lines = [f"{name}: {order}" for name in proof.get("invariant", ())]
+    holds = proof.get("class_holds") or {}
+    if holds.get("any"):
         lines.append("class: holds if every node gains an injected neighbour, whatever it says")
-    elif held.get("direct"):
+    elif holds.get("direct"):
         lines.append("class: holds if the node gains an injected neighbour, whatever it says")
-    elif held.get("direct") is not None:
+    elif holds.get("direct") is not None:
         lines.append("class: not proved to hold against an injected neighbour")
     return lines
 

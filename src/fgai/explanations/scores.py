@@ -122,9 +122,9 @@ class EdgeScores:
             InputError: an edge that is not in the field.
         """
         _check_keys(keys)
-        known = torch.isin(keys, self.keys)
-        if not bool(known.all()):
-            missing = edge_name(int(keys[~known][0]))
+        present = torch.isin(keys, self.keys)
+        if not bool(present.all()):
+            missing = edge_name(int(keys[~present][0]))
             raise InputError(f"edge {missing} is not in the receptive field of node {self.node}")
         return self.values[torch.searchsorted(self.keys, keys)]
 
@@ -158,12 +158,12 @@ class EdgeExplainer(ABC):
         """
         graph = prepared(self.model, as_graph(data))
         try:
-            given = torch.as_tensor(nodes)
+            numbers = torch.as_tensor(nodes)
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"`nodes` must hold the numbers of nodes, got {nodes!r:.100}") from error
-        if given.dim() != 1 or given.dtype == torch.bool:
+        if numbers.dim() != 1 or numbers.dtype == torch.bool:
             raise InputError("`nodes` must hold the numbers of nodes, one after the other")
-        chosen = checks.positions(given, graph.num_nodes, "nodes") if given.numel() else given
+        chosen = checks.positions(numbers, graph.num_nodes, "nodes") if numbers.numel() else numbers
         return self.explain(graph, chosen.tolist())
 
     @abstractmethod

@@ -61,15 +61,15 @@ class GraphChange:
 
     def features_on(self, graph: Graph) -> Features | None:
         """Return the features of the perturbed graph, without its edges; gradients flow to those changed."""
-        found = graph.features
-        if found is not None and self.rows is not None and self.delta is not None:
-            found = found.perturb(self.rows, self.delta)
-        if found is not None and self.endpoints is not None and self.endpoints.numel():
+        features = graph.features
+        if features is not None and self.rows is not None and self.delta is not None:
+            features = features.perturb(self.rows, self.delta)
+        if features is not None and self.endpoints is not None and self.endpoints.numel():
             rows = self.features
             if rows is None:
-                rows = torch.zeros(len(self.endpoints), found.num_columns, dtype=found.dtype)
-            found = found.append(rows.to(found.device))
-        return found
+                rows = torch.zeros(len(self.endpoints), features.num_columns, dtype=features.dtype)
+            features = features.append(rows.to(features.device))
+        return features
 
     def detach(self) -> GraphChange:
         """Return a copy that carries no gradient history."""
@@ -92,9 +92,9 @@ class SeenEdges:
 
     def same(self, change: GraphChange) -> bool:
         """Whether `change` has these edges and rows."""
-        given = [getattr(change, name) for name in _PLACES]
-        known = all(one is two for one, two in zip(given, self._tensors, strict=True))
-        if known and self._versions == [_version(tensor) for tensor in given]:
+        tensors = [getattr(change, name) for name in _PLACES]
+        identical = all(one is two for one, two in zip(tensors, self._tensors, strict=True))
+        if identical and self._versions == [_version(tensor) for tensor in tensors]:
             return True
         if not change.same_edges(self._copy):
             return False

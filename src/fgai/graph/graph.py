@@ -173,11 +173,11 @@ class Graph:
         if num_nodes < 1:
             raise InputError(f"a graph must have at least one node, got num_nodes={num_nodes}")
         edges = checks.edge_index(edge_index, num_nodes)
-        given = edges.shape[1]
-        if edge_truth is not None and edge_truth.shape != (given,):
-            raise InputError(f"`edge_truth` must have shape [{given}], got {tuple(edge_truth.shape)}")
+        num_given = edges.shape[1]
+        if edge_truth is not None and edge_truth.shape != (num_given,):
+            raise InputError(f"`edge_truth` must have shape [{num_given}], got {tuple(edge_truth.shape)}")
         both = {"edge_attr": edge_attr, "edge_weight": edge_weight}
-        values = {key: check_values(one, key, given) for key, one in both.items() if one is not None}
+        values = {key: check_values(one, key, num_given) for key, one in both.items() if one is not None}
         if undirected:
             edges = torch.cat([edges, edges.flip(0)], dim=1)
             edge_truth = None if edge_truth is None else torch.cat([edge_truth, edge_truth])
@@ -187,7 +187,7 @@ class Graph:
         )
         values = {key: merge_values(one, key, inverse, unique.numel()) for key, one in values.items()}
         merged = None
-        if not undirected and unique.numel() < given:
+        if not undirected and unique.numel() < num_given:
             merged = torch.stack(key_ends(torch.repeat_interleave(unique, counts - 1)))
             warn(FgaiWarning(f"{merged.shape[1]} duplicate edges of {name!r} were merged"))
         adjacency = Adjacency.from_sorted(*key_ends(unique), num_nodes)
@@ -296,9 +296,9 @@ class Graph:
     def replace(self, **fields: Any) -> Graph:
         """Return a copy with some fields replaced; the edge structure is shared."""
         other = dataclasses.replace(self, **fields)
-        for known, field in (("has_loops", "adjacency"), ("num_graphs", "batch")):
-            if field not in fields and known in self.__dict__:
-                other.__dict__[known] = self.__dict__[known]
+        for name, field in (("has_loops", "adjacency"), ("num_graphs", "batch")):
+            if field not in fields and name in self.__dict__:
+                other.__dict__[name] = self.__dict__[name]
         return other
 
     def to(self, device: torch.device | str) -> Graph:
@@ -308,10 +308,10 @@ class Graph:
             for f in dataclasses.fields(self)
             if isinstance(value := getattr(self, f.name), Tensor | Adjacency | Features | Links)
         }
-        wanted = checks.device(device)
-        if all(part.device == wanted for part in parts.values()):
+        target = checks.device(device)
+        if all(part.device == target for part in parts.values()):
             return self
-        return dataclasses.replace(self, **{name: part.to(wanted) for name, part in parts.items()})
+        return dataclasses.replace(self, **{name: part.to(target) for name, part in parts.items()})
 
     def derived(self, name: str, make: Callable[[Graph], Graph]) -> Graph:
         """Return `make(self)`, made once under this name and kept as long as the graph.
@@ -403,9 +403,9 @@ class Graph:
         """Add edges between existing nodes; those that are there already are left alone."""
         edges = checks.edge_index(edge_index.to(self.device), self.num_nodes)
         fresh = torch.unique(edge_keys(edges[0], edges[1]))
-        known, _ = match_edges(fresh, self.keys)
+        present, _ = match_edges(fresh, self.keys)
         keep = torch.ones(fresh.numel(), dtype=torch.bool, device=self.device)
-        keep[known] = False
+        keep[present] = False
         fresh = fresh[keep]
         adjacency, edge_map = self._merge(torch.stack(key_ends(fresh)), self.num_nodes)
         return self.replace(adjacency=adjacency, **self._carried(edge_map)), edge_map

@@ -77,13 +77,13 @@ class HeteroAttention(Tabled):
         That is what PyG's `AttentionExplainer` can show of a graph without types. Types that no layer attends
         to get 0.
         """
-        found = {}
+        masks = {}
         for kind, edges in self.edges.items():
             layers = [entry.values.mean(1)[: edges.shape[1]] for entry in self[kind]]
-            found[kind] = (
+            masks[kind] = (
                 torch.stack(layers).mean(0) if layers else torch.zeros_like(edges[0], dtype=torch.float)
             )
-        return found
+        return masks
 
     def tables(self) -> list[Table]:
         """Return a row for each layer and type: its sizes, and what nodes give this type, on average."""
@@ -134,8 +134,8 @@ def attend(model: nn.Module, data: HeteroData, *, call: HeteroCall | None = None
 def _as_given(w: LayerAttention, view: HeteroView) -> TypeAttention:
     assert w.edge_type is not None
     layout, kind = view.layout, w.edge_type
-    given = view.data[kind].edge_index.to(w.values.device)
-    first = torch.searchsorted(w.keys, edge_keys(*layout.ends(kind, *given)))
+    edges = view.data[kind].edge_index.to(w.values.device)
+    first = torch.searchsorted(w.keys, edge_keys(*layout.ends(kind, *edges)))
     others = torch.ones(w.num_edges, dtype=torch.bool, device=w.values.device)
     others[first] = False
     order = torch.cat([first, others.nonzero().flatten()])
@@ -171,7 +171,7 @@ class HeteroExplanation(Tabled):
 
     def top(self) -> dict[EdgeType, list[int]]:
         """Return the first k neighbours of each type."""
-        return {kind: [one["node"] for one in found[: self.k]] for kind, found in self.neighbours.items()}
+        return {kind: [one["node"] for one in entries[: self.k]] for kind, entries in self.neighbours.items()}
 
     def tables(self) -> list[Table]:
         """Return all neighbours with their types."""
@@ -181,10 +181,12 @@ class HeteroExplanation(Tabled):
         columns = [Column("neighbour"), Column("relation"), Column("attention"), Column("explains")]
         rows = [
             [f"{kind[0]} {one['node']}", kind[1], one["attention"], "yes" if rank < self.k else ""]
-            for kind, found in self.neighbours.items()
-            for rank, one in enumerate(found)
+            for kind, entries in self.neighbours.items()
+            for rank, one in enumerate(entries)
         ]
-        notes = [f"no edges of type {' '.join(kind)}" for kind, found in self.neighbours.items() if not found]
+        notes = [
+            f"no edges of type {' '.join(kind)}" for kind, entries in self.neighbours.items() if not entries
+        ]
         return [Table(said, columns, list(rows), notes)]
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -196,8 +198,8 @@ class HeteroExplanation(Tabled):
         return data_frame(
             [
                 {"source": kind[0], "relation": kind[1], **one}
-                for kind, found in self.neighbours.items()
-                for one in found
+                for kind, entries in self.neighbours.items()
+                for one in entries
             ]
         )
 
@@ -240,14 +242,14 @@ def explain(
     view = HeteroView(data, target)
     number = view.number(node_type, node)
     hetero = view.wrap(model, call)
-    seen = observe(hetero, prepared(hetero, view.graph))
+    observation = observe(hetero, prepared(hetero, view.graph))
     kinds = [kind for kind in view.layout.edge_types if kind[2] == node_type]
-    neighbours = {kind: _neighbours(seen.attention, view, kind, number, layer) for kind in kinds}
+    neighbours = {kind: _neighbours(observation.attention, view, kind, number, layer) for kind in kinds}
     prediction: dict[str, Any] = {"predicted": None, "confidence": None, "label": None}
-    if node_type == view.layout.target and seen.graph.y is not None:
-        confidence, predicted = seen.logits[number].softmax(0).max(0)
+    if node_type == view.layout.target and observation.graph.y is not None:
+        confidence, predicted = observation.logits[number].softmax(0).max(0)
         prediction = {"predicted": int(predicted), "confidence": float(confidence)}
-        prediction["label"] = int(seen.graph.y[number])
+        prediction["label"] = int(observation.graph.y[number])
     return HeteroExplanation(
         node_type=node_type,
         node=node,

@@ -70,12 +70,15 @@ class HeteroAttack(Tabled):
             Column("to new nodes", better="lower"),
         ]
         rows = [
-            [" ".join(kind), *(None if found[name] != found[name] else found[name] for name in _FIGURES)]
-            for kind, found in self.stability.items()
+            [
+                " ".join(kind),
+                *(None if figures[name] != figures[name] else figures[name] for name in _FIGURES),
+            ]
+            for kind, figures in self.stability.items()
         ]
-        said = self.prediction
-        changed = f"{100 * said['changed']:.0f} % of the classes changed"
-        right = f"right were {100 * said['clean']:.0f} %, now {100 * said['attacked']:.0f} %"
+        prediction = self.prediction
+        changed = f"{100 * prediction['changed']:.0f} % of the classes changed"
+        right = f"right were {100 * prediction['clean']:.0f} %, now {100 * prediction['attacked']:.0f} %"
         title = f"Under the {self.threat} attack on {' '.join(self.edge_type)}"
         return [Table(title, columns, rows, [f"{changed}; {right}"])]
 
@@ -182,7 +185,7 @@ def make_faithful(
         AttentionError: the model has no attention that can be recorded.
     """
     view = HeteroView(data, edge_type=edge_type)
-    made = training.make_faithful(
+    wrapped = training.make_faithful(
         view.wrap(model, call),
         view.graph,
         config,
@@ -192,8 +195,8 @@ def make_faithful(
         tracker=tracker,
         **settings,
     )
-    faithful: M = made.model  # type: ignore[assignment]
-    set_history(faithful, history_of(made))
+    faithful: M = wrapped.model  # type: ignore[assignment]
+    set_history(faithful, history_of(wrapped))
     return faithful
 
 
@@ -203,16 +206,16 @@ def _stability(
     clean, attacked = before.attention.heads("mean"), after.attention.heads("mean")
     touched = touched_rows(clean, attacked)
     pairs = paired(clean, attacked)
-    held = agreement(pairs, k, 0, touched).metrics
+    agreed = agreement(pairs, k, 0, touched).metrics
     new = intruders(attacked, clean[0].num_nodes, k, 0)["mass"]["layers"]
     by_entry = {
-        "overlap": held["overlap_touched"]["layers"],
+        "overlap": agreed["overlap_touched"]["layers"],
         "chance": chance(pairs, k, 0, touched)["overlap_touched"]["layers"],
         "tvd": [
             metrics.mean_over(_moved(pair.before, pair.after, pair.rowptr), rows)
             for pair, rows in zip(pairs, touched, strict=True)
         ],
-        "g_jsd": held["g_jsd"]["layers"],
+        "g_jsd": agreed["g_jsd"]["layers"],
         "new": new,
     }
     return {
@@ -239,9 +242,9 @@ def _prediction(before: Observation, after: Observation) -> dict[str, float]:
     one, two = before.logits[rows], after.logits[rows]
     assert before.graph.y is not None
     labels = before.graph.y[rows]
-    known = labels >= 0
+    labelled = labels >= 0
     right = [
-        float((logits.argmax(1) == labels)[known].double().mean()) if bool(known.any()) else NAN
+        float((logits.argmax(1) == labels)[labelled].double().mean()) if bool(labelled.any()) else NAN
         for logits in (one, two)
     ]
     changed = float((one.argmax(1) != two.argmax(1)).double().mean())
@@ -257,19 +260,19 @@ def _attacked(view: HeteroView, result: AttackResult) -> HeteroData:
     """The data as given, with the new nodes and edges behind those of their types."""
     layout, kind = view.layout, view.layout.injected
     assert kind is not None
-    found, split = view.data.clone(), layout.split(result.graph.to_data())
-    store: Any = found[kind[0]]
+    attacked, split = view.data.clone(), layout.split(result.graph.to_data())
+    store: Any = attacked[kind[0]]
     store.x = split[kind[0]].x.detach().to(store.x.device)
     count = layout.counts[kind[0]]
     extra = len(store.x) - count
     for name, fill in (("y", -1), *((mask, False) for mask in MASKS)):
-        given = store.get(name)
-        if isinstance(given, Tensor) and given.shape == (count,):
-            store[name] = torch.cat([given, given.new_full((extra,), fill)])
+        values = store.get(name)
+        if isinstance(values, Tensor) and values.shape == (count,):
+            store[name] = torch.cat([values, values.new_full((extra,), fill)])
     edges = split[kind].edge_index
     new = edges[0] >= count
     if kind[0] == kind[2]:
         new = new | (edges[1] >= count)
-    old = found[kind].edge_index
-    found[kind].edge_index = torch.cat([old, edges[:, new].to(old.device)], dim=1)
-    return found
+    old = attacked[kind].edge_index
+    attacked[kind].edge_index = torch.cat([old, edges[:, new].to(old.device)], dim=1)
+    return attacked

@@ -209,11 +209,11 @@ class HeteroModel(Wrapped):
         Raises:
             InputError: the model gives no logits of the target.
         """
-        whole = data.to_data() if isinstance(data, Graph) else data
-        outputs: Any = self.call(self.model, self.layout.split(whole))
+        graph = data.to_data() if isinstance(data, Graph) else data
+        outputs: Any = self.call(self.model, self.layout.split(graph))
         target = self.layout.target
         if target is None:
-            return torch.zeros_like(whole.x[:, :1])
+            return torch.zeros_like(graph.x[:, :1])
         if isinstance(outputs, Mapping):
             types = ", ".join(repr(name) for name, one in outputs.items() if one is not None)
             outputs = outputs.get(target)
@@ -224,7 +224,7 @@ class HeteroModel(Wrapped):
                 f"the model must return logits, or those by type of nodes, got {type(outputs).__name__}; say"
                 " where they are with `call`"
             )
-        logits: Tensor = self.layout.spread(outputs, whole.num_nodes)
+        logits: Tensor = self.layout.spread(outputs, graph.num_nodes)
         return logits
 
 

@@ -130,12 +130,12 @@ class HeteroView:
         ends = [layout.ends(kind, *data[kind].edge_index) for kind in layout.edge_types]
         keys = [edge_keys(source, destination) for source, destination in ends]
         distinct = torch.unique(torch.cat(keys))
-        known = torch.zeros(len(distinct), len(keys), dtype=torch.bool, device=features.device)
+        types = torch.zeros(len(distinct), len(keys), dtype=torch.bool, device=features.device)
         for column, own in enumerate(keys):
-            known[torch.searchsorted(distinct, own), column] = True
+            types[torch.searchsorted(distinct, own), column] = True
         edges = torch.stack(key_ends(distinct))
         fields = self._labels()
-        graph = Graph.from_edges(edges, layout.num_nodes, features, edge_attr=known, name=name, **fields)
+        graph = Graph.from_edges(edges, layout.num_nodes, features, edge_attr=types, name=name, **fields)
         return graph.replace(peers=layout.peers)
 
     def _labels(self) -> dict[str, Any]:
@@ -146,15 +146,15 @@ class HeteroView:
         own: Any = self.data[layout.target]
         count = layout.counts[layout.target]
         rows = slice(layout.offsets[layout.target], layout.offsets[layout.target] + count)
-        whole = own.y.new_full((layout.num_nodes,), -1, dtype=torch.long)
-        whole[rows] = _check_labels(own.y, count, layout.target)
-        found = {"y": whole}
+        labels = own.y.new_full((layout.num_nodes,), -1, dtype=torch.long)
+        labels[rows] = _check_labels(own.y, count, layout.target)
+        fields = {"y": labels}
         for name in MASKS:
-            given = own.get(name)
-            everywhere = torch.zeros(layout.num_nodes, dtype=torch.bool, device=whole.device)
-            everywhere[rows] = True if given is None else _check_labels(given, count, layout.target, name)
-            found[name] = everywhere
-        return found
+            mask = own.get(name)
+            on_all = torch.zeros(layout.num_nodes, dtype=torch.bool, device=labels.device)
+            on_all[rows] = True if mask is None else _check_labels(mask, count, layout.target, name)
+            fields[name] = on_all
+        return fields
 
 
 def wrapped(model: nn.Module, layout: HeteroLayout, call: HeteroCall | None) -> HeteroModel:
@@ -189,8 +189,8 @@ def _check_features(data: HeteroData) -> tuple[dict[str, int], dict[str, int]]:
         checks.finite(x, f"data[{name!r}].x")
     kinds = {(data[name].x.dtype, data[name].x.device) for name in data.node_types}
     if len(kinds) > 1:
-        found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-        raise InputError(f"features of all types must be of one dtype and on one device, got {found}")
+        got = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise InputError(f"features of all types must be of one dtype and on one device, got {got}")
     counts = {name: int(data[name].x.shape[0]) for name in data.node_types}
     return counts, {name: int(data[name].x.shape[1]) for name in data.node_types}
 
@@ -229,11 +229,11 @@ def _check_labels(values: Any, count: int, target: str, name: str = "y") -> Tens
     return values
 
 
-def known_type(edge_type: Any, known: Sequence[EdgeType]) -> EdgeType:
+def known_type(edge_type: Any, types: Sequence[EdgeType]) -> EdgeType:
     """Return a type of edges, after checking that the data has it."""
     words = isinstance(edge_type, list | tuple) and all(isinstance(word, str) for word in edge_type)
-    if not words or tuple(edge_type) not in known:
-        options = ", ".join(map(str, known))
+    if not words or tuple(edge_type) not in types:
+        options = ", ".join(map(str, types))
         raise InputError(f"`edge_type` must be one of {options}, got {edge_type!r:.80}")
     start, relation, end = edge_type
     return start, relation, end
