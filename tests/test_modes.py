@@ -21,7 +21,7 @@ from torch import Tensor
 import fgai
 from fgai.attacks import Budget, PGDInjection, Threat, attack_attention
 from fgai.attention import observe, prepared, record
-from fgai.cli import doctor
+from fgai.cli import data as doctor
 from fgai.errors import AttentionError
 from fgai.graph import Graph
 from support.graph_cases import small_data

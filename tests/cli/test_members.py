@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from fgai.attacks import THREATS, Ledger, Threat
-from fgai.cli.members import members_of, show_members
+from fgai.cli.attack import _members_of, _show_members
 from fgai.training import save_model
 from support import attack_cases as cases
 from support.cli_cases import here
@@ -46,13 +46,13 @@ def test_members_are_listed_and_the_winner_is_marked(model: Path) -> None:
 
 def test_attacks_without_members_say_so() -> None:
     text = StringIO()
-    show_members(Console(file=text), members_of(Ledger(damages=[0.1, 0.2], won=1)))
+    _show_members(Console(file=text), _members_of(Ledger(damages=[0.1, 0.2], won=1)))
     assert "no members" in text.getvalue()
 
 
 def test_noise_that_wins_leaves_no_winner() -> None:
     row = {"member": "sign", "endpoints": "random", "steps": 3, "seconds": 0.1}
-    assert not members_of(Ledger(members=[row], damages=[0.9, 0.2], won=0))[0]["won"]
+    assert not _members_of(Ledger(members=[row], damages=[0.9, 0.2], won=0))[0]["won"]
 
 
 def test_steps_are_told() -> None:

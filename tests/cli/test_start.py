@@ -13,7 +13,6 @@ from typer.main import get_command
 from fgai import datasets
 from fgai.cli import app
 from fgai.cli.files import write_model
-from fgai.cli.tree import summary
 from fgai.training import untrained
 from support.cli_cases import commands, environment, here, refused
 
@@ -49,10 +48,6 @@ def test_help_lists_every_command_by_its_own_first_sentence() -> None:
     for name, later in group.commands.items():
         first = later.loaded.help.partition("\n\n")[0].replace("\n", " ")
         assert f"{name} {first}" in text, name
-
-
-def test_a_command_without_source_is_listed_without_a_sentence() -> None:
-    assert summary("math") == "" and summary("fgai.no_such") == ""
 
 
 @pytest.mark.parametrize("name", COMPUTING)

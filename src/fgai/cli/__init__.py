@@ -1,15 +1,14 @@
-"""The command line: parse, call the library, print. Beside the application, what commands are made of.
+"""The command line: parse, call the library, print.
 
-Commands, and what they are made of, are imported when they are called: `fgai --help` waits for nothing.
+Commands and the helpers that read models are imported when they are called: `fgai --help` waits for nothing.
 """
 
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 from typing import Any as _Any
 
-from fgai.cli.app import app, main
+from fgai.cli.app import App, app, main
 from fgai.cli.output import FAILURE, Output, command
-from fgai.cli.tree import App
 
 if TYPE_CHECKING:
     from fgai.cli import options
@@ -29,7 +28,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> _Any:
-    """Load what reads models and data when it is first asked for."""
+    """Load the helpers that read models and data when they are first used."""
     if name in ("checked_folder", "checked_output"):
         return getattr(_import_module("fgai.cli.files"), name)
     if name == "options":

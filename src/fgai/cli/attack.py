@@ -1,28 +1,72 @@
-"""`fgai attack`: the strongest perturbation found within a budget."""
+"""`fgai attack`: the strongest perturbation found within a budget, its members, and the breaking point."""
 
 from __future__ import annotations
 
+from json import dumps
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from fgai import metrics
-from fgai.attacks import make_attack, threat_of
+from fgai.attacks import THREATS, Ledger, make_attack, threat_of
 from fgai.attention import prepared
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.files import checked_output, open_model, opened_log, parsed_box
-from fgai.cli.members import members_of, show_members
 from fgai.cli.output import Output, command
-from fgai.cli.threats import find_breaking_point, list_threats
 from fgai.cli.train import NAMES
 from fgai.errors import InputError
+from fgai.evaluation import breaking_point
 from fgai.evaluation.measures import logits_again
 from fgai.files import write_atomic
 from fgai.objectives import OBJECTIVES
 from fgai.records import Column, Table, plain
 from fgai.tasks import task_of
+
+
+def _list_threats(wanted: bool) -> None:
+    """Print every threat by name and stop."""
+    if not wanted:
+        return
+    rows = [[name, threat.attack.name, threat.about] for name, threat in THREATS.items()]
+    Table("Threats", [Column("name"), Column("attack"), Column("what")], rows).show(Console(highlight=False))
+    raise typer.Exit()
+
+
+def _members_of(ledger: Ledger) -> list[dict[str, Any]]:
+    """Return a row for each member at each set of endpoints, `won` at the one whose change was chosen.
+
+    Damage is judged afresh by a full pass. Where random noise did most, no member has won.
+    """
+    names = ("member", "endpoints", "steps", "seconds")
+    return [
+        {**{name: row[name] for name in names}, "damage": damage, "won": place == ledger.won}
+        for place, (row, damage) in enumerate(ledger.proposals())
+        if row is not None
+    ]
+
+
+def _show_members(console: Console, rows: list[dict[str, Any]]) -> None:
+    """Print the rows as a table, the winner marked."""
+    if not rows:
+        console.print("this attack has no members: it is one search", markup=False)
+        return
+    columns = [
+        Column("member"),
+        Column("endpoints"),
+        Column("damage"),
+        Column("steps", "d"),
+        Column("seconds", ".1f"),
+        Column(""),
+    ]
+    cells = [
+        [row["member"], row["endpoints"], row["damage"], row["steps"], row["seconds"], "won" * row["won"]]
+        for row in rows
+    ]
+    note = "Damage: one minus the score, the share of the top-k lost, or the attention that new nodes take."
+    Table("Members", columns, cells, [note]).show(console)
 
 
 @command
@@ -59,7 +103,7 @@ def attack(
     ] = False,
     listed: Annotated[
         bool,
-        typer.Option("--list", callback=list_threats, is_eager=True, help="Name every threat and stop."),
+        typer.Option("--list", callback=_list_threats, is_eager=True, help="Name every threat and stop."),
     ] = False,
     k: options.K = 5,
     seed: options.Seed = 0,
@@ -94,8 +138,19 @@ def attack(
     tracker = opened_log(log)
     out.say(f"attacking {model} on {opened.graph!r}")
     if breaking is not None:
-        wanted = {"threat": sized, "threshold": breaking, "limit": most, "k": k, "seed": seed}
-        find_breaking_point(out, opened, path, {**wanted, "targets": targets})
+        point = breaking_point(
+            opened.model,
+            opened.graph,
+            threat=sized,
+            threshold=breaking,
+            limit=most,
+            k=k,
+            seed=seed,
+            targets=targets,
+        )
+        found = {"command": "attack", "dataset": opened.graph.name, "breaking_point": point.to_dict()}
+        _write(path, found)
+        out.result(found, point.show)
         return
     result = chosen.run(opened.model, opened.graph, seed=seed, tracker=tracker)
     graph = prepared(opened.model, task.view(opened.graph, targets))
@@ -116,14 +171,14 @@ def attack(
         "ledger": result.ledger.to_dict(),
     }
     if explain_members:
-        values["members"] = members_of(result.ledger)
+        values["members"] = _members_of(result.ledger)
     measures = [
         name for name in dict.fromkeys((task.headline_for(graph), task.headline)) if labels is not None
     ]
     if labels is not None:
         pair = {"clean": before, "attacked": after}
-        found = {name: metrics.task_scores(task.name, v, labels[rows]) for name, v in pair.items()}
-        values |= {name: {view: scores[name] for view, scores in found.items()} for name in measures}
+        scored = {name: metrics.task_scores(task.name, v, labels[rows]) for name, v in pair.items()}
+        values |= {name: {view: scores[name] for view, scores in scored.items()} for name in measures}
     values = plain(values)
 
     def show(console: Console) -> None:
@@ -147,10 +202,12 @@ def attack(
         columns = [Column(""), Column("clean"), Column("noise"), Column("attacked")]
         Table(f"{threat} attack on {model.name}", columns, lines, [changed, spent]).show(console)
         if explain_members:
-            show_members(console, values["members"])
+            _show_members(console, values["members"])
 
-    if path is not None:
-        import json as encoder
-
-        write_atomic(path, encoder.dumps(values, indent=1) + "\n")
+    _write(path, values)
     out.result(values, show)
+
+
+def _write(path: Path | None, values: dict[str, Any]) -> None:
+    if path is not None:
+        write_atomic(path, dumps(values, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""`fgai cards`: the cards of a folder as a leaderboard."""
+"""`fgai card`, `check` and `cards`: make a card of a model, check its numbers, list a folder of cards."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from rich.console import Console
 
 from fgai.cli import options
 from fgai.cli.files import checked_output
-from fgai.cli.output import Output, command
-from fgai.reports.cards import read_cards, write_page
+from fgai.cli.output import FAILURE, Output, command
+from fgai.errors import InputError
+from fgai.records import Column, Table
+from fgai.reports.cards import Card, card_from_files, check_card, read_cards, write_page
 
 
 @command
@@ -51,3 +53,110 @@ def cards(
     out.result(values, show)
     if open_:
         webbrowser.open(page.resolve().as_uri())
+
+
+@command
+def card(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RECORD...", help="One evaluation or comparison, and certificates of the same model."
+        ),
+    ],
+    *,
+    name: Annotated[
+        str | None, typer.Option("--name", "-n", help="Model of a comparison; name of the card otherwise.")
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="JSON file to write; Markdown goes beside it.")
+    ] = Path("card.json"),
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Make a card of a model: data, threat, numbers beside chance, certified shares, limits, versions.
+
+    Nothing is measured: a card holds what `fgai evaluate`, `compare` and `certify` wrote with `--output`.
+
+    Examples:
+    - `fgai card evaluation.json certificate.json -o cards/gat.json`
+    - `fgai card comparison.json --name FGAI -o cards/fgai.json`
+    """
+    out = Output(json, quiet)
+    if output.suffix != ".json":
+        output = output.with_name(f"{output.name}.json")
+    checked_output(output)
+    made = card_from_files(files, name=name)
+    for path in made.write(output):
+        out.say(f"written to {path}")
+    out.result(made.to_dict(), made.show)
+
+
+@command
+def check(
+    card: Annotated[Path, typer.Argument(help="A card written by `fgai card`.")],
+    *,
+    minimum: Annotated[
+        list[str] | None,
+        typer.Option("--min", metavar="NAME=NUMBER", help="Least value allowed; may be repeated."),
+    ] = None,
+    maximum: Annotated[
+        list[str] | None,
+        typer.Option("--max", metavar="NAME=NUMBER", help="Largest value allowed; may be repeated."),
+    ] = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Hold a card's numbers against bars, and fail where one is missed.
+
+    Exit codes: 0 all met, 1 a bar is missed, 2 the card is unusable or has no such quantity. Names are those
+    on the card; `f1` stands for all that begin with it. A number that is not defined meets no bar.
+
+    Examples:
+    - `fgai check card.json --min overlap=0.8 --max g_tvd_rel=0.2`
+    - `fgai check card.json --min f1.attacked=0.9 --min certificate.share=0.5 --json`
+    """
+    out = Output(json, quiet)
+    bars = _bars(minimum, "--min"), _bars(maximum, "--max")
+    found = check_card(Card.load(card), *bars)
+    missed = [entry for entry in found if not entry.met]
+    rows = [
+        {
+            "quantity": entry.path,
+            "value": entry.value,
+            entry.side: entry.bound,
+            "met": entry.met,
+        }
+        for entry in found
+    ]
+
+    def show(console: Console) -> None:
+        columns = [Column("quantity"), Column("value", ".4g"), Column("bar"), Column("")]
+        signs = {"min": "≥", "max": "≤"}
+        cells = [
+            [e.path, e.value, f"{signs[e.side]} {e.bound:g}", "met" if e.met else "MISSED"] for e in found
+        ]
+        said = f"{len(missed)} of {len(found)} bars missed" if missed else f"all {len(found)} bars met"
+        Table(str(card), columns, cells, [said]).show(console)
+
+    out.result({"command": "check", "card": str(card), "passed": not missed, "bars": rows}, show)
+    if missed:
+        raise typer.Exit(FAILURE)
+
+
+def _bars(words: list[str] | None, flag: str) -> dict[str, float]:
+    """Bars from `NAME=NUMBER` words.
+
+    Raises:
+        InputError: a word of another form, or two bars on one name.
+    """
+    bars: dict[str, float] = {}
+    for word in words or ():
+        name, equals, text = word.partition("=")
+        try:
+            value = float(text)
+        except ValueError:
+            equals = ""
+        if not equals or not name or name in bars:
+            raise InputError(f"`{flag}` takes NAME=NUMBER, each name once, got {word!r}")
+        bars[name] = value
+    return bars

@@ -1,17 +1,23 @@
-"""`fgai evaluate`: one model under one threat, measured as the protocol says."""
+"""`fgai evaluate`, `compare`, `certify` and `explain`: measure models, prove bounds, look at one node."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
-from fgai.attacks import threat_of
+from fgai.attacks import make_attack, threat_of
+from fgai.certificates import CertificateRecord, Injection, InjectionCertificate
+from fgai.certificates import certify as certify_model
+from fgai.checks import one_of
 from fgai.cli import options
-from fgai.cli.files import checked_output, open_model, parsed_box
+from fgai.cli.files import Opened, checked_output, on_all_ranks, open_model, parsed_box
 from fgai.cli.output import Output, command
-from fgai.cli.ranks import on_all_ranks
 from fgai.errors import InputError
+from fgai.evaluation import Comparison, evaluate_store
+from fgai.evaluation import compare as compare_models
 from fgai.evaluation import evaluate as evaluate_model
 from fgai.large import StoredGraph, evaluate_store
 from fgai.processes import current
@@ -108,3 +114,223 @@ def evaluate(
     if path is not None:
         out.say(f"written to {record.save(path)}")
     out.result(record.to_dict(), record.show)
+
+
+FORMATS = ("table", "markdown", "latex", "csv")
+
+
+@command
+def compare(
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="[NAME=]MODEL...", help="Models to compare; the first is the reference."),
+    ],
+    *,
+    threat: options.Threat = "standard",
+    nodes: options.Nodes = None,
+    edges: options.Edges = None,
+    box: options.Box = None,
+    k: options.K = 5,
+    seed: options.Seed = 0,
+    curves: Curves = True,
+    nulls: Nulls = True,
+    per_node: PerNode = False,
+    format_: Annotated[str, typer.Option("--format", "-f", help="table, markdown, latex or csv.")] = "table",
+    dataset: options.OtherDataset = None,
+    root: options.Root = None,
+    device: options.Device = "cpu",
+    output: options.Record = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Attack several models equally and put the numbers side by side.
+
+    All models must have been trained on the same data with the same split.
+
+    Examples:
+    - `fgai compare gat.safetensors faithful-gat.safetensors`
+    - `fgai compare GAT=gat.safetensors FGAI=fgai.safetensors --format markdown -o both.json`
+    """
+    out = Output(json, quiet)
+    chosen = threat_of(threat).sized(nodes, edges, parsed_box(box))
+    one_of(format_, "--format", FORMATS)
+    opened = open_models(models, dataset, root, device)
+    path = None if output is None else checked_output(output)
+    graph = next(iter(opened.values())).graph
+    out.say(f"comparing {', '.join(opened)} on {graph!r}, threat {threat}")
+    comparison = compare_models(
+        {name: entry.model for name, entry in opened.items()},
+        graph,
+        chosen,
+        seed=seed,
+        k=k,
+        curves=curves,
+        nulls=nulls,
+        per_node=per_node,
+    )
+    if path is not None:
+        out.say(f"written to {comparison.save(path)}")
+    out.result(comparison.to_dict(), lambda console: _show(comparison, format_, console))
+
+
+def open_models(
+    words: list[str], dataset: str | None, root: Path | None, device: str = "cpu"
+) -> dict[str, Opened]:
+    """Read several `[NAME=]FILE` models that were trained on the same data with the same split.
+
+    Raises:
+        InputError: two of one name, or of different data.
+    """
+    opened: dict[str, Opened] = {}
+    for word in words:
+        name, equals, path = word.rpartition("=")
+        if not equals:
+            name = Path(path).stem
+        if name in opened:
+            raise InputError(f"two models are called {name!r}; tell them apart with NAME=MODEL")
+        opened[name] = open_model(Path(path), dataset, root, device)
+    parts = ("dataset", "split_seed", "task")
+    splits = {tuple(entry.about.get(part) for part in parts) for entry in opened.values()}
+    if len(splits) > 1:
+        found = "; ".join(
+            f"{name}: {entry.about.get('dataset')}, seed {entry.about.get('split_seed')}"
+            for name, entry in opened.items()
+        )
+        raise InputError(f"the models were trained on different data or splits ({found})")
+    return opened
+
+
+def _show(comparison: Comparison, form: str, console: Console) -> None:
+    if form == "table":
+        comparison.show(console)
+    else:
+        text = {"markdown": comparison.to_markdown, "latex": comparison.to_latex, "csv": comparison.to_csv}
+        typer.echo(text[form]().rstrip("\n"))
+
+
+@command
+def certify(
+    model: options.ModelFile,
+    *,
+    vanilla: options.VanillaFile = None,
+    radius: Annotated[float, typer.Option("--radius", "-r", help="R, at least 0.")] = 0.01,
+    k1: Annotated[int, typer.Option(min=1, help="Top-k compared with the vanilla model.")] = 5,
+    k2: Annotated[int, typer.Option(min=1, help="Top-k certified.")] = 5,
+    norm: Annotated[str, typer.Option(help="Ball around the attention: l1, l2 or linf.")] = "l1",
+    alpha: Annotated[float | None, typer.Option(help="Largest change of prediction allowed.")] = None,
+    beta: Annotated[float | None, typer.Option(help="Least overlap wanted, 0 to 1.")] = None,
+    divergence: Annotated[str, typer.Option(help="Change of prediction on probabilities or logits.")] = (
+        "probabilities"
+    ),
+    injected: Annotated[
+        int | None,
+        typer.Option(min=0, help="Instead of a ball: new neighbours of a node at most, with any features."),
+    ] = None,
+    where: Annotated[
+        str, typer.Option(help="With --injected: any node gains them, or the certified one alone, direct.")
+    ] = "any",
+    dataset: options.OtherDataset = None,
+    root: options.Root = None,
+    device: options.Device = "cpu",
+    output: options.Record = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Prove, node by node, that explanation and prediction stay while a layer's attention moves a little.
+
+    With --injected, that they stay whatever few new neighbours say; for models behind limits.
+
+    Examples:
+    - `fgai certify gat.safetensors --radius 0.01`
+    - `fgai certify fgai.safetensors --vanilla gat.safetensors --alpha 0.1 --beta 0.8 --json`
+    - `fgai certify fgai.safetensors --injected 1 --where direct`
+    """
+    out = Output(json, quiet)
+    opened = open_model(model, dataset, root, device)
+    plain = None if vanilla is None else load_model(vanilla).to(device)
+    path = None if output is None else checked_output(output)
+    out.say(f"certifying {model} on {opened.graph!r}")
+    record: CertificateRecord | InjectionCertificate
+    if injected is not None:
+        record = certify_model(opened.model, opened.graph, threat=Injection(injected, where), k2=k2)
+    else:
+        record = certify_model(
+            opened.model,
+            opened.graph,
+            vanilla=plain,
+            radius=radius,
+            k1=k1,
+            k2=k2,
+            norm=norm,
+            alpha=alpha,
+            beta=beta,
+            divergence=divergence,
+        )
+    if path is not None:
+        out.say(f"written to {record.save(path)}")
+    out.result(record.to_dict(), record.show)
+
+
+@command
+def explain(
+    model: options.ModelFile,
+    *,
+    node: Annotated[int, typer.Option("--node", "-n", min=0, help="Number of the node to explain.")],
+    k: options.K = 5,
+    layer: Annotated[
+        str, typer.Option(help="Attention shown: mean, last or max over layers, or a layer's number.")
+    ] = "mean",
+    threat: Annotated[
+        str, typer.Option("--threat", "-t", help="Attack to try the explanation with; `none` for no attack.")
+    ] = "standard",
+    nodes: options.Nodes = None,
+    edges: options.Edges = None,
+    box: options.Box = None,
+    seed: options.Seed = 0,
+    dataset: options.OtherDataset = None,
+    root: options.Root = None,
+    device: options.Device = "cpu",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Also draw a picture: .png, .pdf or .svg.")
+    ] = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Show whom a node attends to, whether that survives an attack, and what is certified about it.
+
+    The picture shows the same: attention before and after the attack, or alone with `--threat none`.
+
+    Examples:
+    - `fgai explain gat.safetensors --node 24`
+    - `fgai explain gat.safetensors --node 24 --output node-24.png --threat strong`
+    """
+    from fgai.explanations import explain as explain_node
+    from fgai.reports import figures  # matplotlib is slow to import, and few commands need it
+
+    out = Output(json, quiet)
+    chosen: str | int = int(layer) if layer.lstrip("-").isdigit() else layer
+    sized = None if threat == "none" else threat_of(threat).sized(nodes, edges, parsed_box(box))
+    if sized is None and any(given is not None for given in (nodes, edges, box)):
+        raise InputError(
+            "`nodes`, `edges` and `box` are those of an attack, and `--threat none` has none; leave them out"
+        )
+    opened = open_model(model, dataset, root, device)
+    path = None if output is None else checked_output(output)
+    out.say(f"explaining node {node} of {opened.graph!r}" + ("" if sized is None else f", threat {threat}"))
+    common: dict[str, Any] = {"k": k, "layer": chosen, "seed": seed}
+    explain_node(
+        opened.model, opened.graph, node, **common, threat=None, certificate=False
+    )  # bad input first
+    attack = None
+    if sized is not None:
+        attack = make_attack(sized, k=k).run(opened.model, opened.graph, seed=seed)
+    found = explain_node(opened.model, opened.graph, node, **common, threat=sized, attack=attack)
+    if path is not None:
+        if attack is None:
+            picture = figures.node_attention(opened.model, opened.graph, node, layer=chosen)
+        else:
+            case = figures.Case(opened.kind, opened.model, attack)
+            picture = figures.node_before_after([case], opened.graph, node, layer=chosen)
+        figures.save(picture, path)
+        out.say(f"picture written to {path}")
+    out.result(found.to_dict(), found.show)

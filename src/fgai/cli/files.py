@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, ParamSpec
 
 import torch
 from torch import nn
@@ -27,21 +28,20 @@ from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint
 from fgai.graph.on_disk import is_store
 from fgai.large import StoredGraph, open_store
+from fgai.large.processes import joined
 from fgai.processes import current
 from fgai.tasks import task_of
 from fgai.trackers import Tracker, tracker_named
 from fgai.training import load_model, read_header, save_model, setting_names
 
-G = TypeVar("G", bound=Graph | StoredGraph)
-
 
 @dataclass(frozen=True, eq=False)
-class Opened(Generic[G]):
+class Opened:
     """A model, the graph it belongs to, and what its file says of itself."""
 
     path: Path
     model: nn.Module
-    graph: G
+    graph: Any  # a Graph, or a StoredGraph where it stays on disk
     about: dict[str, Any]
 
     @property
@@ -70,7 +70,7 @@ def open_data(
     return open_store(name)
 
 
-def check_split(opened: Opened[Graph | StoredGraph], seed: int) -> None:
+def check_split(opened: Opened, seed: int) -> None:
     """Raise if the split of a stored graph is drawn by a seed, and by another one than the model's was."""
     graph, known = opened.graph, opened.about.get("split_seed", 0)
     if isinstance(graph, StoredGraph) and graph.array("train_mask") is None and seed != known:
@@ -80,18 +80,6 @@ def check_split(opened: Opened[Graph | StoredGraph], seed: int) -> None:
         )
 
 
-@overload
-def open_model(
-    path: Path, dataset: str | None = None, root: Path | None = None, device: str = "cpu"
-) -> Opened[Graph]: ...
-
-
-@overload
-def open_model(
-    path: Path, dataset: str | None, root: Path | None, device: str, *, stored: bool
-) -> Opened[Graph | StoredGraph]: ...
-
-
 def open_model(
     path: Path,
     dataset: str | None = None,
@@ -99,7 +87,7 @@ def open_model(
     device: str = "cpu",
     *,
     stored: bool = False,
-) -> Any:
+) -> Opened:
     """Read a model and load the data it was trained on, with the same split.
 
     Args:
@@ -283,3 +271,24 @@ def scores(model: nn.Module, graph: Graph | StoredGraph, seed: int = 0) -> dict[
         if value == value:  # training pairs that are no links are drawn every epoch: no AUC without them
             found[part] = value
     return found
+
+
+P = ParamSpec("P")
+
+
+def on_all_ranks(work: Callable[P, None]) -> Callable[P, None]:
+    """Join the other processes before a command, where torchrun has started some; the first one speaks.
+
+    Every process computes on a device of its own, see `Ranks.place`.
+    """
+
+    @functools.wraps(work)
+    def together(*args: P.args, **kwargs: P.kwargs) -> None:
+        given: dict[str, Any] = kwargs
+        place = checked_device(given["device"])
+        with joined(place) as ranks:
+            given["device"] = str(ranks.place(place))
+            given["quiet"] = given["quiet"] or not ranks.leads
+            work(*args, **kwargs)
+
+    return together

@@ -1,4 +1,4 @@
-"""What a command prints and where: results on standard output, everything else on standard error."""
+"""The output of a command: results on standard output, everything else on standard error."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import sys
 import traceback
 import warnings
@@ -17,7 +18,6 @@ from typing import Any, ParamSpec, TextIO
 import typer
 from rich.console import Console
 
-from fgai.cli.tree import typed_line
 from fgai.errors import DivergenceError, FgaiError, FgaiWarning
 from fgai.progress import shown
 from fgai.version import stating
@@ -25,7 +25,14 @@ from fgai.version import stating
 P = ParamSpec("P")
 _notes: ContextVar[Console | None] = ContextVar("notes", default=None)
 """What a running command writes remarks to: its progress must know of them, or one line spoils the other."""
+_words: ContextVar[list[str] | None] = ContextVar("words", default=None)
+"""The command that is running, as it was typed."""
 FAILURE, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+
+def keep_words(words: list[str]) -> None:
+    """Keep the words of a command; the records it makes hold them."""
+    _words.set(list(words))
 
 
 class Output:
@@ -75,9 +82,10 @@ def command(work: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(work)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
         output = Output(bool(kwargs.get("json")), bool(kwargs.get("quiet")))
-        token = _notes.set(output.notes)
+        token, words = _notes.set(output.notes), _words.get()
+        typed = {} if words is None else {"command": shlex.join(["fgai", *words])}
         try:
-            with warnings.catch_warnings(), shown(output.progress, output.notes), stating(**typed_line()):
+            with warnings.catch_warnings(), shown(output.progress, output.notes), stating(**typed):
                 _tell_warnings(output)
                 work(*args, **kwargs)
         except typer.Exit:

@@ -1,4 +1,4 @@
-"""`fgai train`: a model from a dataset."""
+"""`fgai train`, `faithful` and `limit`: models from a dataset, and from other models."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from fgai.checks import device as checked_device
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.files import (
+    check_split,
     checked_output,
+    on_all_ranks,
     open_data,
+    open_model,
     opened_log,
     parsed_box,
     parsed_fan_out,
@@ -24,13 +27,13 @@ from fgai.cli.files import (
     write_model,
 )
 from fgai.cli.output import Output, command
-from fgai.cli.ranks import on_all_ranks
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import MODELS
 from fgai.processes import current
 from fgai.tasks import get_task, task_of
-from fgai.training import METHODS, check_method, setting_names, train_method
+from fgai.training import METHODS, check_method, clipped, make_faithful, setting_names, train_method
+from fgai.training import limit as with_limits
 
 NAMES = {"f1": "F1", "roc_auc": "ROC-AUC"}
 
@@ -110,10 +113,10 @@ def train(
         about |= {} if batch_size is None else {"batch_size": batch_size, "fan_out": fan_out}
         path = write_model(trained, path, graph, about)
     if current().leads:
-        report(out, "train", trained, scores(trained, graph, seed), path, about)
+        _report(out, "train", trained, scores(trained, graph, seed), path, about)
 
 
-def report(
+def _report(
     out: Output, name: str, model: Any, found: dict[str, float], path: Path, about: dict[str, Any]
 ) -> None:
     """Print what a training came to."""
@@ -142,3 +145,140 @@ def report(
         console.print(f"written to {path}", markup=False, soft_wrap=True)
 
     out.result(values, show)
+
+
+@command
+@on_all_ranks
+def faithful(
+    model: options.ModelFile,
+    *,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; faithful-NAME by default.")
+    ] = None,
+    seed: options.Seed = 0,
+    epochs: options.Epochs = None,
+    lr: options.Rate = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option("--nodes", min=1, help="Nodes its adversary injects; the preset's otherwise."),
+    ] = None,
+    edges: Annotated[
+        int | None, typer.Option("--edges", min=1, help="Edges of each of them; the preset's otherwise.")
+    ] = None,
+    box: options.Box = None,
+    batch_size: options.BatchSize = None,
+    fan_out: options.FanOut = None,
+    epoch_size: options.EpochSize = None,
+    set_: options.Settings = None,
+    log: options.Log = None,
+    root: options.Root = None,
+    device: options.Device = "cpu",
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Make a model faithful: attention that points at the same neighbours and stays put under attack.
+
+    Labels are not used. Ctrl-C saves the training; the same command goes on with it. Under torchrun several
+    processes share the mini-batches.
+
+    Examples:
+    - `fgai faithful gat.safetensors`
+    - `fgai faithful gat.safetensors --epochs 100 --set similarity=4 --output fgai.safetensors`
+    - `fgai faithful club.safetensors --nodes 2 --edges 2`
+    - `fgai faithful large.safetensors --batch-size 1024 --fan-out 10,5 --epochs 20`
+    """
+    out = Output(json, quiet)
+    neighbours = parsed_fan_out(fan_out)
+    opened = open_model(model, None, root, device, stored=batch_size is not None)
+    check_split(opened, seed)
+    settings = parsed_settings(set_, opened.kind, "fgai")
+    given = {"epochs": epochs, "lr": lr, "nodes": nodes, "edges": edges, "box": parsed_box(box)}
+    settings |= {name: value for name, value in given.items() if value is not None}
+    path = checked_output(output or model.with_name(f"faithful-{model.name}"))
+    tracker = opened_log(log)
+    out.say(f"making {model} faithful on {opened.graph!r}")
+    with resumable(out, path) as folder:
+        faithful = make_faithful(
+            opened.model,
+            opened.graph,
+            seed=seed,
+            progress=out.progress,
+            checkpoint=folder,
+            tracker=tracker,
+            batch_size=batch_size,
+            fan_out=neighbours,
+            epoch_size=epoch_size,
+            **settings,
+        )
+        about = {**opened.about, "method": "fgai", "seed": seed, "settings": settings, "vanilla": str(model)}
+        sizes = {"batch_size": batch_size, "fan_out": fan_out, "epoch_size": epoch_size}
+        about |= {} if batch_size is None else sizes
+        path = write_model(faithful, path, opened.graph, about)
+    if current().leads:
+        _report(out, "faithful", faithful, scores(faithful, opened.graph, seed), path, about)
+
+
+@command
+def limit(
+    model: options.ModelFile,
+    *,
+    cut: Annotated[
+        str, typer.Option(help="Share of the nodes left out at either end of each range, or `auto`.")
+    ] = "0",
+    soften: Annotated[
+        float, typer.Option(help="Share of the nodes, the loudest, drawn to the loudness of the rest.")
+    ] = 0.0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; limited-NAME by default.")
+    ] = None,
+    root: options.Root = None,
+    device: options.Device = "cpu",
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Limit what nodes can say to a model to what they said on the graph it was made for; no training.
+
+    With the defaults nothing changes on that graph. Nodes that are added later are heard no louder than
+    honest ones.
+
+    Examples:
+    - `fgai limit gat.safetensors`
+    - `fgai limit gat.safetensors --cut auto --soften 0.1 --output limited.safetensors`
+    """
+    out = Output(json, quiet)
+    opened = open_model(model, None, root, device)
+    path = checked_output(output or model.with_name(f"limited-{model.name}"))
+    share = _share(cut)
+    limited = with_limits(opened.model, opened.graph, share, soften=soften)
+    moved = clipped(limited, opened.graph)
+    about = {**opened.about, "settings": {"cut": share, "soften": soften}, "vanilla": str(model)}
+    path = write_model(limited, path, opened.graph, about)
+    found, before = scores(limited, opened.graph), scores(opened.model, opened.graph)
+    measure = get_task(about.get("task", "node")).headline
+    values = {
+        "command": "limit",
+        "output": str(path),
+        "model": type(limited).__name__,
+        **about,
+        measure: found,
+        f"{measure}_before": before,
+        "clipped": moved.count,
+        "clipped_share": moved.share,
+    }
+
+    def show(console: Console) -> None:
+        for part, value in found.items():
+            console.print(f"{measure} {part}: {before[part]:.3f} before, {value:.3f} behind limits")
+        console.print(f"{moved.count} of {moved.total} numbers clipped on this graph ({moved.share:.2%})")
+        console.print(f"written to {path}", markup=False, soft_wrap=True)
+
+    out.result(values, show)
+
+
+def _share(text: str) -> float | str:
+    if text == "auto":
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"`cut` must be a number or `auto`, got {text!r}") from None
