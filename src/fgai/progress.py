@@ -53,7 +53,7 @@ class Stage:
 
 
 _stages: ContextVar[tuple[Stage, ...]] = ContextVar("stages", default=())
-_display: ContextVar[Display | None] = ContextVar("display", default=None)
+_display: ContextVar[_Display | None] = ContextVar("display", default=None)
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def shown(show: bool | None = None, console: Console | None = None) -> Iterator[
     """
     terminal = sys.stderr.isatty() if console is None else console.is_terminal
     wanted, held = terminal if show is None else show, _display.get()
-    opened = Display(console) if wanted and held is None else None
+    opened = _Display(console) if wanted and held is None else None
     token = _display.set(opened or held if wanted else None)
     try:
         yield
@@ -101,7 +101,7 @@ def shown(show: bool | None = None, console: Console | None = None) -> Iterator[
             opened.stop()
 
 
-class Display:
+class _Display:
     """One line on a terminal: what is done, a bar, a count, the time left, and a note where there is room.
 
     The line is there while a stage is open, and leaves nothing behind.

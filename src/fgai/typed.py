@@ -24,7 +24,7 @@ _STANDS_FOR: dict[Any, tuple[type, ...]] = {
 """What is taken where an annotation names a class; whether a number is whole is a question of its value."""
 
 
-class Kind(NamedTuple):
+class _Kind(NamedTuple):
     """What an annotation asks of an argument.
 
     Attributes:
@@ -83,7 +83,7 @@ def typed(door: Door) -> Door:
         door.__init__ = typed(door.__init__)  # type: ignore[misc]
         return door
     names = list(inspect.signature(door).parameters)
-    kinds: dict[str, Kind] = {}
+    kinds: dict[str, _Kind] = {}
     called = door.__qualname__.removesuffix(".__init__")
 
     @wraps(door)
@@ -104,9 +104,9 @@ def _named(value: object) -> str:
     return f"{type(value).__name__} of {', '.join(sorted(entries))}" if entries else type(value).__name__
 
 
-def _annotated(door: Callable[..., Any]) -> dict[str, Kind]:
+def _annotated(door: Callable[..., Any]) -> dict[str, _Kind]:
     """The kind of each parameter whose annotation says one."""
-    found = {"": Kind((), (), "")}  # looked at, even if nothing is said
+    found = {"": _Kind((), (), "")}  # looked at, even if nothing is said
     scope = vars(sys.modules[door.__module__])
     for name, parameter in inspect.signature(door).parameters.items():
         hint = parameter.annotation
@@ -121,10 +121,10 @@ def _annotated(door: Callable[..., Any]) -> dict[str, Kind]:
     return found
 
 
-def _kind(hint: Any) -> Kind | None:
+def _kind(hint: Any) -> _Kind | None:
     """What an annotation asks; None if that cannot be told."""
     if hint is None or hint is type(None):
-        return Kind((type(None),), (), "None")
+        return _Kind((type(None),), (), "None")
     if isinstance(hint, TypeVar):
         return None if hint.__bound__ is None else _kind(hint.__bound__)
     if get_origin(hint) in (Union, UnionType):
@@ -135,18 +135,18 @@ def _kind(hint: Any) -> Kind | None:
         plain = [kind for part in parts if not part.entries for kind in part.classes]
         classes = tuple(kind for part in parts for kind in part.classes)
         words = " or ".join(part.words for part in parts)
-        return Kind(classes, (*entries, *plain) if entries else (), words)
+        return _Kind(classes, (*entries, *plain) if entries else (), words)
     origin, held = get_origin(hint), get_args(hint)
     if origin in (Sequence, Iterable, Mapping, dict):
         entry = _kind(held[-1])
         name = "a mapping" if origin in (Mapping, dict) else "a sequence"
         words = name if entry is None else f"{name} of {entry.words}"
         classes = (Sequence, np.ndarray, Tensor) if origin is Sequence else (origin,)
-        return Kind(classes, entry.classes if entry else (), words)
+        return _Kind(classes, entry.classes if entry else (), words)
     if origin is np.ndarray:
-        return Kind((np.ndarray,), (), "ndarray")
+        return _Kind((np.ndarray,), (), "ndarray")
     if hint in _STANDS_FOR:
-        return Kind(_STANDS_FOR[hint], (), "True or False" if hint is bool else "a number")
+        return _Kind(_STANDS_FOR[hint], (), "True or False" if hint is bool else "a number")
     vague = getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False)
     told = isinstance(hint, type) and not vague and hint not in (Any, object)
-    return Kind((hint,), (), hint.__name__) if told else None
+    return _Kind((hint,), (), hint.__name__) if told else None

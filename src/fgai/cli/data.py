@@ -49,7 +49,7 @@ def _location_of(name: str, root: Any = None) -> str:
 
 @data.command("list", epilog="Example: fgai data list --json")
 @command
-def list_(*, root: options.Root = None, json: options.Json = False, quiet: options.Quiet = False) -> None:
+def _list(*, root: options.Root = None, json: options.Json = False, quiet: options.Quiet = False) -> None:
     """List the datasets, their sizes, and whether their files are on this machine."""
     rows = [
         {
@@ -83,7 +83,7 @@ def list_(*, root: options.Root = None, json: options.Json = False, quiet: optio
 
 @data.command("info", epilog="Example: fgai data info amazon-photo")
 @command
-def info(
+def _info(
     name: Annotated[str, typer.Argument(help="Name of a dataset.")],
     *,
     root: options.Root = None,
@@ -112,7 +112,7 @@ def info(
 
 @data.command("convert", epilog="Example: fgai data convert edges.csv.gz graph --features x.npy --undirected")
 @command
-def convert(
+def _convert(
     source: Annotated[str, typer.Argument(help="Edge list, PyG file, or name of a dataset.")],
     target: Annotated[Path, typer.Argument(help="The new folder.")],
     *,

@@ -64,7 +64,7 @@ def demo(
     place = checked_device(device)
     graph = datasets.load_dataset(dataset, root, seed).to(place)
     folder = checked_folder(output)
-    page = page_in(out, folder)
+    page = _page_in(out, folder)
     out.say(
         f"Attention shows which neighbours a {model} listens to. Does that survive an attack, and does a"
         " faithful version of it (FGAI) do better?"
@@ -110,15 +110,15 @@ def demo(
     }
     made = make_report(comparison, **shown_with, attacks=attacks, reproduce=[shlex.join(again)])
     node = int((made.explorer or {})["nodes"]["id"][0])
-    pictures = draw(folder, models, graph, comparison, certificates, attacks, node)
+    pictures = _draw(folder, models, graph, comparison, certificates, attacks, node)
     comparison.save(folder / "comparison.json")
     for name, record in certificates.items():
         record.save(folder / f"certificate-{name.lower()}.json")
     if page is not None:
         write_report(made, page)
     found = changes_in(made)
-    shown = dataclasses.replace(table(found, model, "FGAI"), notes=notes_of(made))
-    meant = what_it_means(made, found)
+    shown = dataclasses.replace(table(found, model, "FGAI"), notes=_notes_of(made))
+    meant = _what_it_means(made, found)
     values: dict[str, Any] = {
         "command": "demo",
         "dataset": dataset,
@@ -158,7 +158,7 @@ def demo(
         webbrowser.open((page or pictures[0]).resolve().as_uri())
 
 
-def page_in(out: Output, folder: Path) -> Path | None:
+def _page_in(out: Output, folder: Path) -> Path | None:
     """Where the report goes; None where it cannot be made, and what to install is said before the work."""
     try:
         return checked_page(folder / "report.html")
@@ -167,7 +167,7 @@ def page_in(out: Output, folder: Path) -> Path | None:
         return None
 
 
-def notes_of(made: Report) -> list[str]:
+def _notes_of(made: Report) -> list[str]:
     """What the table's words mean, and what attacked."""
     return [
         attack_words(made.records[0]),
@@ -179,12 +179,12 @@ def notes_of(made: Report) -> list[str]:
     ]
 
 
-def what_it_means(made: Report, found: list[Change]) -> str:
+def _what_it_means(made: Report, found: list[Change]) -> str:
     """Say whether it helped: in a few words, then in numbers, then what did not get better; a line each."""
     return "\n".join([f"{headline(made)}.", *meaning(made), balance_words(found)])
 
 
-def draw(
+def _draw(
     folder: Path,
     models: dict[str, nn.Module],
     graph: Graph,

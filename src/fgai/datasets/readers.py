@@ -67,7 +67,7 @@ def _explain(path: Path) -> Iterator[None]:
         raise DataError(f"{path} is truncated or not the expected file ({error}); fetch it again") from error
 
 
-def checked(function: Reader) -> Reader:
+def _checked(function: Reader) -> Reader:
     """Make a reader raise `DataError`, and nothing else, when its files are damaged or do not fit."""
 
     @wraps(function)
@@ -127,7 +127,7 @@ def _csr(archive: Mapping[str, Array], prefix: str) -> sp.csr_matrix:
     return matrix
 
 
-@checked
+@_checked
 def read_npz(files: Files) -> Raw:
     """Read the archives of "Pitfalls of graph neural network evaluation" (Amazon, Coauthor).
 
@@ -142,7 +142,7 @@ def read_npz(files: Files) -> Raw:
     return Raw(edges=edges, num_nodes=adjacency.shape[0], features=words, y=labels.astype(np.int64))
 
 
-@checked
+@_checked
 def read_planetoid(files: Files) -> Raw:
     """Read Cora, CiteSeer or PubMed: seven pickles and a text file, through the restricted unpickler.
 
@@ -186,7 +186,7 @@ def _pairs(neighbours: Mapping[Any, Any], path: Path) -> Array:
     return np.stack([source, np.array([i for v in values for i in v], dtype=np.int64)])
 
 
-@checked
+@_checked
 def read_tu(files: Files) -> Raw:
     """Read a graph classification set of TU Dortmund as one block-diagonal graph.
 
@@ -222,7 +222,7 @@ def _table(path: Path, kind: type) -> Array:
         return np.loadtxt(path, dtype=kind, delimiter=",", ndmin=2)
 
 
-@checked
+@_checked
 def read_ground_truth(files: Files) -> Raw:
     """Read an archive of edges, features, labels, masks and the true explanation (`gt_edges`)."""
     layout = {"edge_index": (INDEX, 2), "x": (NUMBER, 2), "y": (INDEX, 1), "gt_edges": (INDEX, 2)}
@@ -242,7 +242,7 @@ def read_ground_truth(files: Files) -> Raw:
     )
 
 
-@checked
+@_checked
 def read_tape(files: Files) -> Raw:
     """Read the arXiv citation graph with class guesses made from each paper's text as features.
 
@@ -303,7 +303,7 @@ def _gz_table(contents: Mapping[str, bytes], member: str, kind: type) -> NDArray
     return np.loadtxt(io.BytesIO(text), dtype=kind, delimiter=",", ndmin=2)
 
 
-@checked
+@_checked
 def read_ogbn_arxiv(files: Sequence[Path]) -> Raw:
     """Read `ogbn-arxiv` from its published archive: edges, 128 features, labels and the split by year.
 

@@ -108,14 +108,14 @@ _INFO: dict[str, DatasetInfo] = {}
 _SOURCES: dict[str, Source] = {}
 
 
-class TaskSplit(NamedTuple):
+class _TaskSplit(NamedTuple):
     """How datasets of one task serve another: `split(graph, seed)` hides what is to be predicted."""
 
     of: str
     split: Callable[[Graph, int], Graph]
 
 
-TASK_SPLITS: dict[str, TaskSplit] = {"link": TaskSplit("node", link_split)}
+TASK_SPLITS: dict[str, _TaskSplit] = {"link": _TaskSplit("node", link_split)}
 """Tasks that datasets made for others serve as well."""
 
 
@@ -182,7 +182,7 @@ def register_task_split(task: str, split: Callable[[Graph, int], Graph], *, of: 
     one_of(of, "of", tuple(TASKS))
     if task in TASK_SPLITS:
         raise InputError(f"datasets are split for the task {task!r} already")
-    TASK_SPLITS[task] = TaskSplit(of, split)
+    TASK_SPLITS[task] = _TaskSplit(of, split)
 
 
 @typed
