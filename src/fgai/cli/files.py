@@ -1,4 +1,4 @@
-"""Models and their data from files, settings from words, and outputs checked before long work."""
+"""Read models with their data, parse options, and check outputs before long work."""
 
 from __future__ import annotations
 
@@ -53,16 +53,7 @@ class Opened:
 def open_data(
     name: str, root: Path | None, seed: int, task: str | None, device: torch.device, *, stored: bool
 ) -> Graph | StoredGraph:
-    """Load a dataset, or open a converted folder without loading it.
-
-    Args:
-        name: of a dataset, or a folder.
-        root: where the dataset's files lie.
-        seed: of the split.
-        task: None for the dataset's own.
-        device: where the graph goes.
-        stored: leave a folder on disk, from where mini-batches are read.
-    """
+    """Load a dataset; with `stored`, open a converted folder without loading it."""
     if not stored or name in datasets.names() or not is_store(name):
         return datasets.load_dataset(name, root, seed, task=task).to(device)
     if task not in (None, "node"):
@@ -88,14 +79,7 @@ def open_model(
     *,
     stored: bool = False,
 ) -> Opened:
-    """Read a model and load the data it was trained on, with the same split.
-
-    Args:
-        path: of the checkpoint.
-        dataset: another dataset, which must have the same features and classes.
-        root: where the dataset's files lie.
-        device: where model and graph go.
-        stored: leave a converted folder on disk.
+    """Read a model and load the data it was trained on, or another `dataset`, with the same split.
 
     Raises:
         CheckpointError: no such model, or its data is not what it was.
@@ -103,14 +87,8 @@ def open_model(
     """
     place, header = checked_device(device), read_header(path)
     about: dict[str, Any] = header.get("about") or {}
-    kinds = {
-        "dataset": str,
-        "split_seed": int,
-        "task": str | None,
-        "method": str,
-        "vanilla": str,
-        "seed": int,
-    }
+    kinds: dict[str, Any] = {"split_seed": int, "seed": int, "task": str | None}
+    kinds |= dict.fromkeys(("dataset", "method", "vanilla"), str)
     for key in kinds.keys() & about.keys():
         check(about[key], kinds[key], f"{key} of {path}")
     name = dataset or about.get("dataset")
@@ -131,10 +109,7 @@ def _fingerprint(graph: Graph | StoredGraph) -> str:
 
 
 def opened_log(text: str | None) -> Tracker | None:
-    """Return the tracker that `--log` names, before the work: what it needs must be there.
-
-    Of several ranks the first has it.
-    """
+    """Return the tracker that `--log` names, on the first rank; its package must be installed."""
     return None if text is None or not current().leads else tracker_named(text)
 
 
@@ -247,12 +222,9 @@ def parsed_box(text: str | None) -> tuple[float, float] | None:
 
 
 def scores(model: nn.Module, graph: Graph | StoredGraph, seed: int = 0) -> dict[str, float]:
-    """F1, ROC-AUC or accuracy, as the task has it, on training, validation and test where there is any.
+    """Return F1, ROC-AUC or accuracy, as the task has it, on training, validation and test nodes.
 
-    Args:
-        model: trained.
-        graph: of a stored one the exact pass block by block tells, on the CPU.
-        seed: of the split of a stored graph without masks.
+    Those of a stored graph are computed block by block on the CPU; the seed is that of its split.
     """
     if isinstance(graph, StoredGraph):
         from fgai.large import evaluate_store

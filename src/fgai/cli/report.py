@@ -146,8 +146,7 @@ def _reproduce(opened: dict[str, Opened]) -> list[str]:
 
 
 def _options(given: dict[str, Any]) -> list[str]:
-    said = {name: value for name, value in given.items() if value is not None}
-    return [word for name, value in said.items() for word in (f"--{name}", str(value))]
+    return [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
 
 
 def _named(words: list[str]) -> dict[str, Path] | list[Path]:
@@ -181,17 +180,7 @@ def _tell_page(
     above: Callable[[Console], None] | None = None,
     **more: Any,
 ) -> None:
-    """Say what was written, and open it if asked.
-
-    Args:
-        out: where to.
-        made: what the page shows.
-        path: of the page.
-        open_: open it in a browser.
-        command: that made it.
-        above: draws what is shown before.
-        **more: for the JSON document.
-    """
+    """Print which page was written, after the output of `above`, and open it if asked."""
     from fgai.reports import missing
 
     lacking, document = missing(made), path.with_suffix(".json")
@@ -220,9 +209,6 @@ def _tell_page(
     out.result(values, show)
     if open_:
         webbrowser.open(path.resolve().as_uri())
-
-
-UNTRAINED = "untrained weights: the model is as its function made it, no --weights were given"
 
 
 @command
@@ -279,16 +265,18 @@ def audit(
     page = checked_output(checked_page(output))
     place = checked_device(device)
     graph = load_graph(data, node_table).to(place)
-    _look_here()
+    if (here := str(Path.cwd())) not in sys.path:  # last of all; `python -m fgai` has it anyway
+        sys.path.append(here)
     found = (make_model(model).eval() if weights is None else load_model(weights, factory=model)).to(place)
     name = model_name(found)
     out.say(f"auditing {name} on {graph!r}, threat {threat}")
     given: dict[str, Any] = {"model": model, "weights": weights, "data": data, "node-table": node_table}
     given |= {"threat": threat, "nodes": nodes, "edges": edges, "box": box, "k": k, "seed": seed}
-    given |= {"node": node}
-    facts = {} if weights is not None else {"note": UNTRAINED}
-    for text in facts.values():
-        out.warn(text)
+    given["node"] = node
+    facts = {}
+    if weights is None:
+        facts["note"] = "untrained weights: the model is as its function made it, no --weights were given"
+        out.warn(facts["note"])
     with stating(**facts):
         made = report(
             {name: found},
@@ -298,22 +286,10 @@ def audit(
             k=k,
             seed=seed,
             node=node,
-            reproduce=[_line(given, page)],
+            reproduce=[shlex.join(["fgai", "audit", *_options(given), "--out", str(page)])],
             on_step=out.say,
         )
     record = EvaluationRecord.from_dict({**made.records[0], "per_node": {}})  # which the page has elsewhere
     _tell_page(
         out, made, page, open_=open_, command="audit", above=record.show, metrics=record.to_dict()["metrics"]
     )
-
-
-def _look_here() -> None:
-    """Let modules of the current folder be imported, after all others; `python -m fgai` does so anyway."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
-
-
-def _line(given: dict[str, Any], page: Path) -> str:
-    words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
-    return shlex.join(["fgai", "audit", *words, "--out", str(page)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -63,32 +64,35 @@ def load_dataset(
     if name not in names() and is_store(name):
         return _stored(name, seed, split, task)
     about = info(name)
-    chosen = about.splits[0] if split is None else split
-    if chosen not in about.splits:
-        raise DataError(f"{name!r} has no split {split!r}; use {' or '.join(map(repr, about.splits))}")
-    wanted = about.task if task is None else task
-    others = {name: way.split for name, way in TASK_SPLITS.items() if way.of == about.task}
-    if wanted not in (about.task, *others):
-        offered = " or ".join((about.task, *others))
-        raise InputError(f"{name!r} is for {offered} tasks, got `task={task!r}`")
+    chosen, for_task = _chosen(name, about.splits, split), _task_split(name, about.task, task)
     make = source(name).make
     graph = _load(about, root, seed, chosen) if make is None else _made(make(), about, seed, chosen)
-    return graph if wanted == about.task else others[wanted](graph, seed)
+    return graph if for_task is None else for_task(graph, seed)
+
+
+def _chosen(name: str, splits: tuple[str, ...], split: str | None) -> str:
+    if split is not None and split not in splits:
+        raise DataError(f"{name!r} has no split {split!r}; use {' or '.join(map(repr, splits))}")
+    return split or splits[0]
+
+
+def _task_split(name: str, own: str, task: str | None) -> Callable[[Graph, int], Graph] | None:
+    """How a dataset made for the task `own` is split for another task; None for its own."""
+    others = {other: way.split for other, way in TASK_SPLITS.items() if way.of == own}
+    if task not in (None, own, *others):
+        raise InputError(f"{name!r} is for {' or '.join((own, *others))} tasks, got `task={task!r}`")
+    return others.get(str(task))
 
 
 def _stored(path: str, seed: int, split: str | None, task: str | None) -> Graph:
     """A converted graph with the masks it brings along, or with a random split."""
     graph = open_on_disk(path).load()
     masked = graph.train_mask is not None and graph.val_mask is not None and graph.test_mask is not None
-    splits = ("public", "random") if masked else ("random",)
-    if split is not None and split not in splits:
-        raise DataError(f"{path!r} has no split {split!r}; use {' or '.join(map(repr, splits))}")
-    others = {name: way.split for name, way in TASK_SPLITS.items() if way.of == "node"}
-    if task not in (None, "node", *others):
-        raise InputError(f"{path!r} is for {' or '.join(('node', *others))} tasks, got `task={task!r}`")
-    if (split or splits[0]) == "random":
+    chosen = _chosen(path, ("public", "random") if masked else ("random",), split)
+    for_task = _task_split(path, "node", task)
+    if chosen == "random":
         graph = _drawn(graph, seed, "random")
-    return graph if task in (None, "node") else others[str(task)](graph, seed)
+    return graph if for_task is None else for_task(graph, seed)
 
 
 def _made(graph: Graph, about: DatasetInfo, seed: int, split: str) -> Graph:
