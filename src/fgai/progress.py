@@ -1,7 +1,6 @@
-"""How far long work has come: stages that count their steps, and one line on a terminal that shows them.
+"""Progress of long work: stages count their steps, and `shown` draws them as one line on a terminal.
 
-Work opens a stage and counts; it does not know whether anybody watches. Whoever runs it opens a display.
-Without one, counting a step costs a call and nothing is written: a log never holds control characters.
+Without `shown`, counting a step costs a call and nothing is written: a log never holds control characters.
 """
 
 from __future__ import annotations
@@ -17,11 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-__all__ = ["Stage", "current", "shown", "stage"]
-
-NARROW = 80
-"""Columns below which the bar is short."""
-FIXED = 28
+_FIXED = 28
 """Columns that bar, count and time left take at most when the bar is short."""
 
 
@@ -102,13 +97,7 @@ def shown(show: bool | None = None, console: Console | None = None) -> Iterator[
 
 
 class _Display:
-    """One line on a terminal: what is done, a bar, a count, the time left, and a note where there is room.
-
-    The line is there while a stage is open, and leaves nothing behind.
-
-    Args:
-        console: to write to; one on standard error by default.
-    """
+    """One line on a terminal while a stage is open: label, bar, count, time left, and a note if it fits."""
 
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console as RichConsole
@@ -130,7 +119,7 @@ class _Display:
         if inner is not self._stage:
             if self._task is not None:
                 self._bar.remove_task(self._task)
-            room = max(12, self._console.width - FIXED)
+            room = max(12, self._console.width - _FIXED)
             label = " · ".join(stage.label for stage in stages)
             label = label if len(label) <= room else f"…{label[1 - room :]}"
             self._task = self._bar.add_task(label, total=inner.total, completed=inner.done, note="")
@@ -156,7 +145,7 @@ def _bar(console: Console) -> Progress:
 
     return RichProgress(
         TextColumn("{task.description}", markup=False, table_column=column()),
-        BarColumn(8 if console.width < NARROW else 24, table_column=column()),
+        BarColumn(8 if console.width < 80 else 24, table_column=column()),
         MofNCompleteColumn(table_column=column()),
         TimeRemainingColumn(compact=True, table_column=column(min_width=5)),
         TextColumn("{task.fields[note]}", markup=False, table_column=column(ratio=1)),

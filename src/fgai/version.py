@@ -1,4 +1,4 @@
-"""Which fgai this is, and what a record says about the software it was made with."""
+"""The version of fgai, and facts that records keep about how they were made."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from fgai.cli import options
 from fgai.cli.files import Opened, checked_output, on_all_ranks, open_model, parsed_box
 from fgai.cli.output import Output, command
 from fgai.errors import InputError
-from fgai.evaluation import Comparison, evaluate_store
+from fgai.evaluation import Comparison
 from fgai.evaluation import compare as compare_models
 from fgai.evaluation import evaluate as evaluate_model
 from fgai.large import StoredGraph, evaluate_store
