@@ -56,17 +56,15 @@ def _heading(values: dict[str, Any]) -> tuple[str, str]:
 
 
 def _neighbour_table(values: dict[str, Any]) -> Table:
-    """Return all neighbours by falling attention; what is said of the attack and proved stands below."""
-    attacked, k = values["attacked"], values["k"]
-    truth = _has_truth(values)
+    """Return all neighbours by falling attention, with notes on the attack and the certificates."""
+    attacked, truth = values["attacked"], _has_truth(values)
     columns = [Column("neighbour"), Column("attention")]
     columns += [Column("explains")] * truth + ([Column("attacked"), Column("stays")] if attacked else [])
     rows: list[list[Cell]] = []
     for rank, entry in enumerate(values["neighbours"]):
-        row: list[Cell] = [_called(entry), entry["attention"]]
-        row += [_explains(entry)] * truth
-        row += [entry["attacked"], _stays(entry, rank, k, attacked)] if attacked else []
-        rows.append(row)
+        name, explains, stays = _words(values, rank, entry)
+        row: list[Cell] = [name, entry["attention"], *[explains] * truth]
+        rows.append([*row, entry["attacked"], stays] if attacked else row)
     notes = [] if rows else [_NO_NEIGHBOURS]
     notes += [*_attack_sentences(values), *_certified_sentences(values)]
     return Table("".join(_heading(values)), columns, rows, notes)
@@ -76,16 +74,12 @@ def _has_truth(values: dict[str, Any]) -> bool:
     return any(entry["informative"] is not None for entry in values["neighbours"])
 
 
-def _called(entry: dict[str, Any]) -> str:
-    return "itself" if entry["itself"] else str(entry["name"])
-
-
-def _explains(entry: dict[str, Any]) -> str:
-    return "yes" if entry["informative"] else ""
-
-
-def _stays(entry: dict[str, Any], rank: int, k: int, attacked: dict[str, Any]) -> str:
-    return ("yes" if entry["node"] in attacked["kept"] else "no") if rank < k else ""
+def _words(values: dict[str, Any], rank: int, entry: dict[str, Any]) -> tuple[str, str, str]:
+    """Return a neighbour's name, whether it truly explains the class, and whether it stays in the top-k."""
+    stays = ""
+    if values["attacked"] and rank < values["k"]:
+        stays = "yes" if entry["node"] in values["attacked"]["kept"] else "no"
+    return "itself" if entry["itself"] else str(entry["name"]), "yes" if entry["informative"] else "", stays
 
 
 def _drawn(values: dict[str, Any], longest: int) -> RichTable:
@@ -98,14 +92,11 @@ def _drawn(values: dict[str, Any], longest: int) -> RichTable:
         table.add_column(heading, justify="right" if heading in ("attention", "attacked") else "left")
     most = max(entry["attention"] for entry in values["neighbours"]) or 1.0
     for rank, entry in enumerate(values["neighbours"][: max(k, _SHOWN)]):
-        cells = [escape(_called(entry)), f"{entry['attention']:.3f}"]
-        if bars:
-            cells.append("█" * max(1, round(longest * entry["attention"] / most)))
-        if truth:
-            cells.append(_explains(entry))
+        name, explains, stays = _words(values, rank, entry)
+        bar = "█" * max(1, round(longest * entry["attention"] / most))
+        cells = [escape(name), f"{entry['attention']:.3f}", *[bar] * bars, *[explains] * truth]
         if attacked:
-            cells.append("–" if entry["attacked"] is None else f"{entry['attacked']:.3f}")
-            cells.append(_stays(entry, rank, k, attacked))
+            cells += ["–" if entry["attacked"] is None else f"{entry['attacked']:.3f}", stays]
         table.add_row(*cells, style="" if rank < k else "dim")
     return table
 
