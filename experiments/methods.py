@@ -87,7 +87,7 @@ def train_method(
     progress: bool | None = None,
     settings: dict[str, Any] | None = None,
     **options: Any,
-) -> nn.Module:
+) -> Any:
     """Train one method with its preset; see `fgai.training.train_method`.
 
     Args:
@@ -125,7 +125,8 @@ def train_method(
         with seeded(seed, torch.device("cpu")):
             fresh = DEFENCES[method].for_data(seen, base=one_of(model, "model", tuple(MODELS)), **own)
         fresh = fresh.to(device)
-        return train(fresh, graph, config=schedule, recipe=Regularised(prepared(fresh, seen)), **common)
+        recipe = Regularised(prepared(fresh, seen))
+        return train(fresh, graph, config=schedule, recipe=recipe, **common)
     if vanilla is None:
         vanilla = training.train_method("vanilla", model, graph, seed=seed, device=device, progress=progress)
     half = max(1, graph.num_edges // 2)  # K is about half the number of edges in all of its experiments

@@ -18,7 +18,7 @@ import fgai
 from fgai.attacks import Attack, Budget, EnsembleInjection, PGDInjection, Threat
 from fgai.attacks.search.members import SHORT_MEMBERS
 from fgai.errors import FgaiWarning
-from fgai.training import assurance
+from fgai.training import retry
 from support import attack_cases
 from support.graph_cases import small_data
 
@@ -85,7 +85,7 @@ CALLS = {
 
 @pytest.mark.parametrize("name", DOORS)
 def test_warnings_point_at_the_caller(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assurance, "MIN_AGREEMENT", 1.1)  # no model agrees so much
+    monkeypatch.setattr(retry, "MIN_AGREEMENT", 1.1)  # no model agrees so much
     message, call = DOORS[name]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", FgaiWarning)

@@ -15,7 +15,7 @@ from fgai.graph import Graph
 from fgai.large import StoredGraph, measure_store, observe_store, resident, write_store
 from fgai.large.resident import Resident
 from fgai.large.source import StoredSource
-from fgai.training.ranges import Tightness
+from fgai.training.settings import Tightness
 from support.graph_cases import small_data
 
 MODELS: dict[str, Any] = {

@@ -218,7 +218,7 @@ class TestTraining:
         model = train(made("GAT", graph), graph, epochs=3, progress=False)
         made_so = make_faithful(model, graph, batch_size=16, fan_out=2, cut=0.02, soften=0.1, **QUICK)
         found = [(limits.low.clone(), limits.high.clone()) for limits in limits_of(made_so)]
-        from fgai.training.ranges import Tightness, set_ranges
+        from fgai.training.settings import Tightness, set_ranges
 
         set_ranges(made_so, prepared(made_so, graph), Tightness(0.02, 0.1))
         for (low, high), limits in zip(found, limits_of(made_so), strict=True):

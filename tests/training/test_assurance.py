@@ -18,16 +18,16 @@ from fgai.errors import DivergenceError, InputError, ReliabilityWarning
 from fgai.graph import Graph
 from fgai.metrics import overlap, sharpness
 from fgai.models import GAT
-from fgai.training import FaithfulConfig, assurance, attempts, history_of, judged
-from fgai.training.assurance import (
+from fgai.training import FaithfulConfig, attempts, history_of, retry
+from fgai.training.retry import (
     MAX_RATIO,
     MIN_AGREEMENT,
     MIN_OVERLAP,
     MIN_SHIFT,
     STEPS,
     Standing,
-    explanation_overlap,
-    prediction_shift,
+    _explanation_overlap,
+    _prediction_shift,
 )
 from support.graph_cases import small_data
 from support.task_cases import data as task_data
@@ -50,7 +50,7 @@ def test_prediction_shift_is_the_mean_total_variation_on_validation_nodes() -> N
     with torch.no_grad():
         before, after = model(ready).softmax(1), model(attacked).softmax(1)[: graph.num_nodes]
     each = [float((before[i] - after[i]).abs().sum()) / 2 for i in graph.val_mask.nonzero().flatten()]
-    assert prediction_shift(model, ready, 5) == pytest.approx(sum(each) / len(each), rel=1e-5)
+    assert _prediction_shift(model, ready, 5) == pytest.approx(sum(each) / len(each), rel=1e-5)
 
 
 def test_labels_are_not_read() -> None:
@@ -60,13 +60,13 @@ def test_labels_are_not_read() -> None:
     ready = prepared(model, graph)
     assert graph.y is not None
     other = ready.replace(y=(graph.y + 1) % graph.num_classes)
-    assert prediction_shift(model, ready, 5) == prediction_shift(model, other, 5)
+    assert _prediction_shift(model, ready, 5) == _prediction_shift(model, other, 5)
 
 
 @pytest.mark.parametrize("task", ["link", "graph"])
 def test_other_tasks_are_not_judged(task: str) -> None:
     graph = task_data(task)
-    assert prediction_shift(vanilla_of(graph), graph, 0) is None
+    assert _prediction_shift(vanilla_of(graph), graph, 0) is None
 
 
 def test_too_few_validation_nodes_are_not_judged() -> None:
@@ -74,8 +74,8 @@ def test_too_few_validation_nodes_are_not_judged() -> None:
     few = torch.zeros(graph.num_nodes, dtype=torch.bool)
     few[:2] = True
     model = vanilla_of(graph)
-    assert prediction_shift(model, prepared(model, graph).replace(val_mask=few), 0) is None
-    assert prediction_shift(model, prepared(model, graph).replace(val_mask=None), 0) is None
+    assert _prediction_shift(model, prepared(model, graph).replace(val_mask=few), 0) is None
+    assert _prediction_shift(model, prepared(model, graph).replace(val_mask=None), 0) is None
 
 
 def test_more_stable_is_relative_and_asks_nothing_of_a_stable_vanilla_model() -> None:
@@ -131,7 +131,7 @@ def test_overlap_is_that_of_the_layer_that_says_most() -> None:
     graph = small_data(nodes=60)
     model = vanilla_of(graph)
     seen, other = prepared(model, graph), deepcopy(model)
-    assert explanation_overlap(model, model, seen) == 1.0
+    assert _explanation_overlap(model, model, seen) == 1.0
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(-1.0)
@@ -139,11 +139,11 @@ def test_overlap_is_that_of_the_layer_that_says_most() -> None:
     said = [sharpness(layer.heads(), layer.rowptr) for layer in one]
     top = said.index(max(said))
     wanted = overlap(one.layers[top].ranking(), two.layers[top].ranking(), one.layers[top].rowptr, 5)
-    assert explanation_overlap(other, model, seen) == pytest.approx(wanted) and wanted < 1
+    assert _explanation_overlap(other, model, seen) == pytest.approx(wanted) and wanted < 1
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    assert explanation_overlap(other, model, seen) is None  # nothing was said
+    assert _explanation_overlap(other, model, seen) is None  # nothing was said
 
 
 class TestAttempts:
@@ -163,10 +163,10 @@ class TestAttempts:
             return next(script)
 
         monkeypatch.setattr(attempts, "MIN_EPOCHS", 3)
-        for place in (judged, assurance):
-            monkeypatch.setattr(place, "prediction_shift", measured)
+        for place in (retry,):
+            monkeypatch.setattr(place, "_prediction_shift", measured)
         for bar in ("MIN_AGREEMENT", "MIN_OVERLAP"):
-            monkeypatch.setattr(assurance, bar, 0.0)  # a few epochs keep nothing
+            monkeypatch.setattr(retry, bar, 0.0)  # a few epochs keep nothing
         return fgai.make_faithful(
             model, graph, epochs=epochs, nodes=2, edges=3, progress=False, **given
         ), seen

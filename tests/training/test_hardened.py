@@ -13,8 +13,8 @@ from fgai.attention import limits_of
 from fgai.errors import DivergenceError, InputError, ReliabilityWarning
 from fgai.graph import Graph
 from fgai.models import GAT
-from fgai.training import assurance, fit, hardened, history_of, judged, settings_for, train_method
-from fgai.training.hardened import HardenedConfig
+from fgai.training import adversarial, fit, history_of, retry, settings_for, train_method
+from fgai.training.adversarial import HardenedConfig
 from fgai.training.settings import ADVERSARY_FIELDS, FIRMER, FaithfulConfig
 from support.graph_cases import small_data
 
@@ -39,7 +39,7 @@ class Trial:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, vanilla: GAT) -> None:
         self.vanilla, self.seen, self.configs = vanilla, list[Any](), list[HardenedConfig]()
         self.script = iter(list[float]())
-        trained = hardened._Hardened.trained
+        trained = adversarial._Hardened.trained
 
         def noted(attempts: Any, config: HardenedConfig, *rest: Any) -> Any:
             self.configs.append(config)
@@ -50,10 +50,10 @@ class Trial:
             self.seen.append(which)
             return next(self.script)
 
-        monkeypatch.setattr(hardened, "MIN_EPOCHS", 3)
-        monkeypatch.setattr(hardened._Hardened, "trained", noted)
-        for place in (judged, assurance):
-            monkeypatch.setattr(place, "prediction_shift", measured)
+        monkeypatch.setattr(adversarial, "MIN_EPOCHS", 3)
+        monkeypatch.setattr(adversarial._Hardened, "trained", noted)
+        for place in (retry,):
+            monkeypatch.setattr(place, "_prediction_shift", measured)
 
     def run(self, *shifts: float, method: str = "at", **given: Any) -> Any:
         """Train; `shifts` are those of the vanilla model, then of every attempt."""
@@ -72,7 +72,7 @@ def trial(monkeypatch: pytest.MonkeyPatch, vanilla: GAT) -> Trial:
 @pytest.fixture
 def any_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three epochs keep nothing."""
-    monkeypatch.setattr(assurance, "MIN_AGREEMENT", 0.0)
+    monkeypatch.setattr(retry, "MIN_AGREEMENT", 0.0)
 
 
 @pytest.mark.usefixtures("any_prediction")
@@ -111,7 +111,7 @@ class TestAttempts:
         def asked(*_: Any) -> float:
             raise AssertionError("explanations were compared")
 
-        monkeypatch.setattr(assurance, "explanation_overlap", asked)
+        monkeypatch.setattr(retry, "_explanation_overlap", asked)
         assert history_of(trial.run(0.6, 0.1)).attempts == 1
 
     def test_trials_are_not_judged(self, trial: Trial) -> None:
@@ -129,7 +129,7 @@ class TestAttempts:
                 raise DivergenceError("training diverged in epoch 2")
             return fit(model, recipe, config, **more)
 
-        monkeypatch.setattr(hardened, "fit", diverging)
+        monkeypatch.setattr(adversarial, "fit", diverging)
         assert history_of(trial.run(0.6, 0.1, settings={"lr": 0.01})).attempts == 2
         assert rates == [0.01, 0.005]
 
@@ -143,16 +143,16 @@ def test_a_model_that_lost_its_predictions_is_not_the_better_one(
 ) -> None:
     """A constant prediction cannot be moved: stability alone would choose it."""
     script = iter((0.95, 0.3, 0.2))
-    found = assurance.Standing
+    found = retry.Standing
 
-    def judged_by_script(made: Any, *_: Any, **__: Any) -> assurance.Standing:
+    def judged_by_script(made: Any, *_: Any, **__: Any) -> retry.Standing:
         return found(next(trial.script), 0.6, next(script))
 
-    monkeypatch.setattr(judged, "standing_of", judged_by_script)
+    monkeypatch.setattr(retry, "_standing_of", judged_by_script)
     made = list[Any]()
-    trained = hardened._Hardened.trained
+    trained = adversarial._Hardened.trained
     monkeypatch.setattr(
-        hardened._Hardened, "trained", lambda *given: made.append(trained(*given)) or made[-1]
+        adversarial._Hardened, "trained", lambda *given: made.append(trained(*given)) or made[-1]
     )
     with pytest.warns(ReliabilityWarning, match="not-steadier"):
         assert trial.run(0.6, 0.5, 0.0, 0.0) is made[0]

@@ -31,7 +31,7 @@ from fgai.training import (
     train,
     train_method,
 )
-from fgai.training.ranges import set_ranges
+from fgai.training.settings import set_ranges
 from fgai.training.train import copied
 from support.graph_cases import small_data
 

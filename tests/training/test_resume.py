@@ -28,7 +28,7 @@ from fgai.training import (
     make_faithful,
     train,
 )
-from fgai.training.interrupt import held_interrupt
+from fgai.training.loop import _held_interrupt
 from support.graph_cases import small_data
 from support.training_cases import GRAPH, Calling, assert_same_weights, fresh, header_of
 
@@ -101,7 +101,7 @@ class TestResume:
         assert_same_weights(train(fresh(), GRAPH, **options), whole)
 
     def test_second_interrupt_comes_through(self) -> None:
-        with pytest.raises(KeyboardInterrupt), held_interrupt() as interrupted:
+        with pytest.raises(KeyboardInterrupt), _held_interrupt() as interrupted:
             os.kill(os.getpid(), signal.SIGINT)
             assert interrupted()
             os.kill(os.getpid(), signal.SIGINT)
@@ -110,7 +110,7 @@ class TestResume:
         seen: list[bool] = []
 
         def work() -> None:
-            with held_interrupt() as interrupted:
+            with _held_interrupt() as interrupted:
                 seen.append(interrupted())
 
         thread = threading.Thread(target=work)

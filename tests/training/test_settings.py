@@ -22,8 +22,8 @@ from fgai.training import (
     Recipe,
     TrainConfig,
     Vanilla,
+    adversarial,
     attempts,
-    hardened,
     history_of,
     make_faithful,
     preset,
@@ -32,7 +32,7 @@ from fgai.training import (
     train_method,
     untrained,
 )
-from fgai.training.presets import preset_named
+from fgai.training.settings import preset_named
 from support.graph_cases import small_data
 
 GRAPH = small_data()
@@ -58,7 +58,7 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
 
     monkeypatch.setattr(sys.modules["fgai.training.train"], "fit", stop)
     monkeypatch.setattr(attempts, "fit", stop)
-    monkeypatch.setattr(hardened, "fit", stop)
+    monkeypatch.setattr(adversarial, "fit", stop)
 
     def ask(work: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
         with pytest.raises(PlannedError) as found:

@@ -13,7 +13,7 @@ from fgai.attention import limits_of
 from fgai.evaluation import evaluate
 from fgai.graph import Graph
 from fgai.training import clipped, limit, load_model, make_faithful, save_model, train
-from fgai.training.hardened import HardenedConfig, harden
+from fgai.training.adversarial import HardenedConfig, harden
 from support.attack_cases import quiet
 from support.graph_cases import small_data
 

@@ -23,8 +23,8 @@ from fgai.large.streaming import check_streamed, measure_store, observe_store
 from fgai.large.write import feature_blocks
 from fgai.processes import SINGLE, ProcessGroup, current
 from fgai.tasks import check_logits
-from fgai.training.ranges import Tightness
 from fgai.training.resume import run_label
+from fgai.training.settings import Tightness
 from fgai.version import versions
 
 T = TypeVar("T")

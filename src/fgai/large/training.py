@@ -29,11 +29,10 @@ from fgai.tasks import task_of
 from fgai.topk import frozen_topk
 from fgai.training.adversary import InjectionAdversary, leaning
 from fgai.training.faithful import FaithfulRecipe
-from fgai.training.lesson import Lesson
+from fgai.training.lesson import Injection, Lesson, Shares, Targets, relative
 from fgai.training.loop import PROBE, Batched, Step
 from fgai.training.recipes import Vanilla, labelled, supervised
 from fgai.training.settings import FaithfulConfig
-from fgai.training.targets import Injection, Shares, Targets, relative
 from fgai.training.terms import contrast, sharp, spread
 
 BLOCK = 1 << 18

@@ -3,21 +3,17 @@
 from fgai.alone import seeded
 from fgai.training.adversarial import Adversarial
 from fgai.training.attempts import make_faithful
-from fgai.training.build import ALONE, METHODS, setting_names, untrained
 from fgai.training.capture import Drawn, replayable
-from fgai.training.checkpoint import load_model, read_header, save_model
-from fgai.training.factory import make_model
+from fgai.training.checkpoint import load_model, make_model, read_header, save_model
 from fgai.training.faithful import Faithful
-from fgai.training.features import features_alone
-from fgai.training.history import History
 from fgai.training.limiting import Clipped, clipped, limit
 from fgai.training.loop import Recipe, TrainConfig, epoch_seed, fit
-from fgai.training.methods import check_method, settings_for, train_method
-from fgai.training.presets import preset
+from fgai.training.methods import check_method, features_alone, settings_for, train_method
 from fgai.training.recipes import Vanilla, labelled
-from fgai.training.settings import FaithfulConfig
+from fgai.training.resume import History
+from fgai.training.settings import FaithfulConfig, preset
 from fgai.training.terms import TERMS, prediction_distance
-from fgai.training.train import history_of, train
+from fgai.training.train import ALONE, METHODS, history_of, setting_names, train, untrained
 
 __all__ = [
     "ALONE",

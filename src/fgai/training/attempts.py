@@ -16,14 +16,11 @@ from fgai.graph import Graph
 from fgai.progress import shown
 from fgai.tasks import task_of
 from fgai.trackers import Tracker
-from fgai.training.assurance import MIN_EPOCHS, Standing
 from fgai.training.faithful import Faithful
-from fgai.training.judged import ATTEMPTS, Judged, check_attempts
 from fgai.training.loop import epoch_seed, fit
-from fgai.training.presets import preset_named
-from fgai.training.ranges import set_ranges
 from fgai.training.resume import run_label
-from fgai.training.settings import FaithfulConfig
+from fgai.training.retry import ATTEMPTS, MIN_EPOCHS, Judged, Standing, check_attempts
+from fgai.training.settings import FaithfulConfig, preset_named, set_ranges
 from fgai.training.source import open_source
 from fgai.training.train import copied, in_memory, preset_class, set_history
 from fgai.typed import typed

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -44,28 +44,18 @@ class Drawn:
         return Drawn(self.kind, {name: tensor.to(device) for name, tensor in self.tensors.items()})
 
 
-class Replayable(Protocol):
-    """A recipe whose steps can be captured: it says apart what an epoch draws and what it computes.
-
-    Its class says so by the decorator `replayable`.
-    """
-
-    def draw(self, epoch: int) -> Drawn | None:
-        """Return what the epoch draws, None if it cannot be told apart."""
-
-    def replayed(self, model: nn.Module, drawn: Drawn) -> Iterator[dict[str, Tensor]]:
-        """Yield the same as `parts`, from draws that are on the device; must not wait for it."""
-
-    def measure(self, model: nn.Module) -> Tensor:
-        """Return the score as a tensor; must not wait for the device."""
-
-
-R = TypeVar("R", bound=Replayable)
+R = TypeVar("R", bound=type)
 _REPLAYABLE: WeakSet[type] = WeakSet()
 
 
-def replayable(kind: type[R]) -> type[R]:
-    """Declare that steps of this class can be captured; a decorator.
+def replayable(kind: R) -> R:
+    """Declare that steps of a recipe can be captured; a decorator of its class.
+
+    Beside those of `Recipe` it has three methods, none of which waits for the device:
+
+        draw(epoch)              `Drawn`: what the epoch draws; None if it cannot be told apart
+        replayed(model, drawn)   yields the same as `parts`, from draws that are on the device
+        measure(model)           the score as a tensor
 
     Subclasses do not inherit it: they may do more in a step than they draw, so each declares it for itself.
     Until then it runs kernel by kernel.
@@ -128,7 +118,7 @@ class Replays:
     """The steps and the score of one training, captured kind by kind.
 
     Args:
-        recipe: see `Replayable`.
+        recipe: see `replayable`.
         model: on a GPU.
         update: clips the gradients and takes the optimizer's step.
         seed_of: epoch → seed of its random numbers.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -15,16 +17,70 @@ from fgai.attention import add_limits, limits_of, model_name, unwrapped
 from fgai.errors import CheckpointError, InputError
 from fgai.files import check, pack, parse_json, read_metadata, unpack, write_atomic
 from fgai.models import MODELS, AttentionModel
-from fgai.training.factory import Factory, factory_name, make_model
-from fgai.training.history import History
+from fgai.training.resume import History
 from fgai.training.train import set_history
 from fgai.typed import typed
+
+Factory = Callable[..., nn.Module] | str
+"""A function or a class, or `package.module:name`."""
+_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def _factory_name(factory: Factory) -> str:
+    """Return `package.module:name` of a factory, without importing anything.
+
+    Raises:
+        InputError: a text of another form, or nothing that can be called.
+    """
+    if isinstance(factory, str):
+        if _NAME.fullmatch(factory) is None:
+            raise InputError(f"`factory` must be of the form package.module:name, got {factory!r}")
+        return factory
+    if not callable(factory):
+        raise InputError(f"`factory` must be a function, a class or a name, got {type(factory).__name__}")
+    return f"{factory.__module__}:{getattr(factory, '__qualname__', type(factory).__qualname__)}"
+
+
+@typed
+def make_model(factory: Factory, arguments: Mapping[str, Any] | None = None) -> nn.Module:
+    """Return the model a factory makes; a name is imported.
+
+    Args:
+        factory: given by the caller, never read from a file.
+        arguments: of the factory, by name.
+
+    Raises:
+        InputError: there is no such factory, it fails, or it makes something else than a model.
+    """
+    name, call = _factory_name(factory), _imported(factory) if isinstance(factory, str) else factory
+    try:
+        made: object = call(**dict(arguments or {}))
+    except Exception as error:
+        given = ", ".join(arguments or ()) or "no arguments"
+        raise InputError(f"`{name}`, called with {given}, failed: {error}") from error
+    if not isinstance(made, nn.Module):
+        raise InputError(f"`{name}` must return a torch.nn.Module, got {type(made).__name__}")
+    return made
+
+
+def _imported(name: str) -> Callable[..., object]:
+    module, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # what a module does when it is imported, it may fail at in any way
+        raise InputError(f"cannot import `{name}`: {error}; is its folder on the Python path?") from error
+    if not callable(found):
+        raise InputError(f"`{name}` must be a function or a class, got {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
 
 SCHEMA = 2
 """2: arguments of models by the names of PyG."""
 
-Header = TypedDict(
-    "Header",
+_Header = TypedDict(
+    "_Header",
     {
         "schema": int,
         "class": str,
@@ -72,7 +128,7 @@ def save_model(
     name, known = model_name(model), _classes()
     own: dict[str, Any] = {}
     if factory is not None:
-        own = {"factory": factory_name(factory), "config": arguments or {}}
+        own = {"factory": _factory_name(factory), "config": arguments or {}}
     elif known.get(name) is not type(model):
         raise CheckpointError(
             f"only {', '.join(known)} can be saved as they are, got {name}; say what makes it anew, e.g."
@@ -128,7 +184,7 @@ def read_header(path: Path | str) -> dict[str, Any]:
     if schema < SCHEMA:
         raise CheckpointError(f"{path} was written before fgai was released (schema {schema}); train anew")
     try:
-        check(header, Header, "the header")
+        check(header, _Header, "the header")
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
     return header
@@ -174,7 +230,7 @@ def load_model(path: Path | str, expect: str | None = None, *, factory: Factory 
     except Exception as error:
         if factory is not None and isinstance(error, InputError):
             raise
-        place = "its own architecture" if factory is None else f"what `{factory_name(factory)}` makes"
+        place = "its own architecture" if factory is None else f"what `{_factory_name(factory)}` makes"
         raise CheckpointError(f"{path} is truncated or does not fit {place}: {error}") from error
     for limits in limits_of(model):
         if (fault := limits.fault()) is not None:

@@ -14,11 +14,9 @@ from fgai.graph import Graph
 from fgai.tasks import task_of
 from fgai.training.adversary import InjectionAdversary
 from fgai.training.capture import Drawn, replayable
-from fgai.training.lesson import Lesson
+from fgai.training.lesson import Injection, Lesson, Targets
 from fgai.training.loop import PROBE, epoch_seed
-from fgai.training.ranges import set_ranges
-from fgai.training.settings import FaithfulConfig
-from fgai.training.targets import Injection, Targets
+from fgai.training.settings import FaithfulConfig, set_ranges
 from fgai.typed import typed
 
 

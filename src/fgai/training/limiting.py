@@ -24,8 +24,8 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.tasks import task_of
-from fgai.training.ranges import Tightness
 from fgai.training.recipes import labelled
+from fgai.training.settings import Tightness
 from fgai.training.train import copied
 from fgai.typed import typed
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import signal
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from types import FrameType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -17,22 +21,16 @@ from torch import Tensor, nn
 from fgai.alone import seeded, with_gradients
 from fgai.checks import above, at_least, one_of, whole
 from fgai.checks import seed as check_seed
-from fgai.errors import InputError
+from fgai.errors import DivergenceError, InputError
 from fgai.processes import ProcessGroup, current
 from fgai.progress import Stage, shown, stage
 from fgai.trackers import Tracker
-from fgai.training.best import Best, check_finite, copy_of
 from fgai.training.capture import Replays, Terms, can_replay, mean_terms, run_parts, summed
-from fgai.training.history import History
-from fgai.training.interrupt import held_interrupt
-from fgai.training.resume import SavedState, read_state, state_digest, write_state
-from fgai.training.watch import Watch
+from fgai.training.resume import History, SavedState, read_state, state_digest, write_state
 from fgai.typed import typed
 
 PROBE = 10
 """Climbing steps of the fresh attack by which adversarial recipes score an epoch."""
-
-
 LONGEST = 10_000_000
 """Epochs at most: more would not end."""
 
@@ -210,14 +208,17 @@ def fit(
     device, tracker = _device(model), tracker if ranks.leads else None
     _check_shared(recipe, ranks)
     optimizer = _optimizer(model, config, device)
-    history, best, first = History(), Best(copy_of(model)), 0
+    history, best, first = History(), _Best(_copy_of(model)), 0
     with seeded(epoch_seed(seed, -1), device):
         recipe.start(model, seed)
     folder = None if checkpoint is None else Path(checkpoint)
     if (saved := _saved(folder, fingerprint, ranks)) is not None:
         first, score, values = saved.restore(model, optimizer, recipe)
-        history, best = History.from_dict(values), Best(saved.best, score)
-    steps, watch = _Steps(model, recipe, config, optimizer, seed), Watch(tracker, run or recipe.name, history)
+        history, best = History.from_dict(values), _Best(saved.best, score)
+    steps, watch = (
+        _Steps(model, recipe, config, optimizer, seed),
+        _Watch(tracker, run or recipe.name, history),
+    )
 
     def save() -> None:
         if folder is not None and ranks.leads:
@@ -226,7 +227,7 @@ def fit(
             write_state(folder, fingerprint, done, *kept, optimizer, recipe, history)
 
     began = perf_counter() - history.seconds
-    held = held_interrupt(folder is not None)
+    held = _held_interrupt(folder is not None)
     with (
         shown(progress if ranks.leads else False),
         stage(recipe.name, config.epochs, done=first) as bar,
@@ -246,7 +247,7 @@ def fit(
                 continue
             done = steps.read()
             for terms in done:
-                check_finite(terms.values, terms.epoch, model, best.weights)
+                _check_finite(terms.values, terms.epoch, model, best.weights)
                 history.add(terms)
             if validates:
                 best.offer(ranks.first(steps.score()), epoch, model, history, config.patience)
@@ -287,6 +288,138 @@ def _optimizer(model: nn.Module, config: TrainConfig, device: torch.device) -> t
         return torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay)
     lr = torch.tensor(config.lr, device=device)
     return torch.optim.Adam(parameters, lr=lr, weight_decay=config.weight_decay, fused=True, capturable=True)
+
+
+class _Watch:
+    """Tells a tracker what a history holds; a tracker that raises costs no epoch.
+
+    Args:
+        tracker: or None, who hears nothing.
+        run: name of the training.
+        history: of the training, read when something is told.
+    """
+
+    def __init__(self, tracker: Tracker | None, run: str, history: History) -> None:
+        self.tracker, self.run, self.history = tracker or Tracker(), run, history
+        self.tracker.on_start(run, list(self._rows(range(len(history.terms)))))
+
+    def epochs(self, done: Iterable[Terms], save: Callable[[], None] | None) -> None:
+        """Tell of epochs that are done.
+
+        Args:
+            done: their terms, which the history holds, too.
+            save: keeps the training, called if the tracker raises; None where it is kept already.
+        """
+        numbers = [terms.epoch for terms in done]
+        with _saving(save):
+            for epoch, row in zip(numbers, self._rows(numbers), strict=True):
+                self.tracker.on_epoch(self.run, epoch, row)
+
+    def end(self, save: Callable[[], None] | None) -> None:
+        """Tell that the training is over; `save` as of `epochs`."""
+        found = self.history
+        summary: dict[str, float | str] = {
+            "epochs": len(found.terms),
+            "kept_epoch": found.kept_epoch,
+            "stopped": found.stopped,
+            "seconds": found.seconds,
+        }
+        with _saving(save):
+            self.tracker.on_end(self.run, summary)
+
+    def _rows(self, numbers: Sequence[int]) -> Iterator[dict[str, float]]:
+        """Terms by epoch, and the validation score where there was one."""
+        first = min(numbers, default=0)
+        scores: dict[int, float] = {}
+        for epoch, score in reversed(self.history.scores):
+            if epoch < first:
+                break
+            scores[epoch] = score
+        for epoch in numbers:
+            found = {"score": scores[epoch]} if epoch in scores else {}
+            yield {**self.history.terms[epoch], **found}
+
+
+@contextmanager
+def _saving(save: Callable[[], None] | None) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if save is not None:
+            save()
+        raise
+
+
+@contextmanager
+def _held_interrupt(hold: bool = True) -> Iterator[Callable[[], bool]]:
+    """Hold the first Ctrl-C back inside the block; the caller asks for it when it suits.
+
+    A second Ctrl-C interrupts at once. Outside the main thread, where Python delivers no signals, nothing is
+    held.
+
+    Args:
+        hold: False leaves signals alone.
+
+    Yields:
+        A function that says whether Ctrl-C was pressed.
+
+    Example:
+        >>> with _held_interrupt() as interrupted:
+        ...     interrupted()
+        False
+    """
+    pressed = threading.Event()
+    if not hold or threading.current_thread() is not threading.main_thread():
+        yield pressed.is_set
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        pressed.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@dataclass
+class _Best:
+    """The weights that are kept, and the score they were kept for."""
+
+    weights: dict[str, Tensor]
+    score: float = -math.inf
+
+    def offer(self, score: float, epoch: int, model: nn.Module, history: History, patience: int) -> None:
+        """Note an epoch's score; keep its weights if it is the best, or stop if none was for long."""
+        history.scores.append((epoch, score))
+        if score > self.score:
+            self.score, self.weights, history.best_epoch = score, _copy_of(model), epoch
+        elif epoch - history.best_epoch >= patience:
+            history.stopped = "patience"
+
+
+def _copy_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights and buffers of a model as they are now."""
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def _check_finite(values: dict[str, float], epoch: int, model: nn.Module, best: dict[str, Tensor]) -> None:
+    """Raise if a term is not finite, with the best weights in the model.
+
+    Raises:
+        DivergenceError: names the term.
+    """
+    bad = [name for name, value in values.items() if not math.isfinite(value) and name != "total"]
+    if bad or not math.isfinite(values["total"]):
+        model.load_state_dict(best)
+        model.eval()
+        raise DivergenceError(
+            f"training diverged in epoch {epoch + 1}: {', '.join(bad) or 'total'} is not finite; the best"
+            " weights so far are kept in the model. Lower `lr` or the weight of that term"
+        )
 
 
 class _Steps:

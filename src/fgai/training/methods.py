@@ -10,22 +10,30 @@ import torch
 from torch import nn
 
 from fgai.alone import with_gradients
+from fgai.attention import call_model, evaluating, prepared
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.graph.on_disk import GraphOnDisk
-from fgai.models import MODELS
+from fgai.models import MODELS, as_graph
 from fgai.tasks import task_of
 from fgai.trackers import Tracker
+from fgai.training.adversarial import HardenedConfig, harden
 from fgai.training.attempts import make_faithful
-from fgai.training.build import ALONE, METHODS, setting_names, untrained
-from fgai.training.hardened import HardenedConfig, harden
-from fgai.training.judged import ATTEMPTS, check_attempts
 from fgai.training.limiting import limit
 from fgai.training.loop import TRAIN_FIELDS, TrainConfig
-from fgai.training.presets import preset
-from fgai.training.settings import ADVERSARY_FIELDS, FaithfulConfig
-from fgai.training.train import history_of, in_memory, set_history, train
+from fgai.training.retry import ATTEMPTS, check_attempts
+from fgai.training.settings import ADVERSARY_FIELDS, FaithfulConfig, preset
+from fgai.training.train import (
+    ALONE,
+    METHODS,
+    history_of,
+    in_memory,
+    set_history,
+    setting_names,
+    train,
+    untrained,
+)
 from fgai.typed import typed
 
 BATCHED = ("vanilla", "ln", "fgai", "fgai-certified")
@@ -153,7 +161,8 @@ def train_method(
         arguments = {name: value for name, value in chosen.items() if name not in TRAIN_FIELDS}
         arguments |= {"norm": "layer"} if method == "ln" else {}
         fresh = untrained(model, nodes, seed=seed, **arguments).to(device)
-        return train(fresh, seen, config=config, **common, **sizes)
+        made: nn.Module = train(fresh, seen, config=config, **common, **sizes)
+        return made
     if vanilla is None:
         vanilla = train_method("vanilla", model, seen, seed=seed, device=device, progress=progress, **sizes)
     if method == "limits":
@@ -165,3 +174,36 @@ def train_method(
         return harden(vanilla, nodes, hardened, most=max_attempts, **common)
     sizes["max_attempts"] = max_attempts
     return make_faithful(vanilla, seen, FaithfulConfig(), **common, **sizes, **chosen)
+
+
+@typed
+def features_alone(data: Any, *, seed: int = 0, targets: str = "test", **settings: Any) -> float:
+    """Return the share of nodes that a network classifies right by their features, without any edge.
+
+    Two layers on the graph without its edges, trained like any other model; no injected node can change it.
+    A certified share of a graph network below this number protects nothing.
+
+    Args:
+        data: a `Graph` or PyG `Data` with labels and masks.
+        seed: of the training.
+        targets: the nodes that are scored, `test` or `val`.
+        **settings: of the training, e.g. `epochs=100`, see `fgai.train`.
+
+    Raises:
+        InputError: another task than nodes, no labels, or other targets.
+
+    Example:
+        >>> import fgai
+        >>> 0.2 < features_alone(fgai.load_dataset("planted"), epochs=20, progress=False) < 0.9
+        True
+    """
+    one_of(targets, "targets", ("test", "val"))
+    graph = as_graph(data)
+    if not task_of(graph).row_per_node or graph.y is None:
+        raise InputError(f"features alone are scored by the classes of nodes, {graph.name!r} has none")
+    bare = graph.remove(torch.arange(graph.num_edges, device=graph.device))[0]
+    model = train("GCN", bare, seed=seed, **settings)
+    with evaluating(model), torch.no_grad():
+        found = call_model(model, prepared(model, bare)).argmax(1).cpu()
+    rows = task_of(graph).rows(graph, targets).cpu()
+    return float((found[rows] == graph.y.cpu()[rows]).double().mean())

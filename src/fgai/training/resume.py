@@ -1,27 +1,30 @@
-"""Checkpoints of a training under way: written atomically, resumed bit by bit."""
+"""The history of a training, and its checkpoints: written atomically, resumed bit by bit."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from fgai.errors import CheckpointError
-from fgai.files import check, pack, parse_json, read_metadata, unpack, write_atomic
+from fgai.files import check, check_items, pack, parse_json, read_metadata, unpack, write_atomic
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint
+from fgai.training.capture import Terms
+from fgai.typed import typed
 
 VERSION = 1
 FILE = "training.safetensors"
 
 
-class About(TypedDict):
+class _About(TypedDict):
     """What a file says of the training in it."""
 
     version: int
@@ -146,7 +149,7 @@ def read_state(folder: Path, fingerprint: str) -> SavedState | None:
         version = about.get("version")
         check(version, int, "version of the state")
         if version <= VERSION:
-            check(about, About, "the state")
+            check(about, _About, "the state")
         tensors = unpack(path)
     except (OSError, ValueError, CheckpointError) as error:
         raise CheckpointError(
@@ -166,3 +169,61 @@ def read_state(folder: Path, fingerprint: str) -> SavedState | None:
             raise CheckpointError(f"{path} holds {name}, unknown to this fgai; delete it to start anew")
         parts[group][rest] = value
     return SavedState(about["epoch"], about["best_score"], history=about["history"], **parts)
+
+
+@typed
+@dataclass
+class History:
+    """What happened while training.
+
+    Attributes:
+        terms: per epoch, each loss term's value; one that an epoch did not compute keeps its last value.
+        scores: per validation, (epoch, score).
+        best_epoch: whose weights were kept, as an index of `terms`; see `kept_epoch`.
+        seconds: wall-clock time of the epochs, validation included.
+        epoch_seconds: time of each training step alone.
+        stopped: why training ended: `epochs` or `patience`.
+        attempts: trainings it took; see `make_faithful`.
+    """
+
+    terms: list[dict[str, float]] = field(default_factory=list)
+    scores: list[tuple[int, float]] = field(default_factory=list)
+    best_epoch: int = 0
+    seconds: float = 0.0
+    epoch_seconds: list[float] = field(default_factory=list)
+    stopped: str = "epochs"
+    attempts: int = 1
+
+    @property
+    def kept_epoch(self) -> int:
+        """The epoch whose weights were kept, counted from 1, as it is shown everywhere."""
+        return self.best_epoch + 1
+
+    @property
+    def ending(self) -> str:
+        """Why training ended, in words."""
+        if self.stopped != "patience":
+            return "all epochs"
+        waited = len(self.terms) - self.kept_epoch
+        return f"stopped early, no better validation score for {waited} epochs (`patience`)"
+
+    def add(self, terms: Terms) -> None:
+        """Note one epoch."""
+        self.epoch_seconds.append(terms.seconds)
+        self.terms.append({**(self.terms[-1] if self.terms else {}), **terms.values})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return copy.deepcopy(self.__dict__)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> History:
+        """Inverse of `to_dict`.
+
+        Raises:
+            CheckpointError: a field is unknown or of another type.
+        """
+        check_items(values, get_type_hints(cls), "the history", required=())
+        history = cls(**values)
+        history.scores = [(int(epoch), float(score)) for epoch, score in history.scores]
+        return history

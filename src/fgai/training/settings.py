@@ -1,19 +1,74 @@
-"""Settings of faithful training."""
+"""Settings of faithful training, their presets by method, model and dataset, and the ranges of limits."""
 
 from __future__ import annotations
 
 import dataclasses
+import tomllib
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
+from torch import nn
+
 from fgai.attacks.budget import LARGEST
+from fgai.attention import call_model, evaluating, limits_of, measuring
 from fgai.checks import above, at_least, one_of, whole
 from fgai.errors import InputError
+from fgai.graph import Graph
+from fgai.tasks import get_task
 from fgai.topk import FORMS, check_k
 from fgai.training.loop import TRAIN_FIELDS, TrainConfig
-from fgai.training.ranges import Tightness
 from fgai.training.terms import DIVERGENCES, TERMS, Weights
 from fgai.typed import typed
+
+
+@dataclass(frozen=True)
+class Tightness:
+    """How many honest nodes limits leave out.
+
+    Attributes:
+        cut: share of the nodes at either end of each channel, which are clipped.
+        soften: share of the nodes, the loudest as a whole, which are drawn to the loudness of the rest.
+    """
+
+    cut: float = 0.0
+    soften: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.cut < 0.5:
+            raise InputError(f"`cut` must be at least 0 and below 0.5, got {self.cut}")
+        if not 0.0 <= self.soften < 1.0:
+            raise InputError(f"`soften` must be at least 0 and below 1, got {self.soften}")
+
+
+def range_pass(
+    model: nn.Module, tightness: Tightness, *, sampled: bool = False
+) -> AbstractContextManager[Any]:
+    """A block in which limits take their ranges from the forward pass; of a model without any, nothing.
+
+    Args:
+        model: with limits or without.
+        tightness: what is left out.
+        sampled: estimate order statistics from some of the nodes, for steps that come often.
+    """
+    if not limits_of(model):
+        return nullcontext()
+    return measuring(model, tightness.cut, soften=tightness.soften, sampled=sampled)
+
+
+def set_ranges(model: nn.Module, graph: Graph, tightness: Tightness) -> None:
+    """Take the ranges of a model's limits from a graph.
+
+    Args:
+        model: with limits.
+        graph: prepared for it.
+        tightness: what is left out.
+    """
+    with evaluating(model, freeze=True), range_pass(model, tightness):
+        call_model(model, graph)
+
 
 ADVERSARIES = ("hybrid", "injection", "attention")
 SPACES = ("mixed", "values", "features")
@@ -187,3 +242,70 @@ class FaithfulConfig:
                 "soften": self.soften / 2,
             }
         return self.replace(**changes)
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(files("fgai.training").joinpath("presets.toml").read_text(encoding="utf-8"))
+
+
+@typed
+def preset(method: str, model: str, dataset: str, task: str = "node") -> dict[str, Any]:
+    """Return the settings of a method, the special ones laid over the general ones.
+
+    Looks up `[method]`, `[method.MODEL]` and `[method.MODEL.dataset]`, later ones winning; for link and graph
+    tasks the same tables under `[link]` and `[graph]` instead. An unknown method, model or dataset simply has
+    no special settings.
+
+    Args:
+        method: `vanilla`, `ln`, `at`, `fgai`, `fgai-features` for `fgai` without limits, or `fgai-certified`
+            for a training towards certificates against injection.
+        model: class name, e.g. `GAT`.
+        dataset: e.g. `amazon-photo`.
+        task: its name, e.g. `node`, `link` or `graph`.
+
+    Example:
+        >>> preset("vanilla", "GAT", "a graph nobody tuned")["epochs"]
+        200
+    """
+    found: dict[str, Any] = {}
+    for level in _levels(method, model, dataset, task):
+        found |= {key: value for key, value in level.items() if not isinstance(value, dict)}
+    return found
+
+
+def preset_named(name: str | None, method: str, model: str, dataset: str, task: str) -> dict[str, Any]:
+    """Return the settings that a `preset` argument stands for.
+
+    Args:
+        name: `auto` for the data's own, the general ones where it has none; the name of a dataset for those
+            chosen there; None for none.
+        method: see `preset`.
+        model: class name.
+        dataset: of the data.
+        task: of the data.
+
+    Raises:
+        InputError: nothing was chosen for this method and model on the dataset of that name.
+    """
+    if name is None:
+        return {}
+    if name != "auto":
+        *_, last = levels = [{}, *_levels(method, model, "", task)]
+        tuned = [key for key, value in last.items() if isinstance(value, dict)] if len(levels) == 3 else []
+        dataset = one_of(name, "preset", ("auto", *tuned))
+    return preset(method, model, dataset, task)
+
+
+def _levels(*names: str) -> list[dict[str, Any]]:
+    """Return the tables of a method, of its model and of the dataset, as far as there are any."""
+    *path, task = names
+    found: list[dict[str, Any]] = []
+    own = get_task(task).presets
+    level: Any = _table().get(own, {}) if own else _table()
+    for name in path:
+        level = level.get(name)
+        if not isinstance(level, dict):
+            break
+        found.append(level)
+    return found

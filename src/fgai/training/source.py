@@ -11,7 +11,7 @@ from torch import nn
 
 from fgai.graph import Graph
 from fgai.training.loop import Batched
-from fgai.training.ranges import Tightness
+from fgai.training.settings import Tightness
 
 
 class BatchSource(Protocol):

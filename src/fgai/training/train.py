@@ -1,66 +1,78 @@
-"""`fgai.train`: from an untrained attention model to the best weights on validation nodes."""
+"""`fgai.train`: models by name, and from an untrained one to the best weights on validation nodes."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from fgai.alone import with_gradients
+from fgai import checks
+from fgai.alone import seeded, with_gradients
 from fgai.attention import call_model, duplicate, evaluating, model_name, prepared, unwrapped
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models import AttentionModel, as_graph
+from fgai.models import MODELS, AttentionModel, as_graph
 from fgai.tasks import check_logits, task_of
 from fgai.trackers import Tracker
-from fgai.training.build import setting_names, untrained
-from fgai.training.history import History
 from fgai.training.loop import TRAIN_FIELDS, Batched, Recipe, TrainConfig, fit
-from fgai.training.presets import preset_named
 from fgai.training.recipes import Vanilla
-from fgai.training.resume import run_label
+from fgai.training.resume import History, run_label
+from fgai.training.settings import ADVERSARY_FIELDS, LIMIT_FIELDS, FaithfulConfig, Tightness, preset_named
 from fgai.training.source import open_source
+from fgai.training.terms import TERMS
 from fgai.typed import typed
 
+METHODS = ("vanilla", "ln", "limits", "at", "at-limits", "fgai", "fgai-certified")
+ALONE = ("vanilla", "ln")
+"""Methods that train from new weights and need no trained vanilla model."""
+
+
+@typed
+@with_gradients
+def untrained(model: str, graph: Graph, *, seed: int = 0, **arguments: Any) -> AttentionModel:
+    """Return a new model of the named class whose weights depend on the seed alone.
+
+    Args:
+        model: `GAT`, `GATv2`, `GT` or `GCN`.
+        graph: gives the sizes and the task.
+        seed: of the weights.
+        **arguments: of the model.
+    """
+    one_of(model, "model", tuple(MODELS))
+    with seeded(checks.seed(seed), torch.device("cpu")):
+        return MODELS[model].for_data(graph, **arguments)
+
+
+@typed
+def setting_names(method: str, model: str) -> list[str]:
+    """Return the names of the settings that a method takes: of the training and of the model.
+
+    Args:
+        method: one of `METHODS`.
+        model: class name; one that is not fgai's has no settings of its own.
+    """
+    if method == "limits":  # nothing is trained
+        return sorted(field.name for field in dataclasses.fields(Tightness))
+    names = {field.name for field in dataclasses.fields(TrainConfig)}
+    if method.startswith("fgai"):
+        names |= {field.name for field in dataclasses.fields(FaithfulConfig)} | set(TERMS)
+        names -= {"weights", "train"}
+    elif method in ("at", "at-limits"):
+        names |= {*ADVERSARY_FIELDS, "attack_weight", "lean"}
+        names |= set(LIMIT_FIELDS if method == "at-limits" else ())
+    elif model in MODELS:
+        arguments = inspect.signature(MODELS[model].__init__).parameters.values()
+        names |= {each.name for each in arguments if each.kind is each.KEYWORD_ONLY}
+    return sorted(names)
+
+
 M = TypeVar("M", bound=nn.Module)
-
-
-@overload
-def train(
-    model: M,
-    data: Any,
-    *,
-    seed: int = 0,
-    preset: str | None = "auto",
-    config: TrainConfig | None = None,
-    progress: bool | None = None,
-    checkpoint: Path | str | None = None,
-    recipe: Recipe | None = None,
-    batch_size: int | None = None,
-    fan_out: int | Sequence[int] | None = None,
-    **settings: Any,
-) -> M: ...
-
-
-@overload
-def train(
-    model: str,
-    data: Any,
-    *,
-    seed: int = 0,
-    preset: str | None = "auto",
-    config: TrainConfig | None = None,
-    progress: bool | None = None,
-    checkpoint: Path | str | None = None,
-    recipe: Recipe | None = None,
-    batch_size: int | None = None,
-    fan_out: int | Sequence[int] | None = None,
-    **settings: Any,
-) -> AttentionModel: ...
 
 
 @typed
@@ -79,7 +91,7 @@ def train(
     batch_size: int | None = None,
     fan_out: int | Sequence[int] | None = None,
     **settings: Any,
-) -> nn.Module:
+) -> Any:
     """Train a copy of `model` on the labelled nodes, links or graphs of `data` and return it in eval mode.
 
     The given model is untouched. The result carries its `history` (loss terms, scores, seconds).
@@ -116,7 +128,8 @@ def train(
             arguments, too, e.g. `dropout=0.3`.
 
     Returns:
-        The trained model, in eval mode, with the weights of the best validation epoch.
+        The trained model, of the class of `model` or of that name, in eval mode, with the weights of the
+        best validation epoch.
 
     Raises:
         InputError: a setting, a preset or a model that is not known; no labels or no masks; outputs that do

@@ -1,8 +1,11 @@
-"""Is a model more stable than the vanilla one? A real attack on validation nodes says so, without labels."""
+"""Retry: train, attack the validation nodes, train again with other settings if the model is not stable."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -10,13 +13,21 @@ from torch import nn
 from fgai.attacks import EnsembleInjection, make_attack
 from fgai.attacks.search.members import SHORT_MEMBERS
 from fgai.attention import call_model, evaluating, observe
+from fgai.checks import whole
 from fgai.divergence import tvd
-from fgai.errors import BudgetError, ReliabilityWarning, collected, warn
+from fgai.errors import BudgetError, DivergenceError, ReliabilityWarning, collected, warn
 from fgai.graph import Graph
 from fgai.metrics import NOTHING, overlap, sharpness
 from fgai.progress import stage
 from fgai.tasks import task_of
+from fgai.training.train import history_of
 
+M = TypeVar("M", bound=nn.Module)
+C = TypeVar("C")
+APART = 7_001
+"""Between the seeds of two attempts."""
+ATTEMPTS = 3
+"""Trainings of one model at most, unless told otherwise."""
 MAX_RATIO = 0.5
 """Shift of a faithful model's predictions over that of the vanilla model's, at most."""
 MIN_SHIFT = 0.02
@@ -41,7 +52,7 @@ class Standing:
         shift: of its predictions.
         vanilla: shift of the vanilla model's.
         agreement: share of the validation rows in the vanilla model's class, without an attack.
-        overlap: of its explanations with the vanilla model's, see `explanation_overlap`.
+        overlap: of its explanations with the vanilla model's, see `_explanation_overlap`.
     """
 
     shift: float | None = None
@@ -115,7 +126,7 @@ class Standing:
             warn(ReliabilityWarning("not-steadier", text))
 
 
-def standing_of(
+def _standing_of(
     model: nn.Module,
     vanilla: nn.Module,
     graph: Graph,
@@ -132,7 +143,7 @@ def standing_of(
         vanilla: what it was made from.
         graph: prepared for both.
         seed: of the attack.
-        shift: `prediction_shift` of the vanilla model.
+        shift: `_prediction_shift` of the vanilla model.
         box: of the attack's features; None takes it from the data.
         explains: compare explanations, too.
     """
@@ -142,11 +153,11 @@ def standing_of(
     with torch.no_grad(), evaluating(model), evaluating(vanilla):
         one, two = (call_model(which, graph)[rows].argmax(1) for which in (model, vanilla))
     agreement = float((one == two).double().mean())
-    kept = explanation_overlap(model, vanilla, graph) if explains else None
-    return Standing(prediction_shift(model, graph, seed, box), shift, agreement, kept)
+    kept = _explanation_overlap(model, vanilla, graph) if explains else None
+    return Standing(_prediction_shift(model, graph, seed, box), shift, agreement, kept)
 
 
-def explanation_overlap(model: nn.Module, vanilla: nn.Module, graph: Graph) -> float | None:
+def _explanation_overlap(model: nn.Module, vanilla: nn.Module, graph: Graph) -> float | None:
     """Share of the vanilla model's top five neighbours kept, in the layer where its attention says most.
 
     Args:
@@ -170,7 +181,7 @@ def explanation_overlap(model: nn.Module, vanilla: nn.Module, graph: Graph) -> f
     return kept if kept == kept else None
 
 
-def prediction_shift(
+def _prediction_shift(
     model: nn.Module, graph: Graph, seed: int, box: tuple[float, float] | None = None
 ) -> float | None:
     """How far a short ensemble of attacks on the validation nodes shifts their predictions.
@@ -211,3 +222,120 @@ def _rows(graph: Graph) -> torch.Tensor | None:
     if not task.checks_stability or graph.val_mask is None:
         return None
     return task.rows(graph, "val")
+
+
+def check_attempts(most: int) -> int:
+    """Return a number of attempts that can be made.
+
+    Raises:
+        InputError: it is none.
+    """
+    return whole(most, "max_attempts", 1, 1000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged(ABC, Generic[M, C]):
+    """What all attempts at a more stable version of one model share.
+
+    A subclass trains one model, decides whether it is good enough, and chooses the next attempt's settings.
+
+    Attributes:
+        model: vanilla.
+        graph: prepared for it.
+        seed: of the first attempt.
+        checkpoint: folder of the first, and of the folders of the others.
+        saving: further settings of `fit`.
+        most: attempts at most.
+    """
+
+    name: ClassVar[str]
+    """What a tracker knows the training as."""
+    explains: ClassVar[bool]
+    """Whether explanations are to stay the vanilla model's."""
+
+    model: M
+    graph: Graph
+    seed: int
+    checkpoint: Path | str | None
+    saving: dict[str, Any]
+    most: int
+
+    @abstractmethod
+    def trained(self, config: C, seed: int, checkpoint: Path | str | None, saving: dict[str, Any]) -> M:
+        """Make one attempt."""
+
+    @abstractmethod
+    def is_judged(self, config: C) -> bool:
+        """Whether the training meant to keep predictions in place, and was long enough to do it."""
+
+    @abstractmethod
+    def box(self, config: C) -> tuple[float, float] | None:
+        """Return the box of the adversary's features, which the attack that judges has, too."""
+
+    @abstractmethod
+    def slower(self, config: C) -> C:
+        """Return the settings after a training that diverged: smaller steps."""
+
+    @abstractmethod
+    def holds(self, standing: Standing) -> bool:
+        """Whether an attempt is good enough."""
+
+    @abstractmethod
+    def fallback(self, config: C, standing: Standing) -> C:
+        """Return the settings of the next attempt: the same budget, and more weight on what failed."""
+
+    @abstractmethod
+    def warn(self, config: C, standing: Standing) -> None:
+        """Say what is wrong with the best attempt, if something is."""
+
+    def best(self, config: C) -> M:
+        """Train, judge, and train again where that did not go well; the best attempt."""
+        made, config, done = self._finished(config)
+        if not self.is_judged(config):
+            return made
+        box = self.box(config)
+        shift = _prediction_shift(self.model, self.graph, self.seed, box)
+        best = self._standing(made, shift, box)
+        for count in range(done + 1, self.most + 1):
+            if self.holds(best):
+                break
+            config = self.fallback(config, best)
+            try:
+                other = self._made(count, config)
+            except DivergenceError:  # what there is, stays
+                continue
+            found = self._standing(other, shift, box)
+            history_of(other).attempts = history_of(made).attempts = count
+            if found.beats(best):
+                made, best = other, found
+        self.warn(config, best)
+        return made
+
+    def _finished(self, config: C) -> tuple[M, C, int]:
+        """The first attempt that comes to its end, its settings and its number; each takes smaller steps.
+
+        Raises:
+            DivergenceError: none does.
+        """
+        for count in range(1, self.most + 1):
+            try:
+                made = self._made(count, config)
+            except DivergenceError:
+                if count == self.most:
+                    raise
+                config = self.slower(config)
+            else:
+                history_of(made).attempts = count
+                return made, config, count
+        raise AssertionError("at least one attempt is made")
+
+    def _made(self, count: int, config: C) -> M:
+        """Train with the draws, in the folder and under the name of attempt `count`."""
+        folder, saving = self.checkpoint, self.saving
+        if count > 1:
+            folder = None if folder is None else Path(folder) / f"attempt-{count}"
+            saving = {**saving, "run": f"{self.name}-{count}"}
+        return self.trained(config, self.seed + APART * (count - 1), folder, saving)
+
+    def _standing(self, made: M, shift: float | None, box: tuple[float, float] | None) -> Standing:
+        return _standing_of(made, self.model, self.graph, self.seed, shift, box=box, explains=self.explains)
