@@ -48,7 +48,7 @@ class TestCheckpoint:
         graph = graph.replace(features=Features.dense(graph.features.to_dense()[:, :12].contiguous()))
         model = load_model(STORED / f"{name}.safetensors", expect="GAT")
         assert float(model(graph)[0, 0]) == pytest.approx(first, abs=1e-6)
-        assert model.history.attempts >= 1
+        assert name == "limited" or model.history.attempts >= 1  # `fgai.limit` trains nothing: no history
 
     def test_a_file_of_an_older_schema_is_refused(self, tmp_path: Path) -> None:
         path = save_model(fresh(), tmp_path / "model")
