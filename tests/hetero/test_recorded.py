@@ -254,6 +254,8 @@ class TestRefusals:
             model(DATA.x_dict, DATA.edge_index_dict)
         with pytest.raises(AttentionError, match=r"HGTConv: heterogeneous.*fgai\.hetero"):
             fgai.attention.find_layers(hetero_model("hgt", DATA))
+        with pytest.raises(InputError, match=r"got HeteroData; see `fgai\.hetero\.HeteroView`"):
+            fgai.evaluate(model, DATA)
 
     def test_an_error_leaves_the_model_as_it_was(self):
         for kind in ("gat", "han", "hgt"):

@@ -227,7 +227,9 @@ def as_graph(data: Any) -> Graph:
             f"{data.name!r} is stored, and this reads whole graphs: give `stored.load()` where that fits in"
             " memory; stored ones are for `batch_size` in `train` and `make_faithful`, and `evaluate_store`"
         )
-    raise InputError(f"`data` must be a fgai Graph or a PyG Data, got {type(data).__name__}")
+    kind = type(data).__name__
+    hint = "; see `fgai.hetero.HeteroView`" if kind == "HeteroData" else ""
+    raise InputError(f"`data` must be a fgai Graph or a PyG Data, got {kind}{hint}")
 
 
 def _graph_of(data: Any, edge_index: Tensor | None, batch: Tensor | None) -> Graph:
