@@ -59,13 +59,12 @@ def compare_averaged(name: str, adjacency: Adjacency, size: tuple[int, int], dty
     from fgai.ops import gpu
 
     made = [t.detach().to(adjacency.device).requires_grad_() for t in inputs(name, adjacency, *size, dtype)]
-    options = (0.3, SEED) if name == "attend_dot" else (0.2, 0.3, SEED)
 
     def theirs(given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        out, attention = getattr(reference, name)(*given, adjacency, *options)
+        out, attention = call(reference, name, given, adjacency, 0.3)
         return out, attention.mean(1, keepdim=True)
 
-    ours = results_and_gradients(lambda g: getattr(gpu, name)(*g, adjacency, *options, True, True), made)
+    ours = results_and_gradients(lambda g: call(gpu, name, g, adjacency, 0.3, averaged=True), made)
     exact = [t.detach().double().requires_grad_() for t in made]
     assert_same(ours, [t.to(dtype) for t in results_and_gradients(theirs, exact)], TOLERANCE[dtype])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from types import ModuleType
 
 import pytest
 import torch
@@ -14,8 +15,8 @@ from torch import Tensor
 from fgai import ops
 from fgai.errors import InputError
 from fgai.ops import cpu, reference
-from fgai.ops.backend import Kernels
-from fgai.ops.cpu.plan import BLOCK_WORK, blocks
+from fgai.ops.cpu.parallel import BLOCK_WORK, blocks
+from fgai.ops.reference import ADDITIVE, DOT, DYNAMIC
 from fgai.sparse import Adjacency
 from support.ops_cases import (
     FUSED,
@@ -92,9 +93,9 @@ class TestReference:
         adjacency, heads, channels = skewed(hub_degree=5), 2, 3
         given_ = inputs("attend_dynamic", adjacency, heads, channels, torch.float64)
         left, right, weight, values = (t.detach() for t in given_)
-        additive = reference.score_additive(left[..., 0], right[..., 0], adjacency, SLOPE)
-        dynamic = reference.score_dynamic(left, right, weight, adjacency, SLOPE)
-        dots = reference.score_dot(left, right, adjacency)
+        additive = reference.score(ADDITIVE, right[..., 0], left[..., 0], None, adjacency, SLOPE)
+        dynamic = reference.score(DYNAMIC, right, left, weight, adjacency, SLOPE)
+        dots = reference.score(DOT, left, right, None, adjacency, SLOPE)
         summed = reference.aggregate(dynamic, values, adjacency)
         expected = torch.zeros_like(summed)
         for e, (j, i) in enumerate(
@@ -240,11 +241,11 @@ class TestUse:
         torch.testing.assert_close(moved, out[order])
 
     @pytest.mark.parametrize(("name", "kernels"), [("reference", reference), ("numba", cpu), ("auto", cpu)])
-    def test_backends_agree(self, name: str, kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_backends_agree(self, name: str, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
         adjacency = skewed(hub_degree=20)
         attention, values = inputs("aggregate", adjacency, 2, 3, torch.float64)
         expected = reference.aggregate(attention, values, adjacency)
-        ran: list[Kernels] = []
+        ran: list[ModuleType] = []
         for home in (reference, cpu):
             monkeypatch.setattr(home, "aggregate", _noting(home.aggregate, home, ran))
         with ops.use_backend(name):
@@ -269,7 +270,9 @@ class TestUse:
             pass
 
 
-def _noting(function: Callable[..., Tensor], home: Kernels, ran: list[Kernels]) -> Callable[..., Tensor]:
+def _noting(
+    function: Callable[..., Tensor], home: ModuleType, ran: list[ModuleType]
+) -> Callable[..., Tensor]:
     """The same function, which also notes whose it is."""
 
     def noting(*args: object) -> Tensor:

@@ -9,9 +9,11 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fgai.ops.reference import ADDITIVE, DOT, DYNAMIC
 from fgai.sparse import Adjacency
 
 SLOPE = 0.2
+KINDS = {"additive": ADDITIVE, "dynamic": DYNAMIC, "dot": DOT}
 SEED = 0x1234_5678_9ABC_DEF0 % (1 << 62)
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
@@ -42,17 +44,26 @@ def inputs(
 
 
 def call(
-    kernels: Any, name: str, given: Sequence[Tensor], adjacency: Adjacency, p: float = 0.0
+    kernels: Any,
+    name: str,
+    given: Sequence[Tensor],
+    adjacency: Adjacency,
+    p: float = 0.0,
+    averaged: bool = False,
 ) -> tuple[Tensor, ...]:
     """Run one operation of a backend; always a tuple of results."""
-    options: tuple[Any, ...] = ()
-    if name in ("score_additive", "score_dynamic", "attend_additive", "attend_dynamic"):
-        options = (SLOPE,)
-    if name in FUSED:
-        options = (*options, p, SEED)
-    rest = () if name == "node_scores" else (adjacency, *options)
-    result = getattr(kernels, name)(*given, *rest)
-    return result if isinstance(result, tuple) else (result,)
+    operation, _, kind = name.partition("_")
+    if operation not in ("score", "attend"):
+        result = getattr(kernels, name)(*given, *(() if name == "node_scores" else (adjacency,)))
+        return result if isinstance(result, tuple) else (result,)
+    far, near, *rest = given if kind != "dot" else (given[1], given[0], *given[2:])
+    weight = rest.pop(0) if kind == "dynamic" else None
+    first = KINDS[kind], near, far, weight
+    if operation == "score":
+        return (kernels.score(*first, adjacency, SLOPE),)
+    result = kernels.attend(*first, *rest, adjacency, SLOPE, p, SEED, True, averaged)
+    assert isinstance(result, tuple)
+    return result
 
 
 def results_and_gradients(

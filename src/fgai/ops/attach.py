@@ -13,8 +13,7 @@ from torch import Tensor
 from fgai.cache import cached_on
 from fgai.errors import InputError
 from fgai.ops.backend import has_numba, has_triton
-from fgai.ops.cpu.parallel import run_blocks, threads_for
-from fgai.ops.cpu.plan import Incoming, Outgoing, blocks, incoming, outgoing
+from fgai.ops.cpu.parallel import Incoming, Outgoing, blocks, incoming, launch, outgoing, run_blocks
 from fgai.ops.cpu.rows import kernel
 from fgai.sparse import Adjacency
 from fgai.sparse.adjacency import Index32, of_narrow
@@ -97,15 +96,8 @@ def _old_block(
 
 
 @kernel
-def _old_edges(
-    threads, parts, rowptr, source, colptr, csc, target, shift, new_source, new_destination, new_csc,
-    new_target, ours,
-):  # fmt: skip
-    arguments = (
-        parts, rowptr, source, colptr, csc, target, shift, new_source, new_destination, new_csc, new_target,
-        ours,
-    )  # fmt: skip
-    run_blocks(_old_block, threads, len(parts) - 1, arguments)
+def _old_edges(threads, count, *arguments):
+    run_blocks(_old_block, threads, count, arguments)
 
 
 @kernel
@@ -147,7 +139,7 @@ def _attach_on_cpu(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[
     out = tuple(np.empty(size, np.int32) for _ in range(4))
     ours = np.empty(old, np.int64)
     given = (rows.rowptr, rows.source, columns.colptr, columns.edge, columns.target)
-    _old_edges(threads_for(len(rows.blocks) - 1), rows.blocks, *given, shift, *out, ours)
+    launch(_old_edges, len(rows.blocks) - 1, rows.blocks, *given, shift, *out, ours)
     filled = np.zeros(first, np.int32)
     _new_edges(ends, loops, rows.rowptr, columns.colptr, shift, filled, rowptr, colptr, out)
     source, destination, csc, target = out

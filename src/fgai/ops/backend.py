@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
-from typing import Protocol, cast
+from types import ModuleType
 
 import numba
 import torch
@@ -16,75 +16,12 @@ from torch import Tensor
 from fgai.checks import one_of
 from fgai.errors import FgaiWarning, InputError, warn
 from fgai.ops import cpu, reference
-from fgai.sparse import Adjacency, SparseRows
 from fgai.typed import typed
 
 BACKENDS = ("auto", "reference", "numba", "triton")
 HOMES = {"numba": "cpu", "triton": "cuda"}
 """Where a backend's kernels run; the others run anywhere."""
 _backend: ContextVar[str] = ContextVar("fgai_backend", default="auto")
-
-
-class Kernels(Protocol):
-    """What every backend offers; `fgai.ops.reference` says what each function computes."""
-
-    def edge_softmax(self, scores: Tensor, adjacency: Adjacency) -> Tensor: ...  # noqa: D102
-
-    def aggregate(self, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor: ...  # noqa: D102
-
-    def score_additive(  # noqa: D102
-        self, source: Tensor, destination: Tensor, adjacency: Adjacency, slope: float
-    ) -> Tensor: ...
-
-    def score_dynamic(  # noqa: D102
-        self, source: Tensor, destination: Tensor, weight: Tensor, adjacency: Adjacency, slope: float
-    ) -> Tensor: ...
-
-    def score_dot(self, query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor: ...  # noqa: D102
-
-    def node_scores(  # noqa: D102
-        self, values: Tensor, source_weight: Tensor, destination_weight: Tensor
-    ) -> tuple[Tensor, Tensor]: ...
-
-    def attend_additive(  # noqa: D102
-        self,
-        source: Tensor,
-        destination: Tensor,
-        values: Tensor,
-        adjacency: Adjacency,
-        slope: float,
-        p: float,
-        seed: int | Tensor,
-        written: bool = True,
-    ) -> tuple[Tensor, Tensor]: ...
-
-    def attend_dynamic(  # noqa: D102
-        self,
-        source: Tensor,
-        destination: Tensor,
-        weight: Tensor,
-        values: Tensor,
-        adjacency: Adjacency,
-        slope: float,
-        p: float,
-        seed: int | Tensor,
-        written: bool = True,
-    ) -> tuple[Tensor, Tensor]: ...
-
-    def attend_dot(  # noqa: D102
-        self,
-        query: Tensor,
-        key: Tensor,
-        values: Tensor,
-        adjacency: Adjacency,
-        p: float,
-        seed: int | Tensor,
-        written: bool = True,
-    ) -> tuple[Tensor, Tensor]: ...
-
-    def dropout(self, given: Tensor, p: float, seed: int | Tensor) -> Tensor: ...  # noqa: D102
-
-    def project_sparse(self, rows: SparseRows, weight: Tensor) -> Tensor: ...  # noqa: D102
 
 
 @typed
@@ -104,7 +41,7 @@ def use_backend(name: str) -> Iterator[None]:
 
 
 @cache
-def _triton() -> Kernels:
+def _triton() -> ModuleType:
     """Return the Triton kernels, or the reference with one note when Triton cannot be imported."""
     try:
         from fgai.ops import gpu
@@ -112,7 +49,7 @@ def _triton() -> Kernels:
         note = f"Triton is not available ({error}); the GPU runs plain PyTorch operations, which are slower"
         warn(FgaiWarning(note))
         return reference
-    return cast("Kernels", gpu)
+    return gpu
 
 
 @cache
@@ -131,8 +68,10 @@ def uses_reference() -> bool:
     return _backend.get() == "reference"
 
 
-def kernels_for(tensor: Tensor) -> Kernels:
+def kernels_for(tensor: Tensor) -> ModuleType:
     """Return the kernels for the device and type of `tensor`; the reference where they cannot be compiled.
+
+    Every backend is a module with the functions named in `fgai.ops.reference`.
 
     Raises:
         InputError: a backend was forced that does not run on the tensor's device, or not at all.

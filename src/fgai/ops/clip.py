@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fgai.errors import InputError
 from fgai.ops.backend import has_numba, uses_reference
-from fgai.ops.cpu.parallel import run_blocks, threads_for
-from fgai.ops.cpu.plan import array
+from fgai.ops.cpu.parallel import flat, launch, run_blocks
 from fgai.ops.cpu.rows import kernel
 from fgai.typed import typed
 
@@ -50,9 +49,8 @@ def _clip_block(b, nodes, width, x, low, high, middle, inverse, radius, out, ins
 
 
 @kernel
-def _clip(threads, nodes, width, x, low, high, middle, inverse, radius, out, inside, noted, scale, moved):
-    arguments = (nodes, width, x, low, high, middle, inverse, radius, out, inside, noted, scale, moved)
-    run_blocks(_clip_block, threads, (nodes + _ROWS - 1) // _ROWS, arguments)
+def _clip(threads, count, *arguments):
+    run_blocks(_clip_block, threads, count, arguments)
 
 
 @kernel
@@ -78,11 +76,8 @@ def _clip_back_block(
 
 
 @kernel
-def _clip_back(
-    threads, nodes, width, gradient, inside, noted, scale, scaled, said, middle, inverse, radius, out
-):
-    arguments = (nodes, width, gradient, inside, noted, scale, scaled, said, middle, inverse, radius, out)
-    run_blocks(_clip_back_block, threads, (nodes + _ROWS - 1) // _ROWS, arguments)
+def _clip_back(threads, count, *arguments):
+    run_blocks(_clip_back_block, threads, count, arguments)
 
 
 def clip_rows(
@@ -112,10 +107,10 @@ def clip_rows(
     moved = np.zeros((max(1, blocks), 2), np.int64)
     inside = torch.empty(x.shape if noted else (1,), dtype=torch.bool)
     scale = torch.empty(rows, dtype=x.dtype)
-    given, least, most, limit, made, marks = _flat(x, low, high, radius, out, inside)
+    given, least, most, limit, made, marks = (flat(t) for t in (x, low, high, radius, out, inside))
     ball = _ball_arrays(least, most)
     arrays = given, least, most, *ball, limit, made, marks, noted, scale.numpy(), moved
-    _clip(threads_for(blocks), rows, low.numel(), *arrays)
+    launch(_clip, blocks, rows, low.numel(), *arrays)
     clipped, shrunk = moved.sum(0)
     return inside if noted and clipped else None, scale if shrunk else None
 
@@ -140,14 +135,11 @@ def clip_rows_back(
     out, rows = torch.empty(said.shape, dtype=said.dtype), said.shape[0]
     marks = torch.empty(1, dtype=torch.bool) if inside is None else inside
     factors = said.new_empty(1) if scale is None else scale
-    least, most, limit, heard, made, noted, by = _flat(low, high, radius, said, out, marks, factors)
+    given = low, high, radius, said, out, marks, factors
+    least, most, limit, heard, made, noted, by = (flat(t) for t in given)
     kept = noted, inside is not None, by, scale is not None, heard, *_ball_arrays(least, most), limit, made
-    _clip_back(threads_for(-(-rows // _ROWS)), rows, low.numel(), array(gradient).reshape(-1), *kept)
+    launch(_clip_back, -(-rows // _ROWS), rows, low.numel(), flat(gradient), *kept)
     return out
-
-
-def _flat(*tensors: Tensor) -> list[np.ndarray]:
-    return [tensor.detach().numpy().reshape(-1) for tensor in tensors]
 
 
 def _ball_arrays(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

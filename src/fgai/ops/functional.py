@@ -11,14 +11,14 @@ from torch.autograd.function import once_differentiable
 
 from fgai import checks
 from fgai.errors import InputError
-from fgai.ops.backend import Kernels, kernels_for
-from fgai.ops.reference import draw_seed
+from fgai.ops.backend import kernels_for
+from fgai.ops.reference import ADDITIVE, DOT, DYNAMIC, draw_seed
 from fgai.ops.segments import row_max, row_sum
 from fgai.sparse import Adjacency, Features, SparseRows
 from fgai.typed import typed
 
 
-def check_edges(adjacency: Adjacency, like: Tensor) -> None:
+def _check_edges(adjacency: Adjacency, like: Tensor) -> None:
     """Raise unless the edges point at nodes and are where `like` is."""
     adjacency.check_incoming()
     if adjacency.device != like.device:
@@ -28,7 +28,7 @@ def check_edges(adjacency: Adjacency, like: Tensor) -> None:
         )
 
 
-def check_like(given: Tensor, name: str, shape: tuple[int, ...], like: Tensor) -> None:
+def _check_like(given: Tensor, name: str, shape: tuple[int, ...], like: Tensor) -> None:
     """Raise unless `given` has this shape, and the type and device of `like`."""
     if given.shape != shape:
         raise InputError(f"`{name}` must have shape {list(shape)}, got {list(given.shape)}")
@@ -39,7 +39,7 @@ def check_like(given: Tensor, name: str, shape: tuple[int, ...], like: Tensor) -
         )
 
 
-def check_numbers(given: Tensor, name: str, form: str) -> None:
+def _check_numbers(given: Tensor, name: str, form: str) -> None:
     """Raise unless `given` holds floating-point numbers with as many axes as `form` has letters."""
     if given.dim() != len(form) or not given.is_floating_point():
         axes = ", ".join(form)
@@ -47,6 +47,8 @@ def check_numbers(given: Tensor, name: str, form: str) -> None:
             f"`{name}` must be floating-point of shape [{axes}], got {given.dtype} {list(given.shape)}"
         )
 
+
+# mypy: disable-error-code="no-untyped-call, no-any-return"
 
 X = TypeVar("X", Tensor, Features, Tensor | Features)
 
@@ -62,16 +64,16 @@ def edge_softmax(scores: Tensor, adjacency: Adjacency) -> Tensor:
 def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
     """`out[i] = Σ_{j→i} attention[j→i] · values[j]`: [E, H] and [N, H, C] → [N, H, C]."""
     _check_values(values, adjacency)
-    check_like(attention, "attention", (adjacency.num_edges, values.shape[1]), values)
+    _check_like(attention, "attention", (adjacency.num_edges, values.shape[1]), values)
     return kernels_for(values).aggregate(attention, values, adjacency)
 
 
 @typed
 def score_additive(source: Tensor, destination: Tensor, adjacency: Adjacency, slope: float = 0.2) -> Tensor:
     """GAT's score, `leaky_relu(source[j] + destination[i])`: [N, H] twice → [E, H]."""
-    check_numbers(source, "source", "NH")
+    _check_numbers(source, "source", "NH")
     _check_additive(source, destination, (adjacency.num_nodes, source.shape[1]), adjacency, slope, source)
-    return kernels_for(source).score_additive(source, destination, adjacency, slope)
+    return kernels_for(source).score(ADDITIVE, destination, source, None, adjacency, slope)
 
 
 @typed
@@ -80,15 +82,15 @@ def score_dynamic(
 ) -> Tensor:
     """GATv2's score, `Σ_c weight · leaky_relu(source[j] + destination[i])`: [N, H, C] → [E, H]."""
     _check_dynamic(source, destination, weight, source, adjacency, slope)
-    return kernels_for(source).score_dynamic(source, destination, weight, adjacency, slope)
+    return kernels_for(source).score(DYNAMIC, destination, source, weight, adjacency, slope)
 
 
 @typed
 def score_dot(query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
     """The transformer's score, `⟨query[destination], key[source]⟩ / √C`: [N, H, C] → [E, H]."""
     _check_values(query, adjacency, "query")
-    check_like(key, "key", tuple(query.shape), query)
-    return kernels_for(query).score_dot(query, key, adjacency)
+    _check_like(key, "key", tuple(query.shape), query)
+    return kernels_for(query).score(DOT, query, key, None, adjacency, 0.0)
 
 
 @typed
@@ -97,9 +99,9 @@ def node_scores(values: Tensor, source_weight: Tensor, destination_weight: Tenso
 
     [N, H, C] and [H, C] twice → [N, H] twice, the `source` and `destination` of GAT's score.
     """
-    check_numbers(values, "values", "NHC")
-    check_like(source_weight, "source_weight", tuple(values.shape[1:]), values)
-    check_like(destination_weight, "destination_weight", tuple(values.shape[1:]), values)
+    _check_numbers(values, "values", "NHC")
+    _check_like(source_weight, "source_weight", tuple(values.shape[1:]), values)
+    _check_like(destination_weight, "destination_weight", tuple(values.shape[1:]), values)
     return kernels_for(values).node_scores(values, source_weight, destination_weight)
 
 
@@ -142,8 +144,8 @@ def attend_additive(
     _check_values(values, adjacency)
     _check_additive(source, destination, tuple(values.shape[:2]), adjacency, slope, values)
     seed = _seed(values, dropout, seed)
-    given = source, destination, values, adjacency, slope, dropout, seed, written
-    return _averaged(kernels_for(values), "attend_additive", given, averaged)
+    given = ADDITIVE, destination, source, None, values, adjacency, slope
+    return kernels_for(values).attend(*given, dropout, seed, written, averaged)
 
 
 @typed
@@ -163,8 +165,8 @@ def attend_dynamic(
     """Fused `score_dynamic` → `edge_softmax` → dropout → `aggregate`; see `attend_additive`."""
     _check_dynamic(source, destination, weight, values, adjacency, slope)
     seed = _seed(values, dropout, seed)
-    given = source, destination, weight, values, adjacency, slope, dropout, seed, written
-    return _averaged(kernels_for(values), "attend_dynamic", given, averaged)
+    given = DYNAMIC, destination, source, weight, values, adjacency, slope
+    return kernels_for(values).attend(*given, dropout, seed, written, averaged)
 
 
 @typed
@@ -182,10 +184,10 @@ def attend_dot(
     """Fused `score_dot` → `edge_softmax` → dropout → `aggregate`; see `attend_additive`."""
     _check_values(values, adjacency)
     for name, side in (("query", query), ("key", key)):
-        check_like(side, name, tuple(values.shape), values)
+        _check_like(side, name, tuple(values.shape), values)
     seed = _seed(values, dropout, seed)
-    given = query, key, values, adjacency, dropout, seed, written
-    return _averaged(kernels_for(values), "attend_dot", given, averaged)
+    given = DOT, query, key, None, values, adjacency, 0.0
+    return kernels_for(values).attend(*given, dropout, seed, written, averaged)
 
 
 def dropout(given: X, p: float, training: bool = True, *, seed: int | Tensor | None = None) -> X:
@@ -228,8 +230,8 @@ def mean_shift(
         >>> float(mean_shift(torch.tensor([[1.0, 3.0]]), torch.tensor([[2.0, 2.0]]), 2.0))
         0.5
     """
-    check_numbers(one, "one", "NC")
-    check_like(two, "two", tuple(one.shape), one)
+    _check_numbers(one, "one", "NC")
+    _check_like(two, "two", tuple(one.shape), one)
     checks.number(share, "share")
     if not isinstance(scale, Tensor):
         checks.number(scale, "scale")
@@ -245,19 +247,8 @@ def mean_shift(
     return (torch.log1p(distance) if log else distance).mean() / share
 
 
-def _averaged(
-    kernels: Kernels, name: str, given: tuple[object, ...], averaged: bool
-) -> tuple[Tensor, Tensor]:
-    """Run a fused operation; average the attention over the heads where the kernels do not."""
-    if averaged and getattr(kernels, "AVERAGES", False):
-        found: tuple[Tensor, Tensor] = getattr(kernels, name)(*given, averaged)
-        return found
-    out, attention = getattr(kernels, name)(*given)
-    return out, attention.mean(1, keepdim=True) if averaged and attention.shape[1] > 1 else attention
-
-
 def _check_values(values: Tensor, adjacency: Adjacency, name: str = "values") -> None:
-    check_edges(adjacency, values)
+    _check_edges(adjacency, values)
     if values.dim() != 3 or values.shape[0] != adjacency.num_nodes or not values.is_floating_point():
         raise InputError(
             f"`{name}` must be floating-point of shape [{adjacency.num_nodes}, heads, channels],"
@@ -266,9 +257,9 @@ def _check_values(values: Tensor, adjacency: Adjacency, name: str = "values") ->
 
 
 def _check_on_edges(scores: Tensor, name: str, adjacency: Adjacency) -> None:
-    check_edges(adjacency, scores)
-    check_numbers(scores, name, "EH")
-    check_like(scores, name, (adjacency.num_edges, scores.shape[1]), scores)
+    _check_edges(adjacency, scores)
+    _check_numbers(scores, name, "EH")
+    _check_like(scores, name, (adjacency.num_edges, scores.shape[1]), scores)
 
 
 def _check_additive(
@@ -279,10 +270,10 @@ def _check_additive(
     slope: float,
     like: Tensor,
 ) -> None:
-    check_edges(adjacency, like)
+    _check_edges(adjacency, like)
     checks.number(slope, "slope")
-    check_like(source, "source", shape, like)
-    check_like(destination, "destination", shape, like)
+    _check_like(source, "source", shape, like)
+    _check_like(destination, "destination", shape, like)
 
 
 def _check_dynamic(
@@ -291,8 +282,8 @@ def _check_dynamic(
     _check_values(values, adjacency)
     checks.number(slope, "slope")
     for name, side in (("source", source), ("destination", destination)):
-        check_like(side, name, tuple(values.shape), values)
-    check_like(weight, "weight", tuple(values.shape[1:]), values)
+        _check_like(side, name, tuple(values.shape), values)
+    _check_like(weight, "weight", tuple(values.shape[1:]), values)
 
 
 def _seed(given: Tensor, p: float, seed: int | Tensor | None) -> int | Tensor:
@@ -312,8 +303,8 @@ def _seed(given: Tensor, p: float, seed: int | Tensor | None) -> int | Tensor:
 def project(features: Features, weight: Tensor) -> Tensor:
     """Node features times `weight` [F, D] → [N, D]; sparse rows stay sparse, gradients reach dense parts."""
     features.check()
-    check_numbers(weight, "weight", "FD")
-    check_like(weight, "weight", (features.num_columns, weight.shape[1]), weight)
+    _check_numbers(weight, "weight", "FD")
+    _check_like(weight, "weight", (features.num_columns, weight.shape[1]), weight)
     base, kernels = features.base, kernels_for(weight)
     out = kernels.project_sparse(base, weight) if isinstance(base, SparseRows) else base @ weight
     if features.rows is not None and features.delta is not None:
@@ -327,8 +318,6 @@ _NOWHERE = -1e30
 """Score of an edge of weight 0: finite, so that a node all of whose edges have weight 0 gives no NaN."""
 _STEEPEST = 60.0
 """Largest exponent in a gradient, reached only by edges of weight 0 with a score far above the others'."""
-
-# mypy: disable-error-code="no-untyped-call"
 
 
 class _WeightedSoftmax(Function):

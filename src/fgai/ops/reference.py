@@ -1,6 +1,12 @@
 """The operations in plain PyTorch: slow, obvious, differentiable any number of times.
 
-The kernels are tested against these, and devices without a kernel use them.
+The kernels are tested against these, and devices without a kernel use them. Every backend (`fgai.ops.cpu`,
+`fgai.ops.gpu`) has the functions `edge_softmax`, `aggregate`, `score`, `attend`, `node_scores`, `dropout` and
+`project_sparse` with the arguments they have here.
+
+Dropout is drawn by position: whether a number stays depends on its position and one seed, on every device
+alike. No mask is stored, forward and backward draw the same, and the result depends neither on the number of
+threads nor on the kernel. The draw is a 32-bit hash of the position, mixed twice with the seed.
 """
 
 from __future__ import annotations
@@ -11,6 +17,7 @@ from torch.nn.functional import leaky_relu
 
 from fgai.sparse import Adjacency, SparseRows
 
+ADDITIVE, DYNAMIC, DOT = range(3)
 _LOW = 0xFFFFFFFF
 
 
@@ -69,22 +76,26 @@ def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor
     return segment_sum(messages, adjacency.destination, adjacency.num_nodes)
 
 
-def score_additive(source: Tensor, destination: Tensor, adjacency: Adjacency, slope: float) -> Tensor:
-    """`leaky_relu(source[j] + destination[i])` for `source`, `destination` [N, H] → [E, H]."""
-    return leaky_relu(source[adjacency.source] + destination[adjacency.destination], slope)
-
-
-def score_dynamic(
-    source: Tensor, destination: Tensor, weight: Tensor, adjacency: Adjacency, slope: float
+def score(
+    kind: int, near: Tensor, far: Tensor, weight: Tensor | None, adjacency: Adjacency, slope: float
 ) -> Tensor:
-    """`Σ_c weight · leaky_relu(source[j] + destination[i])`, [N, H, C] and [H, C] → [E, H]."""
-    return (weight * leaky_relu(source[adjacency.source] + destination[adjacency.destination], slope)).sum(-1)
+    """One score per edge and head, [E, H].
 
-
-def score_dot(query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
-    """`⟨query[destination], key[source]⟩ / √C` for [N, H, C] → [E, H]."""
-    scale: float = query.shape[-1] ** -0.5
-    return (query[adjacency.destination] * key[adjacency.source]).sum(-1) * scale
+    Args:
+        kind: ADDITIVE for `leaky_relu(far[j] + near[i])`, DYNAMIC for
+            `Σ_c weight · leaky_relu(far[j] + near[i])`, DOT for `⟨near[i], far[j]⟩ / √C`.
+        near: of the destinations i, [N, H] if additive, else [N, H, C].
+        far: of the sources j.
+        weight: [H, C] if dynamic, else None.
+        adjacency: the edges.
+        slope: of the leaky relu.
+    """
+    at_source, at_destination = far[adjacency.source], near[adjacency.destination]
+    if kind == DOT:
+        scale: float = near.shape[-1] ** -0.5
+        return (at_destination * at_source).sum(-1) * scale
+    score = leaky_relu(at_source + at_destination, slope)
+    return score if weight is None else (weight * score).sum(-1)
 
 
 def project_sparse(rows: SparseRows, weight: Tensor) -> Tensor:
@@ -103,54 +114,24 @@ def dropout(given: Tensor, p: float, seed: int | Tensor) -> Tensor:
     return given * factors(given.shape, p, seed, given)
 
 
-def _attend(
-    scores: Tensor, values: Tensor, adjacency: Adjacency, p: float, seed: int | Tensor
-) -> tuple[Tensor, Tensor]:
-    attention = edge_softmax(scores, adjacency)
-    used = attention if p == 0 else dropout(attention, p, seed)
-    return aggregate(used, values, adjacency), attention
-
-
-def attend_additive(
-    source: Tensor,
-    destination: Tensor,
+def attend(
+    kind: int,
+    near: Tensor,
+    far: Tensor,
+    weight: Tensor | None,
     values: Tensor,
     adjacency: Adjacency,
     slope: float,
     p: float,
     seed: int | Tensor,
     written: bool = True,
+    averaged: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Attention with the additive score: the aggregated values and the attention before dropout.
+    """`score`, `edge_softmax`, `dropout`, `aggregate`: values [N, H, C] and the attention before dropout.
 
-    Kernels that do not need the attention themselves may leave it empty unless `written`.
+    The attention is [E, H], or [E, 1] if `averaged`. A backend may leave it empty unless `written`.
     """
-    return _attend(score_additive(source, destination, adjacency, slope), values, adjacency, p, seed)
-
-
-def attend_dynamic(
-    source: Tensor,
-    destination: Tensor,
-    weight: Tensor,
-    values: Tensor,
-    adjacency: Adjacency,
-    slope: float,
-    p: float,
-    seed: int | Tensor,
-    written: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """Attention with the dynamic score: the aggregated values and the attention before dropout."""
-    return _attend(score_dynamic(source, destination, weight, adjacency, slope), values, adjacency, p, seed)
-
-
-def attend_dot(
-    query: Tensor,
-    key: Tensor,
-    values: Tensor,
-    adjacency: Adjacency,
-    p: float,
-    seed: int | Tensor,
-    written: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """Attention with the dot-product score: the aggregated values and the attention before dropout."""
-    return _attend(score_dot(query, key, adjacency), values, adjacency, p, seed)
+    attention = edge_softmax(score(kind, near, far, weight, adjacency, slope), adjacency)
+    used = attention if p == 0 else dropout(attention, p, seed)
+    out = aggregate(used, values, adjacency)
+    return out, attention.mean(1, keepdim=True) if averaged and attention.shape[1] > 1 else attention

@@ -1,4 +1,21 @@
-"""Fused attention on the CPU: score → softmax → dropout → aggregate, with the attention as second result."""
+"""Fused attention on the CPU: score → softmax → dropout → aggregate, with the attention as second result.
+
+Forward, one pass over the incoming edges: the scores of a row are written where its attention will be,
+normalised there while they are in cache, and used at once. Backward, one pass over the outgoing edges: with o
+the output, d its gradient, a the attention and keep the factors of dropout,
+
+    g_e  = keep_e · ⟨d_i, v_j⟩ + ∂a_e
+    ∂s_e = a_e (g_e - m_i),       m_i = ⟨d_i, o_i⟩ + Σ_e a_e ∂a_e
+    ∂v_j = Σ_e keep_e · a_e · d_i
+
+The row d_i is fetched once for both products. What the scores pass on to the destinations is summed over the
+incoming edges afterwards, from ∂s.
+
+Every array is flat: [E, H] for `attention` and `d_scores`, [N, H, C] for `values`, `out` and their
+gradients, [N, H] for `means`; see `fgai.ops.cpu.scores` for those of the score. `drop` is (seed, limit,
+scale) of dropout. `d_attention` is empty where the attention has no gradient, else it holds `each` = H numbers
+per edge, or one that counts for every head. `room[b]` is working space of block b.
+"""
 
 from __future__ import annotations
 
@@ -10,205 +27,311 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.cpu import attend_backward, attend_forward, score_kernels
-from fgai.ops.cpu.parallel import threads_for
-from fgai.ops.cpu.plan import Incoming, Outgoing, Reals, array, incoming, outgoing, tensors, workspace
-from fgai.ops.cpu.scores import dynamic_right
-from fgai.ops.reference import odds
+from fgai.ops.cpu.lanes import (
+    LANES,
+    TILE,
+    hash_factors,
+    load,
+    load_tile,
+    prefetch,
+    splat,
+    splat_tile,
+    spread,
+    store,
+    total,
+    totals,
+    where_positive,
+)
+from fgai.ops.cpu.parallel import SUMS, array, flat, incoming, outgoing, over, run_blocks, tensors, workspace
+from fgai.ops.cpu.rows import (
+    AHEAD,
+    add_scaled,
+    average,
+    axpy,
+    clear_sums,
+    copy_sums,
+    dot,
+    dot_axpy,
+    factor,
+    fetch,
+    kernel,
+    normalise,
+    padded,
+    piece,
+    weighted_sum,
+)
+from fgai.ops.cpu.scores import near_gradients, pass_to_far, row_width, score_arguments, score_row
+from fgai.ops.reference import ADDITIVE, odds
 from fgai.sparse import Adjacency
 
-# mypy: disable-error-code="no-untyped-call"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+# Eight heads of eight channels, GAT's usual layer, are held in registers: the general loops go through memory
+# for each head of each edge. `benchmarks/alternatives.py` switches it off to compare.
+TILES = True
 
 
-def _threads(index: Incoming | Outgoing) -> int:
-    return threads_for(len(index.blocks) - 1)
+@piece
+def _aggregate_tile(low, high, i, source, values, attention, drop, out):
+    """out[i] = Σ_e keep_e · attention_e · values_j over the edges low..high-1 of node i."""
+    seed, limit, scale = drop
+    sums = splat_tile(values.dtype.type(0))
+    for e in range(low, high):
+        at = np.int64(e) * LANES
+        used = load(attention, at)
+        if limit > 0:
+            used = used * hash_factors(at, seed, limit, scale)
+        sums = sums + spread(used) * load_tile(values, np.int64(source[e]) * TILE)
+    store(out, np.int64(i) * TILE, sums)
 
 
-def _drop(p: float, seed: int, dtype: Any) -> tuple[Any, ...]:
-    limit, scale = odds(p)
-    return seed, np.uint32(limit), dtype.type(scale)
+@kernel
+def _forward_block(
+    b, blocks, rowptr, source, heads, channels, near, far, weight, slope, rate, values, drop, tiles,
+    attention, out, mean, room,
+):  # fmt: skip
+    """`mean`, unless it is empty, gets the mean of the attention over the heads."""
+    (seed, limit, scale), scratch = drop, room[b]
+    width, sums = heads * channels, SUMS + 3 * heads
+    for i in range(blocks[b], blocks[b + 1]):
+        low, high = rowptr[i], rowptr[i + 1]
+        score_row(low, high, i, source, heads, channels, near, far, weight, slope, rate, attention)
+        for e in range(low, high):
+            fetch(values, np.int64(source[e]) * width, width)
+        if low < high:
+            normalise(attention, np.int64(low) * heads, np.int64(high) * heads, heads, scratch)
+            if len(mean) > 0:
+                average(low, high, heads, attention, mean)
+        if tiles and heads == LANES and channels == LANES:
+            _aggregate_tile(low, high, i, source, values, attention, drop, out)
+            continue
+        clear_sums(heads, channels, scratch, sums)
+        for e in range(low, high):
+            there, at = np.int64(source[e]) * width, np.int64(e) * heads
+            for h in range(heads):
+                a = attention[at + h]
+                if limit > 0:
+                    a *= factor(at + h, seed, limit, scale)
+                add_scaled(channels, a, values, there + h * channels, scratch, sums + h * padded(channels))
+        copy_sums(heads, channels, scratch, sums, out, np.int64(i) * width)
 
 
-def _outputs(ctx: Any, values: Reals) -> tuple[Reals, Reals, Reals]:
-    """Return room for the attention, the output, and the mean of the attention over heads if asked for."""
-    heads, channels = values.shape[1:]
-    ctx.averaged = ctx.averaged and heads > 1
-    edges = ctx.adjacency.num_edges
-    attention = np.empty((edges, heads), values.dtype)
-    mean = np.empty((edges if ctx.averaged else 0, 1), values.dtype)
-    return attention, np.empty((ctx.adjacency.num_nodes, heads, channels), values.dtype), mean
+@kernel
+def _forward(threads, count, *arguments):
+    run_blocks(_forward_block, threads, count, arguments)
 
 
-def _rest(
-    ctx: Any, index: Incoming, values: Reals, attention: Reals, out: Reals, mean: Reals
-) -> tuple[Any, ...]:
-    """Return the last arguments of every forward kernel."""
-    drop = _drop(ctx.p, ctx.seed, out.dtype)
-    return (
-        values.reshape(-1),
-        drop,
-        attention.reshape(-1),
-        out.reshape(-1),
-        mean.reshape(-1),
-        workspace(index.blocks, attention, out.shape[2]),
-    )
+@kernel
+def _means_block(
+    b, blocks, rowptr, source, heads, channels, out, d_out, attention, d_attention, each, means, room
+):
+    """m_i, the mean of g under the attention of each row."""
+    scratch = room[b]
+    width = heads * channels
+    for i in range(blocks[b], blocks[b + 1]):
+        mine = means[np.int64(i) * heads : np.int64(i + 1) * heads]
+        mine[:] = 0
+        if len(d_attention) > 0 and each == heads:
+            first, last = np.int64(rowptr[i]) * heads, np.int64(rowptr[i + 1]) * heads
+            weighted_sum(attention, d_attention, first, last, heads, mine, scratch)
+        elif len(d_attention) > 0 and heads == LANES:
+            sums = splat(out.dtype.type(0))
+            for e in range(rowptr[i], rowptr[i + 1]):
+                sums = sums + splat(d_attention[e]) * load(attention, np.int64(e) * LANES)
+            store(mine, 0, sums)
+        elif len(d_attention) > 0:
+            for e in range(rowptr[i], rowptr[i + 1]):
+                axpy(heads, d_attention[e], attention, np.int64(e) * heads, mine, 0)
+        for h in range(heads):
+            c = np.int64(i) * width + h * channels
+            mine[h] += dot(channels, out, c, d_out, c)
 
 
-def _made(
-    ctx: Any, given: tuple[Tensor, ...], attention: Reals, out: Reals, mean: Reals
-) -> tuple[Tensor, ...]:
-    """Keep what the backward pass reads, and return the output and the attention, averaged if asked for."""
-    result, weights = torch.from_numpy(out), torch.from_numpy(attention)
-    ctx.save_for_backward(*given, weights, result)
-    return result, torch.from_numpy(mean) if ctx.averaged else weights
+@kernel
+def _means(threads, count, *arguments):
+    run_blocks(_means_block, threads, count, arguments)
 
 
-def _back(ctx: Any, gradients: tuple[Tensor | None, ...], given: list[Reals]) -> tuple[Any, ...]:
-    """Return what the three backward passes share: the common kernel arguments and the new arrays."""
-    *_, values, attention, out = given
-    d_out = np.zeros_like(out) if gradients[0] is None else array(gradients[0])
-    heads, channels = out.shape[1:]
-    # The mean passes the same share of its gradient to every head.
-    each, share = (1, 1.0 / heads) if ctx.averaged else (heads, 1.0)
-    d_attention = np.empty(0, out.dtype)
-    if gradients[1] is not None:
-        d_attention = array(gradients[1] * share if ctx.averaged else gradients[1]).reshape(-1)
-    rows = incoming(ctx.adjacency)
-    means = np.empty((len(out), heads), out.dtype).reshape(-1)
-    flat = (
-        out.reshape(-1),
-        d_out.reshape(-1),
-        attention.reshape(-1),
-        d_attention,
-        each,
-        means,
-        workspace(rows.blocks, attention),
-    )
-    attend_backward.means(_threads(rows), rows.blocks, rows.rowptr, heads, channels, *flat)
-    d_values, d_scores = np.empty_like(values), np.empty_like(attention)
-    drop = _drop(ctx.p, ctx.seed, out.dtype)
-    shared = (values.reshape(-1), drop, attention.reshape(-1), d_out.reshape(-1), means, d_attention, each)
-    return shared, d_values, d_scores, (d_values.reshape(-1), d_scores.reshape(-1))
+@piece
+def _ahead(later, edge, target, heads, width, attention, d_out, means, d_attention, each, d_scores):
+    """Ask for what the edge `later` will need."""
+    at, there = np.int64(edge[later]) * heads, np.int64(target[later])
+    fetch(d_out, there * width, width)
+    prefetch(attention, at)
+    prefetch(d_scores, at)
+    prefetch(means, there * heads)
+    if len(d_attention) > 0:
+        prefetch(d_attention, np.int64(edge[later]) * each)
 
 
-def _chosen(ctx: Any, *arrays: Reals | None) -> tuple[Tensor | None, ...]:
-    wanted = (a if need else None for a, need in zip(arrays, ctx.needs_input_grad, strict=False))
-    return (*tensors(*wanted), *(None for _ in range(len(ctx.needs_input_grad) - len(arrays))))
+@piece
+def _head(h, at, i, j, heads, channels, values, attention, drop, d_out, means, d_attention, each, scratch):
+    """Return ∂s of one head of one edge, and add its part of ∂v_j to the sums in `scratch`."""
+    seed, limit, scale = drop
+    here, there = (np.int64(i) * heads + h) * channels, (np.int64(j) * heads + h) * channels
+    a = attention[at + h]
+    kept = factor(at + h, seed, limit, scale) if limit > 0 else attention.dtype.type(1)
+    sums = SUMS + 3 * heads + h * padded(channels)
+    g = kept * total(dot_axpy(channels, d_out, here, values, there, a * kept, scratch, sums))
+    if len(d_attention) > 0:
+        g += d_attention[at + h] if each == heads else d_attention[at // heads]
+    return a * (g - means[np.int64(i) * heads + h])
 
 
-class _Additive(Function):
-    @staticmethod
-    def forward(
-        ctx: Any, left: Tensor, right: Tensor, values: Tensor, adjacency: Adjacency, *options: Any
-    ) -> tuple[Tensor, ...]:
-        ctx.slope, ctx.p, ctx.seed, ctx.averaged = options
-        ctx.adjacency = adjacency
-        ctx.set_materialize_grads(False)
-        index, given = incoming(adjacency), array(values)
-        made = _outputs(ctx, given)
-        ends = (array(left).reshape(-1), array(right).reshape(-1), given.dtype.type(ctx.slope))
-        rest = _rest(ctx, index, given, *made)
-        attend_forward.additive(_threads(index), *index, *given.shape[1:], *ends, *rest)
-        return _made(ctx, (left, right, values), *made)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        given = [array(t) for t in ctx.saved_tensors]
-        left, right, values = given[:3]
-        shared, d_values, d_scores, made = _back(ctx, gradients, given)
-        d_left, d_right = np.empty_like(left), np.empty_like(right)
-        columns, rows, heads = outgoing(ctx.adjacency), incoming(ctx.adjacency), left.shape[1]
-        ends = (left.reshape(-1), right.reshape(-1), left.dtype.type(ctx.slope))
-        attend_backward.additive(
-            _threads(columns),
-            *columns,
-            *values.shape[1:],
-            *ends,
-            *shared,
-            *made,
-            d_left.reshape(-1),
-            workspace(columns.blocks, d_scores, values.shape[2]),
-        )
-        flat = (d_scores.reshape(-1), d_right.reshape(-1), workspace(rows.blocks, d_scores))
-        attend_backward.sum_rows(_threads(rows), rows.blocks, rows.rowptr, heads, *flat)
-        return _chosen(ctx, d_left, d_right, d_values)
+@piece
+def _sources_tile(
+    low, high, j, edge, target, near, far, slope, values, drop, attention, d_out, means, d_attention, each,
+    d_values, d_scores, d_far,
+):  # fmt: skip
+    """∂values, ∂far and ∂(far + near) of the outgoing edges low..high-1 of node j, additive score."""
+    seed, limit, scale = drop
+    zero, last = values.dtype.type(0), len(edge) - 1
+    sums, passed = splat_tile(zero), splat(zero)
+    mine, slopes, v = load(far, np.int64(j) * LANES), splat(slope), np.int64(j) * TILE
+    for p in range(low, high):
+        at, i, later = np.int64(edge[p]) * LANES, np.int64(target[p]), min(p + 2 * AHEAD, last)
+        _ahead(later, edge, target, LANES, TILE, attention, d_out, means, d_attention, each, d_scores)
+        prefetch(near, np.int64(target[later]) * LANES)
+        d = load_tile(d_out, i * TILE)
+        g, a = totals(d * load_tile(values, v)), load(attention, at)
+        used = a
+        if limit > 0:
+            kept = hash_factors(at, seed, limit, scale)
+            g, used = g * kept, a * kept
+        if len(d_attention) > 0:
+            g = g + (load(d_attention, at) if each == LANES else splat(d_attention[edge[p]]))
+        sums = sums + spread(used) * d
+        ds = a * (g - load(means, i * LANES))
+        ds = where_positive(mine + load(near, i * LANES), ds, slopes * ds)
+        store(d_scores, at, ds)
+        passed = passed + ds
+    store(d_values, v, sums)
+    store(d_far, np.int64(j) * LANES, passed)
 
 
-class _Dynamic(Function):
+@kernel
+def _sources_block(
+    b, blocks, colptr, edge, target, heads, channels, near, far, weight, slope, rate, values, drop, tiles,
+    attention, d_out, means, d_attention, each, d_values, d_scores, d_far, room,
+):  # fmt: skip
+    """Gradients at the sources; `d_scores` ends as ∂s, of the additive score before the leaky relu.
+
+    `tiles` is None unless the score is additive.
+    """
+    scratch, span = room[b], row_width(heads, channels, weight, rate)
+    width, sums = heads * channels, SUMS + 3 * heads
+    for j in range(blocks[b], blocks[b + 1]):
+        if tiles is not None and tiles and heads == LANES and channels == LANES:
+            _sources_tile(
+                colptr[j], colptr[j + 1], j, edge, target, near, far, slope, values, drop, attention,
+                d_out, means, d_attention, each, d_values, d_scores, d_far,
+            )  # fmt: skip
+            continue
+        there = np.int64(j) * span
+        clear_sums(heads, channels, scratch, sums)
+        d_far[there : there + span] = 0
+        for p in range(colptr[j], colptr[j + 1]):
+            at, i, later = np.int64(edge[p]) * heads, target[p], min(p + AHEAD, len(edge) - 1)
+            here = np.int64(i) * span
+            _ahead(later, edge, target, heads, width, attention, d_out, means, d_attention, each, d_scores)
+            fetch(near, np.int64(target[later]) * span, span)
+            for h in range(heads):
+                g = _head(
+                    h, at, i, j, heads, channels, values, attention, drop, d_out, means, d_attention, each,
+                    scratch,
+                )  # fmt: skip
+                d_scores[at + h] = pass_to_far(
+                    h, there, here, channels, near, far, weight, slope, rate, g, d_far
+                )
+        copy_sums(heads, channels, scratch, sums, d_values, np.int64(j) * width)
+
+
+@kernel
+def _sources(threads, count, *arguments):
+    run_blocks(_sources_block, threads, count, arguments)
+
+
+@kernel
+def _sum_rows_block(b, blocks, rowptr, source, heads, given, out, room):
+    """out[i] = Σ of given [E, H] over the incoming edges of i."""
+    for i in range(blocks[b], blocks[b + 1]):
+        first, last = np.int64(rowptr[i]) * heads, np.int64(rowptr[i + 1]) * heads
+        weighted_sum(None, given, first, last, heads, out[np.int64(i) * heads :], room[b])
+
+
+@kernel
+def _sum_rows(threads, count, *arguments):
+    run_blocks(_sum_rows_block, threads, count, arguments)
+
+
+class _Attend(Function):
     @staticmethod
     def forward(
         ctx: Any,
-        left: Tensor,
-        right: Tensor,
-        weight: Tensor,
+        near: Tensor,
+        far: Tensor,
+        weight: Tensor | None,
         values: Tensor,
         adjacency: Adjacency,
-        *options: Any,
+        kind: int,
+        slope: float,
+        p: float,
+        seed: int,
+        averaged: bool,
     ) -> tuple[Tensor, ...]:
-        ctx.slope, ctx.p, ctx.seed, ctx.averaged = options
-        ctx.adjacency = adjacency
         ctx.set_materialize_grads(False)
-        index, given = incoming(adjacency), array(values)
-        made = _outputs(ctx, given)
-        ends = (*(array(t).reshape(-1) for t in (left, right, weight)), given.dtype.type(ctx.slope))
-        rest = _rest(ctx, index, given, *made)
-        attend_forward.dynamic(_threads(index), *index, *given.shape[1:], *ends, *rest)
-        return _made(ctx, (left, right, weight, values), *made)
+        index, given, (limit, scale) = incoming(adjacency), array(values), odds(p)
+        (heads, channels), dtype, edges = given.shape[1:], given.dtype, adjacency.num_edges
+        ctx.adjacency, ctx.kind, ctx.slope = adjacency, kind, slope
+        ctx.drop, ctx.averaged = (seed, np.uint32(limit), dtype.type(scale)), averaged and heads > 1
+        attention, mean = np.empty((edges, heads), dtype), np.empty((edges * ctx.averaged, 1), dtype)
+        out = np.empty((adjacency.num_nodes, heads, channels), dtype)
+        scores = score_arguments(kind, near, far, weight, slope)
+        room = workspace(index.blocks, attention, channels)
+        arrays = flat(attention), flat(out), flat(mean), room
+        over(_forward, index, heads, channels, *scores, flat(given), ctx.drop, TILES, *arrays)
+        result, weights = torch.from_numpy(out), torch.from_numpy(attention)
+        ctx.save_for_backward(near, far, weight, values, weights, result)
+        return result, torch.from_numpy(mean) if ctx.averaged else weights
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        given = [array(t) for t in ctx.saved_tensors]
-        left, right, weight, values = given[:4]
-        shared, d_values, d_scores, made = _back(ctx, gradients, given)
-        d_left, columns = np.empty_like(left), outgoing(ctx.adjacency)
-        slope = left.dtype.type(ctx.slope)
-        ends = (*values.shape[1:], left.reshape(-1), right.reshape(-1), weight.reshape(-1), slope)
-        room = workspace(columns.blocks, d_scores, values.shape[2])
-        attend_backward.dynamic(_threads(columns), *columns, *ends, *shared, *made, d_left.reshape(-1), room)
-        d_right, d_weight = dynamic_right(ctx.adjacency, (*ends, d_scores.reshape(-1)), right, weight)
-        return _chosen(ctx, d_left, d_right, d_weight, d_values)
+        near, far, weight, values, attention, out = ctx.saved_tensors
+        heads, channels = out.shape[1:]
+        d_out = flat(torch.zeros_like(out) if gradients[0] is None else gradients[0])
+        # The mean passes the same share of its gradient to every head.
+        each, share = (1, 1.0 / heads) if ctx.averaged else (heads, 1.0)
+        d_attention = np.empty(0, d_out.dtype)
+        if gradients[1] is not None:
+            d_attention = flat(gradients[1] * share if ctx.averaged else gradients[1])
+        rows, columns, weights = incoming(ctx.adjacency), outgoing(ctx.adjacency), array(attention)
+        means = np.empty(len(out) * heads, d_out.dtype)
+        given = flat(out), d_out, flat(weights), d_attention, each, means, workspace(rows.blocks, weights)
+        over(_means, rows, heads, channels, *given)
+        d_values, d_scores, d_far = (np.empty_like(array(t)) for t in (values, attention, far))
+        scores = score_arguments(ctx.kind, near, far, weight, ctx.slope)
+        tiles = TILES if ctx.kind == ADDITIVE else None
+        over(
+            _sources, columns, heads, channels, *scores, flat(values), ctx.drop, tiles, flat(weights), d_out,
+            means, d_attention, each, flat(d_values), flat(d_scores), flat(d_far),
+            workspace(columns.blocks, d_scores, channels),
+        )  # fmt: skip
+        if ctx.kind == ADDITIVE:
+            d_near, d_weight = np.empty_like(array(near)), None
+            over(_sum_rows, rows, heads, flat(d_scores), flat(d_near), workspace(rows.blocks, d_scores))
+        else:
+            sizes = heads, channels
+            d_near, d_weight = near_gradients(ctx.adjacency, sizes, scores, flat(d_scores), array(near))
+        made = zip((d_near, d_far, d_weight, d_values), ctx.needs_input_grad, strict=False)
+        return (*tensors(*(a if needed else None for a, needed in made)), *(None for _ in range(6)))
 
 
-class _Dot(Function):
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, values: Tensor, adjacency: Adjacency, *options: Any
-    ) -> tuple[Tensor, ...]:
-        ctx.p, ctx.seed, ctx.averaged = options
-        ctx.adjacency = adjacency
-        ctx.set_materialize_grads(False)
-        index, given = incoming(adjacency), array(values)
-        made = _outputs(ctx, given)
-        factor = given.dtype.type(given.shape[2] ** -0.5)
-        rest = _rest(ctx, index, given, *made)
-        ends = (array(query).reshape(-1), array(key).reshape(-1), factor)
-        attend_forward.dot_product(_threads(index), *index, *given.shape[1:], *ends, *rest)
-        return _made(ctx, (query, key, values), *made)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        given = [array(t) for t in ctx.saved_tensors]
-        query, key = given[:2]
-        shared, d_values, d_scores, made = _back(ctx, gradients, given)
-        d_query, d_key = np.empty_like(query), np.empty_like(key)
-        columns, rows = outgoing(ctx.adjacency), incoming(ctx.adjacency)
-        factor, sizes = query.dtype.type(query.shape[2] ** -0.5), query.shape[1:]
-        ends = (*sizes, query.reshape(-1), factor)
-        room = workspace(columns.blocks, d_scores, sizes[1])
-        attend_backward.dot_product(
-            _threads(columns), *columns, *ends, *shared, *made, d_key.reshape(-1), room
-        )
-        flat = (*sizes, key.reshape(-1), factor, d_scores.reshape(-1), d_query.reshape(-1))
-        score_kernels.dot_product_query(_threads(rows), *rows, *flat)
-        return _chosen(ctx, d_query, d_key, d_values)
-
-
-def attend_additive(
-    left: Tensor,
-    right: Tensor,
+def attend(
+    kind: int,
+    near: Tensor,
+    far: Tensor,
+    weight: Tensor | None,
     values: Tensor,
     adjacency: Adjacency,
     slope: float,
@@ -217,42 +340,6 @@ def attend_additive(
     written: bool = True,
     averaged: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Fused attention with the additive score; see `fgai.ops.attend_additive`."""
-    result: tuple[Tensor, Tensor] = _Additive.apply(
-        left, right, values, adjacency, slope, p, int(seed), averaged
-    )
-    return result
-
-
-def attend_dynamic(
-    left: Tensor,
-    right: Tensor,
-    weight: Tensor,
-    values: Tensor,
-    adjacency: Adjacency,
-    slope: float,
-    p: float,
-    seed: int | Tensor,
-    written: bool = True,
-    averaged: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Fused attention with the dynamic score; see `fgai.ops.attend_dynamic`."""
-    result: tuple[Tensor, Tensor] = _Dynamic.apply(
-        left, right, weight, values, adjacency, slope, p, int(seed), averaged
-    )
-    return result
-
-
-def attend_dot(
-    query: Tensor,
-    key: Tensor,
-    values: Tensor,
-    adjacency: Adjacency,
-    p: float,
-    seed: int | Tensor,
-    written: bool = True,
-    averaged: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Fused attention with the dot-product score; see `fgai.ops.attend_dot`."""
-    result: tuple[Tensor, Tensor] = _Dot.apply(query, key, values, adjacency, p, int(seed), averaged)
-    return result
+    """See `fgai.ops.reference.attend`; the attention is always written."""
+    options = kind, slope, p, int(seed), averaged
+    return _Attend.apply(near, far, weight, values, adjacency, *options)  # type: ignore[no-any-return]

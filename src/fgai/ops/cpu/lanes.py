@@ -1,8 +1,10 @@
 """Eight numbers at a time: a vector type for the kernels.
 
 A head has often 8 channels and a layer 8 heads: too few for LLVM's automatic vectorisation, whose loop bodies
-handle 32 numbers or more. `Lanes` is a numba value that *is* a vector register; every processor maps it to
-what it has. Inside compiled code it supports `+ - *` with another `Lanes`, and the functions below.
+handle 32 numbers or more. A value of `LanesType` is a vector in registers: 8 numbers, or a tile of 64, for
+example 8 heads of 8 channels. Every processor maps it to the registers it has. Inside compiled code it
+supports `+ - *` with another of the same size, and the functions below. `benchmarks/alternatives.py` compares
+it with plain loops.
 
 NaN and infinity survive all of them.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -22,24 +24,25 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
 LANES = 8
+TILE = 64
 _FLAGS = ("reassoc", "contract", "nsz", "arcp")
 _WORD = ir.IntType(32)
 _LONG = ir.IntType(64)
 
 
 class LanesType(types.Type):  # type: ignore[misc]
-    """Eight float32 or float64 in one register."""
+    """Eight (or 64) float32 or float64 in registers."""
 
-    def __init__(self, dtype: Any) -> None:
-        self.dtype = dtype
-        super().__init__(f"Lanes({dtype})")
+    def __init__(self, dtype: Any, count: int = LANES) -> None:
+        self.dtype, self.count = dtype, count
+        super().__init__(f"Lanes({dtype}, {count})")
 
 
 @register_model(LanesType)
 class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, manager: Any, kind: Any) -> None:
         scalar = ir.FloatType() if kind.dtype == types.float32 else ir.DoubleType()
-        super().__init__(manager, kind, ir.VectorType(scalar, LANES))
+        super().__init__(manager, kind, ir.VectorType(scalar, kind.count))
 
 
 def _constant(kind: Any, value: float) -> Any:
@@ -49,12 +52,17 @@ def _constant(kind: Any, value: float) -> Any:
     return ir.Constant(kind, value)
 
 
+def _shuffled(builder: Any, one: Any, two: Any, places: Sequence[int]) -> Any:
+    """The lanes of `one` and, counted on, of `two` at these places."""
+    mask = ir.Constant(ir.VectorType(_WORD, len(places)), [ir.Constant(_WORD, k) for k in places])
+    return builder.shuffle_vector(one, two, mask)
+
+
 def _broadcast(builder: Any, value: Any, vector: Any) -> Any:
     """The same value in every lane."""
     nothing = ir.Constant(vector, ir.Undefined)
     one = builder.insert_element(nothing, value, ir.Constant(_WORD, 0))
-    zeros = ir.Constant(ir.VectorType(_WORD, LANES), [ir.Constant(_WORD, 0)] * LANES)
-    return builder.shuffle_vector(one, nothing, zeros)
+    return _shuffled(builder, one, nothing, [0] * vector.count)
 
 
 def _call(builder: Any, name: str, result: Any, *given: Any, **options: Any) -> Any:
@@ -82,32 +90,43 @@ for _function, _instruction in ((operator.add, "fadd"), (operator.sub, "fsub"), 
     _operator(_function, _instruction)
 
 
-def _address(context: Any, builder: Any, kind: Any, array: Any, offset: Any) -> tuple[Any, int]:
+def _address(
+    context: Any, builder: Any, kind: Any, array: Any, offset: Any, *, count: int = LANES
+) -> tuple[Any, int]:
     """Return (pointer to the lanes at `offset` of a flat array, bytes per number)."""
     data = context.make_array(kind)(context, builder, value=array).data
     scalar = context.get_value_type(kind.dtype)
     here = cgutils.gep_inbounds(builder, data, offset)
-    vector = ir.VectorType(scalar, LANES)
+    vector = ir.VectorType(scalar, count)
     return builder.bitcast(here, vector.as_pointer()), kind.dtype.bitwidth // 8
+
+
+def _loaded(array: Any, count: int) -> Any:
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        at, size = _address(context, builder, array, *args, count=count)
+        return builder.load(at, align=size)
+
+    return LanesType(array.dtype, count)(array, types.intp), generate
 
 
 @intrinsic
 def load(typingctx: Any, array: Any, offset: Any) -> Any:
     """array[offset : offset + 8] as lanes; not checked."""
+    return _loaded(array, LANES)
 
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        at, size = _address(context, builder, array, *args)
-        return builder.load(at, align=size)
 
-    return LanesType(array.dtype)(array, types.intp), generate
+@intrinsic
+def load_tile(typingctx: Any, array: Any, offset: Any) -> Any:
+    """array[offset : offset + 64] as a tile; not checked."""
+    return _loaded(array, TILE)
 
 
 @intrinsic
 def store(typingctx: Any, array: Any, offset: Any, lanes: Any) -> Any:
-    """array[offset : offset + 8] = lanes; not checked."""
+    """array[offset : offset + 8] = lanes, or 64 numbers for a tile; not checked."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        at, size = _address(context, builder, array, *args[:2])
+        at, size = _address(context, builder, array, *args[:2], count=lanes.count)
         builder.store(args[2], at, align=size)
         return context.get_dummy_value()
 
@@ -162,15 +181,35 @@ def prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
     return types.void(array, types.intp), generate
 
 
-@intrinsic
-def splat(typingctx: Any, value: Any) -> Any:
-    """The same number in every lane."""
-    kind = LanesType(value)
+def _splatted(value: Any, count: int) -> Any:
+    kind = LanesType(value, count)
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return _broadcast(builder, args[0], context.get_value_type(kind))
 
     return kind(value), generate
+
+
+@intrinsic
+def splat(typingctx: Any, value: Any) -> Any:
+    """The same number in every lane."""
+    return _splatted(value, LANES)
+
+
+@intrinsic
+def splat_tile(typingctx: Any, value: Any) -> Any:
+    """The same number everywhere in a tile."""
+    return _splatted(value, TILE)
+
+
+@intrinsic
+def spread(typingctx: Any, lanes: Any) -> Any:
+    """A tile with lane k at the places 8 k to 8 k + 7."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _shuffled(builder, args[0], args[0], [k // LANES for k in range(TILE)])
+
+    return LanesType(lanes.dtype, TILE)(lanes), generate
 
 
 @intrinsic
@@ -186,9 +225,12 @@ def total(typingctx: Any, lanes: Any) -> Any:
 
 
 @intrinsic
-def totals(typingctx: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
-    """The sums of eight lanes, as lanes: three rounds of shuffles and additions, not eight reductions."""
-    # Round by round, lanes that belong to different sums but the same place are brought side by side.
+def totals(typingctx: Any, tile: Any) -> Any:
+    """The sums of the places 8 k to 8 k + 7 of a tile, as lanes.
+
+    Three rounds of shuffles and additions, not eight reductions: round by round, numbers that belong to
+    different sums but the same place are brought side by side.
+    """
     rounds = (
         ([0, 8, 2, 10, 4, 12, 6, 14], [1, 9, 3, 11, 5, 13, 7, 15]),
         ([0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15]),
@@ -196,17 +238,17 @@ def totals(typingctx: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: An
     )
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        vectors = list(args)
-        for masks in rounds:
-            kind = ir.VectorType(_WORD, LANES)
-            first, second = (ir.Constant(kind, [ir.Constant(_WORD, k) for k in mask]) for mask in masks)
+        (whole,) = args
+        rows = [range(k, k + LANES) for k in range(0, TILE, LANES)]
+        vectors = [_shuffled(builder, whole, whole, row) for row in rows]
+        for first, second in rounds:
             vectors = [
-                builder.fadd(builder.shuffle_vector(x, y, first), builder.shuffle_vector(x, y, second))
+                builder.fadd(_shuffled(builder, x, y, first), _shuffled(builder, x, y, second))
                 for x, y in zip(vectors[::2], vectors[1::2], strict=True)
             ]
         return vectors[0]
 
-    return a(a, b, c, d, e, f, g, h), generate
+    return LanesType(tile.dtype)(tile), generate
 
 
 @intrinsic

@@ -1,4 +1,4 @@
-"""Blocks of rows on torch's own threads.
+"""How the work is divided: blocks of rows with about equal work, on torch's own threads.
 
 A second pool of threads beside torch's would fight with it for the cores: both spin for milliseconds after
 their work, waiting for more. So the kernels run on the very pool torch uses: its OpenMP runtime is asked to
@@ -6,20 +6,38 @@ run a function on n threads, and each thread takes the next block until none is 
 runtime (Windows, macOS), plain Python threads do the same.
 
 Blocks are taken in any order but each writes its own rows, so results do not depend on the threads.
+`benchmarks/alternatives.py` compares this with numba's `prange`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from llvmlite import binding, ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fgai.cache import cached_on
+from fgai.sparse import Adjacency, SparseRows
+
+Ints = NDArray[np.int32]
+Reals = NDArray[Any]
+
+# Work is counted in entries + rows. The division depends on the graph only, never on the number of threads,
+# so results are the same on any machine width.
+BLOCK_WORK = 2048
+MAX_BLOCKS = 256
+# Numbers of working space before those that depend on the number of heads.
+SUMS = 16
 
 _SYMBOL = "fgai_parallel"
 _WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -54,11 +72,6 @@ def _find_runtime() -> int:
 
 
 binding.add_symbol(_SYMBOL, _find_runtime())
-
-
-def threads_for(blocks: int) -> int:
-    """Return how many threads to use for `blocks` blocks: never more than torch does."""
-    return min(torch.get_num_threads(), blocks)
 
 
 @intrinsic
@@ -119,3 +132,132 @@ def _fill(context: Any, work: Any, frame_type: Any, described: Any, call: Any) -
     builder.branch(check)
     builder.position_at_end(leave)
     builder.ret_void()
+
+
+class Incoming(NamedTuple):
+    """Edges by destination, in blocks of rows: the first arguments of every kernel over incoming edges."""
+
+    blocks: Ints
+    rowptr: Ints
+    source: Ints
+
+
+class Outgoing(NamedTuple):
+    """Edges by source, with position and destination: the first arguments of kernels over outgoing edges."""
+
+    blocks: Ints
+    colptr: Ints
+    edge: Ints
+    target: Ints
+
+
+def blocks(pointers: Ints, most: int = MAX_BLOCKS) -> Ints:
+    """Return the boundaries [B + 1] of at most `most` blocks of rows with about equal `entries + rows`."""
+    rows = len(pointers) - 1
+    work = pointers.astype(np.int64) + np.arange(rows + 1)
+    count = int(np.clip(work[-1] // BLOCK_WORK, 1, most))
+    targets = np.arange(1, count) * work[-1] // count
+    inner = np.searchsorted(work, targets)
+    return np.concatenate([[0], inner, [rows]]).astype(np.int32)
+
+
+def incoming(adjacency: Adjacency) -> Incoming:
+    """Return the incoming edges of `adjacency` as the kernels read them, made once and kept with it."""
+
+    def make() -> Incoming:
+        adjacency.check_incoming()
+        index = adjacency.index32
+        rowptr = index.rowptr.numpy()
+        return Incoming(blocks(rowptr), rowptr, index.source.numpy())
+
+    return cached_on(adjacency, "cpu incoming", make)
+
+
+def outgoing(adjacency: Adjacency) -> Outgoing:
+    """Return the outgoing edges of `adjacency` as the kernels read them, made once and kept with it."""
+
+    def make() -> Outgoing:
+        adjacency.check_outgoing()
+        index = adjacency.index32
+        colptr = index.colptr.numpy()
+        # The destinations in this order, so that no kernel has to look them up edge by edge.
+        target = index.destination[adjacency.csc].numpy()
+        return Outgoing(blocks(colptr), colptr, index.csc.numpy(), target)
+
+    return cached_on(adjacency, "cpu outgoing", make)
+
+
+class RowsPlan(NamedTuple):
+    """A sparse matrix as the kernels read it, by rows."""
+
+    blocks: Ints
+    indptr: Ints
+    indices: Ints
+
+
+class ColumnsPlan(NamedTuple):
+    """The same entries ordered by column: pointers, row and position of each entry."""
+
+    blocks: Ints
+    colptr: Ints
+    rows: Ints
+    order: Ints
+
+
+def rows_plan(rows: SparseRows) -> RowsPlan:
+    """Return the row view of `rows`, made once for all matrices of its pattern."""
+
+    def make() -> RowsPlan:
+        indptr, indices = (t.numpy() for t in rows.rows32)
+        return RowsPlan(blocks(indptr), indptr, indices)
+
+    return cached_on(rows.pattern, "cpu rows", make)
+
+
+def columns_plan(rows: SparseRows) -> ColumnsPlan:
+    """Return the column view of `rows`, made once for all matrices of its pattern."""
+
+    def make() -> ColumnsPlan:
+        colptr, row, order = (t.numpy() for t in rows.columns)
+        return ColumnsPlan(blocks(colptr), colptr, row, order)
+
+    return cached_on(rows.pattern, "cpu columns", make)
+
+
+def array(tensor: Tensor) -> Reals:
+    """Return a contiguous numpy view of `tensor` (a copy only when it is not contiguous)."""
+    view: Reals = tensor.detach().contiguous().numpy()
+    return view
+
+
+def flat(tensor: Tensor | Reals) -> Reals:
+    """Return all numbers in a row, as the kernels read them."""
+    return (array(tensor) if isinstance(tensor, Tensor) else tensor).reshape(-1)
+
+
+def workspace(blocks: Ints, scores: Reals, channels: int = 0) -> Reals:
+    """Return room for each block of rows: `SUMS` + 3 H numbers, and behind them the sums of one row.
+
+    The heads of the sums are padded to multiples of 8. The blocks lie far enough apart that threads do not
+    share a cache line.
+    """
+    heads = scores.shape[1]
+    size = SUMS + 3 * heads + heads * (channels + 7)
+    return np.empty((len(blocks) - 1, size + 64 - size % 64), scores.dtype)
+
+
+def tensors(*arrays: Reals | None) -> tuple[Tensor | None, ...]:
+    """Return tensors that share the memory of `arrays`."""
+    return tuple(None if a is None else torch.from_numpy(a) for a in arrays)
+
+
+def launch(kernel: Callable[..., None], count: int, *arguments: Any) -> None:
+    """Run `count` blocks of a kernel `(threads, count, *arguments)`, on no more threads than torch uses."""
+    kernel(min(torch.get_num_threads(), count), count, *arguments)
+
+
+def over(
+    kernel: Callable[..., None], index: Incoming | Outgoing | RowsPlan | ColumnsPlan, *rest: Any
+) -> None:
+    """Run a kernel over the blocks of an index, which are its first arguments."""
+    launch(kernel, len(index.blocks) - 1, *index, *rest)

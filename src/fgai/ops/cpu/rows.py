@@ -159,16 +159,22 @@ def fetch(array, offset, width):
 
 
 @kernel
-def plain_sum(value, first, last, heads, result, scratch):
-    """result[h] = Σ_e value over the edges in first..last, per head; `scratch` as in `normalise`."""
+def weighted_sum(weight, value, first, last, heads, result, scratch):
+    """result[h] = Σ_e weight · value over the edges in first..last, per head; weight None counts as 1.
+
+    `scratch` as in `normalise`.
+    """
     if heads <= LANES and heads & (heads - 1) == 0:
         rest = (last - first) & (LANES - 1)
         whole = last - rest
         lanes = splat(value.dtype.type(0))
         for k in range(first, whole, LANES):
-            lanes = lanes + load(value, k)
+            lanes = lanes + (load(value, k) if weight is None else load(weight, k) * load(value, k))
         if rest > 0:
-            lanes = lanes + load_some(value, whole, rest)
+            if weight is None:
+                lanes = lanes + load_some(value, whole, rest)
+            else:
+                lanes = lanes + load_some(weight, whole, rest) * load_some(value, whole, rest)
         store(scratch, 0, lanes)
         for k in range(LANES - 1, heads - 1, -1):
             scratch[k - heads] += scratch[k]
@@ -179,31 +185,10 @@ def plain_sum(value, first, last, heads, result, scratch):
             result[h] = 0
         for e in range(first, last, heads):
             for h in range(heads):
-                result[h] += value[e + h]
-
-
-@kernel
-def weighted_sum(weight, value, first, last, heads, result, scratch):
-    """result[h] = Σ_e weight · value over the edges in first..last, per head; `scratch` as in `normalise`."""
-    if heads <= LANES and heads & (heads - 1) == 0:
-        rest = (last - first) & (LANES - 1)
-        whole = last - rest
-        lanes = splat(weight.dtype.type(0))
-        for k in range(first, whole, LANES):
-            lanes = lanes + load(weight, k) * load(value, k)
-        if rest > 0:
-            lanes = lanes + load_some(weight, whole, rest) * load_some(value, whole, rest)
-        store(scratch, 0, lanes)
-        for k in range(LANES - 1, heads - 1, -1):
-            scratch[k - heads] += scratch[k]
-        for h in range(heads):
-            result[h] = scratch[h]
-    else:
-        for h in range(heads):
-            result[h] = 0
-        for e in range(first, last, heads):
-            for h in range(heads):
-                result[h] += weight[e + h] * value[e + h]
+                if weight is None:
+                    result[h] += value[e + h]
+                else:
+                    result[h] += weight[e + h] * value[e + h]
 
 
 @kernel
@@ -211,7 +196,7 @@ def normalise(flat, first, last, heads, scratch):
     """Turn the scores flat[first:last] of one node into their softmax, in place.
 
     The heads of an edge lie side by side. When their number divides 8, lane k holds head k mod H of every
-    edge whatever its position, so the row is one flat run of vectors. `scratch`: see `plan.workspace`.
+    edge whatever its position, so the row is one flat run of vectors. `scratch`: see `parallel.workspace`.
     """
     if heads <= LANES and heads & (heads - 1) == 0:
         _normalise_lanes(flat, first, last, heads, scratch)
@@ -286,3 +271,26 @@ def _normalise_heads(flat, first, last, heads, scratch):
     for e in range(first, last, heads):
         for h in range(heads):
             flat[e + h] *= scratch[heads + h]
+
+
+@piece
+def _mix(x):
+    """Scramble 32 bits; every input bit flips every output bit with probability close to ½."""
+    x = np.uint32(x ^ (x >> np.uint32(16)))
+    x = np.uint32(x * np.uint32(0x7FEB352D))
+    x = np.uint32(x ^ (x >> np.uint32(15)))
+    x = np.uint32(x * np.uint32(0x846CA68B))
+    return np.uint32(x ^ (x >> np.uint32(16)))
+
+
+@piece
+def factor(position, seed, limit, scale):
+    """0 or `scale`: what the number at `position` is multiplied with; `limit` = p · 2³².
+
+    Both outcomes are at hand, so the compiler selects instead of branching: a coin toss cannot be predicted.
+    """
+    low = np.uint32(seed)
+    x = _mix(np.uint32(np.uint32(position) + low))
+    spread = np.uint32(np.uint32(low + np.uint32(position >> 32)) * np.uint32(0x9E3779B9))
+    x = _mix(np.uint32(x ^ np.uint32(seed >> 32) ^ spread))
+    return scale if x >= limit else scale - scale

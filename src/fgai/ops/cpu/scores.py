@@ -1,4 +1,18 @@
-"""The three attention scores on the CPU."""
+"""The three attention scores on the CPU: kernels generic in the score.
+
+Every array is flat. Of edge e, j is the source and i the destination; `far` belongs to the sources and `near`
+to the destinations, `there` is the offset of j's row and `here` that of i's. Two arguments tell the scores
+apart:
+
+    score     near, far    weight   rate     value for each head
+    additive  [N, H]       None     None     leaky_relu(far_j + near_i)
+    dynamic   [N, H, C]    [H, C]   None     Σ_c weight · leaky_relu(far_j + near_i)
+    dot       [N, H, C]    None     number   rate · Σ_c near_i · far_j
+
+That an argument is None is part of a kernel's signature: numba compiles each score by itself and leaves out
+branches that ask for `is not None`. It does so for arguments that are None only, so every test has the order
+`rate is not None`, `weight is not None`, else.
+"""
 
 from __future__ import annotations
 
@@ -9,133 +23,268 @@ from torch import Tensor, from_numpy
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.cpu import score_kernels as kernels
-from fgai.ops.cpu.parallel import threads_for
-from fgai.ops.cpu.plan import Incoming, Outgoing, Reals, array, incoming, outgoing, tensors
+from fgai.ops.cpu.lanes import LANES, load, load_some, splat, store, store_some, total, where_positive
+from fgai.ops.cpu.parallel import Reals, array, flat, incoming, outgoing, over, run_blocks, tensors
+from fgai.ops.cpu.rows import AHEAD, axpy, dot, fetch, kernel, piece
+from fgai.ops.reference import ADDITIVE, DOT
 from fgai.sparse import Adjacency
 
-# mypy: disable-error-code="no-untyped-call"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 
-def _empty_scores(adjacency: Adjacency, given: Reals) -> Reals:
-    return np.empty((adjacency.num_edges, given.shape[1]), given.dtype)
+@piece
+def _additive_row(low, high, i, source, heads, near, far, slope, out):
+    here = np.int64(i) * heads
+    if heads == LANES:
+        mine, lanes_slope = load(near, here), splat(slope)
+        for e in range(low, high):
+            z = load(far, np.int64(source[e]) * LANES) + mine
+            store(out, np.int64(e) * LANES, where_positive(z, z, lanes_slope * z))
+    else:
+        for e in range(low, high):
+            there, at = np.int64(source[e]) * heads, np.int64(e) * heads
+            for h in range(heads):
+                z = far[there + h] + near[here + h]
+                out[at + h] = where_positive(z, z, slope * z)
 
 
-def _threads(index: Incoming | Outgoing) -> int:
-    return threads_for(len(index.blocks) - 1)
+@piece
+def _dynamic_score(channels, far, there, near, here, weight, at, slope):
+    rest = channels & (LANES - 1)
+    whole = channels - rest
+    lanes, lanes_slope = splat(far.dtype.type(0)), splat(slope)
+    for c in range(0, whole, LANES):
+        z = load(far, there + c) + load(near, here + c)
+        lanes = lanes + load(weight, at + c) * where_positive(z, z, lanes_slope * z)
+    if rest > 0:
+        z = load_some(far, there + whole, rest) + load_some(near, here + whole, rest)
+        lanes = lanes + load_some(weight, at + whole, rest) * where_positive(z, z, lanes_slope * z)
+    return total(lanes)
 
 
-class _Additive(Function):
-    @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor, adjacency: Adjacency, slope: float) -> Tensor:
-        index, given = incoming(adjacency), array(left)
-        out = _empty_scores(adjacency, given)
-        flat = (given.reshape(-1), array(right).reshape(-1), given.dtype.type(slope), out.reshape(-1))
-        kernels.additive(_threads(index), *index, given.shape[1], *flat)
-        ctx.save_for_backward(left, right)
-        ctx.adjacency, ctx.slope = adjacency, slope
-        return from_numpy(out)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        left, right = (array(t) for t in ctx.saved_tensors)
-        slope, heads = left.dtype.type(ctx.slope), left.shape[1]
-        flat = (left.reshape(-1), right.reshape(-1), slope, array(gradients[0]).reshape(-1))
-        d_left = d_right = None
-        if ctx.needs_input_grad[0]:
-            d_left, columns = np.empty_like(left), outgoing(ctx.adjacency)
-            kernels.additive_left(_threads(columns), *columns, heads, *flat, d_left.reshape(-1))
-        if ctx.needs_input_grad[1]:
-            d_right, rows = np.empty_like(right), incoming(ctx.adjacency)
-            kernels.additive_right(_threads(rows), *rows, heads, *flat, d_right.reshape(-1))
-        return (*tensors(d_left, d_right), None, None)
+@piece
+def _dynamic_row(low, high, i, source, heads, channels, near, far, weight, slope, out):
+    width, end = heads * channels, len(source) - 1
+    here = np.int64(i) * width
+    for e in range(low, high):
+        there = np.int64(source[e]) * width
+        fetch(far, np.int64(source[min(e + AHEAD, end)]) * width, width)
+        for h in range(heads):
+            c = h * channels
+            out[np.int64(e) * heads + h] = _dynamic_score(
+                channels, far, there + c, near, here + c, weight, c, slope
+            )
 
 
-class _Dynamic(Function):
+@piece
+def _dot_row(low, high, i, source, heads, channels, near, far, rate, out):
+    width, end = heads * channels, len(source) - 1
+    here = np.int64(i) * width
+    for e in range(low, high):
+        there = np.int64(source[e]) * width
+        fetch(far, np.int64(source[min(e + AHEAD, end)]) * width, width)
+        for h in range(heads):
+            c = h * channels
+            out[np.int64(e) * heads + h] = rate * dot(channels, near, here + c, far, there + c)
+
+
+@piece
+def score_row(low, high, i, source, heads, channels, near, far, weight, slope, rate, out):
+    """out[e, h] = the scores of the incoming edges e = low..high-1 of node i."""
+    if rate is not None:
+        _dot_row(low, high, i, source, heads, channels, near, far, rate, out)
+    elif weight is not None:
+        _dynamic_row(low, high, i, source, heads, channels, near, far, weight, slope, out)
+    else:
+        _additive_row(low, high, i, source, heads, near, far, slope, out)
+
+
+@kernel
+def _forward_block(b, blocks, rowptr, source, heads, channels, near, far, weight, slope, rate, out):
+    for i in range(blocks[b], blocks[b + 1]):
+        low, high = rowptr[i], rowptr[i + 1]
+        score_row(low, high, i, source, heads, channels, near, far, weight, slope, rate, out)
+
+
+@kernel
+def _forward(threads, count, *arguments):
+    run_blocks(_forward_block, threads, count, arguments)
+
+
+@piece
+def _dynamic_gradient(channels, far, there, near, here, weight, at, slope, g, out):
+    """out[there + c] += g · weight[c] · leaky_relu'(far + near)."""
+    rest = channels & (LANES - 1)
+    whole = channels - rest
+    lanes_slope, lanes_g = splat(slope), splat(g)
+    for c in range(0, whole, LANES):
+        z = load(far, there + c) + load(near, here + c)
+        t = lanes_g * load(weight, at + c)
+        store(out, there + c, load(out, there + c) + where_positive(z, t, lanes_slope * t))
+    if rest > 0:
+        z = load_some(far, there + whole, rest) + load_some(near, here + whole, rest)
+        t = lanes_g * load_some(weight, at + whole, rest)
+        t = where_positive(z, t, lanes_slope * t)
+        store_some(out, there + whole, rest, load_some(out, there + whole, rest) + t)
+
+
+@piece
+def _dynamic_weight_gradient(channels, far, there, near, here, weight, at, slope, g, out, d_weight):
+    """As `_dynamic_gradient`, for the destination; and d_weight[at + c] += g · leaky_relu(far + near)."""
+    rest = channels & (LANES - 1)
+    whole = channels - rest
+    lanes_slope, lanes_g = splat(slope), splat(g)
+    for c in range(0, whole, LANES):
+        z = load(far, there + c) + load(near, here + c)
+        t = where_positive(z, lanes_g, lanes_slope * lanes_g)
+        store(out, here + c, load(out, here + c) + t * load(weight, at + c))
+        store(d_weight, at + c, load(d_weight, at + c) + t * z)
+    if rest > 0:
+        there, here, at = there + whole, here + whole, at + whole
+        z = load_some(far, there, rest) + load_some(near, here, rest)
+        t = where_positive(z, lanes_g, lanes_slope * lanes_g)
+        store_some(out, here, rest, load_some(out, here, rest) + t * load_some(weight, at, rest))
+        store_some(d_weight, at, rest, load_some(d_weight, at, rest) + t * z)
+
+
+@piece
+def pass_to_far(h, there, here, channels, near, far, weight, slope, rate, g, d_far):
+    """Add to `d_far` the part of one head of one edge whose score has the gradient g.
+
+    Returns the gradient of far + near before the leaky relu for the additive score, else g.
+    """
+    c = h * channels
+    if rate is not None:
+        axpy(channels, rate * g, near, here + c, d_far, there + c)
+    elif weight is not None:
+        _dynamic_gradient(channels, far, there + c, near, here + c, weight, c, slope, g, d_far)
+    else:
+        g = where_positive(far[there + h] + near[here + h], g, slope * g)
+        d_far[there + h] += g
+    return g
+
+
+@piece
+def row_width(heads, channels, weight, rate):
+    """Numbers of `near` and `far` for each node."""
+    return heads if weight is None and rate is None else heads * channels
+
+
+@kernel
+def _far_block(
+    b, blocks, colptr, edge, target, heads, channels, near, far, weight, slope, rate, gradient, d_far
+):
+    width, end = row_width(heads, channels, weight, rate), len(edge) - 1
+    for j in range(blocks[b], blocks[b + 1]):
+        there = np.int64(j) * width
+        d_far[there : there + width] = 0
+        for p in range(colptr[j], colptr[j + 1]):
+            at, here = np.int64(edge[p]) * heads, np.int64(target[p]) * width
+            fetch(near, np.int64(target[min(p + AHEAD, end)]) * width, width)
+            for h in range(heads):
+                g = gradient[at + h]
+                pass_to_far(h, there, here, channels, near, far, weight, slope, rate, g, d_far)
+
+
+@kernel
+def _far(threads, count, *arguments):
+    run_blocks(_far_block, threads, count, arguments)
+
+
+@kernel
+def _near_block(
+    b, blocks, rowptr, source, heads, channels, near, far, weight, slope, rate, gradient, d_near, partial
+):
+    """Gradient at the destinations; for the dynamic score this block's share of ∂weight in partial[b]."""
+    width, end, d_weight = row_width(heads, channels, weight, rate), len(source) - 1, partial[b]
+    for i in range(blocks[b], blocks[b + 1]):
+        here = np.int64(i) * width
+        d_near[here : here + width] = 0
+        for e in range(rowptr[i], rowptr[i + 1]):
+            there = np.int64(source[e]) * width
+            fetch(far, np.int64(source[min(e + AHEAD, end)]) * width, width)
+            for h in range(heads):
+                g, c = gradient[np.int64(e) * heads + h], h * channels
+                if rate is not None:
+                    axpy(channels, rate * g, far, there + c, d_near, here + c)
+                elif weight is not None:
+                    _dynamic_weight_gradient(
+                        channels, far, there + c, near, here + c, weight, c, slope, g, d_near, d_weight
+                    )
+                else:
+                    z = far[there + h] + near[here + h]
+                    d_near[here + h] += where_positive(z, g, slope * g)
+
+
+@kernel
+def _near(threads, count, *arguments):
+    run_blocks(_near_block, threads, count, arguments)
+
+
+def score_arguments(
+    kind: int, near: Tensor, far: Tensor, weight: Tensor | None, slope: float
+) -> tuple[Any, ...]:
+    """Return near, far, weight, slope and rate of a score, see above."""
+    number = array(near).dtype.type
+    rate = number(near.shape[2] ** -0.5) if kind == DOT else None
+    ends = flat(near), flat(far), None if weight is None else flat(weight)
+    return *ends, number(slope), rate
+
+
+def near_gradients(
+    adjacency: Adjacency, sizes: tuple[int, int], given: tuple[Any, ...], gradient: Reals, like: Reals
+) -> tuple[Reals, Reals | None]:
+    """Return the gradients at the destinations [as `like`] and of the weight, if there is one.
+
+    Args:
+        adjacency: the edges.
+        sizes: heads and channels.
+        given: from `score_arguments`.
+        gradient: of the scores, flat.
+        like: `near`.
+    """
+    rows, d_near, weight = incoming(adjacency), np.empty_like(like), given[2]
+    # One partial sum per block, added in block order: the same result for any number of threads.
+    partial = np.zeros((len(rows.blocks) - 1, 0 if weight is None else weight.size), like.dtype)
+    over(_near, rows, *sizes, *given, gradient, flat(d_near), partial)
+    return d_near, None if weight is None else partial.sum(0).reshape(sizes)
+
+
+class _Score(Function):
     @staticmethod
     def forward(
-        ctx: Any, left: Tensor, right: Tensor, weight: Tensor, adjacency: Adjacency, slope: float
+        ctx: Any,
+        near: Tensor,
+        far: Tensor,
+        weight: Tensor | None,
+        adjacency: Adjacency,
+        kind: int,
+        slope: float,
     ) -> Tensor:
-        index, given = incoming(adjacency), array(left)
-        out = _empty_scores(adjacency, given)
-        flat = (given.reshape(-1), array(right).reshape(-1), array(weight).reshape(-1))
-        kernels.dynamic(
-            _threads(index), *index, *given.shape[1:], *flat, given.dtype.type(slope), out.reshape(-1)
-        )
-        ctx.save_for_backward(left, right, weight)
-        ctx.adjacency, ctx.slope = adjacency, slope
+        ctx.save_for_backward(near, far, weight)
+        ctx.adjacency, ctx.kind, ctx.slope = adjacency, kind, slope
+        ctx.sizes = (near.shape[1], 1) if kind == ADDITIVE else tuple(near.shape[1:])
+        out = np.empty((adjacency.num_edges, near.shape[1]), array(near).dtype)
+        given = score_arguments(kind, near, far, weight, slope)
+        over(_forward, incoming(adjacency), *ctx.sizes, *given, flat(out))
         return from_numpy(out)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        left, right, weight = (array(t) for t in ctx.saved_tensors)
-        slope, gradient = left.dtype.type(ctx.slope), array(gradients[0]).reshape(-1)
-        flat = (*left.shape[1:], left.reshape(-1), right.reshape(-1), weight.reshape(-1), slope, gradient)
-        d_left = d_right = d_weight = None
-        if ctx.needs_input_grad[0]:
-            d_left, columns = np.empty_like(left), outgoing(ctx.adjacency)
-            kernels.dynamic_left(_threads(columns), *columns, *flat, d_left.reshape(-1))
-        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            d_right, d_weight = dynamic_right(ctx.adjacency, flat, right, weight)
-        return (*tensors(d_left, d_right, d_weight), None, None)
-
-
-def dynamic_right(
-    adjacency: Adjacency, flat: tuple[Any, ...], right: Reals, weight: Reals
-) -> tuple[Reals, Reals]:
-    """Return the gradients at the destinations and of the weight."""
-    rows = incoming(adjacency)
-    d_right = np.empty_like(right)
-    # One partial sum per block, added in block order: the same result for any number of threads.
-    partial = np.zeros((len(rows.blocks) - 1, weight.size), weight.dtype)
-    kernels.dynamic_right(_threads(rows), *rows, *flat, d_right.reshape(-1), partial)
-    return d_right, partial.sum(0).reshape(weight.shape)
-
-
-class _Dot(Function):
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
-        index, given = incoming(adjacency), array(query)
-        out = _empty_scores(adjacency, given)
-        scale = given.dtype.type(given.shape[2] ** -0.5)
-        flat = (given.reshape(-1), array(key).reshape(-1), scale, out.reshape(-1))
-        kernels.dot_product(_threads(index), *index, *given.shape[1:], *flat)
-        ctx.save_for_backward(query, key)
-        ctx.adjacency = adjacency
-        return from_numpy(out)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        query, key = (array(t) for t in ctx.saved_tensors)
-        scale, gradient = query.dtype.type(query.shape[2] ** -0.5), array(gradients[0]).reshape(-1)
-        d_query = d_key = None
-        if ctx.needs_input_grad[0]:
-            d_query, rows = np.empty_like(query), incoming(ctx.adjacency)
-            flat = (*key.shape[1:], key.reshape(-1), scale, gradient, d_query.reshape(-1))
-            kernels.dot_product_query(_threads(rows), *rows, *flat)
+        near, far, weight = ctx.saved_tensors
+        given, gradient = score_arguments(ctx.kind, near, far, weight, ctx.slope), flat(gradients[0])
+        d_near = d_far = d_weight = None
         if ctx.needs_input_grad[1]:
-            d_key, columns = np.empty_like(key), outgoing(ctx.adjacency)
-            flat = (*query.shape[1:], query.reshape(-1), scale, gradient, d_key.reshape(-1))
-            kernels.dot_product_key(_threads(columns), *columns, *flat)
-        return (*tensors(d_query, d_key), None)
+            d_far = np.empty_like(array(far))
+            over(_far, outgoing(ctx.adjacency), *ctx.sizes, *given, gradient, flat(d_far))
+        if ctx.needs_input_grad[0] or ctx.needs_input_grad[2]:
+            d_near, d_weight = near_gradients(ctx.adjacency, ctx.sizes, given, gradient, array(near))
+        return (*tensors(d_near, d_far, d_weight), None, None, None)
 
 
-def score_additive(left: Tensor, right: Tensor, adjacency: Adjacency, slope: float) -> Tensor:
-    """`leaky_relu(left[source] + right[destination])` for `left`, `right` [N, H] → [E, H]."""
-    result: Tensor = _Additive.apply(left, right, adjacency, slope)
-    return result
-
-
-def score_dynamic(left: Tensor, right: Tensor, weight: Tensor, adjacency: Adjacency, slope: float) -> Tensor:
-    """`Σ_c weight · leaky_relu(left[source] + right[destination])`, [N, H, C] and [H, C] → [E, H]."""
-    result: Tensor = _Dynamic.apply(left, right, weight, adjacency, slope)
-    return result
-
-
-def score_dot(query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
-    """`⟨query[destination], key[source]⟩ / √C` for [N, H, C] → [E, H]."""
-    result: Tensor = _Dot.apply(query, key, adjacency)
-    return result
+def score(
+    kind: int, near: Tensor, far: Tensor, weight: Tensor | None, adjacency: Adjacency, slope: float
+) -> Tensor:
+    """See `fgai.ops.reference.score`."""
+    return _Score.apply(near, far, weight, adjacency, kind, slope)  # type: ignore[no-any-return]

@@ -13,13 +13,12 @@ from torch.autograd.function import once_differentiable
 
 from fgai.ops.gpu.plan import Work, incoming, outgoing, room
 from fgai.ops.gpu.tiles import add_pieces, factor, inside, leaky, narrow, one, wide, wide_score
-from fgai.ops.reference import odds
+from fgai.ops.reference import ADDITIVE, DYNAMIC, odds
 from fgai.sparse import Adjacency
 from fgai.sparse.adjacency import reach_of
 
 # mypy: disable-error-code="no-untyped-call"
 
-ADDITIVE, DYNAMIC, DOT = 0, 1, 2
 # What is written of the attention: every head's, or their mean (nothing: 0).
 ALL, MEAN = 1, 2
 # Numbers in a tile of edges × heads × channels, and how many of them one warp holds.
@@ -182,80 +181,26 @@ def _movers(ctx: Any, near: Tensor, *given: Tensor) -> Tensor:
     return d_near
 
 
-def _attend(
+def attend(
+    kind: int,
     near: Tensor,
     far: Tensor,
     weight: Tensor | None,
     values: Tensor,
     adjacency: Adjacency,
-    score: int,
     slope: float,
     p: float,
     seed: int | Tensor,
-    written: bool,
-    averaged: bool,
+    written: bool = True,
+    averaged: bool = False,
 ) -> tuple[Tensor, Tensor]:
+    """See `fgai.ops.reference.attend`; unless `written`, the attention comes back empty."""
     if not isinstance(seed, Tensor):
         seed = torch.full((1,), seed, device=values.device)  # no copy from the host: it could not be captured
     given = values.new_empty(0) if weight is None else weight
-    result: tuple[Tensor, Tensor] = _Attend.apply(
-        near,
-        far,
-        given,
-        values,
-        adjacency,
-        score,
-        slope,
-        p,
-        seed,
-        (MEAN if averaged else ALL) if written else 0,
-    )
-    return result
-
-
-def attend_additive(
-    left: Tensor,
-    right: Tensor,
-    values: Tensor,
-    adjacency: Adjacency,
-    slope: float,
-    p: float,
-    seed: int | Tensor,
-    written: bool = True,
-    averaged: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """See `fgai.ops.reference.attend_additive`; unless `written`, the attention comes back empty."""
-    return _attend(right, left, None, values, adjacency, ADDITIVE, slope, p, seed, written, averaged)
-
-
-def attend_dynamic(
-    left: Tensor,
-    right: Tensor,
-    weight: Tensor,
-    values: Tensor,
-    adjacency: Adjacency,
-    slope: float,
-    p: float,
-    seed: int | Tensor,
-    written: bool = True,
-    averaged: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """See `fgai.ops.reference.attend_dynamic`; unless `written`, the attention comes back empty."""
-    return _attend(right, left, weight, values, adjacency, DYNAMIC, slope, p, seed, written, averaged)
-
-
-def attend_dot(
-    query: Tensor,
-    key: Tensor,
-    values: Tensor,
-    adjacency: Adjacency,
-    p: float,
-    seed: int | Tensor,
-    written: bool = True,
-    averaged: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """See `fgai.ops.reference.attend_dot`; unless `written`, the attention comes back empty."""
-    return _attend(query, key, None, values, adjacency, DOT, 0.0, p, seed, written, averaged)
+    attention = (MEAN if averaged else ALL) if written else 0
+    options = kind, slope, p, seed, attention
+    return _Attend.apply(near, far, given, values, adjacency, *options)  # type: ignore[no-any-return]
 
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"

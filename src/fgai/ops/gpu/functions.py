@@ -12,6 +12,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fgai.ops.gpu.plan import room
+from fgai.ops.reference import ADDITIVE, DYNAMIC
 from fgai.sparse import Adjacency
 from fgai.sparse.adjacency import reach_of
 
@@ -226,19 +227,15 @@ def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor
     return _Aggregate.apply(attention, values, adjacency)  # type: ignore[no-any-return]
 
 
-def score_additive(left: Tensor, right: Tensor, adjacency: Adjacency, slope: float) -> Tensor:
-    """See `fgai.ops.reference.score_additive`."""
-    return _Additive.apply(left, right, adjacency, slope)  # type: ignore[no-any-return]
-
-
-def score_dynamic(left: Tensor, right: Tensor, weight: Tensor, adjacency: Adjacency, slope: float) -> Tensor:
-    """See `fgai.ops.reference.score_dynamic`."""
-    return _Dynamic.apply(left, right, weight, adjacency, slope)  # type: ignore[no-any-return]
-
-
-def score_dot(query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
-    """See `fgai.ops.reference.score_dot`."""
-    return _Dot.apply(query, key, adjacency)  # type: ignore[no-any-return]
+def score(
+    kind: int, near: Tensor, far: Tensor, weight: Tensor | None, adjacency: Adjacency, slope: float
+) -> Tensor:
+    """See `fgai.ops.reference.score`."""
+    if kind == ADDITIVE:
+        return _Additive.apply(far, near, adjacency, slope)  # type: ignore[no-any-return]
+    if kind == DYNAMIC:
+        return _Dynamic.apply(far, near, weight, adjacency, slope)  # type: ignore[no-any-return]
+    return _Dot.apply(near, far, adjacency)  # type: ignore[no-any-return]
 
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
