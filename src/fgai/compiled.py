@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 from numba import njit
 
@@ -11,8 +11,6 @@ from fgai.errors import FgaiWarning, warn
 
 REBUILT: list[str] = []
 """Kernels whose stored code was found damaged by this process, and was made anew."""
-
-
 _DAMAGED = "stored code of the kernels is damaged and compiled again, which takes a while; see `fgai doctor`"
 
 
@@ -40,27 +38,15 @@ class _Store:
             return None
 
 
-@overload
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]: ...
-
-
-@overload
-def compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
-
-
 def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Compile a function on first use, without the interpreter's lock, and keep the machine code on disk.
 
     Args:
-        function: what to compile.
+        function: what to compile; without it, a decorator with these options is returned.
         **options: of numba's `njit`.
     """
     if function is None:
-        return lambda given: _made(given, options)
-    return _made(function, options)
-
-
-def _made(function: Callable[..., Any], options: dict[str, Any]) -> Any:
+        return lambda given: compiled(given, **options)
     made = njit(**{"cache": True, "nogil": True, **options})(function)
     if hasattr(made, "_cache"):  # not with NUMBA_DISABLE_JIT, which leaves the function as it is
         made._cache = _Store(made._cache, f"{function.__module__}.{function.__qualname__}")

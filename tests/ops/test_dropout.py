@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fgai import ops
 from fgai.ops import cpu, reference
-from fgai.ops.reference import factors
+from fgai.ops.reference import _factors
 from support.ops_cases import FUSED, SEED, TOLERANCE, assert_same, call, inputs, results_and_gradients, skewed
 
 
@@ -32,8 +32,8 @@ def test_rate_scale_and_independence() -> None:
 
 
 def test_positions_beyond_32_bits_draw_anew() -> None:
-    first = factors(torch.Size([64]), 0.5, SEED, torch.empty(0))
-    assert not torch.equal(first, factors(torch.Size([64]), 0.5, SEED + 1, torch.empty(0)))
+    first = _factors(torch.Size([64]), 0.5, SEED, torch.empty(0))
+    assert not torch.equal(first, _factors(torch.Size([64]), 0.5, SEED + 1, torch.empty(0)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -71,7 +71,7 @@ def compare_averaged(name: str, adjacency: Adjacency, size: tuple[int, int], dty
 
 def compare_clip(device: str, dtype: torch.dtype, rows: int, width: int) -> None:
     """What is clipped and softened, what is noted of it, and the gradient, against the CPU's kernel."""
-    from fgai.ops.clip import clip_rows, clip_rows_back
+    from fgai.ops.clip import _clip_rows, _clip_rows_back
     from fgai.ops.gpu import nodes as ours
 
     generator = torch.Generator().manual_seed(4)
@@ -86,9 +86,9 @@ def compare_clip(device: str, dtype: torch.dtype, rows: int, width: int) -> None
             inside, scale = ours.clip_rows(*given, made, noted=noted)
             back = ours.clip_rows_back(gradient.to(device), inside, scale, made, *given[1:])
             out = torch.empty_like(x)
-            kept = clip_rows(x, low, high, radius, out, noted=noted)
+            kept = _clip_rows(x, low, high, radius, out, noted=noted)
             torch.testing.assert_close(made.cpu(), out)
-            expected = clip_rows_back(gradient, *kept, out, low, high, radius)
+            expected = _clip_rows_back(gradient, *kept, out, low, high, radius)
             torch.testing.assert_close(back.cpu(), expected)
 
 

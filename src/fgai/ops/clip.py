@@ -80,7 +80,7 @@ def _clip_back(threads, count, *arguments):
     run_blocks(_clip_back_block, threads, count, arguments)
 
 
-def clip_rows(
+def _clip_rows(
     x: Tensor,
     low: Tensor,
     high: Tensor,
@@ -115,7 +115,7 @@ def clip_rows(
     return inside if noted and clipped else None, scale if shrunk else None
 
 
-def clip_rows_back(
+def _clip_rows_back(
     gradient: Tensor,
     inside: Tensor | None,
     scale: Tensor | None,
@@ -241,7 +241,7 @@ def _moved(
     """
     if _fits(x, low, high):
         if x.device.type == "cpu":
-            return out, *clip_rows(x, low, high, radius, out, noted=noted)
+            return out, *_clip_rows(x, low, high, radius, out, noted=noted)
         if x.device.type == "cuda":
             from fgai.ops.gpu.nodes import clip_rows as clip_on_gpu
 
@@ -278,7 +278,7 @@ class _Clip(torch.autograd.Function):
             inside, scale, out, low, high, radius = ctx.saved_tensors
             noted = gradient, inside, scale, out, low, high, radius
             if ctx.mine and out.device.type == "cpu":
-                gradient = clip_rows_back(*noted)
+                gradient = _clip_rows_back(*noted)
             elif ctx.mine and out.device.type == "cuda":
                 from fgai.ops.gpu.nodes import clip_rows_back as clip_back_on_gpu
 
@@ -297,7 +297,7 @@ def _back(
     high: Tensor,
     radius: Tensor,
 ) -> Tensor:
-    """The reference of the kernels: see `fgai.ops.clip.clip_rows_back`."""
+    """The reference of the kernels: see `fgai.ops.clip._clip_rows_back`."""
     if scale is not None:
         middle, inverse = _ball(low, high)
         rows = (-1, *[1] * (said.dim() - 1))

@@ -43,7 +43,7 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-def factors(shape: torch.Size, p: float, seed: int | Tensor, like: Tensor) -> Tensor:
+def _factors(shape: torch.Size, p: float, seed: int | Tensor, like: Tensor) -> Tensor:
     """Return what each number of a tensor of this `shape` is multiplied with: 0 or 1 / (1 - p)."""
     limit, scale = odds(p)
     position = torch.arange(shape.numel(), device=like.device)
@@ -54,7 +54,7 @@ def factors(shape: torch.Size, p: float, seed: int | Tensor, like: Tensor) -> Te
     return ((x >= limit).to(like.dtype) * scale).view(shape)
 
 
-def segment_sum(values: Tensor, index: Tensor, num_segments: int) -> Tensor:
+def _segment_sum(values: Tensor, index: Tensor, num_segments: int) -> Tensor:
     """Sum the rows of `values` [E, ...] that share an entry of `index` [E]."""
     out = values.new_zeros((num_segments, *values.shape[1:]))
     return out.index_add(0, index, values)
@@ -66,14 +66,14 @@ def edge_softmax(scores: Tensor, adjacency: Adjacency) -> Tensor:
     top = scores.new_full((adjacency.num_nodes, scores.shape[1]), float("-inf"))
     top = top.scatter_reduce(0, index, scores.detach(), "amax", include_self=True)
     exp = torch.exp(scores - top[adjacency.destination])
-    total = segment_sum(exp, adjacency.destination, adjacency.num_nodes)
+    total = _segment_sum(exp, adjacency.destination, adjacency.num_nodes)
     return exp / total[adjacency.destination]
 
 
 def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
     """Σ over incoming edges of `attention` [E, H] times the source's `values` [N, H, C] → [N, H, C]."""
     messages = attention[:, :, None] * values[adjacency.source]
-    return segment_sum(messages, adjacency.destination, adjacency.num_nodes)
+    return _segment_sum(messages, adjacency.destination, adjacency.num_nodes)
 
 
 def score(
@@ -101,7 +101,7 @@ def score(
 def project_sparse(rows: SparseRows, weight: Tensor) -> Tensor:
     """Sparse `rows` times `weight` [F, D] → [N, D]."""
     entries = rows.values.to(weight.dtype)[:, None] * weight[rows.indices]
-    return segment_sum(entries, rows.rows, rows.num_rows)
+    return _segment_sum(entries, rows.rows, rows.num_rows)
 
 
 def node_scores(values: Tensor, source_weight: Tensor, destination_weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,7 +111,7 @@ def node_scores(values: Tensor, source_weight: Tensor, destination_weight: Tenso
 
 def dropout(given: Tensor, p: float, seed: int | Tensor) -> Tensor:
     """Set each number to 0 with probability `p` and scale the rest by 1 / (1 - p)."""
-    return given * factors(given.shape, p, seed, given)
+    return given * _factors(given.shape, p, seed, given)
 
 
 def attend(

@@ -279,7 +279,7 @@ def _mark(adjacency: Adjacency) -> None:
     adjacency.__dict__.update({_INCOMING: True, _OUTGOING: True})
 
 
-class Reach(NamedTuple):
+class _Reach(NamedTuple):
     """Which nodes of an adjacency matter.
 
     Attributes:
@@ -292,10 +292,10 @@ class Reach(NamedTuple):
 
 
 def set_reach(adjacency: Adjacency, moving: int, filled: int) -> None:
-    """Say once which nodes of an adjacency matter, see `Reach`; copies of it do not know."""
-    cached_on(adjacency, "ops reach", lambda: Reach(moving, filled))
+    """Say once which nodes of an adjacency matter, see `_Reach`; copies of it do not know."""
+    cached_on(adjacency, "ops reach", lambda: _Reach(moving, filled))
 
 
-def reach_of(adjacency: Adjacency) -> Reach:
+def reach_of(adjacency: Adjacency) -> _Reach:
     """Return what was said of an adjacency; all of its nodes matter where nothing was."""
-    return cached_on(adjacency, "ops reach", lambda: Reach(adjacency.num_nodes, adjacency.num_nodes))
+    return cached_on(adjacency, "ops reach", lambda: _Reach(adjacency.num_nodes, adjacency.num_nodes))

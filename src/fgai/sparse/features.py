@@ -24,7 +24,7 @@ MIN_COLUMNS = 64
 """With fewer columns they stay as they are."""
 
 
-class Pattern:
+class _Pattern:
     """The places of a sparse matrix's entries; what the kernels derive from them is kept with it."""
 
 
@@ -74,9 +74,9 @@ class SparseRows:
         return self.indptr.to(torch.int32), self.indices.to(torch.int32)
 
     @cached_property
-    def pattern(self) -> Pattern:
+    def pattern(self) -> _Pattern:
         """Stands for the places of the entries, for all matrices that differ in their values alone."""
-        return Pattern()
+        return _Pattern()
 
     def check(self) -> None:
         """Raise unless pointers, columns and values fit each other; looked at once for a pattern.

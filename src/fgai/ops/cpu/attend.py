@@ -13,8 +13,8 @@ incoming edges afterwards, from ∂s.
 
 Every array is flat: [E, H] for `attention` and `d_scores`, [N, H, C] for `values`, `out` and their
 gradients, [N, H] for `means`; see `fgai.ops.cpu.scores` for those of the score. `drop` is (seed, limit,
-scale) of dropout. `d_attention` is empty where the attention has no gradient, else it holds `each` = H numbers
-per edge, or one that counts for every head. `room[b]` is working space of block b.
+scale) of dropout. `d_attention` is empty where the attention has no gradient, else it holds `each` = H
+numbers per edge, or one that counts for every head. `room[b]` is working space of block b.
 """
 
 from __future__ import annotations

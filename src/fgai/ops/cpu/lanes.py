@@ -1,7 +1,7 @@
 """Eight numbers at a time: a vector type for the kernels.
 
 A head has often 8 channels and a layer 8 heads: too few for LLVM's automatic vectorisation, whose loop bodies
-handle 32 numbers or more. A value of `LanesType` is a vector in registers: 8 numbers, or a tile of 64, for
+handle 32 numbers or more. A value of `_LanesType` is a vector in registers: 8 numbers, or a tile of 64, for
 example 8 heads of 8 channels. Every processor maps it to the registers it has. Inside compiled code it
 supports `+ - *` with another of the same size, and the functions below. `benchmarks/alternatives.py` compares
 it with plain loops.
@@ -30,7 +30,7 @@ _WORD = ir.IntType(32)
 _LONG = ir.IntType(64)
 
 
-class LanesType(types.Type):  # type: ignore[misc]
+class _LanesType(types.Type):  # type: ignore[misc]
     """Eight (or 64) float32 or float64 in registers."""
 
     def __init__(self, dtype: Any, count: int = LANES) -> None:
@@ -38,7 +38,7 @@ class LanesType(types.Type):  # type: ignore[misc]
         super().__init__(f"Lanes({dtype}, {count})")
 
 
-@register_model(LanesType)
+@register_model(_LanesType)
 class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, manager: Any, kind: Any) -> None:
         scalar = ir.FloatType() if kind.dtype == types.float32 else ir.DoubleType()
@@ -75,13 +75,13 @@ def _operator(function: Callable[[Any, Any], Any], instruction: str) -> None:
         key = function
 
         def generic(self, args: Any, kws: Any) -> Any:
-            if len(args) == 2 and isinstance(args[0], LanesType) and args[0] == args[1]:
+            if len(args) == 2 and isinstance(args[0], _LanesType) and args[0] == args[1]:
                 return signature(args[0], *args)
             return None
 
     infer_global(function)(_Typing)
 
-    @lower_builtin(function, LanesType, LanesType)
+    @lower_builtin(function, _LanesType, _LanesType)
     def _lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return getattr(builder, instruction)(*args, flags=_FLAGS)
 
@@ -106,7 +106,7 @@ def _loaded(array: Any, count: int) -> Any:
         at, size = _address(context, builder, array, *args, count=count)
         return builder.load(at, align=size)
 
-    return LanesType(array.dtype, count)(array, types.intp), generate
+    return _LanesType(array.dtype, count)(array, types.intp), generate
 
 
 @intrinsic
@@ -150,7 +150,7 @@ def load_some(typingctx: Any, array: Any, offset: Any, count: Any) -> Any:
         hint = ir.Constant(_WORD, size)
         return _call(builder, name, vector, at, hint, _mask(builder, args[2]), _constant(vector, 0.0))
 
-    return LanesType(array.dtype)(array, types.intp, types.intp), generate
+    return _LanesType(array.dtype)(array, types.intp, types.intp), generate
 
 
 @intrinsic
@@ -182,7 +182,7 @@ def prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
 
 
 def _splatted(value: Any, count: int) -> Any:
-    kind = LanesType(value, count)
+    kind = _LanesType(value, count)
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return _broadcast(builder, args[0], context.get_value_type(kind))
@@ -209,7 +209,7 @@ def spread(typingctx: Any, lanes: Any) -> Any:
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return _shuffled(builder, args[0], args[0], [k // LANES for k in range(TILE)])
 
-    return LanesType(lanes.dtype, TILE)(lanes), generate
+    return _LanesType(lanes.dtype, TILE)(lanes), generate
 
 
 @intrinsic
@@ -248,7 +248,7 @@ def totals(typingctx: Any, tile: Any) -> Any:
             ]
         return vectors[0]
 
-    return LanesType(tile.dtype)(tile), generate
+    return _LanesType(tile.dtype)(tile), generate
 
 
 @intrinsic
@@ -275,7 +275,7 @@ def where_positive(typingctx: Any, condition: Any, a: Any, b: Any) -> Any:
 @intrinsic
 def hash_factors(typingctx: Any, position: Any, seed: Any, limit: Any, scale: Any) -> Any:
     """0 or `scale` for eight positions in a row: the draws of `fgai.ops.reference`, eight at a time."""
-    kind = LanesType(scale)
+    kind = _LanesType(scale)
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         words, longs = ir.VectorType(_WORD, LANES), ir.VectorType(_LONG, LANES)
@@ -309,7 +309,7 @@ def exp_nonpositive(typingctx: Any, x: Any) -> Any:
     smallest normal number the result is 0. NaN gives NaN. Accurate to 2 units in the last place. Rounding and
     the two steps of r are opaque calls, because fast maths would simplify the usual additions away.
     """
-    lanes = isinstance(x, LanesType)
+    lanes = isinstance(x, _LanesType)
     dtype = x.dtype if lanes else x
     if dtype not in (types.float32, types.float64):
         raise TypingError("exp_nonpositive takes float32 or float64")

@@ -187,7 +187,7 @@ def outgoing(adjacency: Adjacency) -> Outgoing:
     return cached_on(adjacency, "cpu outgoing", make)
 
 
-class RowsPlan(NamedTuple):
+class _RowsPlan(NamedTuple):
     """A sparse matrix as the kernels read it, by rows."""
 
     blocks: Ints
@@ -195,7 +195,7 @@ class RowsPlan(NamedTuple):
     indices: Ints
 
 
-class ColumnsPlan(NamedTuple):
+class _ColumnsPlan(NamedTuple):
     """The same entries ordered by column: pointers, row and position of each entry."""
 
     blocks: Ints
@@ -204,22 +204,22 @@ class ColumnsPlan(NamedTuple):
     order: Ints
 
 
-def rows_plan(rows: SparseRows) -> RowsPlan:
+def rows_plan(rows: SparseRows) -> _RowsPlan:
     """Return the row view of `rows`, made once for all matrices of its pattern."""
 
-    def make() -> RowsPlan:
+    def make() -> _RowsPlan:
         indptr, indices = (t.numpy() for t in rows.rows32)
-        return RowsPlan(blocks(indptr), indptr, indices)
+        return _RowsPlan(blocks(indptr), indptr, indices)
 
     return cached_on(rows.pattern, "cpu rows", make)
 
 
-def columns_plan(rows: SparseRows) -> ColumnsPlan:
+def columns_plan(rows: SparseRows) -> _ColumnsPlan:
     """Return the column view of `rows`, made once for all matrices of its pattern."""
 
-    def make() -> ColumnsPlan:
+    def make() -> _ColumnsPlan:
         colptr, row, order = (t.numpy() for t in rows.columns)
-        return ColumnsPlan(blocks(colptr), colptr, row, order)
+        return _ColumnsPlan(blocks(colptr), colptr, row, order)
 
     return cached_on(rows.pattern, "cpu columns", make)
 
@@ -257,7 +257,7 @@ def launch(kernel: Callable[..., None], count: int, *arguments: Any) -> None:
 
 
 def over(
-    kernel: Callable[..., None], index: Incoming | Outgoing | RowsPlan | ColumnsPlan, *rest: Any
+    kernel: Callable[..., None], index: Incoming | Outgoing | _RowsPlan | _ColumnsPlan, *rest: Any
 ) -> None:
     """Run a kernel over the blocks of an index, which are its first arguments."""
     launch(kernel, len(index.blocks) - 1, *index, *rest)

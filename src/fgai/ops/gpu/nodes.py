@@ -260,7 +260,7 @@ def clip_rows(
     *,
     noted: bool = False,
 ) -> tuple[Tensor | None, Tensor]:
-    """As `fgai.ops.clip.clip_rows`; what it notes is returned whether rows were moved or not."""
+    """As `fgai.ops.clip._clip_rows`; what it notes is returned whether rows were moved or not."""
     rows, width = x.shape[0], low.numel()
     inside = torch.empty(x.shape if noted else (1,), dtype=torch.bool, device=x.device)
     scale = x.new_empty(rows)
@@ -281,7 +281,7 @@ def clip_rows_back(
     high: Tensor,
     radius: Tensor,
 ) -> Tensor:
-    """As `fgai.ops.clip.clip_rows_back`."""
+    """As `fgai.ops.clip._clip_rows_back`."""
     assert scale is not None
     rows, out = said.shape[0], torch.empty_like(said)
     marks = scale if inside is None else inside.view(torch.uint8)

@@ -19,7 +19,7 @@ from fgai.sparse import Adjacency
 PIECE = 256
 
 
-class Layout(NamedTuple):
+class _Layout(NamedTuple):
     """Which pieces the rows have, whatever the positions of their edges; all int32.
 
     Attributes:
@@ -72,7 +72,7 @@ class Work(NamedTuple):
         return self.row, self.first, self.last, self.slot
 
 
-def lay_out(degree: Tensor) -> Layout:
+def lay_out(degree: Tensor) -> _Layout:
     """Return the pieces of rows that have up to `degree` [N] edges; waits for the device once."""
     count = torch.clamp((degree + PIECE - 1) // PIECE, min=1)
     row = torch.repeat_interleave(torch.arange(len(count), device=degree.device), count.long())
@@ -85,7 +85,7 @@ def lay_out(degree: Tensor) -> Layout:
     split_slot = torch.nn.functional.pad(torch.cumsum(count[split_row], 0), (1, 0))
     row, within, slot = (t[order].to(torch.int32) for t in (row, within, slot))
     ends = split_row.to(torch.int32), split_slot.to(torch.int32)
-    return Layout(row, within, slot, *ends, int(split.sum()))
+    return _Layout(row, within, slot, *ends, int(split.sum()))
 
 
 @triton.jit
@@ -99,7 +99,7 @@ def _bounds(row, within, pointer, first, last, count, SIZE: tl.constexpr, B: tl.
     tl.store(last + p, tl.minimum(low + SIZE, end), mask=live)
 
 
-def place(layout: Layout, pointer: Tensor, edge: Tensor, node: Tensor) -> Work:
+def place(layout: _Layout, pointer: Tensor, edge: Tensor, node: Tensor) -> Work:
     """Return the work of a layout over rows that begin at `pointer` [N + 1]; waits for nothing."""
     first, last = torch.empty_like(layout.row), torch.empty_like(layout.row)
     if count := len(layout.row):
@@ -154,14 +154,14 @@ def room(like: Tensor, rows: int) -> Tensor:
     return out
 
 
-def grown_layouts(adjacency: Adjacency, nodes: int, width: int) -> tuple[Layout, Layout, int]:
+def grown_layouts(adjacency: Adjacency, nodes: int, width: int) -> tuple[_Layout, _Layout, int]:
     """Return both views' layouts with room for `nodes` new nodes of `width` edges each, and the longest row.
 
     An old node may become the neighbour of every new one, so each row has room for that many edges more. Made
     once.
     """
 
-    def make() -> tuple[Layout, Layout, int]:
+    def make() -> tuple[_Layout, _Layout, int]:
         adjacency.check_outgoing()
         index = adjacency.index32
         fresh = index.rowptr.new_full((nodes,), width)
