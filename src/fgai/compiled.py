@@ -38,7 +38,7 @@ class _Store:
             return None
 
 
-def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+def compiled(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Compile a function on first use, without the interpreter's lock, and keep the machine code on disk.
 
     Args:

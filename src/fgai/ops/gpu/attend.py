@@ -1,4 +1,28 @@
-"""Fused attention on the GPU, with the attention as second result when it is asked for."""
+"""Fused attention on the GPU, with the attention as second result when it is asked for.
+
+Forward (score → softmax → dropout → aggregate), a program goes once through the incoming edges of a piece
+of a row, with a running maximum m and sum l,
+
+    m' = max(m, s_e),  l' = l exp(m - m') + Σ exp(s_e - m'),  o' = o exp(m - m') + Σ exp(s_e - m') keep_e v_j,
+
+and keeps lse = m + log l per node. The attention exp(s_e - lse_i) is written only when asked for.
+
+Backward, the attention is computed again rather than read. Over outgoing edges, with d = ∂out and δ_i =
+⟨d_i, o_i⟩ + Σ_e a_e ∂a_e,
+
+    ∂v_j = Σ keep_e a_e d_i,     ∂s_e = a_e (keep_e ⟨d_i, v_j⟩ + ∂a_e - δ_i),
+
+then over incoming edges what ∂s passes on to the destinations. No atomics: every sum is one program's, in
+edge order. Where few nodes move, most edges touch none of them: `_sources` then goes over the edges that
+leave them, and `_moving_destinations` over those that reach them, which finds ∂s itself.
+
+Arguments of the kernels: row, first, last, slot are the pieces of rows (`fgai.ops.gpu.plan.Work`); `near`
+of the destinations and `far` of the sources are [N, H] for the additive score, else [N, H, C]; `weight` [H,
+C] is read for the dynamic score only; values, out and their gradients are [N, H, C], lse and delta [N, H],
+attention and d_scores [E, H]; `*_parts` hold what the pieces of a split row found, by slot. H and C are the
+true sizes, BH and BC the powers of two above, BE edges are taken at a time. SCORE is 0 additive, 1 dynamic,
+2 dot.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +41,8 @@ from fgai.ops.reference import ADDITIVE, DYNAMIC, odds
 from fgai.sparse import Adjacency
 from fgai.sparse.adjacency import reach_of
 
-# mypy: disable-error-code="no-untyped-call"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
 
 # What is written of the attention: every head's, or their mean (nothing: 0).
 ALL, MEAN = 1, 2
@@ -203,8 +228,6 @@ def attend(
     return _Attend.apply(near, far, given, values, adjacency, *options)  # type: ignore[no-any-return]
 
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-
 # The maximum over pieces that are all empty; a difference of two infinities would be no number.
 LOWEST = tl.constexpr(-1e30)
 
@@ -307,9 +330,6 @@ def _normalise(
         tl.store(mean + e, tl.sum(found, axis=1) / H, mask=live)
 
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-
-
 @triton.jit
 def _moving_destinations(
     row, first, last, slot, source, near, far, weight, values, d_out, lse, delta, d_near, near_parts,
@@ -363,9 +383,6 @@ def _moving_destinations(
         tl.store(d_near + at, sums, mask=good)
     else:
         tl.store(near_parts + split, sums, mask=good)
-
-
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 
 @triton.jit

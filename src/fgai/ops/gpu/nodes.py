@@ -1,4 +1,4 @@
-"""What the GPU computes node by node: the two halves of the additive score, and dropout."""
+"""What the GPU computes node by node: halves of the additive score, dropout, clipping, how far rows moved."""
 
 from __future__ import annotations
 
@@ -134,8 +134,6 @@ def dropout(given: Tensor, p: float, seed: int | Tensor) -> Tensor:
     return result
 
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-
 SHIFT_TILE = 1024
 
 
@@ -191,9 +189,6 @@ class _Shift(Function):
 def mean_shift(one: Tensor, two: Tensor, scale: float, log: bool, share: float = 1.0) -> Tensor:
     """Mean over rows of `½ Σ_c |one − two| / scale`, or of the logarithm of 1 + it, divided by `share`."""
     return _Shift.apply(one, two, scale, log, share)  # type: ignore[no-any-return]
-
-
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 
 @triton.jit
