@@ -1,12 +1,9 @@
 """Records and tables: JSON documents that say everything about themselves, and how they print."""
 
 from fgai.records.document import Document, TabledDocument, read_json
-from fgai.records.frame import data_frame
-from fgai.records.meter import Meter
 from fgai.records.plain import PackedArray, check_arrays, look_up, pack_array, plain, to_text, unpack_array
-from fgai.records.provenance import code_hash, provenance, provenance_line, weights_hash
-from fgai.records.table import ARROWS, MISSING, Cell, Column, Table
-from fgai.records.tabled import Tabled
+from fgai.records.provenance import Meter, code_hash, provenance, provenance_line, weights_hash
+from fgai.records.table import ARROWS, MISSING, Cell, Column, Table, Tabled, data_frame
 
 __all__ = [
     "ARROWS",

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self, get_type_hints
 from fgai.errors import CheckpointError
 from fgai.files import add_checksum, check_items, parse_json, regular, take_checksum, write_atomic
 from fgai.records.plain import check_arrays, plain, to_text
-from fgai.records.tabled import Tabled
+from fgai.records.table import Tabled
 from fgai.typed import typed
 
 

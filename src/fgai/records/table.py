@@ -1,20 +1,21 @@
-"""`Table`: rows of plain values that print in a terminal and as Markdown, HTML, LaTeX or CSV."""
+"""`Table`: rows of plain values that print in a terminal and as Markdown, HTML, LaTeX, CSV or pandas."""
 
 from __future__ import annotations
 
 import csv
 import html
 import io
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fgai.records.frame import data_frame
+from fgai.errors import MissingExtraError
 from fgai.typed import typed
 
 if TYPE_CHECKING:
@@ -214,6 +215,26 @@ class Table:
         return out.getvalue()
 
 
+@typed
+def data_frame(
+    values: Mapping[str, Any] | Sequence[Any], columns: Sequence[str] | None = None
+) -> pandas.DataFrame:
+    """Return a `DataFrame`.
+
+    Args:
+        values: columns by name, or rows.
+        columns: names, where rows are given.
+
+    Raises:
+        MissingExtraError: pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError:
+        raise MissingExtraError("pandas", "pandas") from None
+    return pandas.DataFrame(values, columns=columns)
+
+
 def _line(cells: Sequence[str], escape: Callable[[str], str]) -> str:
     return "| " + " | ".join(escape(cell) for cell in cells) + " |"
 
@@ -232,3 +253,32 @@ def _plain(text: str) -> str:
 
 def _escape(text: str) -> str:
     return "".join(_LATEX.get(letter, letter) for letter in text)
+
+
+class Tabled(ABC):
+    """A result that is shown as tables; a class says which, everything else follows."""
+
+    @abstractmethod
+    def tables(self) -> list[Table]:
+        """Return the tables, in the order they are shown."""
+
+    def show(self, console: Console | None = None) -> None:
+        """Print in a terminal."""
+        for table in self.tables():
+            table.show(console)
+
+    def to_markdown(self) -> str:
+        """Return the tables as Markdown."""
+        return "\n\n".join(f"**{table.title}**\n\n{table.to_markdown()}" for table in self.tables())
+
+    def to_latex(self) -> str:
+        """Return the tables as LaTeX."""
+        return "\n\n".join(table.to_latex() for table in self.tables())
+
+    def to_html(self) -> str:
+        """Return the tables as HTML; names are shown as text, whatever they hold."""
+        return "\n".join(table.to_html() for table in self.tables())
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return self.to_html()
