@@ -86,7 +86,7 @@ FOUND: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (fgai.certificates.promised, {"promise": None, "explanation": ""}),
     (fgai.records.provenance_line, {"block": "node"}),
     (fgai.save_model, {"model": fgai.GAT(3, 2), "path": ""}),
-    (fgai.metrics.measured, {"section": "prediction", "records": HeteroData()}),
+    (fgai.metrics.shown_numbers, {"records": HeteroData()}),
     (fgai.metrics.mean_of_defined, {"values": torch.ones(2, 3)}),
 ]
 

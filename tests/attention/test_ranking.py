@@ -14,9 +14,8 @@ from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 import fgai
 from fgai.attention import AttentionMap, LayerAttention, observe, prepared, record
 from fgai.errors import InputError
-from fgai.evaluation.measures import paired
 from fgai.graph import Graph, GraphChange
-from fgai.metrics import overlap
+from fgai.metrics import overlap, paired
 from fgai.models import GAT, GT, AttentionModel, GATv2
 from fgai.sparse import Features
 from support import attack_cases as cases

@@ -17,9 +17,8 @@ from fgai.bounds.scores import _sectors
 from fgai.certificates import Injection, InjectionCertificate, certify_injection, invariant_layers
 from fgai.certificates.kernels import mean_bounds
 from fgai.errors import InputError
-from fgai.evaluation.measures import paired
 from fgai.graph import Graph
-from fgai.metrics import overlap_per_node
+from fgai.metrics import overlap_per_node, paired
 from fgai.models import GAT, GT, GATv2
 from fgai.sparse import Adjacency
 

@@ -16,7 +16,7 @@ from fgai.cli.app import app
 from fgai.errors import InputError
 from fgai.evaluation import breaking_point, evaluate
 from fgai.evaluation.breaking import smallest_below
-from fgai.evaluation.same_class import same_class
+from fgai.metrics import same_class_changed, same_class_share
 from support import attack_cases as cases
 
 TINY = Threat("tiny", PGDInjection, Budget(nodes=2, edges=3, steps=3, step_size=0.3), "for tests")
@@ -91,21 +91,22 @@ def test_same_class_equals_a_loop() -> None:
     before = torch.randn(count, 4, generator=draws)
     after = torch.cat([before + torch.randn(count, 4, generator=draws), torch.zeros(2, 4)])
     nodes = torch.randperm(count, generator=draws)[:15]
-    found = same_class(overlap, touched, before, after, nodes, sharpest=1)
+    scored = torch.zeros(count, dtype=torch.bool).index_fill_(0, nodes, True)
+    same = before.argmax(1) == after[:count].argmax(1)
     stayed = [int(before[i].argmax()) == int(after[i].argmax()) for i in range(count)]
     for layer in range(layers):
         rows = [i for i in nodes.tolist() if touched[layer][i] and overlap[layer, i] == overlap[layer, i]]
         changed = [stayed[i] and float(overlap[layer, i]) < 1 for i in rows]
-        kept = [float(overlap[layer, i]) for i in rows if stayed[i]]
-        assert found["changed"]["layers"][layer] == pytest.approx(sum(changed) / len(rows))
-        assert found["overlap"]["layers"][layer] == pytest.approx(sum(kept) / len(kept))
-    assert found["kept"] == pytest.approx(sum(stayed[i] for i in nodes.tolist()) / 15)
+        found = same_class_changed(overlap[layer], same, nodes=scored & touched[layer])
+        assert found == pytest.approx(sum(changed) / len(rows))
+    assert same_class_share(before[nodes], after[nodes]) == pytest.approx(
+        sum(stayed[i] for i in nodes.tolist()) / 15
+    )
 
 
 def test_same_class_without_reach_is_undefined() -> None:
-    nothing = [torch.zeros(5, dtype=torch.bool)]
-    found = same_class(torch.ones(1, 5).double(), nothing, torch.eye(5), torch.eye(5), torch.arange(5), 0)
-    assert found["changed"]["last"] != found["changed"]["last"] and found["kept"] == 1.0
+    nothing = torch.zeros(5, dtype=torch.bool)
+    assert math.isnan(same_class_changed(torch.ones(5).double(), ~nothing, nodes=nothing))
 
 
 def test_evaluate_runs_an_attack_with_its_own_objective_once() -> None:

@@ -10,8 +10,8 @@ import torch
 from fgai.attacks import Ledger, Threat, doubt
 from fgai.attention import observe
 from fgai.evaluation import EvaluationRecord
-from fgai.evaluation.endpoints import by_endpoints
-from fgai.evaluation.layout import explanation_table, prediction_table
+from fgai.evaluation.record import explanation_table, prediction_table
+from fgai.evaluation.run import by_endpoints
 from fgai.reports.words import attack_words
 from support import attack_cases as cases
 from support.evaluate_cases import THREAT, record_of, tiny_threat, whole_record

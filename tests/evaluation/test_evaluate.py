@@ -33,9 +33,10 @@ from fgai.attention import (
 )
 from fgai.errors import FgaiWarning
 from fgai.evaluation import EvaluationRecord, evaluate
-from fgai.evaluation.curves import combined, fidelity, removal_curves
-from fgai.evaluation.measures import layered, paired
 from fgai.graph import Graph
+from fgai.metrics import layered, paired
+from fgai.metrics.fidelity import fidelity_of_top
+from fgai.metrics.removal import combined, removal_curves
 from support import attack_cases as cases
 from support.evaluate_cases import KINDS, THREAT, record_of, tiny_threat, whole_record
 
@@ -219,7 +220,7 @@ def test_relabelling_changes_nothing(model: str) -> None:
             + [metrics.overlap(p.before, p.after, p.rowptr, 2) for p in pairs]
             + [metrics.sharpness(p.after, p.rowptr) for p in pairs]
             + [float(rows.double().mean()) for rows in touched]
-            + list(fidelity(network, after, torch.arange(30), 2).values())
+            + list(fidelity_of_top(network, after, torch.arange(30), 2).values())
             + removal_curves(network, after, combined(after.attention), "node", right, shown.y)["curve_plus"]
         )
     assert found[1] == pytest.approx(found[0], rel=1e-4, abs=1e-6)

@@ -13,9 +13,9 @@ from fgai import metrics
 from fgai.attention import AttentionMap, observe, prepared
 from fgai.errors import ReliabilityWarning
 from fgai.evaluation import EvaluationRecord, evaluate
-from fgai.evaluation.layout import explanation_table, notes_of, prediction_table
-from fgai.evaluation.measures import sharpness_by_layer
+from fgai.evaluation.record import explanation_table, notes_of, prediction_table
 from fgai.evaluation.reliability import FLAT, WEAK, check_attention
+from fgai.metrics import sharpness_by_layer
 from support import attack_cases as cases
 from support.evaluate_cases import tiny_threat
 

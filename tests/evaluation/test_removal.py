@@ -21,9 +21,9 @@ from fgai.attention import (
     prepared,
     touched_rows,
 )
-from fgai.evaluation.curves import combined, predict_without, removal_curves
-from fgai.evaluation.measures import paired
 from fgai.graph import Graph
+from fgai.metrics import paired
+from fgai.metrics.removal import combined, predict_without, removal_curves
 from support import attack_cases as cases
 from support.evaluate_cases import KINDS, tiny_threat
 from support.graph_cases import build, edge_sets

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -173,54 +175,53 @@ def test_truth_precision_equals_a_loop(k: int | None) -> None:
 
 # All of them -----------------------------------------------------------------------------------------
 
-CALLS = {
-    "accuracy": lambda c: fm.accuracy(c["y"], c["target"]),
-    "f1": lambda c: fm.f1(c["y"], c["target"], "macro"),
-    "macro_f1": lambda c: fm.macro_f1(c["y"], c["target"]),
-    "balanced_accuracy": lambda c: fm.balanced_accuracy(c["y"], c["target"]),
-    "recall": lambda c: float(fm.recall(c["y"], c["target"]).max()),
-    "changed_share": lambda c: fm.changed_share(c["y"], c["z"]),
-    "roc_auc": lambda c: fm.roc_auc(c["w"], c["truth"]),
-    "average_precision": lambda c: fm.average_precision(c["w"], c["truth"]),
-    "g_tvd": lambda c: fm.g_tvd(c["y"], c["z"]),
-    "g_tvd_prob": lambda c: fm.g_tvd_prob(c["y"], c["z"]),
-    "g_tvd_rel": lambda c: fm.g_tvd_rel(c["y"], c["z"]),
-    "g_jsd": lambda c: fm.g_jsd(c["w"], c["v"]),
-    "overlap": lambda c: fm.overlap(c["w"], c["v"], c["rowptr"], 3),
-    "overlap_graph": lambda c: fm.overlap_graph(c["w"], c["v"], c["rowptr"], 10),
-    "rank_correlation": lambda c: fm.rank_correlation(c["w"], c["v"], c["rowptr"], "kendall"),
-    "sharpness": lambda c: fm.sharpness(c["w"], c["rowptr"]),
-    "top_share": lambda c: fm.top_share(c["w"], c["rowptr"]),
-    "f_slope_plus": lambda c: fm.f_slope_plus([float(x) for x in c["shares"]]),
-    "f_slope_minus": lambda c: fm.f_slope_minus([float(x) for x in c["shares"]]),
-    "f_slope_gap": lambda c: fm.f_slope_gap(float(c["shares"][0]), float(c["shares"][1])),
-    "fidelity_plus": lambda c: fm.fidelity_plus(c["y"], c["z"], c["target"]),
-    "fidelity_minus": lambda c: fm.fidelity_minus(c["y"], c["z"]),
-    "characterization": lambda c: fm.characterization(float(c["shares"][2]), float(c["shares"][3])),
-    "intruder_nodes": lambda c: fm.intruder_nodes(c["w"], c["truth"], c["rowptr"], 3),
-    "intruder_places": lambda c: fm.intruder_places(c["w"], c["truth"], c["rowptr"], 3),
-    "intruder_mass": lambda c: fm.intruder_mass(c["w"], c["truth"], c["rowptr"]),
-    "truth_auc": lambda c: fm.truth_auc(c["w"], c["truth"], c["rowptr"], "node"),
-    "truth_precision": lambda c: fm.truth_precision(c["w"], c["truth"], c["rowptr"], 2),
-}
 
-
-def sample(seed: int) -> dict[str, Tensor]:
+def sample(seed: int) -> dict[str, Any]:
+    """Arguments by the names that metrics have for them."""
     w, rowptr = attention(DEGREES, seed)
+    shares = torch.rand(6, generator=torch.Generator().manual_seed(seed)).tolist()
+    y, z = logits(7, 3, seed), logits(7, 3, seed + 1)
     return {
-        "w": w,
-        "v": attention(DEGREES, seed + 1)[0],
+        **dict.fromkeys(("w", "score"), w),
+        "w_other": attention(DEGREES, seed + 1)[0],
         "rowptr": rowptr,
-        "truth": some_truth(len(w), 2),
-        "y": logits(7, 3, seed),
-        "z": logits(7, 3, seed + 1),
+        **{name: some_truth(len(w), 2) for name in ("truth", "injected")},
+        **dict.fromkeys(("y", "prediction", "before"), y),
+        **dict.fromkeys(("y_other", "without", "only", "after"), z),
         "target": torch.tensor([0, 1, 2, 0, 1, -1, 2]),
-        "shares": torch.rand(6, generator=torch.Generator().manual_seed(seed)),
+        "touched": torch.arange(7) % 2 == 0,
+        "stayed": torch.arange(7) % 3 == 0,
+        "shares": shares,
+        "plus": shares[2],
+        "minus": shares[3],
+        "sharpness": shares,
     }
 
 
-def test_every_metric_is_declared_and_called_here() -> None:
-    assert set(fm.METRICS) == set(CALLS)
+OF_EDGES = ("w", "w_other", "truth", "injected", "score")
+OF_NODES = ("y", "y_other", "prediction", "without", "only", "before", "after", "target", "touched", "stayed")
+SMALL = {"k": 3, "average": "macro", "method": "kendall"}
+
+
+def call(name: str, case: dict[str, Any]) -> float:
+    """A metric of a sample; small options, so that not every neighbourhood is shown whole."""
+    given = dict(case)
+    names = inspect.signature(fm.METRICS[name].function).parameters
+    if "score" in names:
+        given["target"] = case["truth"]
+    if name == "lost":
+        given["kept"] = case["plus"]
+    if "stayed" in names:
+        given["kept"] = torch.where(case["stayed"], 0.5, 1.0).double()
+    needed = [n for n, p in names.items() if p.default is p.empty]
+    if not set(needed) <= set(given):
+        pytest.skip(f"{name} has arguments of its own, and tests")
+    options = {n: SMALL[n] for n in fm.METRICS[name].parameters if n in SMALL}
+    value = fm.METRICS[name].function(**{n: given[n] for n in needed}, **options)
+    return float(value.max()) if isinstance(value, Tensor) else float(value)
+
+
+def test_every_metric_is_declared() -> None:
     for name, spec in fm.METRICS.items():
         assert spec.name == name
         assert spec.low < spec.high
@@ -235,19 +236,17 @@ def test_every_metric_is_declared_and_called_here() -> None:
         fm.METRICS["overlap"].label(scope="node")
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", fm.METRICS)
 @settings(max_examples=12)
 @given(seed=st.integers(0, 2**16))
 def test_every_metric_stays_in_its_range_and_ignores_labels(name: str, seed: int) -> None:
     case = sample(seed)
-    value = CALLS[name](case)
+    value = call(name, case)
     spec = fm.METRICS[name]
-    assert isinstance(value, float)
     assert spec.low - 1e-12 <= value <= spec.high + 1e-12
     edges, rowptr, order = shuffled(case["rowptr"], seed)
-    moved = {key: x[edges] for key, x in case.items() if key in ("w", "v", "truth")}
-    moved |= {key: x[order] for key, x in case.items() if key in ("y", "z", "target")}
-    assert CALLS[name]({**case, **moved, "rowptr": rowptr}) == pytest.approx(value, abs=1e-12)
+    moved = {key: case[key][edges] for key in OF_EDGES} | {key: case[key][order] for key in OF_NODES}
+    assert call(name, {**case, **moved, "rowptr": rowptr}) == pytest.approx(value, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -255,10 +254,10 @@ def test_every_metric_stays_in_its_range_and_ignores_labels(name: str, seed: int
 )
 def test_extreme_values_stay_finite(name: str) -> None:
     case = sample(3)
-    case["y"], case["z"] = 1e300 * case["y"], -1e300 * case["z"]
-    case["w"], case["v"] = (attention(DEGREES, seed, sharp=500.0)[0] for seed in (1, 2))
+    case["y"], case["y_other"] = 1e300 * case["y"], -1e300 * case["y_other"]
+    case["w"], case["w_other"] = (attention(DEGREES, seed, sharp=500.0)[0] for seed in (1, 2))
     assert (case["w"] == 0).any()
-    assert math.isfinite(CALLS[name](case))
+    assert math.isfinite(call(name, case))
 
 
 def test_nulls_are_what_they_say() -> None:

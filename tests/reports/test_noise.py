@@ -9,7 +9,7 @@ import pytest
 
 from fgai.records import pack_array
 from fgai.reports.build import Report, assemble
-from fgai.reports.numbers import NUMBERS
+from fgai.reports.numbers import best_records, best_value, numbers_of
 from fgai.reports.page import cards
 from fgai.reports.parts import parts_of
 from fgai.reports.words import BETTER, SAME, WORSE, changes_in, headline, kind_of, meaning
@@ -94,18 +94,18 @@ def test_intervals_are_part_of_the_document() -> None:
 
 
 def test_sharper_under_attack_is_not_better() -> None:
-    row = next(row for row in NUMBERS["Explanations"] if row.path == "sharpness.attacked.all")
+    row = next(row for row in numbers_of([])["Explanations"] if row.path == "sharpness.attacked.all")
     sharp = [
         {"metrics": {"sharpness": {"clean": {"all": 0.06}, "attacked": {"all": v}}}} for v in (0.407, 0.057)
     ]
-    assert row.best(sharp) == [False, True] and "clean" in row.wanted
+    assert best_records(row, sharp) == [False, True] and "clean" in best_value(row)
 
 
 def test_what_prints_alike_is_not_the_best() -> None:
-    row = next(row for row in NUMBERS["Predictions"] if row.path == "f1.clean")
+    row = next(row for row in numbers_of([])["Predictions"] if row.path == "f1.clean")
     values = [{"metrics": {"f1": {"clean": value}}} for value in (0.79312, 0.79321, 0.79298)]
-    assert row.best(values[:2]) == [False, False]
-    assert row.best([*values, {"metrics": {"f1": {"clean": 0.9}}}]) == [False, False, False, True]
+    assert best_records(row, values[:2]) == [False, False]
+    assert best_records(row, [*values, {"metrics": {"f1": {"clean": 0.9}}}]) == [False, False, False, True]
 
 
 def test_bars_are_as_long_as_their_numbers() -> None:

@@ -29,9 +29,7 @@ from fgai.attention import evaluating, observe, prepared
 from fgai.certificates import certify
 from fgai.errors import InputError
 from fgai.evaluation import EvaluationRecord, compare, evaluate
-from fgai.evaluation.items import item_overlaps
-from fgai.evaluation.measures import paired
-from fgai.metrics import METRICS
+from fgai.metrics import METRICS, Compared, Views, item_overlaps
 from fgai.reports.build import make_report
 from fgai.reports.page import render
 from fgai.tasks import TASKS, task_of
@@ -226,13 +224,11 @@ def test_explanations_of_links_and_graphs_equal_a_loop(task: str) -> None:
     with attack_cases.quiet():
         result = PGDInjection(TINY.budget).run(model, graph, seed=2)
     seen = prepared(model, task_of(graph).view(graph, "test"))
-    views = [observe(model, g).averaged().attention for g in (seen, result.graph)]
-    pairs = paired(*views)
-    rows = task_of(seen).rows(seen, "test")
-    from fgai.metrics import overlap_per_node
-
-    per_node = torch.stack([overlap_per_node(*p.ranks, p.rowptr, k) for p in pairs])
-    found = item_overlaps(pairs, per_node, seen, rows, k, 0)
+    clean, attacked = (observe(model, g).averaged() for g in (seen, result.graph))
+    compared, rows = Compared(clean.attention, attacked.attention, k), task_of(seen).rows(seen, "test")
+    pairs = compared.pairs
+    views = Views(graph=seen, observations={"clean": clean}, target=None, rows=rows, k=k)
+    found = item_overlaps(views, compared)
     ranks, shown = pairs[0].ranks, pairs[0].shown
     ends = seen.adjacency.destination.tolist()
 

@@ -19,7 +19,7 @@ from fgai.cli.output import Output, command
 from fgai.cli.train import NAMES
 from fgai.errors import InputError
 from fgai.evaluation import breaking_point
-from fgai.evaluation.measures import logits_again
+from fgai.evaluation.run import logits_again
 from fgai.files import write_atomic
 from fgai.objectives import OBJECTIVES
 from fgai.records import Column, Table, plain

@@ -230,7 +230,7 @@ def scores(model: nn.Module, graph: Graph | StoredGraph, seed: int = 0) -> dict[
         from fgai.large import evaluate_store
 
         return evaluate_store(model, graph, seed=seed).f1
-    from fgai.evaluation.measures import logits_again
+    from fgai.evaluation.run import logits_again
 
     task, found = task_of(graph), {}
     for part in ("train", "val", "test"):

@@ -2,9 +2,9 @@
 
 from fgai.evaluation.breaking import BreakingPoint, breaking_point
 from fgai.evaluation.compare import Comparison, compare
-from fgai.evaluation.endpoints import by_endpoints
 from fgai.evaluation.protocol import describe, evaluate
 from fgai.evaluation.record import EvaluationRecord
+from fgai.evaluation.run import by_endpoints
 
 __all__ = [
     "BreakingPoint",

@@ -16,7 +16,7 @@ from fgai.attention import observe, prepared, touched_rows, warn_coupled, warn_u
 from fgai.checks import one_of, whole
 from fgai.checks import seed as check_seed
 from fgai.errors import InputError
-from fgai.evaluation import measures as ms
+from fgai.metrics import Compared, mean_of_defined, overlap_layers
 from fgai.models import as_graph
 from fgai.records import Column, Table
 from fgai.tasks import task_of
@@ -133,9 +133,8 @@ def breaking_point(
         view = observe(model, result.graph).averaged()
         warn_coupled(model, clean, view, result.change.rows)
         touched = touched_rows(clean.attention, view.attention, result.change.rows)
-        pairs = ms.paired(clean.attention, view.attention)
-        found: float = ms.agreement(pairs, k, 0, touched).metrics["overlap_touched"]["all"]
-        return found
+        compared = Compared(clean.attention, view.attention, k, touched)
+        return mean_of_defined(overlap_layers(compared)["overlap_touched"])
 
     nodes, overlap = smallest_below(measure, threshold, limit)
     return BreakingPoint(

@@ -1,18 +1,20 @@
-"""`EvaluationRecord`: one evaluation as a small JSON document that says everything about itself."""
+"""`EvaluationRecord`: one evaluation as a small JSON document, and its tables."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from numpy.typing import NDArray
 
+from fgai.attacks import THREATS, doubt
 from fgai.errors import InputError
-from fgai.evaluation.layout import class_table, explanation_table, long_table
-from fgai.records import Table, TabledDocument, data_frame, unpack_array
+from fgai.metrics import Quantity, chance_path, null_path, quantity, shown_numbers
+from fgai.records import Cell, Column, Table, TabledDocument, data_frame, look_up, plain, unpack_array
+from fgai.tasks import TASKS
 from fgai.typed import typed
 
 if TYPE_CHECKING:
@@ -128,3 +130,163 @@ def _flat(prefix: str, values: Any) -> list[tuple[str, Any]]:
         return [(prefix, values)]
     items = enumerate(values) if isinstance(values, list) else values.items()
     return [row for key, value in items for row in _flat(f"{prefix}.{key}" if prefix else str(key), value)]
+
+
+def shown_quantities(metrics: Mapping[str, Any]) -> list[Quantity]:
+    """Return the numbers of a record's metrics that its tables show, in their order; they may be None."""
+    shown = [*shown_numbers([metrics], "prediction"), *shown_numbers([metrics], "explanation")]
+    return [quantity(entry.path) for entry in shown if _has(metrics, entry.path)]
+
+
+def _has(metrics: Mapping[str, Any], path: str) -> bool:
+    parent, _, name = path.rpartition(".")
+    return name in ((look_up(metrics, parent) if parent else metrics) or {})
+
+
+def notes_of(records: Sequence[EvaluationRecord]) -> tuple[str, ...]:
+    """Return the notes below a table: data, threat, parameters and warnings."""
+    first = records[0]
+    task = TASKS.get(first.config.get("task", "node"))
+    what = "rows" if task is None else task.rows_are
+    about = (
+        f"{first.data['name']}, threat {threat_words(first)}, {first.config['targets']} {what},"
+        f" seed {first.seed}, k={first.config['k']}; `all` layers unless said otherwise;"
+        " F-gap = f− − f+ by node, the paper's over the whole graph by the last layer."
+    )
+    weak = doubt(first.threat["name"])
+    sharp = [f"{r.name}, {words}." for r in records if (words := sharpness_words(r.metrics))]
+    warned = [f"{record.name}: {entry['message']}" for record in records for entry in record.warnings]
+    return (about, *([weak] if weak else []), *sharp, *warned)
+
+
+def threat_words(record: EvaluationRecord) -> str:
+    """The name of a threat, with size and box where these are not its own: `standard (nodes=2, edges=3)`."""
+    name, task = record.threat["name"], record.config.get("task", "node")
+    if name not in THREATS or task not in TASKS:
+        return str(name)
+    own, used = plain(THREATS[name].budget_for(task).to_dict()), record.threat.get("budget") or {}
+    parts = ("nodes", "edges", "box")
+    sizes = [f"{part}={used[part]}" for part in parts if used.get(part, own[part]) != own[part]]
+    return f"{name} ({', '.join(sizes)})" if sizes else str(name)
+
+
+def sharpness_words(metrics: Mapping[str, Any]) -> str:
+    """Say what a sharpness means: what the strongest neighbour gets, beside its share if all got the same.
+
+    Args:
+        metrics: of a record; nothing is said where they lack it.
+
+    Example:
+        >>> shares = {"clean": {"all": 0.26}, "uniform": {"all": 0.13}}
+        >>> words = sharpness_words({"sharpness": {"clean": {"all": 0.08}}, "top_share": shares})
+        >>> " ".join(words.split())
+        "sharpness 0.080: the strongest neighbour gets 26 % of a node's attention, 13 % if all got the same"
+    """
+    sharp = look_up(metrics, "sharpness.clean.all")
+    top, uniform = (look_up(metrics, f"top_share.{name}.all") for name in ("clean", "uniform"))
+    if not all(isinstance(value, int | float) for value in (sharp, top, uniform)):
+        return ""
+    digits = 0 if f"{top:.0%}" != f"{uniform:.0%}" else 1
+    shares = [f"{100 * value:.{digits}f}\u00a0%" for value in (top, uniform)]
+    return (
+        f"sharpness {sharp:#.2g}: the strongest neighbour gets {shares[0]} of a node's attention,"
+        f" {shares[1]} if all got the same"
+    )
+
+
+def prediction_table(records: Sequence[EvaluationRecord], reference: EvaluationRecord | None = None) -> Table:
+    """Scores and stability of each model, cost beside them; ratios to `reference` in brackets."""
+    possible = shown_numbers([record.metrics for record in records], "prediction")
+    shown = [quantity(e.path) for e in possible if any(_holds(record, e.path) for record in records)]
+    columns = [Column("model"), *(entry.column for entry in shown)]
+    columns += [Column("seconds", ".1f"), Column("peak MB", ".0f")]
+    rows: list[list[Cell]] = []
+    for record in records:
+        row: list[Cell] = [record.name]
+        for entry in shown:
+            value = look_up(record.metrics, entry.path)
+            row.append(_with_ratio(value, reference, record, entry) if entry.sign < 0 else value)
+        row += [record.seconds["total"], (record.peak_memory["bytes"] or 0) / 2**20 or None]
+        rows.append(row)
+    chance = [look_up(records[0].metrics, chance_path(entry.path)) for entry in shown]
+    if any(value is not None for value in chance):
+        rows.append(["chance", *chance, None, None])
+    return Table("Prediction and stability", columns, rows, notes_of(records))
+
+
+def _holds(record: EvaluationRecord, path: str) -> bool:
+    """Whether a column belongs in the table: every score of the record's task, and all the rest.
+
+    Only attacks with several sets of endpoints tell what they reached at each.
+    """
+    if path.endswith(("_random", "_chosen")):
+        return look_up(record.metrics, path) is not None
+    return path.split(".")[0] in record.metrics
+
+
+def _with_ratio(
+    value: float | None, reference: EvaluationRecord | None, record: EvaluationRecord, shown: Quantity
+) -> Cell:
+    base = None if reference is None or reference is record else look_up(reference.metrics, shown.path)
+    if not value or base is None:
+        return value
+    return f"{value:{shown.form}} ({base / value:.1f}×)"
+
+
+def class_table(records: Sequence[EvaluationRecord]) -> list[Table]:
+    """Recall of every class that was scored, for each model; no table where records do not hold it."""
+    held = [(record.name, record.metrics["recall"]) for record in records if record.metrics.get("recall")]
+    if not held:
+        return []
+    columns = [Column("class", "d"), Column("scored", "d")]
+    for name, _ in held:
+        whose = f"{name}, " if len(held) > 1 else ""
+        columns += [Column(f"{whose}{view}", better="higher") for view in ("clean", "attacked")]
+        columns.append(Column(f"{whose}missed under attack", "d", "lower"))
+    rows: list[list[Cell]] = []
+    for number, count in enumerate(held[0][1]["support"]):
+        if count:
+            row: list[Cell] = [number, count]
+            for _, values in held:
+                shares = [values[view][number] for view in ("clean", "attacked")]
+                row += [*shares, round(count * (1 - shares[1]))]
+            rows.append(row)
+    return [Table("Recall by class", columns, rows)]
+
+
+def explanation_table(records: Sequence[EvaluationRecord], nulls: EvaluationRecord | None = None) -> Table:
+    """Explanation metrics of each model, and of attention that says nothing on the model `nulls` is of."""
+    shown_here = shown_numbers([record.metrics for record in records], "explanation")
+    possible = [quantity(entry.path) for entry in shown_here]
+    paths = [entry.path for entry in possible]
+    rows: list[list[Cell]] = [
+        [record.name, *(look_up(record.metrics, path) for path in paths)] for record in records
+    ]
+    if nulls is not None:
+        for kind, values in nulls.metrics.get("null", {}).items():
+            name = "uniform (null)" if kind == "uniform" else "random (null)"
+            rows.append([name, *(look_up(values, null_path(path)) for path in paths)])
+        rows.append(["chance", *(look_up(nulls.metrics, chance_path(path)) for path in paths)])
+    shown = [i for i in range(1, len(possible) + 1) if any(row[i] is not None for row in rows)]
+    kept = [Column("model"), *(possible[i - 1].column for i in shown)]
+    return Table("Explanation", kept, [[row[0], *(row[i] for i in shown)] for row in rows])
+
+
+def long_table(record: EvaluationRecord) -> Table:
+    """Every metric of one record but its null rows: its value, or last, all and sharpest layer."""
+    columns = [Column("metric"), *(Column(name, ".4g") for name in ("value", "last", "all", "sharpest"))]
+    rows: list[list[Cell]] = []
+
+    def walk(prefix: str, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            path = f"{prefix}{name}"
+            if isinstance(value, Mapping) and "layers" in value:
+                rows.append([path, None, value["last"], value["all"], value["sharpest"]])
+            elif isinstance(value, Mapping):
+                walk(f"{path}.", value)
+            elif not isinstance(value, list):
+                rows.append([path, value, None, None, None])
+
+    walk("", {name: value for name, value in record.metrics.items() if name != "null"})
+    title = f"{record.name} on {record.data['name']}, threat {record.threat['name']}"
+    return Table(title, columns, rows, notes_of([record]))

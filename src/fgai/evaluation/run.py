@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fgai import metrics
-from fgai.attacks import Attack, AttackResult, Threat, make_attack, threat_of
+from fgai import divergence, metrics
+from fgai.attacks import Attack, AttackResult, Ledger, Threat, make_attack, threat_of
 from fgai.attacks.endpoints import SHARED_RULES
 from fgai.attention import (
     AttentionMap,
-    Observation,
+    call_model,
     clipped_share,
     counting,
+    evaluating,
     observe,
     prepared,
     touched_rows,
@@ -24,54 +25,16 @@ from fgai.attention import (
     warn_unread,
 )
 from fgai.errors import FgaiWarning, InputError, warn
-from fgai.evaluation import measures as ms
 from fgai.evaluation import reliability
-from fgai.evaluation.curves import all_curves, fidelity, removals
-from fgai.evaluation.endpoints import by_endpoints
-from fgai.evaluation.items import item_chance, item_overlaps
-from fgai.evaluation.nulls import NULLS, null_rows
-from fgai.evaluation.per_node import node_arrays
-from fgai.evaluation.same_class import same_class
 from fgai.graph import Graph
-from fgai.progress import stage
-from fgai.records import Meter, plain
+from fgai.metrics import Attacked, Compared, View, Views
+from fgai.records import Meter, pack_array, plain
 from fgai.tasks import check_logits, task_of
+from fgai.typed import typed
 
-HEADLINE_RULE = "cover"
-"""Endpoints at which explanations are compared; see `_Attacked`."""
-
-
-@dataclass(frozen=True, eq=False)
-class _View:
-    """The model on an attacked graph: its output, its agreement with the clean one, the touched nodes."""
-
-    output: Observation
-    agreement: ms.Agreement
-    touched: list[Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class _Attacked:
-    """One attack and the model's view of the strongest change.
-
-    An ensemble may win at other endpoints against another model, so explanations are measured at endpoints
-    that every model meets: `by_rule` holds the strongest change at each such rule, `compared` the one at
-    `HEADLINE_RULE`. For other attacks that is the strongest change itself.
-    """
-
-    result: AttackResult
-    worst: _View
-    by_rule: dict[str, _View]
-
-    @property
-    def view(self) -> Observation:
-        return self.worst.output
-
-    @property
-    def compared(self) -> _View:
-        if not self.by_rule:
-            return self.worst
-        return self.by_rule.get(HEADLINE_RULE) or next(iter(self.by_rule.values()))
+_HEADLINE_RULE = "cover"
+"""Endpoints at which explanations are compared."""
+_RANDOM = "random"
 
 
 class Run:
@@ -101,7 +64,8 @@ class Run:
         self.model, self.original, self.graph = model, original, graph
         self.k, self.seed, self.targets = k, seed, targets
         self.task = task_of(graph)
-        self.labels, self.headline = self.task.labels(graph), self.task.headline_for(graph)
+        self.headline = self.task.headline_for(graph)
+        self.results: dict[str, AttackResult] = {}
 
     def measure(
         self,
@@ -115,11 +79,9 @@ class Run:
     ) -> dict[str, Any]:
         """Attack and measure everything asked for."""
         attack = self._make(threat, "prediction")
-        self.nodes = attack.budget.target_nodes(self.graph)
         self.rows = self.task.rows(self.graph, self.targets)
-        self.measured = self.task.measured(self.graph, self.targets)
         self.vanilla_model = None if vanilla is self.model else vanilla
-        self._look(vanilla)
+        self._observe(vanilla)
         meter.lap("clean")
         attacked = {"prediction": self._attack(threat, "prediction")}
         meter.lap("prediction attack")
@@ -128,35 +90,24 @@ class Run:
             same = not attack.searches or threat_of(threat).objective is not None
             attacked["explanation"] = attacked["prediction"] if same else self._attack(threat, "explanation")
             meter.lap("explanation attack")
-        out = self._metrics(attacked)
-        meter.lap("metrics")
-        views = {"clean": self.clean, "attacked": attacked["prediction"].view}
-        right = self._right() if curves and self.labels is not None else None
-        if right is not None and self.labels is not None:
-            with stage("removing edges", removals(len(views))):
-                out["f_slope"] = all_curves(self.model, views, self.labels, right)
-            out["fidelity"] = {n: fidelity(self.model, view, self.rows, self.k) for n, view in views.items()}
-            meter.lap("curves")
+        views = self._views(attacked, curves)
+        classes = [views.logits[name][self.rows].argmax(1) for name in ("clean", "attacked")]
+        result = self.results["prediction"]
+        reliability.check_reach(result, attack.budget.target_nodes(self.graph), *classes)
+        out = self._metrics(views, meter)
         if nulls:
-            total = None if right is None else len(NULLS) * removals(len(views))
-            with stage("attention that says nothing", total):
-                out["null"] = self._nulls(views, attacked["prediction"], right)
+            out["null"] = {kind: _null_row(views.with_null(kind, self.seed)) for kind in metrics.NULLS}
             meter.lap("null rows")
-        others = {spec.paths[0]: spec.measure for spec in metrics.METRICS.values() if spec.measure}
-        if others:
-            shown = self._views(attacked)
-            for path, measured in others.items():
-                place_value(out, path, measured(shown))
-            meter.lap("other metrics")
+        results = {name: self.results.get(name, result) for name in attacked}
         return {
             "metrics": out,
-            "ledgers": {name: _ledger(a.result) for name, a in attacked.items()},
-            "per_node": self._per_node(views, attacked) if per_node else {},
+            "ledgers": {name: _ledger(result) for name, result in results.items()},
+            "per_node": _node_arrays(views) if per_node else {},
             "budget": plain(attack.budget.to_dict()),
         }
 
-    def _look(self, vanilla: nn.Module | None) -> None:
-        """See the clean graph through both models, and doubt what is doubtful."""
+    def _observe(self, vanilla: nn.Module | None) -> None:
+        """Run both models on the clean graph, and warn of what may mislead."""
         reliability.check_split(self.graph, self.targets)
         warn_unread(self.model)
         self.clean = observe(self.model, self.graph).averaged()
@@ -166,79 +117,15 @@ class Run:
                 f"the model's outputs on {self.graph.name!r} are not finite: nothing to evaluate"
             )
         with counting(self.model) as count:
-            again = ms.logits_again(self.model, self.graph)
+            again = logits_again(self.model, self.graph)
         reliability.check_outputs(self.clean.logits, again)
         reliability.check_range(count[0], count[1], clipped_share(self.model))
-        self.sharpness = ms.sharpness_by_layer(self.clean.attention)
-        reliability.check_attention(self.sharpness, self.clean.attention, self.k)
+        sharpness = metrics.sharpness_by_layer(self.clean.attention)
+        reliability.check_attention(sharpness, self.clean.attention, self.k)
         self.vanilla = self._vanilla(vanilla)
-        sharpness = self.sharpness if self.vanilla is None else ms.sharpness_by_layer(self.vanilla)
-        self.sharpest = ms.sharpest_layer(sharpness)
-        self.similar: ms.Agreement | None = None
-
-    def _metrics(self, attacked: dict[str, _Attacked]) -> dict[str, Any]:
-        """Return what costs no further forward pass: stability, similarity, explanations, truth."""
-        out = self._stability(attacked)
-        views = {"clean": self.clean, "attacked": attacked["prediction"].view}
-        reliability.check_reach(attacked["prediction"].result, self.nodes, *self._classes(views))
         if self.vanilla is not None:
-            pairs = ms.paired(self.vanilla, self.clean.attention)
-            self.similar = ms.agreement(pairs, self.k, self.sharpest)
-            out["similarity"] = self.similar.metrics
-            out["sharpness"]["vanilla"] = ms.layered(ms.sharpness_by_layer(self.vanilla), self.sharpest)
-        if self.task.row_per_node:
-            out["same_class"] = self._same_class(attacked)
-        else:
-            out["explanations"] = self._explanations(attacked)
-        if self.original.edge_truth is not None:
-            seen = {"": self.clean, **{f"_{name}": a.view for name, a in attacked.items()}}
-            for suffix, view in seen.items():
-                found = ms.against_truth(view.attention, self.original, self.k, self.sharpest)
-                out[f"truth{suffix}"] = found
-        return out
-
-    def _nulls(
-        self, views: dict[str, Observation], attacked: _Attacked, right: Tensor | None
-    ) -> dict[str, Any]:
-        """The same metrics of an attention that says nothing, and of a random one."""
-        return null_rows(
-            self.model,
-            views,
-            self.original,
-            vanilla=self.vanilla,
-            changed=attacked.result.change.rows,
-            right=right,
-            k=self.k,
-            seed=self.seed,
-            sharpest=self.sharpest,
-            target=self.labels,
-        )
-
-    def _per_node(self, views: dict[str, Observation], attacked: dict[str, _Attacked]) -> dict[str, Any]:
-        """Values of every node, packed."""
-        overlaps = {name: a.compared.agreement.per_node for name, a in attacked.items()}
-        if self.similar is not None:
-            overlaps["vanilla"] = self.similar.per_node
-        return node_arrays(views, self.original, self.rows, attacked["prediction"].compared.touched, overlaps)
-
-    def _views(self, attacked: dict[str, _Attacked]) -> metrics.Views:
-        """What metrics with a `measure` of their own read."""
-        views = self._by_view(attacked)
-        return metrics.Views(
-            graph=self.original,
-            logits={name: view.logits for name, view in views.items()},
-            attention={name: view.attention for name, view in views.items()},
-            target=self.labels,
-            rows=self.rows,
-            k=self.k,
-        )
-
-    def _by_view(self, attacked: dict[str, _Attacked]) -> dict[str, Observation]:
-        """The views of the model by name: `clean`, `attacked`, `attacked_explanation`."""
-        views = {"clean": self.clean}
-        for name, a in attacked.items():
-            views["attacked" if name == "prediction" else f"attacked_{name}"] = a.view
-        return views
+            sharpness = metrics.sharpness_by_layer(self.vanilla)
+        self.sharpest = metrics.sharpest_layer(sharpness)
 
     def _vanilla(self, vanilla: nn.Module | None) -> AttentionMap | None:
         """Attention of the vanilla model on the clean graph, if there is one with as many layers."""
@@ -254,140 +141,179 @@ class Run:
         warn(FgaiWarning(f"{text}: their similarity is left out"))
         return None
 
-    def _same_class(self, attacked: dict[str, _Attacked]) -> dict[str, Any]:
-        """Explanations of nodes that keep their class, under each attack."""
-        before, common = self.clean.logits, (self.rows, self.sharpest)
-        return {
-            name: same_class(v.agreement.per_node, v.touched, before, v.output.logits, *common)
-            for name, v in ((name, a.compared) for name, a in attacked.items())
-        }
-
-    def _explanations(self, attacked: dict[str, _Attacked]) -> dict[str, Any]:
-        """Overlap of the explanations of links or small graphs, attacked and with vanilla's."""
-        common = (self.original, self.rows, self.k, self.sharpest)
-        out: dict[str, Any] = {}
-        for name, a in attacked.items():
-            pairs = ms.paired(self.clean.attention, a.view.attention)
-            out[name] = item_overlaps(pairs, a.worst.agreement.per_node, *common)
-        out["chance"] = item_chance(pairs, *common)
-        if self.vanilla is not None and self.similar is not None:
-            pairs = ms.paired(self.vanilla, self.clean.attention)
-            out["similarity"] = item_overlaps(pairs, self.similar.per_node, *common)
-        return out
-
     def _make(self, threat: str | Threat, objective: str) -> Attack:
         """Return the attack of a threat, whose own objective counts where it has one."""
         chosen = objective if threat_of(threat).objective is None else None
         return make_attack(threat, chosen, targets=self.targets, k=self.k, task=self.task.name)
 
-    def _attack(self, threat: str | Threat, objective: str) -> _Attacked:
+    def _attack(self, threat: str | Threat, objective: str) -> Attacked:
         result = self._make(threat, objective).run(
             self.model, self.graph, seed=self.seed, vanilla=self.vanilla_model, on_step=self.on_step
         )
+        self.results[objective] = result
         worst = self._view(result.graph, result.change.rows)
         warn_coupled(self.model, self.clean, worst.output, result.change.rows)
-        shared = {rule: change for rule, change in result.by_rule.items() if rule in SHARED_RULES}
         by_rule = {
             rule: worst if change is result.change else self._view(change.apply(self.graph)[0])
-            for rule, change in shared.items()
+            for rule in SHARED_RULES
+            if (change := result.by_rule.get(rule)) is not None
         }
-        return _Attacked(result, worst, by_rule)
+        first = next(iter(by_rule.values()), worst)
+        return Attacked(
+            worst=worst,
+            compared=by_rule.get(_HEADLINE_RULE, first),
+            by_rule=by_rule,
+            damage=by_endpoints(result.ledger),
+        )
 
-    def _view(self, attacked: Graph, changed: Tensor | None = None) -> _View:
+    def _view(self, attacked: Graph, changed: Tensor | None = None) -> View:
         output = observe(self.model, attacked).averaged()
         touched = touched_rows(self.clean.attention, output.attention, changed)
-        pairs = ms.paired(self.clean.attention, output.attention)
-        return _View(output, ms.agreement(pairs, self.k, self.sharpest, touched), touched)
+        return View(output, Compared(self.clean.attention, output.attention, self.k, touched))
 
-    def _stability(self, attacked: dict[str, _Attacked]) -> dict[str, Any]:
-        """Everything about predictions and attention before and after."""
-        first = attacked["prediction"]
-        rows, before = self.measured, self.clean.logits[self.measured]
-        pairs = ms.paired(self.clean.attention, first.view.attention)
-        after = [metrics.sharpness(p.after, p.rowptr) for p in pairs]
-        out: dict[str, Any] = {
-            **self._scores(attacked),
-            "g_tvd": ms.prediction_change(before, first.view.logits[rows]),
-            "g_jsd": first.worst.agreement.metrics["g_jsd"],
-            "sharpness": {
-                "clean": ms.layered(self.sharpness, self.sharpest),
-                "attacked": ms.layered(after, self.sharpest),
-            },
-            "top_share": ms.top_shares(pairs, self.sharpest),
-            "sharpest": self.sharpest,
-        }
-        compared = {name: a.compared for name, a in attacked.items()}
-        for metric in (name for name in first.worst.agreement.metrics if name != "g_jsd"):
-            out[metric] = {name: v.agreement.metrics[metric] for name, v in compared.items()}
-        if "explanation" in attacked:
-            other = attacked["explanation"]
-            out["g_tvd_explanation"] = ms.prediction_change(before, other.view.logits[rows])
-            out["g_jsd_explanation"] = other.worst.agreement.metrics["g_jsd"]
-            if other is not first and (worst := by_endpoints(other.result.ledger)):
-                out["lost"] = {"explanation": worst}
-        out["intruders"] = {name: self._intruders(view) for name, view in compared.items()}
-        touched = compared["prediction"].touched
-        for metric, value in ms.chance(pairs, self.k, self.sharpest, touched).items():
-            out[metric]["chance"] = value
-        out["touched"] = ms.layered([float(rows.double().mean()) for rows in touched], self.sharpest)
-        rules = {rule for a in attacked.values() for rule in a.by_rule}
-        if len(rules) > 1:
-            out["endpoints"] = {
-                rule: {n: self._at_rule(a.by_rule[rule]) for n, a in attacked.items() if rule in a.by_rule}
-                for rule in SHARED_RULES
-                if rule in rules
-            }
+    def _views(self, attacked: dict[str, Attacked], curves: bool) -> Views:
+        observations = {"clean": self.clean}
+        for name, found in attacked.items():
+            observations["attacked" if name == "prediction" else f"attacked_{name}"] = found.worst.output
+        return Views(
+            graph=self.original,
+            observations=observations,
+            target=self.task.labels(self.graph),
+            rows=self.rows,
+            k=self.k,
+            measured=self.task.measured(self.graph, self.targets),
+            model=self.model if curves else None,
+            attacks=attacked,
+            vanilla=self.vanilla,
+            sharpest=self.sharpest,
+        )
+
+    def _metrics(self, views: Views, meter: Meter) -> dict[str, Any]:
+        """Return the scores of the task and every metric with a `measure`, each beside its chance level."""
+        out: dict[str, Any] = metrics.score_views(views, self.headline)
+        if views.target is not None:
+            headline = out[self.headline]
+            reliability.check_score(headline["clean"], headline["chance"], self.headline)
+        done: set[object] = set()
+        for spec in metrics.METRICS.values():
+            if spec.measure is None:
+                continue
+            if spec.measure not in done:  # metrics that share a function are measured together
+                place_value(out, spec.place, spec.measure(views))
+                done.add(spec.measure)
+            if spec.chance is not None:
+                chance = {spec.place: spec.chance(views)} if spec.place else spec.chance(views)
+                for place, level in chance.items():
+                    place_value(out, f"{place}.chance", level)
+            meter.lap("curves" if spec.section == "fidelity" else "metrics")
         return out
 
-    def _intruders(self, view: _View) -> dict[str, Any]:
-        return ms.intruders(view.output.attention, self.graph.num_nodes, self.k, self.sharpest)
 
-    def _at_rule(self, view: _View) -> dict[str, Any]:
-        """Explanations at the endpoints of one rule: the same nodes for every model."""
-        return {"overlap": view.agreement.metrics["overlap_touched"], "intruders": self._intruders(view)}
-
-    def _scores(self, attacked: dict[str, _Attacked]) -> dict[str, dict[str, float]]:
-        """The task's scores by name, each clean and under every attack."""
-        names = tuple(self.task.scores)
-        if self.labels is None:
-            return {name: {} for name in names}
-        truth = self.labels[self.rows]
-        views = self._by_view(attacked)
-        found = {n: metrics.task_scores(self.task.name, v.logits[self.rows], truth) for n, v in views.items()}
-        scores = {name: {view: values[name] for view, values in found.items()} for name in names}
-        worst = by_endpoints(attacked["prediction"].result.ledger)
-        headline = scores[self.headline]
-        headline |= {f"attacked_{ends}": 1 - damage for ends, damage in worst.items()}
-        for name in dict.fromkeys((self.task.headline, self.headline)):
-            scores[name]["chance"] = metrics.chance_score(name, truth)
-        reliability.check_score(headline["clean"], headline["chance"], self.headline)
-        return scores
-
-    def _classes(self, views: dict[str, Observation]) -> list[Tensor]:
-        return [view.logits[self.rows].argmax(1) for view in views.values()]
-
-    def _right(self) -> Tensor:
-        """Bool: the scored nodes, links or graphs that are right on the clean graph."""
-        assert self.labels is not None
-        right = torch.zeros_like(self.labels, dtype=torch.bool)
-        right[self.rows] = self.clean.logits[self.rows].argmax(1) == self.labels[self.rows]
-        return right
+def _null_row(views: Views) -> dict[str, Any]:
+    """Every metric with a null row, of attention that explains nothing."""
+    row: dict[str, Any] = {}
+    for null, place in {spec.null: spec.place for spec in metrics.METRICS.values()}.items():
+        if null is not None:
+            place_value(row, place, null(views))
+    return row
 
 
 def place_value(values: dict[str, Any], path: str, value: Any) -> None:
-    """Put a value into nested ones, at its dotted path.
+    """Put a value into nested ones at its dotted path; mappings are joined, an empty path is the top.
 
     Example:
         >>> values = {"f1": {"clean": 0.9}}
         >>> place_value(values, "calibration.clean", 0.1)
+        >>> place_value(values, "f1", {"attacked": 0.8})
         >>> values
-        {'f1': {'clean': 0.9}, 'calibration': {'clean': 0.1}}
+        {'f1': {'clean': 0.9, 'attacked': 0.8}, 'calibration': {'clean': 0.1}}
     """
     *parents, last = path.split(".")
     for name in parents:
         values = values.setdefault(name, {})
-    values[last] = value
+        if not isinstance(values, dict):
+            raise InputError(f"a metric with `chance` returns its values by name, got {values!r} at {path!r}")
+    if not last and not isinstance(value, Mapping):
+        raise InputError(f"a metric with several paths returns mappings from the top, got {value!r}")
+    if isinstance(value, Mapping) and (not last or isinstance(values.get(last), dict)):
+        for name, part in value.items():
+            place_value(values[last] if last else values, name, part)
+    else:
+        values[last] = value
+
+
+def logits_again(model: nn.Module, graph: Graph) -> Tensor:
+    """Run the model in eval mode, without recording."""
+    with evaluating(model), torch.no_grad():
+        return call_model(model, graph).detach()
+
+
+@typed
+def by_endpoints(ledger: Ledger) -> dict[str, float]:
+    """Return the most damage done by rule, and at `chosen` endpoints; nothing if there was one set only.
+
+    Noise has random endpoints.
+
+    Args:
+        ledger: of an ensemble; other attacks name no members.
+
+    Example:
+        >>> rows = [{"member": "sign", "endpoints": "random"}, {"member": "sign", "endpoints": "cover"}]
+        >>> by_endpoints(Ledger(members=rows, damages=[0.1, 0.3, 0.4]))
+        {'random': 0.3, 'cover': 0.4, 'chosen': 0.4}
+    """
+    worst: dict[str, float] = {}
+    if any("endpoints" not in row for row in ledger.members):
+        raise InputError("every member of the `ledger` must name its endpoints")
+    for row, damage in ledger.proposals():
+        rule = _RANDOM if row is None else row["endpoints"]
+        worst[rule] = max(damage, worst.get(rule, damage))
+    chosen = [damage for rule, damage in worst.items() if rule != _RANDOM]
+    return {**worst, "chosen": max(chosen)} if chosen and _RANDOM in worst else {}
 
 
 def _ledger(result: AttackResult) -> dict[str, Any]:
     return {"value": result.value, "start": result.start, "noise": result.noise, **result.ledger.to_dict()}
+
+
+def _node_arrays(views: Views) -> dict[str, Any]:
+    """Pack per-node values for a record.
+
+    Names: `degree`, `scored`, `label`, `predicted_clean`, `predicted_attacked`, `correct_clean`,
+    `correct_attacked`, `tvd` (probabilities), all [N]; `touched`, `sharpness`, `sharpness_attacked` and
+    `overlap_*`, all [L, N], NaN where undefined. For links and graphs, predictions have one entry per link or
+    graph instead, and `item_` before their names.
+    """
+    graph, task = views.graph, task_of(views.graph)
+    first = views.attacks["prediction"]
+    before, after = views.logits["clean"], views.logits["attacked"][: task.count(graph)]
+    scored = torch.zeros(len(after), dtype=torch.bool, device=before.device)
+    scored[views.rows] = True
+    pairs = first.worst.compared.pairs
+    predicted: dict[str, tuple[Tensor, type]] = {
+        "scored": (scored, np.bool_),
+        "predicted_clean": (before.argmax(1), np.int16),
+        "predicted_attacked": (after.argmax(1), np.int16),
+        "tvd": (divergence.tvd(before.double(), after.double(), "probabilities"), np.float32),
+    }
+    if (labels := task.labels(graph)) is not None:
+        predicted["label"] = (labels, np.int16)
+        predicted["correct_clean"] = (before.argmax(1) == labels, np.bool_)
+        predicted["correct_attacked"] = (after.argmax(1) == labels, np.bool_)
+    prefix = "" if task.row_per_node else "item_"
+    clean_sharp, attacked_sharp = (
+        torch.stack([metrics.sharpness_per_node(getattr(p, side), p.rowptr) for p in pairs])
+        for side in ("before", "after")
+    )
+    values: dict[str, tuple[Tensor, type]] = {
+        "degree": (graph.adjacency.degree, np.int32),
+        **{f"{prefix}{name}": value for name, value in predicted.items()},
+        "touched": (torch.stack(list(first.compared.compared.touched or ())), np.bool_),
+        "sharpness": (clean_sharp, np.float32),
+        "sharpness_attacked": (attacked_sharp, np.float32),
+    }
+    for name, kept in views.by_attack(lambda view: view.compared.kept).items():
+        values[f"overlap_{name}"] = (kept, np.float32)
+    if views.similarity is not None:
+        values["overlap_vanilla"] = (views.similarity.kept, np.float32)
+    return {name: pack_array(tensor.cpu().numpy().astype(kind)) for name, (tensor, kind) in values.items()}

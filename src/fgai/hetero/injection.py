@@ -13,10 +13,17 @@ from torch_geometric.data import HeteroData
 from fgai import checks, metrics, training
 from fgai.alone import with_gradients
 from fgai.attacks import AttackResult, Threat, make_attack, threat_of
-from fgai.attention import Observation, observe, prepared, touched_rows, warn_coupled, warn_unread
+from fgai.attention import (
+    LayerAttention,
+    Observation,
+    observe,
+    prepared,
+    touched_rows,
+    warn_coupled,
+    warn_unread,
+)
 from fgai.attention.interface import EdgeType
 from fgai.divergence import row_tvd
-from fgai.evaluation.measures import NAN, agreement, chance, intruders, paired
 from fgai.hetero.model import HeteroCall
 from fgai.hetero.view import MASKS, HeteroView
 from fgai.objectives import Loss, Objective
@@ -28,6 +35,7 @@ from fgai.training.train import set_history
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
+_NAN = float("nan")
 _FIGURES = ("overlap", "chance", "tvd", "g_jsd", "new")
 
 
@@ -205,36 +213,39 @@ def _stability(
 ) -> dict[EdgeType, dict[str, float]]:
     clean, attacked = before.attention.heads("mean"), after.attention.heads("mean")
     touched = touched_rows(clean, attacked)
-    pairs = paired(clean, attacked)
-    agreed = agreement(pairs, k, 0, touched).metrics
-    new = intruders(attacked, clean[0].num_nodes, k, 0)["mass"]["layers"]
+    compared = metrics.Compared(clean, attacked, k, touched)
+    pairs = compared.pairs
     by_entry = {
-        "overlap": agreed["overlap_touched"]["layers"],
-        "chance": chance(pairs, k, 0, touched)["overlap_touched"]["layers"],
+        "overlap": metrics.overlap_layers(compared)["overlap_touched"],
+        "chance": metrics.chance_layers(compared, touched=True),
         "tvd": [
             metrics.mean_over(_moved(pair.before, pair.after, pair.rowptr), rows)
             for pair, rows in zip(pairs, touched, strict=True)
         ],
-        "g_jsd": agreed["g_jsd"]["layers"],
-        "new": new,
+        "g_jsd": [metrics.g_jsd(pair.before, pair.after) for pair in pairs],
+        "new": [_mass_on_new(layer, clean[0].num_nodes) for layer in attacked],
     }
     return {
         kind: {
-            name: _mean([v for v, w in zip(values, clean, strict=True) if w.edge_type == kind])
+            name: metrics.mean_of_defined(
+                [v for v, w in zip(values, clean, strict=True) if w.edge_type == kind]
+            )
             for name, values in by_entry.items()
         }
         for kind in kinds
     }
 
 
+def _mass_on_new(layer: LayerAttention, originals: int) -> float:
+    """Attention that new nodes take at the original ones, which come first."""
+    old = torch.arange(layer.num_nodes, device=layer.values.device) < originals
+    new = layer.source >= originals
+    return metrics.intruder_mass(layer.values[:, 0], new, layer.rowptr, nodes=old)
+
+
 def _moved(before: Tensor, after: Tensor, rowptr: Tensor) -> Tensor:
     """[N] total variation of each node's attention; NaN at nodes without edges."""
-    return torch.where(rowptr.diff() > 0, row_tvd(before.double(), after.double(), rowptr), NAN)
-
-
-def _mean(values: Sequence[float]) -> float:
-    defined = [value for value in values if value == value]
-    return sum(defined) / len(defined) if defined else NAN
+    return torch.where(rowptr.diff() > 0, row_tvd(before.double(), after.double(), rowptr), _NAN)
 
 
 def _prediction(before: Observation, after: Observation) -> dict[str, float]:
@@ -244,7 +255,7 @@ def _prediction(before: Observation, after: Observation) -> dict[str, float]:
     labels = before.graph.y[rows]
     labelled = labels >= 0
     right = [
-        float((logits.argmax(1) == labels)[labelled].double().mean()) if bool(labelled.any()) else NAN
+        float((logits.argmax(1) == labels)[labelled].double().mean()) if bool(labelled.any()) else _NAN
         for logits in (one, two)
     ]
     changed = float((one.argmax(1) != two.argmax(1)).double().mean())

@@ -1,15 +1,48 @@
-"""Metrics of prediction, stability and explanation: pure functions, each with a declared direction and range.
+"""Metrics of prediction, stability and explanation: functions, each declared by `@metric` in one place.
 
-What tables and reports show of a metric is declared with it (`metric`) and found by its path in a record
-(`quantity`). A metric declared with `measure`, in this package or outside, is measured by `fgai.evaluate`.
+The decorator holds direction, range, title, place in records and tables, null row, chance level and
+`measure`, which `fgai.evaluate` calls; metrics from outside the package are declared the same way. Modules of
+this package are found by themselves.
 
 Attention arguments are one value per edge, [E], on matched edges in one order, with `rowptr` [N+1]: heads
-averaged for distances, `LayerAttention.ranking` for what ranks. All return a Python float. `METRICS` holds
-the declarations by name. Functions ending in `_per_node` give the values behind a mean, with NaN at nodes
-that do not count.
+averaged for distances, `LayerAttention.ranking` for rankings. All return a Python float. `METRICS` holds the
+declarations by name, in the order of tables. Functions ending in `_per_node` give the values behind a mean,
+with NaN at nodes that do not count.
 """
 
-from fgai.metrics.fidelity import characterization, fidelity_minus, fidelity_plus
+from importlib import import_module
+from pkgutil import iter_modules
+
+# Tables show metrics in the order of these lines.
+# isort: off
+from fgai.metrics.prediction import (
+    accuracy,
+    average_precision,
+    balanced_accuracy,
+    chance_score,
+    error_weights,
+    f1,
+    macro_f1,
+    recall,
+    roc_auc,
+    score_views,
+    task_scores,
+)
+from fgai.metrics.ranking import (
+    chance_layers,
+    item_overlaps,
+    kept_by_layer,
+    lost,
+    overlap,
+    overlap_chance,
+    overlap_graph,
+    overlap_layers,
+    same_class_changed,
+    same_class_share,
+    tied_share,
+    touched_share,
+)
+from fgai.metrics.correlation import rank_correlation, rank_correlation_per_node
 from fgai.metrics.intruders import (
     intruder_mass,
     intruder_mass_per_node,
@@ -17,29 +50,16 @@ from fgai.metrics.intruders import (
     intruder_places,
     intruder_places_per_node,
 )
-from fgai.metrics.nodes import mean_of_defined, mean_over
-from fgai.metrics.nulls import random_ranking, uniform_attention
-from fgai.metrics.paths import measured, metric_at, null_path, quantity
-from fgai.metrics.prediction import (
-    accuracy,
-    average_precision,
-    balanced_accuracy,
-    changed_share,
-    f1,
-    macro_f1,
-    recall,
-    roc_auc,
-)
-from fgai.metrics.quantity import Quantity
-from fgai.metrics.ranking import (
-    kept_by_layer,
-    overlap,
-    overlap_chance,
-    overlap_graph,
-    overlap_per_node,
-    rank_correlation,
-    rank_correlation_per_node,
-    tied_share,
+from fgai.metrics.stability import changed_share, g_jsd, g_tvd, g_tvd_prob, g_tvd_rel
+from fgai.metrics.sharpness import (
+    NOTHING,
+    sharpest_layer,
+    sharpness,
+    sharpness_by_layer,
+    sharpness_per_node,
+    top_share,
+    top_share_per_node,
+    uniform_share,
 )
 from fgai.metrics.removal import (
     FRACTIONS,
@@ -50,31 +70,53 @@ from fgai.metrics.removal import (
     slope,
     still_right,
 )
-from fgai.metrics.scores import chance_score, error_weights, task_scores
-from fgai.metrics.sharpness import (
-    NOTHING,
-    sharpness,
-    sharpness_per_node,
-    top_share,
-    top_share_per_node,
-    uniform_share,
-)
-from fgai.metrics.spec import METRICS, SECTIONS, MetricSpec, metric
-from fgai.metrics.stability import g_jsd, g_tvd, g_tvd_prob, g_tvd_rel
+from fgai.metrics.fidelity import characterization, fidelity_minus, fidelity_plus
 from fgai.metrics.truth import truth_auc, truth_chance, truth_precision
-from fgai.metrics.views import Views
+
+# isort: on
+from fgai.metrics.common import (
+    mean_of_defined,
+    mean_over,
+    overlap_per_node,
+    random_ranking,
+    uniform_attention,
+)
+from fgai.metrics.spec import (
+    METRICS,
+    SECTIONS,
+    MetricSpec,
+    Quantity,
+    Shown,
+    chance_path,
+    metric,
+    metric_at,
+    null_path,
+    quantity,
+    shown_numbers,
+)
+from fgai.metrics.views import NULLS, Attacked, Compared, View, Views, layered, paired
+
+for _module in iter_modules(__path__, f"{__name__}."):
+    import_module(_module.name)
 
 __all__ = [
     "FRACTIONS",
     "METRICS",
     "NOTHING",
+    "NULLS",
     "SECTIONS",
+    "Attacked",
+    "Compared",
     "MetricSpec",
     "Quantity",
+    "Shown",
+    "View",
     "Views",
     "accuracy",
     "average_precision",
     "balanced_accuracy",
+    "chance_layers",
+    "chance_path",
     "chance_score",
     "changed_share",
     "characterization",
@@ -95,32 +137,43 @@ __all__ = [
     "intruder_nodes",
     "intruder_places",
     "intruder_places_per_node",
+    "item_overlaps",
     "kept_by_layer",
+    "layered",
+    "lost",
     "macro_f1",
     "mean_of_defined",
     "mean_over",
-    "measured",
     "metric",
     "metric_at",
     "null_path",
     "overlap",
     "overlap_chance",
     "overlap_graph",
+    "overlap_layers",
     "overlap_per_node",
+    "paired",
     "quantity",
     "random_ranking",
     "rank_correlation",
     "rank_correlation_per_node",
     "recall",
     "roc_auc",
+    "same_class_changed",
+    "same_class_share",
+    "score_views",
+    "sharpest_layer",
     "sharpness",
+    "sharpness_by_layer",
     "sharpness_per_node",
+    "shown_numbers",
     "slope",
     "still_right",
     "task_scores",
     "tied_share",
     "top_share",
     "top_share_per_node",
+    "touched_share",
     "truth_auc",
     "truth_chance",
     "truth_precision",

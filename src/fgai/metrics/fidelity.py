@@ -6,17 +6,65 @@ masking; with an empty or a perfect side the characterization score is its limit
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import Any
+
+from torch import Tensor, nn
 
 from fgai import checks
+from fgai.attention import Observation
 from fgai.errors import InputError
-from fgai.metrics.given import check_labels
-from fgai.metrics.prediction import classes_of
-from fgai.metrics.spec import metric
+from fgai.metrics.common import check_labels, classes_of
+from fgai.metrics.removal import edge_ranking, predict_without
+from fgai.metrics.spec import Shown, metric
+from fgai.metrics.views import Views
+from fgai.topk import topk_mask
 from fgai.typed import typed
 
 
-@metric(direction="higher", low=0, high=1, title="fidelity+", paths=("fidelity.*.plus",))
+def _fidelity(views: Views) -> dict[str, Any]:
+    """Both fidelities and their characterization, clean and attacked."""
+    if views.model is None or views.target is None:
+        return {}
+    return {
+        "fidelity": {
+            name: fidelity_of_top(views.model, views.observations[name], views.rows, views.k)
+            for name in ("clean", "attacked")
+        }
+    }
+
+
+def fidelity_of_top(model: nn.Module, observed: Observation, nodes: Tensor, k: int) -> dict[str, float]:
+    """Fidelity of the top-k neighbours of every node, by the mean attention over layers; loops are kept.
+
+    Args:
+        model: to run.
+        observed: on the graph to explain.
+        nodes: [T] the rows of the logits that count.
+        k: neighbours per explanation.
+
+    Returns:
+        `plus`, `minus` and `characterization`.
+    """
+    scored = edge_ranking(observed.attention, "node")
+    loops = scored.source == scored.destination
+    top = topk_mask(scored.values[:, 0].masked_fill(loops, float("-inf")), scored.rowptr, k) & ~loops
+    rest = ~top & ~loops
+    whole = observed.logits[nodes]
+    plus = fidelity_plus(whole, predict_without(model, observed, scored.keys[top])[nodes])
+    minus = fidelity_minus(whole, predict_without(model, observed, scored.keys[rest])[nodes])
+    return {"plus": plus, "minus": minus, "characterization": characterization(plus, minus)}
+
+
+@metric(
+    direction="higher",
+    low=0,
+    high=1,
+    title="fidelity+",
+    paths=("fidelity.*.plus",),
+    section="fidelity",
+    shown=(),
+    measure=_fidelity,
+)
 @typed
 def fidelity_plus(prediction: Tensor, without: Tensor, target: Tensor | None = None) -> float:
     """How often the prediction changes when the explanation is taken away.
@@ -40,7 +88,16 @@ def fidelity_plus(prediction: Tensor, without: Tensor, target: Tensor | None = N
     return _changed(prediction, without, target)
 
 
-@metric(direction="lower", low=0, high=1, title="fidelity−", paths=("fidelity.*.minus",))
+@metric(
+    direction="lower",
+    low=0,
+    high=1,
+    title="fidelity−",
+    paths=("fidelity.*.minus",),
+    section="fidelity",
+    shown=(),
+    measure=_fidelity,
+)
 @typed
 def fidelity_minus(prediction: Tensor, only: Tensor, target: Tensor | None = None) -> float:
     """How often the prediction changes when only the explanation is left.
@@ -61,7 +118,23 @@ def fidelity_minus(prediction: Tensor, only: Tensor, target: Tensor | None = Non
     return _changed(prediction, only, target)
 
 
-@metric(direction="higher", low=0, high=1, parameters=("weight",), paths=("fidelity.*.characterization",))
+@metric(
+    direction="higher",
+    low=0,
+    high=1,
+    parameters=("weight",),
+    paths=("fidelity.*.characterization",),
+    section="fidelity",
+    shown=(
+        Shown(
+            "fidelity.clean.characterization",
+            words="Characterization of the top-k",
+            about="Fidelity: are the strongest neighbours needed, and are they enough?",
+            table="",
+        ),
+    ),
+    measure=_fidelity,
+)
 @typed
 def characterization(plus: float, minus: float, weight: float = 0.5) -> float:
     """Weighted harmonic mean of fidelity+ and 1 - fidelity-.

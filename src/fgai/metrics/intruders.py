@@ -6,15 +6,47 @@ attention. These metrics count the new ones, on the attacked graph, at the origi
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from fgai import checks, topk
-from fgai.metrics.given import check_attention, check_edge_mask
-from fgai.metrics.nodes import mean_over
-from fgai.metrics.spec import metric
+from fgai.metrics.common import check_attention, check_edge_mask, mean_over
+from fgai.metrics.spec import Shown, metric
+from fgai.metrics.views import View, Views
 from fgai.ops.segments import row_sum
 from fgai.typed import typed
+
+
+def _intruders(views: Views) -> dict[str, Any]:
+    """The three numbers of new neighbours under each attack, and by rule of endpoints."""
+    originals = views.attention["clean"].layers[0].num_nodes
+
+    def numbers(view: View) -> dict[str, Any]:
+        values: dict[str, list[float]] = {"nodes": [], "places": [], "mass": []}
+        for layer in view.output.attention:
+            w, ranks, new = layer.values[:, 0], layer.ranking(), layer.source >= originals
+            old = torch.arange(layer.num_nodes, device=w.device) < originals
+            values["nodes"].append(intruder_nodes(ranks, new, layer.rowptr, views.k, nodes=old))
+            values["places"].append(intruder_places(ranks, new, layer.rowptr, views.k, nodes=old))
+            values["mass"].append(intruder_mass(w, new, layer.rowptr, nodes=old))
+        return {name: views.layered(layers) for name, layers in values.items()}
+
+    out = {"intruders": views.by_attack(numbers)}
+    if views.by_rule:
+        out["endpoints"] = {
+            rule: {name: {"intruders": numbers(view)} for name, view in by_attack.items()}
+            for rule, by_attack in views.by_rule.items()
+        }
+    return out
+
+
+def _null_intruders(views: Views) -> dict[str, Any]:
+    row = _intruders(views)["intruders"]["prediction"]
+    if views.null == "random":
+        del row["mass"]  # random scores are no distribution
+    return {"intruders": row}
 
 
 @typed
@@ -53,10 +85,23 @@ def intruder_mass_per_node(w: Tensor, injected: Tensor, rowptr: Tensor) -> Tenso
     parameters=("k",),
     title="intruded nodes",
     paths=("intruders.*.nodes", "endpoints.*.*.intruders.nodes"),
-    headings={
-        "intruders.prediction.nodes.all": "intruded",
-        "intruders.explanation.nodes.all": "intruded, expl.",
-    },
+    section="explanation",
+    shown=(
+        Shown(
+            "intruders.prediction.nodes.all",
+            "intruded",
+            "Nodes that show an intruder, prediction attacked",
+            "Of the nodes a new node was joined to, the share with a new one among their top k.",
+        ),
+        Shown(
+            "intruders.explanation.nodes.all",
+            "intruded, expl.",
+            "Nodes that show an intruder, explanation attacked",
+            "The same when the attack aims at the explanation.",
+        ),
+    ),
+    measure=_intruders,
+    null=_null_intruders,
 )
 @typed
 def intruder_nodes(
@@ -95,6 +140,10 @@ def intruder_nodes(
     parameters=("k",),
     title="intruders' places",
     paths=("intruders.*.places", "endpoints.*.*.intruders.places"),
+    section="explanation",
+    shown=(),
+    measure=_intruders,
+    null=_null_intruders,
 )
 @typed
 def intruder_places(
@@ -128,10 +177,23 @@ def intruder_places(
     high=1,
     title="intruders' mass",
     paths=("intruders.*.mass", "endpoints.*.*.intruders.mass"),
-    headings={
-        "intruders.prediction.mass.all": "their mass",
-        "intruders.explanation.mass.all": "their mass, expl.",
-    },
+    section="explanation",
+    shown=(
+        Shown(
+            "intruders.prediction.mass.all",
+            "their mass",
+            "Attention on intruders, prediction attacked",
+            "Attention that new nodes take at the nodes they were joined to.",
+        ),
+        Shown(
+            "intruders.explanation.mass.all",
+            "their mass, expl.",
+            "Attention on intruders, explanation attacked",
+            "The same when the attack aims at the explanation.",
+        ),
+    ),
+    measure=_intruders,
+    null=_null_intruders,
 )
 @typed
 def intruder_mass(w: Tensor, injected: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:

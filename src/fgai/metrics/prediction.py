@@ -1,7 +1,11 @@
-"""How well a model predicts: accuracy, recall and F1 of classes, ROC-AUC and average precision of scores."""
+"""How well a model predicts: accuracy, recall and F1 of classes, ROC-AUC and average precision of scores.
+
+A task names its scores (`fgai.tasks.Task.scores`); `task_scores` computes them from logits and labels.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,60 +13,33 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.errors import InputError
-from fgai.metrics.declared import ENDS
-from fgai.metrics.given import check_labels
-from fgai.metrics.spec import metric
+from fgai.metrics.common import check_labels, classes_of
+from fgai.metrics.spec import METRICS, Shown, metric
 from fgai.metrics.views import Views
-from fgai.tasks import task_of
+from fgai.tasks import get_task, task_of
 from fgai.typed import typed
 
 AVERAGES = ("micro", "macro")
 MOST_CLASSES = 10_000_000
 """Classes that are counted one by one."""
+ATTACKED = "The same on the attacked graph."
 
 
-def _by_endpoints(path: str, title: str) -> dict[str, str]:
-    """Headings of a score under attacks whose new nodes are joined at random, and where it hurts most."""
-    return {f"{path}.attacked_{ends}": f"{title} {ends} ends" for ends in ENDS}
+def _shown(
+    name: str, words: str, about: str, clean: str = "clean graph", *, ends: bool = False
+) -> tuple[Shown, ...]:
+    """A score on the clean and on the attacked graph; with `ends` also by the endpoints of the attack."""
+    again = ATTACKED if clean == "clean graph" else "The same under attack."
+    scores = (
+        Shown(f"{name}.clean", words=f"{words}, {clean}", about=about),
+        Shown(f"{name}.attacked", words=f"{words}, attacked", about=again),
+    )
+    return (*scores, *(Shown(f"{name}.attacked_{by}") for by in ("random", "chosen") if ends))
 
 
-def classes_of(prediction: Tensor) -> Tensor:
-    """Class indices [N], from logits or probabilities [N, C] (largest, first on ties) or as they are."""
-    checks.dense(prediction, "prediction")
-    if prediction.dim() == 2 and prediction.shape[1]:
-        return checks.finite(prediction, "prediction").argmax(1)
-    if prediction.dim() != 1 or prediction.is_floating_point():
-        raise InputError(
-            "`prediction` must be logits [num_nodes, num_classes] or class indices [num_nodes],"
-            f" got {prediction.dtype} {tuple(prediction.shape)}"
-        )
-    return prediction.long()
-
-
-@metric(
-    direction="higher",
-    low=0,
-    high=1,
-    paths=("accuracy.*",),
-    headings=_by_endpoints("accuracy", "accuracy"),
-)
-@typed
-def accuracy(prediction: Tensor, target: Tensor) -> float:
-    """Share of nodes whose predicted class is the true one.
-
-    Args:
-        prediction: logits [N, C], or class indices [N].
-        target: class indices [N]; -1 marks an unknown class, which is left out.
-
-    Returns:
-        In [0, 1]; NaN if no class is known.
-
-    Example:
-        >>> accuracy(torch.tensor([0, 1, 1]), torch.tensor([0, 1, -1]))
-        1.0
-    """
-    guess, truth = _known(prediction, target)
-    return float((guess == truth).double().mean())
+def _most_frequent(target: Tensor) -> float:
+    """Share of the most frequent class: the accuracy of a model that always names it."""
+    return float(torch.unique(target, return_counts=True)[1].max()) / target.numel()
 
 
 @metric(
@@ -72,7 +49,27 @@ def accuracy(prediction: Tensor, target: Tensor) -> float:
     parameters=("average",),
     title="F1",
     paths=("f1.*",),
-    headings=_by_endpoints("f1", "F1"),
+    shown=(
+        Shown("f1.clean", words="F1, clean graph", about="Share of the tested nodes classified right."),
+        Shown("f1.attacked", words="F1, prediction attacked", about=ATTACKED),
+        Shown(
+            "f1.attacked_random",
+            words="F1, new nodes joined at random",
+            about="The same where the attack may not choose its endpoints.",
+        ),
+        Shown(
+            "f1.attacked_chosen",
+            words="F1, new nodes joined where it hurts",
+            about="The same where rules that read the graph and the reference choose them.",
+        ),
+        Shown(
+            "f1.attacked_explanation",
+            words="F1, explanation attacked",
+            about="The same when the attack aims at the explanation instead.",
+            table="",
+        ),
+    ),
+    chance=_most_frequent,
 )
 @typed
 def f1(prediction: Tensor, target: Tensor, average: str = "micro") -> float:
@@ -108,8 +105,42 @@ def f1(prediction: Tensor, target: Tensor, average: str = "micro") -> float:
     direction="higher",
     low=0,
     high=1,
+    title="balanced accuracy",
+    paths=("balanced_accuracy.*",),
+    shown=_shown(
+        "balanced_accuracy",
+        "Balanced accuracy",
+        "Mean over classes of the share of their nodes that are found: rare classes count as much.",
+        ends=True,
+    ),
+    chance=lambda target: 1 / len(target.unique()),
+)
+@typed
+def balanced_accuracy(prediction: Tensor, target: Tensor) -> float:
+    """Mean of the recalls of the classes that occur in `target`: 1/C for a model that names one class of C.
+
+    Args:
+        prediction: logits [N, C], or class indices [N].
+        target: class indices [N]; -1 is left out.
+
+    Returns:
+        In [0, 1]; NaN if no class is known.
+
+    Example:
+        >>> balanced_accuracy(torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 0, 1]))
+        0.5
+    """
+    return float(recall(prediction, target).nanmean())
+
+
+@metric(
+    direction="higher",
+    low=0,
+    high=1,
     title="macro-F1",
     paths=("macro_f1.*",),
+    shown=_shown("macro_f1", "Macro-F1", "Mean over classes of their F1."),
+    chance=lambda target: float("nan"),
 )
 @typed
 def macro_f1(prediction: Tensor, target: Tensor) -> float:
@@ -133,99 +164,29 @@ def macro_f1(prediction: Tensor, target: Tensor) -> float:
     direction="higher",
     low=0,
     high=1,
-    title="balanced accuracy",
-    paths=("balanced_accuracy.*",),
-    headings=_by_endpoints("balanced_accuracy", "balanced accuracy"),
+    paths=("accuracy.*",),
+    shown=_shown(
+        "accuracy", "Accuracy", "Share of the tested graphs classified right.", "clean graphs", ends=True
+    ),
+    chance=_most_frequent,
 )
 @typed
-def balanced_accuracy(prediction: Tensor, target: Tensor) -> float:
-    """Mean of the recalls of the classes that occur in `target`: 1/C for a model that names one class of C.
+def accuracy(prediction: Tensor, target: Tensor) -> float:
+    """Share of nodes whose predicted class is the true one.
 
     Args:
         prediction: logits [N, C], or class indices [N].
-        target: class indices [N]; -1 is left out.
+        target: class indices [N]; -1 marks an unknown class, which is left out.
 
     Returns:
         In [0, 1]; NaN if no class is known.
 
     Example:
-        >>> balanced_accuracy(torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 0, 1]))
-        0.5
-    """
-    return float(recall(prediction, target).nanmean())
-
-
-def _recalls(views: Views) -> dict[str, Any]:
-    """Recall by view, and how many scored rows each class has; nothing for links, which are ranked."""
-    if views.target is None or task_of(views.graph).needs_links:
-        return {}
-    truth = views.target[views.rows]
-    found: dict[str, Any] = {
-        name: recall(logits[views.rows], truth).tolist() for name, logits in views.logits.items()
-    }
-    classes = views.logits["clean"].shape[1]
-    return {**found, "support": torch.bincount(truth[truth >= 0], minlength=classes).tolist()}
-
-
-@metric(direction="higher", low=0, high=1, paths=("recall",), measure=_recalls)
-@typed
-def recall(prediction: Tensor, target: Tensor) -> Tensor:
-    """Share of the nodes of each class that are predicted as such.
-
-    Args:
-        prediction: logits [N, C], or class indices [N].
-        target: class indices [N]; -1 is left out.
-
-    Returns:
-        [C] in [0, 1]; NaN for a class without nodes. Without logits C is the largest class plus one.
-
-    Example:
-        >>> recall(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1]))
-        tensor([0.6667, 1.0000], dtype=torch.float64)
+        >>> accuracy(torch.tensor([0, 1, 1]), torch.tensor([0, 1, -1]))
+        1.0
     """
     guess, truth = _known(prediction, target)
-    classes = prediction.shape[1] if prediction.dim() == 2 else 0
-    if truth.numel() and int(truth.max()) >= MOST_CLASSES:
-        raise InputError(f"`target` must hold classes below {MOST_CLASSES}, got {int(truth.max())}")
-    total = torch.bincount(truth, minlength=classes).double()
-    return torch.bincount(truth[guess == truth], minlength=len(total)) / total
-
-
-def _changes(views: Views) -> dict[str, float]:
-    """Share of the scored rows that an attack gives another class, by view."""
-    before = views.logits["clean"][views.rows]
-    attacked = {name: logits for name, logits in views.logits.items() if name != "clean"}
-    return {name: changed_share(before, logits[views.rows]) for name, logits in attacked.items()}
-
-
-@metric(
-    direction="lower",
-    low=0,
-    high=1,
-    title="changed predictions",
-    paths=("changed",),
-    measure=_changes,
-)
-@typed
-def changed_share(before: Tensor, after: Tensor) -> float:
-    """Share of nodes whose predicted class is another one, whatever the true one is.
-
-    Args:
-        before: logits [N, C], or class indices [N].
-        after: likewise, of the same nodes.
-
-    Returns:
-        In [0, 1]; NaN without nodes.
-
-    Example:
-        >>> changed_share(torch.tensor([0, 1, 1, 0]), torch.tensor([0, 1, 0, 0]))
-        0.25
-    """
-    one, two = classes_of(before), classes_of(after)
-    if one.shape != two.shape:
-        got = f"{tuple(one.shape)} and {tuple(two.shape)}"
-        raise InputError(f"`before` and `after` must cover the same nodes, got {got}")
-    return float((one != two).double().mean())
+    return float((guess == truth).double().mean())
 
 
 @metric(
@@ -234,7 +195,8 @@ def changed_share(before: Tensor, after: Tensor) -> float:
     high=1,
     title="AUC",
     paths=("roc_auc.*",),
-    headings=_by_endpoints("roc_auc", "AUC"),
+    shown=_shown("roc_auc", "ROC-AUC", "Chance that a positive outranks a negative.", ends=True),
+    chance=lambda target: 0.5,
 )
 @typed
 def roc_auc(score: Tensor, target: Tensor) -> float:
@@ -259,7 +221,15 @@ def roc_auc(score: Tensor, target: Tensor) -> float:
     return auc_from_ranks(rank[positive].sum(), positive.sum(), (~positive).sum()).item()
 
 
-@metric(direction="higher", low=0, high=1, title="AP", paths=("average_precision.*",))
+@metric(
+    direction="higher",
+    low=0,
+    high=1,
+    title="AP",
+    paths=("average_precision.*",),
+    shown=_shown("average_precision", "Average precision", "Precision over all thresholds."),
+    chance=_most_frequent,
+)
 @typed
 def average_precision(score: Tensor, target: Tensor) -> float:
     """Average precision: the precision at every threshold, weighted by the recall gained there.
@@ -287,10 +257,184 @@ def average_precision(score: Tensor, target: Tensor) -> float:
     return float((precision * found).sum() / found.sum())
 
 
+def _recalls(views: Views) -> dict[str, Any]:
+    """Recall by view, and how many scored rows each class has; nothing for links, which are ranked."""
+    if views.target is None or task_of(views.graph).needs_links:
+        return {}
+    truth = views.target[views.rows]
+    recalls: dict[str, Any] = {
+        name: recall(logits[views.rows], truth).tolist() for name, logits in views.logits.items()
+    }
+    classes = views.logits["clean"].shape[1]
+    return {**recalls, "support": torch.bincount(truth[truth >= 0], minlength=classes).tolist()}
+
+
+@metric(direction="higher", low=0, high=1, paths=("recall",), measure=_recalls)
+@typed
+def recall(prediction: Tensor, target: Tensor) -> Tensor:
+    """Share of the nodes of each class that are predicted as such.
+
+    Args:
+        prediction: logits [N, C], or class indices [N].
+        target: class indices [N]; -1 is left out.
+
+    Returns:
+        [C] in [0, 1]; NaN for a class without nodes. Without logits C is the largest class plus one.
+
+    Example:
+        >>> recall(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1]))
+        tensor([0.6667, 1.0000], dtype=torch.float64)
+    """
+    guess, truth = _known(prediction, target)
+    classes = prediction.shape[1] if prediction.dim() == 2 else 0
+    if truth.numel() and int(truth.max()) >= MOST_CLASSES:
+        raise InputError(f"`target` must hold classes below {MOST_CLASSES}, got {int(truth.max())}")
+    total = torch.bincount(truth, minlength=classes).double()
+    return torch.bincount(truth[guess == truth], minlength=len(total)) / total
+
+
 def auc_from_ranks(rank_sum: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
     """ROC-AUC from the sum of the positives' mid-ranks (from 1 up); NaN where one kind is missing."""
     n, m = positives.double(), negatives.double()
     return (rank_sum - n * (n + 1) / 2) / (n * m)
+
+
+@typed
+def task_scores(task: str, logits: Tensor, target: Tensor) -> dict[str, float]:
+    """Return the scores of a task by name.
+
+        node   micro-F1, balanced accuracy, macro-F1
+        link   ROC-AUC and average precision of the link's logit minus the other
+        graph  accuracy, and ROC-AUC (two classes: of the second; more: mean of one against the rest)
+
+    Args:
+        task: its name, e.g. `node`, `link` or `graph`; see `fgai.tasks.Task.scores`.
+        logits: [T, C].
+        target: [T] classes; -1 is left out.
+
+    Returns:
+        Scores in [0, 1]; NaN where undefined.
+
+    Example:
+        >>> import torch
+        >>> logits = torch.tensor([[0.0, 1.0], [2.0, 0.0], [0.0, 3.0]])
+        >>> task_scores("link", logits, torch.tensor([1, 0, 0]))["roc_auc"]
+        0.5
+    """
+    if logits.dim() != 2 or logits.shape[1] < 2 or not logits.is_floating_point():
+        got = f"{logits.dtype} {tuple(logits.shape)}"
+        raise InputError(f"`logits` must be floating-point of shape [rows, classes], got {got}")
+    check_labels(target, tuple(logits.shape[:1]))
+    known = target >= 0
+    logits, target = logits[known], target[known]
+    return {name: _function(score)(logits, target) for name, score in get_task(task).scores.items()}
+
+
+@typed
+def chance_score(name: str, target: Tensor) -> float:
+    """What a score is without looking: the share of the most frequent class for F1 and accuracy.
+
+    0.5 for ROC-AUC, one over the number of classes for balanced accuracy.
+
+    Args:
+        name: of the score, e.g. `f1`, `balanced_accuracy` or `roc_auc`.
+        target: [T] classes; -1 is left out.
+
+    Returns:
+        In [0, 1]; NaN without any known class, and for macro-F1.
+
+    Example:
+        >>> import torch
+        >>> chance_score("f1", torch.tensor([2, 2, 0, -1]))
+        0.6666666666666666
+    """
+    check_labels(target, tuple(target.shape))
+    known = target[target >= 0]
+    if not known.numel():
+        return float("nan")
+    spec = METRICS.get(name)
+    guessed = None if spec is None or spec.measure is not None else spec.chance
+    return (guessed or _most_frequent)(known)
+
+
+@typed
+def error_weights(score: str, target: Tensor) -> Tensor | None:
+    """What a wrong prediction costs of a score, row by row; None where all rows cost the same.
+
+    For balanced accuracy a row of a class with n of the rows costs 1 / (n · classes), so that the weights of
+    the wrong rows sum to one minus the score.
+
+    Args:
+        score: name of a metric, as in `fgai.tasks.Task.scores`.
+        target: [T] classes, all known.
+
+    Returns:
+        [T] float32, or None.
+
+    Example:
+        >>> import torch
+        >>> error_weights("balanced_accuracy", torch.tensor([0, 0, 1]))
+        tensor([0.2500, 0.2500, 0.5000])
+    """
+    if score != "balanced_accuracy":
+        return None
+    counts = torch.bincount(target)
+    return 1 / (counts[target] * (counts > 0).sum())
+
+
+@typed
+def score_views(views: Views, headline: str) -> dict[str, dict[str, float]]:
+    """Return the scores of the task by name, each by view; nothing of each without labels.
+
+    Args:
+        views: of an evaluation.
+        headline: name of the score that attacks are judged by: it has its values by endpoints, too.
+    """
+    task = task_of(views.graph)
+    if views.target is None:
+        return {name: {} for name in task.scores}
+    truth = views.target[views.rows]
+    by_view = {n: task_scores(task.name, logits[views.rows], truth) for n, logits in views.logits.items()}
+    scores = {name: {view: values[name] for view, values in by_view.items()} for name in task.scores}
+    for ends, damage in views.attacks["prediction"].damage.items():
+        scores[headline][f"attacked_{ends}"] = 1 - damage
+    for name in dict.fromkeys((task.headline, headline)):
+        scores[name]["chance"] = chance_score(name, truth)
+    return scores
+
+
+def _link_auc(logits: Tensor, target: Tensor) -> float:
+    """ROC-AUC of the second class's logit minus the first's."""
+    return roc_auc(logits[:, 1] - logits[:, 0], target)
+
+
+def _link_precision(logits: Tensor, target: Tensor) -> float:
+    """Average precision of the second class's logit minus the first's."""
+    return average_precision(logits[:, 1] - logits[:, 0], target)
+
+
+def _class_auc(logits: Tensor, target: Tensor) -> float:
+    """ROC-AUC of classes: of the second of two, or the mean of each against the rest, where defined."""
+    chance = logits.softmax(1)
+    if logits.shape[1] == 2:
+        return roc_auc(chance[:, 1], target == 1)
+    values = [roc_auc(chance[:, c], target == c) for c in range(logits.shape[1])]
+    defined = [value for value in values if value == value]
+    return sum(defined) / len(defined) if defined else float("nan")
+
+
+_LOGIT_SCORES: dict[str, Callable[[Tensor, Tensor], float]] = {
+    "class_auc": _class_auc,
+    "link_auc": _link_auc,
+    "link_precision": _link_precision,
+}
+"""Metrics of ranked values, read from logits."""
+
+
+def _function(score: str) -> Callable[[Tensor, Tensor], float]:
+    """A metric of logits [T, C] and known classes [T] by the name a task gives it."""
+    known = {**{name: spec.function for name, spec in METRICS.items()}, **_LOGIT_SCORES}
+    return known[checks.one_of(score, "score", tuple(known))]
 
 
 def _known(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Whether two attentions point at the same neighbours: top-k overlap and rank correlation.
+"""Whether two attentions point at the same neighbours: top-k overlap.
 
 Both arguments hold one value per edge on the same edges (matched by source and destination): what neighbours
 are ranked by, see `LayerAttention.ranking`.
@@ -8,40 +8,171 @@ Before and after an attack, that means the original edges: the top-k of a node a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fgai import checks, topk
 from fgai.attention import AttentionMap
-from fgai.compiled import compiled
-from fgai.metrics.given import check_attention, check_attentions
-from fgai.metrics.nodes import mean_over
-from fgai.metrics.spec import metric
-from fgai.ops.segments import check_row_pointers, row_index, row_max, row_order, row_sum
+from fgai.metrics.common import check_attention, check_attentions, mean_over, overlap_per_node
+from fgai.metrics.spec import Shown, metric
+from fgai.metrics.views import Compared, Pair, View, Views
+from fgai.ops.segments import check_row_pointers
+from fgai.tasks import task_of
 from fgai.typed import typed
 
-CORRELATIONS = ("spearman", "kendall")
+
+def overlap_layers(compared: Compared) -> dict[str, list[float]]:
+    """Top-k overlap of every layer: of all nodes and of touched ones, `mean` with heads averaged first."""
+    averaged = [overlap_per_node(p.before, p.after, p.rowptr, compared.k) for p in compared.pairs]
+    values = {
+        "overlap": [mean_over(row) for row in compared.kept],
+        "overlap_mean": [mean_over(row) for row in averaged],
+    }
+    if compared.touched is not None:
+        for name, rows in (("overlap_touched", compared.kept), ("overlap_mean_touched", averaged)):
+            values[name] = [mean_over(v, t) for v, t in zip(rows, compared.touched, strict=True)]
+    return values
 
 
-@typed
-def overlap_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5) -> Tensor:
-    """Top-k overlap `V_k = |T_k ∩ T'_k| / k` of every node with more than k neighbours; NaN for the others.
+def chance_layers(compared: Compared, *, touched: bool = False) -> list[float]:
+    """The overlap of a random ranking in every layer: of all nodes, or of touched ones."""
+    nodes = compared.touched if touched and compared.touched is not None else [None] * len(compared.pairs)
+    return [overlap_chance(p.rowptr, compared.k, nodes=n) for p, n in zip(compared.pairs, nodes, strict=True)]
 
-    Args:
-        w: [E].
-        w_other: [E], on the same edges.
-        rowptr: [N+1].
-        k: how many neighbours are shown.
+
+def _overlaps(views: Views) -> dict[str, Any]:
+    """Overlap under each attack, with `vanilla`, by rule of endpoints, and of links or small graphs."""
+
+    def layers(compared: Compared) -> dict[str, Any]:
+        return {name: views.layered(values) for name, values in overlap_layers(compared).items()}
+
+    out: dict[str, Any] = {}
+    for attack, by_name in views.by_attack(lambda view: layers(view.compared)).items():
+        for name, value in by_name.items():
+            out.setdefault(name, {})[attack] = value
+    if views.similarity is not None:
+        out["similarity"] = layers(views.similarity)
+    if views.by_rule:
+        out["endpoints"] = {
+            rule: {n: {"overlap": layers(view.compared)["overlap_touched"]} for n, view in found.items()}
+            for rule, found in views.by_rule.items()
+        }
+    if task_of(views.graph).row_per_node:
+        kept = views.by_attack(lambda view: {"overlap": _overlap_in_class(views, view)})
+        out["same_class"] = kept
+    else:
+        compared = {name: attacked.worst.compared for name, attacked in views.attacks.items()}
+        if views.similarity is not None:
+            compared["similarity"] = views.similarity
+        out["explanations"] = {name: item_overlaps(views, each) for name, each in compared.items()}
+    return out
+
+
+def _null_overlaps(views: Views) -> dict[str, Any]:
+    """Overlap of attention that explains nothing: it is not scored by class, link or small graph."""
+    out = _overlaps(views)
+    dropped = ("same_class", "explanations")
+    return {name: v.get("prediction", v) for name, v in out.items() if name not in dropped}
+
+
+def _overlap_chances(views: Views) -> dict[str, Any]:
+    first = views.attacks["prediction"].compared.compared
+    out = {
+        "overlap": views.layered(chance_layers(first)),
+        "overlap_touched": views.layered(chance_layers(first, touched=True)),
+    }
+    if not task_of(views.graph).row_per_node:
+        *_, last = views.attacks.values()
+        out["explanations"] = _item_chance(views, last.worst.compared)
+    return out
+
+
+def item_overlaps(views: Views, compared: Compared) -> dict[str, Any]:
+    """Top-k overlap of the explanations of links or graphs; nothing for nodes, which have their own.
+
+        link   both ends' neighbourhoods explain a pair: the mean of the overlaps at its ends (their edges are
+               disjoint), over ends with more than k neighbours; `links` and `pairs` that are none apart
+        graph  the k edges of a small graph with the largest attention relative to uniform, `w_ij · degree_i`,
+               over graphs with more than k edges. Without the degree, edges into leaves would always win
 
     Returns:
-        float64 [N].
+        By kind, values per layer; NaN where nothing counts.
     """
-    check_attentions(w, w_other, rowptr)
-    checks.whole(k, "k", 1)
-    shared = topk.overlap(topk.topk_mask(w, rowptr, k), topk.topk_mask(w_other, rowptr, k), rowptr)
-    return torch.where(rowptr.diff() > k, shared, float("nan"))
+    task = task_of(views.graph)
+    starts = [task.ranked_together(views.graph, pair.rowptr) for pair in compared.pairs]
+    values = compared.kept
+    if any(each is not None for each in starts):
+        ranges = zip(compared.pairs, starts, strict=True)
+        values = torch.stack([_range_overlap(pair, each, compared.k) for pair, each in ranges])
+    return _by_kind(views, values)
+
+
+def _range_overlap(pair: Pair, starts: Tensor | None, k: int) -> Tensor:
+    """[R] overlap of the top-k edges of every range that begins at `starts`; NaN for at most k edges."""
+    degree = pair.rowptr.diff()
+    weight = torch.repeat_interleave(degree, degree).to(pair.before.dtype)
+    rowptr = pair.rowptr if starts is None else starts
+    before, after = (shown * weight for shown in pair.shown)
+    return overlap_per_node(before, after, rowptr, k)
+
+
+def _item_chance(views: Views, compared: Compared) -> dict[str, Any]:
+    """The value of a random ranking in `item_overlaps`."""
+    task = task_of(views.graph)
+    values = []
+    for pair in compared.pairs:
+        starts = task.ranked_together(views.graph, pair.rowptr)
+        degree = (pair.rowptr if starts is None else starts).diff().double()
+        values.append(torch.where(degree > compared.k, compared.k / degree, float("nan")))
+    return _by_kind(views, torch.stack(values))
+
+
+def _by_kind(views: Views, values: Tensor) -> dict[str, Any]:
+    """Means over all that counts, per layer, of every kind of explanation."""
+    return {
+        name: views.layered([mean_over(row) for row in by_layer])
+        for name, by_layer in task_of(views.graph).explained(values, views.graph, views.rows).items()
+    }
+
+
+def _in_class(views: Views, view: View) -> tuple[Tensor, list[Tensor]]:
+    """The nodes that keep their predicted class, and per layer the scored ones within reach of the attack."""
+    before = views.logits["clean"]
+    stayed = before.argmax(1) == view.output.logits[: before.shape[0]].argmax(1)
+    scored = torch.zeros_like(stayed)
+    scored[views.rows] = True
+    return stayed, [scored & reached for reached in view.compared.touched or ()]
+
+
+def _overlap_in_class(views: Views, view: View) -> dict[str, Any]:
+    stayed, counted = _in_class(views, view)
+    rows = zip(view.compared.kept, counted, strict=True)
+    return views.layered([mean_over(row, nodes & stayed & ~row.isnan()) for row, nodes in rows])
+
+
+def _same_class(views: Views) -> dict[str, Any]:
+    """The share of nodes that keep their class, and of those whose explanation changes nevertheless."""
+
+    def shares(view: View) -> dict[str, Any]:
+        stayed, counted = _in_class(views, view)
+        rows = zip(view.compared.kept, counted, strict=True)
+        changed = [same_class_changed(row, stayed, nodes=nodes) for row, nodes in rows]
+        kept = same_class_share(views.logits["clean"][views.rows], view.output.logits[views.rows])
+        return {"changed": views.layered(changed), "kept": kept}
+
+    return {"same_class": views.by_attack(shares)} if task_of(views.graph).row_per_node else {}
+
+
+def _touched(views: Views) -> dict[str, Any]:
+    rows = views.attacks["prediction"].compared.compared.touched or ()
+    return views.layered([touched_share(each) for each in rows])
+
+
+def _half(pair: Pair) -> int:
+    """The graph-wide K of the paper's experiments: half of the edges."""
+    return max(1, pair.before.numel() // 2)
 
 
 @metric(
@@ -50,31 +181,59 @@ def overlap_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5) -> 
     high=1,
     parameters=("k",),
     paths=(
-        "overlap.prediction",
-        "overlap.explanation",
-        "overlap_touched.prediction",
-        "overlap_touched.explanation",
-        "endpoints.*.*.overlap",
-        "overlap_mean.prediction",
-        "overlap_mean.explanation",
-        "overlap_mean_touched.prediction",
-        "overlap_mean_touched.explanation",
+        "overlap.*",
+        "overlap_touched.*",
+        "overlap_mean.*",
+        "overlap_mean_touched.*",
         "similarity.overlap",
         "similarity.overlap_mean",
+        "endpoints.*.*.overlap",
         "same_class.*.overlap",
-        "explanations.prediction",
-        "explanations.explanation",
-        "explanations.similarity",
+        "explanations.*",
     ),
-    headings={
-        "overlap.prediction.all": "overlap",
-        "overlap_touched.prediction.all": "touched",
-        "overlap_touched.explanation.all": "touched, expl.",
-        "explanations.prediction.links.all": "links",
-        "explanations.prediction.pairs.all": "other pairs",
-        "explanations.prediction.graphs.all": "graphs",
-        "similarity.overlap.all": "similarity",
-    },
+    section="explanation",
+    shown=(
+        Shown("overlap.prediction.all", "overlap"),
+        Shown(
+            "overlap_touched.prediction.all",
+            "touched",
+            "Top-k kept, prediction attacked",
+            "Share of a node's strongest neighbours that stay, over the nodes in reach of the attack.",
+        ),
+        Shown(
+            "overlap_touched.explanation.all",
+            "touched, expl.",
+            "Top-k kept, explanation attacked",
+            "The same when the attack aims at the explanation.",
+        ),
+        Shown(
+            "explanations.prediction.links.all",
+            "links",
+            "Explanations of links kept",
+            "Share of the strongest neighbours of both ends that stay, prediction attacked.",
+        ),
+        Shown(
+            "explanations.prediction.pairs.all",
+            "other pairs",
+            "… of pairs that are no links",
+            "The same for other pairs.",
+        ),
+        Shown(
+            "explanations.prediction.graphs.all",
+            "graphs",
+            "Explanations of graphs kept",
+            "Share of a graph's strongest edges that stay, prediction attacked.",
+        ),
+        Shown(
+            "similarity.overlap.all",
+            "similarity",
+            "Same top-k as the reference",
+            "Share of the strongest neighbours the model has in common with the reference, clean graph.",
+        ),
+    ),
+    measure=_overlaps,
+    null=_null_overlaps,
+    chance=_overlap_chances,
 )
 @typed
 def overlap(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None) -> float:
@@ -100,6 +259,121 @@ def overlap(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Te
         0.5
     """
     return mean_over(overlap_per_node(w, w_other, rowptr, k), nodes)
+
+
+def _lost(views: Views) -> dict[str, Any]:
+    """Damage by rule of endpoints, where the explanation was attacked on its own at several."""
+    explained = views.attacks.get("explanation")
+    if explained is None or explained is views.attacks["prediction"] or not explained.damage:
+        return {}
+    return {"lost": {"explanation": dict(explained.damage)}}
+
+
+@metric(
+    direction="lower",
+    low=0,
+    high=1,
+    paths=("lost.*",),
+    section="explanation",
+    shown=(
+        Shown(
+            "lost.explanation.random",
+            "lost, random ends",
+            "Top-k lost, new nodes joined at random",
+            "Share of the strongest neighbours that go, explanation attacked.",
+        ),
+        Shown(
+            "lost.explanation.chosen",
+            "lost, chosen ends",
+            "Top-k lost, new nodes joined where it hurts",
+            "The same at endpoints chosen by a rule.",
+        ),
+    ),
+    measure=_lost,
+)
+@typed
+def lost(kept: float) -> float:
+    """Share of the top-k that touched nodes lose, by the endpoints of the attack: 1 - overlap.
+
+    Example:
+        >>> lost(0.75)
+        0.25
+    """
+    return 1 - kept
+
+
+@metric(
+    direction="lower",
+    low=0,
+    high=1,
+    title="changed, same class",
+    paths=("same_class.*.changed",),
+    section="explanation",
+    shown=(),
+    measure=_same_class,
+)
+@typed
+def same_class_changed(kept: Tensor, stayed: Tensor, *, nodes: Tensor | None = None) -> float:
+    """Share of the nodes whose top-k lost a member although their class stayed: nobody would look again.
+
+    Args:
+        kept: [N] top-k overlap clean to attacked, NaN at nodes with at most k neighbours.
+        stayed: bool [N], the nodes that keep their predicted class.
+        nodes: bool [N] or indices; only these nodes count, as those within reach of the attack.
+
+    Returns:
+        In [0, 1]; NaN if no node counts.
+
+    Example:
+        >>> same_class_changed(torch.tensor([0.8, 1.0, 0.6, 1.0]), torch.tensor([True, True, False, True]))
+        0.25
+    """
+    return mean_over(torch.where(kept.isnan(), float("nan"), ((kept < 1) & stayed).double()), nodes)
+
+
+@metric(
+    direction="",
+    low=0,
+    high=1,
+    title="same class",
+    paths=("same_class.*.kept",),
+    shown=(),
+    measure=_same_class,
+)
+@typed
+def same_class_share(before: Tensor, after: Tensor) -> float:
+    """Share of nodes whose predicted class stays; see `changed_share` for the rest.
+
+    Args:
+        before: logits [N, C].
+        after: likewise, of the same nodes.
+
+    Example:
+        >>> same_class_share(torch.eye(2), torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+        0.5
+    """
+    return float((before.argmax(1) == after.argmax(1)).double().mean())
+
+
+@metric(
+    direction="",
+    low=0,
+    high=1,
+    title="touched nodes",
+    paths=("touched",),
+    section="explanation",
+    shown=(),
+    measure=_touched,
+)
+@typed
+def touched_share(touched: Tensor) -> float:
+    """Share of nodes within reach of the attack; see `fgai.attention.touched_rows`.
+
+    Example:
+        >>> touched_share(torch.tensor([True, False]))
+        0.5
+    """
+    return float(touched.double().mean())
 
 
 @typed
@@ -164,12 +438,26 @@ def tied_share(w: Tensor, rowptr: Tensor, k: int = 5) -> float:
     return float((last - following <= ROUNDING * last).double().mean())
 
 
+def _graph_chance(views: Views) -> dict[str, Any]:
+    pairs = views.attacks["prediction"].compared.compared.pairs
+    return {"overlap_graph": views.layered([_half(p) / max(1, p.before.numel()) for p in pairs])}
+
+
+def _graph_overlap(views: Views) -> dict[str, Any]:
+    return views.per_layer("overlap_graph", lambda p: overlap_graph(p.before, p.after, p.rowptr, _half(p)))
+
+
 @metric(
     direction="higher",
     low=0,
     high=1,
     parameters=("k",),
-    paths=("overlap_graph.prediction", "overlap_graph.explanation", "similarity.overlap_graph"),
+    paths=("overlap_graph.*", "similarity.overlap_graph"),
+    section="explanation",
+    shown=(),
+    measure=_graph_overlap,
+    null=_graph_overlap,
+    chance=_graph_chance,
 )
 @typed
 def overlap_graph(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 100_000) -> float:
@@ -195,105 +483,3 @@ def overlap_graph(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 100_000) 
     before, after = (topk.topk_mask(x, rowptr, k, "graph") for x in (w, w_other))
     rows = topk.scoped_rows(rowptr, w.shape[0], "graph")
     return topk.overlap(before, after, rows).item() if w.numel() else float("nan")
-
-
-@typed
-def rank_correlation_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, method: str = "spearman") -> Tensor:
-    """Rank correlation of every node with at least two neighbours, float64 [N]; NaN for the others.
-
-    Arguments and treatment of ties as in `rank_correlation`.
-    """
-    check_attentions(w, w_other, rowptr)
-    checks.one_of(method, "method", CORRELATIONS)
-    a, b = w.detach().double(), w_other.detach().double()
-    rho = (_spearman if method == "spearman" else _kendall)(a, b, rowptr)
-    flat_a, flat_b = _constant(a, rowptr), _constant(b, rowptr)
-    rho = torch.where(flat_a & flat_b, 1.0, torch.where(flat_a | flat_b, 0.0, rho))
-    return torch.where(rowptr.diff() >= 2, rho, float("nan"))
-
-
-@metric(
-    direction="higher",
-    low=-1,
-    high=1,
-    parameters=("method",),
-    paths=("rank_correlation.prediction", "rank_correlation.explanation", "similarity.rank_correlation"),
-)
-@typed
-def rank_correlation(
-    w: Tensor, w_other: Tensor, rowptr: Tensor, method: str = "spearman", *, nodes: Tensor | None = None
-) -> float:
-    """Mean rank correlation over nodes with at least two neighbours.
-
-        spearman  the correlation of the ranks; tied values share the mean of their ranks
-        kendall   tau-b, (P - Q) / sqrt((P + Q + T)(P + Q + U)): P pairs in the same order, Q in opposite
-                  order, T and U tied in one argument only. Takes time quadratic in the degree.
-
-    Where all values of a node are equal there is no ranking and the formulas are 0/0: such a node counts as 0
-    if only one argument is constant there, and as 1 if both are.
-
-    Args:
-        w: [E], finite.
-        w_other: [E], finite, on the same edges.
-        rowptr: [N+1].
-        method: "spearman" or "kendall".
-        nodes: bool [N] or indices; only these nodes count.
-
-    Returns:
-        In [-1, 1]; 0 for unrelated rankings, NaN if no node counts.
-
-    Example:
-        >>> w = torch.tensor([0.5, 0.3, 0.2])
-        >>> rank_correlation(w, w.flip(0), torch.tensor([0, 3]))
-        -1.0
-    """
-    return mean_over(rank_correlation_per_node(w, w_other, rowptr, method), nodes)
-
-
-def row_midranks(values: Tensor, rowptr: Tensor) -> Tensor:
-    """Ascending ranks within each row, from 1 up; tied values share the mean of theirs. float64 [E]."""
-    row = row_index(rowptr, values.shape[0])
-    order = row_order(-values, rowptr)
-    ordered = values[order]
-    place = torch.arange(1, values.shape[0] + 1, device=values.device) - rowptr[row]
-    # A tie group is a run of equal values in one row.
-    starts = torch.ones_like(ordered, dtype=torch.bool)
-    starts[1:] = (ordered[1:] != ordered[:-1]) | (row[1:] != row[:-1])
-    group = starts.long().cumsum(0) - 1
-    count = torch.bincount(group)
-    middle = place[starts].double() + (count.double() - 1) / 2
-    ranks = middle[group]
-    return torch.empty_like(ranks).scatter_(0, order, ranks)
-
-
-def _spearman(a: Tensor, b: Tensor, rowptr: Tensor) -> Tensor:
-    row = row_index(rowptr, a.shape[0])
-    # The mean rank of a row of d is (d + 1)/2 with or without ties.
-    centre = (rowptr.diff().double() + 1)[row] / 2
-    x, y = row_midranks(a, rowptr) - centre, row_midranks(b, rowptr) - centre
-    scale = (row_sum(x.square(), rowptr) * row_sum(y.square(), rowptr)).sqrt()
-    return (row_sum(x * y, rowptr) / scale).clamp(-1, 1)
-
-
-def _kendall(a: Tensor, b: Tensor, rowptr: Tensor) -> Tensor:
-    tau = np.empty(rowptr.numel() - 1)
-    _kendall_rows(a.cpu().numpy(), b.cpu().numpy(), rowptr.cpu().numpy(), tau)
-    return torch.from_numpy(tau).to(a.device)
-
-
-def _constant(values: Tensor, rowptr: Tensor) -> Tensor:
-    return row_max(values, rowptr) == -row_max(-values, rowptr)
-
-
-@compiled
-def _kendall_rows(a: np.ndarray, b: np.ndarray, rowptr: np.ndarray, tau: np.ndarray) -> None:
-    for i in range(rowptr.shape[0] - 1):
-        balance, ordered_a, ordered_b = 0, 0, 0
-        for e in range(rowptr[i], rowptr[i + 1]):
-            for f in range(rowptr[i], e):
-                sign_a = (a[e] > a[f]) - (a[e] < a[f])
-                sign_b = (b[e] > b[f]) - (b[e] < b[f])
-                balance += sign_a * sign_b
-                ordered_a += sign_a != 0
-                ordered_b += sign_b != 0
-        tau[i] = balance / np.sqrt(float(ordered_a) * float(ordered_b)) if ordered_a and ordered_b else np.nan

@@ -1,26 +1,30 @@
 """F-slope: how fast predictions fail as edges are removed in the order of attention.
 
-The loop is short and needs a model, so it belongs to whoever holds one: for each fraction r, remove
-`edges_to_remove(...)` from the graph, predict, and record `still_right`; then take the slope.
+For each fraction r, `edges_to_remove(...)` are taken out of every attention layer, the model predicts, and
+`still_right` is recorded; the slope of these shares is the metric.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fgai import checks
+from fgai.attention import AttentionMap, LayerAttention, Observation, observe
 from fgai.errors import InputError
-from fgai.metrics.given import check_attention, check_edge_mask, check_labels
-from fgai.metrics.prediction import classes_of
-from fgai.metrics.spec import metric
+from fgai.metrics.common import check_attention, check_edge_mask, check_labels, classes_of
+from fgai.metrics.spec import Shown, metric
+from fgai.metrics.views import Views
 from fgai.ops.segments import row_index, row_sum
+from fgai.progress import current, stage
 from fgai.topk import ranks_in_rows, scoped_rows
 from fgai.typed import typed
 
+_SCOPES = ("graph", "node")
 FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 
 # Shares lie in [0, 1]; the steepest line through six of them is 1, 1, 1, 0, 0, 0 over FRACTIONS.
@@ -129,13 +133,153 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     return float((a * (b - b.mean())).sum() / a.square().sum())
 
 
+def combined(attention: AttentionMap) -> LayerAttention:
+    """Mean of a head-averaged map over its layers, on the edges all of them have."""
+    first = attention.layers[0]
+    if not all(first.same_edges(layer) for layer in attention.layers[1:]):
+        shared = first.keys
+        for layer in attention.layers[1:]:
+            shared = shared[torch.isin(shared, layer.keys)]
+        attention = attention.restrict(shared)
+    return attention.over_layers("mean")
+
+
+def edge_ranking(attention: AttentionMap, scope: str) -> LayerAttention:
+    """The values edges are ranked by: of the last layer in scope `graph`, the layers' mean in scope `node`.
+
+    Heads are reduced by their geometric mean, see `LayerAttention.heads`.
+    """
+    shown = attention.heads("log")
+    return shown.last if scope == "graph" else combined(shown)
+
+
+def predict_without(model: nn.Module, observed: Observation, removed: Tensor) -> Tensor:
+    """Logits after edges were taken out of every attention layer.
+
+    An edge is removed by setting its attention to zero and scaling up the rest of its row,
+
+        w'_ij = w_ij / sum_{kept m} w_im,
+
+    which is what the softmax gives without it. So self-loops a layer adds itself can go too, and no graph is
+    built anew. A node that loses every edge receives nothing. Layers without attention keep their edges.
+
+    Args:
+        model: to run, in eval mode.
+        observed: the graph and the attention recorded on it, which gives each layer's edges.
+        removed: [R] int64 keys of the edges to remove.
+    """
+    ordered = removed.sort().values
+    masks: dict[int, Tensor] = {}
+
+    def keep(index: int) -> Tensor:
+        layer = observed.attention.layers[index]
+        for other in range(index):
+            if other in masks and observed.attention.layers[other].same_edges(layer):
+                return masks[other]
+        if ordered.numel() == 0:
+            return torch.ones_like(layer.keys, dtype=torch.bool)
+        spot = torch.searchsorted(ordered, layer.keys).clamp(max=ordered.numel() - 1)
+        return ordered[spot] != layer.keys
+
+    def without(index: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
+        if index not in masks:
+            masks[index] = keep(index)
+        kept = attention * masks[index][:, None].to(attention.dtype)
+        total = row_sum(kept, observed.attention.layers[index].rowptr)
+        return kept / torch.where(total > 0, total, 1.0)[destination]
+
+    return observe(model, observed.graph, perturb=without).logits
+
+
+def removal_curves(
+    model: nn.Module,
+    observed: Observation,
+    scored: LayerAttention,
+    scope: str,
+    right: Tensor,
+    target: Tensor,
+    fractions: Sequence[float] = FRACTIONS,
+) -> dict[str, Any]:
+    """Remove edges from the top and from the bottom of a ranking, and watch the share still right.
+
+    Scope `graph` ranks all edges together, self-loops among them; scope `node` ranks within each
+    neighbourhood and keeps self-loops.
+
+    Args:
+        model: to run.
+        observed: on the graph to remove edges from, clean or attacked.
+        scored: the ranking, on that graph's edges.
+        scope: `graph` or `node`.
+        right: bool, the nodes, links or graphs counted: test ones right on the clean graph.
+        target: true classes of all of them.
+        fractions: of the removable edges; begins with 0.
+
+    Returns:
+        `plus`, `minus` (slopes), `gap`, and `curve_plus`, `curve_minus`.
+    """
+    count, values, rowptr = target.numel(), scored.values[:, 0], scored.rowptr
+    loops = scored.source == scored.destination if scope == "node" else None
+    curves: dict[bool, list[float]] = {True: [], False: []}
+    seen: list[tuple[Tensor, float]] = []
+    progress = current()
+    for fraction in fractions:
+        progress.advance()
+        for largest in (True, False):
+            gone = edges_to_remove(values, rowptr, fraction, largest=largest, scope=scope, keep=loops)
+            known = next((share for other, share in seen if torch.equal(other, gone)), None)
+            if known is None:
+                logits = (
+                    predict_without(model, observed, scored.keys[gone]) if gone.numel() else observed.logits
+                )
+                known = still_right(logits[:count], target, right)
+            seen = [*seen[-1:], (gone, known)]
+            curves[largest].append(known)
+    plus = f_slope_plus(curves[True], fractions)
+    minus = f_slope_minus(curves[False], fractions)
+    gap = f_slope_gap(minus, plus)
+    return {
+        "plus": plus,
+        "minus": minus,
+        "gap": gap,
+        "curve_plus": curves[True],
+        "curve_minus": curves[False],
+    }
+
+
+def _slopes(views: Views) -> dict[str, Any]:
+    """Both slopes, their gap and their curves in both scopes, clean and attacked."""
+    if views.model is None or views.target is None:
+        return {}
+    target, rows = views.target, views.rows
+    right = torch.zeros_like(target, dtype=torch.bool)
+    right[rows] = views.logits["clean"][rows].argmax(1) == target[rows]
+    seen = {name: views.observations[name] for name in ("clean", "attacked")}
+    label = "removing edges" + (f" by {views.null} attention" if views.null else "")
+    with stage(label, len(_SCOPES) * len(seen) * len(FRACTIONS)):
+        return {
+            "f_slope": {
+                scope: {
+                    name: removal_curves(
+                        views.model, view, edge_ranking(view.attention, scope), scope, right, target
+                    )
+                    for name, view in seen.items()
+                }
+                for scope in _SCOPES
+            }
+        }
+
+
 @metric(
     direction="lower",
     low=-_STEEPEST,
     high=_STEEPEST,
     parameters=("fractions",),
     title="f+",
-    paths=("f_slope.*.*.plus",),
+    paths=("f_slope.*.*.plus", "f_slope.*.*.curve_plus"),
+    shown=(),
+    section="fidelity",
+    measure=_slopes,
+    null=_slopes,
 )
 @typed
 def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS) -> float:
@@ -161,7 +305,11 @@ def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS
     high=_STEEPEST,
     parameters=("fractions",),
     title="f−",
-    paths=("f_slope.*.*.minus",),
+    paths=("f_slope.*.*.minus", "f_slope.*.*.curve_minus"),
+    shown=(),
+    section="fidelity",
+    measure=_slopes,
+    null=_slopes,
 )
 @typed
 def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS) -> float:
@@ -188,7 +336,33 @@ def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTION
     high=2 * _STEEPEST,
     title="F-gap",
     paths=("f_slope.node.*.gap", "f_slope.graph.*.gap"),
-    headings={"f_slope.graph.clean.gap": "paper's clean", "f_slope.graph.attacked.gap": "paper's attacked"},
+    section="fidelity",
+    shown=(
+        Shown(
+            "f_slope.node.clean.gap",
+            words="F-slope gap, clean",
+            about="How much more removing the strongest edges hurts than removing the weakest.",
+        ),
+        Shown(
+            "f_slope.node.attacked.gap",
+            words="F-slope gap, attacked",
+            about="The same on the attacked graph.",
+        ),
+        Shown(
+            "f_slope.graph.clean.gap",
+            "paper's clean",
+            "F-slope gap over the whole graph, clean",
+            "The paper's way: all edges ranked together by the last layer.",
+        ),
+        Shown(
+            "f_slope.graph.attacked.gap",
+            "paper's attacked",
+            "… attacked",
+            "The same on the attacked graph.",
+        ),
+    ),
+    measure=_slopes,
+    null=_slopes,
 )
 @typed
 def f_slope_gap(minus: float, plus: float) -> float:

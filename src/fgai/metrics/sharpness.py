@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from fgai.attention import AttentionMap
 from fgai.errors import InputError
-from fgai.metrics.given import check_attention
-from fgai.metrics.nodes import mean_over
-from fgai.metrics.spec import metric
+from fgai.metrics.common import check_attention, mean_over
+from fgai.metrics.spec import Shown, metric
+from fgai.metrics.views import Views
 from fgai.ops.segments import check_rows, row_index, row_max, row_sum
 from fgai.typed import typed
 
@@ -34,8 +38,51 @@ def sharpness_per_node(w: Tensor, rowptr: Tensor) -> Tensor:
     return torch.where(degree >= 2, sharp, float("nan"))
 
 
+def sharpness_by_layer(attention: AttentionMap) -> list[float]:
+    """Sharpness of every layer of a head-averaged map."""
+    return [sharpness(layer.values[:, 0], layer.rowptr) for layer in attention]
+
+
+def _sharpness(views: Views) -> dict[str, Any]:
+    after = [sharpness(p.after, p.rowptr) for p in views.attacks["prediction"].worst.compared.pairs]
+    out = {
+        "clean": views.layered(sharpness_by_layer(views.attention["clean"])),
+        "attacked": views.layered(after),
+    }
+    if views.vanilla is not None:
+        out["vanilla"] = views.layered(sharpness_by_layer(views.vanilla))
+    return {"sharpness": out}
+
+
+def _of_uniform(name: str, values: Sequence[float], views: Views) -> dict[str, Any]:
+    """The null row of a metric that only distributions have, which random scores are not."""
+    return {name: views.layered(values)} if views.null == "uniform" else {}
+
+
 @metric(
-    direction="higher", low=0, high=1, paths=("sharpness.*",), headings={"sharpness.clean.all": "sharpness"}
+    direction="higher",
+    low=0,
+    high=1,
+    paths=("sharpness.*",),
+    section="explanation",
+    shown=(
+        Shown(
+            "sharpness.clean.all",
+            "sharpness",
+            "Sharpness, clean",
+            "0: every neighbour gets the same attention, which explains nothing. 1: one gets it all.",
+        ),
+        Shown(
+            "sharpness.attacked.all",
+            words="Sharpness, attacked",
+            about="The same under attack."
+            " Sharper is no better here: attention that fake nodes draw is sharp, too.",
+            table="",
+            like="sharpness.clean.all",
+        ),
+    ),
+    measure=_sharpness,
+    null=lambda views: _of_uniform("sharpness", [0.0] * len(views.attention["clean"]), views),
 )
 @typed
 def sharpness(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
@@ -76,7 +123,36 @@ def top_share_per_node(w: Tensor, rowptr: Tensor) -> Tensor:
     return torch.where(degree >= 2, share, float("nan"))
 
 
-@metric(direction="higher", low=0, high=1, paths=("top_share.*",), title="top neighbour's share")
+def _top_shares(views: Views) -> dict[str, Any]:
+    pairs = views.attacks["prediction"].worst.compared.pairs
+    shares = {
+        "clean": [top_share(p.before, p.rowptr) for p in pairs],
+        "attacked": [top_share(p.after, p.rowptr) for p in pairs],
+        "uniform": [uniform_share(p.rowptr) for p in pairs],
+    }
+    return {"top_share": {name: views.layered(values) for name, values in shares.items()}}
+
+
+@metric(
+    direction="higher",
+    low=0,
+    high=1,
+    title="top neighbour's share",
+    paths=("top_share.*",),
+    section="explanation",
+    shown=(
+        Shown(
+            "top_share.clean.all",
+            words="Strongest neighbour's share, clean",
+            about="Share of a node's attention that its strongest neighbour gets: sharpness in plain words.",
+            table="",
+        ),
+    ),
+    measure=_top_shares,
+    null=lambda views: _of_uniform(
+        "top_share", [uniform_share(layer.rowptr) for layer in views.attention["clean"]], views
+    ),
+)
 @typed
 def top_share(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
     """Mean share of its attention that a node gives its strongest neighbour: sharpness in plain words.
@@ -108,3 +184,25 @@ def uniform_share(rowptr: Tensor) -> float:
     """
     degree = rowptr.diff().double()
     return mean_over(torch.where(degree >= 2, 1 / degree, float("nan")))
+
+
+@metric(
+    direction="",
+    low=0,
+    high=float("inf"),
+    title="sharpest layer",
+    form="d",
+    paths=("sharpest",),
+    section="explanation",
+    shown=(),
+    measure=lambda views: views.sharpest,
+)
+@typed
+def sharpest_layer(sharpness: Sequence[float]) -> int:
+    """Index of the layer with the largest sharpness, undefined ones last.
+
+    Example:
+        >>> sharpest_layer([0.1, float("nan"), 0.3])
+        2
+    """
+    return max(range(len(sharpness)), key=lambda i: sharpness[i] if sharpness[i] == sharpness[i] else -1.0)

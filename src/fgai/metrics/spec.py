@@ -1,66 +1,127 @@
-"""What a metric promises, kept beside its function: direction, range, and how and where records show it."""
+"""`@metric`: the one declaration of a metric, and the numbers of records by their paths."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from fgai import checks
 from fgai.errors import InputError
-from fgai.metrics.declared import QUANTITIES
-from fgai.metrics.quantity import DIRECTIONS
 from fgai.metrics.views import Views
+from fgai.records import Column
 from fgai.typed import typed
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Measure = Callable[[Views], Any]
 
-SECTIONS = ("prediction", "explanation")
+DIRECTIONS = ("higher", "lower", "")
+SECTIONS = ("prediction", "explanation", "fidelity")
+"""What a metric is about; the first has a table of its own, the others share one."""
+
+
+@typed
+@dataclass(frozen=True, kw_only=True)
+class Quantity:
+    """One number of a record.
+
+    Attributes:
+        path: dotted, in the metrics of a record: `f1.attacked`.
+        title: heading.
+        form: how it prints, e.g. `.3f`.
+        direction: "higher" or "lower", whichever is better; empty where neither is.
+        about: one sentence, or nothing.
+    """
+
+    path: str
+    title: str
+    form: str = ".3f"
+    direction: str = ""
+    about: str = ""
+
+    def __post_init__(self) -> None:
+        checks.one_of(self.direction, "direction", DIRECTIONS)
+
+    @property
+    def sign(self) -> int:
+        """1 where higher is better, -1 where lower is, 0 where neither is."""
+        return {"higher": 1, "lower": -1, "": 0}[self.direction]
+
+    @property
+    def column(self) -> Column:
+        """The column that shows it."""
+        return Column(self.title, self.form, self.direction)
+
+    def best(self, values: Iterable[float]) -> float:
+        """The best of at least one value.
+
+        Example:
+            >>> Quantity(path="g_tvd.rel", title="g-TVD rel", direction="lower").best([0.5, 0.25])
+            0.25
+        """
+        return max(values) if self.sign > 0 else min(values)
+
+
+@typed
+@dataclass(frozen=True)
+class Shown:
+    """A number of a metric that tables or the report show.
+
+    Attributes:
+        path: in the metrics of a record.
+        heading: in tables; the metric's title and the rest of the path by default.
+        words: row of the report, in plain words; the report leaves it out where there are none.
+        about: one sentence for the report.
+        table: "prediction" or "explanation"; empty for no table, None for that of the metric's section.
+        like: path of the number it should stay close to, where neither higher nor lower is better.
+    """
+
+    path: str
+    heading: str = ""
+    words: str = ""
+    about: str = ""
+    table: str | None = None
+    like: str = ""
 
 
 @typed
 @dataclass(frozen=True, kw_only=True)
 class MetricSpec:
-    """The declaration of one metric.
+    """The declaration of one metric, with the arguments of `metric`.
 
     Attributes:
-        name: how records and tables call it.
-        direction: "higher" or "lower", whichever is better.
-        low: the smallest value it can take.
-        high: the largest.
-        parameters: options that change its value, with their defaults.
-        description: one sentence.
+        name: of the function.
         function: the metric itself.
-        title: heading in tables, without the view it is measured on.
-        form: how its numbers print, e.g. `.3f`.
-        paths: where it stands in a record's metrics, `*` for any one name.
-        headings: of paths whose heading is more than the title and the rest of the path.
-        section: the table that shows what `measure` gives: "prediction" or "explanation".
-        measure: called by `evaluate`, which puts what it returns at `paths[0]`; None for the metrics that
-            `evaluate` measures itself.
+        description: the first line of its docstring.
+        parameters: options that change its value, with their defaults.
     """
 
     name: str
+    function: Callable[..., Any]
+    description: str
+    parameters: Mapping[str, object]
     direction: str
     low: float
     high: float
-    parameters: Mapping[str, object]
-    description: str
-    function: Callable[..., Any]
     title: str
     form: str
     paths: tuple[str, ...]
-    headings: Mapping[str, str]
     section: str
-    measure: Callable[[Views], Any] | None
+    shown: tuple[Shown, ...] | None
+    measure: _Measure | None
+    null: _Measure | None
+    chance: Callable[..., Any] | None
 
     def __post_init__(self) -> None:
         checks.one_of(self.direction, "direction", DIRECTIONS)
         checks.one_of(self.section, "section", SECTIONS)
-        if self.measure is not None:
-            _check_place(self)
+
+    @property
+    def place(self) -> str:
+        """The one path at which the values of `measure` stand; empty if it returns them from the top."""
+        return self.paths[0] if len(self.paths) == 1 and "*" not in self.paths[0] else ""
 
     def label(self, **chosen: object) -> str:
         """The name with its parameters, `chosen` over the defaults: "overlap (k=5)".
@@ -77,7 +138,7 @@ class MetricSpec:
 
     def better(self, a: float, b: float) -> bool:
         """Whether `a` is strictly better than `b`; never true of NaN."""
-        return a > b if self.direction == "higher" else a < b
+        return {"higher": a > b, "lower": a < b, "": False}[self.direction]
 
 
 _registry: dict[str, MetricSpec] = {}
@@ -94,28 +155,36 @@ def metric(
     title: str = "",
     form: str = ".3f",
     paths: tuple[str, ...] = (),
-    headings: Mapping[str, str] = MappingProxyType({}),
     section: str = "prediction",
+    shown: tuple[Shown, ...] | None = None,
     measure: Callable[[Views], Any] | None = None,
-) -> Callable[[Function], Function]:
+    null: Callable[[Views], Any] | None = None,
+    chance: Callable[..., Any] | None = None,
+) -> Callable[[_Function], _Function]:
     """Declare a function as a metric; the function itself is returned unchanged.
 
-    With `measure`, `fgai.evaluate` measures it, and tables, report and command line show it: nothing else has
-    to be told of it.
+    With `measure`, `fgai.evaluate` measures it, and tables, report and command line show it. Nothing else has
+    to be changed; fgai's own metrics are declared the same way.
 
     Args:
-        direction: "higher" or "lower", whichever is better.
+        direction: "higher" or "lower", whichever is better; empty if neither is.
         low: the smallest value it can take.
         high: the largest.
         parameters: names of the arguments that change its value; their defaults are read off the signature.
         title: heading in tables; the name of the function by default.
         form: how its numbers print, e.g. `.2e`.
-        paths: where it stands in a record's metrics; `*` stands for any one name. With `measure` the first is
-            the place of its own, without `*`; the name of the function by default.
-        headings: of paths whose heading is more than the title and the rest of the path.
-        section: "prediction" or "explanation": the table that shows what `measure` gives.
+        paths: where its numbers stand in a record's metrics; `*` stands for any one name. The name of the
+            function by default. A single path without `*` is the place of what `measure` returns; else
+            `measure` returns nested mappings from the top of the record's metrics.
+        section: "prediction", "explanation", or "fidelity": whether the explanation decides the prediction.
+        shown: the numbers that tables and report show; by default all of them.
         measure: from the `Views` of an evaluation to a number, or to numbers by name (`clean`, `attacked`,
-            or whatever varies); None for the metrics that `evaluate` measures itself.
+            or whatever varies); metrics may share one that returns the numbers of all of them. None for
+            scores, which are measured where a task names them.
+        null: the same for a null row: called with views whose attention explains nothing, `views.null` says
+            which; an empty mapping leaves the row out.
+        chance: the value that guessing gets, put beside the others as `chance`: for a score from the labels
+            [T], else from the `Views`, in the form that `measure` has without its last names.
 
     Returns:
         A decorator.
@@ -124,40 +193,211 @@ def metric(
         InputError: another function is declared under this name, or its place in records is taken.
     """
 
-    def declare(function: Function) -> Function:
+    def declare(function: _Function) -> _Function:
         name = function.__name__
         signature = inspect.signature(function).parameters
-        description = (function.__doc__ or name).strip().splitlines()[0]
         spec = MetricSpec(
             name=name,
+            function=function,
+            description=(function.__doc__ or name).strip().splitlines()[0],
+            parameters=MappingProxyType({option: signature[option].default for option in parameters}),
             direction=direction,
             low=low,
             high=high,
-            parameters=MappingProxyType({option: signature[option].default for option in parameters}),
-            description=description,
-            function=function,
             title=title or name.replace("_", " "),
             form=form,
             paths=paths or (name,),
-            headings=MappingProxyType(dict(headings)),
             section=section,
+            shown=shown,
             measure=measure,
+            null=null,
+            chance=chance,
         )
         held = _registry.get(name)
         if held is not None and held.function.__module__ != function.__module__:
             raise InputError(f"there is a metric {name!r} in {held.function.__module__}; choose another name")
+        _check_paths(spec)
         _registry[name] = spec
         return function
 
     return declare
 
 
-def _check_place(spec: MetricSpec) -> None:
-    """Whether a measured metric has a place of its own in records, not within another's."""
-    place = spec.paths[0]
-    if "*" in place:
-        raise InputError(f"a metric with `measure` needs one place in records, without `*`, got {place!r}")
+def _check_paths(spec: MetricSpec) -> None:
+    """Raise if records hold something else at one of the metric's paths."""
     others = [path for other in _registry.values() if other.name != spec.name for path in other.paths]
-    taken = {path.split(".")[0] for path in (*others, *(known.path for known in QUANTITIES), "null")}
-    if place.split(".")[0] in taken:
-        raise InputError(f"records hold something else at {place!r}; choose another name to begin `paths[0]`")
+    for path in spec.paths:
+        for other in (*others, *(entry.path for entry in _OTHERS), "null"):
+            pairs = zip(path.split("."), other.split("."), strict=False)
+            if all(a == b or "*" in (a, b) for a, b in pairs):
+                raise InputError(f"records hold something else at {path!r}: {other!r}; choose another name")
+
+
+_OTHERS = (
+    Quantity(path="training.epoch_seconds", title="seconds per epoch", form=".3g", direction="lower"),
+    Quantity(path="training.seconds", title="training s", form=".1f", direction="lower"),
+    Quantity(path="training.peak_memory", title="peak memory", form=".3g", direction="lower"),
+    Quantity(path="certificate.share", title="certified share", direction="higher"),
+    Quantity(path="certificate.median_radius", title="median radius", direction="higher"),
+    Quantity(path="certificate.class_share", title="certified class", direction="higher"),
+    Quantity(path="certificate.sharpness", title="sharpness", direction="higher"),
+    Quantity(path="injection.class_share", title="certified class, injection", direction="higher"),
+    Quantity(path="injection.order_share", title="certified order, injection", direction="higher"),
+)
+"""Numbers of other records than evaluations: costs and certified shares."""
+
+
+@typed
+def quantity(path: str, title: str | None = None, form: str | None = None) -> Quantity:
+    """Return the declaration of the number at a path.
+
+    The heading is the declared one; else the metric's title followed by the names that stand for `*` and
+    those below the declared path: `f1.*` and "F1" give "F1 attacked", `g_jsd` and "g-JSD" give "g-JSD last".
+
+    Args:
+        path: in the metrics of a record.
+        title: another heading, where the table around it says the rest.
+        form: another format.
+
+    Raises:
+        InputError: nothing is declared there.
+
+    Example:
+        >>> found = quantity("f1.attacked")
+        >>> found.title, found.form, found.direction
+        ('F1 attacked', '.3f', 'higher')
+    """
+    spec = metric_at(path)
+    found = next((entry for entry in _OTHERS if entry.path == path), None)
+    if spec is not None:
+        heading = next((entry.heading for entry in spec.shown or () if entry.path == path), "")
+        is_chance = "chance" in path.split(".")
+        found = Quantity(
+            path=path,
+            title="chance" if is_chance else heading or _default_title(spec, path),
+            form=spec.form,
+            direction="" if is_chance else spec.direction,
+            about=spec.description,
+        )
+    if found is None:
+        raise InputError(f"no metric is declared at {path!r}; see fgai.metrics.METRICS")
+    return replace(found, title=title or found.title, form=form or found.form)
+
+
+def _default_title(spec: MetricSpec, path: str) -> str:
+    """The metric's title and the names that its path adds; `attacked_random` is "random ends"."""
+    names = next(rest for pattern in spec.paths if (rest := _rest(pattern, path)) is not None)
+    ends = ("attacked_explanation", "attacked")
+    return " ".join(
+        [
+            spec.title,
+            *(
+                f"{name.removeprefix('attacked_')} ends"
+                if name.startswith("attacked_") and name not in ends
+                else name
+                for name in names
+            ),
+        ]
+    )
+
+
+@typed
+def metric_at(path: str) -> MetricSpec | None:
+    """Return the metric whose number stands at a path of a record, or None where no metric gives it.
+
+    Example:
+        >>> metric_at("overlap_touched.prediction.all").label()
+        'overlap (k=5)'
+    """
+    for spec in METRICS.values():
+        if any(_rest(pattern, path) is not None for pattern in spec.paths):
+            return spec
+    return None
+
+
+@typed
+def chance_path(path: str) -> str:
+    """Return where a record keeps the chance level of the number at `path`; empty if its metric has none.
+
+    Example:
+        >>> chance_path("f1.attacked"), chance_path("overlap_touched.explanation.all")
+        ('f1.chance', 'overlap_touched.chance.all')
+        >>> chance_path("similarity.overlap.all"), chance_path("truth.auc.last")
+        ('overlap.chance.all', '')
+    """
+    spec = metric_at(path)
+    if spec is None or spec.chance is None:
+        return ""
+    name, *rest = path.removeprefix("similarity.").split(".")  # similarity is over the same nodes
+    return ".".join([name, "chance", *(rest if path.startswith("similarity.") else rest[1:])])
+
+
+@typed
+def null_path(path: str) -> str:
+    """Return where a null row keeps the number that a record keeps at `path`.
+
+    Null rows are measured once: the name of the clean graph or of the attack is dropped.
+
+    Example:
+        >>> null_path("overlap_touched.explanation.all"), null_path("f_slope.node.clean.gap")
+        ('overlap_touched.all', 'f_slope.node.clean.gap')
+    """
+    name, view, *rest = [*path.split("."), ""]
+    spec = metric_at(path)
+    if spec is None or spec.null is None or view not in ("clean", "prediction", "explanation"):
+        return path
+    return ".".join([name, *rest[:-1]])
+
+
+@typed
+def shown_numbers(records: Iterable[Mapping[str, Any]], table: str | None = None) -> list[Shown]:
+    """Return the numbers that metrics show, in the order of their declaration.
+
+    Of a metric that declares none these are all its numbers in any of the records; of values per layer, their
+    mean, `all`. Numbers under the attack on predictions come first, then those under that on explanations.
+
+    Args:
+        records: the metrics of records.
+        table: "prediction" or "explanation", or None for both and for what only the report shows.
+    """
+    found: list[Shown] = []
+    held = list(records)
+    for spec in METRICS.values():
+        entries = spec.shown
+        if entries is None:
+            names = dict.fromkeys(pattern.split(".")[0] for pattern in spec.paths)
+            paths = [path for values in held for name in names for path in _leaves(name, values.get(name))]
+            entries = tuple(
+                Shown(path, words=quantity(path).title, about=spec.description)
+                for path in dict.fromkeys(paths)
+                if metric_at(path) is spec
+            )
+        own = "prediction" if spec.section == "prediction" else "explanation"
+        found += [replace(entry, table=own if entry.table is None else entry.table) for entry in entries]
+    if table is None:
+        return found
+    views = ("prediction", "explanation")
+    return sorted(
+        (entry for entry in found if entry.table == table),
+        key=lambda entry: next((i for i, view in enumerate(views) if f".{view}." in entry.path), len(views)),
+    )
+
+
+def _rest(pattern: str, path: str) -> list[str] | None:
+    """The names of a path that stand for `*` or follow the pattern; None where it does not fit."""
+    wanted, names = pattern.split("."), path.split(".")
+    if len(names) < len(wanted) or any(w not in ("*", n) for w, n in zip(wanted, names, strict=False)):
+        return None
+    free = [n for w, n in zip(wanted, names, strict=False) if w == "*"]
+    return [*free, *names[len(wanted) :]]
+
+
+def _leaves(path: str, value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping) and "layers" in value:
+        yield f"{path}.all"
+    elif isinstance(value, Mapping):
+        for name, part in value.items():
+            if name != "chance":
+                yield from _leaves(f"{path}.{name}", part)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield path

@@ -1,17 +1,131 @@
 """How far predictions and attention moved: g-TVD on logits and probabilities, its relative form, g-JSD.
 
-All compare the original nodes and edges before and after, already matched, and compute in float64.
+All compare the original nodes and edges before and after, already matched; distances are in float64.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import Tensor
 
 from fgai import checks, divergence
-from fgai.metrics.spec import metric
+from fgai.errors import InputError
+from fgai.metrics.common import classes_of
+from fgai.metrics.spec import Shown, metric
+from fgai.metrics.views import Compared, Views
 from fgai.typed import typed
+
+
+def _output_changes(views: Views) -> dict[str, Any]:
+    """All three distances of the outputs under each attack from the clean ones."""
+    rows = views.rows if views.measured is None else views.measured
+    before = views.logits["clean"][rows]
+    out: dict[str, Any] = {}
+    for attack, attacked in views.attacks.items():
+        after = attacked.worst.output.logits[rows]
+        out["g_tvd" if attack == "prediction" else f"g_tvd_{attack}"] = {
+            "logits": g_tvd(before, after),
+            "probs": g_tvd_prob(before, after),
+            "rel": g_tvd_rel(before, after),
+        }
+    return out
+
+
+def _attention_change(views: Views) -> dict[str, Any]:
+    """g-JSD under each attack, and of the attention of `vanilla`."""
+
+    def change(compared: Compared) -> dict[str, Any]:
+        return views.layered([g_jsd(p.before, p.after) for p in compared.pairs])
+
+    out: dict[str, Any] = {
+        "g_jsd" if attack == "prediction" else f"g_jsd_{attack}": change(attacked.worst.compared)
+        for attack, attacked in views.attacks.items()
+    }
+    if views.null == "random":
+        return {}  # its scores are no distribution
+    if views.similarity is not None and not views.null:
+        out["similarity"] = {"g_jsd": change(views.similarity)}
+    return out
+
+
+def _class_changes(views: Views) -> dict[str, float]:
+    """Share of the scored rows that an attack gives another class, by view."""
+    before = views.logits["clean"][views.rows]
+    attacked = {name: logits for name, logits in views.logits.items() if name != "clean"}
+    return {name: changed_share(before, logits[views.rows]) for name, logits in attacked.items()}
+
+
+@metric(
+    direction="lower",
+    low=0,
+    high=math.inf,
+    title="g-TVD rel",
+    form=".2e",
+    paths=("g_tvd.rel", "g_tvd_explanation.rel"),
+    shown=(
+        Shown(
+            "g_tvd.rel",
+            words="Change of logits, relative (g-TVD)",
+            about="How far the outputs move under attack, as a share of their own spread.",
+        ),
+    ),
+    measure=_output_changes,
+)
+@typed
+def g_tvd_rel(y: Tensor, y_other: Tensor) -> float:
+    """Change of the logits relative to their spread: `sum |y - y'| / sum |y - mean_c y|`.
+
+    Args:
+        y: [N, C], logits before; their spread is the unit.
+        y_other: [N, C], logits after.
+
+    Returns:
+        At least 0, unchanged when both arguments are multiplied by one factor; infinite if all logits before
+        were equal and moved.
+
+    Example:
+        >>> import torch
+        >>> g_tvd_rel(torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 2.0]]))
+        0.5
+    """
+    return divergence.graph_tvd_rel(*_finite(y, y_other)).item()
+
+
+@metric(
+    direction="lower",
+    low=0,
+    high=1,
+    title="g-TVD probs",
+    form=".2e",
+    paths=("g_tvd.probs", "g_tvd_explanation.probs"),
+    shown=(
+        Shown(
+            "g_tvd.probs",
+            words="Change of probabilities (g-TVD)",
+            about="Probability that changes hands between classes, averaged over nodes.",
+        ),
+    ),
+    measure=_output_changes,
+)
+@typed
+def g_tvd_prob(y: Tensor, y_other: Tensor) -> float:
+    """Total variation of the class probabilities, per node: `1/(2|N|) sum |softmax(y) - softmax(y')|`.
+
+    Args:
+        y: [N, C], logits before.
+        y_other: [N, C], logits after.
+
+    Returns:
+        In [0, 1].
+
+    Example:
+        >>> import torch
+        >>> g_tvd_prob(torch.tensor([[100.0, 0.0]]), torch.tensor([[0.0, 100.0]]))
+        1.0
+    """
+    return divergence.graph_tvd(*_finite(y, y_other), "probabilities").item()
 
 
 @metric(
@@ -21,6 +135,8 @@ from fgai.typed import typed
     title="g-TVD logits",
     form=".2f",
     paths=("g_tvd.logits", "g_tvd_explanation.logits"),
+    shown=(),
+    measure=_output_changes,
 )
 @typed
 def g_tvd(y: Tensor, y_other: Tensor) -> float:
@@ -46,65 +162,27 @@ def g_tvd(y: Tensor, y_other: Tensor) -> float:
 @metric(
     direction="lower",
     low=0,
-    high=1,
-    title="g-TVD probs",
-    form=".2e",
-    paths=("g_tvd.probs", "g_tvd_explanation.probs"),
-)
-@typed
-def g_tvd_prob(y: Tensor, y_other: Tensor) -> float:
-    """Total variation of the class probabilities, per node: `1/(2|N|) sum |softmax(y) - softmax(y')|`.
-
-    Args:
-        y: [N, C], logits before.
-        y_other: [N, C], logits after.
-
-    Returns:
-        In [0, 1].
-
-    Example:
-        >>> import torch
-        >>> g_tvd_prob(torch.tensor([[100.0, 0.0]]), torch.tensor([[0.0, 100.0]]))
-        1.0
-    """
-    return divergence.graph_tvd(*_finite(y, y_other), "probabilities").item()
-
-
-@metric(
-    direction="lower",
-    low=0,
-    high=math.inf,
-    title="g-TVD rel",
-    form=".2e",
-    paths=("g_tvd.rel", "g_tvd_explanation.rel"),
-)
-@typed
-def g_tvd_rel(y: Tensor, y_other: Tensor) -> float:
-    """Change of the logits relative to their spread: `sum |y - y'| / sum |y - mean_c y|`.
-
-    Args:
-        y: [N, C], logits before; their spread is the unit.
-        y_other: [N, C], logits after.
-
-    Returns:
-        At least 0, unchanged when both arguments are multiplied by one factor; infinite if all logits before
-        were equal and moved.
-
-    Example:
-        >>> import torch
-        >>> g_tvd_rel(torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 2.0]]))
-        0.5
-    """
-    return divergence.graph_tvd_rel(*_finite(y, y_other)).item()
-
-
-@metric(
-    direction="lower",
-    low=0,
     high=math.log(2) / 2,
     title="g-JSD",
     form=".2e",
     paths=("g_jsd", "g_jsd_explanation", "similarity.g_jsd"),
+    section="explanation",
+    shown=(
+        Shown(
+            "g_jsd.last",
+            words="Change of attention, last layer (g-JSD)",
+            about="How far the output layer's attention moves under attack, per edge, as in the paper.",
+            table="prediction",
+        ),
+        Shown(
+            "g_jsd.all",
+            words="Change of attention, all layers (g-JSD)",
+            about="The same over all layers.",
+            table="prediction",
+        ),
+    ),
+    measure=_attention_change,
+    null=_attention_change,
 )
 @typed
 def g_jsd(w: Tensor, w_other: Tensor) -> float:
@@ -123,6 +201,36 @@ def g_jsd(w: Tensor, w_other: Tensor) -> float:
         0.0
     """
     return divergence.graph_jsd(*_finite(w, w_other, "w")).item()
+
+
+@metric(
+    direction="lower",
+    low=0,
+    high=1,
+    title="changed predictions",
+    paths=("changed",),
+    measure=_class_changes,
+)
+@typed
+def changed_share(before: Tensor, after: Tensor) -> float:
+    """Share of nodes whose predicted class is another one, whatever the true one is.
+
+    Args:
+        before: logits [N, C], or class indices [N].
+        after: likewise, of the same nodes.
+
+    Returns:
+        In [0, 1]; NaN without nodes.
+
+    Example:
+        >>> changed_share(torch.tensor([0, 1, 1, 0]), torch.tensor([0, 1, 0, 0]))
+        0.25
+    """
+    one, two = classes_of(before), classes_of(after)
+    if one.shape != two.shape:
+        got = f"{tuple(one.shape)} and {tuple(two.shape)}"
+        raise InputError(f"`before` and `after` must cover the same nodes, got {got}")
+    return float((one != two).double().mean())
 
 
 def _finite(one: Tensor, two: Tensor, name: str = "y") -> tuple[Tensor, Tensor]:

@@ -2,18 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
 from fgai import checks
-from fgai.metrics.given import check_attention, check_edge_mask
-from fgai.metrics.nodes import mean_over
+from fgai.attention import AttentionMap
+from fgai.graph import Graph
+from fgai.metrics.common import check_attention, check_edge_mask, mean_over
+from fgai.metrics.correlation import row_midranks
 from fgai.metrics.prediction import auc_from_ranks, roc_auc
-from fgai.metrics.ranking import row_midranks
-from fgai.metrics.spec import metric
+from fgai.metrics.spec import Shown, metric
+from fgai.metrics.views import Views
 from fgai.ops.segments import check_rows, row_index, row_sum
 from fgai.topk import SCOPES, check_k, ranks_in_rows
 from fgai.typed import typed
+
+
+class _Known(NamedTuple):
+    """One layer on the edges whose truth is known: ranking, attention, truth, rows, nodes with true edges."""
+
+    ranking: Tensor
+    averaged: Tensor
+    truth: Tensor
+    rowptr: Tensor
+    nodes: Tensor
+
+
+def _per_view(views: Views, parts: Mapping[str, Callable[[_Known], float]]) -> dict[str, Any]:
+    """Numbers per layer on the clean graph and under each attack; nothing where the truth is unknown."""
+    maps = {"truth": views.attention["clean"]}
+    maps |= {f"truth_{name}": attacked.worst.output.attention for name, attacked in views.attacks.items()}
+    if views.graph.edge_truth is None:
+        return {}
+    return {
+        name: {
+            part: views.layered([value(layer) for layer in _known_edges(views.graph, attention)])
+            for part, value in parts.items()
+        }
+        for name, attention in maps.items()
+    }
+
+
+def _known_edges(graph: Graph, attention: AttentionMap) -> Iterator[_Known]:
+    """The graph's own edges without loops; edges into nodes without any true edge say nothing."""
+    assert graph.edge_truth is not None
+    real = (graph.adjacency.source != graph.adjacency.destination).nonzero().flatten()
+    keys, truth = graph.keys[real], graph.edge_truth[real]
+    there = torch.isin(keys, attention.layers[0].keys)  # all of them, unless the attack removed some
+    keys, truth = keys[there], truth[there]
+    for layer, averaged in zip(attention.heads("log").restrict(keys), attention.restrict(keys), strict=True):
+        nodes = torch.zeros(layer.num_nodes, dtype=torch.bool, device=truth.device)
+        nodes[layer.destination[truth]] = True
+        yield _Known(layer.values[:, 0], averaged.values[:, 0], truth, layer.rowptr, nodes)
+
+
+def _aucs(views: Views) -> dict[str, Any]:
+    return _per_view(
+        views,
+        {
+            "auc": lambda e: truth_auc(e.ranking, e.truth, e.rowptr, nodes=e.nodes),
+            "auc_mean": lambda e: truth_auc(e.averaged, e.truth, e.rowptr, nodes=e.nodes),
+            "auc_node": lambda e: truth_auc(e.ranking, e.truth, e.rowptr, "node"),
+        },
+    )
+
+
+def _precision(views: Views) -> dict[str, Any]:
+    parts: dict[str, Callable[[_Known], float]] = {
+        "precision": lambda e: truth_precision(e.ranking, e.truth, e.rowptr, views.k)
+    }
+    if views.null:  # its own edges may be fewer
+        parts["chance"] = lambda e: truth_chance(e.truth, e.rowptr)
+    return _per_view(views, parts)
+
+
+def _chance(views: Views) -> dict[str, Any]:
+    chances = _per_view(views, {"chance": lambda e: truth_chance(e.truth, e.rowptr)})
+    return {name: parts["chance"] for name, parts in chances.items()}
 
 
 @metric(
@@ -22,18 +90,23 @@ from fgai.typed import typed
     high=1,
     parameters=("scope",),
     title="truth AUC",
-    paths=(
-        "truth.auc",
-        "truth.auc_mean",
-        "truth.auc_node",
-        "truth_prediction.auc",
-        "truth_prediction.auc_mean",
-        "truth_prediction.auc_node",
-        "truth_explanation.auc",
-        "truth_explanation.auc_mean",
-        "truth_explanation.auc_node",
+    paths=tuple(
+        f"truth{view}.{part}"
+        for view in ("", "_prediction", "_explanation")
+        for part in ("auc", "auc_mean", "auc_node")
     ),
-    headings={"truth.auc.all": "truth AUC", "truth_prediction.auc.all": "attacked truth AUC"},
+    section="fidelity",
+    shown=(
+        Shown(
+            "truth.auc.all",
+            "truth AUC",
+            "Agreement with the true explanation (AUC)",
+            "Where it is known which edges inform: 1 finds all of them, 0.5 is chance.",
+        ),
+        Shown("truth_prediction.auc.all", "attacked truth AUC"),
+    ),
+    measure=_aucs,
+    null=_aucs,
 )
 @typed
 def truth_auc(
@@ -73,7 +146,16 @@ def truth_auc(
     high=1,
     parameters=("k",),
     title="truth precision",
-    paths=("truth.precision", "truth_prediction.precision", "truth_explanation.precision"),
+    paths=tuple(
+        f"truth{view}.{part}"
+        for view in ("", "_prediction", "_explanation")
+        for part in ("precision", "chance")
+    ),
+    section="fidelity",
+    shown=(),
+    measure=_precision,
+    null=_precision,
+    chance=_chance,
 )
 @typed
 def truth_precision(

@@ -1,15 +1,114 @@
-"""`Views`: what an evaluation shows to a metric."""
+"""`Views`: the outputs of a model on the clean and attacked graphs, from which metrics are measured."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from fgai.attention import AttentionMap
+from fgai.attention import AttentionMap, LayerAttention, Observation
 from fgai.graph import Graph
+from fgai.metrics.common import mean_of_defined, overlap_per_node, random_ranking, uniform_attention
 from fgai.typed import typed
+
+NULLS = ("uniform", "random")
+"""Attentions of null rows: 1/degree, and scores drawn at random."""
+
+
+class Pair(NamedTuple):
+    """One layer before and after, [E] each, on the same edges.
+
+    Attributes:
+        before: attention, mean over the heads.
+        after: the same, after.
+        rowptr: [N + 1].
+        ranks: by which neighbours are ranked, before and after; see `LayerAttention.ranking`.
+        shown: the heads' geometric mean, before and after, which compares between nodes.
+    """
+
+    before: Tensor
+    after: Tensor
+    rowptr: Tensor
+    ranks: tuple[Tensor, Tensor]
+    shown: tuple[Tensor, Tensor]
+
+
+def paired(before: AttentionMap, after: AttentionMap) -> list[Pair]:
+    """Match two head-averaged maps layer by layer, by (source, destination)."""
+    return [
+        Pair(
+            a.values[:, 0],
+            b.values[:, 0],
+            a.rowptr,
+            (a.ranking(), b.ranking()),
+            (a.heads("log"), b.heads("log")),
+        )
+        for a, b in zip(*before.align(after), strict=True)
+    ]
+
+
+def layered(values: Sequence[float], sharpest: int) -> dict[str, Any]:
+    """Values per layer with their summaries: `last`, `all` (mean of those defined) and `sharpest`.
+
+    Example:
+        >>> layered([0.5, 1.0], sharpest=0)
+        {'layers': [0.5, 1.0], 'last': 1.0, 'all': 0.75, 'sharpest': 0.5}
+    """
+    mean = mean_of_defined(values)
+    return {"layers": list(values), "last": values[-1], "all": mean, "sharpest": values[sharpest]}
+
+
+class Compared:
+    """Two attentions, head-averaged, on the edges that both have.
+
+    Args:
+        before: one attention.
+        after: the other.
+        k: size of a node's explanation.
+        touched: per layer bool [N], the nodes within reach of what happened between; None for no such nodes.
+    """
+
+    def __init__(
+        self, before: AttentionMap, after: AttentionMap, k: int, touched: Sequence[Tensor] | None = None
+    ) -> None:
+        self.pairs = paired(before, after)
+        self.k, self.touched = k, touched
+
+    @cached_property
+    def kept(self) -> Tensor:
+        """[L, N] top-k overlap, NaN at nodes that do not count."""
+        return torch.stack([overlap_per_node(*p.ranks, p.rowptr, self.k) for p in self.pairs])
+
+
+class View(NamedTuple):
+    """The model on an attacked graph: its output, and its attention compared with the clean one."""
+
+    output: Observation
+    compared: Compared
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Attacked:
+    """The model under one attack.
+
+    An ensemble may win at other endpoints against another model, so explanations are compared at endpoints
+    that every model meets.
+
+    Attributes:
+        worst: under the strongest change, where predictions are scored.
+        compared: where explanations are compared; the strongest change for attacks with one set of endpoints.
+        by_rule: under the strongest change at the endpoints of each rule that all models share.
+        damage: most damage by rule of endpoints, where several were tried.
+    """
+
+    worst: View
+    compared: View
+    by_rule: Mapping[str, View] = field(default_factory=dict)
+    damage: Mapping[str, float] = field(default_factory=dict)
 
 
 @typed
@@ -22,16 +121,109 @@ class Views:
 
     Attributes:
         graph: the original one.
-        logits: by view, a row per node, link or small graph.
-        attention: by view, heads averaged, [E, 1] per layer.
+        observations: by view, heads averaged; `logits` and `attention` are those of each.
         target: true classes of all rows, or None.
         rows: [T] the rows that are scored.
         k: size of a node's explanation.
+        measured: [M] the rows whose outputs are compared; those that are scored by default.
+        model: the model itself, for metrics that run it again; None where they are to be left out.
+        attacks: by what is attacked, `prediction` and `explanation`.
+        vanilla: attention of the model it was made from, on the clean graph, or None.
+        sharpest: the layer that is reported as such.
+        null: the attention of a null row in place of the model's: one of `NULLS`, else empty.
     """
 
     graph: Graph
-    logits: Mapping[str, Tensor]
-    attention: Mapping[str, AttentionMap]
+    observations: Mapping[str, Observation]
     target: Tensor | None
     rows: Tensor
     k: int
+    measured: Tensor | None = None
+    model: nn.Module | None = None
+    attacks: Mapping[str, Attacked] = field(default_factory=dict)
+    vanilla: AttentionMap | None = None
+    sharpest: int = 0
+    null: str = ""
+
+    @property
+    def logits(self) -> dict[str, Tensor]:
+        """By view, a row per node, link or small graph."""
+        return {name: view.logits for name, view in self.observations.items()}
+
+    @property
+    def attention(self) -> dict[str, AttentionMap]:
+        """By view, heads averaged, [E, 1] per layer."""
+        return {name: view.attention for name, view in self.observations.items()}
+
+    @cached_property
+    def similarity(self) -> Compared | None:
+        """The attention of `vanilla` compared with the model's own, both on the clean graph."""
+        clean = self.observations["clean"].attention
+        return None if self.vanilla is None else Compared(self.vanilla, clean, self.k)
+
+    @property
+    def by_rule(self) -> dict[str, dict[str, View]]:
+        """Views by rule of endpoints and attack; nothing unless there are several rules."""
+        rules = dict.fromkeys(rule for a in self.attacks.values() for rule in a.by_rule)
+        if len(rules) < 2:
+            return {}
+        return {
+            rule: {name: a.by_rule[rule] for name, a in self.attacks.items() if rule in a.by_rule}
+            for rule in rules
+        }
+
+    def layered(self, values: Sequence[float]) -> dict[str, Any]:
+        """Return values per layer with their summaries: `last`, `all` and `sharpest`."""
+        return layered(values, self.sharpest)
+
+    def by_attack(self, value: Callable[[View], Any]) -> dict[str, Any]:
+        """Return a value by attack, at the endpoints where explanations are compared."""
+        return {name: value(attacked.compared) for name, attacked in self.attacks.items()}
+
+    def per_layer(self, name: str, value: Callable[[Pair], float]) -> dict[str, Any]:
+        """Return a number of every layer by attack, and with `vanilla` under `similarity`."""
+
+        def layers(compared: Compared) -> dict[str, Any]:
+            return self.layered([value(pair) for pair in compared.pairs])
+
+        by_attack = self.by_attack(lambda view: layers(view.compared))
+        out: dict[str, Any] = {name: by_attack["prediction"] if self.null else by_attack}
+        if self.similarity is not None:
+            out["similarity"] = {name: layers(self.similarity)}
+        return out
+
+    def with_null(self, kind: str, seed: int) -> Views:
+        """Return the same with attention that explains nothing, under the attack on predictions.
+
+        Random scores are drawn anew on the attacked graph: another run of a random explainer ranks otherwise.
+        """
+        worst = self.attacks["prediction"].worst
+        clean, attacked = (
+            replace(output, attention=_null_map(output.attention, kind, seed + drawn))
+            for drawn, output in enumerate((self.observations["clean"], worst.output))
+        )
+        compared = Compared(clean.attention, attacked.attention, self.k, worst.compared.touched)
+        view = View(attacked, compared)
+        return replace(
+            self,
+            observations={"clean": clean, "attacked": attacked},
+            attacks={"prediction": Attacked(worst=view, compared=view)},
+            null=kind,
+        )
+
+
+def _null_map(attention: AttentionMap, kind: str, seed: int) -> AttentionMap:
+    """The map with every layer's values replaced; random ones are drawn once for all layers.
+
+    So the mean over layers is as random as each of them.
+    """
+
+    def replaced(layer: LayerAttention) -> LayerAttention:
+        like = layer.values
+        if kind == "uniform":
+            values = uniform_attention(layer.rowptr, layer.num_edges, like.dtype)
+        else:
+            values = random_ranking(layer.num_edges, seed, like.device, like.dtype)
+        return layer.with_values(values[:, None])
+
+    return AttentionMap(tuple(replaced(layer) for layer in attention))

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 
 from fgai.errors import InputError, extra
 from fgai.evaluation import Comparison, EvaluationRecord
-from fgai.evaluation.layout import chance_path
 from fgai.files import write_atomic
+from fgai.metrics import NULLS, chance_path, quantity
 from fgai.records import ARROWS, provenance_line
 from fgai.reports.build import Report, make_report
 from fgai.reports.numbers import (
     Record,
+    best_records,
+    best_value,
     number,
     numbers_of,
     of_null,
@@ -28,8 +30,6 @@ from fgai.reports.numbers import (
 )
 from fgai.reports.words import RULE, attack_words, changes_in, headline, kind_of, meaning, missing, size_of
 from fgai.typed import typed
-
-NULLS = ("uniform", "random")
 
 
 def esc(value: object) -> str:
@@ -104,10 +104,11 @@ def all_numbers(report: Report) -> str:
             values = [number(record, row.path) for record in report.records]
             if all(value is None for value in values):
                 continue
-            shown = row.quantity
+            shown, aim = quantity(row.path), best_value(row)
+            best = best_records(row, report.records)
             cells = "".join(
-                f'<td class="{"best" * best}" data-of="{esc(name)}">{esc(signed(value, shown.form))}</td>'
-                for name, value, best in zip(report.names, values, row.best(report.records), strict=True)
+                f'<td class="{"best" * is_best}" data-of="{esc(name)}">{esc(signed(value, shown.form))}</td>'
+                for name, value, is_best in zip(report.names, values, best, strict=True)
             )
             beside = {kind: of_null(reference, kind, row.path) for kind in nulls}
             beside["chance"] = number(reference, chance_path(row.path))
@@ -117,8 +118,8 @@ def all_numbers(report: Report) -> str:
             )
             arrow = "≈" if row.like else ARROWS[shown.direction]
             rows += (
-                f'<tr><th scope="row">{esc(row.title)}&nbsp;'
-                f'<span title="{row.wanted}" aria-label="{row.wanted}">{arrow}</span>'
+                f'<tr><th scope="row">{esc(row.words)}&nbsp;'
+                f'<span title="{aim}" aria-label="{aim}">{arrow}</span>'
                 f"<small>{esc(row.about)}</small></th>{cells}</tr>"
             )
         if rows:

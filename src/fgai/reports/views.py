@@ -13,8 +13,8 @@ from torch import nn
 
 from fgai.attacks import AttackResult
 from fgai.attention import Observation, observe, prepared
-from fgai.evaluation.curves import combined
 from fgai.graph import Graph
+from fgai.metrics.removal import combined
 from fgai.tasks import task_of
 
 UNIT = 1e-6

@@ -13,9 +13,9 @@ from fgai.certificates import CertificateRecord, InjectionCertificate
 from fgai.checks import one_of
 from fgai.errors import CheckpointError, InputError
 from fgai.evaluation import Comparison, EvaluationRecord
-from fgai.evaluation.layout import chance_path, shown_quantities, threat_words
+from fgai.evaluation.record import shown_quantities, threat_words
 from fgai.files import check, write_atomic
-from fgai.metrics import METRICS, Quantity, metric_at, quantity
+from fgai.metrics import METRICS, Quantity, chance_path, metric_at, quantity
 from fgai.records import (
     Cell,
     Column,

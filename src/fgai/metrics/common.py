@@ -1,0 +1,156 @@
+"""Shared by metrics: checks of their arguments, means over nodes, top-k overlap, attentions for null rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from fgai import checks, topk
+from fgai.errors import InputError
+from fgai.ops.segments import check_row_pointers, check_rows, row_index
+from fgai.typed import typed
+
+
+def check_attention(w: Tensor, rowptr: Tensor, name: str = "w") -> None:
+    """Raise unless `w` is one finite number per edge of the rows."""
+    if w.dim() != 1:
+        raise InputError(f"`{name}` must be [num_edges], got {tuple(w.shape)}; average the heads first")
+    if w.dtype == torch.bool or w.is_complex():
+        raise InputError(f"`{name}` must hold numbers, got {w.dtype}; use `.float()`")
+    check_rows(w, rowptr, name)
+    checks.finite(w, name)
+
+
+def check_attentions(w: Tensor, w_other: Tensor, rowptr: Tensor) -> None:
+    """Raise unless both are one finite number per edge of the rows."""
+    if w.shape != w_other.shape or w.dim() != 1:
+        raise InputError(
+            f"`w` and `w_other` must be [num_edges] on the same edges, got {tuple(w.shape)} and"
+            f" {tuple(w_other.shape)}; match the edges and average the heads first"
+        )
+    check_attention(w, rowptr)
+    check_attention(w_other, rowptr, "w_other")
+
+
+def check_edge_mask(mask: Tensor, w: Tensor, name: str) -> None:
+    """Raise unless `mask` is boolean, one entry per entry of `w`."""
+    checks.mask(mask, w.shape, name)
+    if mask.device != w.device:
+        raise InputError(f"`{name}` must be on {w.device}, as the attention is, got {mask.device}")
+
+
+def check_labels(labels: Tensor, shape: tuple[int, ...], name: str = "target") -> None:
+    """Raise unless `labels` holds class numbers of this shape."""
+    checks.dense(labels, name)
+    if labels.shape != shape:
+        got = f"{tuple(shape)} and {tuple(labels.shape)}"
+        raise InputError(f"`prediction` and `{name}` must cover the same nodes, got {got}")
+    if labels.is_floating_point() or labels.is_complex():
+        raise InputError(f"`{name}` must hold class numbers (torch.long), got {labels.dtype}")
+
+
+def classes_of(prediction: Tensor) -> Tensor:
+    """Class indices [N], from logits or probabilities [N, C] (largest, first on ties) or as they are."""
+    checks.dense(prediction, "prediction")
+    if prediction.dim() == 2 and prediction.shape[1]:
+        return checks.finite(prediction, "prediction").argmax(1)
+    if prediction.dim() != 1 or prediction.is_floating_point():
+        raise InputError(
+            "`prediction` must be logits [num_nodes, num_classes] or class indices [num_nodes],"
+            f" got {prediction.dtype} {tuple(prediction.shape)}"
+        )
+    return prediction.long()
+
+
+@typed
+def mean_over(per_node: Tensor, nodes: Tensor | None = None) -> float:
+    """Mean of the entries that are not NaN, among `nodes` if given; NaN if there is none.
+
+    Args:
+        per_node: [N], NaN where a node does not count.
+        nodes: bool [N] or indices; None for all.
+
+    Example:
+        >>> mean_over(torch.tensor([0.5, float("nan"), 1.0]))
+        0.75
+    """
+    if per_node.dim() != 1 or not per_node.is_floating_point():
+        got = f"{per_node.dtype} {tuple(per_node.shape)}"
+        raise InputError(f"`per_node` must hold one floating-point number per node, got {got}")
+    chosen = per_node if nodes is None else per_node[checks.positions(nodes, len(per_node), "nodes")]
+    return float(torch.nanmean(chosen)) if chosen.numel() else float("nan")
+
+
+@typed
+def mean_of_defined(values: Iterable[float]) -> float:
+    """Mean of the values that are not NaN, e.g. over layers; NaN if there is none.
+
+    Example:
+        >>> mean_of_defined([0.5, float("nan"), 1.0])
+        0.75
+    """
+    defined = [value for value in values if value == value]
+    return sum(defined) / len(defined) if defined else float("nan")
+
+
+@typed
+def overlap_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5) -> Tensor:
+    """Top-k overlap `V_k = |T_k ∩ T'_k| / k` of every node with more than k neighbours; NaN for the others.
+
+    Args:
+        w: [E].
+        w_other: [E], on the same edges.
+        rowptr: [N+1].
+        k: how many neighbours are shown.
+
+    Returns:
+        float64 [N].
+    """
+    check_attentions(w, w_other, rowptr)
+    checks.whole(k, "k", 1)
+    shared = topk.overlap(topk.topk_mask(w, rowptr, k), topk.topk_mask(w_other, rowptr, k), rowptr)
+    return torch.where(rowptr.diff() > k, shared, float("nan"))
+
+
+@typed
+def uniform_attention(rowptr: Tensor, num_edges: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Uniform attention, 1/degree on every edge, [E].
+
+    Within a node all edges tie; over the whole graph it ranks edges by the degree of their destination.
+
+    Example:
+        >>> uniform_attention(torch.tensor([0, 2, 2, 3]), 3).tolist()
+        [0.5, 0.5, 1.0]
+    """
+    check_row_pointers(rowptr, checks.whole(num_edges, "num_edges"))
+    _check_dtype(dtype)
+    degree = rowptr.diff().clamp(min=1).to(dtype)
+    return (1 / degree).index_select(0, row_index(rowptr, num_edges))
+
+
+@typed
+def random_ranking(
+    num_edges: int, seed: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """A random ranking: independent uniform scores, [E], the same on every device for one seed.
+
+    The scores do not sum to one over a node: normalising them would rank by degree in graph scope. Use them
+    where only the order counts.
+
+    Example:
+        >>> torch.equal(random_ranking(5, seed=3), random_ranking(5, seed=3))
+        True
+    """
+    checks.memory(checks.whole(num_edges, "num_edges"), 8, "num_edges")
+    _check_dtype(dtype)
+    checks.device(device)
+    generator = torch.Generator().manual_seed(checks.seed(seed))
+    drawn = torch.rand(num_edges, generator=generator, dtype=torch.float64)
+    return drawn.to(device=device, dtype=dtype)
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if not dtype.is_floating_point:
+        raise InputError(f"`dtype` must be a floating-point type, got {dtype}")
