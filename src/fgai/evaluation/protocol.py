@@ -106,10 +106,14 @@ def evaluate(
         body = run.measure(threat, vanilla, explanation_attack, curves, nulls, per_node, meter)
     for note in notes:
         warn(note)
-    about = describe(given)
+    about, config = describe(given), getattr(model, "config", None)
     return EvaluationRecord(
         name=name or model_name(model),
-        model={"class": model_name(model), "config": plain_config(model), "parameters": count(model)},
+        model={
+            "class": model_name(model),
+            "config": plain(config) if isinstance(config, dict) else {},
+            "parameters": sum(p.numel() for p in model.parameters()),
+        },
         data=about,
         threat={"name": threat.name, "budget": body.pop("budget")},
         config={
@@ -146,14 +150,3 @@ def describe(graph: Graph) -> dict[str, Any]:
         "features": graph.num_features,
         "classes": graph.num_classes,
     }
-
-
-def plain_config(model: nn.Module) -> dict[str, Any]:
-    """The constructor's arguments, where the model knows them."""
-    config = getattr(model, "config", None)
-    return plain(config) if isinstance(config, dict) else {}
-
-
-def count(model: nn.Module) -> int:
-    """Number of trainable and frozen parameters."""
-    return sum(parameter.numel() for parameter in model.parameters())

@@ -102,7 +102,7 @@ class EvaluationRecord(TabledDocument):
 
     def tables(self) -> list[Table]:
         """Return every metric, the recall by class, and the explanation metrics beside their null rows."""
-        return [long_table(self), *class_table([self]), explanation_table([self], self)]
+        return [_long_table(self), *class_table([self]), explanation_table([self], self)]
 
     def to_csv(self) -> str:
         """Return every number as CSV: dotted metric and value, layers and curves by position."""
@@ -154,7 +154,7 @@ def notes_of(records: Sequence[EvaluationRecord]) -> tuple[str, ...]:
         " F-gap = f− − f+ by node, the paper's over the whole graph by the last layer."
     )
     weak = doubt(first.threat["name"])
-    sharp = [f"{r.name}, {words}." for r in records if (words := sharpness_words(r.metrics))]
+    sharp = [f"{r.name}, {words}." for r in records if (words := _sharpness_words(r.metrics))]
     warned = [f"{record.name}: {entry['message']}" for record in records for entry in record.warnings]
     return (about, *([weak] if weak else []), *sharp, *warned)
 
@@ -170,7 +170,7 @@ def threat_words(record: EvaluationRecord) -> str:
     return f"{name} ({', '.join(sizes)})" if sizes else str(name)
 
 
-def sharpness_words(metrics: Mapping[str, Any]) -> str:
+def _sharpness_words(metrics: Mapping[str, Any]) -> str:
     """Say what a sharpness means: what the strongest neighbour gets, beside its share if all got the same.
 
     Args:
@@ -178,7 +178,7 @@ def sharpness_words(metrics: Mapping[str, Any]) -> str:
 
     Example:
         >>> shares = {"clean": {"all": 0.26}, "uniform": {"all": 0.13}}
-        >>> words = sharpness_words({"sharpness": {"clean": {"all": 0.08}}, "top_share": shares})
+        >>> words = _sharpness_words({"sharpness": {"clean": {"all": 0.08}}, "top_share": shares})
         >>> " ".join(words.split())
         "sharpness 0.080: the strongest neighbour gets 26 % of a node's attention, 13 % if all got the same"
     """
@@ -272,7 +272,7 @@ def explanation_table(records: Sequence[EvaluationRecord], nulls: EvaluationReco
     return Table("Explanation", kept, [[row[0], *(row[i] for i in shown)] for row in rows])
 
 
-def long_table(record: EvaluationRecord) -> Table:
+def _long_table(record: EvaluationRecord) -> Table:
     """Every metric of one record but its null rows: its value, or last, all and sharpest layer."""
     columns = [Column("metric"), *(Column(name, ".4g") for name in ("value", "last", "all", "sharpest"))]
     rows: list[list[Cell]] = []

@@ -24,7 +24,7 @@ TIED = 0.1
 """Share of the nodes whose top-k is cut within rounding, above which the ranking is called tied."""
 
 
-def warn(code: str, message: str) -> None:
+def _warn(code: str, message: str) -> None:
     """Give a reliability warning."""
     errors.warn(ReliabilityWarning(code, message))
 
@@ -44,7 +44,7 @@ def check_split(graph: Graph, targets: str) -> None:
     """
     task = task_of(graph)
     if not task.has_part(graph, targets):
-        warn(
+        _warn(
             "no-split",
             f"{graph.name!r} has no `{targets}_mask`: all {task.count(graph)} {task.rows_are} are attacked"
             f" and scored, those the model was trained on too; see `{task.split_function}`",
@@ -54,7 +54,7 @@ def check_split(graph: Graph, targets: str) -> None:
         return
     shared = int((graph.test_mask & torch.stack(others).any(0)).sum())
     if shared:
-        warn("split-overlap", f"{shared} test nodes of {graph.name!r} are training or validation nodes too")
+        _warn("split-overlap", f"{shared} test nodes of {graph.name!r} are training or validation nodes too")
 
 
 def check_outputs(logits: Tensor, again: Tensor) -> None:
@@ -71,15 +71,15 @@ def check_outputs(logits: Tensor, again: Tensor) -> None:
     lowest, highest = logits.min(), logits.max()
     found = torch.stack([difference, near_one, normalised, lowest, highest]).double().tolist()
     if not found[0] <= NOISE:
-        warn(
+        _warn(
             "not-deterministic",
             f"two forward passes in eval mode differ by {found[0]:.2g} of the largest logit;"
             " every difference below mixes this with the attack",
         )
     if found[1] <= 1e-3 and found[3] >= 0:
-        warn("probabilities", "the model returns probabilities where logits are expected: gradients vanish")
+        _warn("probabilities", "the model returns probabilities where logits are expected: gradients vanish")
     elif found[2] <= 1e-3 and found[4] <= 1e-6:
-        warn(
+        _warn(
             "log-probabilities",
             "the model returns log-probabilities: g_tvd on logits and g_tvd_rel measure those",
         )
@@ -95,7 +95,7 @@ def check_range(clipped: int, seen: int, usual: float) -> None:
     """
     share = clipped / seen if seen else 0.0
     if share > 2 * usual + OUTSIDE:
-        warn(
+        _warn(
             "out-of-range",
             f"{share:.1%} of what the nodes say lies outside the model's limits, {usual:.1%} where they were"
             " measured: the model was made for another graph; measure them on this one with `fgai.limit`",
@@ -114,7 +114,7 @@ def check_score(score: float, chance: float, name: str = "f1") -> None:
         return
     label = {"f1": "F1", "roc_auc": "ROC-AUC"}.get(name, name.replace("_", " "))
     guess = "guessing" if name == "roc_auc" else "always naming the most frequent class"
-    warn("chance-level", f"clean {label} is {score:.3f}; {guess} scores {chance:.3f}")
+    _warn("chance-level", f"clean {label} is {score:.3f}; {guess} scores {chance:.3f}")
 
 
 def check_attention(sharpness: list[float], attention: AttentionMap, k: int) -> None:
@@ -130,23 +130,23 @@ def check_attention(sharpness: list[float], attention: AttentionMap, k: int) -> 
     """
     sharp = _in_words(sharpness, attention)
     if not any(value >= FLAT for value in sharpness):
-        warn(
+        _warn(
             "flat-attention",
             f"attention is almost uniform ({sharp}): networks that have learnt nothing show as much, so its"
             " ranking explains nothing",
         )
     elif not any(value >= WEAK for value in sharpness):
-        warn(
+        _warn(
             "weak-attention",
             f"attention hardly prefers one neighbour to another ({sharp}): trainings that differ in their"
             " seed alone may rank them otherwise; compare with another seed before you show it",
         )
     if not any(bool((layer.degree > k).any()) for layer in attention):
-        warn("no-ranked-nodes", f"no node has more than k={k} neighbours: overlap is undefined, lower `k`")
+        _warn("no-ranked-nodes", f"no node has more than k={k} neighbours: overlap is undefined, lower `k`")
         return
     tied = max(metrics.tied_share(layer.heads("log"), layer.rowptr, k) for layer in attention)
     if tied > TIED:
-        warn(
+        _warn(
             "tied-ranking",
             f"at {tied:.0%} of the nodes with more than k={k} neighbours the last of the top-k and the next"
             " get the same attention up to rounding: which of them explains the node is arbitrary",
@@ -175,11 +175,11 @@ def check_reach(result: AttackResult, targets: Tensor, before: Tensor, after: Te
     """
     ends = result.change.endpoints
     if ends is not None and torch.unique(ends).numel() >= targets.numel():
-        warn(
+        _warn(
             "budget-hits-all", f"every one of the {targets.numel()} attacked nodes got an injected neighbour"
         )
     if not bool((before == after).any()):
-        warn(
+        _warn(
             "all-predictions-changed",
             "no attacked node kept its prediction: the budget cannot tell models apart",
         )

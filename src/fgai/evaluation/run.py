@@ -199,12 +199,12 @@ class Run:
             if spec.measure is None:
                 continue
             if spec.measure not in done:  # metrics that share a function are measured together
-                place_value(out, spec.place, spec.measure(views))
+                _place_value(out, spec.place, spec.measure(views))
                 done.add(spec.measure)
             if spec.chance is not None:
                 chance = {spec.place: spec.chance(views)} if spec.place else spec.chance(views)
                 for place, level in chance.items():
-                    place_value(out, f"{place}.chance", level)
+                    _place_value(out, f"{place}.chance", level)
             meter.lap("curves" if spec.section == "fidelity" else "metrics")
         return out
 
@@ -214,17 +214,17 @@ def _null_row(views: Views) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for null, place in {spec.null: spec.place for spec in metrics.METRICS.values()}.items():
         if null is not None:
-            place_value(row, place, null(views))
+            _place_value(row, place, null(views))
     return row
 
 
-def place_value(values: dict[str, Any], path: str, value: Any) -> None:
+def _place_value(values: dict[str, Any], path: str, value: Any) -> None:
     """Put a value into nested ones at its dotted path; mappings are joined, an empty path is the top.
 
     Example:
         >>> values = {"f1": {"clean": 0.9}}
-        >>> place_value(values, "calibration.clean", 0.1)
-        >>> place_value(values, "f1", {"attacked": 0.8})
+        >>> _place_value(values, "calibration.clean", 0.1)
+        >>> _place_value(values, "f1", {"attacked": 0.8})
         >>> values
         {'f1': {'clean': 0.9, 'attacked': 0.8}, 'calibration': {'clean': 0.1}}
     """
@@ -237,7 +237,7 @@ def place_value(values: dict[str, Any], path: str, value: Any) -> None:
         raise InputError(f"a metric with several paths returns mappings from the top, got {value!r}")
     if isinstance(value, Mapping) and (not last or isinstance(values.get(last), dict)):
         for name, part in value.items():
-            place_value(values[last] if last else values, name, part)
+            _place_value(values[last] if last else values, name, part)
     else:
         values[last] = value
 

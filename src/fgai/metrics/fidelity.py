@@ -57,8 +57,6 @@ def fidelity_of_top(model: nn.Module, observed: Observation, nodes: Tensor, k: i
 
 @metric(
     direction="higher",
-    low=0,
-    high=1,
     title="fidelity+",
     paths=("fidelity.*.plus",),
     section="fidelity",
@@ -90,8 +88,6 @@ def fidelity_plus(prediction: Tensor, without: Tensor, target: Tensor | None = N
 
 @metric(
     direction="lower",
-    low=0,
-    high=1,
     title="fidelity−",
     paths=("fidelity.*.minus",),
     section="fidelity",
@@ -102,10 +98,7 @@ def fidelity_plus(prediction: Tensor, without: Tensor, target: Tensor | None = N
 def fidelity_minus(prediction: Tensor, only: Tensor, target: Tensor | None = None) -> float:
     """How often the prediction changes when only the explanation is left.
 
-    Args:
-        prediction: ŷ, logits [N, C] or class indices [N] on the whole graph.
-        only: the same with nothing but the explanatory edges.
-        target: y, class indices [N], for the phenomenon form; None for the model form (see `fidelity_plus`).
+    Arguments as in `fidelity_plus`, `only` predicted with nothing but the explanatory edges.
 
     Returns:
         In [0, 1]; low if the explanation is sufficient. NaN without nodes.
@@ -120,8 +113,6 @@ def fidelity_minus(prediction: Tensor, only: Tensor, target: Tensor | None = Non
 
 @metric(
     direction="higher",
-    low=0,
-    high=1,
     parameters=("weight",),
     paths=("fidelity.*.characterization",),
     section="fidelity",

@@ -80,8 +80,6 @@ def intruder_mass_per_node(w: Tensor, injected: Tensor, rowptr: Tensor) -> Tenso
 
 @metric(
     direction="lower",
-    low=0,
-    high=1,
     parameters=("k",),
     title="intruded nodes",
     paths=("intruders.*.nodes", "endpoints.*.*.intruders.nodes"),
@@ -135,8 +133,6 @@ def intruder_nodes(
 
 @metric(
     direction="lower",
-    low=0,
-    high=1,
     parameters=("k",),
     title="intruders' places",
     paths=("intruders.*.places", "endpoints.*.*.intruders.places"),
@@ -153,15 +149,7 @@ def intruder_places(
 
         mean over joined i of |T_k(i) ∩ new| / min(k, degree_i)
 
-    Args:
-        w: [E], what neighbours are ranked by, on the attacked graph.
-        injected: bool [E], the edges from new nodes.
-        rowptr: [N+1].
-        k: how many neighbours are shown; a node with fewer has as many places as neighbours.
-        nodes: bool [N] or indices; only these count, as the original nodes.
-
-    Returns:
-        In [0, 1]; NaN if no node has a new neighbour.
+    Arguments as in `intruder_nodes`; a node with fewer than k neighbours has as many places.
 
     Example:
         >>> w, new = torch.tensor([0.5, 0.3, 0.2, 0.1, 0.9]), torch.tensor([False, False, True, True, False])
@@ -173,8 +161,6 @@ def intruder_places(
 
 @metric(
     direction="lower",
-    low=0,
-    high=1,
     title="intruders' mass",
     paths=("intruders.*.mass", "endpoints.*.*.intruders.mass"),
     section="explanation",
@@ -201,14 +187,7 @@ def intruder_mass(w: Tensor, injected: Tensor, rowptr: Tensor, *, nodes: Tensor 
 
         mean over joined i of Σ_{j new} w_ij
 
-    Args:
-        w: [E], heads averaged, on the attacked graph.
-        injected: bool [E], the edges from new nodes.
-        rowptr: [N+1].
-        nodes: bool [N] or indices; only these count, as the original nodes.
-
-    Returns:
-        In [0, 1] for attention; NaN if no node has a new neighbour.
+    Arguments as in `intruder_nodes`, `w` with heads averaged.
 
     Example:
         >>> w, new = torch.tensor([0.5, 0.25, 0.25, 1.0]), torch.tensor([False, True, True, False])

@@ -44,8 +44,6 @@ def _most_frequent(target: Tensor) -> float:
 
 @metric(
     direction="higher",
-    low=0,
-    high=1,
     parameters=("average",),
     title="F1",
     paths=("f1.*",),
@@ -103,8 +101,6 @@ def f1(prediction: Tensor, target: Tensor, average: str = "micro") -> float:
 
 @metric(
     direction="higher",
-    low=0,
-    high=1,
     title="balanced accuracy",
     paths=("balanced_accuracy.*",),
     shown=_shown(
@@ -119,12 +115,7 @@ def f1(prediction: Tensor, target: Tensor, average: str = "micro") -> float:
 def balanced_accuracy(prediction: Tensor, target: Tensor) -> float:
     """Mean of the recalls of the classes that occur in `target`: 1/C for a model that names one class of C.
 
-    Args:
-        prediction: logits [N, C], or class indices [N].
-        target: class indices [N]; -1 is left out.
-
-    Returns:
-        In [0, 1]; NaN if no class is known.
+    Arguments and range as in `accuracy`.
 
     Example:
         >>> balanced_accuracy(torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 0, 1]))
@@ -135,8 +126,6 @@ def balanced_accuracy(prediction: Tensor, target: Tensor) -> float:
 
 @metric(
     direction="higher",
-    low=0,
-    high=1,
     title="macro-F1",
     paths=("macro_f1.*",),
     shown=_shown("macro_f1", "Macro-F1", "Mean over classes of their F1."),
@@ -146,12 +135,7 @@ def balanced_accuracy(prediction: Tensor, target: Tensor) -> float:
 def macro_f1(prediction: Tensor, target: Tensor) -> float:
     """Mean of the F1 scores of the classes, see `f1`: rare classes count as much as frequent ones.
 
-    Args:
-        prediction: logits [N, C], or class indices [N].
-        target: class indices [N]; -1 is left out.
-
-    Returns:
-        In [0, 1]; NaN if no class is known.
+    Arguments and range as in `accuracy`.
 
     Example:
         >>> macro_f1(torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 0, 1]))
@@ -162,8 +146,6 @@ def macro_f1(prediction: Tensor, target: Tensor) -> float:
 
 @metric(
     direction="higher",
-    low=0,
-    high=1,
     paths=("accuracy.*",),
     shown=_shown(
         "accuracy", "Accuracy", "Share of the tested graphs classified right.", "clean graphs", ends=True
@@ -191,8 +173,6 @@ def accuracy(prediction: Tensor, target: Tensor) -> float:
 
 @metric(
     direction="higher",
-    low=0,
-    high=1,
     title="AUC",
     paths=("roc_auc.*",),
     shown=_shown("roc_auc", "ROC-AUC", "Chance that a positive outranks a negative.", ends=True),
@@ -223,8 +203,6 @@ def roc_auc(score: Tensor, target: Tensor) -> float:
 
 @metric(
     direction="higher",
-    low=0,
-    high=1,
     title="AP",
     paths=("average_precision.*",),
     shown=_shown("average_precision", "Average precision", "Precision over all thresholds."),
@@ -269,7 +247,7 @@ def _recalls(views: Views) -> dict[str, Any]:
     return {**recalls, "support": torch.bincount(truth[truth >= 0], minlength=classes).tolist()}
 
 
-@metric(direction="higher", low=0, high=1, paths=("recall",), measure=_recalls)
+@metric(direction="higher", paths=("recall",), measure=_recalls)
 @typed
 def recall(prediction: Tensor, target: Tensor) -> Tensor:
     """Share of the nodes of each class that are predicted as such.

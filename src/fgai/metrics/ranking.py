@@ -177,8 +177,6 @@ def _half(pair: Pair) -> int:
 
 @metric(
     direction="higher",
-    low=0,
-    high=1,
     parameters=("k",),
     paths=(
         "overlap.*",
@@ -271,8 +269,6 @@ def _lost(views: Views) -> dict[str, Any]:
 
 @metric(
     direction="lower",
-    low=0,
-    high=1,
     paths=("lost.*",),
     section="explanation",
     shown=(
@@ -304,8 +300,6 @@ def lost(kept: float) -> float:
 
 @metric(
     direction="lower",
-    low=0,
-    high=1,
     title="changed, same class",
     paths=("same_class.*.changed",),
     section="explanation",
@@ -331,15 +325,7 @@ def same_class_changed(kept: Tensor, stayed: Tensor, *, nodes: Tensor | None = N
     return mean_over(torch.where(kept.isnan(), float("nan"), ((kept < 1) & stayed).double()), nodes)
 
 
-@metric(
-    direction="",
-    low=0,
-    high=1,
-    title="same class",
-    paths=("same_class.*.kept",),
-    shown=(),
-    measure=_same_class,
-)
+@metric(direction="", title="same class", paths=("same_class.*.kept",), shown=(), measure=_same_class)
 @typed
 def same_class_share(before: Tensor, after: Tensor) -> float:
     """Share of nodes whose predicted class stays; see `changed_share` for the rest.
@@ -356,14 +342,7 @@ def same_class_share(before: Tensor, after: Tensor) -> float:
 
 
 @metric(
-    direction="",
-    low=0,
-    high=1,
-    title="touched nodes",
-    paths=("touched",),
-    section="explanation",
-    shown=(),
-    measure=_touched,
+    direction="", title="touched nodes", paths=("touched",), section="explanation", shown=(), measure=_touched
 )
 @typed
 def touched_share(touched: Tensor) -> float:
@@ -449,8 +428,6 @@ def _graph_overlap(views: Views) -> dict[str, Any]:
 
 @metric(
     direction="higher",
-    low=0,
-    high=1,
     parameters=("k",),
     paths=("overlap_graph.*", "similarity.overlap_graph"),
     section="explanation",

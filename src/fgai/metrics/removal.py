@@ -315,9 +315,7 @@ def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS
 def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS) -> float:
     """Slope of the share still right against the fraction of edges removed from the bottom of the ranking.
 
-    Args:
-        shares: `still_right` at each fraction.
-        fractions: where they were measured; the declared range is for the default.
+    Arguments as in `f_slope_plus`.
 
     Returns:
         The least-squares slope: near 0 if the edges attention passes over do not matter. Above 0 the model
@@ -355,10 +353,7 @@ def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTION
             "The paper's way: all edges ranked together by the last layer.",
         ),
         Shown(
-            "f_slope.graph.attacked.gap",
-            "paper's attacked",
-            "… attacked",
-            "The same on the attacked graph.",
+            "f_slope.graph.attacked.gap", "paper's attacked", "… attacked", "The same on the attacked graph."
         ),
     ),
     measure=_slopes,

@@ -61,8 +61,6 @@ def _of_uniform(name: str, values: Sequence[float], views: Views) -> dict[str, A
 
 @metric(
     direction="higher",
-    low=0,
-    high=1,
     paths=("sharpness.*",),
     section="explanation",
     shown=(
@@ -135,8 +133,6 @@ def _top_shares(views: Views) -> dict[str, Any]:
 
 @metric(
     direction="higher",
-    low=0,
-    high=1,
     title="top neighbour's share",
     paths=("top_share.*",),
     section="explanation",
@@ -159,13 +155,7 @@ def top_share(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> floa
 
     Of the nodes with at least two neighbours; uniform attention gives 1/degree, see `uniform_share`.
 
-    Args:
-        w: [E], non-negative, heads averaged.
-        rowptr: [N+1].
-        nodes: bool [N] or indices; only these nodes count.
-
-    Returns:
-        In [0, 1]; NaN if no node has two neighbours.
+    Arguments and range as in `sharpness`.
 
     Example:
         >>> top_share(torch.tensor([0.5, 0.5, 1.0, 0.0]), torch.tensor([0, 2, 4]))
@@ -188,7 +178,6 @@ def uniform_share(rowptr: Tensor) -> float:
 
 @metric(
     direction="",
-    low=0,
     high=float("inf"),
     title="sharpest layer",
     form="d",

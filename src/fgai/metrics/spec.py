@@ -149,8 +149,8 @@ METRICS: Mapping[str, MetricSpec] = MappingProxyType(_registry)
 def metric(
     *,
     direction: str,
-    low: float,
-    high: float,
+    low: float = 0,
+    high: float = 1,
     parameters: tuple[str, ...] = (),
     title: str = "",
     form: str = ".3f",

@@ -59,7 +59,6 @@ def _class_changes(views: Views) -> dict[str, float]:
 
 @metric(
     direction="lower",
-    low=0,
     high=math.inf,
     title="g-TVD rel",
     form=".2e",
@@ -95,8 +94,6 @@ def g_tvd_rel(y: Tensor, y_other: Tensor) -> float:
 
 @metric(
     direction="lower",
-    low=0,
-    high=1,
     title="g-TVD probs",
     form=".2e",
     paths=("g_tvd.probs", "g_tvd_explanation.probs"),
@@ -113,12 +110,7 @@ def g_tvd_rel(y: Tensor, y_other: Tensor) -> float:
 def g_tvd_prob(y: Tensor, y_other: Tensor) -> float:
     """Total variation of the class probabilities, per node: `1/(2|N|) sum |softmax(y) - softmax(y')|`.
 
-    Args:
-        y: [N, C], logits before.
-        y_other: [N, C], logits after.
-
-    Returns:
-        In [0, 1].
+    Arguments as in `g_tvd_rel`.
 
     Example:
         >>> import torch
@@ -130,7 +122,6 @@ def g_tvd_prob(y: Tensor, y_other: Tensor) -> float:
 
 @metric(
     direction="lower",
-    low=0,
     high=math.inf,
     title="g-TVD logits",
     form=".2f",
@@ -144,12 +135,7 @@ def g_tvd(y: Tensor, y_other: Tensor) -> float:
 
     Not scale-free: halving all logits halves it. `g_tvd_rel` is.
 
-    Args:
-        y: [N, C], logits before.
-        y_other: [N, C], logits after, same nodes.
-
-    Returns:
-        At least 0; 0 exactly when nothing changed.
+    Arguments as in `g_tvd_rel`.
 
     Example:
         >>> import torch
@@ -161,7 +147,6 @@ def g_tvd(y: Tensor, y_other: Tensor) -> float:
 
 @metric(
     direction="lower",
-    low=0,
     high=math.log(2) / 2,
     title="g-JSD",
     form=".2e",
@@ -203,14 +188,7 @@ def g_jsd(w: Tensor, w_other: Tensor) -> float:
     return divergence.graph_jsd(*_finite(w, w_other, "w")).item()
 
 
-@metric(
-    direction="lower",
-    low=0,
-    high=1,
-    title="changed predictions",
-    paths=("changed",),
-    measure=_class_changes,
-)
+@metric(direction="lower", title="changed predictions", paths=("changed",), measure=_class_changes)
 @typed
 def changed_share(before: Tensor, after: Tensor) -> float:
     """Share of nodes whose predicted class is another one, whatever the true one is.

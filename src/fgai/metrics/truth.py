@@ -86,8 +86,6 @@ def _chance(views: Views) -> dict[str, Any]:
 
 @metric(
     direction="higher",
-    low=0,
-    high=1,
     parameters=("scope",),
     title="truth AUC",
     paths=tuple(
@@ -142,8 +140,6 @@ def truth_auc(
 
 @metric(
     direction="higher",
-    low=0,
-    high=1,
     parameters=("k",),
     title="truth precision",
     paths=tuple(

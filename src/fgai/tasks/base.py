@@ -30,7 +30,7 @@ class Task(ABC):
         name: `node`, `link`, `graph` or another.
         rows_are: what a row of the logits stands for, in words.
         scores: what predictions are scored by: the name in records, and that of a metric of logits and
-            classes (`fgai.metrics.METRICS`, or `class_auc`, `link_auc`, `link_precision`); the first is the headline.
+            classes (`fgai.metrics.METRICS`, or `class_auc`, `link_auc`, `link_precision`); headline first.
         selected_by: the score that chooses the epoch to keep; None for accuracy.
         steady: every epoch sees the same graph, so its training steps can be captured.
         row_per_node: row i of the logits is the vector a model gives node i, unchanged.
