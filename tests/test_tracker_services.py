@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fgai.errors import InputError
-from fgai.trackers import MlflowTracker, TensorBoardTracker, Tracker, WandbTracker
+from fgai.trackers import Tracker, tracker_named
 
 
 def told(tracker: Tracker) -> None:
@@ -24,12 +24,12 @@ def test_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    tracker = TensorBoardTracker(tmp_path)
+    tracker = tracker_named(f"tensorboard:{tmp_path}")
     tracker.on_start("fgai", [])
     for epoch in range(4):  # two more than were saved
         tracker.on_epoch("fgai", epoch, {"total": float(epoch)})
     tracker.on_end("fgai", {})
-    told(TensorBoardTracker(tmp_path))
+    told(tracker_named(f"tensorboard:{tmp_path}"))
     found = EventAccumulator(str(tmp_path / "fgai"))
     found.Reload()
     assert [(e.step, e.value) for e in found.Scalars("total")] == [(0, 0.0), (1, 1.0), (2, 0.125)]
@@ -54,9 +54,9 @@ def test_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
         return Run()
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
-    told(WandbTracker("project", mode="offline"))
+    told(tracker_named("wandb:project"))
     assert calls == [
-        {"name": "fgai", "reinit": "create_new", "project": "project", "mode": "offline"},
+        {"name": "fgai", "reinit": "create_new", "project": "project"},
         (0, {"total": 0.5}),
         (1, {"total": 0.25}),
         (2, {"total": 0.125, "score": 1.0}),
@@ -68,9 +68,6 @@ def test_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
 
     class Client:
-        def __init__(self, tracking_uri: str | None) -> None:
-            calls.append(tracking_uri)
-
         def get_experiment_by_name(self, name: str) -> Any:
             return None
 
@@ -91,8 +88,8 @@ def test_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
             calls.append(("ended", run))
 
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=Client))
-    told(MlflowTracker("mine", uri="somewhere"))
-    assert calls[:2] == ["somewhere", ("id of mine", "fgai")] and calls[-1] == ("ended", "r")
+    told(tracker_named("mlflow:mine"))
+    assert calls[0] == ("id of mine", "fgai") and calls[-1] == ("ended", "r")
     logged = [call[1:] for call in calls if len(call) == 4 and call[0] == "r"]
     assert logged == [("total", 0.5, 0), ("total", 0.25, 1), ("total", 0.125, 2), ("score", 1.0, 2)]
     assert ("r", "stopped", "epochs") in calls
@@ -100,19 +97,20 @@ def test_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_mlflow_that_cannot_be_reached_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class Refusing:
-        def __init__(self, tracking_uri: str | None) -> None:
+        def __init__(self) -> None:
             raise RuntimeError("no such store")
 
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=Refusing))
-    with pytest.raises(InputError, match="MLflow cannot log to `uri` 'nowhere': no such store"):
-        MlflowTracker(uri="nowhere")
+    with pytest.raises(InputError, match="MLflow cannot log to experiment 'mine': no such store"):
+        tracker_named("mlflow:mine")
 
 
 def test_mlflow_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow = pytest.importorskip("mlflow")
     uri = (tmp_path / "runs").as_uri()
-    told(MlflowTracker("mine", uri=uri))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    told(tracker_named("mlflow:mine"))
     client = mlflow.MlflowClient(tracking_uri=uri)
     (run,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
     assert run.info.status == "FINISHED" and run.data.tags["stopped"] == "epochs"
