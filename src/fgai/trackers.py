@@ -258,7 +258,7 @@ def _tensorboard(folder: str) -> Tracker:
         writer.close()
 
     def start(run: str, done: int) -> Any:
-        return SummaryWriter(str(Path(folder or "runs") / run), purge_step=done)  # type: ignore[no-untyped-call]
+        return SummaryWriter(str(Path(folder or "runs") / run), purge_step=done)
 
     return _ServiceTracker(start, log, end, replays=False)
 

@@ -162,7 +162,7 @@ def map_array(path: Path) -> Array:
     return array
 
 
-def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
+def _open_array(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
     """Map an `.npy` file that must be of this shape and type; read-only.
 
     Raises:
@@ -214,7 +214,7 @@ class ArrayFolder:
         if name not in self._arrays:
             file, info = self._path / f"{name}.npy", self._infos[name]
             try:
-                self._arrays[name] = open_array(file, tuple(info["shape"]), info["dtype"])
+                self._arrays[name] = _open_array(file, tuple(info["shape"]), info["dtype"])
             except (OSError, ValueError) as error:
                 raise DataError(f"{file} is damaged or missing ({error}); {self._remedy}") from error
         return self._arrays[name]

@@ -89,7 +89,7 @@ class SidesFile:
             path.unlink(missing_ok=True)
 
 
-class Attended(NamedTuple):
+class _Attended(NamedTuple):
     """What attention gives for a block.
 
     Attributes:
@@ -121,7 +121,7 @@ class Block(NamedTuple):
     weight: Tensor | None
 
 
-class Read(NamedTuple):
+class _Read(NamedTuple):
     """What a block reads, as a small graph.
 
     Attributes:
@@ -139,7 +139,7 @@ class Read(NamedTuple):
 
 def read_ahead(
     sides: Sides, blocks: Iterable[Block], most: int, threads: int
-) -> Generator[tuple[Block, Read | None]]:
+) -> Generator[tuple[Block, _Read | None]]:
     """Yield blocks, in order, and what they read; that of the next ones is gathered meanwhile.
 
     Args:
@@ -148,7 +148,7 @@ def read_ahead(
         most: edges whose values are in memory together.
         threads: that gather, a block each, beside the one that is being computed.
     """
-    waiting = deque[tuple[Block, Future[Read | None]]]()
+    waiting = deque[tuple[Block, Future[_Read | None]]]()
     with ThreadPoolExecutor(threads, thread_name_prefix="fgai-gather") as pool:
         try:
             for block in blocks:
@@ -164,23 +164,23 @@ def read_ahead(
                 found.cancel()
 
 
-def _read(sides: Sides, block: Block, most: int) -> Read | None:
+def _read(sides: Sides, block: Block, most: int) -> _Read | None:
     if len(block.source) > most:
         return None
     nodes, adjacency = _local(block)
-    return Read(adjacency, *_gathered(sides, nodes, block.last - block.first))
+    return _Read(adjacency, *_gathered(sides, nodes, block.last - block.first))
 
 
 def attend(
     layer: AttentionLayer,
     sides: Sides,
     block: Block,
-    read: Read | None,
+    read: _Read | None,
     most: int,
     *,
     averaged: bool,
     ranked: bool,
-) -> Attended:
+) -> _Attended:
     """Compute attention for a block.
 
     Args:
@@ -198,7 +198,7 @@ def attend(
     if block.weight is None:
         out, attention = layer.fused(far, near, values, adjacency, written=True, averaged=averaged)
         scores = layer.mean_scores(far, near, adjacency) if ranked else None
-        return Attended(out[: block.last - block.first], attention, scores)
+        return _Attended(out[: block.last - block.first], attention, scores)
     raw = layer.score_edges(far, near, adjacency)
     attention = weighted_softmax(raw, block.weight, adjacency)
     out = aggregate(attention, values, adjacency)[: block.last - block.first]
@@ -207,7 +207,7 @@ def attend(
 
 def _attend_row(
     layer: AttentionLayer, sides: Sides, block: Block, most: int, averaged: bool, ranked: bool
-) -> Attended:
+) -> _Attended:
     """One row in parts: its scores, their softmax, and the sum of its values."""
     parts = [
         Block(block.first, block.last, np.array([0, len(source)]), source, None)
@@ -234,12 +234,12 @@ def _attend_row(
 
 def _finished(
     out: Tensor, attention: Tensor, scores: Tensor, weight: Tensor | None, averaged: bool, ranked: bool
-) -> Attended:
+) -> _Attended:
     if weight is not None:
         least = torch.finfo(scores.dtype).tiny  # as the layer itself ranks an edge of weight 0
         scores = scores + weight.to(scores.dtype).clamp(min=least).log()[:, None]
     mean = attention.mean(1, keepdim=True) if averaged else attention
-    return Attended(out, mean, scores.mean(1) if ranked else None)
+    return _Attended(out, mean, scores.mean(1) if ranked else None)
 
 
 def _local(block: Block) -> tuple[Array, Adjacency]:

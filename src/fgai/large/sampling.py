@@ -58,7 +58,7 @@ class Sample(NamedTuple):
     edges_per_hop: list[int]
 
 
-class GrowingSample:
+class _GrowingSample:
     """A sample around some seeds, to which hops are added.
 
     Nodes are known by keys, which also hold their trees. New ones are numbered in ascending order, so that
@@ -233,7 +233,7 @@ class NeighbourSampler(BaseSampler):  # type: ignore[misc]
             if self.disjoint
             else np.array([kernels.folded(stream, seeds)], np.uint64)
         )
-        growing = GrowingSample(self.rows, seeds, streams, replace=self.replace, disjoint=self.disjoint)
+        growing = _GrowingSample(self.rows, seeds, streams, replace=self.replace, disjoint=self.disjoint)
         for fan_out in self.fan_out:
             growing.add_hop(fan_out)
         return growing.finished()

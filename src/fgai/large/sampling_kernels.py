@@ -19,7 +19,7 @@ _ONE, _TWO = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 @compiled
-def mix(x):
+def _mix(x):
     """Scramble 64 bits; every input bit flips every output bit with probability close to ½."""
     x = (x ^ (x >> np.uint64(30))) * _ONE
     x = (x ^ (x >> np.uint64(27))) * _TWO
@@ -29,7 +29,7 @@ def mix(x):
 @compiled
 def after(state, number):
     """The state that follows `state` when `number` is added to what it depends on."""
-    return mix((state + _GOLDEN) ^ mix(np.uint64(number)))
+    return _mix((state + _GOLDEN) ^ _mix(np.uint64(number)))
 
 
 @compiled
@@ -50,9 +50,9 @@ def each_after(state, numbers):
 
 
 @compiled
-def below(state, draw, count):
+def _below(state, draw, count):
     """Number `draw` of the whole numbers in 0..count-1; the bias is below count / 2⁶⁴."""
-    return np.int64(mix(state + np.uint64(draw + 1) * _GOLDEN) % np.uint64(count))
+    return np.int64(_mix(state + np.uint64(draw + 1) * _GOLDEN) % np.uint64(count))
 
 
 @compiled
@@ -93,7 +93,7 @@ def draw(rowptr, nodes, trees, streams, hop, fan_out, replace, offset, edges):
         state = after(after(streams[trees[i]], hop), nodes[i])
         if replace:
             for j in range(count):
-                edges[at + j] = first + below(state, j, degree)
+                edges[at + j] = first + _below(state, j, degree)
         elif count <= FEW:
             _few(state, first, degree, edges[at : at + count])
         else:
@@ -106,7 +106,7 @@ def _few(state, first, degree, edges):
     count = len(edges)
     for j in range(count):
         last = degree - count + j
-        chosen = first + below(state, j, last + 1)
+        chosen = first + _below(state, j, last + 1)
         for k in range(j):
             if edges[k] == chosen:
                 chosen = first + last
@@ -119,19 +119,19 @@ def _many(state, first, degree, edges):
     """One after the other, each with probability (still wanted) / (still there): O(degree)."""
     found, count = 0, len(edges)
     for j in range(degree):
-        if below(state, j, degree - j) < count - found:
+        if _below(state, j, degree - j) < count - found:
             edges[found] = first + j
             found += 1
 
 
 @compiled
-def find(table, key):
+def _find(table, key):
     """Where a key is in an open table, or the free place (-1) where it belongs; its number stands behind it.
 
     Places are unsigned: numba then spends nothing on indices that count from the end.
     """
     last = np.uint64(len(table) - 1)
-    place = (mix(np.uint64(key)) << np.uint64(1)) & last
+    place = (_mix(np.uint64(key)) << np.uint64(1)) & last
     while table[place] != -1 and table[place] != key:
         place = (place + np.uint64(2)) & last
     return place
@@ -145,7 +145,7 @@ def with_room(direct, table, room, num_keys):
 
     Args:
         direct: [K] int32 number of each key, -1 where it has none; or [0].
-        table: keys and their numbers in turn, see `find`; not used once `direct` is there.
+        table: keys and their numbers in turn, see `_find`; not used once `direct` is there.
         room: keys.
         num_keys: K, which all keys are below.
 
@@ -166,7 +166,7 @@ def with_room(direct, table, room, num_keys):
     found = np.full(size, -1, np.int64)
     for old in range(0, len(table), 2):
         if table[old] != -1:
-            place = find(found, table[old])
+            place = _find(found, table[old])
             found[place], found[place + np.uint64(1)] = table[old], table[old + 1]
     return direct, found
 
@@ -179,7 +179,7 @@ def number_seeds(direct, table, keys):
             if direct[keys[i]] == -1:
                 direct[keys[i]] = i
             continue
-        place = find(table, keys[i])
+        place = _find(table, keys[i])
         if table[place] == -1:
             table[place], table[place + np.uint64(1)] = keys[i], i
 
@@ -216,7 +216,7 @@ def enter(direct, table, keys):
                 direct[keys[e]], fresh[new] = -2, keys[e]
                 new += 1
             continue
-        place = find(table, keys[e])
+        place = _find(table, keys[e])
         if table[place] == -1:
             table[place] = fresh[new] = keys[e]
             new += 1
@@ -231,7 +231,7 @@ def number(direct, table, fresh, count, places):
         if len(direct):
             direct[fresh[i]] = count + i
         else:
-            table[find(table, fresh[i]) + np.uint64(1)] = count + i
+            table[_find(table, fresh[i]) + np.uint64(1)] = count + i
     for e in range(len(places)):
         if len(direct):
             places[e] = direct[places[e]]

@@ -72,7 +72,7 @@ def encode(manifest: Manifest) -> str:
     return json.dumps(add_checksum(manifest), indent=1, ensure_ascii=False) + "\n"
 
 
-def read_manifest(folder: Path) -> Manifest:
+def _read_manifest(folder: Path) -> Manifest:
     """Read and check `graph.json`: names, shapes and types fit each other.
 
     Raises:
@@ -169,7 +169,7 @@ class StoredGraph(GraphOnDisk):
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self._manifest: Manifest = read_manifest(self.path)
+        self._manifest: Manifest = _read_manifest(self.path)
         self._arrays = ArrayFolder(self.path, self._manifest["arrays"], "convert the graph again")
         self._checked = False
 

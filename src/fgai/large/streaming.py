@@ -47,7 +47,7 @@ NUMBERS = 1 << 22
 """Numbers that are in memory together; the order statistics of one channel take all its rows."""
 
 
-class LeftOut(NamedTuple):
+class _LeftOut(NamedTuple):
     """How many honest nodes limits leave out.
 
     Attributes:
@@ -61,8 +61,8 @@ class LeftOut(NamedTuple):
     sampled: bool
 
 
-def measure_layer(
-    layer: Any, blocks: Callable[[], Iterator[Tensor | Features]], folder: Path, left_out: LeftOut
+def _measure_layer(
+    layer: Any, blocks: Callable[[], Iterator[Tensor | Features]], folder: Path, left_out: _LeftOut
 ) -> None:
     """Take the ranges of a layer's limits from all rows it reads.
 
@@ -103,7 +103,7 @@ def _written(
     return paths
 
 
-def _measure(limits: Limits, rows: Array, left_out: LeftOut) -> None:
+def _measure(limits: Limits, rows: Array, left_out: _LeftOut) -> None:
     """As `Limits.measure`, from rows on disk."""
     every = max(1, len(rows) // SAMPLE) if left_out.sampled else 1
     cut, soften = left_out.cut, left_out.soften
@@ -249,7 +249,7 @@ def measure_store(
     checks.whole(block_edges, "block_edges", 1, 2**30)
     bare, stages = readable(model, stored)
     stored.verify()
-    left_out = LeftOut(cut, soften, sampled)
+    left_out = _LeftOut(cut, soften, sampled)
     with (
         tempfile.TemporaryDirectory(dir=folder) as scratch,
         building(Path(scratch) / "pass") as work,
@@ -326,7 +326,7 @@ class _Pass:
         averaged: bool,
         ranked: bool,
         block_edges: int,
-        left_out: LeftOut | None = None,
+        left_out: _LeftOut | None = None,
         ranks: ProcessGroup = SINGLE,
     ) -> None:
         self._folder, self._stored, self._stages = folder, stored, stages
@@ -371,7 +371,7 @@ class _Pass:
         """Write the sides of a layer from its whole input, its limits measured first where they shall be."""
         layer = self._stages.stages[number].layer
         if self._left_out is not None:
-            measure_layer(
+            _measure_layer(
                 layer, lambda: (state for _, state in self._inputs(number)), self._folder, self._left_out
             )
         sides = self._new_sides(number)
@@ -409,7 +409,7 @@ class _Pass:
                     files[name] = stack.enter_context(self._new_file(name, block, first, rows))
                 files[name].append(block.numpy())
 
-            blocks = read_ahead(opened, self._blocks(), self._most, gathering_threads())
+            blocks = read_ahead(opened, self._blocks(), self._most, _gathering_threads())
             for block, read in stack.enter_context(closing(blocks)):
                 found = attend(
                     layer, opened, block, read, self._most, averaged=self._averaged, ranked=self._ranked
@@ -444,7 +444,7 @@ class _Pass:
             yield Block(first, last, rowptr[first : last + 1] - rowptr[first], source[edges], weight)
 
 
-def gathering_threads() -> int:
+def _gathering_threads() -> int:
     """Threads that gather blocks beside the computation: a quarter of PyTorch's, one at least."""
     return max(1, torch.get_num_threads() // 4)
 

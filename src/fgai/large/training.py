@@ -39,7 +39,7 @@ BLOCK = 1 << 18
 """Edges and nodes that are in memory together."""
 
 
-class StoredTargets:
+class _StoredTargets:
     """What the vanilla model says of all nodes and edges, frozen; computed once and never from a batch.
 
     What terms are measured in (the spread of the logits, contrast and sharpness of each layer) is that of the
@@ -196,8 +196,7 @@ def _lesson(part: PreparedBatch) -> tuple[Tensor, Tensor]:
 class FaithfulBatches(FaithfulRecipe, Batched):
     """Faithful training, batch by batch over all nodes.
 
-    Vanilla targets are those of exact passes over the whole graph (`StoredTargets`), and so are the ranges of
-    limits, taken anew every epoch. The adversary is one for all batches: its nodes keep what they have
+    Vanilla targets and the ranges of limits come from exact passes over the whole graph, the latter every epoch. The adversary is one for all batches: its nodes keep what they have
     climbed, and a batch borrows as many of them as it has of the nodes they may join, so that these gain as
     many new neighbours as on the whole graph. They join seeds alone. What they reach among the seeds is found
     on the first batches and divides both stability terms from then on. On several ranks it climbs by the sum
@@ -229,7 +228,7 @@ class FaithfulBatches(FaithfulRecipe, Batched):
     def start(self, model: nn.Module, seed: int) -> None:
         """Freeze the vanilla targets, and let the adversary climb a little before the first epoch."""
         self.seed = seed
-        self.targets = StoredTargets(self.whole.observe(self.vanilla), self.config)
+        self.targets = _StoredTargets(self.whole.observe(self.vanilla), self.config)
         self._measure(model)
         if self.injects:
             with evaluating(model, freeze=True):
@@ -356,7 +355,7 @@ def _mask(nodes: Tensor, count: int) -> Tensor:
     return mask
 
 
-class TrainingSource(StoredSource):
+class _TrainingSource(StoredSource):
     """A stored graph and the recipes that train on its mini-batches; implements `BatchSource`."""
 
     def vanilla(self) -> VanillaBatches:
@@ -369,14 +368,14 @@ class TrainingSource(StoredSource):
 
 
 @contextmanager
-def open_source(data: Any, seed: int) -> Iterator[TrainingSource]:
+def open_source(data: Any, seed: int) -> Iterator[_TrainingSource]:
     """Give a graph as mini-batch training reads it; what is computed on the way is gone afterwards.
 
     A graph in memory is written down first, so that everything else knows one kind of graph.
 
     Args:
         data: a stored graph or its folder; a `Graph` or PyG `Data` of nodes.
-        seed: see `TrainingSource`.
+        seed: see `_TrainingSource`.
 
     Raises:
         InputError: links or small graphs, which mini-batches do not keep.
@@ -396,4 +395,4 @@ def open_source(data: Any, seed: int) -> Iterator[TrainingSource]:
                     " out"
                 )
             data = write_store(graph.to("cpu"), folder / "graph")
-        yield TrainingSource(data, folder, seed)
+        yield _TrainingSource(data, folder, seed)

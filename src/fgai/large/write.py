@@ -149,7 +149,7 @@ def _all_there(folder: Path, files: dict[str, int]) -> bool:
 
 
 @contextmanager
-def claimed(place: Path, wanted: Path) -> Iterator[None]:
+def _claimed(place: Path, wanted: Path) -> Iterator[None]:
     """Hold a folder, which is made if it is not there, for this process alone; killed ones hold nothing.
 
     On Windows, and on a file system without locks, nothing is held.
@@ -239,7 +239,7 @@ def building(
     hidden = path.parent / f".{path.name}{_PARTIAL}"
     try:
         _check_free(path, overwrite)
-        with claimed(hidden, path):
+        with _claimed(hidden, path):
             _put_back(hidden, path)
             _check_free(path, overwrite)
             with _removed_unless_stopped(hidden):

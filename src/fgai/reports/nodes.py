@@ -93,7 +93,7 @@ def _row(view: View, node: int) -> dict[int, float]:
     return dict(zip(sources.tolist(), weights.tolist(), strict=True))
 
 
-def predictions(seen: Seen, nodes: Sequence[int]) -> dict[str, Any]:
+def _predictions(seen: Seen, nodes: Sequence[int]) -> dict[str, Any]:
     """Class and confidence (in thousandths) of each node before and after."""
     index = np.asarray(nodes, dtype=np.int64)
     out: dict[str, Any] = {}
@@ -103,7 +103,7 @@ def predictions(seen: Seen, nodes: Sequence[int]) -> dict[str, Any]:
     return out
 
 
-def recorded(arrays: Mapping[str, NDArray[Any]], nodes: Sequence[int]) -> dict[str, Any]:
+def _recorded(arrays: Mapping[str, NDArray[Any]], nodes: Sequence[int]) -> dict[str, Any]:
     """What a record's per-node arrays say of each node, where they are there.
 
     `kept` and `kept_explanation` are percentages of the top-k kept under the two attacks, mean over layers;
@@ -288,8 +288,8 @@ def nodes_of_models(
         models.append(
             {
                 "name": one.name,
-                **recorded(part.arrays, choice.nodes),
-                **predictions(one, choice.nodes),
+                **_recorded(part.arrays, choice.nodes),
+                **_predictions(one, choice.nodes),
                 **around["models"][spot],
                 "changed": changed,
                 "radii": radii(part.layers, choice.nodes) if part.layers else None,
@@ -343,7 +343,7 @@ def nodes_of_records(parts: Sequence[Part], node: int | None) -> dict[str, Any] 
         "models": [
             {
                 "name": part.name,
-                **recorded(part.arrays, choice.nodes),
+                **_recorded(part.arrays, choice.nodes),
                 "radii": radii(part.layers, choice.nodes) if part.layers else None,
             }
             for part in told

@@ -66,7 +66,7 @@ SHARES = ("f1", "accuracy")
 """Scores that are shares of what is classified right."""
 
 
-def task_in(record: Record) -> Task:
+def _task_in(record: Record) -> Task:
     """The task of a record; that of nodes where it does not say, or says one that is not registered."""
     return TASKS.get((record.get("config") or {}).get("task", ""), TASKS["node"])
 
@@ -74,7 +74,7 @@ def task_in(record: Record) -> Task:
 def score_of(record: Record) -> str:
     """The name of a record's headline score: that it names, the task's own, or what there is; else `f1`."""
     metrics, own = record.get("metrics") or {}, str((record.get("config") or {}).get("headline"))
-    return next((name for name in (own, task_in(record).headline, *SCORES) if name in metrics), "f1")
+    return next((name for name in (own, _task_in(record).headline, *SCORES) if name in metrics), "f1")
 
 
 def heading_of(record: Record) -> str:
@@ -85,7 +85,7 @@ def heading_of(record: Record) -> str:
 
 def score_phrase(record: Record) -> str:
     """What the headline score says of what was tested, in words: `tested nodes classified right`."""
-    rows = task_in(record).rows_are
+    rows = _task_in(record).rows_are
     if score_of(record) in SHARES:
         return f"tested {rows} classified right"
     return f"{heading_of(record)} on the tested {rows}"

@@ -374,7 +374,7 @@ def _plotly() -> str:
     return str(extra("plotly.offline").get_plotlyjs())
 
 
-class Bar(NamedTuple):
+class _Bar(NamedTuple):
     """One model on a card: how long the bar is, where its tick stands (both 0 to 1), and the number."""
 
     name: str
@@ -392,7 +392,7 @@ class Card(NamedTuple):
     key: str
     title: str
     about: str
-    bars: list[Bar]
+    bars: list[_Bar]
     chance: str = ""
 
 
@@ -415,7 +415,7 @@ def _predictions(report: Report) -> Card:
     bars = []
     for record, name in zip(report.records, report.names, strict=True):
         before, after = score(record, "clean"), score(record, "attacked")
-        bars.append(Bar(name, after, f"{percent(before)} → {percent(after)}", before))
+        bars.append(_Bar(name, after, f"{percent(before)} → {percent(after)}", before))
     said = score_phrase(report.records[0])
     return Card(
         "attacked",
@@ -433,7 +433,7 @@ def _explanations(report: Report) -> Card:
         kept, aimed = (number(record, f"overlap_touched.{key}.all") for key in ("prediction", "explanation"))
         shown = [f"{k * share:.1f}" for share in (kept, aimed) if share is not None]
         value = f"{' and '.join(shown)} of {k}" if shown else "–"
-        bars.append(Bar(name, kept if aimed is None else aimed, value, kept))
+        bars.append(_Bar(name, kept if aimed is None else aimed, value, kept))
     return Card(
         "kept aimed",
         "Explanations that survive",
@@ -455,7 +455,7 @@ def _output_shift(report: Report) -> Card:
         "Change of the outputs under attack, in units of their own spread: at 1"
         f" ({'tick' if most > 1 else 'a full bar'}) they move as far as classes differ. Shorter is better.",
         [
-            Bar(
+            _Bar(
                 name,
                 None if v is None else v / most,
                 signed(v, "#.2g").rstrip("."),
@@ -473,7 +473,7 @@ def _same(report: Report) -> Card:
         if name == report.reference:
             continue
         shared = number(record, "similarity.overlap.all")
-        bars.append(Bar(name, shared, "–" if shared is None else f"{k * shared:.1f} of {k}"))
+        bars.append(_Bar(name, shared, "–" if shared is None else f"{k * shared:.1f} of {k}"))
     return Card(
         "same",
         f"Same reasons as {report.reference}",
@@ -494,7 +494,7 @@ def _decides(report: Report) -> Card:
     for name, (before, after) in zip(report.names, pairs, strict=True):
         length, tick = (None if v is None else max(0.0, v) / most for v in (after, before))
         value = f"{signed(before, '.2f')} → {signed(after, '.2f')}"
-        bars.append(Bar(name, length, value, tick))
+        bars.append(_Bar(name, length, value, tick))
     return Card(
         "slope_attacked",
         "Attention that decides",
@@ -511,7 +511,7 @@ def _proved(report: Report) -> Card:
         layers: Sequence[dict[str, object]] = proof.get("layers") or []
         share = layers[-1].get("topk_share") if layers else None
         share = float(share) if isinstance(share, int | float) else None
-        bars.append(Bar(name, share, percent(share, 1)))
+        bars.append(_Bar(name, share, percent(share, 1)))
         if layers:
             words = (
                 f"Nodes whose top {proof.get('k2')} at the output layer cannot change while its explanation"
@@ -526,7 +526,7 @@ def _injected(report: Report) -> Card:
         told = {str(one.get("where")): one for one in report.injections.get(name) or [] if one.get("known")}
         shares = [told[where]["share"] if where in told else None for where in ("direct", "any")]
         shown = [percent(share, 1) for share in shares if share is not None]
-        bars.append(Bar(name, shares[1], " and ".join(shown) or "–", shares[0]))
+        bars.append(_Bar(name, shares[1], " and ".join(shown) or "–", shares[0]))
         if told:
             count = next(iter(told.values())).get("neighbours")
             words = (

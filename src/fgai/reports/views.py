@@ -113,7 +113,7 @@ CANDIDATES = 200
 
 
 @dataclass
-class Choice:
+class _Choice:
     """The nodes the page carries and why.
 
     Attributes:
@@ -146,7 +146,7 @@ def choose(
     models: int = 1,
     seed: int = 0,
     most: int = MOST_NODES,
-) -> Choice:
+) -> _Choice:
     """Take nodes group by group until the page is full; what is left is filled by a sample.
 
     Args:
@@ -157,7 +157,7 @@ def choose(
         seed: of the sample.
         most: nodes at most.
     """
-    choice, taken = Choice(), np.zeros(total, dtype=bool)
+    choice, taken = _Choice(), np.zeros(total, dtype=bool)
     left = MOST_ENTRIES // max(1, models)
     sample = np.random.Generator(np.random.PCG64(seed)).permutation(total)
     for reason, nodes in (*priorities, ("drawn at random", sample.tolist())):

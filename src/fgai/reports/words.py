@@ -312,7 +312,7 @@ def attack_words(record: Record) -> str:
     if nodes:
         did.append(f"adds {nodes} fake nodes and joins each to {edges} {who} nodes")
     elif edges:
-        removes = removes_edges(str(threat.get("name")))
+        removes = _removes_edges(str(threat.get("name")))
         did.append(f"{'adds or removes' if removes else 'adds'} {edges} edges between {who} nodes")
         what = "what it changes" if removes else what
     if budget.get("radius"):
@@ -337,7 +337,7 @@ def attack_words(record: Record) -> str:
     ).rstrip()
 
 
-def removes_edges(threat: str) -> bool:
+def _removes_edges(threat: str) -> bool:
     """Whether a threat removes edges, too; of one whose name is not known it must be supposed."""
     return threat not in THREATS or THREATS[threat].attack.removes
 

@@ -67,7 +67,7 @@ def _losses(axes: Axes, name: str, history: History) -> None:
         axes.legend()
 
 
-class CertifiedLayer(Protocol):
+class _CertifiedLayer(Protocol):
     """What `certified_curves` reads of a layer."""
 
     def curve(self, kind: str) -> Sequence[float | None]:
@@ -75,7 +75,7 @@ class CertifiedLayer(Protocol):
 
 
 @runtime_checkable
-class Certified(Protocol):
+class _Certified(Protocol):
     """What `certified_curves` reads: a `CertificateRecord`, or what stands for several."""
 
     @property
@@ -94,12 +94,12 @@ class Certified(Protocol):
     def norm(self) -> str:
         """Of the balls."""
 
-    def layer(self, index: int) -> CertifiedLayer:
+    def layer(self, index: int) -> _CertifiedLayer:
         """One layer's shares."""
 
 
 @typed
-def certified_curves(records: Certified | Mapping[str, Certified], *, layer: int = -1) -> Figure:
+def certified_curves(records: _Certified | Mapping[str, _Certified], *, layer: int = -1) -> Figure:
     """Draw the share of nodes whose top-k, and whose class, provably stay, against the radius.
 
     Only nodes with more than k2 neighbours count. A panel says so where nothing is known. What is promised,
