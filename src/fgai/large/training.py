@@ -196,11 +196,12 @@ def _lesson(part: PreparedBatch) -> tuple[Tensor, Tensor]:
 class FaithfulBatches(FaithfulRecipe, Batched):
     """Faithful training, batch by batch over all nodes.
 
-    Vanilla targets and the ranges of limits come from exact passes over the whole graph, the latter every epoch. The adversary is one for all batches: its nodes keep what they have
-    climbed, and a batch borrows as many of them as it has of the nodes they may join, so that these gain as
-    many new neighbours as on the whole graph. They join seeds alone. What they reach among the seeds is found
-    on the first batches and divides both stability terms from then on. On several ranks it climbs by the sum
-    of their gradients, and is the same on all.
+    Vanilla targets and the ranges of limits come from exact passes over the whole graph, the latter every
+    epoch. The adversary is one for all batches: its nodes keep what they have climbed, and a batch borrows as
+    many of them as it has of the nodes they may join, so that these gain as many new neighbours as on the
+    whole graph. They join seeds alone. What they reach among the seeds is found on the first batches and
+    divides both stability terms from then on. On several ranks it climbs by the sum of their gradients, and
+    is the same on all.
 
     Args:
         vanilla: trained; only read.
