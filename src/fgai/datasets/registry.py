@@ -228,14 +228,16 @@ def _shchur(name: str, folder: str, file: str, sizes: tuple[int, int, int, int])
     )
 
 
-def _planetoid(folder: str, sizes: tuple[int, int, int, int], remark: str = "") -> None:
+def _planetoid(
+    folder: str, sizes: tuple[int, int, int, int], words: str = "words (0/1)", remark: str = ""
+) -> None:
     parts = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
     _add(
         folder.lower(),
         sizes,
         read_planetoid,
         "https://github.com/kimiyoung/planetoid/raw/master/data/{file}",
-        description=f"{folder}: papers, joined by citations; words, each row divided by its sum; topic."
+        description=f"{folder}: papers, joined by citations; {words}; topic."
         f"{remark} Split `random` is 10/10/80 % by seed, `public` the published one.",
         source="https://github.com/kimiyoung/planetoid",
         citation="Yang et al., Revisiting Semi-Supervised Learning with Graph Embeddings, ICML 2016"
@@ -301,8 +303,8 @@ _shchur("amazon-cs", "Computers", "amazon_electronics_computers.npz", (13752, 49
 _shchur("coauthor-cs", "CS", "ms_academic_cs.npz", (18333, 163788, 6805, 15))
 _shchur("coauthor-physics", "Physics", "ms_academic_phy.npz", (34493, 495924, 8415, 5))
 _planetoid("Cora", (2708, 10556, 1433, 7))
-_planetoid("CiteSeer", (3327, 9104, 3703, 6), " 15 papers have neither words nor label.")
-_planetoid("PubMed", (19717, 88648, 500, 3))
+_planetoid("CiteSeer", (3327, 9104, 3703, 6), remark=" 15 papers have neither words nor label.")
+_planetoid("PubMed", (19717, 88648, 500, 3), "TF-IDF of words")
 _add(
     "ogbn-arxiv",
     (169343, 2315598, 128, 40),
