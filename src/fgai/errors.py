@@ -10,6 +10,20 @@ from contextvars import ContextVar
 from importlib import import_module
 from typing import Any
 
+__all__ = [
+    "AttentionError",
+    "BudgetError",
+    "CheckpointError",
+    "DataError",
+    "DivergenceError",
+    "FgaiError",
+    "FgaiWarning",
+    "InputError",
+    "MissingExtraError",
+    "RanksError",
+    "ReliabilityWarning",
+]
+
 _BETWEEN = {"fgai", "contextlib", "functools", "numba", "torch", "torch_geometric"}
 """Packages that may stand between a caller's line and a warning: fgai, and those it calls itself through."""
 
