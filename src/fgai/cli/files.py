@@ -61,16 +61,6 @@ def open_data(
     return open_store(name)
 
 
-def check_split(opened: Opened, seed: int) -> None:
-    """Raise if the split of a stored graph is drawn by a seed, and by another one than the model's was."""
-    graph, known = opened.graph, opened.about.get("split_seed", 0)
-    if isinstance(graph, StoredGraph) and graph.array("train_mask") is None and seed != known:
-        raise InputError(
-            f"{graph.name!r} has no masks, so the seed draws its split, and the model's was {known}; use"
-            f" `--seed {known}`"
-        )
-
-
 def open_model(
     path: Path,
     dataset: str | None = None,
@@ -187,21 +177,6 @@ def parsed_settings(words: Sequence[str] | None, model: str, method: str) -> dic
         if isinstance(out[name], list):
             out[name] = tuple(out[name])
     return out
-
-
-def parsed_fan_out(text: str | None) -> int | tuple[int, ...] | None:
-    """Turn what `--fan-out` was given into one number, or one per layer.
-
-    Raises:
-        InputError: it is something else.
-    """
-    if text is None:
-        return None
-    try:
-        first, *others = (int(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(f"`--fan-out` takes whole numbers like 10 or 10,5, got {text!r}") from None
-    return (first, *others) if others else first
 
 
 def parsed_box(text: str | None) -> tuple[float, float] | None:

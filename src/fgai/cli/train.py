@@ -13,14 +13,13 @@ from fgai.checks import device as checked_device
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.files import (
-    check_split,
+    Opened,
     checked_output,
     on_all_ranks,
     open_data,
     open_model,
     opened_log,
     parsed_box,
-    parsed_fan_out,
     parsed_settings,
     resumable,
     scores,
@@ -29,6 +28,7 @@ from fgai.cli.files import (
 from fgai.cli.output import Output, command
 from fgai.errors import InputError
 from fgai.graph import Graph
+from fgai.large import StoredGraph
 from fgai.models import MODELS
 from fgai.processes import current
 from fgai.tasks import get_task, task_of
@@ -86,7 +86,7 @@ def train(
     if box is not None and "box" not in setting_names(method, model):
         raise InputError(f"`--box` is for methods that train with an adversary; {method} has none")
     place = checked_device(device)
-    neighbours = parsed_fan_out(fan_out)
+    neighbours = _fan_out(fan_out)
     graph = open_data(dataset, root, seed, task, place, stored=batch_size is not None)
     kind = task_of(graph).name if isinstance(graph, Graph) else "node"
     own = datasets.info(dataset).task if dataset in datasets.names() else "node"  # of a converted folder
@@ -188,9 +188,9 @@ def faithful(
     - `fgai faithful large.safetensors --batch-size 1024 --fan-out 10,5 --epochs 20`
     """
     out = Output(json, quiet)
-    neighbours = parsed_fan_out(fan_out)
+    neighbours = _fan_out(fan_out)
     opened = open_model(model, None, root, device, stored=batch_size is not None)
-    check_split(opened, seed)
+    _check_split(opened, seed)
     settings = parsed_settings(set_, opened.kind, "fgai")
     given = {"epochs": epochs, "lr": lr, "nodes": nodes, "edges": edges, "box": parsed_box(box)}
     settings |= {name: value for name, value in given.items() if value is not None}
@@ -282,3 +282,28 @@ def _share(text: str) -> float | str:
         return float(text)
     except ValueError:
         raise InputError(f"`cut` must be a number or `auto`, got {text!r}") from None
+
+
+def _check_split(opened: Opened, seed: int) -> None:
+    """Raise if the split of a stored graph is drawn by a seed, and by another one than the model's was."""
+    graph, known = opened.graph, opened.about.get("split_seed", 0)
+    if isinstance(graph, StoredGraph) and graph.array("train_mask") is None and seed != known:
+        raise InputError(
+            f"{graph.name!r} has no masks, so the seed draws its split, and the model's was {known}; use"
+            f" `--seed {known}`"
+        )
+
+
+def _fan_out(text: str | None) -> int | tuple[int, ...] | None:
+    """Turn what `--fan-out` was given into one number, or one per layer.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if text is None:
+        return None
+    try:
+        first, *others = (int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"`--fan-out` takes whole numbers like 10 or 10,5, got {text!r}") from None
+    return (first, *others) if others else first
