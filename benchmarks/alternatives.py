@@ -15,6 +15,7 @@ Both ways take turns and the fastest run of each counts, so that a busy machine 
 from __future__ import annotations
 
 import argparse
+import importlib
 import time
 from collections.abc import Callable
 
@@ -27,11 +28,12 @@ from numba import njit, prange
 
 from fgai import ops
 from fgai.models.layer import AttentionLayer
-from fgai.ops.cpu import attend, parallel, scores
+from fgai.ops.cpu import parallel, scores
 from fgai.ops.cpu.rows import FAST
 from fgai.sparse import Adjacency
 from fgai.topk import sets, swaps
 
+attend = importlib.import_module("fgai.ops.cpu.attend")  # the package has a function of this name
 Work = Callable[[], object]
 
 
