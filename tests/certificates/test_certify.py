@@ -21,7 +21,7 @@ from fgai.certificates.layer import (
     radius_of,
     trivial_change,
 )
-from fgai.certificates.linear import LinearReadOut, linear_prediction
+from fgai.certificates.linear import _LinearReadOut, _node_prediction
 from fgai.errors import InputError
 from fgai.topk import overlap, swap_costs, topk_mask
 from support.certify_cases import NORMS, cheapest_swap, least_norm, swap
@@ -80,7 +80,7 @@ def test_class_radius_equals_a_program_and_is_attained(degree: int, norm: str, h
     classes, rowptr = 3, pointer([degree])
     z = torch.randn(degree, heads, classes, generator=generator, dtype=torch.float64)
     y = torch.randn(1, classes, generator=generator, dtype=torch.float64)
-    found = linear_prediction(LinearReadOut(z, torch.arange(degree)), rowptr, y, 0.1, norm)
+    found = _node_prediction(_LinearReadOut(z, torch.arange(degree)), rowptr, y, 0.1, norm)
     assert found.class_radius is not None and found.class_status == "exact"
     top = int(y.argmax())
     others = [c for c in range(classes) if c != top]
@@ -127,7 +127,7 @@ def test_change_of_logits_is_exact_in_l1_and_never_too_small(degree: int) -> Non
         "linf": radius / 2 * float((corners @ z[:, 0]).abs().sum(1).max()),
     }
     for norm, largest in truth.items():
-        found = linear_prediction(LinearReadOut(z, torch.arange(degree)), rowptr, y, radius, norm)
+        found = _node_prediction(_LinearReadOut(z, torch.arange(degree)), rowptr, y, radius, norm)
         assert found.alpha2_logits is not None
         if norm == "l1":
             assert found.logits_status == "exact"

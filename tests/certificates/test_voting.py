@@ -16,7 +16,7 @@ import fgai
 from experiments.defences import GNNSVD
 from fgai.attention import call_model, prepared
 from fgai.certificates import vote
-from fgai.certificates.voting import _counted, group_of, spoken_by
+from fgai.certificates.voting import _counted, _group_of, _spoken_by
 from fgai.datasets import planted
 from fgai.errors import InputError
 from fgai.graph import Graph
@@ -124,16 +124,16 @@ def test_no_injection_beats_the_certificate(kind: str) -> None:
 
 
 def test_new_nodes_leave_the_others_in_their_groups() -> None:
-    first, more = group_of(torch.arange(1000), 7, 3), group_of(torch.arange(1500), 7, 3)
+    first, more = _group_of(torch.arange(1000), 7, 3), _group_of(torch.arange(1500), 7, 3)
     assert torch.equal(first, more[:1000])
     assert int(torch.bincount(more, minlength=7).min()) > 150
-    assert not torch.equal(first, group_of(torch.arange(1000), 7, 4))
+    assert not torch.equal(first, _group_of(torch.arange(1000), 7, 4))
 
 
 def test_only_speakers_are_heard() -> None:
     graph = cases.tiny_graph()
     speakers = torch.arange(graph.num_nodes) % 3 == 0
-    heard = spoken_by(graph, speakers)
+    heard = _spoken_by(graph, speakers)
     assert bool(speakers[heard.adjacency.source].all())
     assert heard.num_edges == int(speakers[graph.adjacency.source].sum())
 
@@ -217,12 +217,12 @@ def test_a_decomposition_of_the_graph_moves_with_nodes_that_send_nothing() -> No
     graph = planted(seed=3, num_nodes=48, num_classes=3)
     torch.manual_seed(0)
     model = GNNSVD.for_data(graph, base="GCN", hidden_channels=8, rank=4).eval()
-    speakers = group_of(torch.arange(48), 7) == 0
+    speakers = _group_of(torch.arange(48), 7) == 0
     ends = torch.arange(40)[None]
     larger = graph.inject(ends, torch.zeros(1, graph.num_features))[0]
-    before = call_model(model, prepared(model, spoken_by(graph, speakers)))
+    before = call_model(model, prepared(model, _spoken_by(graph, speakers)))
     silent = torch.cat([speakers, torch.tensor([False])])
-    after = call_model(model, prepared(model, spoken_by(larger, silent)))
+    after = call_model(model, prepared(model, _spoken_by(larger, silent)))
     assert float((after[:48] - before).detach().abs().max()) > 1e-3
 
 

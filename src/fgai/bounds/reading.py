@@ -219,7 +219,7 @@ class Reading:
     high: Tensor
     source: tuple[Tensor, Tensor]
     destination: tuple[Tensor, Tensor]
-    said: Said | None = None
+    said: _Said | None = None
 
     @classmethod
     def exact(cls, layer: AttentionLayer, x: Tensor | Features) -> Reading:
@@ -230,10 +230,10 @@ class Reading:
     @classmethod
     def around(cls, layer: AttentionLayer, ranges: Ranges, state: State) -> Reading:
         """From an uncertain input."""
-        said = Said.of(state, layer.value.weight, layer.value.bias, ranges["value"])
+        said = _Said.of(state, layer.value.weight, layer.value.bias, ranges["value"])
         low, high = said.low, said.high
         if layer.score == "dynamic":
-            right = Said.of(state, layer.right.weight, layer.right.bias, ranges["right"])
+            right = _Said.of(state, layer.right.weight, layer.right.bias, ranges["right"])
             return cls(low, high, (low, high), (right.low, right.high), said)
         weights = (layer.source_weight, layer.destination_weight)
         ends = [
@@ -266,7 +266,7 @@ class Reading:
 
 
 @dataclass(frozen=True, eq=False)
-class Said:
+class _Said:
     """Values behind limits that follow an uncertain input.
 
     Attributes:
@@ -292,7 +292,7 @@ class Said:
     high: Tensor
 
     @classmethod
-    def of(cls, state: State, weight: Tensor, bias: Tensor | None, limits: Range) -> Said:
+    def of(cls, state: State, weight: Tensor, bias: Tensor | None, limits: Range) -> _Said:
         """From the input and the map."""
         shape = (-1, *limits.low.shape)
         raw = [end.view(shape) for end in state.through(weight, bias)]

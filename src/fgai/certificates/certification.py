@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from fgai.alone import with_gradients
 from fgai.attention import LayerAttention, Observation, model_name, observe, prepared
 from fgai.certificates.familiar import unfamiliar
-from fgai.certificates.hidden import find_stages, hidden_predictions
+from fgai.certificates.hidden import hidden_predictions
 from fgai.certificates.injection import Injection, InjectionCertificate, certify_injection
 from fgai.certificates.layer import UNKNOWN, LayerCertificate, Prediction, trivial_change
-from fgai.certificates.linear import find_linear, item_prediction, linear_prediction
-from fgai.certificates.record import DIVERGENCES, TABLE_RADII, CertificateRecord
-from fgai.certificates.relu import find_relu, relu_prediction
+from fgai.certificates.linear import item_prediction, linear_prediction
+from fgai.certificates.record import DIVERGENCES, CertificateRecord
+from fgai.certificates.relu import relu_prediction
 from fgai.checks import at_least, finite, fraction, one_of
 from fgai.divergence import tvd
 from fgai.errors import AttentionError, InputError, ReliabilityWarning, warn
@@ -24,19 +24,14 @@ from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint_of
 from fgai.metrics import sharpness
 from fgai.models import as_graph
-from fgai.progress import stage
 from fgai.records import provenance
 from fgai.tasks import task_of
 from fgai.topk import NORMS, check_k, overlap, swap_costs, topk_mask
 from fgai.typed import typed
 from fgai.version import versions
 
-HIDDEN_RADII = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
-"""The radii tried for the class radius of hidden layers, where each costs a pass over the graph."""
 PRECISE = (torch.float32, torch.float64)
 """Types that round far below the radii of interest."""
-MANY_EDGES = 1_000_000
-"""Above, only the radii of the tables are tried."""
 _AGAIN = 1e-4
 
 
@@ -130,10 +125,26 @@ def certify(
         'exact'
     """
     if threat is not None:
-        return _injected(model, data, threat, k2, radius, vanilla)
+        if radius is not None or vanilla is not None:
+            raise InputError(
+                "give `radius` (and `vanilla`) for balls around the attention, or `threat`, not both"
+            )
+        if k2 is None:
+            raise InputError(
+                "`k2` must be a number: with all neighbours in the explanation nothing can leave it"
+            )
+        return certify_injection(model, data, neighbours=threat.neighbours, where=threat.where, k=k2)
     if radius is None:
         raise InputError("give `radius`, a ball around the attention, or `threat`, e.g. `Injection()`")
-    _check(radius, k1, k2, norm, alpha, beta, divergence)
+    at_least(radius, "radius", 0.0, "radius 0 is the attention itself")
+    check_k(k1, "k1")
+    check_k(k2, "k2")
+    one_of(norm, "norm", NORMS)
+    one_of(divergence, "divergence", DIVERGENCES)
+    if alpha is not None:
+        at_least(alpha, "alpha", 0.0)
+    if beta is not None:
+        fraction(beta, "beta", "it is an overlap")
     began = perf_counter()
     given = as_graph(data)
     seen = _observe(model, given)
@@ -170,43 +181,6 @@ def certify(
         seconds={"forward": ran - began, "certificates": done - ran, "total": done - began},
         provenance=provenance(model, fingerprint_of(given), command="fgai.certify"),
     )
-
-
-def _injected(
-    model: nn.Module,
-    data: Any,
-    threat: Injection,
-    k: int | None,
-    radius: float | None,
-    vanilla: nn.Module | None,
-) -> InjectionCertificate:
-    if radius is not None or vanilla is not None:
-        raise InputError(
-            "give `radius` (and `vanilla`) for balls around the attention, or `threat`, not both"
-        )
-    if k is None:
-        raise InputError("`k2` must be a number: with all neighbours in the explanation nothing can leave it")
-    return certify_injection(model, data, neighbours=threat.neighbours, where=threat.where, k=k)
-
-
-def _check(
-    radius: float,
-    k1: int | None,
-    k2: int | None,
-    norm: str,
-    alpha: float | None,
-    beta: float | None,
-    divergence: str,
-) -> None:
-    at_least(radius, "radius", 0.0, "radius 0 is the attention itself")
-    check_k(k1, "k1")
-    check_k(k2, "k2")
-    one_of(norm, "norm", NORMS)
-    one_of(divergence, "divergence", DIVERGENCES)
-    if alpha is not None:
-        at_least(alpha, "alpha", 0.0)
-    if beta is not None:
-        fraction(beta, "beta", "it is an overlap")
 
 
 def _observe(model: nn.Module, graph: Graph) -> Observation:
@@ -248,14 +222,7 @@ def _alike(first: Tensor, second: Tensor) -> bool:
 
 def _predictions(model: nn.Module, seen: Observation, radius: float, norm: str) -> list[Prediction]:
     """The prediction part of every layer, in order."""
-    hidden = range(len(seen.attention) - 1)
-    stages = find_stages(model, seen) if hidden else ""
-    if isinstance(stages, str):
-        before = [Prediction(reason=stages) for _ in hidden]
-    else:
-        radii = HIDDEN_RADII if seen.attention.last.num_edges <= MANY_EDGES else TABLE_RADII
-        with stage("certifying", len(hidden) * len({*radii, radius})):
-            before = hidden_predictions(stages, seen.logits, radius, radii, norm)
+    before = hidden_predictions(model, seen, radius, norm)
     last = _last(model, seen, radius, norm)
     if last.class_status == UNKNOWN:
         text = f"predictions cannot be certified: {last.reason}"
@@ -269,14 +236,8 @@ def _last(model: nn.Module, seen: Observation, radius: float, norm: str) -> Pred
         return Prediction(reason=f"the model is made for task {model.task!r}, the data for {task.name!r}")
     if not task.row_per_node:
         return item_prediction(model, seen, radius, norm)
-    rowptr = seen.attention.last.rowptr.cpu()
-    relu = find_relu(model, seen)
-    if not isinstance(relu, str):
-        return relu_prediction(relu, rowptr, seen.logits, radius, norm)
-    linear = find_linear(model, seen)
-    if not isinstance(linear, str):
-        return linear_prediction(linear, rowptr, seen.logits, radius, norm)
-    return Prediction(reason=linear)
+    relu = relu_prediction(model, seen, radius, norm)
+    return linear_prediction(model, seen, radius, norm) if relu is None else relu
 
 
 def _layer(

@@ -105,14 +105,8 @@ def _is_own(member: Any, name: str, home: type | None) -> bool:
     """
     if isinstance(member, FunctionType):
         inner = getattr(member, "__wrapped__", None)
-        code = member.__code__
-        written = home is not None and (
-            code.co_qualname == f"{home.__qualname__}.{name}"
-            and member.__globals__ is vars(sys.modules[home.__module__])
-        )
-        return (written or code.co_filename.startswith(_HOMES)) and (
-            inner is None or _is_own(inner, name, home)
-        )
+        known = member.__code__.co_filename.startswith(_HOMES) or _is_written_in(member, name, home)
+        return known and (inner is None or _is_own(inner, name, home))
     if isinstance(member, classmethod | staticmethod):
         return _is_own(member.__func__, name, home)
     if isinstance(member, property):
@@ -124,6 +118,13 @@ def _is_own(member: Any, name: str, home: type | None) -> bool:
         return str(member.__module__).partition(".")[0] in ("fgai", "torch", "builtins", "typing")
     builtin = isinstance(member, GetSetDescriptorType | MemberDescriptorType)
     return builtin or not (callable(member) or hasattr(member, "__get__"))
+
+
+def _is_written_in(member: FunctionType, name: str, home: type | None) -> bool:
+    module = None if home is None else sys.modules.get(home.__module__)
+    if home is None or module is None or member.__globals__ is not vars(module):
+        return False
+    return member.__code__.co_qualname == f"{home.__qualname__}.{name}"
 
 
 def layer_values(run: LayerRun, recorded: LayerAttention) -> Tensor | str:

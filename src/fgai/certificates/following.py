@@ -1,4 +1,4 @@
-"""Following a tensor through a forward pass, operation by operation: is what comes out linear in it?
+"""_Following a tensor through a forward pass, operation by operation: is what comes out linear in it?
 
 Autograd shows what a model lets it see; `detach`, a comparison or a branch hide the rest. Here every
 operation that PyTorch runs passes by, whoever calls it: a layer, a hook, a wrapper, a function of the user's.
@@ -15,7 +15,7 @@ from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import zip_longest
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -94,7 +94,7 @@ class Memory(Generic[V]):
         self._known[tensor.device, start] = start + storage.nbytes(), StorageWeakRef(storage), value
 
 
-class Following(TorchDispatchMode):
+class _Following(TorchDispatchMode):
     """What happens to the tensors given to `start`; made by `following`.
 
     Attributes:
@@ -196,7 +196,7 @@ def _summary(tensor: Tensor) -> Tensor:
     return torch.cat([torch.stack(sums), some]).cpu()
 
 
-def same_constants(one: Following, other: Following) -> str | None:
+def same_constants(one: _Following, other: _Following) -> str | None:
     """Name an operation that met other constants, or none, in another run; None where both are alike."""
     for first, second in zip_longest(one.constants, other.constants, fillvalue=("an operation", (), ())):
         alike = first[:2] == second[:2] and len(first[2]) == len(second[2])
@@ -214,20 +214,10 @@ def _alike(one: Tensor, other: Tensor) -> bool:
     return bool(same.all())
 
 
-class Followed(Protocol):
-    """What follows tensors."""
-
-    def reaches(self, *given: Any) -> bool:
-        """Whether something among `given` was computed from what is followed."""
-
-    def blame(self, name: str) -> None:
-        """End the proof, because of an operation of this name."""
-
-
 class Exits(TorchFunctionMode):
-    """Blames whoever reads followed numbers out of PyTorch."""
+    """Calls `blame` of a mode when numbers that it `reaches` are read out of PyTorch."""
 
-    def __init__(self, followed: Followed) -> None:
+    def __init__(self, followed: Any) -> None:
         super().__init__()
         self.followed = followed
 
@@ -241,7 +231,7 @@ class Exits(TorchFunctionMode):
 
 
 @contextmanager
-def following() -> Iterator[Following]:
+def following() -> Iterator[_Following]:
     """Watch every operation in the block, on tensors handed to `start` and on what is computed from them.
 
     Example:
@@ -252,6 +242,6 @@ def following() -> Iterator[Following]:
         >>> seen.culprit
         'round'
     """
-    seen = Following()
+    seen = _Following()
     with Exits(seen), seen:
         yield seen

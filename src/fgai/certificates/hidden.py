@@ -33,18 +33,24 @@ from fgai.bounds.reading import Range
 from fgai.certificates.familiar import layer_values, unfamiliar
 from fgai.certificates.kernels import channel_norms, margin_extent, mixed_margins, row_extent, row_largest
 from fgai.certificates.layer import BOUND, Prediction, gaps, probability_change
+from fgai.certificates.record import TABLE_RADII
 from fgai.models import AttentionLayer, body_of
 from fgai.ops import aggregate
 from fgai.progress import current
+from fgai.progress import stage as progress_of
 from fgai.sparse import Adjacency
 from fgai.tasks import get_task
 
-FOLLOWED = ("additive", "dynamic")
+_FOLLOWED = ("additive", "dynamic")
 """Scores of which it is known how fast they move with their input."""
+_RADII = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
+"""Radii tried for the class radius; each costs a pass over the graph."""
+_MANY_EDGES = 1_000_000
+"""Above, only the radii of the tables are tried."""
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
+class _Stage:
     """One attention layer as the bounds read it; float64 on the CPU.
 
     Attributes:
@@ -72,7 +78,7 @@ class Stage:
         return elu(self.output)
 
 
-def find_stages(model: nn.Module, seen: Observation) -> list[Stage] | str:
+def _find_stages(model: nn.Module, seen: Observation) -> list[_Stage] | str:
     """Return the layers of a GAT or GATv2 in order, or why its hidden layers cannot be followed."""
     if body_of(model) != "layers":
         return (
@@ -88,50 +94,54 @@ def find_stages(model: nn.Module, seen: Observation) -> list[Stage] | str:
         return "only node-level read-outs of two or more classes are followed"
     if not seen.ends_with_layer:
         return "something acts on what the last attention layer gives"
-    stages: list[Stage] = []
+    stages: list[_Stage] = []
     for run, recorded in zip(seen.runs, seen.attention, strict=True):
         layer = run.layer
         assert isinstance(layer, AttentionLayer) and run.output is not None
         if layer.input_norm is not None:
             return "layer normalisation after the perturbed layer is not followed"
-        if layer.score not in FOLLOWED or (layer.heads > 1 and layer.concat == (run is seen.runs[-1])):
+        if layer.score not in _FOLLOWED or (layer.heads > 1 and layer.concat == (run is seen.runs[-1])):
             return f"layer {recorded.name!r} is not as GAT and GATv2 make it"
         values = layer_values(run, recorded)
         if isinstance(values, str):
             return values
         assert recorded.adjacency is not None
         attention, output = recorded.values.cpu().double(), run.output.cpu().double()
-        stages.append(Stage(layer, attention, values, output, recorded.adjacency.to("cpu")))
+        stages.append(_Stage(layer, attention, values, output, recorded.adjacency.to("cpu")))
     return stages
 
 
-def hidden_predictions(
-    stages: Sequence[Stage], logits: Tensor, radius: float, radii: Sequence[float], norm: str
-) -> list[Prediction]:
+def hidden_predictions(model: nn.Module, seen: Observation, radius: float, norm: str) -> list[Prediction]:
     """Bound the change of every node's prediction when a layer is perturbed at all nodes, layer by layer.
 
     Args:
-        stages: all layers, see `find_stages`.
-        logits: [N, C].
-        radius: R, at which the changes are bounded.
-        radii: the class radius is the largest of them (and R) at which the class provably stays, or 0.
+        model: any; of others than GAT and GATv2 the result is unknown.
+        seen: its forward pass.
+        radius: R, at which the changes are bounded. The class radius is the largest of R and the usual radii
+            at which the class provably stays, or 0.
         norm: of the ball.
 
     Returns:
         One result for every layer but the last.
     """
+    hidden = len(seen.attention) - 1
+    stages = _find_stages(model, seen) if hidden else ""
+    if isinstance(stages, str):
+        return [Prediction(reason=stages)] * hidden
+    radii = _RADII if seen.attention.last.num_edges <= _MANY_EDGES else TABLE_RADII
     last = stages[-1]
-    top, lead = gaps(logits)
+    top, lead = gaps(seen.logits)
     apart = margin_extent(last.adjacency.rowptr, last.adjacency.source, last.values, top)
     tried = sorted({*radii, radius})
-    return [
-        _hidden_prediction(stages[index:], logits, top, lead, apart, radius, tried, norm)
-        for index in range(len(stages) - 1)
-    ]
+    with progress_of("certifying", hidden * len(tried)):
+        return [
+            _hidden_prediction(stages[index:], seen.logits, top, lead, apart, radius, tried, norm)
+            for index in range(hidden)
+        ]
 
 
 def _hidden_prediction(
-    stages: Sequence[Stage],
+    stages: Sequence[_Stage],
     logits: Tensor,
     top: Tensor,
     lead: Tensor,
@@ -169,7 +179,7 @@ def _hidden_prediction(
     )
 
 
-def _carried(stages: Sequence[Stage], radius: Tensor) -> Tensor:
+def _carried(stages: Sequence[_Stage], radius: Tensor) -> Tensor:
     """Radii [N, D] of the last layer's input, from those of the first layer's output."""
     for here, after in pairwise(stages):
         radius = elu(here.output + radius, inplace=True).sub_(here.activated)
@@ -178,7 +188,7 @@ def _carried(stages: Sequence[Stage], radius: Tensor) -> Tensor:
     return radius
 
 
-def _through(stage: Stage, radius: Tensor) -> Tensor:
+def _through(stage: _Stage, radius: Tensor) -> Tensor:
     """Radii of a layer's outputs from radii [N, D] of its inputs."""
     moved = _values_moved(stage, radius)
     growth, change = _softmax_change(stage, radius)
@@ -186,7 +196,7 @@ def _through(stage: Stage, radius: Tensor) -> Tensor:
     return out.flatten(1) if stage.layer.concat else out.mean(1)
 
 
-def _margin_loss(stage: Stage, radius: Tensor, top: Tensor, apart: Tensor) -> Tensor:
+def _margin_loss(stage: _Stage, radius: Tensor, top: Tensor, apart: Tensor) -> Tensor:
     """Most each class can gain on the top one, [N, C], 0 for itself: `_through` for differences of classes.
 
     `apart` [N, H, C] says how far apart the neighbours are in their lead of the top class over each class.
@@ -207,13 +217,13 @@ def _margin_loss(stage: Stage, radius: Tensor, top: Tensor, apart: Tensor) -> Te
     return lost.scatter_(1, top.clamp(min=0)[:, None], 0.0)
 
 
-def _extent(stage: Stage, values: Tensor) -> Tensor:
+def _extent(stage: _Stage, values: Tensor) -> Tensor:
     """How far apart `values` [N, H, C] are among the neighbours of each node; [N, H, C]."""
     flat, adjacency = values.flatten(1), stage.adjacency
     return row_extent(adjacency.rowptr, adjacency.source, flat).view_as(values)
 
 
-def _softmax_change(stage: Stage, radius: Tensor) -> tuple[Tensor, Tensor]:
+def _softmax_change(stage: _Stage, radius: Tensor) -> tuple[Tensor, Tensor]:
     """[N, H, 1] twice: largest growth of an attention weight, and their total variation."""
     layer, adjacency = stage.layer, stage.adjacency
     left, right = _scores_moved(stage, radius)
@@ -223,7 +233,7 @@ def _softmax_change(stage: Stage, radius: Tensor) -> tuple[Tensor, Tensor]:
     return torch.exp(2 * moved), torch.tanh(moved / 2)
 
 
-def _scores_moved(stage: Stage, radius: Tensor) -> tuple[Tensor, Tensor]:
+def _scores_moved(stage: _Stage, radius: Tensor) -> tuple[Tensor, Tensor]:
     """[N, H] twice: how far a score moves by its source and by its destination."""
     layer = stage.layer
     if layer.score == "additive":
@@ -243,7 +253,7 @@ def _scores_moved(stage: Stage, radius: Tensor) -> tuple[Tensor, Tensor]:
     return (_values_moved(stage, radius) * weight).sum(2), (shown * weight).sum(2)
 
 
-def _values_moved(stage: Stage, radius: Tensor) -> Tensor:
+def _values_moved(stage: _Stage, radius: Tensor) -> Tensor:
     """[N, H, C]: how far the values move."""
     moved = (radius @ _matrix(stage.layer).abs()).view_as(stage.values)
     limits = stage.layer.limits

@@ -103,7 +103,7 @@ class Injection:
         one_of(self.where, "where", WHERE)
 
 
-class OrderLayout(TypedDict):
+class _OrderLayout(TypedDict):
     """A layer as a file holds it."""
 
     name: str
@@ -227,7 +227,7 @@ class InjectionCertificate(TabledDocument):
     def layout(cls) -> dict[str, Any]:
         """Return what a file of this kind holds."""
         arrays = dict.fromkeys(("holds", "classes", "degree"), PackedArray)
-        return {**super().layout(), **arrays, "where": Literal[WHERE], "layers": list[OrderLayout]}
+        return {**super().layout(), **arrays, "where": Literal[WHERE], "layers": list[_OrderLayout]}
 
     @classmethod
     def _build(cls, fields: dict[str, Any]) -> Self:
@@ -246,7 +246,7 @@ class InjectionCertificate(TabledDocument):
 
 
 def _order_from(values: Mapping[str, Any]) -> LayerOrder:
-    check(values, OrderLayout, "a layer")
+    check(values, _OrderLayout, "a layer")
     packed = values["holds"]
     held = None if packed is None else _unpacked(packed, "holds of a layer")
     return LayerOrder(values["name"], values["status"], values["reason"], held)

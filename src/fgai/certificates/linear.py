@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,6 @@ from fgai.certificates.familiar import layer_values, unfamiliar
 from fgai.certificates.following import following, same_constants
 from fgai.certificates.kernels import class_norms
 from fgai.certificates.layer import BOUND, EXACT, Prediction, gaps, probability_change, radius_of
-from fgai.graph import Graph
 from fgai.models import AttentionLayer
 from fgai.ops import use_backend
 from fgai.ops.segments import row_index
@@ -34,7 +33,7 @@ _ROUNDING = {torch.float32: (1e-4, 1e-5), torch.float64: (1e-9, 1e-12)}
 
 
 @dataclass(frozen=True, eq=False)
-class LinearReadOut:
+class _LinearReadOut:
     """The logits of node i are `b_i + Σ_e Σ_h w_eh z_eh` over the edges e into i.
 
     Attributes:
@@ -46,8 +45,8 @@ class LinearReadOut:
     index: Tensor
 
 
-def linear_prediction(
-    read_out: LinearReadOut, rowptr: Tensor, logits: Tensor, radius: float, norm: str
+def _node_prediction(
+    read_out: _LinearReadOut, rowptr: Tensor, logits: Tensor, radius: float, norm: str
 ) -> Prediction:
     """Certify every node of a linear read-out, each head's attention moved by at most `radius`.
 
@@ -56,7 +55,7 @@ def linear_prediction(
     Probabilities, a bound: `probability_change` of R · range.
 
     Args:
-        read_out: see `LinearReadOut`.
+        read_out: see `_LinearReadOut`.
         rowptr: [N+1].
         logits: [N, C].
         radius: R.
@@ -76,7 +75,15 @@ def linear_prediction(
     )
 
 
-def find_linear(model: nn.Module, seen: Observation) -> LinearReadOut | str:
+def linear_prediction(model: nn.Module, seen: Observation, radius: float, norm: str) -> Prediction:
+    """Certify nodes whose logits are linear in the last layer's attention; of others say why not."""
+    found = _find_linear(model, seen)
+    if isinstance(found, str):
+        return Prediction(reason=found)
+    return _node_prediction(found, seen.attention.last.rowptr.cpu(), seen.logits, radius, norm)
+
+
+def _find_linear(model: nn.Module, seen: Observation) -> _LinearReadOut | str:
     """Return the linear read-out of the last attention layer, or the reason why there is none.
 
     A familiar model (see `unfamiliar`) is recognised by the fact that its output layer returned the logits
@@ -97,12 +104,12 @@ def find_linear(model: nn.Module, seen: Observation) -> LinearReadOut | str:
         if layer.heads == 1 or not layer.concat:
             values = layer_values(run, last)
             return (
-                values if isinstance(values, str) else LinearReadOut(values / layer.heads, last.source.cpu())
+                values if isinstance(values, str) else _LinearReadOut(values / layer.heads, last.source.cpu())
             )
     return _from_gradients(model, seen)
 
 
-def _from_gradients(model: nn.Module, seen: Observation) -> LinearReadOut | str:
+def _from_gradients(model: nn.Module, seen: Observation) -> _LinearReadOut | str:
     """Read the values off the gradients, after making sure that they are the values."""
     last = seen.attention.last
     probes, generator = [], torch.Generator()
@@ -140,7 +147,7 @@ def _from_gradients(model: nn.Module, seen: Observation) -> LinearReadOut | str:
             "the logits move otherwise than their gradients say: they read the attention of other nodes, or"
             " something hides from autograd"
         )
-    return LinearReadOut(values.cpu().double(), torch.arange(values.shape[0]))
+    return _LinearReadOut(values.cpu().double(), torch.arange(values.shape[0]))
 
 
 def _run_with(
@@ -235,53 +242,17 @@ def item_prediction(model: nn.Module, seen: Observation, radius: float, norm: st
     if isinstance(found, str):
         return Prediction(reason=found)
     read_out, states = found
-    rows = READ_OUTS[task_of(seen.graph).linear_read_out]
-    return rows.certified(seen, read_out, states, radius, norm)
+    graph, rowptr = seen.graph, seen.attention.last.rowptr.cpu()
+    if task_of(graph).linear_read_out == "product":
+        assert graph.links is not None
+        pairs = graph.links.pairs.cpu()
+        return _link_prediction(read_out, rowptr, states, pairs, seen.logits, radius, norm)
+    assert graph.batch is not None
+    return _graph_prediction(read_out, rowptr, graph.batch.cpu(), seen.logits, radius, norm)
 
 
-def _products(
-    seen: Observation, read_out: LinearReadOut, states: Tensor, radius: float, norm: str
-) -> Prediction:
-    assert seen.graph.links is not None
-    rowptr, pairs = seen.attention.last.rowptr.cpu(), seen.graph.links.pairs.cpu()
-    return link_prediction(read_out, rowptr, states, pairs, seen.logits, radius, norm)
-
-
-def _plain_products(output: Tensor, graph: Graph, count: int) -> Tensor:
-    assert graph.links is not None
-    return link_logits(output, graph.links.pairs)
-
-
-def _means(
-    seen: Observation, read_out: LinearReadOut, states: Tensor, radius: float, norm: str
-) -> Prediction:
-    assert seen.graph.batch is not None
-    rowptr, batch = seen.attention.last.rowptr.cpu(), seen.graph.batch.cpu()
-    return graph_prediction(read_out, rowptr, batch, seen.logits, radius, norm)
-
-
-def _plain_means(output: Tensor, graph: Graph, count: int) -> Tensor:
-    return pool(output, graph.batch, count, "mean")
-
-
-class _ReadOut(NamedTuple):
-    """How the rows of a task are certified, and what they must be for that.
-
-    Attributes:
-        certified: (observation, read-out, states, radius, norm) → what is certified.
-        plain: (output of the last layer, graph, number of rows) → the logits.
-    """
-
-    certified: Callable[[Observation, LinearReadOut, Tensor, float, str], Prediction]
-    plain: Callable[[Tensor, Graph, int], Tensor]
-
-
-READ_OUTS = {"product": _ReadOut(_products, _plain_products), "mean": _ReadOut(_means, _plain_means)}
-"""What certifies the rows of a task, by its `linear_read_out`."""
-
-
-def link_prediction(
-    read_out: LinearReadOut,
+def _link_prediction(
+    read_out: _LinearReadOut,
     rowptr: Tensor,
     states: Tensor,
     pairs: Tensor,
@@ -328,8 +299,8 @@ def link_prediction(
     )
 
 
-def graph_prediction(
-    read_out: LinearReadOut, rowptr: Tensor, batch: Tensor, logits: Tensor, radius: float, norm: str
+def _graph_prediction(
+    read_out: _LinearReadOut, rowptr: Tensor, batch: Tensor, logits: Tensor, radius: float, norm: str
 ) -> Prediction:
     """Certify means of linear node logits: what every node of a graph can do at once adds up.
 
@@ -359,7 +330,7 @@ def graph_prediction(
     )
 
 
-def _last_layer(model: nn.Module, seen: Observation) -> tuple[LinearReadOut, Tensor] | str:
+def _last_layer(model: nn.Module, seen: Observation) -> tuple[_LinearReadOut, Tensor] | str:
     """The last layer's values and output, if the model's output is their plain read-out."""
     change = unfamiliar(model)
     if change is not None:
@@ -372,19 +343,22 @@ def _last_layer(model: nn.Module, seen: Observation) -> tuple[LinearReadOut, Ten
     if layer.heads > 1 and layer.concat:
         return "the last attention layer concatenates its heads"
     task = task_of(graph)
-    if task.linear_read_out not in READ_OUTS:
+    if task.linear_read_out == "product" and graph.links is not None:
+        plain = link_logits(output, graph.links.pairs)
+    elif task.linear_read_out == "mean":
+        plain = pool(output, graph.batch, seen.logits.shape[0], "mean")
+    else:
         return f"how {task.rows_are} follow from the last attention layer is not known"
-    plain = READ_OUTS[task.linear_read_out].plain(output, graph, seen.logits.shape[0])
     if plain.shape != seen.logits.shape or not torch.equal(plain, seen.logits):
         return "something other than a dot product or a mean follows the last attention layer"
     values = layer_values(run, seen.attention.last)
     if isinstance(values, str):
         return values
-    read_out = LinearReadOut(values / layer.heads, seen.attention.last.source.cpu())
+    read_out = _LinearReadOut(values / layer.heads, seen.attention.last.source.cpu())
     return read_out, output.detach().cpu().double()
 
 
-def _towards(read_out: LinearReadOut, rowptr: Tensor, states: Tensor, pairs: Tensor, norm: str) -> Tensor:
+def _towards(read_out: _LinearReadOut, rowptr: Tensor, states: Tensor, pairs: Tensor, norm: str) -> Tensor:
     """[L]: a of the first end of each pair, its edges' values read along the other end's state."""
     degree = rowptr.diff()[pairs[0]]
     pointers = torch.cat([degree.new_zeros(1), degree.cumsum(0)])

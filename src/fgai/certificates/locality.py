@@ -44,7 +44,7 @@ _NORMS = {"native_batch_norm": 5, "_native_batch_norm_legit": 5, "cudnn_batch_no
 """Name of a batch norm → its argument that says whether it looks at the batch."""
 
 
-def passed_on(func: Any, args: tuple[Any, ...], kwargs: Named, marks: Marks) -> Tensor | None:
+def _passed_on(func: Any, args: tuple[Any, ...], kwargs: Named, marks: Marks) -> Tensor | None:
     """Return the marks of what an operation returns; None where nothing is known of it.
 
     Args:
@@ -60,7 +60,7 @@ def passed_on(func: Any, args: tuple[Any, ...], kwargs: Named, marks: Marks) -> 
     if name == "copy":
         return marks(args[1])
     if torch.Tag.pointwise in func.tags or name in _COPIES:
-        return either(marks(one) for one in tensors)
+        return _either(marks(one) for one in tensors)
     if name in _PRODUCTS:
         return _product(args, _PRODUCTS[name], marks)
     if name in _MOVES:
@@ -69,7 +69,7 @@ def passed_on(func: Any, args: tuple[Any, ...], kwargs: Named, marks: Marks) -> 
         looks = name in _NORMS and args[_NORMS[name]] is not False
         others = any(bool(marks(one).any()) for one in tensors if one is not args[0])
         return None if looks or others else marks(args[0])
-    named = by_name(func, args, kwargs)
+    named = _by_name(func, args, kwargs)
     if name in _REDUCTIONS:
         return _reduced(named, marks)
     if name in _ALONG:
@@ -78,7 +78,7 @@ def passed_on(func: Any, args: tuple[Any, ...], kwargs: Named, marks: Marks) -> 
     return None if rule is None else rule(named, marks)
 
 
-def by_name(func: Any, args: tuple[Any, ...], kwargs: Named) -> Named:
+def _by_name(func: Any, args: tuple[Any, ...], kwargs: Named) -> Named:
     """Return the arguments of an operation by the names its schema has for them."""
     return dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
 
@@ -108,7 +108,7 @@ def _reduced(named: Named, marks: Marks) -> Tensor:
     return here
 
 
-def either(marks: Iterable[Tensor]) -> Tensor:
+def _either(marks: Iterable[Tensor]) -> Tensor:
     """Where one of some is marked, after broadcasting."""
     out: Tensor | None = None
     for one in marks:
@@ -117,7 +117,7 @@ def either(marks: Iterable[Tensor]) -> Tensor:
     return out
 
 
-def fits(marks: Tensor, shape: torch.Size) -> bool:
+def _fits(marks: Tensor, shape: torch.Size) -> bool:
     """Whether marks can be broadcast to a shape."""
     try:
         return bool(torch.broadcast_shapes(marks.shape, shape) == shape)
@@ -128,10 +128,10 @@ def fits(marks: Tensor, shape: torch.Size) -> bool:
 def _index_select(named: Named, marks: Marks) -> Tensor:
     dim, index = named["dim"], named["index"]
     here = marks(named["self"])
-    return here.index_select(dim, index) | along(marks(index).view(-1), dim, here.dim())
+    return here.index_select(dim, index) | _along(marks(index).view(-1), dim, here.dim())
 
 
-def along(marks: Tensor, dim: int, dims: int) -> Tensor:
+def _along(marks: Tensor, dim: int, dims: int) -> Tensor:
     """A vector laid along one of some dimensions."""
     return marks.view([-1 if one == dim % dims else 1 for one in range(dims)])
 
@@ -158,7 +158,7 @@ def _index(named: Named, marks: Marks) -> Tensor | None:
     here = marks(index)
     if index.dtype == torch.bool:  # where a truth lands depends on the truths before it
         here = _until(here)[index]
-    return chosen | along(here, dim, chosen.dim())
+    return chosen | _along(here, dim, chosen.dim())
 
 
 def _until(marks: Tensor) -> Tensor:
@@ -234,7 +234,7 @@ def _segment_reduce(named: Named, marks: Marks) -> Tensor | None:
     before = torch.cat([here.new_zeros((1, *here.shape[1:]), dtype=torch.long), here.long().cumsum(0)])
     some = before[offsets[1:]] != before[offsets[:-1]]
     ends = marks(offsets)
-    return some | along(ends[1:] | ends[:-1], 0, some.dim())
+    return some | _along(ends[1:] | ends[:-1], 0, some.dim())
 
 
 def _linear(named: Named, marks: Marks) -> Tensor | None:
@@ -295,7 +295,7 @@ class _Marks:
     source: bool
 
 
-class Locality(TorchDispatchMode):
+class _Locality(TorchDispatchMode):
     """Which numbers depend on the new nodes.
 
     Args:
@@ -368,14 +368,14 @@ class Locality(TorchDispatchMode):
         plain = name.removesuffix("_")
         inputs = [leaf for leaf in tree_leaves((args, given)) if isinstance(leaf, Tensor)]
         marked = self.reaches(inputs)
-        named = by_name(func, args, given)
+        named = _by_name(func, args, given)
         self._note(func, plain, named)
         if _SEEDED in func.tags or (marked and plain in _READS):
             self.blame(name)
         passed = None
         if marked and plain not in _BY_SHAPE:
             passed = self._compared(args[0], args[1]) if _compares(plain, args) else None
-            passed = passed_on(func, args, given, self.marks) if passed is None else passed
+            passed = _passed_on(func, args, given, self.marks) if passed is None else passed
         out = func(*args, **given)
         written = [
             named[one.name]
@@ -410,7 +410,7 @@ class Locality(TorchDispatchMode):
             for dim, size in enumerate(one.shape) if isinstance(one, Tensor) else ():
                 if size in self.sizes:
                     new = torch.arange(size, device=one.device) >= self.sizes[size]
-                    self._put(one, self.marks(one) | along(new, dim, one.dim()))
+                    self._put(one, self.marks(one) | _along(new, dim, one.dim()))
 
     def _pass_on(
         self, name: str, out: Any, written: list[Any], inputs: list[Tensor], passed: Tensor | None
@@ -423,7 +423,7 @@ class Locality(TorchDispatchMode):
             shared = one.layout is torch.strided and one.untyped_storage().data_ptr() in memory
             if not one.numel() or (shared and not writes):
                 continue  # a view has the marks of what it shows
-            known = passed is not None and fits(passed, one.shape)
+            known = passed is not None and _fits(passed, one.shape)
             marks = passed if known and passed is not None else one.new_ones((), dtype=torch.bool)
             if one.numel() > 1 and bool(marks.all()) and not any(bool(self.marks(i).all()) for i in inputs):
                 self.culprit = self.culprit or name
@@ -477,7 +477,7 @@ def dependence(
     graph = graph.replace(adjacency=adjacency, features=features)
     graph.__dict__["has_loops"] = loops
     new = adjacency.destination >= old
-    mode = Locality((graph.num_nodes, old), (graph.num_edges, graph.num_edges - int(new.sum())))
+    mode = _Locality((graph.num_nodes, old), (graph.num_edges, graph.num_edges - int(new.sum())))
     if isinstance(features.appended, Tensor):
         mode.mark(features.appended, features.appended.new_ones((), dtype=torch.bool))
     elif isinstance(features.base, Tensor):

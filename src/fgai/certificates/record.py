@@ -365,7 +365,14 @@ def _overview(record: CertificateRecord) -> Table:
             [f"{_definition(record)} (share)", *(_percent(layer["satisfied_share"]) for layer in summary)]
         )
     columns = [Column(""), *(Column(layer["name"]) for layer in summary)]
-    return Table(_title(record), columns, rows, _notes(record))
+    title = f"Certificates of {record.model['class']} on {record.data['name']}, {record.norm} ball"
+    notes = [promised(record.promise, record.explanation)]
+    notes += [
+        f"{layer.name}: prediction unknown, {layer.prediction.reason}."
+        for layer in record.layers
+        if UNKNOWN in (layer.prediction.class_status, layer.prediction.probabilities_status)
+    ]
+    return Table(title, columns, rows, notes)
 
 
 def _share_table(record: CertificateRecord) -> Table:
@@ -406,24 +413,11 @@ def _or_nan(values: Tensor | None, count: int) -> NDArray[Any]:
     return np.full(count, np.nan) if values is None else values.numpy()
 
 
-def _title(record: CertificateRecord) -> str:
-    return f"Certificates of {record.model['class']} on {record.data['name']}, {record.norm} ball"
-
-
 def _definition(record: CertificateRecord) -> str:
     alpha = "·" if record.alpha is None else f"{record.alpha:g}"
     beta = "·" if record.beta is None else f"{record.beta:g}"
     half = "" if record.compared else ", stability half only"
     return f"(TV, {record.radius:g}, {alpha}, {beta}, {record.k1}, {record.k2})-FGAI{half}"
-
-
-def _notes(record: CertificateRecord) -> list[str]:
-    notes = [promised(record.promise, record.explanation)]
-    for layer in record.layers:
-        prediction = layer.prediction
-        if UNKNOWN in (prediction.class_status, prediction.probabilities_status):
-            notes.append(f"{layer.name}: prediction unknown, {prediction.reason}.")
-    return notes
 
 
 def _number(value: float | None) -> str:

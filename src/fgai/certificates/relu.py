@@ -41,7 +41,7 @@ _FARTHEST = 2.0
 
 
 @dataclass(frozen=True, eq=False)
-class ReluReadOut:
+class _ReluReadOut:
     """The maps of the module's formula, float64 on the CPU, and the clean pre-activations.
 
     Attributes:
@@ -76,7 +76,15 @@ class _Rates:
     total: Tensor
 
 
-def find_relu(model: Any, seen: Observation) -> ReluReadOut | str:
+def relu_prediction(model: Any, seen: Observation, radius: float, norm: str) -> Prediction | None:
+    """Bound nodes of a graph transformer by its last layer's attention; None of what is not known as one."""
+    found = _find_relu(model, seen)
+    if isinstance(found, str):
+        return None
+    return _bounded(found, seen.attention.last.rowptr.cpu(), seen.logits, radius, norm)
+
+
+def _find_relu(model: Any, seen: Observation) -> _ReluReadOut | str:
     """Return the read-out of a graph transformer's last attention layer, or why there is none."""
     if body_of(model) != "blocks" or not get_task(model.task).row_per_node or not seen.runs:
         return "only the node-level graph transformer's way from attention to logits is known"
@@ -110,7 +118,7 @@ def find_relu(model: Any, seen: Observation) -> ReluReadOut | str:
             return "what lies between attention and logits gives something else when it is run on its own"
         mix = scales[0][:, None] * out_w
         shape = (-1, layer.heads, layer.channels)
-        return ReluReadOut(
+        return _ReluReadOut(
             values=values,
             source=seen.attention.last.source.cpu(),
             G=(wide_w @ mix).view(shape),
@@ -122,13 +130,11 @@ def find_relu(model: Any, seen: Observation) -> ReluReadOut | str:
         )
 
 
-def relu_prediction(
-    read_out: ReluReadOut, rowptr: Tensor, logits: Tensor, radius: float, norm: str
-) -> Prediction:
+def _bounded(read_out: _ReluReadOut, rowptr: Tensor, logits: Tensor, radius: float, norm: str) -> Prediction:
     """Bound every node's prediction change, each head's attention moved by at most `radius`.
 
     Args:
-        read_out: see `ReluReadOut`.
+        read_out: see `_ReluReadOut`.
         rowptr: [N+1].
         logits: [N, C].
         radius: R.
@@ -152,7 +158,7 @@ def relu_prediction(
     )
 
 
-def _first_order(read_out: ReluReadOut, rowptr: Tensor, top: Tensor, norm: str) -> _Rates:
+def _first_order(read_out: _ReluReadOut, rowptr: Tensor, top: Tensor, norm: str) -> _Rates:
     """The read-out linearised at every node: effective values per edge, then dual norms."""
     ahead = torch.einsum("nhc,khc->nhk", read_out.values, read_out.G)
     skip = torch.einsum("nhc,khc->nhk", read_out.values, read_out.P)
@@ -175,7 +181,7 @@ def _first_order(read_out: ReluReadOut, rowptr: Tensor, top: Tensor, norm: str) 
     return _Rates(first, second, margin, spread, total)
 
 
-def _remainder(read_out: ReluReadOut, rates: _Rates, radius: Tensor) -> tuple[Tensor, Tensor]:
+def _remainder(read_out: _ReluReadOut, rates: _Rates, radius: Tensor) -> tuple[Tensor, Tensor]:
     """Beyond first order relu(p2) lies in [-low, high] of its linear part: two [N, K2] for radii [N]."""
     size = radius[:, None]
     kink1 = (size * rates.first - read_out.p1.abs()).clamp(min=0)
@@ -186,7 +192,7 @@ def _remainder(read_out: ReluReadOut, rates: _Rates, radius: Tensor) -> tuple[Te
     return torch.where(on, down, 0.0), torch.where(on, up, 0.0) + kink2
 
 
-def _class_radius(read_out: ReluReadOut, rates: _Rates, top: Tensor, lead: Tensor, rowptr: Tensor) -> Tensor:
+def _class_radius(read_out: _ReluReadOut, rates: _Rates, top: Tensor, lead: Tensor, rowptr: Tensor) -> Tensor:
     """Largest radius, up to halving, at which no class can catch up; never above the first-order radius."""
     limit = radius_of(lead, rates.margin).clamp(max=_FARTHEST)
     low, high = torch.zeros_like(limit), limit.clone()
@@ -201,7 +207,7 @@ def _class_radius(read_out: ReluReadOut, rates: _Rates, top: Tensor, lead: Tenso
     return torch.where(rowptr.diff() > 0, low, torch.where(ahead, torch.inf, 0.0))
 
 
-def _margin_remainder(read_out: ReluReadOut, rates: _Rates, top: Tensor, radius: Tensor) -> Tensor:
+def _margin_remainder(read_out: _ReluReadOut, rates: _Rates, top: Tensor, radius: Tensor) -> Tensor:
     """[N, C]: the most class c can gain on the top class beyond first order, at radii [N]."""
     low, high = _remainder(read_out, rates, radius)
     out = torch.zeros_like(rates.margin)

@@ -132,13 +132,13 @@ def vote(model: nn.Module, data: Any, *, groups: int = 20, seed: int = 0) -> Vot
     graph = as_graph(data)
     if not task_of(graph).row_per_node:
         raise InputError(f"voting is for the classes of nodes, {graph.name!r} holds another task")
-    group = group_of(torch.arange(graph.num_nodes), groups, seed)
+    group = _group_of(torch.arange(graph.num_nodes), groups, seed)
     largest = int(torch.bincount(group, minlength=groups).argmax())
     votes: Tensor | None = None
     with evaluating(model), torch.no_grad():
         _require_local(model, graph, group == largest)
         for one in range(groups):
-            heard = prepared(model, spoken_by(graph, group == one))
+            heard = prepared(model, _spoken_by(graph, group == one))
             logits = call_model(model, heard)
             check_logits(logits, heard)
             chosen = torch.nn.functional.one_hot(logits.argmax(1).cpu(), logits.shape[1])
@@ -147,8 +147,7 @@ def vote(model: nn.Module, data: Any, *, groups: int = 20, seed: int = 0) -> Vot
     return _counted(votes, groups)
 
 
-@typed
-def group_of(nodes: Tensor, groups: int, seed: int = 0) -> Tensor:
+def _group_of(nodes: Tensor, groups: int, seed: int = 0) -> Tensor:
     """Return the group [M] of each node by its number alone: new nodes leave the others where they are.
 
     Args:
@@ -162,8 +161,7 @@ def group_of(nodes: Tensor, groups: int, seed: int = 0) -> Tensor:
     return (mixed ^ (mixed >> 16)) % groups
 
 
-@typed
-def spoken_by(graph: Graph, speakers: Tensor) -> Graph:
+def _spoken_by(graph: Graph, speakers: Tensor) -> Graph:
     """Return the graph in which only some nodes speak to others: edges from the rest are gone.
 
     Args:
@@ -182,7 +180,7 @@ def _require_local(model: nn.Module, graph: Graph, speakers: Tensor) -> None:
     Raises:
         InputError: they may; names the operation.
     """
-    heard = prepared(model, spoken_by(graph, speakers))
+    heard = prepared(model, _spoken_by(graph, speakers))
     if heard.positional is not None:
         raise InputError(
             f"{model_name(model)} reads encodings of the whole graph, which every new node changes"
@@ -237,7 +235,7 @@ def _with_silent(graph: Graph, speakers: Tensor, added: int, size: float) -> Gra
     assert graph.features is not None
     features = size * torch.randn(added, graph.num_features, generator=generator, dtype=torch.float64)
     larger, _ = graph.inject(torch.stack(some), features.to(graph.device, graph.features.dtype))
-    return spoken_by(larger, torch.cat([speakers, speakers.new_zeros(added)]))
+    return _spoken_by(larger, torch.cat([speakers, speakers.new_zeros(added)]))
 
 
 def _counted(votes: Tensor, groups: int) -> VotingCertificate:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -53,6 +53,11 @@ def capabilities_of(kind: type[nn.Module]) -> Capabilities | None:
     """Return what a class of models declares about itself; None where it declares nothing."""
     found = vars(kind).get("capabilities")
     return found if isinstance(found, Capabilities) else None
+
+
+def arguments(scope: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a constructor from its `locals()`, taken before anything else; for `config`."""
+    return {name: value for name, value in scope.items() if name not in ("self", "__class__")}
 
 
 def body_of(model: nn.Module) -> str:

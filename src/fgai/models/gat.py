@@ -12,7 +12,7 @@ from fgai.attention import Layerwise, Stage
 from fgai.checks import one_of, rate, whole
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models.base import LARGE, AttentionModel, Capabilities, register_model
+from fgai.models.base import LARGE, AttentionModel, Capabilities, arguments, register_model
 from fgai.models.layer import AttentionLayer
 from fgai.sparse import Features
 from fgai.tasks import get_task
@@ -63,26 +63,14 @@ class GAT(AttentionModel):
         decoder: str = "dot",
         head: str | None = None,
     ) -> None:
+        given = arguments(locals())
         super().__init__(task=task, pooling=pooling, decoder=decoder)
         one_of(norm, "norm", (None, "layer"))
         whole(num_layers, "num_layers", 1, 1000)
         rate(dropout)
         if one_of(head, "head", (None, "mlp")) == "mlp" and not get_task(task).row_per_graph:
             raise InputError(f"`head='mlp'` classifies pooled graphs, got a {task!r} task")
-        self.config = {
-            "in_channels": in_channels,
-            "out_channels": out_channels,
-            "hidden_channels": hidden_channels,
-            "heads": heads,
-            "num_layers": num_layers,
-            "dropout": dropout,
-            "attention_dropout": attention_dropout,
-            "norm": norm,
-            "task": task,
-            "pooling": pooling,
-            "decoder": decoder,
-            "head": head,
-        }
+        self.config = given
         self.dropout = dropout
         width = hidden_channels * heads
         options: dict[str, Any] = {"score": self.score, "attention_dropout": attention_dropout}

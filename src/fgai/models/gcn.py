@@ -13,7 +13,7 @@ from fgai.attention import Limits, TappedLayer
 from fgai.cache import cached_on
 from fgai.checks import at_least, one_of, rate, whole
 from fgai.graph import Graph
-from fgai.models.base import LARGE, AttentionModel, register_model
+from fgai.models.base import LARGE, AttentionModel, arguments, register_model
 from fgai.models.layer import InputNorm, Projection
 from fgai.ops import aggregate, node_scores, score_additive, weighted_softmax
 from fgai.ops.segments import row_sum
@@ -21,7 +21,7 @@ from fgai.sparse import Adjacency, Features
 from fgai.typed import typed
 
 
-def normalised_weights(adjacency: Adjacency, edge_weight: Tensor | None = None) -> Tensor:
+def _normalised_weights(adjacency: Adjacency, edge_weight: Tensor | None = None) -> Tensor:
     """The symmetric normalisation `w_ji / √(d_j d_i)` of every edge j → i → [E], with `d_i = Σ_j w_ji`.
 
     Args:
@@ -118,7 +118,7 @@ def _shares(
     adjacency: Adjacency, edge_weight: Tensor | None, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
     """Return the shares [E, 1] of the normalised weights and their sums [N]."""
-    weights = normalised_weights(adjacency, edge_weight).to(dtype)
+    weights = _normalised_weights(adjacency, edge_weight).to(dtype)
     sizes = row_sum(weights, adjacency.rowptr)
     return (weights / sizes.clamp(min=1e-12)[adjacency.destination])[:, None], sizes
 
@@ -161,22 +161,12 @@ class GCN(AttentionModel):
         pooling: str = "mean",
         decoder: str = "dot",
     ) -> None:
+        given = arguments(locals())
         super().__init__(task=task, pooling=pooling, decoder=decoder)
         one_of(norm, "norm", (None, "layer"))
         whole(num_layers, "num_layers", 1, 1000)
         rate(dropout)
-        self.config = {
-            "in_channels": in_channels,
-            "out_channels": out_channels,
-            "hidden_channels": hidden_channels,
-            "num_layers": num_layers,
-            "dropout": dropout,
-            "gated": gated,
-            "norm": norm,
-            "task": task,
-            "pooling": pooling,
-            "decoder": decoder,
-        }
+        self.config = given
         self.dropout = dropout
         sizes = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
         self.convs = nn.ModuleList(

@@ -12,7 +12,7 @@ from fgai.attention import Layerwise, Stage
 from fgai.checks import at_least, memory, one_of, rate, whole
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models.base import AttentionModel, Capabilities, as_features, register_model
+from fgai.models.base import AttentionModel, Capabilities, arguments, as_features, register_model
 from fgai.models.layer import AttentionLayer, Projection
 from fgai.models.positional import with_encoding
 from fgai.ops import dropout
@@ -99,6 +99,7 @@ class GT(AttentionModel):
         pooling: str = "mean",
         decoder: str = "dot",
     ) -> None:
+        given = arguments(locals())
         super().__init__(task=task, pooling=pooling, decoder=decoder)
         norm = str(one_of(norm, "norm", ("batch", "layer")))
         rate(dropout)
@@ -113,19 +114,7 @@ class GT(AttentionModel):
                 f"`hidden_channels` must be divisible by the `heads` of every block,"
                 f" got {hidden_channels} and {heads}"
             )
-        self.config = {
-            "in_channels": in_channels,
-            "out_channels": out_channels,
-            "hidden_channels": hidden_channels,
-            "heads": list(heads),
-            "encodings": encodings,
-            "dropout": dropout,
-            "attention_dropout": attention_dropout,
-            "norm": norm,
-            "task": task,
-            "pooling": pooling,
-            "decoder": decoder,
-        }
+        self.config = {**given, "heads": list(heads), "norm": norm}
         self.dropout = dropout
         self.encodings, width = encodings, hidden_channels
         self.input = Projection(in_channels, width)

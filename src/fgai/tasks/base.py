@@ -124,7 +124,7 @@ class Task(ABC):
             nodes: [N, D].
             graph: they are of.
             pooling: see `pool`, for graphs.
-            decoder: see `link_scores`, for links.
+            decoder: `dot` or `cosine`, for links.
             links: [2, L] pairs to score instead of the graph's own, for links.
         """
         return nodes
@@ -149,6 +149,12 @@ class Task(ABC):
     def measured(self, graph: Graph, targets: str) -> Tensor:
         """The rows whose change under attack is measured: those of `targets`."""
         return self.rows(graph, targets)
+
+
+def nodes_of(graph: Graph, targets: str) -> Tensor:
+    """The nodes of a part of the split; all where there is none."""
+    mask = node_mask(graph, targets)
+    return torch.arange(graph.num_nodes, device=graph.device) if mask is None else mask.nonzero().flatten()
 
 
 def node_mask(graph: Graph, targets: str) -> Tensor | None:

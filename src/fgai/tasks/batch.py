@@ -14,7 +14,7 @@ from fgai.graph import Graph
 from fgai.graph.fields import FILL
 from fgai.sparse import Adjacency, Features, SparseRows
 from fgai.sparse.valid import LARGEST, check_index
-from fgai.tasks.base import Task, node_mask
+from fgai.tasks.base import Task, node_mask, nodes_of
 from fgai.typed import typed
 
 POOLINGS = ("mean", "max")
@@ -53,7 +53,7 @@ class GraphTask(Task):
         mask = node_mask(graph, targets)
         if mask is None:
             return torch.arange(graph.num_graphs, device=graph.device)
-        found: Tensor = torch.unique(batch_of(graph)[mask])
+        found: Tensor = torch.unique(_batch_of(graph)[mask])
         return found
 
     def labels(self, graph: Graph) -> Tensor | None:
@@ -62,20 +62,17 @@ class GraphTask(Task):
 
     def nodes(self, graph: Graph, targets: str) -> Tensor:
         """The nodes of the part's graphs."""
-        mask = node_mask(graph, targets)
-        if mask is None:
-            return torch.arange(graph.num_nodes, device=graph.device)
-        return mask.nonzero().flatten()
+        return nodes_of(graph, targets)
 
     def reached(self, graph: Graph, nodes: Tensor) -> Tensor:
         """Graphs with at least one of `nodes`."""
         out = torch.zeros(graph.num_graphs, dtype=torch.bool, device=graph.device)
-        out[batch_of(graph)[nodes.nonzero().flatten()]] = True
+        out[_batch_of(graph)[nodes.nonzero().flatten()]] = True
         return out
 
     def row_of(self, graph: Graph) -> Tensor:
         """The node's graph."""
-        return batch_of(graph)
+        return _batch_of(graph)
 
     def read_out(
         self,
@@ -91,7 +88,7 @@ class GraphTask(Task):
 
     def ranked_together(self, graph: Graph, rowptr: Tensor) -> Tensor | None:
         """[G+1] where the edges of each small graph begin, the nodes of a batch standing graph by graph."""
-        batch = batch_of(graph)
+        batch = _batch_of(graph)
         first = torch.searchsorted(batch, torch.arange(graph.num_graphs + 1, device=batch.device))
         return rowptr[first]
 
@@ -100,7 +97,7 @@ class GraphTask(Task):
         return {"graphs": values[:, rows]}
 
 
-def batch_of(graph: Graph) -> Tensor:
+def _batch_of(graph: Graph) -> Tensor:
     """The graph of each node, where there are several."""
     if graph.batch is None:
         raise InputError(f"{graph.name!r} is one graph, not a batch of several; give `batch`")
@@ -120,7 +117,7 @@ def take_graphs(graph: Graph, rows: Tensor) -> Graph:
     """
     if not rows.numel():
         raise InputError(f"a part of the split of {graph.name!r} holds no graphs")
-    batch = batch_of(graph)
+    batch = _batch_of(graph)
     wanted = torch.zeros(graph.num_graphs, dtype=torch.bool, device=graph.device)
     wanted[rows] = True
     keep = wanted[batch]

@@ -49,7 +49,7 @@ class LinkTask(Task):
         """The graph without validation links, unless test links are predicted."""
         if targets == "test":
             return graph
-        links = links_of(graph)
+        links = _links_of(graph)
         held = links.take(links.rows("val"))
         pairs = held.pairs[:, held.y == 1]
         both = torch.cat([pairs, pairs.flip(0)], dim=1)
@@ -59,7 +59,7 @@ class LinkTask(Task):
 
     def epoch(self, graph: Graph, generator: torch.Generator) -> Graph:
         """Training links, as many fresh pairs that are none, and the validation pairs."""
-        links = links_of(graph)
+        links = _links_of(graph)
         known = links.take(links.rows("train"))
         known = known.take((known.y == 1).nonzero().flatten())
         pairs = negative_pairs(graph, len(known), generator)
@@ -69,27 +69,27 @@ class LinkTask(Task):
 
     def count(self, graph: Graph) -> int:
         """Pairs."""
-        return len(links_of(graph))
+        return len(_links_of(graph))
 
     def rows(self, graph: Graph, targets: str) -> Tensor:
         """The pairs of a part, links and others."""
-        return links_of(graph).rows(targets)
+        return _links_of(graph).rows(targets)
 
     def labels(self, graph: Graph) -> Tensor | None:
         """1 for a link, 0 for another pair."""
-        return links_of(graph).y
+        return _links_of(graph).y
 
     def nodes(self, graph: Graph, targets: str) -> Tensor:
         """The ends of the pairs of a part."""
-        return links_of(graph).ends(targets)
+        return _links_of(graph).ends(targets)
 
     def reached(self, graph: Graph, nodes: Tensor) -> Tensor:
         """Pairs of which at least one end is among `nodes`."""
-        return nodes[links_of(graph).pairs].any(0)
+        return nodes[_links_of(graph).pairs].any(0)
 
     def row_of(self, graph: Graph) -> Tensor:
         """The first pair the node is an end of: a test link, else another test pair, else any."""
-        links = links_of(graph)
+        links = _links_of(graph)
         order = torch.argsort(links.part * 2 + links.y, descending=True, stable=True)
         place = torch.full((graph.num_nodes,), len(links), device=graph.device)
         spots = torch.arange(len(links), device=graph.device)
@@ -116,17 +116,17 @@ class LinkTask(Task):
     ) -> Tensor:
         """[L, 2] for the graph's pairs; scores [L] of `links`; the embeddings of a graph without links."""
         if links is not None:
-            return link_scores(nodes, links, decoder)
+            return _link_scores(nodes, links, decoder)
         return nodes if graph.links is None else link_logits(nodes, graph.links.pairs, decoder)
 
     def explained(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
         """`links` and other `pairs`: the mean of the two ends, those without a value left out."""
-        links = links_of(graph)
+        links = _links_of(graph)
         found, truth = values[:, links.pairs[:, rows]].nanmean(1), links.y[rows]
         return {"links": found[:, truth == 1], "pairs": found[:, truth == 0]}
 
 
-def links_of(graph: Graph) -> Links:
+def _links_of(graph: Graph) -> Links:
     """The links of a graph that has some."""
     if graph.links is None:
         raise InputError(f"{graph.name!r} has no links to predict; use `fgai.datasets.link_split`")
@@ -160,22 +160,13 @@ def negative_pairs(
         pairs = drawn.to(graph.device)
         low, high = pairs.amin(0), pairs.amax(0)
         keys = edge_keys(low, high)[low != high]
-        keys = keys[~_held(keys, graph.keys)]
-        if taken is not None:
-            keys = keys[~_held(keys, taken)]
+        for known in (graph.keys, taken):
+            keys = keys if known is None else keys[~torch.isin(keys, known)]
         found = _first_of_each(torch.cat([found, keys]))
         if found.numel() >= count:
             chosen = found[:count]
             return torch.stack(key_ends(chosen))
     raise InputError(f"{count} pairs without a link were asked for; {graph.name!r} has too few")
-
-
-def _held(keys: Tensor, known: Tensor) -> Tensor:
-    """Whether each key is among the sorted ones."""
-    if not known.numel():
-        return torch.zeros_like(keys, dtype=torch.bool)
-    spot = torch.searchsorted(known, keys).clamp(max=known.numel() - 1)
-    return known[spot] == keys
 
 
 def _first_of_each(values: Tensor) -> Tensor:
@@ -186,7 +177,7 @@ def _first_of_each(values: Tensor) -> Tensor:
     return values[first.scatter_reduce(0, inverse, spots, "amin").sort().values]
 
 
-def link_scores(embedding: Tensor, pairs: Tensor, decoder: str = "dot") -> Tensor:
+def _link_scores(embedding: Tensor, pairs: Tensor, decoder: str = "dot") -> Tensor:
     """Score pairs of nodes by their embeddings: `⟨z_u, z_v⟩`, or ten times the cosine.
 
     Args:
@@ -215,5 +206,5 @@ def link_logits(embedding: Tensor, pairs: Tensor, decoder: str = "dot") -> Tenso
         got = f"{embedding.dtype} {tuple(embedding.shape)}"
         raise InputError(f"`embedding` must be floating-point of shape [nodes, width], got {got}")
     edge_index(pairs, len(embedding), "pairs")
-    half = link_scores(embedding, pairs, decoder) / 2
+    half = _link_scores(embedding, pairs, decoder) / 2
     return torch.stack([-half, half], dim=1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fgai.cache import cached_on
 from fgai.graph import Graph
-from fgai.tasks.base import Task, node_mask
+from fgai.tasks.base import Task, nodes_of
 
 IMBALANCED = 0.7
 """Share of the labelled nodes in one class above which accuracy says little."""
@@ -28,7 +28,7 @@ class NodeTask(Task):
     def headline_for(self, graph: Graph) -> str:
         """Balanced accuracy if one class has more than 70 % of all labelled nodes, else micro-F1."""
         balanced = "balanced_accuracy"
-        return balanced if balanced in self.scores and largest_share(graph) > IMBALANCED else self.headline
+        return balanced if balanced in self.scores and _largest_share(graph) > IMBALANCED else self.headline
 
     def fits(self, graph: Graph) -> bool:
         """One graph, without links to predict."""
@@ -40,10 +40,7 @@ class NodeTask(Task):
 
     def rows(self, graph: Graph, targets: str) -> Tensor:
         """The nodes of a mask; all nodes without one."""
-        mask = node_mask(graph, targets)
-        if mask is None:
-            return torch.arange(graph.num_nodes, device=graph.device)
-        return mask.nonzero().flatten()
+        return nodes_of(graph, targets)
 
     def labels(self, graph: Graph) -> Tensor | None:
         """The nodes' classes."""
@@ -66,7 +63,7 @@ class NodeTask(Task):
         return torch.arange(graph.num_nodes, device=graph.device)
 
 
-def largest_share(graph: Graph) -> float:
+def _largest_share(graph: Graph) -> float:
     """Share of the most frequent class among all nodes whose class is known; 0 if none is."""
 
     def share() -> float:
