@@ -130,11 +130,8 @@ def _is_written_in(member: FunctionType, name: str, home: type | None) -> bool:
 def layer_values(run: LayerRun, recorded: LayerAttention) -> Tensor | str:
     """Return the values [N, H, C] that a layer of a familiar model weighed, float64 on the CPU, or why not.
 
-    They are computed again from what went into the layer, and must give what came out of it.
-
-    Args:
-        run: of an `AttentionLayer`.
-        recorded: its attention in that run.
+    They are computed again from what went into the layer, and must give what came out of it. `recorded` is
+    the attention of that run.
     """
     layer, output = run.layer, run.output
     assert isinstance(layer, AttentionLayer) and output is not None and recorded.adjacency is not None

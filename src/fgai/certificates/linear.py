@@ -53,13 +53,6 @@ def _node_prediction(
     Class radius, exact:  min_c (y_top - y_c) / Σ_h ‖(z_eh,top - z_ehc)_e‖_dual.
     Logits, exact for l1 with one head, else a bound:  R/2 · total  of `class_norms`.
     Probabilities, a bound: `probability_change` of R · range.
-
-    Args:
-        read_out: see `_LinearReadOut`.
-        rowptr: [N+1].
-        logits: [N, C].
-        radius: R.
-        norm: of the ball.
     """
     top, lead = gaps(logits)
     rate, spread, total = class_norms(rowptr, read_out.index, read_out.values, top, norm)
@@ -158,14 +151,9 @@ def _run_with(
     *,
     grad: bool = False,
 ) -> Tensor:
-    """Return the logits with other attention in the last layer; from there on PyTorch's operations serve.
+    """Return the logits with other attention [E, H] in the last layer; PyTorch's operations serve from there.
 
-    Args:
-        model: that was observed.
-        seen: its forward pass.
-        attention: [E, H].
-        start: called on what the layer goes on with.
-        grad: keep gradients.
+    `start` is called on the attention the layer goes on with.
     """
     last = len(seen.attention) - 1
     with ExitStack() as stack:
@@ -204,14 +192,9 @@ def _foreign_step(logits: Tensor) -> str | None:
 
 
 def _as_predicted(last: LayerAttention, delta: Tensor, values: Tensor, clean: Tensor, moved: Tensor) -> bool:
-    """Whether a perturbation of all rows moves each node's logits as its own row says, up to rounding.
+    """Whether a perturbation [E, H] of all rows moves each node's logits as its own row says, up to rounding.
 
-    Args:
-        last: the last layer's attention.
-        delta: [E, H], the perturbation.
-        values: [E, H, C].
-        clean: logits [N, C].
-        moved: logits under the perturbation.
+    `values` are [E, H, C]; `clean` and `moved` the logits [N, C] without and with the perturbation.
     """
     summed, given = _ROUNDING[clean.dtype]
     parts = torch.einsum("eh,ehc->ec", delta.double(), values.double())
@@ -231,12 +214,6 @@ def item_prediction(model: nn.Module, seen: Observation, radius: float, norm: st
     Recognised is a familiar model (see `unfamiliar`) whose last layer's output, put through the dot-product
     decoder or the mean over each graph, is the model's output bit by bit. Anything else (cosine, maximum, an
     MLP head, a hook) is unknown.
-
-    Args:
-        model: fgai's.
-        seen: its forward pass.
-        radius: R.
-        norm: of the balls.
     """
     found = _last_layer(model, seen)
     if isinstance(found, str):
@@ -266,16 +243,8 @@ def _link_prediction(
         a_u = Σ_h ‖(⟨z_eh, h_v⟩)_e‖_dual,   A_u = Σ_h ‖(‖z_eh‖₂)_e‖_dual   over the edges e into u,
 
     the first two terms linear in one perturbation each, the last one Cauchy-Schwarz on their product. The
-    class is safe below the positive root of `R² A_u A_v + R (a_u + a_v) = |s|`.
-
-    Args:
-        read_out: z, [M, H, D].
-        rowptr: [N+1].
-        states: [N, D], h.
-        pairs: [2, L], u ≠ v.
-        logits: [L, 2].
-        radius: R.
-        norm: of the balls.
+    class is safe below the positive root of `R² A_u A_v + R (a_u + a_v) = |s|`. `states` [N, D] are h, and
+    `pairs` [2, L] u and v, which differ.
     """
     score = logits.detach().cpu().double().diff(dim=1).squeeze(1)
     size = _dual(read_out.values[read_out.index].norm(dim=2), rowptr, norm).sum(1)
@@ -305,15 +274,7 @@ def _graph_prediction(
     """Certify means of linear node logits: what every node of a graph can do at once adds up.
 
     Class radius, exact: `min_c (y_top - y_c) / mean_i margin[i, c]` with `margin` of `class_norms`, top being
-    the graph's class; each node attains its margin on its own. Logits and probabilities are bounds.
-
-    Args:
-        read_out: z, [M, H, C].
-        rowptr: [N+1].
-        batch: [N] graph of each node.
-        logits: [G, C].
-        radius: R.
-        norm: of the balls.
+    the graph's class; each node attains its margin on its own. Logits [G, C] and probabilities are bounds.
     """
     top, lead = gaps(logits)
     margin, spread, total = class_norms(rowptr, read_out.index, read_out.values, top[batch], norm)

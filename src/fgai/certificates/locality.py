@@ -45,14 +45,7 @@ _NORMS = {"native_batch_norm": 5, "_native_batch_norm_legit": 5, "cudnn_batch_no
 
 
 def _passed_on(func: Any, args: tuple[Any, ...], kwargs: Named, marks: Marks) -> Tensor | None:
-    """Return the marks of what an operation returns; None where nothing is known of it.
-
-    Args:
-        func: of PyTorch.
-        args: by position.
-        kwargs: by name.
-        marks: of its arguments.
-    """
+    """Return the marks of what an operation of PyTorch returns; None where nothing is known of it."""
     name = func.overloadpacket.__name__.removesuffix("_")
     if func.namespace != "aten":
         return None

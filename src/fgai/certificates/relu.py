@@ -131,15 +131,7 @@ def _find_relu(model: Any, seen: Observation) -> _ReluReadOut | str:
 
 
 def _bounded(read_out: _ReluReadOut, rowptr: Tensor, logits: Tensor, radius: float, norm: str) -> Prediction:
-    """Bound every node's prediction change, each head's attention moved by at most `radius`.
-
-    Args:
-        read_out: see `_ReluReadOut`.
-        rowptr: [N+1].
-        logits: [N, C].
-        radius: R.
-        norm: of the ball.
-    """
+    """Bound every node's prediction change, each head's attention moved by at most `radius`."""
     top, lead = gaps(logits)
     rates = _first_order(read_out, rowptr, top, norm)
     size = torch.full((rowptr.numel() - 1,), radius, dtype=torch.float64)

@@ -148,13 +148,7 @@ def vote(model: nn.Module, data: Any, *, groups: int = 20, seed: int = 0) -> Vot
 
 
 def _group_of(nodes: Tensor, groups: int, seed: int = 0) -> Tensor:
-    """Return the group [M] of each node by its number alone: new nodes leave the others where they are.
-
-    Args:
-        nodes: int64 [M], numbers of nodes.
-        groups: T.
-        seed: of the hash.
-    """
+    """Return the group [M] of each node by its number alone: new nodes leave the others where they are."""
     mixed = nodes.long() + (seed + 1) * 0x9E3779B9
     for shift, factor in ((16, 0x45D9F3B), (15, 0x2C1B3C6D)):
         mixed = ((mixed ^ (mixed >> shift)) * factor) & 0xFFFFFFFF
@@ -162,12 +156,7 @@ def _group_of(nodes: Tensor, groups: int, seed: int = 0) -> Tensor:
 
 
 def _spoken_by(graph: Graph, speakers: Tensor) -> Graph:
-    """Return the graph in which only some nodes speak to others: edges from the rest are gone.
-
-    Args:
-        graph: with or without self-loops, which stay.
-        speakers: bool [N].
-    """
+    """Return the graph in which only `speakers` (bool [N]) send messages: other edges but loops are gone."""
     adjacency = graph.adjacency
     source, destination = adjacency.source, adjacency.destination
     gone = ~speakers.to(source.device)[source] & (source != destination)
@@ -175,11 +164,7 @@ def _spoken_by(graph: Graph, speakers: Tensor) -> Graph:
 
 
 def _require_local(model: nn.Module, graph: Graph, speakers: Tensor) -> None:
-    """Raise unless new nodes that speak to nobody provably change nothing at the others.
-
-    Raises:
-        InputError: they may; names the operation.
-    """
+    """Raise unless new nodes that speak to nobody provably change nothing at the others."""
     heard = prepared(model, _spoken_by(graph, speakers))
     if heard.positional is not None:
         raise InputError(

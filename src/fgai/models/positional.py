@@ -52,13 +52,7 @@ def _canonical_basis(space: Floats) -> Floats:
 
     No entry of a vector is larger than at its pivot, so entries lie in [-1, 1]. For a single vector this is
     the rule "the largest entry is +1". Where nodes tie, the choice depends on their order, as it must: an
-    automorphism of the graph swaps them.
-
-    Args:
-        space: [N, m] an orthonormal basis, columns.
-
-    Returns:
-        [N, m], orthogonal columns.
+    automorphism of the graph swaps them. `space` is an orthonormal basis [N, m].
     """
     rest = space.copy()
     out = np.empty_like(space)
@@ -91,16 +85,8 @@ def _leading(adjacency: sp.csr_matrix, size: int, seed: int) -> tuple[Floats, Fl
     that still continues 64 dimensions after the wanted ones (the leaves of a large star) has no basis
     worth showing: zeros stand for it and for what follows, and for what a small component does not have.
 
-    Args:
-        adjacency: [n, n] symmetric 0/1 matrix of a connected graph without loops, n ≥ 2.
-        size: encodings wanted.
-        seed: draws the start vector of Lanczos; the result does not depend on it.
-
-    Returns:
-        [n, size] vectors and [size] eigenvalues.
-
-    Raises:
-        InputError: if Lanczos does not converge.
+    `adjacency` is a symmetric 0/1 matrix of at least two nodes without loops; `seed` draws the start vector
+    of Lanczos, on which the result does not depend. Returns [n, size] vectors and [size] eigenvalues.
     """
     n = adjacency.shape[0]
     degree = np.asarray(adjacency.sum(axis=1), dtype=np.float64).ravel()

@@ -178,16 +178,7 @@ def _first_of_each(values: Tensor) -> Tensor:
 
 
 def _link_scores(embedding: Tensor, pairs: Tensor, decoder: str = "dot") -> Tensor:
-    """Score pairs of nodes by their embeddings: `⟨z_u, z_v⟩`, or ten times the cosine.
-
-    Args:
-        embedding: [N, D].
-        pairs: [2, L].
-        decoder: `dot` or `cosine`.
-
-    Returns:
-        [L], positive where a link is more likely than not.
-    """
+    """Score pairs [2, L] by embeddings [N, D]: `⟨z_u, z_v⟩`, or ten times the cosine; a link above 0."""
     one_of(decoder, "decoder", DECODERS)
     if decoder == "cosine":
         embedding = torch.nn.functional.normalize(embedding, dim=1) * SHARPNESS**0.5
