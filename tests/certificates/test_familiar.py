@@ -55,6 +55,20 @@ class Outside(AttentionModel):
         return self.convolve(self.convs, graph, torch.nn.functional.elu, 0.0)
 
 
+class Wrong(AttentionModel):
+    """A model whose declaration is false: its activation is another one."""
+
+    capabilities = Capabilities("layers")
+
+    def __init__(self, in_channels: int, out_channels: int, **options: Any) -> None:
+        super().__init__()
+        self.config = {"in_channels": in_channels, "out_channels": out_channels, **options}
+        self.convs = GAT(in_channels, out_channels, **options).convs
+
+    def embed(self, graph: Graph) -> Tensor:
+        return self.convolve(self.convs, graph, torch.tanh, 0.0)
+
+
 class Undeclared(Outside):
     """A subclass, which declares nothing."""
 
@@ -81,6 +95,14 @@ def test_a_model_from_outside_is_bounded_once_it_declares_its_layers() -> None:
     for mine, theirs in zip(found.layers, wanted.layers, strict=True):
         assert mine.prediction.class_status == theirs.prediction.class_status != "unknown"
         torch.testing.assert_close(mine.prediction.class_radius, theirs.prediction.class_radius)
+
+
+def test_a_false_declaration_is_seen() -> None:
+    _, data = own()
+    model = Wrong.for_data(data).double().eval()
+    assert unfamiliar(model) is None
+    assert "does not read the ELU" in certify(model, data, radius=0.01).layer(0).prediction.reason
+    assert certify_injection(fgai.limit(model, data), data, neighbours=0).share() == 0
 
 
 @pytest.mark.parametrize("kind", [Undeclared, Squared])

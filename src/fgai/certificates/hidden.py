@@ -45,6 +45,8 @@ _FOLLOWED = ("additive", "dynamic")
 """Scores of which it is known how fast they move with their input."""
 _RADII = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
 """Radii tried for the class radius; each costs a pass over the graph."""
+_AGAIN = 1e-4
+"""Relative difference that computing a state again may make."""
 _MANY_EDGES = 1_000_000
 """Above, only the radii of the tables are tried."""
 
@@ -105,10 +107,19 @@ def _find_stages(model: nn.Module, seen: Observation) -> list[_Stage] | str:
         values = layer_values(run, recorded)
         if isinstance(values, str):
             return values
+        if stages and not _close(run.inputs[0].cpu().double(), stages[-1].activated):
+            return f"layer {recorded.name!r} does not read the ELU of the layer before it"
         assert recorded.adjacency is not None
         attention, output = recorded.values.cpu().double(), run.output.cpu().double()
         stages.append(_Stage(layer, attention, values, output, recorded.adjacency.to("cpu")))
     return stages
+
+
+def _close(first: Tensor, second: Tensor) -> bool:
+    """Whether two states agree row by row, up to the rounding of the model's own type."""
+    if first.shape != second.shape:
+        return False
+    return bool(((first - second).abs() <= _AGAIN * second.abs().amax(1, keepdim=True)).all())
 
 
 def hidden_predictions(model: nn.Module, seen: Observation, radius: float, norm: str) -> list[Prediction]:

@@ -321,11 +321,13 @@ def certify_injection(
     graph = graph.to("cpu")
     with torch.no_grad():
         if doubt is None:
-            ranks = observe(own, graph).attention.ranking()
+            seen = observe(own, graph)
+            ranks = seen.attention.ranking()
             proof = _Proof(copy.deepcopy(own).double(), graph, threat)
             holds, reason = proof.classes(), proof.reason
             # The model computes in its own precision: where that says something else, nothing is proved.
             holds &= (classes == proof.logits.argmax(1)) & ~_rounded_away(own, graph, proof)
+            holds &= ~_apart(seen.logits, proof.logits)
             orders = [
                 order if order.status == "invariant" else proof.order(order.name, place, rank, k)
                 for place, (order, rank) in enumerate(zip(orders, ranks, strict=True))
