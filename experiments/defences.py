@@ -19,7 +19,7 @@ from fgai import Graph
 from fgai.attention import TappedLayer, call_model
 from fgai.checks import at_least, memory, one_of, whole
 from fgai.errors import InputError
-from fgai.models import MODELS, AttentionModel, as_graph
+from fgai.models import MODELS, AttentionModel, Capabilities, as_graph
 from fgai.ops import edge_cosine, row_sum, score_dot
 from fgai.sparse import Adjacency, Features, match_edges
 from fgai.training import Vanilla
@@ -38,6 +38,7 @@ class Defended(AttentionModel):
         **arguments: of that model.
     """
 
+    capabilities: ClassVar[Capabilities] = Capabilities()
     own: ClassVar[tuple[str, ...]] = ()
     """Names of the settings of the defence itself."""
 
@@ -116,6 +117,7 @@ class GNNGuard(Defended):
     its text; weights as they are instead of their exponentials; any of fgai's models behind.
     """
 
+    capabilities: ClassVar[Capabilities] = Capabilities()
     own: ClassVar[tuple[str, ...]] = ("threshold",)
 
     def __init__(
@@ -199,6 +201,7 @@ class GNNSVD(Defended):
     """
 
     can_capture = False  # the decomposition is computed on the host
+    capabilities: ClassVar[Capabilities] = Capabilities()
     own: ClassVar[tuple[str, ...]] = ("rank",)
 
     def __init__(
@@ -255,6 +258,7 @@ class ProGNN(Defended):
     """
 
     can_capture = False  # the decomposition is computed on the host
+    capabilities: ClassVar[Capabilities] = Capabilities()
     own: ClassVar[tuple[str, ...]] = ("sparsity", "smoothness", "low_rank", "rank")
     keys: Tensor
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fgai
+from experiments.defences import GNNGuard
 from fgai.attention import entry_limits, observe, prepared
 from fgai.bounds.scores import check_followed
 from fgai.certificates import certify, certify_injection
@@ -34,7 +35,7 @@ from support.altered_cases import own
 from support.altered_parts import CASES
 
 
-@pytest.mark.parametrize("kind", [GAT, GATv2, GT])
+@pytest.mark.parametrize("kind", [GAT, GATv2, GT, GNNGuard])
 def test_models_as_they_are_made_are_familiar(kind: type[nn.Module]) -> None:
     model, graph = own(kind)
     assert unfamiliar(model) is None and unfamiliar(fgai.limit(model, graph)) is None

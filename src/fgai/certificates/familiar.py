@@ -91,7 +91,7 @@ def _patched(kind: type[nn.Module], declared: set[type[nn.Module]]) -> str | Non
     for ancestor in kind.__mro__:
         if ancestor is object:
             continue
-        home = ancestor if ancestor in declared else None
+        home = ancestor if ancestor in declared or capabilities_of(ancestor) is not None else None
         for name, member in vars(ancestor).items():
             if not _is_own(member, name, home):
                 return name
