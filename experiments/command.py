@@ -19,8 +19,7 @@ from experiments.command_records import Cache, Data, Device, Here, Results, eith
 from experiments.fingerprint import change_of
 from experiments.progress import GridProgress
 from experiments.trained import training_code
-from fgai.cli import FAILURE, App, Output, command, options
-from fgai.cli.files import checked_folder
+from fgai.cli import FAILURE, App, Output, checked_folder, command, options
 from fgai.errors import InputError
 from fgai.progress import shown
 from fgai.records import Column, Table

@@ -18,8 +18,7 @@ from experiments.cells import KINDS
 from experiments.tables import FORMATS, TABLES, render
 from experiments.tables import table as parts_of
 from fgai.checks import one_of
-from fgai.cli import Output, command, options
-from fgai.cli.files import checked_folder, checked_output
+from fgai.cli import Output, checked_folder, checked_output, command, options
 from fgai.errors import DataError
 from fgai.files import write_atomic
 

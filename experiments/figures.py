@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+import fgai.reports.figures as draw
 from experiments.build import name_of
 from experiments.cells import Cell
 from experiments.explainer_tables import Explained, read_explained
@@ -18,7 +19,6 @@ from fgai.certificates import ARITHMETIC, PROMISE, certify
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.evaluation import EvaluationRecord
-from fgai.reports import figures as draw
 from fgai.training import TERMS, History
 
 ROWS = ("vanilla", "ln", "at", "fgai")

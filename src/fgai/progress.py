@@ -12,6 +12,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+__all__ = ["Stage", "current", "shown", "stage"]
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress

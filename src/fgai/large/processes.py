@@ -22,6 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 from fgai.checks import above
 from fgai.errors import RanksError
 from fgai.processes import CURRENT, SINGLE, ProcessGroup
+from fgai.typed import typed
 
 T = TypeVar("T")
 TIMEOUT = 1800.0
@@ -106,6 +107,7 @@ class _TorchrunGroup(ProcessGroup):
 
 
 @contextmanager
+@typed
 def joined(device: torch.device | str = "cpu", *, timeout: float = TIMEOUT) -> Iterator[ProcessGroup]:
     """Train together with the other processes torchrun started, inside the block.
 

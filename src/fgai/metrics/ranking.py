@@ -23,6 +23,7 @@ from fgai.tasks import task_of
 from fgai.typed import typed
 
 
+@typed
 def overlap_layers(compared: Compared) -> dict[str, list[float]]:
     """Top-k overlap of every layer: of all nodes and of touched ones, `mean` with heads averaged first."""
     averaged = [overlap_per_node(p.before, p.after, p.rowptr, compared.k) for p in compared.pairs]
@@ -36,6 +37,7 @@ def overlap_layers(compared: Compared) -> dict[str, list[float]]:
     return values
 
 
+@typed
 def chance_layers(compared: Compared, *, touched: bool = False) -> list[float]:
     """The overlap of a random ranking in every layer: of all nodes, or of touched ones."""
     nodes = compared.touched if touched and compared.touched is not None else [None] * len(compared.pairs)
@@ -89,6 +91,7 @@ def _overlap_chances(views: Views) -> dict[str, Any]:
     return out
 
 
+@typed
 def item_overlaps(views: Views, compared: Compared) -> dict[str, Any]:
     """Top-k overlap of the explanations of links or graphs; nothing for nodes, which have their own.
 

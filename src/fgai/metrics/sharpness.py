@@ -38,6 +38,7 @@ def sharpness_per_node(w: Tensor, rowptr: Tensor) -> Tensor:
     return torch.where(degree >= 2, sharp, float("nan"))
 
 
+@typed
 def sharpness_by_layer(attention: AttentionMap) -> list[float]:
     """Sharpness of every layer of a head-averaged map."""
     return [sharpness(layer.values[:, 0], layer.rowptr) for layer in attention]

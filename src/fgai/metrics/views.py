@@ -37,6 +37,7 @@ class Pair(NamedTuple):
     shown: tuple[Tensor, Tensor]
 
 
+@typed
 def paired(before: AttentionMap, after: AttentionMap) -> list[Pair]:
     """Match two head-averaged maps layer by layer, by (source, destination)."""
     return [
@@ -51,6 +52,7 @@ def paired(before: AttentionMap, after: AttentionMap) -> list[Pair]:
     ]
 
 
+@typed
 def layered(values: Sequence[float], sharpest: int) -> dict[str, Any]:
     """Values per layer with their summaries: `last`, `all` (mean of those defined) and `sharpest`.
 

@@ -49,6 +49,7 @@ class Capabilities:
     parts: tuple[type[nn.Module], ...] = ()
 
 
+@typed
 def capabilities_of(kind: type[nn.Module]) -> Capabilities | None:
     """Return what a class of models declares about itself; None where it declares nothing."""
     found = vars(kind).get("capabilities")
@@ -60,6 +61,7 @@ def arguments(scope: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in scope.items() if name not in ("self", "__class__")}
 
 
+@typed
 def body_of(model: nn.Module) -> str:
     """Return the `body` that the class of a model declares; empty where there is none."""
     found = capabilities_of(type(model))

@@ -14,6 +14,7 @@ from torch import Tensor
 from fgai.compiled import compiled
 from fgai.errors import InputError
 from fgai.sparse.valid import check_pointers
+from fgai.typed import typed
 
 # Runs of this length are sorted by insertion, then merged; most neighbourhoods are a single run.
 _RUN = 32
@@ -66,6 +67,7 @@ def row_index(rowptr: Tensor, num_edges: int) -> Tensor:
     return torch.repeat_interleave(rows, rowptr.diff(), output_size=num_edges)
 
 
+@typed
 def row_sum(values: Tensor, rowptr: Tensor) -> Tensor:
     """Sum over each row, `s_i = sum_{e in row i} values_e`; 0 for an empty row.
 

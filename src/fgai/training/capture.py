@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fgai.attention import adapter_of
 from fgai.errors import FgaiWarning, warn
 from fgai.ops.capture import Replay
+from fgai.typed import typed
 
 WARM_UP = 2
 """Steps of a kind that run kernel by kernel before it is captured: they compile and allocate what stays."""
@@ -48,6 +49,7 @@ R = TypeVar("R", bound=type)
 _REPLAYABLE: WeakSet[type] = WeakSet()
 
 
+@typed
 def replayable(kind: R) -> R:
     """Declare that steps of a recipe can be captured; a decorator of its class.
 

@@ -160,6 +160,7 @@ def _device(model: nn.Module) -> torch.device:
     return held.device
 
 
+@typed
 def epoch_seed(seed: int, epoch: int) -> int:
     """Return the seed of one epoch; depends on nothing but its arguments, so a run can resume anywhere."""
     check_seed(seed)

@@ -50,6 +50,7 @@ SHARED = ("epochs", "lean", *ADVERSARY_FIELDS)
 """What adversarial training has as faithful training has it, wherever the two are compared."""
 
 
+@typed
 def check_method(method: str, name: str = "method") -> str:
     """Return the name of a method, if fgai has it.
 

@@ -14,6 +14,7 @@ from fgai.errors import InputError
 from fgai.metrics import NOTHING
 from fgai.ops import mean_shift
 from fgai.topk import Cut, swap_margin, topk_l1
+from fgai.typed import typed
 
 DIVERGENCES = ("log", "relative", "logits", "probabilities", "kl")
 TERMS = (
@@ -69,6 +70,7 @@ def spread(logits: Tensor) -> Tensor:
     return (logits - logits.mean(1, keepdim=True)).abs().sum(1).mean().clamp(min=1e-12) / 2
 
 
+@typed
 def prediction_distance(
     y: Tensor, other: Tensor, divergence: str, scale: Tensor | float = 1.0, share: float = 1.0
 ) -> Tensor:
