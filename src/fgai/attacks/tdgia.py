@@ -88,7 +88,8 @@ class TDGIA(RandomInjection):
             if index < len(sizes) - 1:
                 attacked = change.apply(graph)[0]
                 with torch.no_grad():
-                    logits = judge.look(change, "logits")[0]
+                    logits, attention = judge.look(change, self.objective.reads)
+                    judge.spent(0, 1.0, self.objective(logits, attention, judge.clean)[None])
 
 
 def smooth_prediction(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
