@@ -225,9 +225,7 @@ class TestSite:
             values = []
             for site in (part, full):
                 losses = ["entropy", "margin", "reach", "margin"]
-                aim: Any = ClassScore(site, losses)
-                if reads:
-                    aim = damage_at(site, explanation(2), losses)
+                aim: Any = damage_at(site, explanation(2), losses) if reads else ClassScore(site, losses)
                 moving = features.clone().requires_grad_()
                 loss, damage = aim(site.view(moving))
                 (gradient,) = torch.autograd.grad(loss.sum(), moving)
