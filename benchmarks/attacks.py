@@ -20,8 +20,8 @@ from torch import Tensor, nn
 import fgai
 from fgai.attacks import Attack, AttackResult, draw_endpoints, make_attack
 from fgai.graph import Graph, GraphChange
-from fgai.recompute.edit import Edit
 from fgai.recompute.local import Recompute
+from fgai.recompute.patch import Edit
 
 
 def network(name: str, graph: Graph, layers: int) -> nn.Module:
@@ -39,7 +39,7 @@ def ceiling(model: nn.Module, graph: Graph, endpoints: Tensor) -> float:
     """Return full work ÷ work of the rows in reach, all their edges counted."""
     stages = model.layerwise()  # type: ignore[operator]
     attacked, _ = graph.inject(endpoints)
-    edit, degree = Edit.between(graph, attacked), attacked.adjacency.degree
+    edit, degree = Edit.of(GraphChange(endpoints=endpoints), graph), attacked.adjacency.degree
     reached, all_work, work = edit.start(graph.num_nodes), 0, 0
     for layer, _ in stages.stages:
         width = layer.heads * layer.channels

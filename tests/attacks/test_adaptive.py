@@ -7,7 +7,8 @@ import torch
 from scipy.sparse import csr_matrix
 
 from fgai.attacks import THREATS, AdaptiveInjection, PGDInjection
-from fgai.attacks.adaptive import disguise, near_endpoints
+from fgai.attacks.endpoints import near_endpoints
+from fgai.attacks.injection import disguise
 from fgai.sparse.features import as_features
 from support import attack_cases as cases
 

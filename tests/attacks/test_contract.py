@@ -31,7 +31,7 @@ from fgai.attacks import (
     check,
     explanation,
 )
-from fgai.attacks.search.gradients import GRADIENTS
+from fgai.attacks.search.members import GRADIENTS
 from fgai.attention import AttentionMap, LayerAttention, evaluating, observe, prepared
 from fgai.errors import ReliabilityWarning
 from fgai.graph import Graph, GraphChange

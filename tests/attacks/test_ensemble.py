@@ -22,20 +22,19 @@ from fgai.attacks import (
     make_attack,
 )
 from fgai.attacks.budget import Box
-from fgai.attacks.endpoints import RULES, SHARED_RULES, Sites, cover_endpoints, weakest_endpoints
+from fgai.attacks.endpoints import RULES, SHARED_RULES, EndpointContext, cover_endpoints, weakest_endpoints
 from fgai.attacks.ensemble import PLAIN
-from fgai.attacks.search.aims import ROW_LOSSES, ExplanationAim, LinkAim, PredictionAim, Rows
+from fgai.attacks.search.climb import OPTIMISERS, SPACES
 from fgai.attacks.search.members import Member, batches
-from fgai.attacks.search.optimisers import OPTIMISERS
-from fgai.attacks.search.site import Site
-from fgai.attacks.search.spaces import SPACES
+from fgai.attacks.search.scores import ROW_LOSSES, ClassScore, LinkScore, Rows, damage_at
+from fgai.attacks.search.site import InjectionSite
 from fgai.attention import call_model, evaluating, observe, prepared
 from fgai.errors import InputError, ReliabilityWarning
 from fgai.graph import Graph, GraphChange
 from fgai.metrics import f1, task_scores
 from fgai.models import GAT
-from fgai.objectives import Clean, Explanation
-from fgai.recompute import Recompute
+from fgai.objectives import Clean, Explanation, explanation
+from fgai.recompute import Edit, Recompute
 from support import attack_cases as cases
 
 TINY = Budget(nodes=3, edges=4, steps=4)
@@ -215,19 +214,18 @@ class TestSite:
         with evaluating(model, freeze=True):
             seen = observe(model, graph, heads="mean")
             clean = Clean(seen.logits, seen.attention, torch.arange(0, 30, 2))
-            again = Recompute(model, graph)
+            again, change = Recompute(model, graph), GraphChange(endpoints=ends)
             part, full = (
-                Site(model, graph, ends, clean, a, reads="ranking" if reads else "logits")
+                InjectionSite(model, graph, change, clean, a, reads="ranking" if reads else "logits")
                 for a in (again, None)
             )
-            part.plan = again.plan(*_everything(graph, ends, clean, reads), whole=reads, limit=float("inf"))
+            edit, wanted = Edit.of(change, graph), None if reads else clean.nodes
+            part._set_plan(again.plan(edit, wanted, whole=reads, limit=float("inf")))
             labels = seen.logits.argmax(1)
             values = []
-            for site in (_with_plan(part, graph), full):
+            for site in (part, full):
                 losses = ["entropy", "margin", "reach", "margin"]
-                aim: Any = PredictionAim(site, losses)
-                if reads:
-                    aim = ExplanationAim(site, Explanation(2), 4)
+                aim: Any = damage_at(site, explanation(2), losses) if reads else ClassScore(site, losses)
                 moving = features.clone().requires_grad_()
                 loss, damage = aim(site.view(moving))
                 (gradient,) = torch.autograd.grad(loss.sum(), moving)
@@ -238,30 +236,13 @@ class TestSite:
             torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
 
 
-def out_of_reach(site: Site, aim: PredictionAim, losses: list[str], labels: Tensor) -> Tensor:
+def out_of_reach(site: InjectionSite, aim: ClassScore, losses: list[str], labels: Tensor) -> Tensor:
     """What rows that no new node reaches would add to each loss: a constant, which a climb leaves out."""
     rest = site.clean.nodes[~torch.isin(site.clean.nodes, site.rows)]
     logits = site.clean.logits[rest][None]
     mine = torch.nn.functional.one_hot(labels[rest], logits.shape[-1]).bool()
     rows = Rows.of(logits, mine, aim.scale)
     return torch.stack([ROW_LOSSES[name](rows).sum() / aim.count for name in losses])
-
-
-def _everything(graph: Graph, ends: Tensor, clean: Clean, reads: bool) -> tuple[Any, Any]:
-    from fgai.recompute import Edit
-
-    return Edit.of(GraphChange(endpoints=ends), graph), None if reads else clean.nodes
-
-
-def _with_plan(site: Site, graph: Graph) -> Site:
-    """The site as it is where a partial pass pays, on a graph where it does not."""
-    assert site.plan is not None and site.recompute is not None
-    site.encodings = site.recompute.encodings(site.plan, GraphChange(endpoints=site.endpoints))
-    attacked = torch.zeros(graph.num_nodes + len(site.endpoints), dtype=torch.bool)
-    attacked[site.clean.nodes] = True
-    site.kept = attacked[site.plan.nodes].nonzero().flatten()
-    site.rows = site.plan.nodes[site.kept]
-    return site
 
 
 class TestPieces:
@@ -302,7 +283,7 @@ class TestPieces:
     def test_the_damage_to_links_is_their_auc(self, seed: int) -> None:
         draws = torch.Generator().manual_seed(seed)
         logits, label = torch.randn(3, 11, 2, generator=draws), torch.randint(0, 2, (11,), generator=draws)
-        aim = object.__new__(LinkAim)
+        aim = object.__new__(LinkScore)
         aim.label = label
         expected = [1 - task_scores("link", one, label)["roc_auc"] for one in logits]
         if 0 < int(label.sum()) < 11:
@@ -343,7 +324,7 @@ class TestEndpoints:
         graph = cases.tiny_graph()
         nodes = graph.test_mask.nonzero().flatten()  # type: ignore[union-attr]
         logits, attacked = torch.randn(2, 30, 3, generator=torch.Generator().manual_seed(0))
-        sites = Sites(graph, nodes, nodes, logits, (3, 4), attacked, graph.y)
+        sites = EndpointContext(graph, nodes, nodes, logits, (3, 4), attacked, graph.y)
         first, second = (RULES[rule](sites, torch.Generator().manual_seed(5)) for _ in range(2))
         assert first.shape == (3, 4) and torch.equal(first, second)
         assert bool(torch.isin(first, nodes).all())
@@ -355,7 +336,9 @@ class TestEndpoints:
         nodes = graph.test_mask.nonzero().flatten()  # type: ignore[union-attr]
         logits, one, two = torch.randn(3, 30, 3, generator=torch.Generator().manual_seed(0))
         first, second = (
-            RULES[rule](Sites(graph, nodes, nodes, logits, (1, 2), seen, graph.y), torch.Generator())
+            RULES[rule](
+                EndpointContext(graph, nodes, nodes, logits, (1, 2), seen, graph.y), torch.Generator()
+            )
             for seen in (one, two)
         )
         assert torch.equal(first, second) == (rule in SHARED_RULES)
@@ -367,7 +350,7 @@ class TestEndpoints:
         every, logits, labels = torch.arange(18), torch.zeros(18, 2), torch.zeros(18, dtype=torch.long)
         for centre, gap in enumerate((3.0, 0.1, -2.0)):
             logits[[centre, *range(3 + 5 * centre, 8 + 5 * centre)], 0] = gap
-        sites = Sites(graph, every, every, logits, (1, 2), logits, labels)
+        sites = EndpointContext(graph, every, every, logits, (1, 2), logits, labels)
         assert weakest_endpoints(sites, torch.Generator()).flatten().tolist() == [1, 0]
         wrong = replace(sites, labels=1 - labels)
         assert int(weakest_endpoints(wrong, torch.Generator()).flatten()[0]) == 2
@@ -377,14 +360,14 @@ class TestEndpoints:
         edges = [(0, leaf) for leaf in range(2, 10)] + [(1, leaf) for leaf in range(10, 15)]
         graph = Graph.from_edges(torch.tensor(edges).T, 16, torch.eye(16), undirected=True)
         every = torch.arange(16)
-        sites = Sites(graph, every, every, None, (1, 2))
+        sites = EndpointContext(graph, every, every, None, (1, 2))
         found = cover_endpoints(sites, torch.Generator().manual_seed(0))
         assert sorted(found.flatten().tolist()) == [0, 1]
 
     def test_more_endpoints_than_targets_are_filled_up(self) -> None:
         graph = cases.tiny_graph()
         nodes = torch.arange(5)
-        sites = Sites(graph, nodes, nodes, torch.zeros(30, 3), (4, 3))
+        sites = EndpointContext(graph, nodes, nodes, torch.zeros(30, 3), (4, 3))
         for rule in RULES.values():
             found = rule(sites, torch.Generator().manual_seed(0))
             assert found.shape == (4, 3) and all(torch.unique(row).numel() == 3 for row in found)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from fgai.attacks import Budget, EnsembleInjection
-from fgai.attacks.search.gradients import GRADIENTS, saturated_layer, softened
-from fgai.attacks.search.members import PREDICTION_MEMBERS, Member
+from fgai.attacks.search.members import GRADIENTS, PREDICTION_MEMBERS, Member, saturated_layer, softened
 from fgai.attention import find_layers, observe, prepared
 from fgai.errors import InputError
 from fgai.training import limit

@@ -27,9 +27,10 @@ from fgai.attacks import (
     make_attack,
     preserving,
 )
+from fgai.attacks.endpoints import defect_scores, defective_endpoints
 from fgai.attacks.existing import known_labels, same_label_pairs
 from fgai.attacks.prbcd import Flips, pyg_attack, random_pairs, weighted_forward
-from fgai.attacks.tdgia import batch_sizes, defect_scores, defective_endpoints, smooth_prediction
+from fgai.attacks.tdgia import smooth_prediction
 from fgai.attention import AttentionMap, evaluating
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange
@@ -179,11 +180,6 @@ class TestTDGIA:
         label = clean.logits.argmax(1)
         counts = torch.stack([torch.bincount(label[row], minlength=3) for row in found])
         assert int((counts[0] - counts[1]).abs().max()) <= 1
-
-    @given(st.integers(0, 40), st.integers(1, 9))
-    def test_batches_add_up(self, count: int, size: int) -> None:
-        sizes = batch_sizes(count, size)
-        assert sum(sizes) == count and all(0 < s <= size for s in sizes)
 
     def test_smooth_loss_equals_a_loop(self) -> None:
         y, now = torch.randn(2, 11, 4, generator=torch.Generator().manual_seed(0)).double() * 3

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fgai.attacks import THREATS, Budget, EnsembleInjection, PGDInjection, ValueInjection
-from fgai.attacks.values import ValueSite
+from fgai.attacks.search.site import InjectionSite
 from fgai.attention import call_model, entry_limits, evaluating, observe, prepared
 from fgai.errors import InputError
 from fgai.evaluation import evaluate
@@ -81,15 +81,13 @@ def test_rows_in_reach_say_what_the_whole_graph_says(name: str) -> None:
         clean, endpoints = Clean(seen.logits, seen.attention, rows), rows[:6].view(2, 3)
         size = sum(limits.low.numel() for limits in entry_limits(model))
         entry_values = torch.rand(3, 2, size, generator=draws).requires_grad_()
+        change = GraphChange(endpoints=endpoints, features=features)
         part, whole = (
-            ValueSite(features, model, ready, endpoints, clean, one, reads="logits")
+            InjectionSite(model, ready, change, clean, one, reads="logits", moves="entry_values")
             for one in (recompute, None)
         )
         if part.plan is None:  # a tiny graph is all in reach
-            part.plan = recompute.plan(Edit.of(GraphChange(endpoints=endpoints), ready), limit=float("inf"))
-            part.encodings = recompute.encodings(part.plan, GraphChange(endpoints=endpoints))
-            part.kept = torch.isin(part.plan.nodes, rows).nonzero().flatten()
-            part.rows = part.plan.nodes[part.kept]
+            part._set_plan(recompute.plan(Edit.of(change, ready), rows, limit=float("inf")))
         made, truth = part.view(entry_values), whole.view(entry_values)
         joined = [
             GraphChange(endpoints=endpoints, features=features, entry_values=one) for one in entry_values

@@ -6,6 +6,7 @@ import itertools
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,7 @@ from fgai.attacks import (
     DICE,
     PRBCD,
     TDGIA,
+    THREATS,
     AdaptiveInjection,
     Attack,
     Budget,
@@ -28,7 +30,9 @@ from fgai.attacks import (
     PGDInjection,
     RandomEdges,
     RandomInjection,
+    ValueInjection,
 )
+from fgai.attacks.base import ReportedAttack
 from fgai.attention import prepared
 from fgai.errors import ReliabilityWarning
 from fgai.graph import Graph
@@ -62,7 +66,12 @@ BUDGETS: dict[type[Attack], Budget] = {
     SmallEnsemble: Budget(nodes=3, edges=4, steps=2),
     NaturalInjection: Budget(nodes=3, edges=4, steps=4, step_size=0.3, restarts=2),
 }
-REPORTED = (SmallEnsemble, NaturalInjection)
+for threat in THREATS.values():  # a new attack is tested without an entry here
+    if threat.attack not in (EnsembleInjection, ValueInjection):  # the first is tested as `SmallEnsemble`
+        small = {"nodes": 3, "edges": 4 if threat.budget.nodes else 7, "steps": 4}
+        small = {name: min(most, getattr(threat.budget, name)) for name, most in small.items()}
+        BUDGETS.setdefault(threat.attack, replace(threat.budget, **small))
+REPORTED = tuple(kind for kind in BUDGETS if issubclass(kind, ReportedAttack))
 """Attacks that choose by what is reported, not by the objective's value."""
 ATTENTION = ("gat", "gatv2", "gt", "pyg")
 """Models whose weights read nothing but the two ends of an edge; GCN's also read degrees."""

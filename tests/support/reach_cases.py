@@ -9,8 +9,8 @@ from fgai.attention import AttentionMap, observe, prepared
 from fgai.graph import Graph, GraphChange
 from fgai.models import GAT, GT, GATv2
 from fgai.ops import reference, use_backend
-from fgai.recompute.edit import Edit
 from fgai.recompute.local import Plan, Recompute, Touched, repeat_plan
+from fgai.recompute.patch import Edit
 from fgai.sparse.adjacency import set_reach
 from support.ops_cases import INPUTS, TOLERANCE, assert_same, call, inputs, skewed
 

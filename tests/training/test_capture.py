@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from experiments.algorithm1 import OUTPUT_LAYER, PRINTED, Ascent
 from experiments.defences import Regularised
-from fgai.attacks import Budget, replay
+from fgai.attacks import Budget
 from fgai.attacks.injection import PGDInjection
+from fgai.attacks.search import climb as climb_module
 from fgai.attention import observe, prepared
 from fgai.errors import FgaiWarning
 from fgai.graph import Graph
@@ -59,7 +60,7 @@ def count_captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             super().__init__(*given)
             found.append(1)
 
-    monkeypatch.setattr(replay, "Replay", Counted)
+    monkeypatch.setattr(climb_module, "Replay", Counted)
     return found
 
 
@@ -202,7 +203,7 @@ class TestOnTheDevice:
         attack, captured = PGDInjection(budget, goal), count_captures(monkeypatch)
         found = []
         for worth in (20, 1000):
-            monkeypatch.setattr(replay, "MIN_STEPS", worth)
+            monkeypatch.setattr(climb_module, "MIN_STEPS", worth)
             found.append(attack.run(model, graph, seed=1))
         ours, theirs = found
         assert captured == [1, 1]  # one in each restart of the first, none in the second

@@ -1,17 +1,22 @@
 """Attacks on graphs: one budget, checked in one place; no attack judges its own success."""
 
 from fgai.attacks import balls
-from fgai.attacks.adaptive import AdaptiveInjection
 from fgai.attacks.attention import AttentionShift, attack_attention
 from fgai.attacks.base import Attack, AttackResult, Judge, Ledger
 from fgai.attacks.budget import Budget, check
-from fgai.attacks.endpoints import SHARED_RULES
+from fgai.attacks.endpoints import SHARED_RULES, draw_endpoints
 from fgai.attacks.ensemble import EnsembleInjection
 from fgai.attacks.existing import DICE, FeaturePGD, RandomEdges
-from fgai.attacks.injection import FGSMInjection, PGDInjection, RandomInjection, draw_endpoints, draw_features
+from fgai.attacks.injection import (
+    AdaptiveInjection,
+    FGSMInjection,
+    PGDInjection,
+    RandomInjection,
+    draw_features,
+)
 from fgai.attacks.natural import NaturalInjection
 from fgai.attacks.prbcd import PRBCD
-from fgai.attacks.search import EXPLANATION_MEMBERS, PREDICTION_MEMBERS, Member
+from fgai.attacks.search import EXPLANATION_MEMBERS, PREDICTION_MEMBERS, Member, SearchSpec
 from fgai.attacks.tdgia import TDGIA
 from fgai.attacks.threats import THREATS, Threat, doubt, make_attack, register_threat, threat_of
 from fgai.attacks.values import ValueInjection
@@ -55,6 +60,7 @@ __all__ = [
     "PGDInjection",
     "RandomEdges",
     "RandomInjection",
+    "SearchSpec",
     "Threat",
     "ValueInjection",
     "attack_attention",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any, final
@@ -15,22 +15,212 @@ from torch import Tensor, nn
 
 from fgai import checks
 from fgai.alone import with_gradients
-from fgai.attacks.budget import Budget, check
-from fgai.attacks.judge import Judge, Ledger
-from fgai.attention import evaluating, observe, prepared
+from fgai.attacks.budget import Box, Budget, check
+from fgai.attacks.search.climb import SearchResult, SearchSpec, climb
+from fgai.attacks.search.scores import Score, damage_at, sums_rows, value_at
+from fgai.attacks.search.site import InjectionSite, read_model
+from fgai.attention import AttentionMap, evaluating, observe, prepared
 from fgai.errors import BudgetError, InputError, ReliabilityWarning, warn
 from fgai.graph import Graph, GraphChange
+from fgai.graph.change import SeenEdges
 from fgai.models import as_graph
 from fgai.objectives import Clean, Loss, Objective
-from fgai.progress import stage
-from fgai.recompute.local import Recompute
-from fgai.recompute.partial import PartialObjective
+from fgai.progress import current, stage
+from fgai.recompute import Recompute
 from fgai.sparse import EdgeMap
 from fgai.tasks import task_of
 from fgai.trackers import Tracker
 from fgai.typed import typed
 
-__all__ = ["Attack", "AttackResult", "Judge", "Ledger"]
+SINGLE_USES = 3
+"""Plans for partial passes that served one pass only, after which a judge makes full passes."""
+
+
+@typed
+@dataclass
+class Ledger:
+    """What an attack spent.
+
+    Attributes:
+        steps: gradient steps over all restarts.
+        forwards: forward passes, the judging ones included.
+        seconds: wall-clock time.
+        gradient: largest entry of any gradient seen, in size; 0 where none was taken.
+        curve: objective at each candidate that was judged, in order.
+        feasible: share of those that kept what the objective demands; None where it demands nothing.
+        partial: forward passes that computed only the rows in reach of the change.
+        share: mean over the forward passes of the work done, as a share of a full pass.
+        members: of an ensemble, what each member found where, and what that took; empty for other attacks.
+        damages: what each proposed change was chosen by, random noise first; judged afresh by a full pass.
+        won: place of the chosen change among those.
+        rules: of an ensemble, the rule that chose the endpoints of each proposed change; else empty.
+    """
+
+    steps: int = 0
+    forwards: int = 0
+    seconds: float = 0.0
+    gradient: float = 0.0
+    curve: list[float] = field(default_factory=list)
+    feasible: float | None = None
+    partial: int = 0
+    share: float = 1.0
+    members: list[dict[str, Any]] = field(default_factory=list)
+    damages: list[float] = field(default_factory=list)
+    won: int = 0
+    rules: list[str] = field(default_factory=list)
+
+    def proposals(self) -> list[tuple[dict[str, Any] | None, float]]:
+        """Return the member that proposed each change, None for noise, and the change's damage.
+
+        Every restart proposes random noise first, then what its members found.
+
+        Example:
+            >>> rows = [{"member": "sign"}, {"member": "polish"}]
+            >>> Ledger(members=rows, damages=[0.1, 0.3, 0.4]).proposals()[:2]
+            [(None, 0.1), ({'member': 'sign'}, 0.3)]
+        """
+        restarts = max(1, len(self.damages) - len(self.members))
+        each, rows = len(self.members) // restarts, iter(self.members)
+        return [
+            (None if place % (each + 1) == 0 else next(rows), damage)
+            for place, damage in enumerate(self.damages)
+        ]
+
+    def note(self, result: SearchResult) -> None:
+        """Add the steps of a search and the largest gradient it saw."""
+        self.steps += result.steps
+        self.gradient = max(self.gradient, result.gradient)
+
+    def add_member(self, member: str, rule: str, result: SearchResult, seconds: float) -> None:
+        """Add a row about a member: its name, the rule of its endpoints, its result and its time."""
+        numbers = {name: getattr(result, name) for name in ("damage", "loss", "gradient", "steps")}
+        self.members.append({"member": member, "endpoints": rule, **numbers, "seconds": seconds})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for records."""
+        return asdict(self)
+
+
+@typed
+class Judge:
+    """Scores changes through the attacked model; every forward pass is noted in the ledger.
+
+    Args:
+        model: attacked, in eval mode.
+        graph: clean, prepared for the model.
+        objective: what the attacker maximises.
+        clean: the model's output before the attack.
+        ledger: where forward passes are counted.
+        recompute: the model on the clean graph, ready for partial passes; None where it cannot.
+        vanilla: the model the attacked one was made from, or None.
+        on_step: called with a few words before each long step, or None.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: Graph,
+        objective: Objective,
+        clean: Clean,
+        ledger: Ledger,
+        recompute: Recompute | None = None,
+        vanilla: nn.Module | None = None,
+        on_step: Callable[[str], None] | None = None,
+    ) -> None:
+        self.model, self.graph, self.objective, self.clean = model, graph, objective, clean
+        self.recompute, self.vanilla = recompute, vanilla
+        self._ledger, self._on_step = ledger, on_step
+        self._last: tuple[SeenEdges, InjectionSite, Score] | None = None
+        self._single, self._work = 0, 0.0
+        self._trace: list[Tensor] = []  # read once at the end: reading every value would stall the device
+
+    def __call__(self, attacked: Graph) -> Tensor:
+        """Return the objective on a perturbed graph, with gradients to its features, by a full pass."""
+        value = self.scored(*read_model(self.model, attacked, self.objective.reads))
+        self._trace.append(value.detach())
+        return value
+
+    def change(self, change: GraphChange) -> Tensor:
+        """Return the objective after a change of the clean graph, with gradients to its features.
+
+        Preferable to putting the graph together: changes in a row that share their edges share that work, and
+        only the rows in reach are computed where that pays.
+        """
+        if change.entry_values is not None:
+            return self(change.apply(self.graph)[0])
+        site = self.site(change)
+        assert self._last is not None
+        value = self._last[2](site.at(change))[0].squeeze(0)
+        self.spent(1, site.share, value.detach()[None])
+        return value
+
+    def site(self, change: GraphChange) -> InjectionSite:
+        """Return the model where the edges of a change are fixed; the last one is kept."""
+        if self._last is None or not self._last[0].same(change):
+            if self._last is not None and self._single < SINGLE_USES:
+                self._single = self._single + 1 if self._last[1].passes < 2 else 0
+            ready = self.recompute if sums_rows(self.objective) and self._single < SINGLE_USES else None
+            reads = self.objective.reads
+            site = InjectionSite(self.model, self.graph, change, self.clean, ready, reads=reads)
+            self._last = SeenEdges(change), site, value_at(site, self.objective)
+        return self._last[1]
+
+    def climb(
+        self,
+        change: GraphChange,
+        start: Tensor,
+        spec: SearchSpec,
+        box: Box,
+        *,
+        moves: str = "features",
+        guide: Objective | None = None,
+    ) -> SearchResult:
+        """Climb from one start and return the point with the largest value of the objective.
+
+        Forward passes and values are noted here, steps and gradients by the attack (`Ledger.note`).
+
+        Args:
+            change: its edges and rows are fixed.
+            start: [M, F] of the values that move, or of the points of the search's space.
+            spec: how to climb.
+            box: of the values.
+            moves: the field of the change that moves.
+            guide: a smoother objective to climb in place of the attack's own.
+        """
+        site = self.site(change)
+        site.moves, passes = moves, site.passes
+        (found,) = climb(site, value_at(site, self.objective, guide), start[None], [spec], box)
+        self.spent(site.passes - passes, site.share, found.curve)
+        return found
+
+    def look(self, change: GraphChange, reads: str = "heads") -> tuple[Tensor, AttentionMap]:
+        """Return logits and attention after a change: one full pass, no objective."""
+        self.spent(1, 1.0)
+        return read_model(self.model, change.apply(self.graph)[0], reads)
+
+    def scored(self, logits: Tensor, attention: AttentionMap) -> Tensor:
+        """Return the objective of outputs of a full pass: counted, but not in the curve."""
+        self.spent(1, 1.0)
+        return self.objective(logits, attention, self.clean)
+
+    def tell(self, step: str) -> None:
+        """Announce the next step in a few words."""
+        current().tell(step)
+        if self._on_step is not None:
+            self._on_step(step)
+
+    def spent(self, passes: int, share: float, values: Tensor | None = None) -> None:
+        """Note forward passes of a search, each a share of a full one, and values for the curve."""
+        self._ledger.forwards += passes
+        self._ledger.partial += passes if share < 1 else 0
+        self._work += passes * share
+        self._ledger.share = self._work / max(1, self._ledger.forwards)
+        if values is not None:
+            self._trace.extend(values)
+
+    def curve(self) -> list[float]:
+        """Return every value judged so far, in order."""
+        return torch.stack(self._trace).tolist() if self._trace else []
 
 
 @typed
@@ -110,8 +300,8 @@ class Attack(ABC):
     ) -> Iterator[GraphChange]:
         """Yield candidate changes of one restart; the first is random noise within the budget.
 
-        `judge(attacked)` returns the objective on a perturbed graph, with gradients to its features;
-        `judge.clean` holds what the model said before.
+        `judge.change(change)` returns the objective after a change, with gradients to its features;
+        `judge.clean` holds the output of the model before.
         """
 
     def specification(self) -> dict[str, Any]:
@@ -205,8 +395,7 @@ class Attack(ABC):
                 raise InputError(
                     f"the model's output on {graph.name!r} is not finite; there is nothing to attack"
                 )
-            shortcut = None if recompute is None else PartialObjective(recompute, self.objective, clean)
-            judge = Judge(model, graph, self.objective, clean, ledger, shortcut, recompute, vanilla, on_step)
+            judge = Judge(model, graph, self.objective, clean, ledger, recompute, vanilla, on_step)
             for restart in range(self.budget.restarts):
                 generator = torch.Generator().manual_seed(checks.seed(seed) * 7_919 + restart)
                 for index, change in enumerate(self.candidates(graph, nodes, generator, judge, ledger)):
@@ -236,6 +425,58 @@ class Attack(ABC):
         if tracker is not None:
             _tell(tracker, label, result)
         return result
+
+
+class ReportedAttack(Attack):
+    """An attack whose strongest change is the one with the largest `Objective.damage`.
+
+    Its searches climb the objective's loss. For wrong predictions they climb several losses, see
+    `fgai.attacks.search.scores.ROW_LOSSES`.
+    """
+
+    @property
+    def searches(self) -> bool:
+        """It does, with steps of its own."""
+        return True
+
+    @property
+    def reads(self) -> bool:
+        """Whether attention is what it aims at."""
+        return self.objective.reads != "logits"
+
+    def damage(self, judge: Judge, change: GraphChange, value: float) -> float:
+        """Return the objective's damage after the change, from a full pass."""
+        return float(self.objective.judged(*judge.look(change), judge.clean))
+
+    def predicted(self, judge: Judge) -> Tensor | None:
+        """Return the clean predictions [N], where there is one for every node."""
+        logits = judge.clean.logits
+        return logits.argmax(1) if logits.shape[0] == judge.graph.num_nodes else None
+
+    def site(
+        self,
+        model: nn.Module,
+        graph: Graph,
+        change: GraphChange,
+        clean: Clean,
+        recompute: Recompute | None,
+        moves: str = "features",
+    ) -> InjectionSite:
+        """Return the model as a function of a field of the change; partial passes where they serve."""
+        partial = recompute if self.objective.classes or self.objective.explanation is not None else None
+        return InjectionSite(model, graph, change, clean, partial, reads=self.objective.reads, moves=moves)
+
+    def climb(
+        self, site: InjectionSite, start: Tensor, specs: Sequence[SearchSpec], box: Box
+    ) -> list[SearchResult]:
+        """Climb from several starts [B, M, F] side by side and return the worst point of each by damage."""
+        return climb(site, damage_at(site, self.objective, [one.loss for one in specs]), start, specs, box)
+
+    def tried(self, site: InjectionSite, values: Tensor, losses: Sequence[str]) -> list[tuple[float, float]]:
+        """Return the damage and the loss of each of these values [B, M, F]."""
+        with torch.no_grad():
+            loss, damage = damage_at(site, self.objective, losses)(site.view(values))
+        return list(zip(damage.tolist(), loss.tolist(), strict=True))
 
 
 def _tell(tracker: Tracker, run: str, result: AttackResult) -> None:

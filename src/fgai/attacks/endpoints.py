@@ -1,4 +1,4 @@
-"""Where new nodes are joined: at random, or by rules that read the graph and a model.
+"""Where new nodes are joined: at random, in one neighbourhood, or by rules that read the graph and a model.
 
 `random`, `cover` and `defects` read the vanilla model at most, so every method meets the same endpoints and
 may be compared node by node (`SHARED_RULES`). `weakest` reads the attacked model. All give the same number
@@ -14,15 +14,173 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fgai.attacks.injection import draw_endpoints
-from fgai.attacks.tdgia import defect_scores
+from fgai import checks
+from fgai.attacks.budget import LARGEST
 from fgai.compiled import compiled
+from fgai.errors import InputError
 from fgai.graph import Graph
+from fgai.ops import aggregate
+from fgai.sparse.valid import check_index
+from fgai.typed import typed
+
+NEAR, FAR = 0.9, 0.1
+"""Weights of 1/degree and 1/√(edges · degree) in TDGIA's score."""
+
+
+@typed
+def draw_endpoints(
+    nodes: Tensor,
+    count: int,
+    each: int,
+    generator: torch.Generator,
+    batch: Tensor | None = None,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Return [count, each] endpoints drawn from `nodes`, distinct within a row.
+
+    Args:
+        nodes: [P] to draw from.
+        count: rows.
+        each: endpoints per row.
+        generator: on the CPU.
+        batch: [N] small graph of every node, or None; with it, `count` rows are drawn for each small graph
+            that has some of the `nodes`, each row inside its graph.
+        weights: [N] how likely each node of the graph is to be drawn; None for all alike.
+
+    Raises:
+        InputError: `nodes` is no vector of nodes, or has fewer than `each`; a count is too large; a weight of
+            one of the `nodes` is missing or not positive.
+    """
+    checks.whole(count, "count", 0, LARGEST)
+    checks.whole(each, "each", 0, LARGEST)
+    if nodes.dim() != 1 or nodes.dtype != torch.int64:
+        got = f"{nodes.dtype} {tuple(nodes.shape)}"
+        raise InputError(f"`nodes` must be a vector of node numbers (torch.long), got {got}")
+    if batch is not None:
+        check_index(nodes, batch.numel(), "nodes")
+        if batch.dim() != 1 or batch.dtype != torch.int64:
+            raise InputError(f"`batch` must be a vector of graph numbers (torch.long), got {batch.dtype}")
+        groups = batch.to(nodes.device)[nodes]
+        counts = torch.bincount(groups)
+        pools = torch.split(nodes[groups.argsort(stable=True)], counts[counts > 0].tolist())
+        return torch.cat([draw_endpoints(pool, count, each, generator, None, weights) for pool in pools])
+    pool = nodes.numel()
+    if pool < each or (count and not pool):
+        raise InputError(f"`nodes` must hold at least `each` ({each}) nodes to draw, got {pool}")
+    shape = (count, 2 * each + 8)
+    likely = None if weights is None else _likely(weights, nodes)
+    if likely is None or not count:
+        tries = torch.randint(pool, shape, generator=generator)
+    else:
+        tries = torch.multinomial(likely, shape[0] * shape[1], True, generator=generator).view(shape)
+    chosen = torch.empty(count, each, dtype=torch.long)
+    for row in _first_distinct(tries.numpy(), chosen.numpy()).nonzero()[0]:  # a small pool: shuffle it
+        chosen[row] = (
+            torch.randperm(pool, generator=generator)[:each]
+            if likely is None
+            else torch.multinomial(likely, each, generator=generator)
+        )
+    return nodes[chosen.to(nodes.device)]
+
+
+def _likely(weights: Tensor, nodes: Tensor) -> Tensor:
+    """Weights of the `nodes`, checked, on the CPU in double precision."""
+    if weights.dim() != 1 or not weights.is_floating_point():
+        raise InputError(f"`weights` must be a vector of numbers, got {weights.dtype} {tuple(weights.shape)}")
+    check_index(nodes, weights.numel(), "nodes")
+    likely = weights.detach().to("cpu", torch.float64)[nodes.cpu()]
+    if not bool(torch.isfinite(likely).all()) or bool((likely <= 0).any()):
+        raise InputError("`weights` must be positive and finite for every node that may be drawn")
+    return likely
+
+
+@compiled
+def _first_distinct(tries: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Fill each row with the first distinct numbers of its tries; return the rows with too few."""
+    short = np.zeros(tries.shape[0], dtype=np.bool_)
+    for row in range(tries.shape[0]):
+        found = 0
+        for number in tries[row]:
+            if found == chosen.shape[1]:
+                break
+            known = False
+            for place in range(found):
+                known = known or chosen[row, place] == number
+            if not known:
+                chosen[row, found] = number
+                found += 1
+        short[row] = found < chosen.shape[1]
+    return short
+
+
+def near_endpoints(graph: Graph, nodes: Tensor, count: int, each: int, generator: torch.Generator) -> Tensor:
+    """Return [count, each] endpoints, each row out of one neighbourhood.
+
+    A row is drawn around one target: the targets that most paths of one or two edges lead to from it, and
+    where those are too few, others at random.
+
+    Args:
+        graph: prepared for the model.
+        nodes: [T] the targets.
+        count: rows.
+        each: endpoints per row, at most T.
+        generator: on the CPU.
+    """
+    centre = nodes[torch.randint(nodes.numel(), (count,), generator=generator).to(nodes.device)]
+    ones = torch.ones(graph.num_edges, 1, device=graph.device, dtype=torch.float32)
+    reach = torch.zeros(graph.num_nodes, 1, count, device=graph.device, dtype=torch.float32)
+    reach[centre, 0, torch.arange(count, device=graph.device)] = 1.0
+    first = aggregate(ones, reach, graph.adjacency)
+    paths = (first + aggregate(ones, first, graph.adjacency)).squeeze(1)[nodes]
+    lots = torch.rand(paths.shape, generator=generator, dtype=torch.float32).to(paths.device)
+    return nodes[(paths + lots / 2).topk(each, dim=0).indices.t()]
+
+
+def defect_scores(degree: Tensor, probability: Tensor, edges: int) -> Tensor:
+    """How easily each target is moved: `(2 + p) (0.9 / d + 0.1 / √(edges · d))`.
+
+    Args:
+        degree: [T] degree plus one.
+        probability: [T] of the clean prediction, on the graph as it is now.
+        edges: of a new node.
+    """
+    return (2 + probability) * (NEAR / degree + FAR / (edges * degree).sqrt())
+
+
+def defective_endpoints(
+    graph: Graph,
+    nodes: Tensor,
+    logits: Tensor,
+    clean: Tensor,
+    shape: tuple[int, int],
+    generator: torch.Generator,
+) -> Tensor:
+    """Return the endpoints [size, edges] of a batch: the best-scored targets, classes spread evenly.
+
+    Args:
+        graph: as it is now, earlier batches included.
+        nodes: [T] the targets, at least size · edges.
+        logits: on `graph`.
+        clean: logits on the clean graph.
+        shape: new nodes in the batch, and edges of each.
+        generator: breaks the order within a class.
+    """
+    size, edges = shape
+    label = clean[nodes].argmax(1)
+    probability = logits[nodes].softmax(1).gather(1, label[:, None]).squeeze(1)
+    loops = 0 if graph.has_loops else 1
+    score = defect_scores((graph.adjacency.degree[nodes] + loops).to(probability), probability, edges)
+    shuffled = torch.randperm(nodes.numel(), generator=generator).to(nodes.device)
+    best = shuffled[score[shuffled].argsort(descending=True, stable=True)][: size * edges]
+    mixed = torch.randperm(best.numel(), generator=generator).to(nodes.device)
+    best = best[mixed]
+    dealt = best[label[best].argsort(stable=True)]
+    return nodes[dealt].view(edges, size).t().contiguous()
 
 
 @dataclass(frozen=True, eq=False)
-class Sites:
-    """What a rule may read.
+class EndpointContext:
+    """The input of a rule.
 
     Attributes:
         graph: prepared, clean.
@@ -43,16 +201,16 @@ class Sites:
     labels: Tensor | None = None
 
 
-Rule = Callable[[Sites, torch.Generator], Tensor]
-"""(what may be read, generator) → endpoints [M, e]."""
+Rule = Callable[[EndpointContext, torch.Generator], Tensor]
+"""(context, generator) → endpoints [M, e]."""
 
 
-def random_endpoints(sites: Sites, generator: torch.Generator) -> Tensor:
+def _random_endpoints(context: EndpointContext, generator: torch.Generator) -> Tensor:
     """The seed's own, as every attack draws them."""
-    return draw_endpoints(sites.nodes, *sites.shape, generator, sites.graph.batch)
+    return draw_endpoints(context.nodes, *context.shape, generator, context.graph.batch)
 
 
-def cover_endpoints(sites: Sites, generator: torch.Generator) -> Tensor:
+def cover_endpoints(context: EndpointContext, generator: torch.Generator) -> Tensor:
     """Greedy cover: the targets next to the most low-degree targets.
 
     An attacked node u moves by about 1/d_u for each of its neighbours that moves, so joining v is worth
@@ -62,33 +220,36 @@ def cover_endpoints(sites: Sites, generator: torch.Generator) -> Tensor:
     where every endpoint next to u covers a part 2/d_u of it. Endpoints are taken one after the other, the
     best first. They are dealt out so that each new node gets targets of one predicted class.
     """
-    weight = torch.zeros(sites.graph.num_nodes, dtype=torch.float64)
-    weight[sites.rows.cpu()] = 1.0
-    return _dealt(_covering(sites, weight), sites, generator)
+    weight = torch.zeros(context.graph.num_nodes, dtype=torch.float64)
+    weight[context.rows.cpu()] = 1.0
+    return _dealt(_covering(context, weight), context, generator)
 
 
-def weakest_endpoints(sites: Sites, generator: torch.Generator) -> Tensor:
+def weakest_endpoints(context: EndpointContext, generator: torch.Generator) -> Tensor:
     """Greedy cover of the targets that are closest to a wrong prediction of the attacked model.
 
     As `cover_endpoints`, with the weight exp(−3 · margin) of every target that is right on the clean graph,
     margin being the distance of its own probability to the best other one; targets that are wrong already
     weigh nothing.
     """
-    if sites.attacked is None or sites.labels is None:
-        return random_endpoints(sites, generator)
-    share = sites.attacked[sites.rows].double().softmax(1)
-    own = share.gather(1, sites.labels[sites.rows, None]).squeeze(1)
-    best = share.scatter(1, sites.labels[sites.rows, None], -1.0).amax(1)
-    weight = torch.zeros(sites.graph.num_nodes, dtype=torch.float64)
-    weight[sites.rows.cpu()] = torch.where(own > best, (-3 * (own - best)).exp(), 0.0).cpu()
-    return _dealt(_covering(sites, weight), sites, generator)
+    if context.attacked is None or context.labels is None:
+        return _random_endpoints(context, generator)
+    share = context.attacked[context.rows].double().softmax(1)
+    own = share.gather(1, context.labels[context.rows, None]).squeeze(1)
+    best = share.scatter(1, context.labels[context.rows, None], -1.0).amax(1)
+    weight = torch.zeros(context.graph.num_nodes, dtype=torch.float64)
+    weight[context.rows.cpu()] = torch.where(own > best, (-3 * (own - best)).exp(), 0.0).cpu()
+    return _dealt(_covering(context, weight), context, generator)
 
 
-def _covering(sites: Sites, weight: Tensor) -> Tensor:
+def _covering(context: EndpointContext, weight: Tensor) -> Tensor:
     """Return the endpoints of a greedy cover of nodes with these weights [N], the best first."""
-    adjacency, count = sites.graph.adjacency, min(sites.shape[0] * sites.shape[1], sites.nodes.numel())
-    allowed = np.zeros(sites.graph.num_nodes, dtype=np.bool_)
-    allowed[sites.nodes.cpu().numpy()] = True
+    adjacency, count = (
+        context.graph.adjacency,
+        min(context.shape[0] * context.shape[1], context.nodes.numel()),
+    )
+    allowed = np.zeros(context.graph.num_nodes, dtype=np.bool_)
+    allowed[context.nodes.cpu().numpy()] = True
     pointers, source = (t.cpu().numpy() for t in (adjacency.rowptr, adjacency.source))
     return torch.from_numpy(_cover(pointers, source, weight.numpy(), allowed, count))
 
@@ -127,35 +288,35 @@ def _cover(
     return chosen
 
 
-def defect_endpoints(sites: Sites, generator: torch.Generator) -> Tensor:
-    """TDGIA's rule: few neighbours, and a sure vanilla model: see `fgai.attacks.tdgia.defect_scores`."""
-    if sites.logits is None:
-        return random_endpoints(sites, generator)
-    sure = sites.logits[sites.nodes].softmax(1).amax(1)
-    degree = (sites.graph.adjacency.degree[sites.nodes] + (not sites.graph.has_loops)).to(sure)
-    order = defect_scores(degree, sure, sites.shape[1]).argsort(descending=True, stable=True)
-    return _dealt(sites.nodes[order[: sites.shape[0] * sites.shape[1]]].cpu(), sites, generator)
+def _defect_endpoints(context: EndpointContext, generator: torch.Generator) -> Tensor:
+    """TDGIA's rule: few neighbours, and a sure vanilla model: see `defect_scores`."""
+    if context.logits is None:
+        return _random_endpoints(context, generator)
+    sure = context.logits[context.nodes].softmax(1).amax(1)
+    degree = (context.graph.adjacency.degree[context.nodes] + (not context.graph.has_loops)).to(sure)
+    order = defect_scores(degree, sure, context.shape[1]).argsort(descending=True, stable=True)
+    return _dealt(context.nodes[order[: context.shape[0] * context.shape[1]]].cpu(), context, generator)
 
 
-def _dealt(chosen: Tensor, sites: Sites, generator: torch.Generator) -> Tensor:
+def _dealt(chosen: Tensor, context: EndpointContext, generator: torch.Generator) -> Tensor:
     """Deal endpoints to rows, those of one predicted class together; too few are filled up at random."""
-    count, each = sites.shape
-    if sites.logits is not None:
-        label = sites.logits.argmax(1).cpu()[chosen]
+    count, each = context.shape
+    if context.logits is not None:
+        label = context.logits.argmax(1).cpu()[chosen]
         chosen = chosen[label.argsort(stable=True)]
     missing = count * each - chosen.numel()
-    device = sites.nodes.device
+    device = context.nodes.device
     if missing <= 0:
         return chosen.view(count, each).to(device)
     whole = chosen.numel() // each
-    rows = draw_endpoints(sites.nodes, count - whole, each, generator)
+    rows = draw_endpoints(context.nodes, count - whole, each, generator)
     return torch.cat([chosen[: whole * each].view(whole, each).to(device), rows])
 
 
 RULES: dict[str, Rule] = {
-    "random": random_endpoints,
+    "random": _random_endpoints,
     "cover": cover_endpoints,
-    "defects": defect_endpoints,
+    "defects": _defect_endpoints,
     "weakest": weakest_endpoints,
 }
 SHARED_RULES = ("random", "cover", "defects")

@@ -12,23 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fgai.attacks.base import Judge, Ledger
+from fgai.attacks.base import Judge, Ledger, ReportedAttack
 from fgai.attacks.budget import Budget
-from fgai.attacks.endpoints import RULES, Sites
+from fgai.attacks.endpoints import RULES, EndpointContext
 from fgai.attacks.injection import PGDInjection, draw_features
-from fgai.attacks.reported import ReportedAttack, member_row
-from fgai.attacks.search.blackbox import POPULATION, evolve
-from fgai.attacks.search.climb import Found, Way, climb_of
-from fgai.attacks.search.gradients import GRADIENTS, saturated_layer, softened
+from fgai.attacks.search.climb import SearchResult
 from fgai.attacks.search.members import (
     DONOR,
     EXPLANATION_MEMBERS,
+    GRADIENTS,
     PREDICTION_MEMBERS,
     Member,
     batches,
+    saturated_layer,
+    softened,
 )
-from fgai.attacks.search.site import Site, read_model
-from fgai.attacks.search.starts import STARTS, Place
+from fgai.attacks.search.scores import Score, damage_at
+from fgai.attacks.search.site import InjectionSite, read_model
+from fgai.attacks.search.starts import STARTS, StartContext
 from fgai.attention import call_model, evaluating, prepared, straight_through
 from fgai.checks import one_of
 from fgai.errors import InputError, ReliabilityWarning, warn
@@ -41,6 +42,10 @@ MASKED = 0.01
 """How much more damage a search without gradients may do before gradients are called masked."""
 EVOLUTION = "evolution"
 BASELINE = "plain sign"
+POPULATION, GENERATIONS = 16, 12
+SPREAD, RATE = 0.7, 0.5
+GAIN = 6.0
+"""How hard mixtures of the evolution are pushed towards corners of the box."""
 PLAIN = ((10, 0.1, 1), (50, 0.05, 3))
 """Steps, step size and restarts of `standard` and `strong`."""
 
@@ -117,8 +122,7 @@ class EnsembleInjection(ReportedAttack):
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to attack")
         _warn_if_saturated(judge.clean)
-        box = self.budget.feature_box(graph)
-        predicted = self.predicted(judge)
+        box, predicted = self.budget.feature_box(graph), self.predicted(judge)
         members = tuple(
             member
             for member in self.members
@@ -130,39 +134,40 @@ class EnsembleInjection(ReportedAttack):
                 ledger.rules.append(rule)
                 yield GraphChange(endpoints=endpoints, features=noise)
                 yield from self._plain(graph, nodes, generator, judge, ledger)
-            place = Place(graph, endpoints, predicted, box)
-            site = self.site(judge.model, graph, endpoints, judge.clean, judge.recompute)
+            context = StartContext(graph, endpoints, predicted, box)
+            change = GraphChange(endpoints=endpoints)
+            site = self.site(judge.model, graph, change, judge.clean, judge.recompute)
             if judge.vanilla is not None and any(member.start == "donated" for member in self.members):
-                place = replace(place, donated=self._donated(judge, rule, place, generator))
-            found: list[tuple[str, Found]] = []
+                context = replace(context, donated=self._donated(judge, rule, context, generator))
+            found: list[SearchResult] = []
             for batch in batches(members):
                 began = perf_counter()
                 judge.tell(f"{rule} endpoints: {_names(batch)}")
                 if found:
-                    place = replace(place, incumbent=max((one for _, one in found), key=_badness).features)
-                streams = _streams(generator, rule, batch)
+                    context = replace(context, incumbent=max(found, key=_badness).features)
+                streams = _streams(generator, rule, [member.name for member in batch])
                 if batch[0].gradient == "smooth":
-                    made = self._smooth(batch, place, site, streams)
+                    made = self._smooth(batch, context, site, streams)
                 else:
                     through = straight_through if batch[0].gradient == "straight" else nullcontext
                     with through(judge.model):
-                        made = self._climb(batch, place, site, streams)
+                        made = self._members(batch, context, site, streams)
                 seconds = (perf_counter() - began) / len(batch)
                 for member, one in zip(batch, made, strict=True):
-                    found.append((member.name, one))
-                    ledger.steps += one.steps
-                    ledger.gradient = max(ledger.gradient, one.gradient)
-                    ledger.members.append(member_row(member.name, rule, one, seconds))
+                    found.append(one)
+                    ledger.note(one)
+                    ledger.add_member(member.name, rule, one, seconds)
             if index == 0:
                 began = perf_counter()
                 judge.tell(f"{rule} endpoints: {EVOLUTION}")
-                stream = _streams(generator, rule, [replace(DONOR, name=EVOLUTION)])[0]
-                free = evolve(site, self.aim([DONOR.loss] * POPULATION, site), place, stream)
-                ledger.members.append(member_row(EVOLUTION, rule, free, perf_counter() - began))
-                _warn_if_masked(free, [one for _, one in found])
-                found.append((EVOLUTION, free))
+                (stream,) = _streams(generator, rule, [EVOLUTION])
+                score = damage_at(site, self.objective, [DONOR.loss] * POPULATION)
+                free = _evolved(site, score, context, stream)
+                ledger.add_member(EVOLUTION, rule, free, perf_counter() - began)
+                _warn_if_masked(free, found)
+                found.append(free)
             judge.spent(site.passes, site.share)
-            for _, one in found:
+            for one in found:
                 ledger.rules.append(rule)
                 yield GraphChange(endpoints=endpoints, features=one.features)
 
@@ -179,8 +184,8 @@ class EnsembleInjection(ReportedAttack):
                 with torch.no_grad():
                     damage = self.damage(judge, change.detach(), 0.0)
                 assert change.features is not None
-                found = Found(change.features, damage, 0.0, own.gradient, plan.steps)
-                ledger.members.append(member_row(BASELINE, "random", found, perf_counter() - began))
+                found = SearchResult(change.features, damage, 0.0, own.gradient, plan.steps)
+                ledger.add_member(BASELINE, "random", found, perf_counter() - began)
                 ledger.rules.append("random")
                 yield change
             ledger.steps, ledger.gradient = ledger.steps + own.steps, max(ledger.gradient, own.gradient)
@@ -197,74 +202,119 @@ class EnsembleInjection(ReportedAttack):
         rows = judge.clean.nodes if plain else nodes
         shape = (self.budget.nodes, self.budget.edges)
         read = (judge.clean.logits, judge.clean.labels) if plain else (None, None)
-        sites = Sites(graph, nodes, rows, logits if plain else None, shape, *read)
+        context = EndpointContext(graph, nodes, rows, logits if plain else None, shape, *read)
         rules = self.rules if plain else ("random",)
-        return {rule: RULES[rule](sites, generator) for rule in rules}
+        return {rule: RULES[rule](context, generator) for rule in rules}
 
-    def _climb(
+    def _members(
         self,
         batch: Sequence[Member],
-        place: Place,
-        site: Site,
+        context: StartContext,
+        site: InjectionSite,
         streams: Sequence[torch.Generator],
-    ) -> list[Found]:
+    ) -> list[SearchResult]:
         """Let members that share their gradient and the number of steps climb side by side."""
         drawn = zip(batch, streams, strict=True)
-        start = torch.stack([STARTS[member.start](place, stream) for member, stream in drawn])
-        ways = [Way(member.space, member.optimiser, member.rate, member.loss) for member in batch]
-        aim = self.aim([way.loss for way in ways], site)
-        return climb_of(site, aim, start, ways, place.box).run(batch[0].steps)
+        start = torch.stack([STARTS[member.start](context, stream) for member, stream in drawn])
+        return self.climb(site, start, batch, context.box)
 
     def _smooth(
         self,
         batch: Sequence[Member],
-        place: Place,
-        site: Site,
+        context: StartContext,
+        site: InjectionSite,
         streams: Sequence[torch.Generator],
-    ) -> list[Found]:
-        """Climb a softer copy of the model, and judge what was found on the model itself."""
-        soft = softened(site.model, place.graph)
+    ) -> list[SearchResult]:
+        """Climb a softer copy of the model, and judge the points found on the model itself."""
+        soft = softened(site.model, context.graph)
         if soft is None:
-            return self._climb([replace(member, steps=0) for member in batch], place, site, streams)
+            return self._members([replace(member, steps=0) for member in batch], context, site, streams)
         with evaluating(soft, freeze=True):
-            other = self._site_of(soft, place, site.clean)
-            made = self._climb(batch, place, other, streams)
-        aim = self.aim([member.loss for member in batch], site)
-        with torch.no_grad():
-            loss, damage = aim(site.view(torch.stack([one.features for one in made])))
+            made = self._members(batch, context, self._site_of(soft, context, site.clean), streams)
+        features = torch.stack([one.features for one in made])
+        scores = self.tried(site, features, [member.loss for member in batch])
         return [
-            replace(one, damage=float(hit), loss=float(height))
-            for one, hit, height in zip(made, damage, loss, strict=True)
+            replace(one, damage=damage, loss=loss) for one, (damage, loss) in zip(made, scores, strict=True)
         ]
 
-    def _site_of(self, model: nn.Module, place: Place, attacked: Clean) -> Site:
+    def _site_of(self, model: nn.Module, context: StartContext, attacked: Clean) -> InjectionSite:
         """Return another model, in eval mode, as a function of the features of the same new nodes."""
-        graph = prepared(model, place.graph)
+        graph = prepared(model, context.graph)
         with torch.no_grad():
             logits, attention = read_model(
                 model, graph, max("ranking", self.objective.reads, key=READS.index)
             )
         recompute = Recompute(model, graph) if Recompute.fits(model, graph) else None
         clean = replace(attacked, logits=logits, attention=attention, _members={})
-        return self.site(model, graph, place.endpoints, clean, recompute)
+        return self.site(model, graph, GraphChange(endpoints=context.endpoints), clean, recompute)
 
-    def _donated(self, judge: Judge, rule: str, place: Place, generator: torch.Generator) -> Tensor:
+    def _donated(self, judge: Judge, rule: str, context: StartContext, generator: torch.Generator) -> Tensor:
         """The worst features for the vanilla model at the same endpoints."""
         vanilla = judge.vanilla
         assert vanilla is not None
         steps = max((member.steps for member in self.members if member.start == "donated"), default=0)
         with evaluating(vanilla, freeze=True):
-            site = self._site_of(vanilla, place, judge.clean)
-            donor = [replace(DONOR, steps=steps)]
-            (found,) = self._climb(donor, place, site, _streams(generator, rule, donor))
+            site = self._site_of(vanilla, context, judge.clean)
+            streams = _streams(generator, rule, [DONOR.name])
+            (found,) = self._members([replace(DONOR, steps=steps)], context, site, streams)
         return found.features
 
 
-def _streams(generator: torch.Generator, rule: str, members: Sequence[Member]) -> list[torch.Generator]:
-    """A stream of random numbers for each member at each rule: what one draws depends on no other."""
+def _streams(generator: torch.Generator, rule: str, names: Sequence[str]) -> list[torch.Generator]:
+    """A stream of random numbers for each member at each rule, which depends on no other."""
     seed = generator.initial_seed()
-    words = [f"{seed} {rule} {member.name}".encode() for member in members]
-    return [torch.Generator().manual_seed(zlib.crc32(word)) for word in words]
+    return [torch.Generator().manual_seed(zlib.crc32(f"{seed} {rule} {name}".encode())) for name in names]
+
+
+def _prototypes(context: StartContext, generator: torch.Generator, noise: int = 8) -> Tensor:
+    """Directions [P, F] in units of the box: mean features of the classes, centred, and random signs."""
+    graph = context.graph
+    assert graph.features is not None
+    drawn = torch.randint(0, 2, (noise, graph.num_features), generator=generator).to(context.middle) * 2 - 1
+    if context.labels is None:
+        return drawn
+    count = int(context.labels.max()) + 1
+    rows = torch.randperm(graph.num_nodes, generator=generator)[:2000].to(graph.device)
+    known, label = context.box.points(graph.features.select(rows)), context.labels[rows]
+    mean = known.new_zeros(count, known.shape[1]).index_add(0, label, known)
+    mean = mean / torch.bincount(label, minlength=count).clamp(min=1)[:, None] - known.mean(0)
+    return torch.cat([mean / mean.abs().amax(1, keepdim=True).clamp(min=1e-9), drawn])
+
+
+@torch.no_grad()
+def _evolved(
+    site: InjectionSite, score: Score, context: StartContext, generator: torch.Generator
+) -> SearchResult:
+    """Return the worst features an evolution strategy finds; if worse than the climbs', gradients are masked.
+
+    Every new node is a mixture of prototypes: the mean features of each predicted class and random signs. The
+    mixtures evolve; features are the mixtures pushed to the box. Nothing is differentiated, so rounding,
+    saturation and clipping inside the model do not stop it.
+
+    Args:
+        site: where the new nodes are.
+        score: judges `POPULATION` sets of features at once.
+        context: the input of starts.
+        generator: on the CPU.
+    """
+    basis = _prototypes(context, generator)
+    mean = torch.zeros(context.endpoints.shape[0], basis.shape[0], dtype=torch.float32)
+    best, top = context.middle, (float("-inf"), float("-inf"))
+    for _ in range(GENERATIONS):
+        noise = torch.randn(POPULATION, *mean.shape, generator=generator, dtype=torch.float32)
+        noise[POPULATION // 2 :] = -noise[: POPULATION // 2]
+        mixed = (mean + SPREAD * noise).to(basis)
+        features = context.box.features(torch.tanh(GAIN * mixed @ basis))
+        loss, damage = score(site.view(features))
+        scores = list(zip(damage.tolist(), loss.tolist(), strict=True))
+        winner = max(range(POPULATION), key=lambda i: scores[i])
+        if scores[winner] > top:
+            best, top = features[winner].clone(), scores[winner]
+        order = sorted(range(POPULATION), key=lambda i: scores[i])
+        rank = torch.empty(POPULATION, dtype=torch.float32)
+        rank[order] = torch.linspace(-1.0, 1.0, POPULATION, dtype=torch.float32)
+        mean += RATE * (rank[:, None, None] * noise).mean(0) * 4
+    return SearchResult(best, *top)
 
 
 def _names(batch: Sequence[Member]) -> str:
@@ -272,11 +322,11 @@ def _names(batch: Sequence[Member]) -> str:
     return f"{batch[0].name} and {more} more" if more > 1 else " and ".join(member.name for member in batch)
 
 
-def _badness(found: Found) -> tuple[float, float]:
+def _badness(found: SearchResult) -> tuple[float, float]:
     return found.damage, found.loss
 
 
-def _warn_if_masked(free: Found, climbed: Sequence[Found]) -> None:
+def _warn_if_masked(free: SearchResult, climbed: Sequence[SearchResult]) -> None:
     """Say so when climbs cannot be believed: blind ones, or less damage than a search without gradients."""
     blind = sum(one.steps > 0 and one.gradient == 0.0 for one in climbed)
     if blind:

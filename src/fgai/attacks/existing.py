@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fgai.attacks.base import Attack, Judge, Ledger
-from fgai.attacks.injection import climb
+from fgai.attacks.search.climb import SearchSpec, Space
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange
 from fgai.sparse import edge_keys, key_ends
@@ -90,22 +90,26 @@ class FeaturePGD(Attack):
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
     ) -> Iterator[GraphChange]:
         """Yield random noise, then the best point of the climb."""
-        budget, original = self.budget, graph.features
-        if original is None:
+        budget = self.budget
+        if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to attack")
         count = max(1, round(budget.rows * nodes.numel()))
         rows = nodes[torch.randperm(nodes.numel(), generator=generator)[:count].to(nodes.device)]
-        half = budget.feature_box(graph).half
+        box = budget.feature_box(graph)
         noise = 2 * torch.rand(count, graph.num_features, generator=generator, dtype=torch.float32) - 1
-        noise = (budget.radius * noise).to(half)
-        yield GraphChange(rows=rows, delta=half * noise)
+        noise = (budget.radius * noise).to(box.half)
+        change = GraphChange(rows=rows, delta=box.half * noise)
+        yield change
         start = torch.zeros_like(noise) if ledger.steps < budget.steps else noise
-
-        def objective(points: Tensor) -> Tensor:
-            return judge(graph.replace(features=original.perturb(rows, half * points)))
-
-        best = climb(objective, start, budget, ledger, radius=budget.radius)
-        yield GraphChange(rows=rows, delta=half * best)
+        ball = Space(
+            start=lambda point, box: point,
+            features=lambda point, box: box.half * point,
+            project=lambda point, box: point.clamp_(-budget.radius, budget.radius),
+        )
+        spec = SearchSpec(space=ball, optimiser="sign", rate=budget.step_size, steps=budget.steps)
+        found = judge.climb(change, start, spec, box, moves="delta")
+        ledger.note(found)
+        yield GraphChange(rows=rows, delta=found.features)
 
 
 class DICE(Attack):

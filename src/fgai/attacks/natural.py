@@ -8,14 +8,12 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from fgai.attacks.base import Judge, Ledger
-from fgai.attacks.injection import draw_endpoints
-from fgai.attacks.reported import ReportedAttack, member_row
-from fgai.attacks.search.climb import Climb, Found
-from fgai.attacks.search.optimisers import Adam
-from fgai.attacks.search.site import Site
-from fgai.attacks.search.spaces import mixtures
-from fgai.attacks.search.starts import Place, strangers
+from fgai.attacks.base import Judge, Ledger, ReportedAttack
+from fgai.attacks.budget import Box
+from fgai.attacks.endpoints import draw_endpoints
+from fgai.attacks.search.climb import SearchResult, SearchSpec, Space
+from fgai.attacks.search.site import InjectionSite
+from fgai.attacks.search.starts import StartContext, strangers
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 
@@ -23,8 +21,8 @@ MODELS = 12
 """Real nodes that a new one may be made of."""
 SURE = 4.0
 """How much likelier the model a climb begins at is than the others, as a logarithm."""
-LOSSES = ("margin", "margin", "reach")
-"""What each climb maximises: from equal parts, from the worst copies, from the worst mixtures."""
+CLIMBS = {"from equal parts": "margin", "from copies": "margin", "from mixtures": "reach"}
+"""The loss of each climb: from equal parts, from the worst copies, from the worst mixtures."""
 
 
 class NaturalInjection(ReportedAttack):
@@ -43,7 +41,7 @@ class NaturalInjection(ReportedAttack):
     @property
     def allowed_steps(self) -> int:
         """Steps of all climbs of all restarts."""
-        return self.budget.steps * self.budget.restarts * len(LOSSES)
+        return self.budget.steps * self.budget.restarts * len(CLIMBS)
 
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
@@ -55,24 +53,25 @@ class NaturalInjection(ReportedAttack):
         drawn = torch.randint(graph.num_nodes, (endpoints.shape[0],), generator=generator)
         noise = graph.features.select(drawn.to(graph.device))
         yield GraphChange(endpoints=endpoints, features=noise)
-        place = Place(graph, endpoints, self.predicted(judge), self.budget.feature_box(graph))
-        site = self.site(judge.model, graph, endpoints, judge.clean, judge.recompute)
-        pool = graph.features.select(strangers(place, MODELS, generator).flatten())
+        box, change = self.budget.feature_box(graph), GraphChange(endpoints=endpoints)
+        site = self.site(judge.model, graph, change, judge.clean, judge.recompute)
+        context = StartContext(graph, endpoints, self.predicted(judge), box)
+        pool = graph.features.select(strangers(context, MODELS, generator).flatten())
         pool = pool.view(endpoints.shape[0], MODELS, graph.num_features)
         judge.tell("copies and mixtures of real nodes")
-        for found in self._searched(site, place, pool, generator, ledger):
+        for name, found, seconds in self._searched(site, box, pool, generator):
+            ledger.note(found)
+            ledger.add_member(name, "random", found, seconds)
             yield GraphChange(endpoints=endpoints, features=found.features)
         judge.spent(site.passes, site.share)
 
     def _searched(
-        self,
-        site: Site,
-        place: Place,
-        pool: Tensor,
-        generator: torch.Generator,
-        ledger: Ledger,
-    ) -> Iterator[Found]:
-        """The worst copies and random mixtures, and what climbs from equal parts and from both find."""
+        self, site: InjectionSite, box: Box, pool: Tensor, generator: torch.Generator
+    ) -> Iterator[tuple[str, SearchResult, float]]:
+        """The worst copies and random mixtures, then the climbs from equal parts and from both.
+
+        Points are logarithms of the weights [M, C] of real nodes `pool` [M, C, F].
+        """
         count = pool.shape[0]
         shares = torch.rand(MODELS, count, MODELS, generator=generator, dtype=torch.float32)
         shares = shares.clamp(min=1e-6).log().neg().to(pool)
@@ -81,27 +80,21 @@ class NaturalInjection(ReportedAttack):
         starts = [torch.zeros_like(copies[0])]
         for name, weights in (("copies", copies), ("mixtures", shares)):
             began = perf_counter()
-            best, found = self._tried(site, weights, pool)
-            starts.append(SURE * best if name == "copies" else best.clamp(min=1e-6).log())
-            ledger.members.append(member_row(name, "random", found, perf_counter() - began))
-            yield found
-        began = perf_counter()
-        start, space = torch.stack(starts), mixtures(pool)
-        rates = start.new_full((len(LOSSES), 1, 1), self.budget.step_size)
-        climb = Climb(site, self.aim(LOSSES, site), start, space, Adam(start, rates), place.box)
-        made = climb.run(self.budget.steps)
-        seconds = (perf_counter() - began) / len(made)
-        for name, found in zip(("from equal parts", "from copies", "from mixtures"), made, strict=True):
-            ledger.steps += found.steps
-            ledger.gradient = max(ledger.gradient, found.gradient)
-            ledger.members.append(member_row(name, "random", found, seconds))
-            yield found
-
-    def _tried(self, site: Site, weights: Tensor, pool: Tensor) -> tuple[Tensor, Found]:
-        """The worst of several mixtures: weights [B, M, C] of real nodes [M, C, F]."""
-        with torch.no_grad():
             features = torch.einsum("bmc,mcf->bmf", weights, pool)
-            loss, damage = self.aim([LOSSES[0]] * len(weights), site)(site.view(features))
-            scores = list(zip(damage.tolist(), loss.tolist(), strict=True))
-        worst = max(range(len(scores)), key=scores.__getitem__)
-        return weights[worst], Found(features[worst], *scores[worst], 0.0, 0)
+            scores = self.tried(site, features, ["margin"] * MODELS)
+            worst = max(range(MODELS), key=scores.__getitem__)
+            best = weights[worst]
+            starts.append(SURE * best if name == "copies" else best.clamp(min=1e-6).log())
+            yield name, SearchResult(features[worst], *scores[worst]), perf_counter() - began
+        began, budget = perf_counter(), self.budget
+        mixture = Space(
+            start=lambda point, box: point,
+            features=lambda point, box: torch.einsum("bmc,mcf->bmf", point.softmax(-1), pool),
+        )
+        specs = [
+            SearchSpec(space=mixture, rate=budget.step_size, loss=loss, steps=budget.steps)
+            for loss in CLIMBS.values()
+        ]
+        made = self.climb(site, torch.stack(starts), specs, box)
+        seconds = (perf_counter() - began) / len(made)
+        yield from ((name, found, seconds) for name, found in zip(CLIMBS, made, strict=True))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fgai.attacks.adaptive import AdaptiveInjection
 from fgai.attacks.base import Attack
 from fgai.attacks.budget import Budget
 from fgai.attacks.ensemble import EnsembleInjection
 from fgai.attacks.existing import DICE, FeaturePGD, RandomEdges
-from fgai.attacks.injection import PGDInjection, RandomInjection
+from fgai.attacks.injection import AdaptiveInjection, PGDInjection, RandomInjection
 from fgai.attacks.natural import NaturalInjection
 from fgai.attacks.prbcd import PRBCD
 from fgai.attacks.tdgia import TDGIA

@@ -5,45 +5,36 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fgai.attacks.base import Attack, Judge, Ledger
+from fgai.attacks.base import Attack, Judge, Ledger, ReportedAttack
 from fgai.attacks.budget import Box, Budget
 from fgai.attacks.ensemble import EnsembleInjection
-from fgai.attacks.reported import ReportedAttack, member_row
-from fgai.attacks.search.climb import Found, Way, climb_of
-from fgai.attacks.search.site import Site, View
-from fgai.attacks.search.spaces import SPACES, Space
-from fgai.attention import (
-    AttentionMap,
-    call_model,
-    entry_limits,
-    recording_values,
-    replacing_entry,
-    straight_through,
-)
+from fgai.attacks.search.climb import SearchResult, SearchSpec, Space
+from fgai.attacks.search.site import InjectionSite
+from fgai.attention import call_model, entry_limits, recording_values, straight_through
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import Loss, Objective
 from fgai.typed import typed
 
-CLIMBS = {
-    "sign": Way("box", "sign", 0.04, "margin"),
-    "adam margin": Way("tanh", "adam", 0.1, "margin"),
-    "adam reach": Way("tanh", "adam", 0.1, "reach"),
-}
 UNIT = Space(
-    "box",
     start=lambda values, box: values.clamp(0.0, 1.0),
     features=lambda point, box: point,
     project=lambda point, box: point.clamp_(0.0, 1.0),
     half=0.5,
 )
-"""Points of the limits' unit box as they are."""
+"""Points of the limits' unit box as they are; `box` in records."""
+CLIMBS = {
+    "sign": SearchSpec(space=UNIT, optimiser="sign", rate=0.04),
+    "adam margin": SearchSpec(),
+    "adam reach": SearchSpec(loss="reach"),
+}
 STARTS = ("contained", "uniform", "corners")
 INSIDE = 0.02
 """How far from a corner a climb that begins there stands: at it, tanh is flat."""
@@ -84,7 +75,10 @@ class ValueInjection(ReportedAttack):
 
     def specification(self) -> dict[str, Any]:
         """Return the climbs, their starts, and the attack by features, too."""
-        climbs = [[name, *way] for name, way in CLIMBS.items()]
+        climbs = [
+            [name, "box" if one.space is UNIT else one.space, one.optimiser, one.rate, one.loss]
+            for name, one in CLIMBS.items()
+        ]
         inner = self.contained.specification()
         return {**super().specification(), "climbs": climbs, "starts": list(STARTS), "contained": inner}
 
@@ -114,12 +108,12 @@ class ValueInjection(ReportedAttack):
                 damage = self.damage(judge, change.detach(), 0.0)
             if damage > most:
                 worst, most = change.detach(), damage
-        ledger.steps, ledger.gradient = ledger.steps + inner.steps, max(ledger.gradient, inner.gradient)
         endpoints, features = worst.endpoints, worst.features
         if endpoints is None or features is None:
             raise InputError(f"{type(self.contained).__name__} injects no nodes, so it cannot be contained")
-        found = Found(features, most, 0.0, inner.gradient, inner.steps)
-        ledger.members.append(member_row("features", "random", found, 0.0))
+        found = SearchResult(features, most, 0.0, inner.gradient, inner.steps)
+        ledger.note(found)
+        ledger.add_member("features", "random", found, 0.0)
         yield worst
         said = _said(judge, worst)
         coins = torch.rand(said.shape, generator=generator, dtype=torch.float32).to(said) < 0.5
@@ -128,50 +122,28 @@ class ValueInjection(ReportedAttack):
             "uniform": torch.rand(said.shape, generator=generator, dtype=torch.float32).to(said),
             "corners": torch.where(coins, said.new_tensor(INSIDE), said.new_tensor(1 - INSIDE)),
         }
-        ready, reads = self.partial(judge.recompute), self.objective.reads
-        site = ValueSite(features, judge.model, graph, endpoints, judge.clean, ready, reads=reads)
+        site = self.site(judge.model, graph, worst, judge.clean, judge.recompute, moves="entry_values")
         for name, one, seconds in self._climbs(site, starts):
-            ledger.steps += one.steps
-            ledger.gradient = max(ledger.gradient, one.gradient)
-            ledger.members.append(member_row(name, "random", one, seconds))
+            ledger.note(one)
+            ledger.add_member(name, "random", one, seconds)
             yield GraphChange(endpoints=endpoints, features=features, entry_values=one.features)
         judge.spent(site.passes, site.share)
 
-    def _climbs(self, site: Site, starts: dict[str, Tensor]) -> Iterator[tuple[str, Found, float]]:
+    def _climbs(
+        self, site: InjectionSite, starts: dict[str, Tensor]
+    ) -> Iterator[tuple[str, SearchResult, float]]:
         """Climb from every start in every way, all side by side; then again, straight through the limits."""
         pairs = list(itertools.product(CLIMBS, starts))
-        start, ways = torch.stack([starts[where] for _, where in pairs]), [CLIMBS[name] for name, _ in pairs]
-        aim = self.aim([way.loss for way in ways], site)
+        start = torch.stack([starts[where] for _, where in pairs])
+        specs = [replace(CLIMBS[name], steps=self.steps) for name, _ in pairs]
         box = Box.of(0.0, 1.0, start[0, 0])
         for through, more in ((nullcontext, ""), (straight_through, " straight")):
             began = perf_counter()
             with through(site.model):
-                made = climb_of(site, aim, start, ways, box, {**SPACES, "box": UNIT}).run(self.steps)
+                made = self.climb(site, start, specs, box)
             seconds = (perf_counter() - began) / len(made)
             for (name, where), found in zip(pairs, made, strict=True):
                 yield f"{name} from {where}{more}", found, seconds
-
-
-class ValueSite(Site):
-    """New nodes whose values move; their features stay, for models that pass those on beside attention.
-
-    Args:
-        features: [M, F] of the new nodes.
-        *given: as for every site.
-        **options: likewise.
-    """
-
-    def __init__(self, features: Tensor, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self.features, self.entry = features, entry_limits(self.model)
-
-    def _partial(self, features: Tensor) -> View:
-        with replacing_entry(self.entry, features.flatten(0, 1)):
-            return super()._partial(self.features.expand(len(features), *self.features.shape))
-
-    def _whole(self, features: Tensor) -> tuple[Tensor, AttentionMap]:
-        with replacing_entry(self.entry, features):
-            return super()._whole(self.features)
 
 
 def _said(judge: Judge, change: GraphChange) -> Tensor:

@@ -1,7 +1,6 @@
 """Only what a change touches: the same numbers as a full forward pass, from fewer edges."""
 
-from fgai.recompute.edit import Edit
 from fgai.recompute.local import Plan, Recompute, Repeated, Touched, repeat_plan
-from fgai.recompute.partial import PartialObjective
+from fgai.recompute.patch import Edit
 
-__all__ = ["Edit", "PartialObjective", "Plan", "Recompute", "Repeated", "Touched", "repeat_plan"]
+__all__ = ["Edit", "Plan", "Recompute", "Repeated", "Touched", "repeat_plan"]

@@ -19,8 +19,7 @@ from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.graph.graph import extend_encoding
 from fgai.ops.capture import chosen_rows
-from fgai.recompute.edit import Edit
-from fgai.recompute.patch import Patch, Ranks, Sides
+from fgai.recompute.patch import Edit, Patch, Ranks, Sides
 from fgai.sparse import Adjacency, Features
 from fgai.sparse.adjacency import set_reach
 from fgai.typed import typed

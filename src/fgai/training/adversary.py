@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fgai.attacks import Budget, draw_endpoints, draw_features
 from fgai.attacks.budget import Box, data_range, smallest_pool, warn_if_narrow
+from fgai.attacks.search.climb import OPTIMISERS
 from fgai.attention import Limits, replacing_values
 from fgai.errors import InputError
 from fgai.graph import Graph
@@ -142,13 +143,12 @@ class InjectionAdversary:
     @torch.no_grad()
     def climb(self) -> None:
         """Take one signed step along the gradient that was collected, if any; we maximise."""
-        if self.features.grad is not None:
-            self.features.add_(self.step * self.features.grad.sign()).clamp_(*self.box)
-            self.features.grad.zero_()
-        for points in self.points.values():
-            if points.grad is not None:
-                points.add_(self.budget.step_size * points.grad.sign()).clamp_(0.0, 1.0)
-                points.grad.zero_()
+        unit = (self.features.new_tensor(self.budget.step_size), 0.0, 1.0)
+        moving = [(self.features, (self.step, *self.box)), *((one, unit) for one in self.points.values())]
+        for place, (rate, low, high) in moving:
+            if place.grad is not None:
+                place.add_(OPTIMISERS["sign"](place, rate).move(place.grad)).clamp_(low, high)
+                place.grad.zero_()
 
     def add_up(self) -> None:
         """Collect what the other ranks have collected, too; all of them call this before they climb."""

@@ -1,5 +1,6 @@
-"""Pieces of a search for the worst features: start × space × optimiser × loss, and the climb they make."""
+"""The pieces of a search for the worst features, and the climb they make."""
 
+from fgai.attacks.search.climb import SearchResult, SearchSpec
 from fgai.attacks.search.members import EXPLANATION_MEMBERS, PREDICTION_MEMBERS, Member
 
-__all__ = ["EXPLANATION_MEMBERS", "PREDICTION_MEMBERS", "Member"]
+__all__ = ["EXPLANATION_MEMBERS", "PREDICTION_MEMBERS", "Member", "SearchResult", "SearchSpec"]

@@ -1,91 +1,218 @@
-"""Climbs side by side: points that move uphill, and the worst features each passed."""
+"""The one climb: points that move uphill side by side, and the worst values each has passed.
+
+A search is data (`SearchSpec`): the space its point lives in, the optimiser that moves it, its rate and its
+steps. All state lives in tensors that stay in place, so that on a GPU a step is captured once and replayed.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fgai.attacks.budget import Box
-from fgai.attacks.search.aims import Aim
-from fgai.attacks.search.optimisers import OPTIMISERS, Beside, Optimiser
-from fgai.attacks.search.site import Site
-from fgai.attacks.search.spaces import SPACES, Space, beside
+from fgai.attacks.budget import LARGEST, Box
+from fgai.attacks.search.scores import Score
+from fgai.attacks.search.site import InjectionSite
+from fgai.checks import one_of, whole
 from fgai.ops.capture import Replay
 from fgai.progress import current
+from fgai.typed import typed
 
 MIN_STEPS = 20
 """Steps from which a capture, which costs about as much as five steps, pays."""
 WARM_UP = 3
+NEARLY = 0.999
+"""How close to the wall of the box a start may lie, in units of half the box: tanh never gets there."""
+FIRST, SECOND, TINY = 0.9, 0.999, 1e-8
+"""Adam's."""
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """The worst point of a climb.
+class Space:
+    """A parametrisation of the values that move.
 
     Attributes:
-        features: [M, F].
-        damage: what was reported there.
-        loss: what was climbed, there.
+        start: (values, box) → point; spaces that have no inverse begin at points.
+        features: (point, box) → values inside the box, differentiable.
+        project: (point, box), moves the point in place to the nearest that is allowed and returns it.
+        half: half the width of the box in the units of points.
+    """
+
+    start: Callable[[Tensor, Box], Tensor]
+    features: Callable[[Tensor, Box], Tensor]
+    project: Callable[[Tensor, Box], Tensor] = lambda point, box: point
+    half: float = 1.0
+
+
+SPACES = {
+    "box": Space(
+        start=lambda features, box: box.points(features).clamp(-1.0, 1.0),
+        features=lambda point, box: box.features(point),
+        project=lambda point, box: point.clamp_(-1.0, 1.0),
+    ),
+    "tanh": Space(
+        start=lambda features, box: torch.atanh(box.points(features).clamp(-NEARLY, NEARLY)),
+        features=lambda point, box: box.features(torch.tanh(point)),
+    ),
+}
+"""`box`: features in units of the box, cut off at it. `tanh`: unbounded points behind a hyperbolic tangent,
+so that steps shrink smoothly towards the walls."""
+
+
+class _Sign:
+    """Steps of one size in every coordinate, in the direction of the gradient's sign.
+
+    Args:
+        like: the points [B, M, F].
+        rate: [B, 1, 1] the size.
+    """
+
+    def __init__(self, like: Tensor, rate: Tensor) -> None:
+        self.rate = rate
+
+    def move(self, gradient: Tensor) -> Tensor:
+        """Return the step to add to the points."""
+        return self.rate * gradient.sign()
+
+
+class _Adam(_Sign):
+    """Adam, uphill; `rate` is the learning rate."""
+
+    def __init__(self, like: Tensor, rate: Tensor) -> None:
+        super().__init__(like, rate)
+        self.first, self.second = torch.zeros_like(like), torch.zeros_like(like)
+        self.turn = like.new_zeros(())
+
+    def move(self, gradient: Tensor) -> Tensor:
+        """Return Adam's step and remember the gradient's moments."""
+        self.turn.add_(1)
+        self.first.mul_(FIRST).add_(gradient, alpha=1 - FIRST)
+        self.second.mul_(SECOND).addcmul_(gradient, gradient, value=1 - SECOND)
+        mean = self.first / (1 - FIRST**self.turn)
+        spread = (self.second / (1 - SECOND**self.turn)).sqrt()
+        return self.rate * mean / (spread + TINY)
+
+
+class _Momentum(_Sign):
+    """Signed steps along a running mean of gradients, each divided by its own l1 norm (MI-FGSM)."""
+
+    def __init__(self, like: Tensor, rate: Tensor) -> None:
+        super().__init__(like, rate)
+        self.mean = torch.zeros_like(like)
+
+    def move(self, gradient: Tensor) -> Tensor:
+        """Return the step and remember the direction."""
+        self.mean.mul_(FIRST).add_(gradient / gradient.abs().mean((-2, -1), keepdim=True).clamp(min=1e-30))
+        return self.rate * self.mean.sign()
+
+
+OPTIMISERS: dict[str, type[_Sign]] = {"sign": _Sign, "adam": _Adam, "momentum": _Momentum}
+"""Each is made from the points [B, M, F] and their rates [B, 1, 1]."""
+
+
+@typed
+@dataclass(frozen=True, kw_only=True)
+class SearchSpec:
+    """How one point climbs.
+
+    Attributes:
+        space: a name from `SPACES`, or a `Space`.
+        optimiser: a name from `OPTIMISERS`.
+        rate: its step size or learning rate, in units of half the box.
+        loss: a name from `ROW_LOSSES`, read where an attack on predictions is judged by its damage;
+            otherwise the objective's own loss is climbed.
+        steps: gradient steps.
+    """
+
+    space: str | Space = "tanh"
+    optimiser: str = "adam"
+    rate: float = 0.1
+    loss: str = "margin"
+    steps: int = 300
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.space, Space):
+            one_of(self.space, "space", tuple(SPACES))
+        one_of(self.optimiser, "optimiser", tuple(OPTIMISERS))
+        whole(self.steps, "steps", 0, LARGEST)
+
+
+@dataclass(frozen=True, eq=False)
+class SearchResult:
+    """The worst point of a search.
+
+    Attributes:
+        features: [M, F] the values there.
+        damage: by which it is the worst.
+        loss: climbed, there.
         gradient: largest entry of any gradient, in size.
         steps: taken.
+        last: the point where the search ended, in its space.
+        curve: [steps + 1] the damage of every point, in order, on the device.
     """
 
     features: Tensor
     damage: float
     loss: float
-    gradient: float
-    steps: int
+    gradient: float = 0.0
+    steps: int = 0
+    last: Tensor | None = None
+    curve: Tensor | None = None
 
 
-class Way(NamedTuple):
-    """How one point climbs.
-
-    Attributes:
-        space: a name from `SPACES`.
-        optimiser: a name from `OPTIMISERS`.
-        rate: its step size or learning rate, in units of half the box.
-        loss: a name from `ROW_LOSSES`.
-    """
-
-    space: str
-    optimiser: str
-    rate: float
-    loss: str
-
-
-class Climb:
-    """Maximises an aim at a site from several starts at once; of each the worst point seen counts.
+def climb(
+    site: InjectionSite, score: Score, start: Tensor, specs: Sequence[SearchSpec], box: Box
+) -> list[SearchResult]:
+    """Maximise a score at a site from several starts at once; of each the worst point seen counts.
 
     Worst is by damage, then by loss. More steps never find less: every point of a shorter climb is one of the
     longer. Climbs do not know of each other.
 
     Args:
-        site: where the new nodes are.
-        aim: what is climbed and judged.
-        start: [B, M, F] features to begin with, or whatever the space begins at; they count as seen.
-        space: what moves.
-        optimiser: how.
-        box: of the features.
+        site: where the values move.
+        score: climbed and judged.
+        start: [B, M, F] values to begin with, or whatever the space begins at; they count as seen.
+        specs: B of them, of equal steps; neighbours that share space and optimiser are moved at once.
+        box: of the values.
     """
+    return _Climb(site, score, start, specs, box).run(specs[0].steps)
+
+
+class _Climb:
+    """The state of a climb; see `climb`."""
 
     def __init__(
-        self, site: Site, aim: Aim, start: Tensor, space: Space, optimiser: Optimiser, box: Box
+        self, site: InjectionSite, score: Score, start: Tensor, specs: Sequence[SearchSpec], box: Box
     ) -> None:
-        self.site, self.aim, self.space, self.optimiser, self.box = site, aim, space, optimiser, box
-        self.point, count = space.start(start, box).clone(), start.shape[0]
-        self.best = space.features(self.point, box).clone()
+        self.site, self.score, self.box = site, score, box
+        self.groups: list[tuple[slice, Space, _Sign]] = []
+        points, first, count = [], 0, start.shape[0]
+        for (kind, optimiser), run in itertools.groupby(specs, key=lambda spec: (spec.space, spec.optimiser)):
+            space = kind if isinstance(kind, Space) else SPACES[kind]
+            rates = start.new_tensor([spec.rate * space.half for spec in run])
+            rows = slice(first, first + len(rates))
+            points.append(space.start(start[rows], box))
+            self.groups.append((rows, space, OPTIMISERS[optimiser](points[-1], rates[:, None, None])))
+            first = rows.stop
+        self.point = torch.cat(points)
+        self.best = self.features(self.point).clone()
         self.damage, self.loss = (start.new_full((count,), float("-inf")) for _ in range(2))
         self.steepest = start.new_zeros(count)
+        self.curve = start.new_zeros(specs[0].steps + 1, count)
+        self.turn = torch.zeros(1, dtype=torch.long, device=start.device)
 
-    def run(self, steps: int) -> list[Found]:
+    def features(self, point: Tensor) -> Tensor:
+        """The values that points stand for."""
+        parts = [space.features(point[rows], self.box) for rows, space, _ in self.groups]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def run(self, steps: int) -> list[SearchResult]:
         """Take the steps; on a GPU they are captured once and replayed."""
         left = steps
-        if self.point.is_cuda and steps >= MIN_STEPS:
+        if self.point.is_cuda and self.point.numel() and steps >= MIN_STEPS:
             left = steps - self._replay(steps)
         progress, climbs = current(), self.point.shape[0]
         progress.advance((steps - left) * climbs)
@@ -93,12 +220,14 @@ class Climb:
             self._step()
             progress.advance(climbs)
         with torch.no_grad():
-            features = self.space.features(self.point, self.box)
-            self._note(features, *self.aim(self.site.view(features)))
+            features = self.features(self.point)
+            self._note(features, *self.score(self.site.view(features)))
         numbers = torch.stack([self.damage, self.loss, self.steepest], dim=1).tolist()
         return [
-            Found(rows, damage, loss, gradient, steps)
-            for rows, (damage, loss, gradient) in zip(self.best, numbers, strict=True)
+            SearchResult(rows, damage, loss, gradient, steps, last, curve)
+            for rows, (damage, loss, gradient), last, curve in zip(
+                self.best, numbers, self.point, self.curve.T, strict=True
+            )
         ]
 
     def _note(self, features: Tensor, loss: Tensor, damage: Tensor) -> None:
@@ -108,11 +237,13 @@ class Climb:
         torch.where(better[:, None, None], features, self.best, out=self.best)
         torch.where(better, damage, self.damage, out=self.damage)
         torch.where(better, loss, self.loss, out=self.loss)
+        self.curve.index_copy_(0, self.turn, damage[None])
+        self.turn.add_(1)
 
     def _step(self) -> None:
         moving = self.point.detach().requires_grad_()
-        features = self.space.features(moving, self.box)
-        loss, damage = self.aim(self.site.view(features))
+        features = self.features(moving)
+        loss, damage = self.score(self.site.view(features))
         gradient = torch.zeros_like(self.point)
         if loss.requires_grad:
             (gradient,) = torch.autograd.grad(loss.sum(), moving, materialize_grads=True)
@@ -121,7 +252,8 @@ class Climb:
             self._note(features.detach(), loss, damage)
             if gradient.numel():
                 torch.maximum(self.steepest, gradient.abs().amax((1, 2)), out=self.steepest)
-            self.space.project(self.point.add_(self.optimiser.move(gradient)), self.box)
+            for rows, space, optimiser in self.groups:
+                space.project(self.point[rows].add_(optimiser.move(gradient[rows])), self.box)
 
     def _replay(self, steps: int) -> int:
         """Take all steps through a captured one and return how many were taken: fewer if it cannot be."""
@@ -137,33 +269,3 @@ class Climb:
             replay()
         self.site.passes = passes + (steps - WARM_UP) * each
         return steps
-
-
-def climb_of(
-    site: Site,
-    aim: Aim,
-    start: Tensor,
-    ways: Sequence[Way],
-    box: Box,
-    named: Mapping[str, Space] = SPACES,
-) -> Climb:
-    """Return the climb of points side by side, each in its own way.
-
-    Args:
-        site: where the new nodes are.
-        aim: what each climbs, by the loss of its way.
-        start: [B, M, F].
-        ways: B of them; neighbours that share space and optimiser are moved at once.
-        box: of the features.
-        named: the spaces that ways name.
-    """
-    rates = start.new_tensor([way.rate * named[way.space].half for way in ways])
-    spaces, optimisers, first = list[tuple[int, Space]](), list[tuple[int, Optimiser]](), 0
-    for (space, optimiser), run in itertools.groupby(ways, key=lambda way: (way.space, way.optimiser)):
-        size = len(list(run))
-        rows = slice(first, first + size)
-        spaces.append((size, named[space]))
-        optimisers.append((size, OPTIMISERS[optimiser](start[rows], rates[rows, None, None])))
-        first += size
-    mover = optimisers[0][1] if len(optimisers) == 1 else Beside(optimisers)
-    return Climb(site, aim, start, beside(spaces), mover, box)

@@ -1,28 +1,29 @@
-"""`Site`: the attacked model as a function of the new nodes' features alone, where they are joined."""
+"""`InjectionSite`: the attacked model as a function of the values an attack moves, its edges being fixed."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fgai.attention import AttentionMap, call_model, observe
+from fgai.attention import AttentionMap, call_model, entry_limits, observe, replacing_entry
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import Clean
-from fgai.ops.capture import chosen_rows
-from fgai.recompute import Edit, Recompute, Repeated, Touched, repeat_plan
+from fgai.recompute import Edit, Plan, Recompute, Repeated, Touched, repeat_plan
 
 
 class View(NamedTuple):
-    """The model's output for several sets of features.
+    """The model's output for several sets of values.
 
     Attributes:
-        logits: [B, R, C] of the attacked rows that can have changed (`Site.rows`); [B, 0, C] where attention
-            is read and only the rows in reach were computed.
+        logits: [B, R, C] of the attacked rows that can have changed (`InjectionSite.rows`); [B, 0, C] where
+            attention is read and only the rows in reach were computed.
         outputs: for each set the logits and the attention of the whole graph, the latter empty where it is
             not read; None where only the rows in reach were computed.
-        touched: what was computed again for all sets together, where only the rows in reach were.
+        touched: the rows computed again for all sets together, where only the rows in reach were.
     """
 
     logits: Tensor
@@ -30,54 +31,56 @@ class View(NamedTuple):
     touched: Touched | None
 
 
-class Site:
-    """New nodes joined at fixed endpoints; only their features move.
+class InjectionSite:
+    """A change with fixed edges; only the features of new nodes, their values or changed rows move.
 
-    What depends on the edges alone is done once. Where few rows are in reach only those are computed, for
-    several sets of features in one pass.
+    Everything that depends on the edges alone is done once. Where few rows are in reach only those are
+    computed, for several sets of values in one pass.
 
     Args:
         model: attacked (or a stand-in for its gradients), in eval mode.
         graph: clean, prepared for the model.
-        endpoints: [M, e].
-        clean: what the model said before.
+        change: its endpoints, edges and rows are fixed, and so are fields that do not move.
+        clean: the model's output before.
         recompute: the model on the clean graph, ready for partial passes, or None.
-        reads: what the objective reads, see `Objective.reads`.
+        reads: see `Objective.reads`.
+        moves: the field of the change that moves: `features`, `delta` (one set at a time) or `entry_values`.
 
     Attributes:
         rows: [R] rows of the logits under attack that can change.
-        passes: forward passes so far, one for each set of features.
+        plan: the rows in reach, or None where full passes are made.
+        passes: forward passes so far, one for each set of values.
     """
 
     def __init__(
         self,
         model: nn.Module,
         graph: Graph,
-        endpoints: Tensor,
+        change: GraphChange,
         clean: Clean,
         recompute: Recompute | None,
         *,
         reads: str,
+        moves: str = "features",
     ) -> None:
-        self.model, self.graph, self.endpoints, self.clean = model, graph, endpoints, clean
-        self.reads, attends = reads, reads != "logits"
-        self.recompute, self.plan, self.encodings = recompute, None, None
-        change = GraphChange(endpoints=endpoints)
-        if recompute is not None:
-            self.plan = recompute.plan(
-                Edit.of(change, graph), None if attends else clean.nodes, whole=attends
-            )
-        if recompute is not None and self.plan is not None:
-            self.encodings = recompute.encodings(self.plan, change)
-            attacked = torch.zeros(graph.num_nodes + len(endpoints), dtype=torch.bool, device=graph.device)
-            attacked[clean.nodes] = True
-            self.kept = attacked[self.plan.nodes].nonzero().flatten()
-            self.rows = self.plan.nodes[self.kept]
-        else:
-            self.template = change.apply(graph)[0]
-            self.rows = clean.nodes
+        self.model, self.graph, self.change, self.clean = model, graph, change, clean
+        self.recompute, self.reads, self.moves = recompute, reads, moves
         self.passes = 0
         self._copies: dict[int, Repeated] = {}
+        plan = None
+        if recompute is not None:
+            attends = reads != "logits"
+            wanted = None if attends else clean.nodes
+            plan = recompute.plan(Edit.of(change, graph), wanted, whole=attends)
+        self._set_plan(plan)
+
+    def _set_plan(self, plan: Plan | None) -> None:
+        self.plan, self._encodings = plan, None
+        if plan is None:
+            self._template, self.rows = self.change.apply(self.graph)[0], self.clean.nodes
+        else:
+            assert self.recompute is not None
+            self._encodings, self.rows = self.recompute.encodings(plan, self.change), plan.nodes
 
     @property
     def share(self) -> float:
@@ -85,38 +88,61 @@ class Site:
         return 1.0 if self.plan is None else self.plan.share
 
     def copies(self, count: int) -> Repeated:
-        """The plan for `count` sets of features at once, made once."""
+        """The plan for `count` sets of values at once, made once."""
         assert self.plan is not None
         if count not in self._copies:
             self._copies[count] = repeat_plan(self.plan, count)
         return self._copies[count]
 
-    def view(self, features: Tensor) -> View:
-        """Run the model with each of these features [B, M, F] of the new nodes; gradients reach them."""
-        self.passes += len(features)
+    def view(self, values: Tensor) -> View:
+        """Run the model with each of these sets of values [B, M, ...]; gradients reach them."""
         if self.plan is not None:
-            return self._partial(features)
-        outputs = [self._whole(rows) for rows in features]
-        return View(torch.stack([logits[self.rows] for logits, _ in outputs]), outputs, None)
+            return self._partial(self._changed(values.flatten(0, 1), len(values)), len(values))
+        return self._whole([self._changed(one, 1) for one in values])
 
-    def _partial(self, features: Tensor) -> View:
-        """Compute the rows in reach for all sets of features in one pass."""
-        assert self.graph.features is not None and self.recompute is not None
-        count = features.shape[0]
-        appended = self.graph.features.append(features.flatten(0, 1))
-        encodings = None if self.encodings is None else self.encodings.repeat(count, 1)
-        plan = self.copies(count).plan
-        attends = self.reads != "logits"
-        touched = self.recompute.forward(plan, appended, encodings, logits=not attends)
-        if attends:
+    def at(self, change: GraphChange) -> View:
+        """Run the model after one change with the edges and rows of this site."""
+        return self._whole([change]) if self.plan is None else self._partial(change, 1)
+
+    def _changed(self, values: Tensor, count: int) -> GraphChange:
+        """The change with `count` sets of values, one after the other."""
+        change = replace(self.change, **{self.moves: values})
+        if self.moves == "entry_values" and change.features is not None:
+            change = replace(change, features=change.features.repeat(count, 1))
+        return change
+
+    def _partial(self, change: GraphChange, count: int) -> View:
+        """Compute the rows in reach for all sets of values in one pass."""
+        self.passes += count
+        assert self.recompute is not None and self.plan is not None
+        features, encodings, plan = change.features_on(self.graph), self._encodings, self.plan
+        assert features is not None
+        if count > 1:
+            plan = self.copies(count).plan
+            encodings = None if encodings is None else encodings.repeat(count, 1)
+        read = self.reads == "logits"
+        fixed = (
+            nullcontext()
+            if change.entry_values is None
+            else replacing_entry(entry_limits(self.model), change.entry_values)
+        )
+        with fixed:
+            touched = self.recompute.forward(plan, features, encodings, logits=read)
+        if not read:
             return View(touched.logits.expand(count, 0, -1), None, touched)
-        logits = touched.logits.view(count, -1, touched.logits.shape[1])
-        return View(chosen_rows(logits, self.kept, dim=1), None, touched)
+        return View(touched.logits.view(count, -1, touched.logits.shape[1]), None, touched)
 
-    def _whole(self, features: Tensor) -> tuple[Tensor, AttentionMap]:
-        assert self.graph.features is not None
-        attacked = self.template.replace(features=self.graph.features.append(features))
-        return read_model(self.model, attacked, self.reads)
+    def _whole(self, changes: list[GraphChange]) -> View:
+        self.passes += len(changes)
+        outputs = [
+            read_model(
+                self.model,
+                self._template.replace(features=one.features_on(self.graph), entry_values=one.entry_values),
+                self.reads,
+            )
+            for one in changes
+        ]
+        return View(torch.stack([logits[self.rows] for logits, _ in outputs]), outputs, None)
 
 
 def read_model(model: nn.Module, graph: Graph, reads: str) -> tuple[Tensor, AttentionMap]:

@@ -13,8 +13,8 @@ from fgai.graph import Graph
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
-    """What a start may read.
+class StartContext:
+    """The input of a start.
 
     Attributes:
         graph: prepared, clean, with features.
@@ -43,68 +43,65 @@ class Place:
         return self.box.features(torch.tanh(scale * noise))
 
 
-Start = Callable[[Place, torch.Generator], Tensor]
+Start = Callable[[StartContext, torch.Generator], Tensor]
 
 
-def middle(place: Place, generator: torch.Generator) -> Tensor:
-    """The middle of the box, from which every corner is as near."""
-    return place.middle
-
-
-def scaled(scale: float) -> Start:
+def _scaled(scale: float) -> Start:
     """Return the start of random features of some scale, 1 being the size of the box."""
-    return lambda place, generator: place.drawn(scale, generator)
+    return lambda context, generator: context.drawn(scale, generator)
 
 
-def corner(place: Place, generator: torch.Generator) -> Tensor:
+def _corner(context: StartContext, generator: torch.Generator) -> Tensor:
     """A random corner of the box for every new node."""
-    low, high = place.box
-    coins = torch.rand(place.middle.shape, generator=generator, dtype=torch.float32).to(low)
+    low, high = context.box
+    coins = torch.rand(context.middle.shape, generator=generator, dtype=torch.float32).to(low)
     return torch.where(coins < 0.5, low, high)
 
 
-def others(place: Place, generator: torch.Generator) -> Tensor:
+def _others(context: StartContext, generator: torch.Generator) -> Tensor:
     """Features of real nodes whose class is not the one most of the endpoints have."""
-    graph, count = place.graph, place.endpoints.shape[0]
+    graph, count = context.graph, context.endpoints.shape[0]
     assert graph.features is not None
     drawn = torch.randint(graph.num_nodes, (count, 32), generator=generator).to(graph.device)
     pick = drawn[:, 0]
-    if place.labels is not None:
-        mode = place.labels[place.endpoints].mode(1).values
-        differs = place.labels[drawn] != mode[:, None]
+    if context.labels is not None:
+        mode = context.labels[context.endpoints].mode(1).values
+        differs = context.labels[drawn] != mode[:, None]
         pick = drawn.gather(1, differs.float().argmax(1, keepdim=True)).squeeze(1)
-    return graph.features.select(pick).clamp(*place.box)
+    return graph.features.select(pick).clamp(*context.box)
 
 
-def strangers(place: Place, count: int, generator: torch.Generator) -> Tensor:
+def strangers(context: StartContext, count: int, generator: torch.Generator) -> Tensor:
     """Real nodes [M, count] for every new one, of classes other than most of its endpoints have, if any."""
-    graph = place.graph
-    shape = (place.endpoints.shape[0], 8 * count)
+    graph = context.graph
+    shape = (context.endpoints.shape[0], 8 * count)
     drawn = torch.randint(graph.num_nodes, shape, generator=generator).to(graph.device)
-    if place.labels is None:
+    if context.labels is None:
         return drawn[:, :count]
-    mode = place.labels[place.endpoints].mode(1).values
-    alike = place.labels[drawn] == mode[:, None]
+    mode = context.labels[context.endpoints].mode(1).values
+    alike = context.labels[drawn] == mode[:, None]
     return drawn.gather(1, alike.long().argsort(dim=1, stable=True)[:, :count])
 
 
-def donated(place: Place, generator: torch.Generator) -> Tensor:
+def _donated(context: StartContext, generator: torch.Generator) -> Tensor:
     """The worst features found for the vanilla model; noise where there is none."""
-    return place.drawn(1.0, generator) if place.donated is None else place.donated.clamp(*place.box)
+    return context.drawn(1.0, generator) if context.donated is None else context.donated.clamp(*context.box)
 
 
-def incumbent(place: Place, generator: torch.Generator) -> Tensor:
+def _incumbent(context: StartContext, generator: torch.Generator) -> Tensor:
     """The worst features found so far; noise where there are none."""
-    return place.drawn(0.3, generator) if place.incumbent is None else place.incumbent.clamp(*place.box)
+    return (
+        context.drawn(0.3, generator) if context.incumbent is None else context.incumbent.clamp(*context.box)
+    )
 
 
 STARTS: dict[str, Start] = {
-    "middle": middle,
-    "small": scaled(0.05),
-    "medium": scaled(0.3),
-    "large": scaled(1.0),
-    "corner": corner,
-    "others": others,
-    "donated": donated,
-    "incumbent": incumbent,
+    "middle": lambda context, generator: context.middle,
+    "small": _scaled(0.05),
+    "medium": _scaled(0.3),
+    "large": _scaled(1.0),
+    "corner": _corner,
+    "others": _others,
+    "donated": _donated,
+    "incumbent": _incumbent,
 }

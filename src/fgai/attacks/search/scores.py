@@ -1,0 +1,345 @@
+"""An objective at one site, for several sets of values at once: the losses to climb, and the damages.
+
+Both come out of the same forward pass. Where only the rows in reach were computed, objectives that are sums
+over rows add a constant for the others; every other objective is read off full passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot, pad
+
+from fgai.attacks.search.site import InjectionSite, View
+from fgai.attention import AttentionMap, touched_rows
+from fgai.metrics import error_weights
+from fgai.objectives import Clean, Explanation, Objective
+from fgai.ops.capture import chosen_rows
+from fgai.recompute import Plan, Recompute, Repeated, Touched
+from fgai.recompute.patch import Ranks, incoming
+from fgai.tasks import task_of
+from fgai.topk import topk_mask
+
+Score = Callable[[View], tuple[Tensor, Tensor]]
+"""View → the losses [B], with gradients, and the damages [B], without."""
+
+
+def value_at(site: InjectionSite, objective: Objective, guide: Objective | None = None) -> Score:
+    """Return the score of a search that is judged by the value of its objective.
+
+    Args:
+        site: where; it may have a plan only if `sums_rows(objective)`.
+        objective: judged, and climbed where there is no guide.
+        guide: a smoother objective to climb; like the first, a mean over rows where the site has a plan.
+    """
+    judged = _values(site, objective)
+    climbed = None if guide is None else _values(site, guide)
+
+    def score(view: View) -> tuple[Tensor, Tensor]:
+        value = judged(view)
+        return (value if climbed is None else climbed(view)), value.detach()
+
+    return score
+
+
+def damage_at(site: InjectionSite, objective: Objective, losses: Sequence[str]) -> Score:
+    """Return the score of a search that is judged by the damage of its objective.
+
+    Args:
+        site: where; it may have a plan only for the explanation objective and for wrong classes.
+        objective: its loss is climbed, its damage is judged.
+        losses: for wrong classes, the loss from `ROW_LOSSES` of every set of values in its place.
+    """
+    clean = site.clean
+    if objective.explanation is not None:
+        return _explanation_at(site, objective.explanation, len(losses))
+    if objective.classes:
+        name = task_of(site.graph).scores[clean.score]
+        kind = LinkScore if name == "link_auc" else ClassScore
+        return kind(site, losses, error_weights(name, clean.labels[clean.nodes]))
+
+    def score(view: View) -> tuple[Tensor, Tensor]:
+        assert view.outputs is not None
+        damage = [objective.judged(logits, attention, clean) for logits, attention in view.outputs]
+        return _values(site, objective)(view), torch.stack(damage)
+
+    return score
+
+
+def sums_rows(objective: Objective) -> bool:
+    """Whether the objective's value can be computed from the rows in reach."""
+    return objective.node_mean or objective.explanation is not None
+
+
+def _values(site: InjectionSite, objective: Objective) -> Callable[[View], Tensor]:
+    """The objective of each set of values, [B]."""
+    if site.plan is None:
+        return lambda view: torch.stack([objective(*output, site.clean) for output in view.outputs or ()])
+    if objective.explanation is not None:
+        score = _explanation_at(site, objective.explanation, 1)
+        return lambda view: score(view)[0]
+    return _mean_at(site, objective)
+
+
+def _mean_at(site: InjectionSite, objective: Objective) -> Callable[[View], Tensor]:
+    """A mean over the attacked rows; those out of reach keep their value."""
+    clean = site.clean
+
+    def total(rows: Tensor) -> Callable[[Tensor], Tensor]:
+        few = Clean(clean.logits[rows], AttentionMap(()), torch.arange(len(rows), device=rows.device))
+        return lambda logits: len(rows) * objective(logits, few.attention, few) if len(rows) else logits.sum()
+
+    rest = _out_of_reach(site)
+    with torch.no_grad():
+        constant = total(rest)(clean.logits[rest])
+    moving = total(site.rows)
+    return lambda view: torch.stack([(constant + moving(one)) / clean.nodes.numel() for one in view.logits])
+
+
+def _out_of_reach(site: InjectionSite) -> Tensor:
+    """The attacked rows that cannot change."""
+    reached = torch.zeros(site.clean.logits.shape[0], dtype=torch.bool, device=site.rows.device)
+    reached[site.rows] = True
+    return site.clean.nodes[~reached[site.clean.nodes]]
+
+
+class Rows(NamedTuple):
+    """The input of row losses, for several sets of values.
+
+    Attributes:
+        logits: [B, R, C].
+        own: [B, R] the logit of the class to leave.
+        gap: [B, R] the best other logit minus it: positive where the row is wrong.
+        scale: a scalar, the unit of a gap.
+    """
+
+    logits: Tensor
+    own: Tensor
+    gap: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor, mine: Tensor, scale: Tensor) -> Rows:
+        """Read logits whose classes to leave are marked in `mine`, bool [R, C]."""
+        own = logits.masked_fill(~mine, 0.0).sum(-1)
+        return cls(logits, own, logits.masked_fill(mine, float("-inf")).amax(-1) - own, scale)
+
+
+ROW_LOSSES: dict[str, Callable[[Rows], Tensor]] = {
+    "entropy": lambda rows: rows.logits.logsumexp(-1) - rows.own,
+    "margin": lambda rows: (rows.gap / rows.scale).clamp(max=0.2),
+    "reach": lambda rows: torch.sigmoid(4 * rows.gap / rows.scale),
+}
+"""Losses per row [B, R], whose mean is maximised. Cross-entropy is unbounded, so it ends up with few rows
+that are very wrong. The margin is the gap in units of the clean margins, cut off where a row is clearly
+wrong. Reach is about the number of wrong rows: those out of reach cost no effort either."""
+
+
+class ClassScore:
+    """Wrong predictions: the damage is the share of wrong rows, or the sum of their weights.
+
+    Args:
+        site: where.
+        losses: a name from `ROW_LOSSES` for every set of values.
+        weights: [T] of the attacked rows, see `fgai.metrics.error_weights`; None for 1/T each.
+    """
+
+    def __init__(self, site: InjectionSite, losses: Sequence[str], weights: Tensor | None = None) -> None:
+        clean, labels = site.clean, site.clean.labels
+        best = clean.logits[clean.nodes].topk(2, dim=1).values
+        self.scale = (best[:, 0] - best[:, 1]).median().clamp(min=1e-6)  # of the clean margins
+        self.label, self.count = labels[site.rows], clean.nodes.numel()
+        self.mine = one_hot(self.label, clean.logits.shape[1]).bool()
+        self.losses = [
+            (ROW_LOSSES[name], torch.tensor([one == name for one in losses], device=labels.device))
+            for name in dict.fromkeys(losses)
+        ]
+        rest = _out_of_reach(site)
+        wrong = clean.logits[rest].argmax(1) != labels[rest]
+        self.fixed, self.weights = wrong.sum(), None
+        if weights is not None:
+            spread = clean.logits.new_zeros(clean.logits.shape[0]).index_put((clean.nodes,), weights)
+            self.fixed, self.weights = spread[rest][wrong].sum(), spread[site.rows]
+
+    def __call__(self, view: View) -> tuple[Tensor, Tensor]:
+        """See `Score`."""
+        loss = view.logits.new_zeros(view.logits.shape[0])
+        rows = Rows.of(view.logits, self.mine, self.scale)
+        for function, chosen in self.losses:
+            loss = torch.where(chosen, self._total(function(rows)), loss)
+        return loss, self.damage(view.logits.detach())
+
+    def damage(self, logits: Tensor) -> Tensor:
+        """Return the share of wrong rows, or the sum of their weights, [B]."""
+        return self._total(logits.argmax(-1) != self.label, self.fixed)
+
+    def _total(self, values: Tensor, more: Tensor | int = 0) -> Tensor:
+        """Mean over all attacked rows of values [B, R], plus a constant of the other rows."""
+        if self.weights is None:
+            return (values.sum(1) + more) / self.count
+        return (values * self.weights).sum(1) + more
+
+
+class LinkScore(ClassScore):
+    """Links ranked below other pairs: the damage is one minus the ROC-AUC, ties broken by their order.
+
+    There is a row for every attacked pair: links are never computed in part.
+    """
+
+    def damage(self, logits: Tensor) -> Tensor:
+        """Return one minus the ROC-AUC, [B]; 0 where there are links or other pairs only."""
+        ranks = (logits[..., 1] - logits[..., 0]).argsort(dim=1).argsort(dim=1) + 1
+        links = self.label == 1
+        positives, negatives = links.sum(), (~links).sum()
+        below = (ranks * links).sum(1) - positives * (positives + 1) / 2
+        return torch.where(positives * negatives > 0, 1 - below / (positives * negatives).clamp(min=1), 0.0)
+
+
+def _explanation_at(site: InjectionSite, explanation: Explanation, count: int) -> Score:
+    """Another top-k; the site reads attention. `count` sets of values at once."""
+    if site.plan is not None:
+        assert site.recompute is not None
+        with torch.no_grad():
+            part = PartialExplanation(explanation, site.recompute, site.clean, site.plan)
+            part = part if count == 1 else part.repeated(site.copies(count))
+
+        def partial(view: View) -> tuple[Tensor, Tensor]:
+            assert view.touched is not None
+            return part.shares(view.touched)
+
+        return partial
+    near: list[Tensor] = []
+
+    def whole(view: View) -> tuple[Tensor, Tensor]:
+        maps = [attention for _, attention in view.outputs or ()]
+        if not near:
+            near.extend(touched_rows(site.clean.attention, maps[0]))
+        loss, lost = zip(*(explanation.shares(one, site.clean, near) for one in maps), strict=True)
+        return torch.stack(loss), torch.stack(lost)
+
+    return whole
+
+
+class _Layer(NamedTuple):
+    """The input of the explanation objective in one layer.
+
+    Attributes:
+        spots: [K] edges of the patch: original edges of the touched rows, row after row; all that can count.
+        there: [K] which of them are still there.
+        members: [K] the clean top-k.
+        rowptr: [R + 1] of those rows.
+        rows: [R], all of them.
+        lost: sum over the rows out of reach.
+        terms: how many terms that has.
+    """
+
+    spots: Tensor
+    there: Tensor
+    members: Tensor
+    rowptr: Tensor
+    rows: Tensor
+    lost: Tensor
+    terms: Tensor
+
+    def repeated(self, places: Tensor) -> _Layer:
+        """The same for copies of the patch whose edges stand at `places` [copies, E']."""
+        times, edges, rows = places.shape[0], len(self.spots), len(self.rows)
+        starts = torch.arange(times, device=places.device)[:, None] * edges + self.rowptr[None, :-1]
+        last = starts.new_tensor([times * edges])
+        return _Layer(
+            places[:, self.spots].flatten(),
+            self.there.repeat(times),
+            self.members.repeat(times),
+            torch.cat([starts.flatten(), last]),
+            torch.arange(times * rows, device=places.device),
+            self.lost,
+            self.terms,
+        )
+
+
+def _pointers(owner: Tensor, rows: int) -> Tensor:
+    return pad(torch.bincount(owner, minlength=rows).cumsum(0), (1, 0))
+
+
+def _contenders(ranks: Ranks, spot: Tensor, there: Tensor, members: Tensor, rowptr: Tensor, k: int) -> Tensor:
+    """Return which edges [K] can matter: members, those that move, and the k best outsiders that do not.
+
+    An outsider that cannot move and has k better ones that cannot move either is never among the best.
+    """
+    moved = torch.zeros(len(ranks.still), dtype=torch.bool, device=spot.device)
+    moved[ranks.moved] = True
+    waiting = there & ~members & ~moved[spot]
+    best = topk_mask(ranks.still[spot].masked_fill(~waiting, float("-inf")), rowptr, k)
+    return members | (there & moved[spot]) | (waiting & best)
+
+
+class PartialExplanation:
+    """The explanation objective from the rows in reach; the others keep their attention.
+
+    Args:
+        objective: with its k.
+        recompute: the model on the clean graph.
+        clean: the model's output before.
+        plan: made with `whole=True`.
+    """
+
+    def __init__(self, objective: Explanation, recompute: Recompute, clean: Clean, plan: Plan) -> None:
+        self._objective, self._copies, self._layers = objective, 1, []
+        adjacency, touched = recompute.graph.adjacency, plan.start
+        layers, members_of = clean.attention.layers, clean.members(objective.k)
+        for patch, ranks, before, (members, rows) in zip(
+            plan.patches, plan.ranks, layers, members_of, strict=True
+        ):
+            touched = torch.cat([touched, patch.constant[: patch.touched - patch.changed]])
+            inside = torch.zeros(adjacency.num_nodes, dtype=torch.bool, device=adjacency.device)
+            inside[touched[touched < adjacency.num_nodes]] = True
+            ours, rest = rows[inside[rows]], rows[~inside[rows]]
+            everything = torch.ones_like(members)
+            now = before.ranking()
+            lost, terms = objective.lost(now, everything, members, before.rowptr, rest)
+            edges, owner = incoming(adjacency, ours)
+            order = torch.argsort(patch.positions)
+            sorted_positions = patch.positions[order]
+            spot = torch.searchsorted(sorted_positions, edges).clamp(max=max(0, len(order) - 1))
+            there, spot = sorted_positions[spot] == edges, order[spot]
+            kept = _contenders(ranks, spot, there, members[edges], _pointers(owner, len(ours)), objective.k)
+            rowptr = _pointers(owner[kept], len(ours))
+            every = torch.arange(len(ours), device=ours.device)
+            parts = (spot[kept], there[kept], members[edges][kept], rowptr, every, lost.detach(), terms)
+            self._layers.append(_Layer(*parts))
+
+    def shares(self, touched: Touched) -> tuple[Tensor, Tensor]:
+        """Return the loss and the share of the top-k the touched rows lost, both [copies].
+
+        As in `Explanation.shares`, the share is the mean over layers that have such rows.
+        """
+        total, gone = (touched.logits.new_zeros(self._copies) for _ in range(2))
+        for layer, ranks in zip(self._layers, touched.ranks, strict=True):
+            lost, terms = layer.lost.expand(self._copies), layer.terms.expand(self._copies)
+            if len(layer.rows):
+                now = chosen_rows(ranks, layer.spots)
+                margins, real = (
+                    part.view(self._copies, -1)
+                    for part in self._objective.margins(
+                        now, layer.there, layer.members, layer.rowptr, layer.rows
+                    )
+                )
+                lost, terms = lost + (torch.sigmoid(margins) * real).sum(1), terms + real.sum(1)
+                each = len(layer.rows) // self._copies
+                gone = gone + ((margins.detach() > 0) & real).sum(1) / (self._objective.k * each)
+            total = total + lost / terms.clamp(min=1)
+        measured = sum(len(layer.rows) > 0 for layer in self._layers)
+        return total / max(1, len(self._layers)), gone / max(1, measured)
+
+    def repeated(self, repeated: Repeated) -> PartialExplanation:
+        """Return the same for several copies of the plan side by side."""
+        other = copy(self)
+        other._copies = repeated.times
+        other._layers = [
+            layer.repeated(places) for layer, places in zip(self._layers, repeated.places, strict=True)
+        ]
+        return other
