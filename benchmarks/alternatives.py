@@ -126,8 +126,8 @@ def plain_backward(  # type: ignore[no-untyped-def]
 def lanes(adjacency: Adjacency, repeats: int) -> list[list[str]]:
     """The fused additive kernel and plain loops, one thread each."""
     rows, columns, slope, found = (
-        parallel.incoming(adjacency),
-        parallel.outgoing(adjacency),
+        parallel._incoming(adjacency),
+        parallel._outgoing(adjacency),
         np.float32(0.2),
         [],
     )
@@ -139,14 +139,14 @@ def lanes(adjacency: Adjacency, repeats: int) -> list[list[str]]:
         attention, out = np.empty((adjacency.num_edges, heads), np.float32), np.empty_like(v)
         plain_forward(rows.rowptr, rows.source, n, f, v, slope, attention, out)
         means, made = (d * out).sum(-1), (np.empty_like(v), np.empty_like(attention), np.empty_like(f))
-        given = scores.score_arguments(0, near, far, None, 0.2)
+        given = scores._score_arguments(0, near, far, None, 0.2)
         drop, room = (0, np.uint32(0), np.float32(1)), parallel.workspace(columns.blocks, attention, channels)
         middle = (attention, d, means, np.empty(0, np.float32))
-        arrays = [parallel.flat(a) for a in (*middle, *made)]
+        arrays = [parallel._flat(a) for a in (*middle, *made)]
 
         def ours_back(sizes=(heads, channels), given=given, v=v, drop=drop, a=arrays, room=room) -> None:  # type: ignore[no-untyped-def]
             first = *sizes, *given, v.reshape(-1), drop, True, *a[:4], sizes[0]
-            parallel.over(attend._sources, columns, *first, *a[4:], room)
+            parallel._over(attend._sources, columns, *first, *a[4:], room)
 
         ways = {
             "ours": lambda near=near, far=far, values=values: ops.attend_additive(

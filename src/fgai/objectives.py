@@ -148,7 +148,7 @@ def _scalar(value: Tensor, name: str) -> Tensor:
 
 
 @typed
-def wrong_share(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+def _wrong_share(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
     """One minus the task's headline score of the attacked rows, against `clean.labels`."""
     scores = task_scores(clean.task, logits[clean.nodes], clean.labels[clean.nodes])
     return logits.new_tensor(1 - scores[clean.score], dtype=torch.float64)
@@ -274,12 +274,12 @@ def _carried(before: LayerAttention, after: LayerAttention) -> tuple[Tensor, Ten
     """Log-attention after the attack on the original edges [E], and which of them are still there [E]."""
     spot = torch.searchsorted(after.keys, before.keys).clamp(max=max(0, after.num_edges - 1))
     there = after.keys[spot] == before.keys
-    now = log_attention(after.values) if after.scores is None else after.scores
+    now = _log_attention(after.values) if after.scores is None else after.scores
     return at(now, spot), there
 
 
 @typed
-def log_attention(values: Tensor) -> Tensor:
+def _log_attention(values: Tensor) -> Tensor:
     """Logarithm of the attention [E, H], mean over the heads; [E]."""
     if values.dim() != 2 or not values.is_floating_point():
         got = f"{values.dtype} {tuple(values.shape)}"
@@ -287,7 +287,7 @@ def log_attention(values: Tensor) -> Tensor:
     return mean_heads(values.clamp(min=torch.finfo(values.dtype).tiny).log())
 
 
-class Intruders:
+class _Intruders:
     """Attention for the new nodes: their mass at the original nodes they are joined to.
 
         mean over layers, and over original nodes i with a new neighbour, of Σ_{j new} w_ij
@@ -309,7 +309,7 @@ class Intruders:
 
 
 @typed
-class Preserving:
+class _Preserving:
     """Another explanation for the same prediction: the explanation objective, as long as classes stay.
 
     With K the share of attacked nodes that keep their predicted class, the value is
@@ -367,8 +367,8 @@ class Preserving:
         return (logits[rows].argmax(1) == clean.logits[rows].argmax(1)).double().mean()
 
 
-PREDICTION = Objective("prediction", prediction, "logits", node_mean=True, damage=wrong_share, classes=True)
-MARGIN = Objective("margin", margin, "logits", node_mean=True, damage=wrong_share)
+PREDICTION = Objective("prediction", prediction, "logits", node_mean=True, damage=_wrong_share, classes=True)
+MARGIN = Objective("margin", margin, "logits", node_mean=True, damage=_wrong_share)
 
 
 @typed
@@ -378,13 +378,13 @@ def explanation(k: int = 5) -> Objective:
     return Objective("explanation", smooth, "ranking", damage=smooth.damage, explanation=smooth)
 
 
-INTRUDERS = Objective("intruders", Intruders(), "ranking")
+INTRUDERS = Objective("intruders", _Intruders(), "ranking")
 
 
 @typed
 def preserving(k: int = 5, keep: float = 0.995, slack: float = 0.5) -> Objective:
-    """Return the objective of `Preserving`: another top-k, the same class."""
-    value = Preserving(k, keep, slack)
+    """Return the objective of `_Preserving`: another top-k, the same class."""
+    value = _Preserving(k, keep, slack)
     return Objective("preserving", value, "ranking", constrained=True, damage=value.damage)
 
 

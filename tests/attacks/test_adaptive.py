@@ -7,8 +7,8 @@ import torch
 from scipy.sparse import csr_matrix
 
 from fgai.attacks import THREATS, AdaptiveInjection, PGDInjection
-from fgai.attacks.endpoints import near_endpoints
-from fgai.attacks.injection import disguise
+from fgai.attacks.endpoints import _near_endpoints
+from fgai.attacks.injection import _disguise
 from fgai.sparse.features import as_features
 from support import attack_cases as cases
 
@@ -17,7 +17,7 @@ def test_endpoints_come_from_one_neighbourhood_each() -> None:
     graph = cases.tiny_graph()
     assert graph.test_mask is not None
     nodes = graph.test_mask.nonzero().flatten()
-    found = near_endpoints(graph, nodes, 5, 4, torch.Generator().manual_seed(0))
+    found = _near_endpoints(graph, nodes, 5, 4, torch.Generator().manual_seed(0))
     assert found.shape == (5, 4) and bool(torch.isin(found, nodes).all())
     dense = torch.zeros(30, 30)
     dense[graph.adjacency.destination, graph.adjacency.source] = 1
@@ -35,9 +35,9 @@ def test_disguise_is_the_average_of_the_endpoints() -> None:
     ends = torch.tensor([[3, 7, 9], [7, 1, 2]])
     x = graph.features.to_dense()
     expected = x[ends].mean(1)
-    torch.testing.assert_close(disguise(graph, ends), expected)
+    torch.testing.assert_close(_disguise(graph, ends), expected)
     sparse = graph.replace(features=as_features(csr_matrix(x.numpy())))
-    torch.testing.assert_close(disguise(sparse, ends), expected)
+    torch.testing.assert_close(_disguise(sparse, ends), expected)
 
 
 @pytest.mark.parametrize("recipe", ["vanilla", "gnnguard", "gnn-svd"])

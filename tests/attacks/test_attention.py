@@ -11,7 +11,7 @@ from torch import Tensor
 
 import fgai
 from fgai.attacks import attack_attention
-from fgai.attacks.balls import norms
+from fgai.attacks.balls import _norms
 from fgai.attention import record
 from fgai.errors import AttentionError, InputError
 from support import task_cases as cases
@@ -52,7 +52,7 @@ def test_no_certificate_is_broken(model: str, norm: str) -> None:
             if bound is not None:
                 checked += 1
                 assert bool((change <= bound + 1e-5).all())
-        assert bool((norms(shift.delta.values, shift.delta.rowptr, norm) <= RADIUS * (1 + 1e-5)).all())
+        assert bool((_norms(shift.delta.values, shift.delta.rowptr, norm) <= RADIUS * (1 + 1e-5)).all())
         assert float(shift.probabilities.max()) <= 1
     assert checked
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from experiments.algorithm1 import Hashed
 from fgai.attacks import balls
-from fgai.attacks.balls import norms, project, random_point, steepest
+from fgai.attacks.balls import _norms, project, random_point, steepest
 from fgai.errors import InputError
 from support.csr_rows import pointer, rows, split
 
@@ -43,7 +43,7 @@ def test_projection_is_nearest_inside_and_idempotent(
 ) -> None:
     x, rowptr = case
     got = project(x, rowptr, radius, norm)
-    assert (norms(got, rowptr, norm) <= radius * (1 + 1e-12)).all()
+    assert (_norms(got, rowptr, norm) <= radius * (1 + 1e-12)).all()
     torch.testing.assert_close(project(got, rowptr, radius, norm), got, rtol=1e-12, atol=1e-12)
     for a, b in zip(split(x, rowptr), split(got, rowptr), strict=True):
         if len(a):
@@ -90,7 +90,7 @@ def test_rows_of_very_different_size_do_not_disturb_each_other() -> None:
         for dtype in (torch.float32, torch.float64):
             got = project(x.to(dtype), rowptr, 0.5, norm)
             assert torch.isfinite(got).all()
-            assert (norms(got, rowptr, norm) <= 0.5 * (1 + 1e-6)).all()
+            assert (_norms(got, rowptr, norm) <= 0.5 * (1 + 1e-6)).all()
 
 
 @given(rows(columns=3), st.sampled_from(NORMS), st.integers(0, 99))
@@ -113,8 +113,8 @@ def test_heads_and_radii_per_node_are_separate_balls(case: tuple[Tensor, ...], n
 def test_norms_equal_numpy(case: tuple[Tensor, Tensor], norm: str) -> None:
     x, rowptr = case
     expected = [np.linalg.norm(r.numpy(), ORDER[norm]) if len(r) else 0.0 for r in split(x, rowptr)]
-    np.testing.assert_allclose(norms(x, rowptr, norm), expected, rtol=1e-12, atol=1e-150)
-    assert torch.isfinite(norms(x.float() * 1e30, rowptr, "l2")).all()
+    np.testing.assert_allclose(_norms(x, rowptr, norm), expected, rtol=1e-12, atol=1e-150)
+    assert torch.isfinite(_norms(x.float() * 1e30, rowptr, "l2")).all()
 
 
 @given(rows(), st.sampled_from(NORMS), st.integers(0, 2**16))
@@ -123,7 +123,7 @@ def test_no_point_of_the_ball_rises_more_than_the_steepest(
 ) -> None:
     gradient, rowptr = case
     step = steepest(gradient, rowptr, 0.7, norm)
-    assert (norms(step, rowptr, norm) <= 0.7 * (1 + 1e-12)).all()
+    assert (_norms(step, rowptr, norm) <= 0.7 * (1 + 1e-12)).all()
     generator = torch.Generator().manual_seed(seed)
     for i, row in enumerate(split(gradient, rowptr)):
         mine = float((row * step[rowptr[i] : rowptr[i + 1]]).sum())
@@ -152,7 +152,7 @@ def test_random_points_are_uniform(stream: Callable[[int], torch.Generator | Has
     for norm in NORMS:
         generator = stream(4)
         point = random_point(rowptr, 2000, 0.2, norm, generator=generator, dtype=torch.float64)
-        size = norms(point, rowptr, norm) / 0.2
+        size = _norms(point, rowptr, norm) / 0.2
         assert (size <= 1 + 1e-12).all()
         uniform = torch.cat([size[:400] ** 3, size[401:] ** 2])
         assert kstest(uniform.numpy(), "uniform").pvalue > 0.01
@@ -168,7 +168,7 @@ def test_nothing_to_perturb() -> None:
     for norm in NORMS:
         assert project(empty, rowptr, 1.0, norm).shape == (0,)
         assert steepest(empty, rowptr, 1.0, norm).shape == (0,)
-        assert norms(empty, rowptr, norm).tolist() == [0.0, 0.0, 0.0]
+        assert _norms(empty, rowptr, norm).tolist() == [0.0, 0.0, 0.0]
         assert random_point(rowptr, 0, 1.0, norm, generator=torch.Generator()).shape == (0,)
 
 

@@ -22,12 +22,12 @@ from fgai.attacks import (
     make_attack,
 )
 from fgai.attacks.budget import Box
-from fgai.attacks.endpoints import RULES, SHARED_RULES, EndpointContext, cover_endpoints, weakest_endpoints
+from fgai.attacks.endpoints import RULES, SHARED_RULES, _cover_endpoints, _EndpointContext, _weakest_endpoints
 from fgai.attacks.ensemble import PLAIN
 from fgai.attacks.search.climb import OPTIMISERS, SPACES
-from fgai.attacks.search.members import Member, batches
-from fgai.attacks.search.scores import ROW_LOSSES, ClassScore, LinkScore, Rows, damage_at
-from fgai.attacks.search.site import InjectionSite
+from fgai.attacks.search.members import Member, _batches
+from fgai.attacks.search.scores import ROW_LOSSES, _ClassScore, _damage_at, _LinkScore, _Rows
+from fgai.attacks.search.site import _InjectionSite
 from fgai.attention import call_model, evaluating, observe, prepared
 from fgai.errors import InputError, ReliabilityWarning
 from fgai.graph import Graph, GraphChange
@@ -216,7 +216,7 @@ class TestSite:
             clean = Clean(seen.logits, seen.attention, torch.arange(0, 30, 2))
             again, change = Recompute(model, graph), GraphChange(endpoints=ends)
             part, full = (
-                InjectionSite(model, graph, change, clean, a, reads="ranking" if reads else "logits")
+                _InjectionSite(model, graph, change, clean, a, reads="ranking" if reads else "logits")
                 for a in (again, None)
             )
             edit, wanted = Edit.of(change, graph), None if reads else clean.nodes
@@ -225,7 +225,7 @@ class TestSite:
             values = []
             for site in (part, full):
                 losses = ["entropy", "margin", "reach", "margin"]
-                aim: Any = damage_at(site, explanation(2), losses) if reads else ClassScore(site, losses)
+                aim: Any = _damage_at(site, explanation(2), losses) if reads else _ClassScore(site, losses)
                 moving = features.clone().requires_grad_()
                 loss, damage = aim(site.view(moving))
                 (gradient,) = torch.autograd.grad(loss.sum(), moving)
@@ -236,12 +236,12 @@ class TestSite:
             torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
 
 
-def out_of_reach(site: InjectionSite, aim: ClassScore, losses: list[str], labels: Tensor) -> Tensor:
+def out_of_reach(site: _InjectionSite, aim: _ClassScore, losses: list[str], labels: Tensor) -> Tensor:
     """What rows that no new node reaches would add to each loss: a constant, which a climb leaves out."""
     rest = site.clean.nodes[~torch.isin(site.clean.nodes, site.rows)]
     logits = site.clean.logits[rest][None]
     mine = torch.nn.functional.one_hot(labels[rest], logits.shape[-1]).bool()
-    rows = Rows.of(logits, mine, aim.scale)
+    rows = _Rows.of(logits, mine, aim.scale)
     return torch.stack([ROW_LOSSES[name](rows).sum() / aim.count for name in losses])
 
 
@@ -273,7 +273,7 @@ class TestPieces:
     def test_the_gap_is_positive_exactly_where_a_row_is_wrong(self) -> None:
         logits = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(1))
         label = torch.arange(7) % 4
-        rows = Rows.of(logits, torch.nn.functional.one_hot(label).bool(), torch.tensor(1.0))
+        rows = _Rows.of(logits, torch.nn.functional.one_hot(label).bool(), torch.tensor(1.0))
         assert torch.equal(rows.gap > 0, logits.argmax(-1) != label)
         assert torch.equal(rows.own, logits[:, torch.arange(7), label])
         wanted = torch.nn.functional.cross_entropy(logits[0], label, reduction="none")
@@ -283,7 +283,7 @@ class TestPieces:
     def test_the_damage_to_links_is_their_auc(self, seed: int) -> None:
         draws = torch.Generator().manual_seed(seed)
         logits, label = torch.randn(3, 11, 2, generator=draws), torch.randint(0, 2, (11,), generator=draws)
-        aim = object.__new__(LinkScore)
+        aim = object.__new__(_LinkScore)
         aim.label = label
         expected = [1 - task_scores("link", one, label)["roc_auc"] for one in logits]
         if 0 < int(label.sum()) < 11:
@@ -292,7 +292,7 @@ class TestPieces:
             assert not aim.damage(logits).any()
 
     def test_members_are_batched_and_polish_comes_last(self) -> None:
-        groups = batches(PREDICTION_MEMBERS)
+        groups = _batches(PREDICTION_MEMBERS)
         assert sorted(m.name for g in groups for m in g) == sorted(m.name for m in PREDICTION_MEMBERS)
         assert [m.name for m in groups[-1]] == ["polish", "polish momentum"]
         kinds = [{(m.steps, m.gradient) for m in group} for group in groups]
@@ -324,7 +324,7 @@ class TestEndpoints:
         graph = cases.tiny_graph()
         nodes = graph.test_mask.nonzero().flatten()  # type: ignore[union-attr]
         logits, attacked = torch.randn(2, 30, 3, generator=torch.Generator().manual_seed(0))
-        sites = EndpointContext(graph, nodes, nodes, logits, (3, 4), attacked, graph.y)
+        sites = _EndpointContext(graph, nodes, nodes, logits, (3, 4), attacked, graph.y)
         first, second = (RULES[rule](sites, torch.Generator().manual_seed(5)) for _ in range(2))
         assert first.shape == (3, 4) and torch.equal(first, second)
         assert bool(torch.isin(first, nodes).all())
@@ -337,7 +337,7 @@ class TestEndpoints:
         logits, one, two = torch.randn(3, 30, 3, generator=torch.Generator().manual_seed(0))
         first, second = (
             RULES[rule](
-                EndpointContext(graph, nodes, nodes, logits, (1, 2), seen, graph.y), torch.Generator()
+                _EndpointContext(graph, nodes, nodes, logits, (1, 2), seen, graph.y), torch.Generator()
             )
             for seen in (one, two)
         )
@@ -350,24 +350,24 @@ class TestEndpoints:
         every, logits, labels = torch.arange(18), torch.zeros(18, 2), torch.zeros(18, dtype=torch.long)
         for centre, gap in enumerate((3.0, 0.1, -2.0)):
             logits[[centre, *range(3 + 5 * centre, 8 + 5 * centre)], 0] = gap
-        sites = EndpointContext(graph, every, every, logits, (1, 2), logits, labels)
-        assert weakest_endpoints(sites, torch.Generator()).flatten().tolist() == [1, 0]
+        sites = _EndpointContext(graph, every, every, logits, (1, 2), logits, labels)
+        assert _weakest_endpoints(sites, torch.Generator()).flatten().tolist() == [1, 0]
         wrong = replace(sites, labels=1 - labels)
-        assert int(weakest_endpoints(wrong, torch.Generator()).flatten()[0]) == 2
+        assert int(_weakest_endpoints(wrong, torch.Generator()).flatten()[0]) == 2
 
     def test_cover_takes_the_node_next_to_most_leaves(self) -> None:
         """Two stars: the centre of the larger is worth most, then the other's."""
         edges = [(0, leaf) for leaf in range(2, 10)] + [(1, leaf) for leaf in range(10, 15)]
         graph = Graph.from_edges(torch.tensor(edges).T, 16, torch.eye(16), undirected=True)
         every = torch.arange(16)
-        sites = EndpointContext(graph, every, every, None, (1, 2))
-        found = cover_endpoints(sites, torch.Generator().manual_seed(0))
+        sites = _EndpointContext(graph, every, every, None, (1, 2))
+        found = _cover_endpoints(sites, torch.Generator().manual_seed(0))
         assert sorted(found.flatten().tolist()) == [0, 1]
 
     def test_more_endpoints_than_targets_are_filled_up(self) -> None:
         graph = cases.tiny_graph()
         nodes = torch.arange(5)
-        sites = EndpointContext(graph, nodes, nodes, torch.zeros(30, 3), (4, 3))
+        sites = _EndpointContext(graph, nodes, nodes, torch.zeros(30, 3), (4, 3))
         for rule in RULES.values():
             found = rule(sites, torch.Generator().manual_seed(0))
             assert found.shape == (4, 3) and all(torch.unique(row).numel() == 3 for row in found)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fgai.attacks import Budget, EnsembleInjection
-from fgai.attacks.search.members import GRADIENTS, PREDICTION_MEMBERS, Member, saturated_layer, softened
+from fgai.attacks.search.members import GRADIENTS, PREDICTION_MEMBERS, Member, _saturated_layer, _softened
 from fgai.attention import find_layers, observe, prepared
 from fgai.errors import InputError
 from fgai.training import limit
@@ -35,13 +35,13 @@ def sharpened(name: str, factor: float):
 def test_a_softer_copy_is_not_saturated(name: str) -> None:
     graph, model = cases.tiny_graph(), sharpened(name, 1e5)
     graph = prepared(model, graph)
-    assert saturated_layer(observe(model, graph, heads="mean").attention) is not None
-    soft = softened(model, graph)
+    assert _saturated_layer(observe(model, graph, heads="mean").attention) is not None
+    soft = _softened(model, graph)
     assert soft is not None and soft is not model
-    assert saturated_layer(observe(soft, graph, heads="mean").attention) is None
+    assert _saturated_layer(observe(soft, graph, heads="mean").attention) is None
     limited = limit(model, graph)
-    cooled = softened(limited, graph)
-    assert cooled is not None and saturated_layer(observe(cooled, graph, heads="mean").attention) is None
+    cooled = _softened(limited, graph)
+    assert cooled is not None and _saturated_layer(observe(cooled, graph, heads="mean").attention) is None
 
 
 def test_members_serve_where_their_gradient_does() -> None:

@@ -27,10 +27,10 @@ from fgai.attacks import (
     make_attack,
     preserving,
 )
-from fgai.attacks.endpoints import defect_scores, defective_endpoints
-from fgai.attacks.existing import known_labels, same_label_pairs
-from fgai.attacks.prbcd import Flips, pyg_attack, random_pairs, weighted_forward
-from fgai.attacks.tdgia import smooth_prediction
+from fgai.attacks.endpoints import _defect_scores, _defective_endpoints
+from fgai.attacks.existing import _known_labels, _same_label_pairs
+from fgai.attacks.prbcd import _Flips, _pyg_attack, _random_pairs, _weighted_forward
+from fgai.attacks.tdgia import _smooth_prediction
 from fgai.attention import AttentionMap, evaluating
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange
@@ -58,7 +58,7 @@ class TestRemoval:
     def change(self) -> tuple[Graph, GraphChange]:
         graph = cases.tiny_graph()
         assert graph.test_mask is not None
-        inside = same_label_pairs(graph, graph.test_mask.nonzero().flatten(), torch.zeros(30))
+        inside = _same_label_pairs(graph, graph.test_mask.nonzero().flatten(), torch.zeros(30))
         nodes = graph.test_mask.nonzero().flatten()
         free = [
             (a, b) for a in nodes.tolist() for b in nodes.tolist()
@@ -124,7 +124,7 @@ def looped_explanation(before: AttentionMap, after: AttentionMap, k: int) -> flo
 class TestDICE:
     def test_equals_are_parted_and_others_joined(self) -> None:
         model, graph, clean = clean_view("gat")
-        labels = known_labels(graph, clean.logits)
+        labels = _known_labels(graph, clean.logits)
         change = DICE(Budget(edges=9)).run(model, graph, seed=2).change
         assert change.edges is not None and change.removed is not None
         assert change.edges.shape == (2, 5) and change.removed.shape == (2, 4)
@@ -141,7 +141,7 @@ class TestDICE:
     def test_training_labels_are(self) -> None:
         _, graph, clean = clean_view("gat")
         assert graph.y is not None and graph.train_mask is not None
-        labels = known_labels(graph, clean.logits)
+        labels = _known_labels(graph, clean.logits)
         assert torch.equal(labels[graph.train_mask], graph.y[graph.train_mask])
         assert torch.equal(labels[~graph.train_mask], clean.logits.argmax(1)[~graph.train_mask])
 
@@ -156,19 +156,19 @@ class TestDICE:
     def test_small_graphs_are_refused(self) -> None:
         graph = cases.tiny_graph()
         with pytest.raises(InputError, match="class for every node"):
-            known_labels(graph, torch.zeros(4, 3))
+            _known_labels(graph, torch.zeros(4, 3))
 
 
 class TestTDGIA:
     def test_scores_equal_the_formula(self) -> None:
         degree, p = torch.tensor([3.0, 8.0]), torch.tensor([0.9, 0.1])
         expected = [2.9 * (0.9 / 3 + 0.1 / math.sqrt(15)), 2.1 * (0.9 / 8 + 0.1 / math.sqrt(40))]
-        torch.testing.assert_close(defect_scores(degree, p, 5), torch.tensor(expected))
+        torch.testing.assert_close(_defect_scores(degree, p, 5), torch.tensor(expected))
 
     def test_the_best_scored_are_joined_and_classes_are_mixed(self) -> None:
         _, graph, clean = clean_view("gat")
         draws = torch.Generator().manual_seed(0)
-        found = defective_endpoints(graph, clean.nodes, clean.logits, clean.logits, (2, 4), draws)
+        found = _defective_endpoints(graph, clean.nodes, clean.logits, clean.logits, (2, 4), draws)
         assert found.shape == (2, 4) and found.unique().numel() == 8
         scores = {}
         for node in clean.nodes.tolist():
@@ -189,7 +189,7 @@ class TestTDGIA:
             own = int(y[node].argmax())
             loss = float(now[node].exp().sum().log() - now[node, own])
             losses.append(max(0.0, 4 - loss) ** 2)
-        found = smooth_prediction(now, AttentionMap(()), Clean(y, AttentionMap(()), nodes))
+        found = _smooth_prediction(now, AttentionMap(()), Clean(y, AttentionMap(()), nodes))
         assert float(found) == pytest.approx(-sum(losses) / 4)
 
     def test_nodes_come_in_batches_and_steps_are_shared(self) -> None:
@@ -210,8 +210,8 @@ class TestWeights:
     @pytest.mark.parametrize("name", cases.MODELS)
     def test_whole_weights_are_edges_that_are_there_or_not(self, name: str) -> None:
         model, graph, clean = clean_view(name)
-        flips = Flips(graph, clean.nodes)
-        pairs = random_pairs(clean.nodes.numel(), 20, torch.Generator().manual_seed(1))
+        flips = _Flips(graph, clean.nodes)
+        pairs = _random_pairs(clean.nodes.numel(), 20, torch.Generator().manual_seed(1))
         exact = flips.perturbation(pairs).apply(graph)[0]
         both = torch.cat([pairs, pairs.flip(0)], 1)
         local = torch.unique(torch.cat([edge_keys(*both), edge_keys(*flips.inside)]))
@@ -219,7 +219,7 @@ class TestWeights:
         weight = torch.isin(edge_keys(*flips.nodes[local]), exact.keys).float()
         with evaluating(model), torch.no_grad():
             expected, attention = seen_by(model, exact)
-            logits, seen = weighted_forward(model, *flips.weighted(local, weight))
+            logits, seen = _weighted_forward(model, *flips.weighted(local, weight))
         torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-4)
         for ours, theirs in zip(seen, attention, strict=True):
             torch.testing.assert_close(ours.restrict(theirs.keys).values, theirs.values, atol=1e-5, rtol=1e-4)
@@ -245,10 +245,10 @@ class TestWeights:
 
 class TestPRBCD:
     def test_options_stay_with_their_instance(self) -> None:
-        shared = type(pyg_attack(torch.nn.Identity(), 10)).coeffs
+        shared = type(_pyg_attack(torch.nn.Identity(), 10)).coeffs
         before = dict(shared)
-        first = pyg_attack(torch.nn.Identity(), 10, max_final_samples=3, eps=0.5)
-        second = pyg_attack(torch.nn.Identity(), 10)
+        first = _pyg_attack(torch.nn.Identity(), 10, max_final_samples=3, eps=0.5)
+        second = _pyg_attack(torch.nn.Identity(), 10)
         assert (first.coeffs["max_final_samples"], first.coeffs["eps"]) == (3, 0.5)
         assert shared == before == second.coeffs
 
@@ -265,13 +265,13 @@ class TestPRBCD:
         model, features = copy.deepcopy(model).double(), graph.features
         assert features is not None
         graph = graph.replace(features=Features.dense(features.to_dense().double()))
-        flips = Flips(graph, clean.nodes[:6])
+        flips = _Flips(graph, clean.nodes[:6])
         pairs = torch.combinations(torch.arange(6)).t()
         both = torch.cat([pairs, pairs.flip(0)], 1)
         weight = torch.full((pairs.shape[1],), 0.4, dtype=torch.float64, requires_grad=True)
 
         def value(w: Tensor) -> Tensor:
-            logits, _ = weighted_forward(model, *flips.weighted(both, torch.cat([w, w])))
+            logits, _ = _weighted_forward(model, *flips.weighted(both, torch.cat([w, w])))
             return logits[clean.nodes].sum()
 
         with evaluating(model, freeze=True):
@@ -284,7 +284,7 @@ class TestPRBCD:
         attack = PRBCD(Budget(edges=1, steps=6, step_size=5.0))
         with cases.quiet():
             result = attack.run(model, graph)
-        flips = Flips(graph, clean.nodes)
+        flips = _Flips(graph, clean.nodes)
         values = []
         with evaluating(model), torch.no_grad():
             for pair in torch.combinations(torch.arange(clean.nodes.numel())):
@@ -311,11 +311,11 @@ class TestPRBCD:
         one_way = graph.remove(real[:1])[0]
         everything = one_way.replace(test_mask=None)
         with pytest.raises(InputError, match="one way only"):
-            Flips(everything, torch.arange(30))
+            _Flips(everything, torch.arange(30))
 
     @given(st.integers(5, 30), st.integers(0, 9), st.integers(0, 2**31))
     def test_random_pairs_are_distinct(self, count: int, wanted: int, seed: int) -> None:
-        pairs = random_pairs(count, wanted, torch.Generator().manual_seed(seed))
+        pairs = _random_pairs(count, wanted, torch.Generator().manual_seed(seed))
         assert pairs.shape == (2, wanted) and bool((pairs[0] < pairs[1]).all())
         assert torch.unique(edge_keys(*pairs)).numel() == wanted
 

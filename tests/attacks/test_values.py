@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fgai.attacks import THREATS, Budget, EnsembleInjection, PGDInjection, ValueInjection
-from fgai.attacks.search.site import InjectionSite
+from fgai.attacks.search.site import _InjectionSite
 from fgai.attention import call_model, entry_limits, evaluating, observe, prepared
 from fgai.errors import InputError
 from fgai.evaluation import evaluate
@@ -83,7 +83,7 @@ def test_rows_in_reach_say_what_the_whole_graph_says(name: str) -> None:
         entry_values = torch.rand(3, 2, size, generator=draws).requires_grad_()
         change = GraphChange(endpoints=endpoints, features=features)
         part, whole = (
-            InjectionSite(model, ready, change, clean, one, reads="logits", moves="entry_values")
+            _InjectionSite(model, ready, change, clean, one, reads="logits", moves="entry_values")
             for one in (recompute, None)
         )
         if part.plan is None:  # a tiny graph is all in reach

@@ -12,7 +12,7 @@ import fgai
 from experiments.defences import GNNGuard, ProGNN
 from fgai.attacks import PGDInjection
 from fgai.attention import GraphModel, adapter_of, observe, prepared, record
-from fgai.attention.calls import GraphModelAdapter, PyGAdapter
+from fgai.attention.calls import _GraphModelAdapter, _PyGAdapter
 from fgai.certificates import certify
 from fgai.errors import InputError
 from fgai.explanations import explain
@@ -50,11 +50,11 @@ class TestContract:
     @pytest.mark.parametrize(
         ("name", "kind", "weights", "capture", "stages"),
         [
-            ("gat", GraphModelAdapter, True, True, 2),
-            ("gatv2", GraphModelAdapter, True, True, 2),
-            ("gt", GraphModelAdapter, True, True, 2),
-            ("gcn", GraphModelAdapter, True, True, None),
-            ("pyg", PyGAdapter, False, False, None),
+            ("gat", _GraphModelAdapter, True, True, 2),
+            ("gatv2", _GraphModelAdapter, True, True, 2),
+            ("gt", _GraphModelAdapter, True, True, 2),
+            ("gcn", _GraphModelAdapter, True, True, None),
+            ("pyg", _PyGAdapter, False, False, None),
         ],
     )
     def test_what_is_declared(
@@ -94,7 +94,7 @@ class TestContract:
         model = own()
         compiled: Any = torch.compile(model, backend="eager")
         adapter, graph = adapter_of(compiled), model.prepare(cases.tiny_graph())
-        assert isinstance(adapter, GraphModelAdapter) and adapter.bare is model
+        assert isinstance(adapter, _GraphModelAdapter) and adapter.bare is model
         assert adapter.prepare(cases.tiny_graph()) is graph
         assert adapter.layerwise() is not None
         torch.testing.assert_close(observe(compiled, graph).logits, model(graph))

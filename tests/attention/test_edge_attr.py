@@ -12,7 +12,7 @@ from torch_geometric.nn import GATConv
 
 import fgai
 from fgai.attacks import DICE, PRBCD, TDGIA, Attack, FeaturePGD, PGDInjection, RandomEdges
-from fgai.attacks.prbcd import Flips, random_pairs, weighted_forward
+from fgai.attacks.prbcd import _Flips, _random_pairs, _weighted_forward
 from fgai.attention import call_model, observe, prepared
 from fgai.graph import Graph
 from support import attack_cases as cases
@@ -106,13 +106,13 @@ def test_a_search_over_partial_edges_leaves_the_users_weights_alone() -> None:
     model, data = Weighted().eval(), own.own_data()
     data.edge_weight, data.edge_attr = data.edge_attr[:, 1] - 0.5, None
     graph = prepared(model, Graph.from_data(data))
-    flips = Flips(graph, graph.test_mask.nonzero().flatten())
-    pairs = random_pairs(flips.nodes.numel(), 9, torch.Generator().manual_seed(1))
+    flips = _Flips(graph, graph.test_mask.nonzero().flatten())
+    pairs = _random_pairs(flips.nodes.numel(), 9, torch.Generator().manual_seed(1))
     exact = flips.perturbation(pairs).apply(graph)[0]
     local = torch.cat([pairs, pairs.flip(0)], 1)
     there = torch.isin(fgai.sparse.edge_keys(*flips.nodes[local]), exact.keys)
     with torch.no_grad():
-        logits, _ = weighted_forward(model, *flips.weighted(local, there.float()))
+        logits, _ = _weighted_forward(model, *flips.weighted(local, there.float()))
         torch.testing.assert_close(logits, call_model(model, exact))
         assert not torch.allclose(logits, call_model(model, graph))
         doubled = call_model(model, graph.replace(edge_weight=2 * graph.edge_weight))

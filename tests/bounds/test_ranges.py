@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fgai.attention import Limits
-from fgai.bounds.reading import Range, larger, smaller
+from fgai.bounds.reading import Range, _larger, _smaller
 
 
 def said(seed: int, rows: int = 40) -> torch.Tensor:
@@ -58,12 +58,12 @@ def test_a_channel_without_width_is_no_louder(dtype: torch.dtype) -> None:
 def test_the_smaller_and_the_larger_hide_nothing_from_a_certificate() -> None:
     x, y = torch.tensor([1.0, 2.0, torch.nan, 0.0]), torch.tensor([2.0, 1.0, 0.0, torch.nan])
     with torch.no_grad():
-        assert smaller(x, y).isnan().tolist() == larger(x, y).isnan().tolist() == [False, False, True, True]
-    assert smaller(x, y)[:2].tolist() == [1.0, 1.0] and larger(x, y)[:2].tolist() == [2.0, 2.0]
+        assert _smaller(x, y).isnan().tolist() == _larger(x, y).isnan().tolist() == [False, False, True, True]
+    assert _smaller(x, y)[:2].tolist() == [1.0, 1.0] and _larger(x, y)[:2].tolist() == [2.0, 2.0]
 
 
 def test_equals_give_the_whole_gradient_to_one() -> None:
     x, y = (torch.tensor([1.0, 3.0], requires_grad=True) for _ in range(2))
-    (smaller(x, y) + 10 * larger(x, y)).sum().backward()
+    (_smaller(x, y) + 10 * _larger(x, y)).sum().backward()
     assert x.grad is not None and y.grad is not None
     assert x.grad.tolist() == [1.0, 1.0] and y.grad.tolist() == [10.0, 10.0]

@@ -13,7 +13,7 @@ from torch.nn.functional import leaky_relu
 import fgai
 from fgai.attention import prepared
 from fgai.bounds.reading import Reading, ranges_of
-from fgai.bounds.scores import Scores, _relative, scores_of
+from fgai.bounds.scores import _relative, _Scores, scores_of
 from fgai.models import GAT, GATv2
 
 number = st.floats(-4.0, 4.0)
@@ -41,7 +41,7 @@ def test_where_the_activation_has_one_slope_the_destination_cancels() -> None:
     torch.testing.assert_close(low.diff(), torch.tensor([1.0], dtype=torch.float64))
 
 
-def exact_and_as_intervals(kind: Any, place: int) -> list[Scores]:
+def exact_and_as_intervals(kind: Any, place: int) -> list[_Scores]:
     """Scores of a layer from certain sides, and from the same as intervals whose ends are two tensors."""
     graph = fgai.load_dataset("planted")
     torch.manual_seed(0)

@@ -17,9 +17,9 @@ from fgai.certificates.kernels import channel_norms, class_norms, margin_extent,
 from fgai.certificates.layer import (
     LayerCertificate,
     Prediction,
-    probability_change,
-    radius_of,
-    trivial_change,
+    _probability_change,
+    _radius_of,
+    _trivial_change,
 )
 from fgai.certificates.linear import _LinearReadOut, _node_prediction
 from fgai.errors import InputError
@@ -143,9 +143,9 @@ def test_probability_bound_covers_every_set_of_classes(
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     y = scale * torch.randn(1, classes, generator=generator, dtype=torch.float64)
-    bound = probability_change(y, torch.tensor([spread], dtype=torch.float64)).item()
+    bound = _probability_change(y, torch.tensor([spread], dtype=torch.float64)).item()
     assert 0 <= bound <= math.tanh(spread / 4) + 1e-12
-    assert bound <= trivial_change(y).item() + 1e-12
+    assert bound <= _trivial_change(y).item() + 1e-12
     # Raising one set of classes by the whole spread is the worst there is.
     worst = 0.0
     for members in itertools.product([0.0, spread], repeat=classes):
@@ -158,8 +158,8 @@ def test_probability_bound_covers_every_set_of_classes(
 
 def test_probability_bound_at_its_limits() -> None:
     y = torch.tensor([[0.0, 0.0], [800.0, -800.0]], dtype=torch.float64)
-    assert probability_change(y, torch.tensor([0.0, 0.0])).tolist() == [0.0, 0.0]
-    endless = probability_change(y, torch.tensor([torch.inf, torch.inf]))
+    assert _probability_change(y, torch.tensor([0.0, 0.0])).tolist() == [0.0, 0.0]
+    endless = _probability_change(y, torch.tensor([torch.inf, torch.inf]))
     assert endless.tolist() == pytest.approx([0.5, 1.0])
 
 
@@ -262,7 +262,7 @@ def test_overlap_radius_is_where_the_overlap_falls() -> None:
 def test_class_radius_of_ties_and_of_classes_without_influence() -> None:
     lead = torch.tensor([[math.inf, 0.0], [math.inf, 2.0], [math.inf, 0.0], [math.inf, 1.0]])
     rate = torch.tensor([[0.0, 3.0], [0.0, 0.0], [0.0, 0.0], [0.0, 4.0]])
-    assert radius_of(lead, rate).tolist() == [0.0, math.inf, 0.0, 0.25]
+    assert _radius_of(lead, rate).tolist() == [0.0, math.inf, 0.0, 0.25]
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from experiments.defences import GNNGuard
 from fgai.attention import entry_limits, observe, prepared
 from fgai.bounds.scores import check_followed
 from fgai.certificates import certify, certify_injection
-from fgai.certificates.familiar import layer_values, unfamiliar
-from fgai.certificates.following import following
+from fgai.certificates.familiar import _layer_values, unfamiliar
+from fgai.certificates.following import _following
 from fgai.errors import InputError, ReliabilityWarning
-from fgai.explanations.as_pyg import has_pyg_layers
+from fgai.explanations.as_pyg import _has_pyg_layers
 from fgai.graph import Graph
 from fgai.models import (
     GAT,
@@ -118,7 +118,7 @@ def test_a_subclass_inherits_no_capability(kind: type[AttentionModel]) -> None:
     assert found.layer(0).prediction.class_status == "unknown"
     with pytest.raises(InputError, match="GAT or GATv2"):
         check_followed(model)
-    assert not has_pyg_layers(model) and certify_injection(model, data).known is False
+    assert not _has_pyg_layers(model) and certify_injection(model, data).known is False
 
 
 def test_replaced_methods_of_a_declared_class_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,10 +172,10 @@ def test_values_that_do_not_give_the_output_are_refused() -> None:
     run, attention = seen.runs[-1], seen.attention.last
     layer = run.layer
     assert isinstance(layer, AttentionLayer) and attention.adjacency is not None
-    torch.testing.assert_close(layer_values(run, attention), layer.attend(*run.inputs)[1].detach())
+    torch.testing.assert_close(_layer_values(run, attention), layer.attend(*run.inputs)[1].detach())
     with torch.no_grad():
         layer.value.weight.mul_(1.1)
-    assert "something else" in str(layer_values(run, attention))
+    assert "something else" in str(_layer_values(run, attention))
 
 
 def test_what_nodes_are_made_to_say_is_not_certified_by_what_they_would_have_said() -> None:
@@ -201,7 +201,7 @@ def test_limits_do_not_hide_numbers_that_are_not_finite() -> None:
 
 def culprit(function: Callable[[Tensor], object]) -> str | None:
     given = torch.arange(6.0).view(3, 2) + 1
-    with torch.no_grad(), following() as seen:
+    with torch.no_grad(), _following() as seen:
         seen.start(given)
         result = function(given)
     assert not isinstance(result, Tensor) or seen.culprit is not None or seen.reaches(result)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import fgai
 from fgai.attention import call_model, entry_limits, observe, prepared
-from fgai.bounds.reading import Ball, State, ranges_of
+from fgai.bounds.reading import State, _Ball, ranges_of
 from fgai.bounds.scores import _sectors
 from fgai.certificates import Injection, InjectionCertificate, certify_injection, invariant_layers
-from fgai.certificates.kernels import mean_bounds
+from fgai.certificates.kernels import _mean_bounds
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.metrics import overlap_per_node, paired
@@ -131,7 +131,7 @@ def test_the_mean_over_intervals_is_the_brute_force_one() -> None:
     new = torch.randn(3, 1, generator=generator, dtype=torch.float64)
     values = torch.randn(3, 1, 1, generator=generator, dtype=torch.float64)
     box = torch.tensor([[-2.0]], dtype=torch.float64), torch.tensor([[2.0]], dtype=torch.float64)
-    least, most = mean_bounds(adjacency, low, high, new, values, values, box, 1)
+    least, most = _mean_bounds(adjacency, low, high, new, values, values, box, 1)
 
     def mean(scores: Tensor, said: Tensor) -> float:
         return float((scores.softmax(0) * said).sum())
@@ -217,7 +217,7 @@ def test_the_ball_is_tighter_than_the_box_and_still_true() -> None:
     high = base + drift.clamp(min=0) + spread
     weight = torch.randn(6, 9, generator=generator).double()
     box = State(low, high).through(weight)
-    both = State(low, high, Ball(base, drift, spread, radius)).through(weight)
+    both = State(low, high, _Ball(base, drift, spread, radius)).through(weight)
     assert bool((both[0] >= box[0]).all() & (both[1] <= box[1]).all() & (both[1] < box[1]).any())
     for _ in range(200):
         share = torch.rand(50, 6, generator=generator).double()

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from experiments import Cell, Store
 from fgai import card, datasets
 from fgai.cli import app
-from fgai.cli.files import write_model
+from fgai.cli.files import _write_model
 from fgai.training import untrained
 from support.bench_cases import fill
 from support.cli_cases import commands, processes
@@ -171,7 +171,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     about: dict[str, Any] = {"dataset": "planted", "split_seed": 0, "seed": 0, "settings": {}}
     for seed, (name, method) in enumerate((("gat", "vanilla"), ("faithful", "fgai"))):
         model = untrained("GAT", graph, seed=seed, hidden_channels=2, heads=2)
-        write_model(model, folder / f"{name}.safetensors", graph, {**about, "method": method})
+        _write_model(model, folder / f"{name}.safetensors", graph, {**about, "method": method})
     comparison().save(folder / "both.json")
     card(comparison(), name="GAT").save(folder / "cards" / "gat.json")
     cells = [Cell(method=method) for method in ("vanilla", "fgai")]

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fgai import datasets
 from fgai.cli import app
-from fgai.cli.files import write_model
+from fgai.cli.files import _write_model
 from fgai.records import read_json
 from fgai.reports import Report
 from fgai.training import make_faithful, train, untrained
@@ -28,8 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = train(untrained("GAT", graph, hidden_channels=2, heads=2), graph, epochs=2, progress=False)
     faithful = make_faithful(model, graph, epochs=1, nodes=2, edges=3, progress=False)
     about: dict[str, Any] = {"dataset": "planted", "split_seed": 0, "seed": 0, "settings": {"epochs": 2}}
-    write_model(model, place / "gat.safetensors", graph, {**about, "method": "vanilla"})
-    write_model(
+    _write_model(model, place / "gat.safetensors", graph, {**about, "method": "vanilla"})
+    _write_model(
         faithful, place / "faithful.safetensors", graph, {**about, "method": "fgai", "settings": {"nodes": 2}}
     )
     comparison().save(place / "both.json")

@@ -14,7 +14,7 @@ from torch_geometric.datasets import Amazon, Coauthor, Planetoid
 
 from fgai import datasets
 from fgai.datasets import registry
-from fgai.datasets.download import data_cache
+from fgai.datasets.download import _data_cache
 from fgai.errors import DataError, InputError
 from fgai.files import digest_of
 from support.dataset_cases import PHOTO, expect, photo, write_npz, write_tu
@@ -38,7 +38,7 @@ def source(monkeypatch: pytest.MonkeyPatch, name: str, **changes: object) -> Non
 
 
 def cached() -> list[str]:
-    folder = data_cache()
+    folder = _data_cache()
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
 
 
@@ -143,7 +143,7 @@ def test_a_set_of_files_is_complete_or_not_there(server: Server, monkeypatch: py
     server.answers["/ind.cora.x"] = b"raw"
     with pytest.raises(DataError, match=r"ind\.cora\.tx: HTTP Error 404"):
         datasets.load_dataset("cora")
-    assert list(data_cache().iterdir()) == []
+    assert list(_data_cache().iterdir()) == []
 
 
 def test_every_address_is_https_and_the_one_of_pyg() -> None:

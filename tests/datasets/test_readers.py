@@ -14,7 +14,7 @@ from torch_geometric.utils import to_undirected
 
 from fgai import datasets
 from fgai.datasets import readers
-from fgai.datasets.splits import index_split
+from fgai.datasets.splits import _index_split
 from fgai.errors import DataError
 from support import dataset_cases as cases
 from support.dataset_cases import PHOTO, edge_set, expect, photo
@@ -44,7 +44,7 @@ def test_npz_equals_pyg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("name", ["citeseer", "cora"])
 def test_planetoid_equals_pyg(tmp_path: Path, name: str) -> None:
     nodes = cases.write_planetoid(tmp_path, name)
-    raw = readers.read_planetoid(parts(tmp_path, name, PLANETOID))
+    raw = readers._read_planetoid(parts(tmp_path, name, PLANETOID))
     reference = read_planetoid_data(str(tmp_path), "citeseer") if name == "citeseer" else None
     assert raw.num_nodes == nodes and raw.y is not None and raw.split is not None
     unknown = np.flatnonzero(raw.y < 0)
@@ -57,7 +57,7 @@ def test_planetoid_equals_pyg(tmp_path: Path, name: str) -> None:
     known = raw.y >= 0
     np.testing.assert_array_equal(raw.y[known], reference.y.numpy()[known])
     fit, val, test = (torch.from_numpy(raw.split[key]) for key in ("train", "val", "test"))
-    masks = index_split(fit, val, test, nodes)
+    masks = _index_split(fit, val, test, nodes)
     for mask, key in zip(masks, ("train_mask", "val_mask", "test_mask"), strict=True):
         assert torch.equal(mask, reference[key])
     edges = raw.edges[:, raw.edges[0] != raw.edges[1]]
@@ -113,7 +113,7 @@ def test_ground_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tape_features_are_rank_weighted(tmp_path: Path) -> None:
     guesses = cases.write_tape(tmp_path / "tape.npz")
-    raw = readers.read_tape([tmp_path / "tape.npz"])
+    raw = readers._read_tape([tmp_path / "tape.npz"])
     dense = raw.features.toarray()
     assert dense.shape == (cases.NODES, cases.CLASSES)
     for node, row in enumerate(guesses):
@@ -160,9 +160,9 @@ def damaged(path: Path) -> list[bytes]:
 def test_damaged_npz(tmp_path: Path) -> None:
     path = tmp_path / "file.npz"
     for write, read in (
-        (cases.write_npz, readers.read_npz),
-        (cases.write_ground_truth, readers.read_ground_truth),
-        (cases.write_tape, readers.read_tape),
+        (cases.write_npz, readers._read_npz),
+        (cases.write_ground_truth, readers._read_ground_truth),
+        (cases.write_tape, readers._read_tape),
     ):
         write(path)
         for content in damaged(path):
@@ -193,7 +193,7 @@ def test_npz_with_objects_or_wrong_contents(tmp_path: Path) -> None:
     for change in changes:
         np.savez(path, **(good | change))
         with pytest.raises(DataError, match=r"file\.npz"):
-            readers.read_npz([path])
+            readers._read_npz([path])
 
 
 @pytest.mark.parametrize("part", PLANETOID)
@@ -205,14 +205,14 @@ def test_damaged_planetoid(tmp_path: Path, part: str) -> None:
     for content in (file.read_bytes()[:30], b"", b"1\n2\nfish\n"):
         file.write_bytes(content)
         with pytest.raises(DataError):
-            readers.read_planetoid(parts(tmp_path, "citeseer", PLANETOID))
+            readers._read_planetoid(parts(tmp_path, "citeseer", PLANETOID))
 
 
 def test_planetoid_files_of_the_wrong_kind(tmp_path: Path) -> None:
     cases.write_planetoid(tmp_path, "citeseer")
     shutil.copy(tmp_path / "ind.citeseer.ally", tmp_path / "ind.citeseer.graph")
     with pytest.raises(DataError, match="holds a ndarray, expected a dict"):
-        readers.read_planetoid(parts(tmp_path, "citeseer", PLANETOID))
+        readers._read_planetoid(parts(tmp_path, "citeseer", PLANETOID))
 
 
 @pytest.mark.parametrize("part", TU)
@@ -224,7 +224,7 @@ def test_damaged_tu(tmp_path: Path, part: str) -> None:
     for lines in (text[: len(text) // 2] if part != "A" else ["1, 9"], ["fish"], ["1, 99999"]):
         file.write_text("\n".join(lines))
         with pytest.raises(DataError, match="MUTAG"):
-            readers.read_tu(files)
+            readers._read_tu(files)
 
 
 def test_damaged_ogb(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_damaged_ogb(tmp_path: Path) -> None:
     for content in damaged(path)[:-1]:
         path.write_bytes(content)
         with pytest.raises(DataError, match=r"arxiv\.zip"):
-            readers.read_ogbn_arxiv([path])
+            readers._read_ogbn_arxiv([path])
     for change in (
         {"raw/edge.csv.gz": tables["raw/edge.csv.gz"] + 9},
         {"raw/node-feat.csv.gz": tables["raw/node-feat.csv.gz"][:-1]},
@@ -242,11 +242,11 @@ def test_damaged_ogb(tmp_path: Path) -> None:
     ):
         cases.write_ogb_zip(path, tables | change)
         with pytest.raises(DataError, match=r"arxiv\.zip"):
-            readers.read_ogbn_arxiv([path])
+            readers._read_ogbn_arxiv([path])
     del tables["raw/edge.csv.gz"]
     cases.write_ogb_zip(path, tables)
     with pytest.raises(DataError, match=r"has no raw/edge\.csv\.gz"):
-        readers.read_ogbn_arxiv([path])
+        readers._read_ogbn_arxiv([path])
 
 
 def test_a_file_of_another_size_is_foreign(tmp_path: Path) -> None:

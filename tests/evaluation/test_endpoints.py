@@ -10,7 +10,7 @@ import torch
 from fgai.attacks import Ledger, Threat, doubt
 from fgai.attention import observe
 from fgai.evaluation import EvaluationRecord
-from fgai.evaluation.record import explanation_table, prediction_table
+from fgai.evaluation.record import _explanation_table, _prediction_table
 from fgai.evaluation.run import by_endpoints
 from fgai.reports.words import attack_words
 from support import attack_cases as cases
@@ -27,7 +27,7 @@ def ensemble_record() -> EvaluationRecord:
 
 
 def headings(record: EvaluationRecord) -> list[str]:
-    tables = (prediction_table([record]), explanation_table([record], record))
+    tables = (_prediction_table([record]), _explanation_table([record], record))
     return [column.heading for table in tables for column in table.columns]
 
 

@@ -35,8 +35,8 @@ from fgai.errors import FgaiWarning
 from fgai.evaluation import EvaluationRecord, evaluate
 from fgai.graph import Graph
 from fgai.metrics import layered, paired
-from fgai.metrics.fidelity import fidelity_of_top
-from fgai.metrics.removal import combined, removal_curves
+from fgai.metrics.fidelity import _fidelity_of_top
+from fgai.metrics.removal import _removal_curves, combined
 from support import attack_cases as cases
 from support.evaluate_cases import KINDS, THREAT, record_of, tiny_threat, whole_record
 
@@ -220,8 +220,8 @@ def test_relabelling_changes_nothing(model: str) -> None:
             + [metrics.overlap(p.before, p.after, p.rowptr, 2) for p in pairs]
             + [metrics.sharpness(p.after, p.rowptr) for p in pairs]
             + [float(rows.double().mean()) for rows in touched]
-            + list(fidelity_of_top(network, after, torch.arange(30), 2).values())
-            + removal_curves(network, after, combined(after.attention), "node", right, shown.y)["curve_plus"]
+            + list(_fidelity_of_top(network, after, torch.arange(30), 2).values())
+            + _removal_curves(network, after, combined(after.attention), "node", right, shown.y)["curve_plus"]
         )
     assert found[1] == pytest.approx(found[0], rel=1e-4, abs=1e-6)
 

@@ -13,7 +13,7 @@ from fgai import metrics
 from fgai.attention import AttentionMap, observe, prepared
 from fgai.errors import ReliabilityWarning
 from fgai.evaluation import EvaluationRecord, evaluate
-from fgai.evaluation.record import explanation_table, notes_of, prediction_table
+from fgai.evaluation.record import _explanation_table, _notes_of, _prediction_table
 from fgai.evaluation.reliability import FLAT, WEAK, check_attention
 from fgai.metrics import sharpness_by_layer
 from support import attack_cases as cases
@@ -97,10 +97,10 @@ def test_tables_show_chance_beside_every_share() -> None:
     found, graph = record(), cases.tiny_graph()
     assert graph.y is not None and graph.test_mask is not None
     common = torch.bincount(graph.y[graph.test_mask]).max() / graph.test_mask.sum()
-    rows = {row[0]: row for row in prediction_table([found]).rows}
-    columns = [column.title for column in prediction_table([found]).columns]
+    rows = {row[0]: row for row in _prediction_table([found]).rows}
+    columns = [column.title for column in _prediction_table([found]).columns]
     assert rows["chance"][columns.index("F1 clean")] == pytest.approx(float(common))
-    table = explanation_table([found], found)
+    table = _explanation_table([found], found)
     chance = dict(zip([c.title for c in table.columns], table.rows[-1], strict=True))
     assert chance["overlap"] == found.value("overlap.chance.all")
     assert chance["touched"] == found.value("overlap_touched.chance.all")
@@ -108,6 +108,6 @@ def test_tables_show_chance_beside_every_share() -> None:
 
 
 def test_tables_say_what_a_sharpness_means() -> None:
-    words = " ".join(notes_of([record()]))
+    words = " ".join(_notes_of([record()]))
     top = 100 * record().value("top_share.clean.all")
     assert "sharpness" in words and f"{top:.0f}" in words and "if all got the same" in words

@@ -23,7 +23,7 @@ from fgai.attention import (
 )
 from fgai.graph import Graph
 from fgai.metrics import paired
-from fgai.metrics.removal import combined, predict_without, removal_curves
+from fgai.metrics.removal import _predict_without, _removal_curves, combined
 from support import attack_cases as cases
 from support.evaluate_cases import KINDS, tiny_threat
 from support.graph_cases import build, edge_sets
@@ -106,7 +106,7 @@ def test_masking_attention_is_removing_edges(model: str) -> None:
     with evaluating(network), torch.no_grad():
         expected = network.read_out(network.embed(left), left)  # type: ignore[operator]
     assert not left.has_loops
-    found = predict_without(network, view, graph.keys[gone])
+    found = _predict_without(network, view, graph.keys[gone])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -116,7 +116,7 @@ def test_masking_attention_is_removing_edges_in_a_users_model() -> None:
     gone = torch.arange(0, graph.num_edges, 4)
     with evaluating(network), torch.no_grad():
         expected = call_model(network, graph.remove(gone)[0])
-    found = predict_without(network, view, graph.keys[gone])
+    found = _predict_without(network, view, graph.keys[gone])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -128,7 +128,7 @@ def test_curves_equal_a_loop_over_graphs(scope: str) -> None:
     assert graph.y is not None
     right = view.logits.argmax(1) == graph.y
     scored = view.attention.last if scope == "graph" else view.attention.over_layers("mean")
-    found = removal_curves(network, view, scored, scope, right, graph.y)
+    found = _removal_curves(network, view, scored, scope, right, graph.y)
     weights, ends = scored.values[:, 0].tolist(), list(zip(*graph.edge_index.tolist(), strict=True))
     for largest, name in ((True, "curve_plus"), (False, "curve_minus")):
         shares = []

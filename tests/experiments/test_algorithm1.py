@@ -15,7 +15,7 @@ from torch_geometric.nn import GATConv
 
 from experiments.algorithm1 import Ascent, ascend
 from experiments.methods import setting_names, train_method
-from fgai.attacks.balls import norms
+from fgai.attacks.balls import _norms
 from fgai.attention import evaluating, observe, prepared
 from fgai.errors import InputError
 from fgai.training import FaithfulConfig, TrainConfig, fit
@@ -76,7 +76,7 @@ def test_both_stay_in_their_balls_and_climb(kind: str, layers: str) -> None:
         found, before = recipe.stability(model, *ends), recipe.stability(model, *starts)
     for points in (*starts, *ends):
         for rows, point in zip(recipe.lesson.targets.rowptrs, points, strict=True):
-            assert bool((norms(point, rows, "l1") <= RADIUS * (1 + 1e-5)).all())
+            assert bool((_norms(point, rows, "l1") <= RADIUS * (1 + 1e-5)).all())
     assert [tuple(point.shape) for point in ends[0]] == [
         tuple(layer.values.shape) for layer in observe(model, recipe.graph).attention.select(layers)
     ]
@@ -92,7 +92,7 @@ def test_ends_are_beyond_random_points_of_the_surface() -> None:
         found = recipe.stability(model, *ends)
         for seed in range(5):
             (delta,), _ = recipe.starts(draws(seed))
-            outward = delta * (RADIUS / norms(delta, rows, "l1")).repeat_interleave(rows.diff(), 0)
+            outward = delta * (RADIUS / _norms(delta, rows, "l1")).repeat_interleave(rows.diff(), 0)
             moved = recipe.stability(model, [outward], rho)
             assert found["prediction_stability"] > moved["prediction_stability"]
 

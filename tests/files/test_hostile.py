@@ -20,7 +20,7 @@ from safetensors.torch import save as pack_tensors
 
 from experiments import Cell, Store, read_grid, read_record
 from fgai.certificates import CertificateRecord
-from fgai.datasets.readers import read_npz, read_ogbn_arxiv, read_planetoid, read_tu
+from fgai.datasets.readers import _read_npz, _read_ogbn_arxiv, _read_planetoid, _read_tu
 from fgai.datasets.unpickle import load_pickle
 from fgai.errors import CheckpointError, DataError, FgaiError, InputError
 from fgai.evaluation import EvaluationRecord
@@ -94,7 +94,7 @@ class TestMemory:
                     if name == "labels":
                         for _ in range(ZEROS >> 24):
                             file.write(bytes(1 << 24))
-        cheaply(lambda: read_npz([tmp_path / "bomb.npz"]), DataError, "explains")
+        cheaply(lambda: _read_npz([tmp_path / "bomb.npz"]), DataError, "explains")
         header = io.BytesIO()
         np.lib.format.write_array_header_1_0(
             header, {"descr": "<f8", "fortran_order": False, "shape": (1 << 27,)}
@@ -111,11 +111,11 @@ class TestMemory:
         lines = files[-1].read_text().split()
         lines[lines.index(max(lines, key=int))] = "999999999"
         files[-1].write_text("\n".join(lines))
-        cheaply(lambda: read_planetoid(files), DataError, "does not fit")
+        cheaply(lambda: _read_planetoid(files), DataError, "does not fit")
         dataset_cases.write_tu(tmp_path, "TINY")
         labels = tmp_path / "TINY_node_labels.txt"
         labels.write_text("\n".join(["30000000", *labels.read_text().split()[1:]]))
-        cheaply(lambda: read_tu(sorted(tmp_path.glob("TINY_*"))), DataError, "labels")
+        cheaply(lambda: _read_tu(sorted(tmp_path.glob("TINY_*"))), DataError, "labels")
         tables = dataset_cases.ogb_tables()
         dataset_cases.write_ogb_zip(tmp_path / "arxiv.zip", tables)
         with zipfile.ZipFile(tmp_path / "arxiv.zip") as archive:
@@ -124,7 +124,7 @@ class TestMemory:
         with zipfile.ZipFile(tmp_path / "bomb.zip", "w") as out:
             for name, content in members.items():
                 out.writestr(name, content)
-        cheaply(lambda: read_ogbn_arxiv([tmp_path / "bomb.zip"]), DataError, "at most")
+        cheaply(lambda: _read_ogbn_arxiv([tmp_path / "bomb.zip"]), DataError, "at most")
 
     def test_pickles(self, tmp_path: Path) -> None:
         (tmp_path / "memo").write_bytes(b"\x80\x02]r\xff\xff\xff\x0f.")

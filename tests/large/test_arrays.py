@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fgai.large import arrays
-from fgai.large.arrays import scratch
+from fgai.large.arrays import _scratch
 
 
 @pytest.fixture(params=["allocated", "written"])
@@ -24,7 +24,7 @@ def without(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("without")
 @pytest.mark.parametrize("shape", [(0, 3), (1,), (250,), (37, 11, 5)])
 def test_scratch_holds_zeros_that_lie_on_the_disk(shape: tuple[int, ...], tmp_path: Path) -> None:
-    found = scratch(tmp_path / "room", shape, np.float32)
+    found = _scratch(tmp_path / "room", shape, np.float32)
     assert found.shape == shape and not found.any()
     state = (tmp_path / "room").stat()
     assert state.st_size == 4 * np.prod(shape) and state.st_blocks * 512 >= state.st_size
@@ -38,6 +38,6 @@ def test_a_full_disk_is_noticed_at_once(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
     try:
         with pytest.raises(OSError, match="File too large"):
-            scratch(tmp_path / "room", (4000,), np.float64)
+            _scratch(tmp_path / "room", (4000,), np.float64)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -26,8 +26,8 @@ from fgai.datasets import fingerprint, load_dataset, load_graph
 from fgai.errors import DataError, FgaiError, FgaiWarning, InputError, MissingExtraError
 from fgai.graph import Graph
 from fgai.large import StoredGraph, convert, edge_lists, sort
-from fgai.large.sort import Edges, sort_edges
-from fgai.large.write import Work, complete
+from fgai.large.sort import _Edges, _sort_edges
+from fgai.large.write import _complete, _Work
 from support.graph_cases import MAX_NODES, small_data
 
 NODES, EDGES = 60, 400
@@ -191,10 +191,10 @@ class TestFormats:
     def test_any_edges(self, edges: list[tuple[int, int]], undirected: bool) -> None:
         given_edges = np.array(edges, np.int64).reshape(-1, 2).T
         with tempfile.TemporaryDirectory() as place:
-            work = Work(Path(place), None)
-            parts = (Edges(part[0], part[1], {}) for part in np.array_split(given_edges, 3, axis=1))
-            sort_edges(work, parts, num_nodes=MAX_NODES + 2, undirected=undirected)
-            stored = complete(work.folder, "any", 0)
+            work = _Work(Path(place), None)
+            parts = (_Edges(part[0], part[1], {}) for part in np.array_split(given_edges, 3, axis=1))
+            _sort_edges(work, parts, num_nodes=MAX_NODES + 2, undirected=undirected)
+            stored = _complete(work.folder, "any", 0)
             wanted = in_memory(given_edges, MAX_NODES + 2, undirected=undirected)
             assert stored.fingerprint == fingerprint(wanted)
 

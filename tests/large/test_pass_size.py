@@ -11,8 +11,8 @@ from torch import nn
 
 from fgai.errors import InputError
 from fgai.large import observe_store, pass_size, write_store
-from fgai.large.arrays import ArrayFile
-from fgai.large.blocks import SidesFile
+from fgai.large.arrays import _ArrayFile
+from fgai.large.blocks import _SidesFile
 from fgai.models import GAT, GT, GATv2
 from support.graph_cases import small_data
 from support.store_cases import array_bytes
@@ -27,18 +27,18 @@ def test_of_a_pass(kind: Any, heads: str, tmp_path: Path, monkeypatch: pytest.Mo
     options = {"encodings": 0, "heads": (3, 2, 1)} if kind is GT else {"heads": 3, "num_layers": 3}
     torch.manual_seed(0)
     model = kind.for_data(data, hidden_channels=6, **options)
-    seen, remove, append = [], SidesFile.remove, ArrayFile.append
+    seen, remove, append = [], _SidesFile.remove, _ArrayFile.append
 
-    def watched(self: SidesFile) -> None:
+    def watched(self: _SidesFile) -> None:
         seen.append(array_bytes(self._paths[0].parent))
         remove(self)
 
-    def flushed(self: ArrayFile, block: Any) -> None:
+    def flushed(self: _ArrayFile, block: Any) -> None:
         append(self, block)
         self._file.flush()
 
-    monkeypatch.setattr(SidesFile, "remove", watched)
-    monkeypatch.setattr(ArrayFile, "append", flushed)
+    monkeypatch.setattr(_SidesFile, "remove", watched)
+    monkeypatch.setattr(_ArrayFile, "append", flushed)
     found = observe_store(model, write_store(data, tmp_path / "s"), tmp_path / "seen", heads=heads)
     edges = len(found.rows.source)
     size = pass_size(model, data.num_nodes, edges, data.num_features, heads=heads)

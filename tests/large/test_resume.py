@@ -16,8 +16,8 @@ import pytest
 
 from fgai.errors import DataError, FgaiError, FgaiWarning
 from fgai.large import convert, edge_lists, sort, write
-from fgai.large.arrays import ArrayFile
-from fgai.large.write import source_of
+from fgai.large.arrays import _ArrayFile
+from fgai.large.write import _source_of
 
 NODES, EDGES = 60, 400
 FORK = multiprocessing.get_context("fork")
@@ -96,7 +96,7 @@ def before_the_folder_moves(patch: pytest.MonkeyPatch, stop: Callable[[], None])
 
 
 MOMENTS = {
-    "features half": (behind(ArrayFile, "append"), []),
+    "features half": (behind(_ArrayFile, "append"), []),
     "nodes written": (behind(write, "write_array"), []),
     "nodes recorded": (behind(write, "write_atomic"), ["nodes"]),
     "edges half": (behind(edge_lists, "by_columns", 5), ["nodes"]),
@@ -128,7 +128,7 @@ def test_goes_on_to_the_same_bytes(moment: str, monkeypatch: pytest.MonkeyPatch)
     assert recorded() == stages
     wanted = converted("unbroken")
     if "edges" in stages:
-        monkeypatch.setattr(edge_lists, "by_columns", refuse_to_read)
+        monkeypatch.setattr(edge_lists, "_by_columns", refuse_to_read)
     assert converted("stored") == wanted
     assert not HIDDEN.exists()
 
@@ -176,7 +176,7 @@ def test_what_changed_begins_anew_and_says_so(change: str) -> None:
 def test_what_is_left_can_be_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
     killed_at(behind(sort, "_place"))
     with monkeypatch.context() as patch:
-        patch.setattr(edge_lists, "by_columns", refuse_to_read)
+        patch.setattr(edge_lists, "_by_columns", refuse_to_read)
         with pytest.raises(AssertionError, match="read again"):
             converted("stored", resume=False)
     assert not HIDDEN.exists()
@@ -194,7 +194,7 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
                 converted("stored")
         assert recorded() == stages
     wanted = converted("unbroken")
-    monkeypatch.setattr(edge_lists, "by_columns", refuse_to_read)
+    monkeypatch.setattr(edge_lists, "_by_columns", refuse_to_read)
     assert converted("stored") == wanted
 
 
@@ -243,5 +243,5 @@ def test_sources_are_told_apart_from_front_to_end(size: int, monkeypatch: pytest
         if place is not None:
             raw[place] = 1
         path.write_bytes(raw)
-        hashes.append(source_of(path)["hash"])
+        hashes.append(_source_of(path)["hash"])
     assert len(set(hashes)) == len(hashes) == (size + 1 if whole else 5)

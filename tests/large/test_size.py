@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fgai.errors import InputError
 from fgai.large import StoredGraph, convert, graph_size, sort
-from fgai.large.write import Work
+from fgai.large.write import _Work
 from support.store_cases import array_bytes
 
 NODES, EDGES, WIDTH = 70, 431, 5
@@ -23,13 +23,13 @@ NODES, EDGES, WIDTH = 70, 431, 5
 def peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The bytes on disk at the end of each stage of a conversion, before anything is removed."""
     monkeypatch.chdir(tmp_path)
-    seen, clear = [], Work._clear
+    seen, clear = [], _Work._clear
 
-    def watched(self: Work, kept: Any) -> None:
+    def watched(self: _Work, kept: Any) -> None:
         seen.append(array_bytes(self.folder))
         clear(self, kept)
 
-    monkeypatch.setattr(Work, "_clear", watched)
+    monkeypatch.setattr(_Work, "_clear", watched)
     return seen
 
 

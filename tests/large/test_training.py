@@ -17,11 +17,11 @@ from fgai.attention import add_limits, limits_of, prepared
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph
 from fgai.large import StoredGraph, write_store
-from fgai.large.source import StoredSource
-from fgai.large.training import FaithfulBatches, VanillaBatches, open_source
+from fgai.large.source import _StoredSource
+from fgai.large.training import _FaithfulBatches, _open_source, _VanillaBatches
 from fgai.progress import current
 from fgai.training import Faithful, FaithfulConfig, Vanilla, make_faithful, train, untrained
-from fgai.training.capture import run_parts, summed
+from fgai.training.capture import _run_parts, _summed
 from support.graph_cases import small_data
 from support.training_cases import Calling, assert_same_weights
 
@@ -47,9 +47,9 @@ def gradients(
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    names, terms = run_parts(parts)
+    names, terms = _run_parts(parts)
     found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-    return found, summed(names, terms.tolist())
+    return found, _summed(names, terms.tolist())
 
 
 def close(one: dict[str, Tensor], two: dict[str, Tensor], most: float = 1e-5) -> None:
@@ -65,9 +65,9 @@ class TestGradients:
         model = made(name, graph)
         wanted, terms = gradients(model, Vanilla(prepared(model, graph)).parts(model, 0))
         assert max(float(value.abs().max()) for value in wanted.values()) > 1e-3
-        with open_source(graph, 0) as whole:
+        with _open_source(graph, 0) as whole:
             whole.batched_for(model, 1000, -1)
-            (step,) = VanillaBatches(whole).steps(model, 0)
+            (step,) = _VanillaBatches(whole).steps(model, 0)
             found, same = gradients(model, step.parts)
         close(found, wanted)
         assert same["total"] == pytest.approx(terms["total"], abs=1e-5)
@@ -77,9 +77,9 @@ class TestGradients:
         model = made(name, graph)
         recipe = Vanilla(prepared(model, graph))
         wanted, terms = gradients(model, recipe.parts(model, 0))
-        with open_source(graph, 0) as whole:
+        with _open_source(graph, 0) as whole:
             whole.batched_for(model, 4, [-1] * 2)
-            batches, sums, count, loss = VanillaBatches(whole), {}, 0, 0.0
+            batches, sums, count, loss = _VanillaBatches(whole), {}, 0, 0.0
             for step in batches.steps(model, 3):
                 found, same = gradients(model, step.parts)
                 sums = {key: sums.get(key, 0) + step.size * value for key, value in found.items()}
@@ -109,9 +109,9 @@ class TestGradients:
         on_whole, in_batches = (_nudged(vanilla, config) for _ in range(2))
         full = Faithful(vanilla, prepared(vanilla, graph), config)
         full.start(on_whole, 3)
-        with open_source(graph, 0) as whole:
+        with _open_source(graph, 0) as whole:
             whole.batched_for(vanilla, 1000, -1)
-            batched = FaithfulBatches(vanilla, whole, config)
+            batched = _FaithfulBatches(vanilla, whole, config)
             batched.start(in_batches, 3)
             torch.testing.assert_close(batched.shares.layers, full.shares.layers)
             # It climbs by signs, and those of gradients near zero are up to rounding.
@@ -129,9 +129,9 @@ class TestGradients:
     def test_targets_are_those_of_the_whole_graph_whatever_is_drawn(self, graph: Graph) -> None:
         vanilla = train(made("GAT", graph), graph, epochs=5, progress=False, preset=None)
         seen = fgai.attention.observe(vanilla, prepared(vanilla, graph), heads="mean")
-        with open_source(graph, 0) as whole:
+        with _open_source(graph, 0) as whole:
             whole.batched_for(vanilla, 16, 2)
-            recipe = FaithfulBatches(vanilla, whole, FaithfulConfig(nodes=3, edges=4))
+            recipe = _FaithfulBatches(vanilla, whole, FaithfulConfig(nodes=3, edges=4))
             recipe.start(_nudged(vanilla, recipe.config), 0)
             for part in whole.parts(vanilla, None, 1):
                 targets = recipe.targets.of(part)
@@ -182,9 +182,9 @@ class TestTraining:
 
     def test_score_with_all_neighbours_is_that_of_the_whole_graph(self, graph: Graph) -> None:
         model = made("GATv2", graph)
-        with open_source(graph, 0) as whole:
+        with _open_source(graph, 0) as whole:
             whole.batched_for(model, 5, -1)
-            found = VanillaBatches(whole).score(model)
+            found = _VanillaBatches(whole).score(model)
         assert found == pytest.approx(Vanilla(prepared(model, graph)).score(model), abs=1e-5)
 
     def test_a_stored_graph_is_never_loaded(
@@ -198,9 +198,9 @@ class TestTraining:
 
     def test_an_epoch_of_some_nodes_draws_others_every_time(self, graph: Graph) -> None:
         model, taken = made("GAT", graph), list[Tensor]()
-        with open_source(graph, 0) as whole:
+        with _open_source(graph, 0) as whole:
             whole.batched_for(model, 8, 2, 20)
-            recipe = FaithfulBatches(model, whole, FaithfulConfig(nodes=3, edges=4))
+            recipe = _FaithfulBatches(model, whole, FaithfulConfig(nodes=3, edges=4))
             assert recipe.steps_per_epoch == 3
             for epoch in range(2):
                 parts = [part for part in whole.own_parts(model, None, epoch) if part is not None]
@@ -237,7 +237,7 @@ class TestTraining:
     def test_graphs_without_masks_get_a_split(self, graph: Graph, tmp_path: Path) -> None:
         bare = graph.replace(train_mask=None, val_mask=None, test_mask=None)
         stored = write_store(bare, tmp_path / "graph")
-        whole = StoredSource(stored, tmp_path, 4)
+        whole = _StoredSource(stored, tmp_path, 4)
         split = fgai.datasets.random_split(bare.y, 4)
         assert torch.equal(whole.nodes.val_mask, split.val)
         with_masks = graph.replace(train_mask=split.train, val_mask=split.val, test_mask=split.test)
@@ -281,11 +281,11 @@ class TestResume:
         self, graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         options: dict[str, Any] = {"epochs": 3, "batch_size": 4, "fan_out": 3, "progress": False}
-        model, original = made("GAT", graph), VanillaBatches._parts
+        model, original = made("GAT", graph), _VanillaBatches._parts
         whole = train(model, graph, **options)
         seen: list[tuple[str, int, int | None]] = []
 
-        def pressed(self: VanillaBatches, *args: Any) -> Iterator[dict[str, Tensor]]:
+        def pressed(self: _VanillaBatches, *args: Any) -> Iterator[dict[str, Tensor]]:
             stage = current()
             seen.append((stage.label, stage.done, stage.total))
             if len(seen) == 2:
@@ -293,7 +293,7 @@ class TestResume:
             return original(self, *args)
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(VanillaBatches, "_parts", pressed)
+            patch.setattr(_VanillaBatches, "_parts", pressed)
             train(model, graph, checkpoint=tmp_path, **options)
         assert seen == [("epoch 1", step, len(seen)) for step in range(len(seen))] and len(seen) > 2
         assert_same_weights(train(model, graph, checkpoint=tmp_path, **options), whole)

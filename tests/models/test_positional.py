@@ -17,7 +17,7 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.graph.graph import FLOOR, extend_encoding
 from fgai.models import positional
-from fgai.models.positional import GAP, _canonical_basis, _groups, laplacian_encoding, with_encoding
+from fgai.models.positional import GAP, _canonical_basis, _groups, _laplacian_encoding, _with_encoding
 from fgai.sparse import Adjacency
 
 
@@ -63,7 +63,7 @@ def check_against_dense(graph: nx.Graph, size: int) -> None:
     values, vectors = np.linalg.eigh(matrix)
     values, vectors = values[::-1][1:], vectors[:, ::-1][:, 1:]
     edges, nodes = edges_of(graph)
-    found = laplacian_encoding(edges, nodes, size, cache=False)
+    found = _laplacian_encoding(edges, nodes, size, cache=False)
     u, mu = found.vectors.double().numpy(), found.values.double().numpy()
     wide = min(size, nodes - 1)
     np.testing.assert_allclose(mu[:, :wide], np.tile(values[:wide], (nodes, 1)), atol=1e-6)
@@ -99,9 +99,9 @@ def test_lanczos_equals_dense_whatever_the_start(
         "tree": nx.balanced_tree(3, 5),  # one start vector misses part of its eigenspaces
     }[name]
     edges, nodes = edges_of(larger)
-    dense = laplacian_encoding(edges, nodes, 5, cache=False)
+    dense = _laplacian_encoding(edges, nodes, 5, cache=False)
     monkeypatch.setattr(positional, "DENSE", 10)
-    lanczos = laplacian_encoding(edges, nodes, 5, seed=seed, cache=False)
+    lanczos = _laplacian_encoding(edges, nodes, 5, seed=seed, cache=False)
     torch.testing.assert_close(lanczos.vectors, dense.vectors, atol=1e-6, rtol=0)
     torch.testing.assert_close(lanczos.values, dense.values, atol=1e-7, rtol=0)
     assert bool(dense.vectors.any())
@@ -129,9 +129,9 @@ def test_lanczos_searches_what_it_missed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_an_eigenspace_too_large_to_resolve_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     edges, nodes = edges_of(nx.star_graph(150))
-    dense = laplacian_encoding(edges, nodes, 3, cache=False)
+    dense = _laplacian_encoding(edges, nodes, 3, cache=False)
     monkeypatch.setattr(positional, "DENSE", 10)
-    lanczos = laplacian_encoding(edges, nodes, 3, cache=False)
+    lanczos = _laplacian_encoding(edges, nodes, 3, cache=False)
     assert not bool(dense.vectors.any()) and not bool(lanczos.vectors.any())
 
 
@@ -140,7 +140,7 @@ def test_no_convergence_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(positional, "RESTARTS", 1)
     edges, nodes = edges_of(nx.path_graph(1200))
     with pytest.raises(InputError, match="component of 1200 nodes did not converge"):
-        laplacian_encoding(edges, nodes, 4, cache=False)
+        _laplacian_encoding(edges, nodes, 4, cache=False)
 
 
 @given(seed=st.integers(0, 1000), dimension=st.integers(1, 5))
@@ -175,26 +175,26 @@ def test_relabelling_and_form_of_the_edges(seed: int) -> None:
     edges, nodes = edges_of(lopsided(seed))
     draw = torch.Generator().manual_seed(seed)
     order = torch.randperm(nodes, generator=draw)
-    base = laplacian_encoding(edges, nodes, 4, cache=False)
+    base = _laplacian_encoding(edges, nodes, 4, cache=False)
     loops = torch.arange(7).expand(2, 7)
     messy = torch.cat([edges.flip(0), edges[:, :9], loops], dim=1)
     messy = messy[:, torch.randperm(messy.shape[1], generator=draw)]
-    moved = laplacian_encoding(order[messy], nodes, 4, cache=False)
+    moved = _laplacian_encoding(order[messy], nodes, 4, cache=False)
     torch.testing.assert_close(moved.vectors[order], base.vectors, atol=1e-4, rtol=0)
     adjacency, _ = Adjacency.build(torch.cat([edges, edges.flip(0)], dim=1), nodes)
-    torch.testing.assert_close(laplacian_encoding(adjacency, size=4, cache=False), base)
+    torch.testing.assert_close(_laplacian_encoding(adjacency, size=4, cache=False), base)
 
 
 def test_every_component_has_its_own() -> None:
     pieces = [lopsided(1, 23), nx.path_graph(2), lopsided(2, 17), nx.cycle_graph(5), nx.empty_graph(1)]
     whole, nodes = edges_of(nx.disjoint_union_all(pieces))
     order = torch.randperm(nodes, generator=torch.Generator().manual_seed(0)).sort().indices
-    together = laplacian_encoding(whole, nodes, 6, cache=False)
-    shuffled = laplacian_encoding(order[whole], nodes, 6, cache=False)
+    together = _laplacian_encoding(whole, nodes, 6, cache=False)
+    shuffled = _laplacian_encoding(order[whole], nodes, 6, cache=False)
     first = 0
     for piece in pieces:
         edges, count = edges_of(piece)
-        alone = laplacian_encoding(edges, count, 6, cache=False)
+        alone = _laplacian_encoding(edges, count, 6, cache=False)
         torch.testing.assert_close(together.vectors[first : first + count], alone.vectors, atol=1e-6, rtol=0)
         torch.testing.assert_close(together.values[first : first + count], alone.values)
         torch.testing.assert_close(shuffled.values[order[first : first + count]], alone.values)
@@ -205,20 +205,20 @@ def test_every_component_has_its_own() -> None:
 
 def test_no_edges_no_encodings_one_node() -> None:
     none = torch.zeros((2, 0), dtype=torch.long)
-    assert laplacian_encoding(none, 5, 3).vectors.tolist() == [[0.0] * 3] * 5
-    assert laplacian_encoding(none, 1, 3).values.shape == (1, 3)
-    assert laplacian_encoding(torch.tensor([[0], [1]]), 2, 0).vectors.shape == (2, 0)
+    assert _laplacian_encoding(none, 5, 3).vectors.tolist() == [[0.0] * 3] * 5
+    assert _laplacian_encoding(none, 1, 3).values.shape == (1, 3)
+    assert _laplacian_encoding(torch.tensor([[0], [1]]), 2, 0).vectors.shape == (2, 0)
 
 
 def test_bad_input() -> None:
     edges = torch.tensor([[0, 1], [1, 2]])
     for size in (-1, 2.5, True):
         with pytest.raises(InputError, match="size"):
-            laplacian_encoding(edges, 3, size)  # type: ignore[arg-type]
+            _laplacian_encoding(edges, 3, size)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="num_nodes"):
-        laplacian_encoding(edges, size=3)
+        _laplacian_encoding(edges, size=3)
     with pytest.raises(InputError, match=r"0\.\.1"):
-        laplacian_encoding(edges, 2, 3)
+        _laplacian_encoding(edges, 2, 3)
 
 
 @settings(max_examples=20, deadline=None)
@@ -226,7 +226,7 @@ def test_bad_input() -> None:
 def test_extension_repeats_what_is_there(seed: int) -> None:
     graph = lopsided(seed, 30)
     edges, nodes = edges_of(graph)
-    vectors, values = (t.double() for t in laplacian_encoding(edges, nodes, 9, cache=False))
+    vectors, values = (t.double() for t in _laplacian_encoding(edges, nodes, 9, cache=False))
     degree = torch.tensor([graph.degree[i] for i in range(nodes)])
     solid = values[0].abs() >= FLOOR
     for node in range(nodes):
@@ -239,7 +239,7 @@ def test_extension_repeats_what_is_there(seed: int) -> None:
 def test_extension_across_components_and_without_neighbours() -> None:
     graph = nx.disjoint_union_all([lopsided(1, 13), nx.cycle_graph(4), nx.empty_graph(1)])
     edges, nodes = edges_of(graph)
-    vectors, values = laplacian_encoding(edges, nodes, 3, cache=False)
+    vectors, values = _laplacian_encoding(edges, nodes, 3, cache=False)
     degree = torch.tensor([graph.degree[i] for i in range(nodes)])
     targets = torch.tensor([[2, 14, 17], [17, 5, 0]])
     rows, mu = extend_encoding(vectors, values, degree, targets)
@@ -264,14 +264,14 @@ def test_small_eigenvalues_are_not_amplified() -> None:
 
 def test_graphs_keep_extended_encodings() -> None:
     edges, nodes = edges_of(lopsided(4, 19))
-    graph = with_encoding(Graph.from_edges(edges, nodes, undirected=True), 5)
+    graph = _with_encoding(Graph.from_edges(edges, nodes, undirected=True), 5)
     assert graph.positional is not None and graph.positional.shape == (19, 5)
-    assert with_encoding(graph, 5) is graph and with_encoding(graph, 0) is graph
+    assert _with_encoding(graph, 5) is graph and _with_encoding(graph, 0) is graph
     targets = torch.tensor([[3, 8, 11], [0, 1, 2]])
     larger, _ = graph.inject(targets)
     assert larger.positional is not None and larger.positional.shape == (21, 5)
     torch.testing.assert_close(larger.positional[:19], graph.positional)
-    assert with_encoding(larger, 5) is larger
+    assert _with_encoding(larger, 5) is larger
     assert graph.positional_values is not None
     rows, _ = extend_encoding(
         graph.positional,
@@ -280,7 +280,7 @@ def test_graphs_keep_extended_encodings() -> None:
         torch.tensor([[3, 8, 11], [0, 1, 2]]),
     )
     torch.testing.assert_close(larger.positional[19:], rows)
-    other = with_encoding(graph, 3)
+    other = _with_encoding(graph, 3)
     assert other.positional is not None
     torch.testing.assert_close(other.positional, graph.positional[:, :3])
 
@@ -296,23 +296,23 @@ def test_cache_in_memory_and_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(positional, "_leading", counted)
     monkeypatch.setattr(positional, "ON_DISK", 20)
     edges, nodes = edges_of(lopsided(6, 25))
-    first = laplacian_encoding(edges, nodes, 4)
-    assert laplacian_encoding(edges.flip(0), nodes, 4) is first and solved == [4]
+    first = _laplacian_encoding(edges, nodes, 4)
+    assert _laplacian_encoding(edges.flip(0), nodes, 4) is first and solved == [4]
     (file,) = (tmp_path / "cache" / "fgai" / "positional").iterdir()
     positional._memory.clear()
-    torch.testing.assert_close(laplacian_encoding(edges, nodes, 4), first)
+    torch.testing.assert_close(_laplacian_encoding(edges, nodes, 4), first)
     assert solved == [4]
     for content in (b"", file.read_bytes()[:100], b"junk"):
         file.write_bytes(content)
         positional._memory.clear()
-        torch.testing.assert_close(laplacian_encoding(edges, nodes, 4), first)
+        torch.testing.assert_close(_laplacian_encoding(edges, nodes, 4), first)
     assert solved == [4] * 4
     np.savez(file, vectors=np.full((25, 4), np.nan, np.float32), values=np.zeros((25, 4), np.float32))
     positional._memory.clear()
-    torch.testing.assert_close(laplacian_encoding(edges, nodes, 4), first)
+    torch.testing.assert_close(_laplacian_encoding(edges, nodes, 4), first)
     assert len(solved) == 5
-    laplacian_encoding(edges[:, 1:], nodes, 4)
-    laplacian_encoding(edges, nodes, 3)
+    _laplacian_encoding(edges[:, 1:], nodes, 4)
+    _laplacian_encoding(edges, nodes, 3)
     assert len(solved) == 7
 
 
@@ -320,18 +320,18 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch:
     (tmp_path / "cache").write_text("a file, not a folder")
     monkeypatch.setattr(positional, "ON_DISK", 20)
     edges, nodes = edges_of(lopsided(6, 25))
-    assert laplacian_encoding(edges, nodes, 4).vectors.shape == (25, 4)
+    assert _laplacian_encoding(edges, nodes, 4).vectors.shape == (25, 4)
 
 
 def test_memory_is_bounded() -> None:
     for nodes in range(2, 2 * positional.IN_MEMORY):
-        laplacian_encoding(torch.tensor([[0], [1]]), nodes, 2)
+        _laplacian_encoding(torch.tensor([[0], [1]]), nodes, 2)
     assert len(positional._memory) == positional.IN_MEMORY
 
 
 @pytest.mark.data
 def test_cora_does_not_depend_on_the_start_vector(data_root: Path) -> None:
     graph = load_dataset("cora", data_root)
-    one, two = (laplacian_encoding(graph.adjacency, size=8, seed=seed, cache=False) for seed in (0, 11))
+    one, two = (_laplacian_encoding(graph.adjacency, size=8, seed=seed, cache=False) for seed in (0, 11))
     torch.testing.assert_close(one.vectors, two.vectors, atol=1e-5, rtol=0)
     torch.testing.assert_close(one.values, two.values, atol=1e-6, rtol=0)

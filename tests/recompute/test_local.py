@@ -20,7 +20,7 @@ from fgai.attacks import (
     draw_endpoints,
 )
 from fgai.attacks.base import Judge, Ledger
-from fgai.attacks.search.scores import PartialExplanation
+from fgai.attacks.search.scores import _PartialExplanation
 from fgai.attention import observe, prepared, record, touched_rows
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
@@ -292,7 +292,7 @@ def test_outsiders_out_of_the_race_are_not_looked_at(shape: str) -> None:
     assert plan is not None and again.graph.features is not None
     attacked = change.apply(again.graph)[0]
     for k in (1, 3):
-        reduced = PartialExplanation(Explanation(k), again, clean, plan)
+        reduced = _PartialExplanation(Explanation(k), again, clean, plan)
         first = reduced._layers[0]
         assert len(first.spots) < int(again.graph.adjacency.degree[: len(first.rows)].sum()) // 2
         for copies in (1, 3):

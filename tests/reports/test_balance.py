@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fgai.reports.words import BETTER, SAME, WORSE, balance_words, changes, kind_of, table, verdict
+from fgai.reports.words import BETTER, SAME, WORSE, _changes, _kind_of, _verdict, balance_words, table
 
 
 def record(name: str, **values: Any) -> dict[str, Any]:
@@ -36,9 +36,9 @@ def record(name: str, **values: Any) -> dict[str, Any]:
     ],
 )
 def test_kinds(path: str, key: str, before: float, after: float, kind: str) -> None:
-    found = changes(record("A", **{path: before}), record("B", **{path: after}))
-    assert [change.key for change in found] == [key] and kind_of(found, key) == kind
-    assert kind_of(found, "unheard of") is None
+    found = _changes(record("A", **{path: before}), record("B", **{path: after}))
+    assert [change.key for change in found] == [key] and _kind_of(found, key) == kind
+    assert _kind_of(found, "unheard of") is None
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_verdict(
     both = [f"overlap_touched__{key}__all" for key in ("prediction", "explanation")]
     reference = record("A", f1__attacked=0.3, f1__clean=0.9, **dict.fromkeys(both, 0.7))
     other = record("B", f1__attacked=attacked, f1__clean=clean, **dict(zip(both, (kept, aimed), strict=True)))
-    assert verdict(changes(reference, other), "A", "B").endswith(words)
+    assert _verdict(_changes(reference, other), "A", "B").endswith(words)
 
 
 def test_table_and_words() -> None:
     proofs = {name: {"layers": [{}, {"topk_share": share}]} for name, share in (("A", 0.3), ("B", 0.25))}
     reference = record("A", f1__attacked=0.296, f1__clean=0.891, f1__chance=0.2, g_tvd__rel=14.3)
     other = record("B", f1__attacked=0.58, f1__clean=0.878, g_tvd__rel=1.14)
-    found = changes(reference, other, proofs)
+    found = _changes(reference, other, proofs)
     rows = {row[0]: list(row[1:]) for row in table(found, "A", "B").texts()}
     assert rows["right under attack (F1 attacked)"] == ["29.6\u00a0%", "58.0\u00a0%", "20.0\u00a0%", "better"]
     assert rows["how far predictions move (g-TVD)"] == ["14", "1.1", "–", "better"]

@@ -18,10 +18,10 @@ from fgai.attacks import THREATS, Attack, Budget, FeaturePGD, RandomEdges, make_
 from fgai.errors import FgaiError, InputError, MissingExtraError
 from fgai.evaluation import Comparison, evaluate
 from fgai.reports import Report, make_report, page, render, write_report
-from fgai.reports.nodes import ANY, neighbourhoods
-from fgai.reports.page import embedded, trimmed
-from fgai.reports.parts import over_layers
-from fgai.reports.views import MOST_NEIGHBOURS, UNIT, Seen, View, choose
+from fgai.reports.nodes import ANY, _neighbourhoods
+from fgai.reports.page import _embedded, _trimmed
+from fgai.reports.parts import _over_layers
+from fgai.reports.views import MOST_NEIGHBOURS, UNIT, _choose, _Seen, _View
 from fgai.reports.words import attack_words
 from support.forward import view_of
 from support.report_cases import (
@@ -189,14 +189,14 @@ class TestDocument:
 class TestChoice:
     def test_important_nodes_first_then_a_sample_within_the_budget(self) -> None:
         cost = np.full(9000, 31)
-        found = choose(9000, [("a", [5, 3]), ("b", range(3, 20))], cost, models=2)
+        found = _choose(9000, [("a", [5, 3]), ("b", range(3, 20))], cost, models=2)
         assert found.nodes[:3] == [5, 3, 4] and found.counts["a"] == 2 and found.counts["b"] == 15
         assert len(found.nodes) == len(set(found.nodes)) == 60_000 // 32 and not found.complete
         assert "of 9,000 nodes: 2 a, 15 b and" in found.words(9000)
-        assert found.nodes == choose(9000, [("a", [5, 3]), ("b", range(3, 20))], cost, models=2).nodes
+        assert found.nodes == _choose(9000, [("a", [5, 3]), ("b", range(3, 20))], cost, models=2).nodes
 
     def test_small_graphs_are_carried_whole(self) -> None:
-        found = choose(12, [], np.ones(12, dtype=int))
+        found = _choose(12, [], np.ones(12, dtype=int))
         assert found.complete and "all 12 nodes" in found.words(12)
 
     def test_hubs_keep_their_strongest_neighbours_in_every_view(self) -> None:
@@ -204,10 +204,10 @@ class TestChoice:
         rowptr = np.array([0, 300])
         weights = [generator.dirichlet(np.full(300, concentration)) for concentration in (0.05, 50.0)]
         views = [
-            View(rowptr, np.arange(300), weight, np.zeros(1, dtype=int), np.ones(1)) for weight in weights
+            _View(rowptr, np.arange(300), weight, np.zeros(1, dtype=int), np.ones(1)) for weight in weights
         ]
-        seen = Seen("hub", *views, new=None, changed=np.zeros(0, dtype=int), ends=np.zeros(0, dtype=int))
-        found = neighbourhoods([seen], [0], 5)
+        seen = _Seen("hub", *views, new=None, changed=np.zeros(0, dtype=int), ends=np.zeros(0, dtype=int))
+        found = _neighbourhoods([seen], [0], 5)
         listed = found["neighbours"][0]
         assert len(listed) == MOST_NEIGHBOURS and found["rest"] == [300 - MOST_NEIGHBOURS]
         for weight in weights:
@@ -218,7 +218,7 @@ class TestChoice:
 
     def test_over_layers(self) -> None:
         nan = float("nan")
-        found = over_layers(np.array([[0.5, nan, nan], [1.0, 0.25, nan]]))
+        found = _over_layers(np.array([[0.5, nan, nan], [1.0, 0.25, nan]]))
         np.testing.assert_allclose(found, [0.75, 0.25, nan])
 
 
@@ -246,7 +246,7 @@ class TestPage:
 
     @pytest.mark.parametrize("text", ["</script>", "<!--", "a\u2028b", "&amp;", "ünïcode ✓"])
     def test_embedded_json_holds_anything(self, text: str) -> None:
-        plain = embedded({"name": text})
+        plain = _embedded({"name": text})
         assert json.loads(plain) == {"name": text}
         assert not set("<>&\u2028") & set(plain)
 
@@ -309,7 +309,7 @@ class TestPage:
         count = len(carried["nodes"]["id"])
         assert 50 <= count < 400 and len(carried["models"][0]["radii"][0]["topk"]) == count
         assert f"carries {count:,} of 4,000 nodes" in Reader(made).text
-        assert trimmed(explorer, 60)["models"][0]["name"] == "GAT"
+        assert _trimmed(explorer, 60)["models"][0]["name"] == "GAT"
         monkeypatch.setattr(page, "LIMIT", 10)
         assert json.loads(Reader(render(whole_report(), LIBRARY)).data)["explorer"] is None
 

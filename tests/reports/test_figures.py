@@ -18,7 +18,7 @@ from fgai.errors import FgaiError, FgaiWarning, InputError
 from fgai.evaluation import Comparison, compare
 from fgai.reports import figures
 from fgai.reports.figures import Case, style
-from fgai.reports.figures.layout import around, between, spring, surroundings
+from fgai.reports.figures.layout import _around, _between, _spring, _surroundings
 from fgai.training import History, train, untrained
 from support.forward import seen_by, view_of
 from support.graph_cases import build, small_data
@@ -94,8 +94,8 @@ class TestViews:
 class TestLayout:
     def test_places_are_the_same_every_time_and_apart(self) -> None:
         edges = np.array([[0, 1], [1, 2], [2, 0], [2, 3], [3, 3], [4, 5]])
-        places = spring(7, edges)
-        np.testing.assert_array_equal(places, spring(7, edges))
+        places = _spring(7, edges)
+        np.testing.assert_array_equal(places, _spring(7, edges))
         assert np.abs(places).max() == pytest.approx(1.0)
         distance = np.linalg.norm(places[:, None] - places[None], axis=-1) + np.eye(7)
         assert distance.min() > 0.05
@@ -103,18 +103,18 @@ class TestLayout:
         assert joined < np.linalg.norm(places[0] - places[5])
 
     def test_odd_sizes(self) -> None:
-        assert spring(1, np.zeros((0, 2), dtype=int)).shape == (1, 2)
-        assert spring(3, np.zeros((0, 2), dtype=int)).shape == (3, 2)
-        assert around(0).shape == (0, 2)
-        new = between(spring(4, np.array([[0, 1], [2, 3]])), [[0], [0], []])
+        assert _spring(1, np.zeros((0, 2), dtype=int)).shape == (1, 2)
+        assert _spring(3, np.zeros((0, 2), dtype=int)).shape == (3, 2)
+        assert _around(0).shape == (0, 2)
+        new = _between(_spring(4, np.array([[0, 1], [2, 3]])), [[0], [0], []])
         assert len(np.unique(new.round(3), axis=0)) == 3
 
     def test_surroundings_walk_outwards(self) -> None:
         chain = build(6, [(0, 1), (1, 2), (2, 3), (3, 4)], undirected=True)
-        assert surroundings(chain, 2, 4) == [2, 1, 3, 0]
-        assert surroundings(chain, 5, 4) == [5]
+        assert _surroundings(chain, 2, 4) == [2, 1, 3, 0]
+        assert _surroundings(chain, 5, 4) == [5]
         with pytest.raises(InputError, match=r"0..5"):
-            surroundings(chain, 6, 4)
+            _surroundings(chain, 6, 4)
 
 
 class TestFigures:

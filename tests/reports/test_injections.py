@@ -13,7 +13,7 @@ from fgai.certificates.familiar import INVARIANT
 from fgai.graph import Graph
 from fgai.reports.build import Report
 from fgai.reports.page import cards
-from fgai.reports.parts import certify_injections, of_nodes, summary
+from fgai.reports.parts import _of_nodes, certify_injections, summary
 
 K = 3
 
@@ -41,10 +41,10 @@ def test_every_number_is_a_certificate_s() -> None:
     assert shares[0]["share"] >= shares[1]["share"]
     assert shares[0]["share"] > 0
     nodes = [5, 0, 17]
-    told = of_nodes(found["limited"], nodes)
+    told = _of_nodes(found["limited"], nodes)
     assert told[0]["class"] == found["limited"][0].holds[nodes].int().tolist()
     assert told[0]["layers"][0] == {"status": "invariant", "reason": INVARIANT, "holds": [1, 1, 1]}
-    assert of_nodes(found["GAT"], nodes)[0]["class"] is None
+    assert _of_nodes(found["GAT"], nodes)[0]["class"] is None
 
 
 def test_the_card_shows_both_threats_and_says_nothing_of_unknown_ones() -> None:

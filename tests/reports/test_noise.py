@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from fgai.records import pack_array
-from fgai.reports.build import Report, assemble
-from fgai.reports.numbers import best_records, best_value, numbers_of
+from fgai.reports.build import Report, _assemble
+from fgai.reports.numbers import _best_records, _best_value, _numbers_of
 from fgai.reports.page import cards
-from fgai.reports.parts import parts_of
-from fgai.reports.words import BETTER, SAME, WORSE, changes_in, headline, kind_of, meaning
+from fgai.reports.parts import _parts_of
+from fgai.reports.words import BETTER, SAME, WORSE, _kind_of, changes_in, headline, meaning
 from support.report_cases import whole_report
 
 NODES = 140
@@ -42,8 +42,8 @@ def document(counts: dict[str, tuple[int, int]], kept: dict[str, float] | None =
         }
         packed = {key: pack_array(value) for key, value in arrays.items()}
         records.append({"name": name, "config": {"k": 5}, "metrics": metrics, "per_node": packed})
-    parts = parts_of(records, {}, [])
-    return assemble(parts, reference=next(iter(counts)), histories={})
+    parts = _parts_of(records, {}, [])
+    return _assemble(parts, reference=next(iter(counts)), histories={})
 
 
 def said(report: Report) -> str:
@@ -53,18 +53,18 @@ def said(report: Report) -> str:
 def test_a_few_nodes_are_no_better() -> None:
     report = document({"GAT": (109, 108), "FGAI": (111, 111)})
     assert headline(report) == "FGAI made no clear difference here"
-    assert kind_of(changes_in(report), "attacked") == SAME
+    assert _kind_of(changes_in(report), "attacked") == SAME
 
 
 @pytest.mark.parametrize(("attacked", "kind"), [(111, BETTER), (81, WORSE), (98, SAME)])
 def test_intervals_decide(attacked: int, kind: str) -> None:
     found = changes_in(document({"GAT": (109, 96), "FGAI": (109, attacked)}))
-    assert kind_of(found, "attacked") == kind and kind_of(found, "clean") == SAME
+    assert _kind_of(found, "attacked") == kind and _kind_of(found, "clean") == SAME
 
 
 def test_small_differences_that_all_nodes_share_count() -> None:
     found = changes_in(document({"GAT": (109, 60), "FGAI": (109, 60)}, {"GAT": 0.6, "FGAI": 0.8}))
-    assert kind_of(found, "kept") == kind_of(found, "aimed") == BETTER
+    assert _kind_of(found, "kept") == _kind_of(found, "aimed") == BETTER
 
 
 def test_rises_and_falls_are_real_ones() -> None:
@@ -94,18 +94,18 @@ def test_intervals_are_part_of_the_document() -> None:
 
 
 def test_sharper_under_attack_is_not_better() -> None:
-    row = next(row for row in numbers_of([])["Explanations"] if row.path == "sharpness.attacked.all")
+    row = next(row for row in _numbers_of([])["Explanations"] if row.path == "sharpness.attacked.all")
     sharp = [
         {"metrics": {"sharpness": {"clean": {"all": 0.06}, "attacked": {"all": v}}}} for v in (0.407, 0.057)
     ]
-    assert best_records(row, sharp) == [False, True] and "clean" in best_value(row)
+    assert _best_records(row, sharp) == [False, True] and "clean" in _best_value(row)
 
 
 def test_what_prints_alike_is_not_the_best() -> None:
-    row = next(row for row in numbers_of([])["Predictions"] if row.path == "f1.clean")
+    row = next(row for row in _numbers_of([])["Predictions"] if row.path == "f1.clean")
     values = [{"metrics": {"f1": {"clean": value}}} for value in (0.79312, 0.79321, 0.79298)]
-    assert best_records(row, values[:2]) == [False, False]
-    assert best_records(row, [*values, {"metrics": {"f1": {"clean": 0.9}}}]) == [False, False, False, True]
+    assert _best_records(row, values[:2]) == [False, False]
+    assert _best_records(row, [*values, {"metrics": {"f1": {"clean": 0.9}}}]) == [False, False, False, True]
 
 
 def test_bars_are_as_long_as_their_numbers() -> None:

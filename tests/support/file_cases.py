@@ -20,12 +20,12 @@ from fgai.certificates import CertificateRecord, InjectionCertificate
 from fgai.datasets import fingerprint, load_graph, planted
 from fgai.datasets.own import FIELDS
 from fgai.datasets.readers import (
-    read_ground_truth,
-    read_npz,
-    read_ogbn_arxiv,
-    read_planetoid,
-    read_tape,
-    read_tu,
+    _read_ground_truth,
+    _read_npz,
+    _read_ogbn_arxiv,
+    _read_planetoid,
+    _read_tape,
+    _read_tu,
 )
 from fgai.errors import FgaiWarning
 from fgai.evaluation import Comparison, EvaluationRecord
@@ -105,7 +105,7 @@ def _dataset(write: Callable[[Path], Any], read: Callable[[list[Path]], Any], *n
 
 
 def _planetoid(folder: Path) -> Any:
-    return read_planetoid([folder / f"ind.tiny.{part}" for part in PLANETOID])
+    return _read_planetoid([folder / f"ind.tiny.{part}" for part in PLANETOID])
 
 
 PLANETOID = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
@@ -304,17 +304,17 @@ KINDS: dict[str, Kind] = {
     "grid": Kind(_written(lambda folder: (folder / "grid.toml").write_text(GRID)), _cells),
     "record": Kind(lambda folder: [Store(folder).write(CELL, {"status": "done", "seconds": 1.5})], _record),
     "pack": Kind(_pack, _packed, content=list),
-    "npz": _dataset(lambda folder: dataset_cases.write_npz(folder / "a.npz"), read_npz, "a.npz"),
-    "truth": _dataset(lambda f: dataset_cases.write_ground_truth(f / "a.npz"), read_ground_truth, "a.npz"),
-    "tape": _dataset(lambda folder: dataset_cases.write_tape(folder / "a.npz"), read_tape, "a.npz"),
+    "npz": _dataset(lambda folder: dataset_cases.write_npz(folder / "a.npz"), _read_npz, "a.npz"),
+    "truth": _dataset(lambda f: dataset_cases.write_ground_truth(f / "a.npz"), _read_ground_truth, "a.npz"),
+    "tape": _dataset(lambda folder: dataset_cases.write_tape(folder / "a.npz"), _read_tape, "a.npz"),
     "ogb": _dataset(
         lambda folder: dataset_cases.write_ogb_zip(folder / "arxiv.zip", dataset_cases.ogb_tables()),
-        read_ogbn_arxiv,
+        _read_ogbn_arxiv,
         "arxiv.zip",
     ),
     "planetoid": Kind(_written(lambda folder: dataset_cases.write_planetoid(folder, "tiny")), _planetoid),
     "tu": Kind(
         _written(lambda folder: dataset_cases.write_tu(folder, "TINY")),
-        lambda folder: read_tu(sorted(folder.glob("TINY_*.txt"))),
+        lambda folder: _read_tu(sorted(folder.glob("TINY_*.txt"))),
     ),
 }

@@ -32,7 +32,7 @@ from fgai.large import StoredGraph, evaluate_store, joined, observe_store, open_
 from fgai.processes import ProcessGroup, current
 from fgai.trackers import Tracker
 from fgai.training import load_model, untrained
-from fgai.training.capture import run_parts
+from fgai.training.capture import _run_parts
 
 MODEL: dict[str, Any] = {"hidden_channels": 3, "heads": 2, "dropout": 0.0, "attention_dropout": 0.0}
 TRAIN: dict[str, Any] = {"preset": None, "progress": False, "lr": 0.02, **MODEL}
@@ -156,7 +156,7 @@ def killed(graph: Path, folder: Path, moments: list[list[float]]) -> None:
         if (rank, steps) == (fatal, number):
             kill = Timer(later, os.kill, (os.getpid(), signal.SIGKILL))
             kill.start() if later else kill.function(*kill.args)
-        return run_parts(parts)
+        return _run_parts(parts)
 
     with patch("fgai.training.loop.run_parts", mortal), joined(timeout=60) as ranks:
         try:

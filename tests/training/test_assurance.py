@@ -25,9 +25,9 @@ from fgai.training.retry import (
     MIN_OVERLAP,
     MIN_SHIFT,
     STEPS,
-    Standing,
     _explanation_overlap,
     _prediction_shift,
+    _Standing,
 )
 from support.graph_cases import small_data
 from support.task_cases import data as task_data
@@ -79,18 +79,20 @@ def test_too_few_validation_nodes_are_not_judged() -> None:
 
 
 def test_more_stable_is_relative_and_asks_nothing_of_a_stable_vanilla_model() -> None:
-    assert Standing(MAX_RATIO * 0.4, 0.4).is_stable and not Standing(MAX_RATIO * 0.4 + 1e-9, 0.4).is_stable
+    assert _Standing(MAX_RATIO * 0.4, 0.4).is_stable and not _Standing(MAX_RATIO * 0.4 + 1e-9, 0.4).is_stable
     assert (
-        Standing(1.0, MIN_SHIFT / 2).is_stable and Standing(None, 0.4).is_stable and Standing(0.3).is_stable
+        _Standing(1.0, MIN_SHIFT / 2).is_stable
+        and _Standing(None, 0.4).is_stable
+        and _Standing(0.3).is_stable
     )
     assert (
-        Standing(agreement=MIN_AGREEMENT).is_close and not Standing(agreement=MIN_AGREEMENT - 0.01).is_close
+        _Standing(agreement=MIN_AGREEMENT).is_close and not _Standing(agreement=MIN_AGREEMENT - 0.01).is_close
     )
-    assert Standing().holds and not Standing(agreement=0.5).holds
+    assert _Standing().holds and not _Standing(agreement=0.5).holds
 
 
 def test_of_two_attempts_what_is_lost_counts_before_what_moves() -> None:
-    lost, moved, better = Standing(0.1, 0.5, 0.5), Standing(0.4, 0.5, 0.99), Standing(0.3, 0.5, 0.98)
+    lost, moved, better = _Standing(0.1, 0.5, 0.5), _Standing(0.4, 0.5, 0.99), _Standing(0.3, 0.5, 0.98)
     assert moved.beats(lost) and better.beats(moved) and not lost.beats(moved) and not moved.beats(better)
     with pytest.warns(ReliabilityWarning, match="agrees with the vanilla one on 50%"):
         lost.warn()
@@ -109,8 +111,8 @@ def test_a_second_attempt_presses_on_what_failed() -> None:
 
 
 def test_explanations_that_are_lost_count_where_predictions_stay() -> None:
-    kept, lost = Standing(0.2, 0.5, 0.99, MIN_OVERLAP), Standing(0.1, 0.5, 0.99, MIN_OVERLAP - 0.01)
-    shaken = Standing(0.4, 0.5, 0.99, 1.0)
+    kept, lost = _Standing(0.2, 0.5, 0.99, MIN_OVERLAP), _Standing(0.1, 0.5, 0.99, MIN_OVERLAP - 0.01)
+    shaken = _Standing(0.4, 0.5, 0.99, 1.0)
     assert kept.holds and not lost.holds and lost.is_stable and not shaken.is_stable
     assert kept.beats(lost) and not lost.beats(kept)
     assert lost.beats(shaken) and not shaken.beats(lost)  # stability first

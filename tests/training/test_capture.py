@@ -21,7 +21,7 @@ from fgai.ops.capture import Replay
 from fgai.training import Adversarial, FaithfulConfig, TrainConfig, Vanilla, fit
 from fgai.training import loop as loop_module
 from fgai.training.adversary import InjectionAdversary
-from fgai.training.capture import _REPLAYABLE, RING, can_replay, replayable, summed
+from fgai.training.capture import _REPLAYABLE, RING, _summed, can_replay, replayable
 from fgai.training.faithful import Faithful
 from support.graph_cases import small_data
 from support.task_cases import batch_of_graphs
@@ -149,7 +149,7 @@ def test_only_recipes_that_declare_it_are_captured() -> None:
 
 
 def test_terms_of_several_parts_add_up() -> None:
-    assert summed(["a", "total", "b", "total"], [1.0, 2.0, 3.0, 4.0]) == {"a": 1.0, "b": 3.0, "total": 6.0}
+    assert _summed(["a", "total", "b", "total"], [1.0, 2.0, 3.0, 4.0]) == {"a": 1.0, "b": 3.0, "total": 6.0}
 
 
 @pytest.mark.gpu

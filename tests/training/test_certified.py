@@ -17,7 +17,7 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.metrics import sharpness
 from fgai.models import GT
-from fgai.training.terms import shortfall, spread
+from fgai.training.terms import _shortfall, spread
 
 TIGHT = {"cut": 0.05, "soften": 0.4}
 PLAIN: dict[str, Any] = {
@@ -44,7 +44,7 @@ def falls_short(model: nn.Module, kind: str) -> float:
     with torch.no_grad():
         logits = observe(vanilla(kind), seen).logits
         leads = worst_leads(model, seen, logits.argmax(1), neighbours=1, **TIGHT)
-        return float(shortfall(leads, float(spread(logits))))
+        return float(_shortfall(leads, float(spread(logits))))
 
 
 @pytest.mark.parametrize("kind", ["GAT", "GATv2"])

@@ -24,7 +24,7 @@ from fgai.training import (
     train_method,
 )
 from fgai.training.adversary import InjectionAdversary
-from fgai.training.terms import attention_distance, margin_loss
+from fgai.training.terms import _attention_distance, _margin_loss
 
 QUICK = {"epochs": 6, "validate_every": 3, "nodes": 3, "edges": 4}
 
@@ -89,8 +89,8 @@ def test_the_margin_is_that_of_the_explanation_vector(kind: type[nn.Module], gra
     told = make_faithful(model, graph, progress=False, radius=0.3, **options).history.terms[0]["margin"]
     layers = observe(model, prepared(model, graph)).attention.layers
     rowptrs = [layer.rowptr for layer in layers]
-    shown = margin_loss([layer.explanation() for layer in layers], rowptrs, 5, 0.3)
-    averaged = margin_loss([layer.values.double().mean(1) for layer in layers], rowptrs, 5, 0.3)
+    shown = _margin_loss([layer.explanation() for layer in layers], rowptrs, 5, 0.3)
+    averaged = _margin_loss([layer.values.double().mean(1) for layer in layers], rowptrs, 5, 0.3)
     assert told == pytest.approx(float(shown), rel=1e-5)
     assert told != pytest.approx(float(averaged), rel=1e-4)
 
@@ -158,9 +158,9 @@ def test_rows_are_compared_in_place_as_if_matched_edge_by_edge(graph: Graph) -> 
     matched = [w.index_select(0, edge_map.after) for w in new]
     for k in (None, 2):
         rows = [layer.rowptr for layer in before]
-        ours = attention_distance(old, new, rows, k, "node", grown=grown)
+        ours = _attention_distance(old, new, rows, k, "node", grown=grown)
         assert ours.item() == pytest.approx(
-            attention_distance(old, matched, rows, k, "node").item(), rel=1e-6
+            _attention_distance(old, matched, rows, k, "node").item(), rel=1e-6
         )
 
 

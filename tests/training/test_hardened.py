@@ -14,7 +14,7 @@ from fgai.errors import DivergenceError, InputError, ReliabilityWarning
 from fgai.graph import Graph
 from fgai.models import GAT
 from fgai.training import adversarial, fit, history_of, retry, settings_for, train_method
-from fgai.training.adversarial import HardenedConfig
+from fgai.training.adversarial import _HardenedConfig
 from fgai.training.settings import ADVERSARY_FIELDS, FIRMER, FaithfulConfig
 from support.graph_cases import small_data
 
@@ -37,11 +37,11 @@ class Trial:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, vanilla: GAT) -> None:
-        self.vanilla, self.seen, self.configs = vanilla, list[Any](), list[HardenedConfig]()
+        self.vanilla, self.seen, self.configs = vanilla, list[Any](), list[_HardenedConfig]()
         self.script = iter(list[float]())
         trained = adversarial._Hardened.trained
 
-        def noted(attempts: Any, config: HardenedConfig, *rest: Any) -> Any:
+        def noted(attempts: Any, config: _HardenedConfig, *rest: Any) -> Any:
             self.configs.append(config)
             return trained(attempts, config, *rest)
 
@@ -143,9 +143,9 @@ def test_a_model_that_lost_its_predictions_is_not_the_better_one(
 ) -> None:
     """A constant prediction cannot be moved: stability alone would choose it."""
     script = iter((0.95, 0.3, 0.2))
-    found = retry.Standing
+    found = retry._Standing
 
-    def judged_by_script(made: Any, *_: Any, **__: Any) -> retry.Standing:
+    def judged_by_script(made: Any, *_: Any, **__: Any) -> retry._Standing:
         return found(next(trial.script), 0.6, next(script))
 
     monkeypatch.setattr(retry, "_standing_of", judged_by_script)
@@ -166,7 +166,7 @@ def test_epochs_and_adversary_are_those_of_faithful_training(method: str, model:
         faithful = FaithfulConfig().replace(**settings_for("fgai", model, dataset))
         for tuned in (True, False):  # a trial of the search has them, too
             chosen = settings_for(method, model, dataset, tuned=tuned)
-            hard = HardenedConfig.of(chosen, limits=method == "at-limits")
+            hard = _HardenedConfig.of(chosen, limits=method == "at-limits")
             assert hard.train.epochs == faithful.train.epochs
             assert hard.lean == faithful.lean
             for name in ADVERSARY_FIELDS:

@@ -32,7 +32,7 @@ from fgai.training import (
     train_method,
     untrained,
 )
-from fgai.training.settings import preset_named
+from fgai.training.settings import _preset_named
 from support.graph_cases import small_data
 
 GRAPH = small_data()
@@ -151,9 +151,9 @@ class TestPresets:
 
     def test_a_model_nobody_tuned_has_the_general_one_alone(self) -> None:
         general = preset("vanilla", "Net", "amazon-photo")
-        assert preset_named("auto", "vanilla", "Net", "amazon-photo", "node") == general
+        assert _preset_named("auto", "vanilla", "Net", "amazon-photo", "node") == general
         with pytest.raises(InputError, match="`preset` must be one of auto, got 'GAT'"):
-            preset_named("GAT", "vanilla", "Net", "amazon-photo", "node")
+            _preset_named("GAT", "vanilla", "Net", "amazon-photo", "node")
 
     def test_config_takes_the_place_of_the_training_half(self, plan: Plan) -> None:
         model, _, config = plan(train, "GAT", PHOTO, config=TrainConfig(lr=0.5))

@@ -13,7 +13,7 @@ from fgai.attention import limits_of
 from fgai.evaluation import evaluate
 from fgai.graph import Graph
 from fgai.training import clipped, limit, load_model, make_faithful, save_model, train
-from fgai.training.adversarial import HardenedConfig, harden
+from fgai.training.adversarial import _harden, _HardenedConfig
 from support.attack_cases import quiet
 from support.graph_cases import small_data
 
@@ -61,11 +61,11 @@ def test_cut_and_soften_tighten_them(model: Tied, data: Graph) -> None:
 
 
 def test_faithful_and_hardened_models(model: Tied, data: Graph, tmp_path: Path) -> None:
-    config = HardenedConfig.of(dict(SIZE), limits=True)
+    config = _HardenedConfig.of(dict(SIZE), limits=True)
     with quiet():
         made = (
             make_faithful(model, data, progress=False, **SIZE),
-            harden(model, data, config, most=1, seed=0, progress=False, checkpoint=None),
+            _harden(model, data, config, most=1, seed=0, progress=False, checkpoint=None),
         )
         record = evaluate(made[0], data, "standard", vanilla=model, curves=False, nulls=False, nodes=2)
     assert len(record.metrics["overlap"]["prediction"]["layers"]) == 2

@@ -19,13 +19,13 @@ from fgai.sparse import Adjacency
 from fgai.topk import topk_l1
 from fgai.training.terms import (
     Weights,
-    attention_distance,
+    _attention_distance,
+    _flattening,
+    _margin_loss,
+    _shortfall,
     contrast,
-    flattening,
-    margin_loss,
     prediction_distance,
     sharp,
-    shortfall,
     spread,
 )
 
@@ -92,7 +92,7 @@ def test_margin_equals_a_loop(seed: int, k: int) -> None:
             cost += row[k - m] - row[k + m - 1]
             expected += max(0.0, radius - cost / m) / radius
             count += 1
-    got = float(margin_loss([w], [adjacency.rowptr], k, radius))
+    got = float(_margin_loss([w], [adjacency.rowptr], k, radius))
     assert got == pytest.approx(expected / max(1, count), abs=1e-12)
 
 
@@ -118,7 +118,7 @@ def test_literal_terms_give_the_attention_no_gradient_and_the_margin_does() -> N
     (gradient,) = torch.autograd.grad(literal, moving)
     assert float(gradient.abs().max()) < 1e-12
     moving = w.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(margin_loss([moving], [adjacency.rowptr], 2, 0.5), moving)
+    (gradient,) = torch.autograd.grad(_margin_loss([moving], [adjacency.rowptr], 2, 0.5), moving)
     assert float(gradient.abs().max()) > 1e-3
 
 
@@ -147,9 +147,9 @@ def test_losses_pass_gradcheck() -> None:
     other = small(11)[1][: w.numel()]
     other = torch.cat([other, w[other.numel() :]]).clone()
     moving = w.clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda a: margin_loss([a], [adjacency.rowptr], 2, 0.37), (moving,))
+    assert torch.autograd.gradcheck(lambda a: _margin_loss([a], [adjacency.rowptr], 2, 0.37), (moving,))
     assert torch.autograd.gradcheck(
-        lambda a: attention_distance([other], [a], [adjacency.rowptr], None, "node"), (moving,)
+        lambda a: _attention_distance([other], [a], [adjacency.rowptr], None, "node"), (moving,)
     )
     logits = values.clone().requires_grad_()
     assert torch.autograd.gradcheck(
@@ -174,12 +174,12 @@ class TestSharpnessKept:
 
     def test_only_what_is_flatter_counts(self) -> None:
         now = [torch.tensor(0.4), torch.tensor(0.1)]
-        assert float(flattening(now, [0.3, 0.1])) == 0.0
-        assert float(flattening(now, [0.3, 0.2])) == pytest.approx(0.45)
+        assert float(_flattening(now, [0.3, 0.1])) == 0.0
+        assert float(_flattening(now, [0.3, 0.2])) == pytest.approx(0.45)
 
     def test_a_layer_that_said_nothing_has_nothing_to_keep(self) -> None:
         now = [torch.tensor(1e-9, requires_grad=True), torch.tensor(0.1, requires_grad=True)]
-        lost = flattening(now, [1e-7, 0.2])
+        lost = _flattening(now, [1e-7, 0.2])
         lost.backward()
         assert float(lost) == pytest.approx(0.45)
         assert [float(value.grad) for value in now if value.grad is not None] == pytest.approx([0.0, -5.0])
@@ -189,11 +189,11 @@ class TestShortfall:
     def test_the_nearest_class_counts(self) -> None:
         leads = torch.tensor([[torch.inf, 2.0, 3.0], [1.0, torch.inf, -1.4]])
         expected = [1 / (1 + math.exp((lead / 2.0 - 0.1) / 0.3)) for lead in (2.0, -1.4)]
-        assert float(shortfall(leads, 2.0)) == pytest.approx(sum(expected) / 2)
+        assert float(_shortfall(leads, 2.0)) == pytest.approx(sum(expected) / 2)
 
     def test_what_is_near_pulls_more_than_what_is_lost_or_safe(self) -> None:
         leads = torch.tensor([[-1e4, torch.inf], [0.0, torch.inf], [1e4, torch.inf]], requires_grad=True)
-        found = shortfall(leads, 1.0)
+        found = _shortfall(leads, 1.0)
         assert 1 / 3 < float(found.detach()) < 2 / 3  # a smooth count
         (slope,) = torch.autograd.grad(found, leads)
         assert slope[1, 0] < 0 and slope[0, 0] == slope[2, 0] == 0

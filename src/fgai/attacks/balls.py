@@ -24,7 +24,7 @@ from fgai.topk import NORMS
 Radius = float | Tensor
 
 
-def norms(delta: Tensor, rowptr: Tensor, norm: str = "l1") -> Tensor:
+def _norms(delta: Tensor, rowptr: Tensor, norm: str = "l1") -> Tensor:
     """The norm of every row, [N] or [N, H]; 0 for an empty row.
 
     Args:
@@ -88,7 +88,7 @@ def project(delta: Tensor, rowptr: Tensor, radius: Radius, norm: str = "l1") -> 
         threshold = _l1_threshold(delta, rowptr, limit).index_select(0, row)
         out = delta - torch.minimum(torch.maximum(delta, -threshold), threshold)
     # For l2 this is the projection; for l1 it removes the last rounding above R.
-    size = norms(out, rowptr, norm)
+    size = _norms(out, rowptr, norm)
     shrink = torch.where(size > limit, limit / torch.where(size > 0, size, 1.0), 1.0)
     return out * shrink.index_select(0, row)
 
@@ -143,7 +143,7 @@ def random_point(
     else:
         direction = _drawn("randn", num_edges, generator).to(rowptr.device)
         distance = uniform(rowptr.numel() - 1) ** (1 / rowptr.diff().clamp(min=1))
-        size = norms(direction, rowptr, "l2")
+        size = _norms(direction, rowptr, "l2")
         point = direction * (limit * distance / torch.where(size > 0, size, 1.0))[row]
     # Once more after rounding to `dtype`.
     return project(point.to(dtype), rowptr, radius, norm)
@@ -191,9 +191,9 @@ def steepest(gradient: Tensor, rowptr: Tensor, step_size: Radius, norm: str = "l
         return gradient.sign() * size.index_select(0, row)
     if norm == "l2":
         # Scaled by the largest entry first: dividing by the norm of a tiny gradient would overflow.
-        largest = norms(gradient, rowptr, "linf")
+        largest = _norms(gradient, rowptr, "linf")
         gradient = gradient / torch.where(largest > 0, largest, 1.0).index_select(0, row)
-        length = norms(gradient, rowptr, "l2").clamp(min=1)
+        length = _norms(gradient, rowptr, "l2").clamp(min=1)
         return gradient * (size / length).index_select(0, row)
     chosen = _first_largest(gradient.abs(), rowptr, row)
     return torch.where(chosen, gradient.sign() * size.index_select(0, row), 0.0)

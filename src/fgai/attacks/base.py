@@ -17,8 +17,8 @@ from fgai import checks
 from fgai.alone import with_gradients
 from fgai.attacks.budget import Box, Budget, check
 from fgai.attacks.search.climb import SearchResult, SearchSpec, climb
-from fgai.attacks.search.scores import Score, damage_at, sums_rows, value_at
-from fgai.attacks.search.site import InjectionSite, read_model
+from fgai.attacks.search.scores import Score, _damage_at, _sums_rows, _value_at
+from fgai.attacks.search.site import _InjectionSite, _read_model
 from fgai.attention import AttentionMap, evaluating, observe, prepared
 from fgai.errors import BudgetError, InputError, ReliabilityWarning, warn
 from fgai.graph import Graph, GraphChange
@@ -130,13 +130,13 @@ class Judge:
         self.model, self.graph, self.objective, self.clean = model, graph, objective, clean
         self.recompute, self.vanilla = recompute, vanilla
         self._ledger, self._on_step = ledger, on_step
-        self._last: tuple[SeenEdges, InjectionSite, Score] | None = None
+        self._last: tuple[SeenEdges, _InjectionSite, Score] | None = None
         self._single, self._work = 0, 0.0
         self._trace: list[Tensor] = []  # read once at the end: reading every value would stall the device
 
     def __call__(self, attacked: Graph) -> Tensor:
         """Return the objective on a perturbed graph, with gradients to its features, by a full pass."""
-        value = self.scored(*read_model(self.model, attacked, self.objective.reads))
+        value = self.scored(*_read_model(self.model, attacked, self.objective.reads))
         self._trace.append(value.detach())
         return value
 
@@ -154,15 +154,15 @@ class Judge:
         self.spent(1, site.share, value.detach()[None])
         return value
 
-    def site(self, change: GraphChange) -> InjectionSite:
+    def site(self, change: GraphChange) -> _InjectionSite:
         """Return the model where the edges of a change are fixed; the last one is kept."""
         if self._last is None or not self._last[0].same(change):
             if self._last is not None and self._single < SINGLE_USES:
                 self._single = self._single + 1 if self._last[1].passes < 2 else 0
-            ready = self.recompute if sums_rows(self.objective) and self._single < SINGLE_USES else None
+            ready = self.recompute if _sums_rows(self.objective) and self._single < SINGLE_USES else None
             reads = self.objective.reads
-            site = InjectionSite(self.model, self.graph, change, self.clean, ready, reads=reads)
-            self._last = SeenEdges(change), site, value_at(site, self.objective)
+            site = _InjectionSite(self.model, self.graph, change, self.clean, ready, reads=reads)
+            self._last = SeenEdges(change), site, _value_at(site, self.objective)
         return self._last[1]
 
     def climb(
@@ -189,14 +189,14 @@ class Judge:
         """
         site = self.site(change)
         site.moves, passes = moves, site.passes
-        (found,) = climb(site, value_at(site, self.objective, guide), start[None], [spec], box)
+        (found,) = climb(site, _value_at(site, self.objective, guide), start[None], [spec], box)
         self.spent(site.passes - passes, site.share, found.curve)
         return found
 
     def look(self, change: GraphChange, reads: str = "heads") -> tuple[Tensor, AttentionMap]:
         """Return logits and attention after a change: one full pass, no objective."""
         self.spent(1, 1.0)
-        return read_model(self.model, change.apply(self.graph)[0], reads)
+        return _read_model(self.model, change.apply(self.graph)[0], reads)
 
     def scored(self, logits: Tensor, attention: AttentionMap) -> Tensor:
         """Return the objective of outputs of a full pass: counted, but not in the curve."""
@@ -427,7 +427,7 @@ class Attack(ABC):
         return result
 
 
-class ReportedAttack(Attack):
+class _ReportedAttack(Attack):
     """An attack whose strongest change is the one with the largest `Objective.damage`.
 
     Its searches climb the objective's loss. For wrong predictions they climb several losses, see
@@ -461,21 +461,21 @@ class ReportedAttack(Attack):
         clean: Clean,
         recompute: Recompute | None,
         moves: str = "features",
-    ) -> InjectionSite:
+    ) -> _InjectionSite:
         """Return the model as a function of a field of the change; partial passes where they serve."""
         partial = recompute if self.objective.classes or self.objective.explanation is not None else None
-        return InjectionSite(model, graph, change, clean, partial, reads=self.objective.reads, moves=moves)
+        return _InjectionSite(model, graph, change, clean, partial, reads=self.objective.reads, moves=moves)
 
     def climb(
-        self, site: InjectionSite, start: Tensor, specs: Sequence[SearchSpec], box: Box
+        self, site: _InjectionSite, start: Tensor, specs: Sequence[SearchSpec], box: Box
     ) -> list[SearchResult]:
         """Climb from several starts [B, M, F] side by side and return the worst point of each by damage."""
-        return climb(site, damage_at(site, self.objective, [one.loss for one in specs]), start, specs, box)
+        return climb(site, _damage_at(site, self.objective, [one.loss for one in specs]), start, specs, box)
 
-    def tried(self, site: InjectionSite, values: Tensor, losses: Sequence[str]) -> list[tuple[float, float]]:
+    def tried(self, site: _InjectionSite, values: Tensor, losses: Sequence[str]) -> list[tuple[float, float]]:
         """Return the damage and the loss of each of these values [B, M, F]."""
         with torch.no_grad():
-            loss, damage = damage_at(site, self.objective, losses)(site.view(values))
+            loss, damage = _damage_at(site, self.objective, losses)(site.view(values))
         return list(zip(damage.tolist(), loss.tolist(), strict=True))
 
 

@@ -113,7 +113,7 @@ def _first_distinct(tries: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     return short
 
 
-def near_endpoints(graph: Graph, nodes: Tensor, count: int, each: int, generator: torch.Generator) -> Tensor:
+def _near_endpoints(graph: Graph, nodes: Tensor, count: int, each: int, generator: torch.Generator) -> Tensor:
     """Return [count, each] endpoints, each row out of one neighbourhood.
 
     A row is drawn around one target: the targets that most paths of one or two edges lead to from it, and
@@ -136,7 +136,7 @@ def near_endpoints(graph: Graph, nodes: Tensor, count: int, each: int, generator
     return nodes[(paths + lots / 2).topk(each, dim=0).indices.t()]
 
 
-def defect_scores(degree: Tensor, probability: Tensor, edges: int) -> Tensor:
+def _defect_scores(degree: Tensor, probability: Tensor, edges: int) -> Tensor:
     """How easily each target is moved: `(2 + p) (0.9 / d + 0.1 / √(edges · d))`.
 
     Args:
@@ -147,7 +147,7 @@ def defect_scores(degree: Tensor, probability: Tensor, edges: int) -> Tensor:
     return (2 + probability) * (NEAR / degree + FAR / (edges * degree).sqrt())
 
 
-def defective_endpoints(
+def _defective_endpoints(
     graph: Graph,
     nodes: Tensor,
     logits: Tensor,
@@ -169,7 +169,7 @@ def defective_endpoints(
     label = clean[nodes].argmax(1)
     probability = logits[nodes].softmax(1).gather(1, label[:, None]).squeeze(1)
     loops = 0 if graph.has_loops else 1
-    score = defect_scores((graph.adjacency.degree[nodes] + loops).to(probability), probability, edges)
+    score = _defect_scores((graph.adjacency.degree[nodes] + loops).to(probability), probability, edges)
     shuffled = torch.randperm(nodes.numel(), generator=generator).to(nodes.device)
     best = shuffled[score[shuffled].argsort(descending=True, stable=True)][: size * edges]
     mixed = torch.randperm(best.numel(), generator=generator).to(nodes.device)
@@ -179,7 +179,7 @@ def defective_endpoints(
 
 
 @dataclass(frozen=True, eq=False)
-class EndpointContext:
+class _EndpointContext:
     """The input of a rule.
 
     Attributes:
@@ -201,16 +201,16 @@ class EndpointContext:
     labels: Tensor | None = None
 
 
-Rule = Callable[[EndpointContext, torch.Generator], Tensor]
+Rule = Callable[[_EndpointContext, torch.Generator], Tensor]
 """(context, generator) → endpoints [M, e]."""
 
 
-def _random_endpoints(context: EndpointContext, generator: torch.Generator) -> Tensor:
+def _random_endpoints(context: _EndpointContext, generator: torch.Generator) -> Tensor:
     """The seed's own, as every attack draws them."""
     return draw_endpoints(context.nodes, *context.shape, generator, context.graph.batch)
 
 
-def cover_endpoints(context: EndpointContext, generator: torch.Generator) -> Tensor:
+def _cover_endpoints(context: _EndpointContext, generator: torch.Generator) -> Tensor:
     """Greedy cover: the targets next to the most low-degree targets.
 
     An attacked node u moves by about 1/d_u for each of its neighbours that moves, so joining v is worth
@@ -225,10 +225,10 @@ def cover_endpoints(context: EndpointContext, generator: torch.Generator) -> Ten
     return _dealt(_covering(context, weight), context, generator)
 
 
-def weakest_endpoints(context: EndpointContext, generator: torch.Generator) -> Tensor:
+def _weakest_endpoints(context: _EndpointContext, generator: torch.Generator) -> Tensor:
     """Greedy cover of the targets that are closest to a wrong prediction of the attacked model.
 
-    As `cover_endpoints`, with the weight exp(−3 · margin) of every target that is right on the clean graph,
+    As `_cover_endpoints`, with the weight exp(−3 · margin) of every target that is right on the clean graph,
     margin being the distance of its own probability to the best other one; targets that are wrong already
     weigh nothing.
     """
@@ -242,7 +242,7 @@ def weakest_endpoints(context: EndpointContext, generator: torch.Generator) -> T
     return _dealt(_covering(context, weight), context, generator)
 
 
-def _covering(context: EndpointContext, weight: Tensor) -> Tensor:
+def _covering(context: _EndpointContext, weight: Tensor) -> Tensor:
     """Return the endpoints of a greedy cover of nodes with these weights [N], the best first."""
     adjacency, count = (
         context.graph.adjacency,
@@ -288,17 +288,17 @@ def _cover(
     return chosen
 
 
-def _defect_endpoints(context: EndpointContext, generator: torch.Generator) -> Tensor:
-    """TDGIA's rule: few neighbours, and a sure vanilla model: see `defect_scores`."""
+def _defect_endpoints(context: _EndpointContext, generator: torch.Generator) -> Tensor:
+    """TDGIA's rule: few neighbours, and a sure vanilla model: see `_defect_scores`."""
     if context.logits is None:
         return _random_endpoints(context, generator)
     sure = context.logits[context.nodes].softmax(1).amax(1)
     degree = (context.graph.adjacency.degree[context.nodes] + (not context.graph.has_loops)).to(sure)
-    order = defect_scores(degree, sure, context.shape[1]).argsort(descending=True, stable=True)
+    order = _defect_scores(degree, sure, context.shape[1]).argsort(descending=True, stable=True)
     return _dealt(context.nodes[order[: context.shape[0] * context.shape[1]]].cpu(), context, generator)
 
 
-def _dealt(chosen: Tensor, context: EndpointContext, generator: torch.Generator) -> Tensor:
+def _dealt(chosen: Tensor, context: _EndpointContext, generator: torch.Generator) -> Tensor:
     """Deal endpoints to rows, those of one predicted class together; too few are filled up at random."""
     count, each = context.shape
     if context.logits is not None:
@@ -315,9 +315,9 @@ def _dealt(chosen: Tensor, context: EndpointContext, generator: torch.Generator)
 
 RULES: dict[str, Rule] = {
     "random": _random_endpoints,
-    "cover": cover_endpoints,
+    "cover": _cover_endpoints,
     "defects": _defect_endpoints,
-    "weakest": weakest_endpoints,
+    "weakest": _weakest_endpoints,
 }
 SHARED_RULES = ("random", "cover", "defects")
 """Rules whose endpoints are the same for every method."""

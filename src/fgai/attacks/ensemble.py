@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fgai.attacks.base import Judge, Ledger, ReportedAttack
+from fgai.attacks.base import Judge, Ledger, _ReportedAttack
 from fgai.attacks.budget import Budget
-from fgai.attacks.endpoints import RULES, EndpointContext
+from fgai.attacks.endpoints import RULES, _EndpointContext
 from fgai.attacks.injection import PGDInjection, draw_features
 from fgai.attacks.search.climb import SearchResult
 from fgai.attacks.search.members import (
@@ -23,13 +23,13 @@ from fgai.attacks.search.members import (
     GRADIENTS,
     PREDICTION_MEMBERS,
     Member,
-    batches,
-    saturated_layer,
-    softened,
+    _batches,
+    _saturated_layer,
+    _softened,
 )
-from fgai.attacks.search.scores import Score, damage_at
-from fgai.attacks.search.site import InjectionSite, read_model
-from fgai.attacks.search.starts import STARTS, StartContext
+from fgai.attacks.search.scores import Score, _damage_at
+from fgai.attacks.search.site import _InjectionSite, _read_model
+from fgai.attacks.search.starts import STARTS, _StartContext
 from fgai.attention import call_model, evaluating, prepared, straight_through
 from fgai.checks import one_of
 from fgai.errors import InputError, ReliabilityWarning, warn
@@ -51,11 +51,11 @@ PLAIN = ((10, 0.1, 1), (50, 0.05, 3))
 
 
 @typed
-class EnsembleInjection(ReportedAttack):
+class EnsembleInjection(_ReportedAttack):
     """New nodes, searched for by all members at all sets of endpoints.
 
     Chosen is not the change with the largest objective but the one that does most damage to what is reported
-    (`ReportedAttack`). The ledger's `members` tells what each found where.
+    (`_ReportedAttack`). The ledger's `members` tells what each found where.
 
     Args:
         budget: what it may change; `steps`, where not 0, is the most any member takes.
@@ -134,13 +134,13 @@ class EnsembleInjection(ReportedAttack):
                 ledger.rules.append(rule)
                 yield GraphChange(endpoints=endpoints, features=noise)
                 yield from self._plain(graph, nodes, generator, judge, ledger)
-            context = StartContext(graph, endpoints, predicted, box)
+            context = _StartContext(graph, endpoints, predicted, box)
             change = GraphChange(endpoints=endpoints)
             site = self.site(judge.model, graph, change, judge.clean, judge.recompute)
             if judge.vanilla is not None and any(member.start == "donated" for member in self.members):
                 context = replace(context, donated=self._donated(judge, rule, context, generator))
             found: list[SearchResult] = []
-            for batch in batches(members):
+            for batch in _batches(members):
                 began = perf_counter()
                 judge.tell(f"{rule} endpoints: {_names(batch)}")
                 if found:
@@ -161,7 +161,7 @@ class EnsembleInjection(ReportedAttack):
                 began = perf_counter()
                 judge.tell(f"{rule} endpoints: {EVOLUTION}")
                 (stream,) = _streams(generator, rule, [EVOLUTION])
-                score = damage_at(site, self.objective, [DONOR.loss] * POPULATION)
+                score = _damage_at(site, self.objective, [DONOR.loss] * POPULATION)
                 free = _evolved(site, score, context, stream)
                 ledger.add_member(EVOLUTION, rule, free, perf_counter() - began)
                 _warn_if_masked(free, found)
@@ -202,15 +202,15 @@ class EnsembleInjection(ReportedAttack):
         rows = judge.clean.nodes if plain else nodes
         shape = (self.budget.nodes, self.budget.edges)
         read = (judge.clean.logits, judge.clean.labels) if plain else (None, None)
-        context = EndpointContext(graph, nodes, rows, logits if plain else None, shape, *read)
+        context = _EndpointContext(graph, nodes, rows, logits if plain else None, shape, *read)
         rules = self.rules if plain else ("random",)
         return {rule: RULES[rule](context, generator) for rule in rules}
 
     def _members(
         self,
         batch: Sequence[Member],
-        context: StartContext,
-        site: InjectionSite,
+        context: _StartContext,
+        site: _InjectionSite,
         streams: Sequence[torch.Generator],
     ) -> list[SearchResult]:
         """Let members that share their gradient and the number of steps climb side by side."""
@@ -221,12 +221,12 @@ class EnsembleInjection(ReportedAttack):
     def _smooth(
         self,
         batch: Sequence[Member],
-        context: StartContext,
-        site: InjectionSite,
+        context: _StartContext,
+        site: _InjectionSite,
         streams: Sequence[torch.Generator],
     ) -> list[SearchResult]:
         """Climb a softer copy of the model, and judge the points found on the model itself."""
-        soft = softened(site.model, context.graph)
+        soft = _softened(site.model, context.graph)
         if soft is None:
             return self._members([replace(member, steps=0) for member in batch], context, site, streams)
         with evaluating(soft, freeze=True):
@@ -237,18 +237,18 @@ class EnsembleInjection(ReportedAttack):
             replace(one, damage=damage, loss=loss) for one, (damage, loss) in zip(made, scores, strict=True)
         ]
 
-    def _site_of(self, model: nn.Module, context: StartContext, attacked: Clean) -> InjectionSite:
+    def _site_of(self, model: nn.Module, context: _StartContext, attacked: Clean) -> _InjectionSite:
         """Return another model, in eval mode, as a function of the features of the same new nodes."""
         graph = prepared(model, context.graph)
         with torch.no_grad():
-            logits, attention = read_model(
+            logits, attention = _read_model(
                 model, graph, max("ranking", self.objective.reads, key=READS.index)
             )
         recompute = Recompute(model, graph) if Recompute.fits(model, graph) else None
         clean = replace(attacked, logits=logits, attention=attention, _members={})
         return self.site(model, graph, GraphChange(endpoints=context.endpoints), clean, recompute)
 
-    def _donated(self, judge: Judge, rule: str, context: StartContext, generator: torch.Generator) -> Tensor:
+    def _donated(self, judge: Judge, rule: str, context: _StartContext, generator: torch.Generator) -> Tensor:
         """The worst features for the vanilla model at the same endpoints."""
         vanilla = judge.vanilla
         assert vanilla is not None
@@ -266,7 +266,7 @@ def _streams(generator: torch.Generator, rule: str, names: Sequence[str]) -> lis
     return [torch.Generator().manual_seed(zlib.crc32(f"{seed} {rule} {name}".encode())) for name in names]
 
 
-def _prototypes(context: StartContext, generator: torch.Generator, noise: int = 8) -> Tensor:
+def _prototypes(context: _StartContext, generator: torch.Generator, noise: int = 8) -> Tensor:
     """Directions [P, F] in units of the box: mean features of the classes, centred, and random signs."""
     graph = context.graph
     assert graph.features is not None
@@ -283,7 +283,7 @@ def _prototypes(context: StartContext, generator: torch.Generator, noise: int = 
 
 @torch.no_grad()
 def _evolved(
-    site: InjectionSite, score: Score, context: StartContext, generator: torch.Generator
+    site: _InjectionSite, score: Score, context: _StartContext, generator: torch.Generator
 ) -> SearchResult:
     """Return the worst features an evolution strategy finds; if worse than the climbs', gradients are masked.
 
@@ -343,7 +343,7 @@ def _warn_if_masked(free: SearchResult, climbed: Sequence[SearchResult]) -> None
 
 def _warn_if_saturated(clean: Clean) -> None:
     """Say so when attention is all or nothing almost everywhere: its gradients vanish."""
-    if found := saturated_layer(clean.attention):
+    if found := _saturated_layer(clean.attention):
         name, share = found
         text = (
             f"attention of layer {name!r} gives one neighbour everything at {share:.0%} of nodes:"

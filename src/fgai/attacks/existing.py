@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fgai.attacks.base import Attack, Judge, Ledger
-from fgai.attacks.search.climb import SearchSpec, Space
+from fgai.attacks.search.climb import SearchSpec, _Space
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange
 from fgai.sparse import edge_keys, key_ends
@@ -24,17 +24,17 @@ class RandomEdges(Attack):
     ) -> Iterator[GraphChange]:
         """Yield one random set of edges that were not there."""
         if graph.batch is None:
-            yield GraphChange(edges=draw_edges(graph, nodes, self.budget.edges, generator))
+            yield GraphChange(edges=_draw_edges(graph, nodes, self.budget.edges, generator))
             return
         groups = graph.batch[nodes]
         drawn = [
-            draw_edges(graph, nodes[groups == group], self.budget.edges, generator)
+            _draw_edges(graph, nodes[groups == group], self.budget.edges, generator)
             for group in torch.unique(groups).tolist()
         ]
         yield GraphChange(edges=torch.cat(drawn, dim=1))
 
 
-def draw_edges(
+def _draw_edges(
     graph: Graph, nodes: Tensor, count: int, generator: torch.Generator, labels: Tensor | None = None
 ) -> Tensor:
     """Return [2, count] distinct undirected pairs of `nodes` that are not edges yet.
@@ -101,7 +101,7 @@ class FeaturePGD(Attack):
         change = GraphChange(rows=rows, delta=box.half * noise)
         yield change
         start = torch.zeros_like(noise) if ledger.steps < budget.steps else noise
-        ball = Space(
+        ball = _Space(
             start=lambda point, box: point,
             features=lambda point, box: box.half * point,
             project=lambda point, box: point.clamp_(-budget.radius, budget.radius),
@@ -133,16 +133,16 @@ class DICE(Attack):
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
     ) -> Iterator[GraphChange]:
         """Yield one random set of edges."""
-        labels = known_labels(graph, judge.clean.logits)
-        inside = same_label_pairs(graph, nodes, labels)
+        labels = _known_labels(graph, judge.clean.logits)
+        inside = _same_label_pairs(graph, nodes, labels)
         count = min(self.budget.edges // 2, inside.shape[1])
         order = torch.randperm(inside.shape[1], generator=generator)[:count]
         rest = self.budget.edges - count if torch.unique(labels[nodes]).numel() > 1 else 0
-        added = draw_edges(graph, nodes, rest, generator, labels=labels)
+        added = _draw_edges(graph, nodes, rest, generator, labels=labels)
         yield GraphChange(edges=added, removed=inside[:, order.to(inside.device)])
 
 
-def known_labels(graph: Graph, logits: Tensor) -> Tensor:
+def _known_labels(graph: Graph, logits: Tensor) -> Tensor:
     """Labels [N] an evasion attacker has: true ones of training nodes, predictions elsewhere.
 
     Args:
@@ -160,7 +160,7 @@ def known_labels(graph: Graph, logits: Tensor) -> Tensor:
     return torch.where(graph.train_mask & (graph.y >= 0), graph.y, labels)
 
 
-def same_label_pairs(graph: Graph, nodes: Tensor, labels: Tensor) -> Tensor:
+def _same_label_pairs(graph: Graph, nodes: Tensor, labels: Tensor) -> Tensor:
     """Undirected edges [2, K] (low, high), both ends in `nodes` and of one label; no self-loops."""
     source, destination = graph.adjacency.source, graph.adjacency.destination
     member = torch.zeros(graph.num_nodes, dtype=torch.bool, device=graph.device)

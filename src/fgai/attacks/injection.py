@@ -10,7 +10,7 @@ from torch import Tensor
 from fgai import checks
 from fgai.attacks.base import Attack, Judge, Ledger
 from fgai.attacks.budget import LARGEST, Box
-from fgai.attacks.endpoints import draw_endpoints, near_endpoints
+from fgai.attacks.endpoints import _near_endpoints, draw_endpoints
 from fgai.attacks.search.climb import SearchSpec
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
@@ -134,17 +134,17 @@ class AdaptiveInjection(PGDInjection):
         assert noise.endpoints is not None and noise.features is not None
         change, start, turn = noise, noise.features, restart % 4
         if turn >= 2 and graph.batch is None:
-            near = near_endpoints(graph, nodes, self.budget.nodes, self.budget.edges, generator)
+            near = _near_endpoints(graph, nodes, self.budget.nodes, self.budget.edges, generator)
             change = GraphChange(endpoints=near)
         if restart == 0:
             start = box.middle.expand_as(start)
         elif turn in (1, 2):
             assert change.endpoints is not None
-            start = disguise(graph, change.endpoints).clamp(*box)
+            start = _disguise(graph, change.endpoints).clamp(*box)
         return change, start
 
 
-def disguise(graph: Graph, endpoints: Tensor) -> Tensor:
+def _disguise(graph: Graph, endpoints: Tensor) -> Tensor:
     """Return [M, F]: the average features of the nodes that each new node is joined to."""
     assert graph.features is not None
     rows, places = torch.unique(endpoints, return_inverse=True)

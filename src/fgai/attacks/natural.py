@@ -8,12 +8,12 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from fgai.attacks.base import Judge, Ledger, ReportedAttack
+from fgai.attacks.base import Judge, Ledger, _ReportedAttack
 from fgai.attacks.budget import Box
 from fgai.attacks.endpoints import draw_endpoints
-from fgai.attacks.search.climb import SearchResult, SearchSpec, Space
-from fgai.attacks.search.site import InjectionSite
-from fgai.attacks.search.starts import StartContext, strangers
+from fgai.attacks.search.climb import SearchResult, SearchSpec, _Space
+from fgai.attacks.search.site import _InjectionSite
+from fgai.attacks.search.starts import _StartContext, _strangers
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 
@@ -25,7 +25,7 @@ CLIMBS = {"from equal parts": "margin", "from copies": "margin", "from mixtures"
 """The loss of each climb: from equal parts, from the worst copies, from the worst mixtures."""
 
 
-class NaturalInjection(ReportedAttack):
+class NaturalInjection(_ReportedAttack):
     """New nodes whose features are those of real nodes of other classes, or mixtures of a few of them.
 
     A detector that looks at features sees nothing it has not seen: every new node lies in the convex hull of
@@ -55,8 +55,8 @@ class NaturalInjection(ReportedAttack):
         yield GraphChange(endpoints=endpoints, features=noise)
         box, change = self.budget.feature_box(graph), GraphChange(endpoints=endpoints)
         site = self.site(judge.model, graph, change, judge.clean, judge.recompute)
-        context = StartContext(graph, endpoints, self.predicted(judge), box)
-        pool = graph.features.select(strangers(context, MODELS, generator).flatten())
+        context = _StartContext(graph, endpoints, self.predicted(judge), box)
+        pool = graph.features.select(_strangers(context, MODELS, generator).flatten())
         pool = pool.view(endpoints.shape[0], MODELS, graph.num_features)
         judge.tell("copies and mixtures of real nodes")
         for name, found, seconds in self._searched(site, box, pool, generator):
@@ -66,7 +66,7 @@ class NaturalInjection(ReportedAttack):
         judge.spent(site.passes, site.share)
 
     def _searched(
-        self, site: InjectionSite, box: Box, pool: Tensor, generator: torch.Generator
+        self, site: _InjectionSite, box: Box, pool: Tensor, generator: torch.Generator
     ) -> Iterator[tuple[str, SearchResult, float]]:
         """The worst copies and random mixtures, then the climbs from equal parts and from both.
 
@@ -87,7 +87,7 @@ class NaturalInjection(ReportedAttack):
             starts.append(SURE * best if name == "copies" else best.clamp(min=1e-6).log())
             yield name, SearchResult(features[worst], *scores[worst]), perf_counter() - began
         began, budget = perf_counter(), self.budget
-        mixture = Space(
+        mixture = _Space(
             start=lambda point, box: point,
             features=lambda point, box: torch.einsum("bmc,mcf->bmf", point.softmax(-1), pool),
         )

@@ -35,7 +35,7 @@ class PRBCD(Attack):
     Every pair of targets may be flipped. A random block of pairs carries weights p in [0, 1], an edge that
     may come is there by p and one that may go by 1 - p; the weights climb the objective, are projected onto
     Σ p <= edges, and light pairs are drawn anew. Weights enter attention as log-weights on the score, see
-    `weighted_forward`. At the end the weights are rounded: what is judged has whole edges.
+    `_weighted_forward`. At the end the weights are rounded: what is judged has whole edges.
 
     The memory on top of a forward pass grows with the block, not with the number of pairs. `steps` are the
     gradient steps, `step_size` is the rate in PyG's scale (it multiplies that by edges / targets), and
@@ -72,13 +72,13 @@ class PRBCD(Attack):
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
     ) -> Iterator[GraphChange]:
         """Yield random flips, then the best that were found."""
-        budget, flips = self.budget, Flips(graph, nodes)
+        budget, flips = self.budget, _Flips(graph, nodes)
         pairs = nodes.numel() * (nodes.numel() - 1) // 2
         if budget.edges >= pairs and budget.edges:
             raise BudgetError(
                 f"{budget.edges} flips were asked for, the {nodes.numel()} targets have only {pairs} pairs"
             )
-        yield flips.perturbation(random_pairs(nodes.numel(), budget.edges, generator).to(graph.device))
+        yield flips.perturbation(_random_pairs(nodes.numel(), budget.edges, generator).to(graph.device))
         if not budget.edges or not budget.steps:
             return
         seed = int(torch.randint(2**31, (1,), generator=generator))
@@ -86,10 +86,10 @@ class PRBCD(Attack):
             found = self._search(flips, judge, ledger)
         yield flips.perturbation(found)
 
-    def _search(self, flips: Flips, judge: Judge, ledger: Ledger) -> Tensor:
+    def _search(self, flips: _Flips, judge: Judge, ledger: Ledger) -> Tensor:
         """Return the flipped pairs [2, K] as places among the targets."""
         bridge = _Bridge(flips, judge, ledger)
-        attack = pyg_attack(
+        attack = _pyg_attack(
             bridge,
             self.block_size,
             epochs=self.budget.steps,
@@ -111,7 +111,7 @@ class PRBCD(Attack):
         return pairs
 
 
-class Flips:
+class _Flips:
     """Pairs of target nodes, numbered by their place among the targets, and what a flip of each does.
 
     Args:
@@ -159,7 +159,7 @@ class Flips:
 class _Bridge(nn.Module):
     """What PyG's attack takes for a model: weighted pairs in, the attacker's objective out."""
 
-    def __init__(self, flips: Flips, judge: Judge, ledger: Ledger) -> None:
+    def __init__(self, flips: _Flips, judge: Judge, ledger: Ledger) -> None:
         super().__init__()
         self.flips, self.judge, self.ledger = flips, judge, ledger
         self.steepest = 0.0
@@ -172,7 +172,7 @@ class _Bridge(nn.Module):
         current().advance()
         edge_weight.register_hook(self._note)  # type: ignore[no-untyped-call]
         graph, weight = self.flips.weighted(edge_index, edge_weight)
-        value = self.judge.scored(*weighted_forward(self.judge.model, graph, weight))
+        value = self.judge.scored(*_weighted_forward(self.judge.model, graph, weight))
         return value if value.requires_grad else value + 0 * edge_weight.sum()
 
     def _note(self, gradient: Tensor) -> None:
@@ -190,7 +190,7 @@ def _single_by_default() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def pyg_attack(model: nn.Module, block_size: int, **options: Any) -> Any:
+def _pyg_attack(model: nn.Module, block_size: int, **options: Any) -> Any:
     """Return PyG's PRBCD on a module that gives the value to maximise, with options of its own.
 
     `PRBCDAttack.coeffs` is one dictionary for all instances, and every constructor writes into it; here each
@@ -210,7 +210,7 @@ def pyg_attack(model: nn.Module, block_size: int, **options: Any) -> Any:
     return attack
 
 
-def random_pairs(count: int, wanted: int, generator: torch.Generator) -> Tensor:
+def _random_pairs(count: int, wanted: int, generator: torch.Generator) -> Tensor:
     """Return [2, wanted] distinct pairs (low, high) of the numbers below `count`; there must be more."""
     found = torch.zeros(0, dtype=torch.long)
     while found.numel() < wanted:
@@ -226,7 +226,7 @@ TINY = 1e-12
 """Smallest weight and row sum that is divided by."""
 
 
-def weighted_forward(model: nn.Module, graph: Graph, weight: Tensor) -> tuple[Tensor, AttentionMap]:
+def _weighted_forward(model: nn.Module, graph: Graph, weight: Tensor) -> tuple[Tensor, AttentionMap]:
     """Return the logits where edges are there in part, and the attention with the parts divided out.
 
     Weights enter attention as log-weights on the score: w_e exp(s_e) / Σ w exp(s) over a node's edges. fgai's
@@ -257,7 +257,7 @@ def weighted_forward(model: nn.Module, graph: Graph, weight: Tensor) -> tuple[Te
 
 
 class Weigh:
-    """Puts weights on the edges of any layer's attention; see `weighted_forward` for the formula.
+    """Puts weights on the edges of any layer's attention; see `_weighted_forward` for the formula.
 
     A node all of whose edges have weight 0 gets zeros, like one without edges. Edges without a weight, such
     as self-loops a layer adds, have weight 1.

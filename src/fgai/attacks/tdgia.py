@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fgai.attacks.base import Judge, Ledger
-from fgai.attacks.endpoints import defective_endpoints
-from fgai.attacks.existing import known_labels
+from fgai.attacks.endpoints import _defective_endpoints
+from fgai.attacks.existing import _known_labels
 from fgai.attacks.injection import RandomInjection
-from fgai.attacks.search.climb import SearchSpec, Space
+from fgai.attacks.search.climb import SearchSpec, _Space
 from fgai.attention import AttentionMap
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
@@ -22,7 +22,7 @@ BATCHES = 5
 """Batches the new nodes come in, as in the original (a fifth each)."""
 SMOOTH = 4.0
 """Cross-entropy, in nats, beyond which a node counts as beaten and is left alone."""
-SINE = Space(start=lambda angle, box: angle, features=lambda angle, box: box.features(torch.sin(angle)))
+SINE = _Space(start=lambda angle, box: angle, features=lambda angle, box: box.features(torch.sin(angle)))
 """Unbounded angles, from which a climb begins; features are their sines."""
 
 
@@ -62,7 +62,7 @@ class TDGIA(RandomInjection):
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to attack")
         budget, box = self.budget, self.budget.feature_box(graph)
-        known_labels(graph, judge.clean.logits)  # refuses tasks other than classes of nodes
+        _known_labels(graph, judge.clean.logits)  # refuses tasks other than classes of nodes
         (noise,) = super().candidates(graph, nodes, generator, judge, ledger)
         yield noise
         assert noise.features is not None
@@ -72,7 +72,7 @@ class TDGIA(RandomInjection):
         size = max(1, min(-(-budget.nodes // BATCHES), nodes.numel() // max(1, budget.edges)))
         sizes = [min(size, budget.nodes - first) for first in range(0, budget.nodes, size)]
         for index, size in enumerate(sizes):
-            found = defective_endpoints(
+            found = _defective_endpoints(
                 attacked, nodes, logits, judge.clean.logits, (size, budget.edges), generator
             )
             joined = torch.cat([joined, found])
@@ -92,11 +92,11 @@ class TDGIA(RandomInjection):
                     judge.spent(0, 1.0, self.objective(logits, attention, judge.clean)[None])
 
 
-def smooth_prediction(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+def _smooth_prediction(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
     """`-mean relu(4 - cross-entropy)²` against the clean prediction; we maximise it."""
     label = clean.logits[clean.nodes].argmax(1)
     loss = cross_entropy(logits[clean.nodes], label, reduction="none")
     return -(SMOOTH - loss).clamp(min=0).square().mean()
 
 
-SMOOTH_PREDICTION = Objective("smooth prediction", smooth_prediction, "logits", node_mean=True)
+SMOOTH_PREDICTION = Objective("smooth prediction", _smooth_prediction, "logits", node_mean=True)

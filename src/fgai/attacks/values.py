@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fgai.attacks.base import Attack, Judge, Ledger, ReportedAttack
+from fgai.attacks.base import Attack, Judge, Ledger, _ReportedAttack
 from fgai.attacks.budget import Box, Budget
 from fgai.attacks.ensemble import EnsembleInjection
-from fgai.attacks.search.climb import SearchResult, SearchSpec, Space
-from fgai.attacks.search.site import InjectionSite
+from fgai.attacks.search.climb import SearchResult, SearchSpec, _Space
+from fgai.attacks.search.site import _InjectionSite
 from fgai.attention import call_model, entry_limits, recording_values, straight_through
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import Loss, Objective
 from fgai.typed import typed
 
-UNIT = Space(
+UNIT = _Space(
     start=lambda values, box: values.clamp(0.0, 1.0),
     features=lambda point, box: point,
     project=lambda point, box: point.clamp_(0.0, 1.0),
@@ -41,7 +41,7 @@ INSIDE = 0.02
 
 
 @typed
-class ValueInjection(ReportedAttack):
+class ValueInjection(_ReportedAttack):
     """New nodes searched for in the box of what the first layer's limits let a node say.
 
     Whatever its features, all that attention reads of a new node behind limits is a point in that box, so the
@@ -130,7 +130,7 @@ class ValueInjection(ReportedAttack):
         judge.spent(site.passes, site.share)
 
     def _climbs(
-        self, site: InjectionSite, starts: dict[str, Tensor]
+        self, site: _InjectionSite, starts: dict[str, Tensor]
     ) -> Iterator[tuple[str, SearchResult, float]]:
         """Climb from every start in every way, all side by side; then again, straight through the limits."""
         pairs = list(itertools.product(CLIMBS, starts))

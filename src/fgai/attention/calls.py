@@ -24,7 +24,7 @@ from fgai.attention.interface import (
     Layerwise,
     TappedLayer,
     Wrapped,
-    check_dtype,
+    _check_dtype,
     evaluating,
     model_name,
     uncompiled,
@@ -42,7 +42,7 @@ _EXAMPLE = "`fgai.wrap(model, call=lambda m, g: m(g.x, g.edge_index))`, where g 
 
 
 @dataclass(frozen=True)
-class GraphModelAdapter:
+class _GraphModelAdapter:
     """Calls a `GraphModel`.
 
     Attributes:
@@ -83,7 +83,7 @@ class GraphModelAdapter:
 
 
 @dataclass(frozen=True)
-class PyGAdapter:
+class _PyGAdapter:
     """Calls any other model as `model(x, edge_index)`; the model adds self-loops itself if it needs them.
 
     On a graph with links the model must return embeddings [N, D], whose dot products are the scores; on a
@@ -145,15 +145,15 @@ class PyGAdapter:
         return None
 
 
-ModelAdapter = GraphModelAdapter | PyGAdapter
+ModelAdapter = _GraphModelAdapter | _PyGAdapter
 """The way the rest of fgai calls a model; `adapter_of` finds it."""
 
 
 @typed
 def adapter_of(model: nn.Module) -> ModelAdapter:
-    """Return `GraphModelAdapter` for fgai's own models, compiled or not, else `PyGAdapter`."""
+    """Return `_GraphModelAdapter` for fgai's own models, compiled or not, else `_PyGAdapter`."""
     bare = uncompiled(model)
-    return GraphModelAdapter(model, bare) if isinstance(bare, GraphModel) else PyGAdapter(model)
+    return _GraphModelAdapter(model, bare) if isinstance(bare, GraphModel) else _PyGAdapter(model)
 
 
 @typed
@@ -221,7 +221,7 @@ def wrap(model: nn.Module, call: Call, data: Any = None) -> Wrapped:
             theirs = wrapped(graph if isinstance(data, Graph) else data.clone().to(graph.device))
         except Exception as error:
             raise InputError(f"`call` failed on `data` itself: {error}") from error
-        if differ(ours, theirs) and not differ(ours, _call_with(wrapped, fields)):
+        if _differ(ours, theirs) and not _differ(ours, _call_with(wrapped, fields)):
             raise InputError(
                 f"{model_name(wrapped)} says something else of `data` than of what fgai keeps of it"
                 f" ({', '.join(fields)}); put what else `call` reads into `x` or `edge_attr`"
@@ -229,7 +229,7 @@ def wrap(model: nn.Module, call: Call, data: Any = None) -> Wrapped:
     return wrapped
 
 
-def differ(one: Tensor, two: Tensor) -> bool:
+def _differ(one: Tensor, two: Tensor) -> bool:
     """Whether outputs differ by more than rounding; values that are not finite cannot be compared."""
     if one.shape != two.shape:
         return True
@@ -351,12 +351,12 @@ def _check_model(model: nn.Module, graph: Graph, forward: Callable[[Tensor | Non
     if model in checked:
         return
     _check_arguments(model, graph, _fields_of(graph))
-    check_dtype(model, graph)
+    _check_dtype(model, graph)
     every = torch.arange(graph.num_edges, device=graph.device)
     cuda = [graph.device] if graph.device.type == "cuda" else []
     with evaluating(model), torch.no_grad(), torch.random.fork_rng(cuda):
         outputs = forward(None)
-        if differ(outputs, forward(_shuffled(every))) and not differ(outputs, forward(None)):
+        if _differ(outputs, forward(_shuffled(every))) and not _differ(outputs, forward(None)):
             raise InputError(
                 f"{model_name(model)} gives other outputs when the edges of {graph.name!r} come in another"
                 " order, and fgai sorts them: it must not keep values per edge; give them as `data.edge_attr`"
@@ -364,7 +364,7 @@ def _check_model(model: nn.Module, graph: Graph, forward: Callable[[Tensor | Non
         if graph.merged is not None:
             again = torch.searchsorted(graph.keys, edge_keys(*graph.merged))
             repeated = _shuffled(torch.cat([every, again]))
-            if differ(outputs, forward(repeated)) and not differ(outputs, forward(None)):
+            if _differ(outputs, forward(repeated)) and not _differ(outputs, forward(None)):
                 raise InputError(
                     f"{model_name(model)} counts the {graph.merged.shape[1]} duplicate edges of"
                     f" {graph.name!r}, which fgai merges; use `data = data.coalesce()` and train it on that"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fgai.alone import alone
 from fgai.attention.calls import adapter_of
 from fgai.attention.hooks import find_layers, record
-from fgai.attention.interface import TappedLayer, Watch, check_dtype, evaluating, model_name, uncompiled
+from fgai.attention.interface import TappedLayer, Watch, _check_dtype, evaluating, model_name, uncompiled
 from fgai.attention.layer import LayerAttention
 from fgai.attention.limits import entry_limits, replacing_entry
 from fgai.attention.map import AttentionMap
@@ -94,7 +94,7 @@ def call_model(model: nn.Module, graph: Graph) -> Tensor:
         try:
             return adapter_of(model).call(graph)
         except RuntimeError:
-            check_dtype(model, graph)  # a clearer error than that of the kernels
+            _check_dtype(model, graph)  # a clearer error than that of the kernels
             raise
     entry = entry_limits(model)
     if not entry:

@@ -26,7 +26,7 @@ from fgai.attention.interface import (
     Scores,
     Tap,
     TappedLayer,
-    layout_of,
+    _layout_of,
     model_name,
     uncompiled,
     unwrapped,
@@ -282,7 +282,7 @@ def record(model: nn.Module, *, perturb: PerturbLike | None = None, ranked: bool
         raise AttentionError("`record` cannot be compiled; open it outside `torch.compile`")
     model = uncompiled(model)
     layers = find_layers(model)
-    tape = Tape(perturb, ranked=ranked, layout=layout_of(model))
+    tape = Tape(perturb, ranked=ranked, layout=_layout_of(model))
     with alone(), ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # otherwise nothing can have been compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -309,7 +309,7 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
     """
     layers: dict[str, nn.Module] = {}
     kinds: set[str] = set()
-    hetero = layout_of(model) is not None
+    hetero = _layout_of(model) is not None
     for path, module in unwrapped(model).named_modules():
         kind = type(module).__name__
         if isinstance(module, torch.jit.ScriptModule):
@@ -329,7 +329,7 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
     return layers
 
 
-def unread_layers(model: nn.Module) -> dict[str, str]:
+def _unread_layers(model: nn.Module) -> dict[str, str]:
     """Return the modules with attention that have no adapter, by name: the name of their class."""
     layers = {}
     for path, module in model.named_modules():

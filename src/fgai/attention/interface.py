@@ -131,7 +131,7 @@ class GraphModel(nn.Module):
                 the model does not read.
         """
         self.check_edges(graph)
-        check_dtype(self, graph)
+        _check_dtype(self, graph)
 
     @classmethod
     def check_edges(cls, graph: Graph) -> None:
@@ -211,7 +211,7 @@ class Wrapped(nn.Module):
         return self.call(self.model, data.to_data() if isinstance(data, Graph) else data)
 
 
-def layout_of(model: nn.Module) -> Any:
+def _layout_of(model: nn.Module) -> Any:
     """Return the layout of a model of heterogeneous graphs; None for all others."""
     model = uncompiled(model)
     return model.layout if isinstance(model, Wrapped) else None
@@ -235,7 +235,7 @@ def model_name(model: nn.Module) -> str:
     return type(uncompiled(unwrapped(uncompiled(model)))).__name__
 
 
-def check_dtype(model: nn.Module, graph: Graph) -> None:
+def _check_dtype(model: nn.Module, graph: Graph) -> None:
     """Raise `InputError` if features or values on edges have another dtype than the parameters."""
     expected = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
     on_edges = {name: values for name in VALUES if (values := getattr(graph, name)) is not None}

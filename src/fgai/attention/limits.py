@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fgai import checks
 from fgai.attention.hooks import find_layers
-from fgai.attention.interface import TappedLayer, layout_of, uncompiled
+from fgai.attention.interface import TappedLayer, _layout_of, uncompiled
 from fgai.errors import AttentionError, InputError
 from fgai.ops import clip, loudness
 from fgai.typed import typed
@@ -439,7 +439,7 @@ def entry_limits(model: nn.Module) -> list[Limits]:
     Derived limits are left out: their values follow from others. A heterogeneous model has no entry limits:
     its layers read some nodes as sources and others as destinations.
     """
-    if layout_of(model) is not None:
+    if _layout_of(model) is not None:
         return []
     first = next(iter(find_layers(uncompiled(model)).values()))
     return [limits for limits in limits_of(first) if not limits.derived]

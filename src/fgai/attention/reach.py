@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fgai import checks
-from fgai.attention.calls import differ
+from fgai.attention.calls import _differ
 from fgai.attention.forward import Observation, call_model
-from fgai.attention.hooks import unread_layers
+from fgai.attention.hooks import _unread_layers
 from fgai.attention.interface import evaluating, model_name, uncompiled, unwrapped
 from fgai.attention.layer import LayerAttention
 from fgai.attention.map import AttentionMap
@@ -79,7 +79,7 @@ def hop_rows(before: AttentionMap, after: AttentionMap, changed: Tensor | None =
 @typed
 def warn_unread(model: nn.Module) -> None:
     """Warn if a model has attention that is not recorded (`unread-attention`); names its modules."""
-    layers = [f"{name} ({kind})" for name, kind in unread_layers(unwrapped(uncompiled(model))).items()]
+    layers = [f"{name} ({kind})" for name, kind in _unread_layers(unwrapped(uncompiled(model))).items()]
     if layers:
         more = f" and {len(layers) - LISTED} more" if len(layers) > LISTED else ""
         warn(
@@ -115,7 +115,7 @@ def warn_coupled(
     if not bool((outputs & ~rows).any()) and not int(beyond):
         return
     with evaluating(model), torch.no_grad():
-        if differ(old, call_model(model, before.graph)):
+        if _differ(old, call_model(model, before.graph)):
             return
     others = int((outputs & ~rows).sum())
     warn(

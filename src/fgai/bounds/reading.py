@@ -88,7 +88,7 @@ class Range:
 
     def _size(self, apart: Tensor) -> Tensor:
         """[N]: length of rows [N, ...], in units of half the range."""
-        return root((apart * self.unit).flatten(1).square().sum(1))
+        return _root((apart * self.unit).flatten(1).square().sum(1))
 
     def heard(self, rows: Tensor) -> Tensor:
         """Rows [N, ...] as a layer behind these limits hears them."""
@@ -120,7 +120,7 @@ class Range:
         assert self.radius is not None
         whole = self._size(by)[(...,) + (None,) * (by.dim() - 1)]
         further = whole / self.radius.clamp(min=torch.finfo(by.dtype).tiny)
-        return smaller(self.half * whole, by + away * further)
+        return _smaller(self.half * whole, by + away * further)
 
 
 Ranges = Mapping[str, Range]
@@ -133,7 +133,7 @@ def ranges_of(layer: AttentionLayer) -> Ranges:
     return {name: Range.of(limits) for name, limits in layer.limits.items() if isinstance(limits, Limits)}
 
 
-def smaller(x: Tensor, y: Tensor) -> Tensor:
+def _smaller(x: Tensor, y: Tensor) -> Tensor:
     """`torch.minimum`; of a gradient the first gets all where both are equal, by a third of the operations.
 
     Without gradients, as in a certificate, NaN on either side stays NaN.
@@ -141,18 +141,18 @@ def smaller(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(x <= y, x, y) if torch.is_grad_enabled() else torch.minimum(x, y)
 
 
-def larger(x: Tensor, y: Tensor) -> Tensor:
+def _larger(x: Tensor, y: Tensor) -> Tensor:
     """`torch.maximum`, likewise; where both are equal the second gets the gradient."""
     return torch.where(x > y, x, y) if torch.is_grad_enabled() else torch.maximum(x, y)
 
 
-def root(x: Tensor) -> Tensor:
+def _root(x: Tensor) -> Tensor:
     """Square root with a finite slope at 0, never below the true one."""
     return x.clamp(min=torch.finfo(x.dtype).tiny).sqrt()
 
 
 @dataclass(frozen=True, eq=False)
-class Ball:
+class _Ball:
     """How the state can move, as a drift that only grows and a ball.
 
     Attributes:
@@ -181,7 +181,7 @@ class State:
 
     low: Tensor
     high: Tensor
-    ball: Ball | None = None
+    ball: _Ball | None = None
     clean: Tensor | None = None
 
     def through(self, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -194,12 +194,12 @@ class State:
             up, down = weight.clamp(min=0), weight.clamp(max=0)
             rising, falling = ball.drift.clamp(min=0), ball.drift.clamp(max=0)
             least, most = _both(rising, falling, down, up)
-            around = ball.radius * root(ball.spread.square() @ weight.square())
+            around = ball.radius * _root(ball.spread.square() @ weight.square())
             clean = ball.base @ weight
-            low = larger(low, clean + least - around)
-            high = smaller(high, clean + most + around)
+            low = _larger(low, clean + least - around)
+            high = _smaller(high, clean + most + around)
             # Both hold, so they meet; rounding must not make them cross.
-            low, high = smaller(low, high), larger(low, high)
+            low, high = _smaller(low, high), _larger(low, high)
         return (low, high) if bias is None else (low + bias, high + bias)
 
 
@@ -261,8 +261,8 @@ class Reading:
         if self.said is not None:
             one = torch.eye(layer.channels, dtype=least.dtype, device=least.device)
             across = (one[:, ahead, None] - one[:, None, :]).flatten(1)
-            least = larger(least, self.said.through(across)[0].view_as(least))
-        return least + bias_lead(layer)[ahead]
+            least = _larger(least, self.said.through(across)[0].view_as(least))
+        return least + _bias_lead(layer)[ahead]
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,7 +300,7 @@ class _Said:
         drawn = low.new_zeros(low.shape[0], 1)
         if limits.radius is not None:
             middle = limits.middle
-            loud = limits.loudness(middle + larger((low - middle).abs(), (high - middle).abs()))
+            loud = limits.loudness(middle + _larger((low - middle).abs(), (high - middle).abs()))
             drawn = (1 - limits.radius / loud).clamp(min=0)[:, None]
         ends = _drawn(low, high, limits.middle, drawn[:, :, None])
         said = limits.heard((raw[0] + raw[1]) / 2)
@@ -314,8 +314,8 @@ class _Said:
             over.flatten(1),
             under.flatten(1),
             drawn,
-            larger(ends[0], said - moved),
-            smaller(ends[1], said + moved),
+            _larger(ends[0], said - moved),
+            _smaller(ends[1], said + moved),
         )
 
     def through(self, reading: Tensor) -> tuple[Tensor, Tensor]:
@@ -333,8 +333,8 @@ class _Said:
         first, last = first - lowered, last + raised
         middle = self.limits.middle.flatten() @ reading
         first, last = _drawn(first, last, middle, self.drawn)
-        least, most = larger(least, first), smaller(most, last)
-        return smaller(least, most), larger(least, most)
+        least, most = _larger(least, first), _smaller(most, last)
+        return _smaller(least, most), _larger(least, most)
 
 
 def _both(x: Tensor, y: Tensor, one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
@@ -347,8 +347,8 @@ def _both(x: Tensor, y: Tensor, one: Tensor, two: Tensor) -> tuple[Tensor, Tenso
 def _drawn(low: Tensor, high: Tensor, middle: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     """Ends of what is drawn to the middle by any share up to the given one."""
     return (
-        smaller(low, low + share * (middle - low)),
-        larger(high, high + share * (middle - high)),
+        _smaller(low, low + share * (middle - low)),
+        _larger(high, high + share * (middle - high)),
     )
 
 
@@ -358,13 +358,13 @@ def _by_head(weight: Tensor) -> Tensor:
     return (weight[:, :, None] * heads[:, None, :]).flatten(0, 1)
 
 
-def bias_lead(layer: AttentionLayer) -> Tensor:
+def _bias_lead(layer: AttentionLayer) -> Tensor:
     """[C, C]: what the layer's bias adds to the lead of class a over b."""
     bias = layer.value.weight.new_zeros(layer.channels) if layer.bias is None else layer.bias
     return bias[:, None] - bias[None, :]
 
 
-def loudest(limits: Range, weight: Tensor) -> Tensor:
+def _loudest(limits: Range, weight: Tensor) -> Tensor:
     """[...]: the largest `⟨weight, v⟩` over the last dimensions that anything inside a range can say.
 
     Args:
@@ -374,5 +374,5 @@ def loudest(limits: Range, weight: Tensor) -> Tensor:
     size = weight * limits.half
     far = size.abs().sum(-1)
     if limits.radius is not None:
-        far = smaller(far, limits.radius * root(size.square().sum(-1)))
+        far = _smaller(far, limits.radius * _root(size.square().sum(-1)))
     return (weight * limits.middle).sum(-1) + far

@@ -16,7 +16,18 @@ from torch import Tensor
 from torch.nn.functional import elu, leaky_relu
 
 from fgai.attention.limits import SAMPLE
-from fgai.bounds.reading import Ball, Range, Ranges, Reading, State, bias_lead, larger, loudest, root, smaller
+from fgai.bounds.reading import (
+    Range,
+    Ranges,
+    Reading,
+    State,
+    _Ball,
+    _bias_lead,
+    _larger,
+    _loudest,
+    _root,
+    _smaller,
+)
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import AttentionLayer, body_of
@@ -30,7 +41,7 @@ COLLINEAR = 1 - 1e-7
 
 
 @dataclass(frozen=True, eq=False)
-class Scores:
+class _Scores:
     """Ends of the scores of old edges [E, H], and what a new neighbour may do.
 
     Attributes:
@@ -68,7 +79,7 @@ def scores_of(
     others: Reading,
     adjacency: Adjacency,
     pieces: int = 1,
-) -> Iterator[Scores]:
+) -> Iterator[_Scores]:
     """Scores for every piece of the destinations' intervals, the worst of which counts.
 
     Args:
@@ -83,13 +94,13 @@ def scores_of(
     exact = layer.score_edges(own.source[0], own.destination[0], adjacency) if _certain(own, others) else None
     if layer.score == "dynamic":
         ends = (exact, exact) if exact is not None else _dynamic(layer, ranges, own, others, adjacency)
-        yield Scores(*ends, *_dynamic_new(layer, ranges["value"], own.destination))
+        yield _Scores(*ends, *_dynamic_new(layer, ranges["value"], own.destination))
         return
     ceilings, words = _sectors(layer, ranges)
     level, (start, stop) = ceilings[:, 0], own.destination
     if exact is not None:
         new = leaky_relu(ceilings[None] + start[:, :, None], layer.slope)
-        yield Scores(exact, exact, new, words)
+        yield _Scores(exact, exact, new, words)
         return
     low, high = source_ends(own, others, adjacency)
     if own.said is None or start is stop:
@@ -99,7 +110,7 @@ def scores_of(
         if start is not stop:
             side = tuple(start + (stop - start) * (piece + end) / pieces for end in (0, 1))
         near, above = _each(side, lambda end: end.index_select(0, destination)), _each(side, _widened)
-        yield Scores(
+        yield _Scores(
             _relative(low, near, level, layer.slope, least=True),
             _relative(high, near, level, layer.slope),
             _relative(ceilings[None], above, level[:, None], layer.slope),
@@ -150,7 +161,7 @@ def _relative(
         return leaky_relu(x + side[0], slope) * factor
     apart = [(leaky_relu(x + end, slope) - leaky_relu(level + end, slope)) * factor for end in side]
     middle = leaky_relu(level + (side[0] + side[1]) / 2, slope) * factor
-    return (smaller(*apart) if least else larger(*apart)) + middle
+    return (_smaller(*apart) if least else _larger(*apart)) + middle
 
 
 def _sectors(layer: AttentionLayer, ranges: Ranges) -> tuple[Tensor, Tensor]:
@@ -161,18 +172,18 @@ def _sectors(layer: AttentionLayer, ranges: Ranges) -> tuple[Tensor, Tensor]:
     the top of one to the top of the other.
     """
     limits, value = ranges["source"], ranges["value"]
-    top = smaller(limits.high, loudest(value, layer.source_weight))
-    top = larger(top, limits.low)
+    top = _smaller(limits.high, _loudest(value, layer.source_weight))
+    top = _larger(top, limits.low)
     if layer.heads > 1:
         return top[:, None], top.new_zeros(0, 0, 0)
     half, middle, weight = value.half[0], value.middle[0], layer.source_weight[0]
     across = half[:, None] + half[None, :]
     if value.radius is None:
         least = middle[:, None] - middle[None, :] - across  # z_a − z_b in the box
-        return top[:, None], (least + bias_lead(layer))[None]
+        return top[:, None], (least + _bias_lead(layer))[None]
     alpha, radius = weight * half, value.radius
-    size = root(alpha.square().sum())
-    beta = root(half[:, None].square() + half[None, :].square())
+    size = _root(alpha.square().sum())
+    beta = _root(half[:, None].square() + half[None, :].square())
     product = (alpha * half)[None, :] - (alpha * half)[:, None]
     toward = product / (size * beta).clamp(min=torch.finfo(beta.dtype).tiny)
     angle = torch.acos(toward.clamp(-COLLINEAR, COLLINEAR))  # [a, b]: between the score and z_b − z_a
@@ -180,10 +191,10 @@ def _sectors(layer: AttentionLayer, ranges: Ranges) -> tuple[Tensor, Tensor]:
     centre = (weight * middle).sum()
     # Sectors are cut by the angle from the top of the score, up to π; beyond θ both only fall.
     cuts = torch.linspace(0, math.pi, SECTORS + 1, dtype=angle.dtype, device=angle.device)
-    ceilings = smaller(top[:, None], centre + radius * size * cuts[:-1].cos()).clamp(min=limits.low[:, None])
+    ceilings = _smaller(top[:, None], centre + radius * size * cuts[:-1].cos()).clamp(min=limits.low[:, None])
     nearest = (angle - cuts[1:, None, None] - slack).clamp(min=0)
-    said = smaller(across, radius * beta * nearest.cos())
-    return ceilings, middle[:, None] - middle[None, :] - said + bias_lead(layer)
+    said = _smaller(across, radius * beta * nearest.cos())
+    return ceilings, middle[:, None] - middle[None, :] - said + _bias_lead(layer)
 
 
 def _dynamic(
@@ -196,29 +207,29 @@ def _dynamic(
     least = most = [_relative(x, near, level, slope, weight, least=True) for x in sources]
     if near[0] is not near[1]:
         most = [_relative(x, near, level, slope, weight) for x in sources]
-    return smaller(*least).sum(2), larger(*most).sum(2)
+    return _smaller(*least).sum(2), _larger(*most).sum(2)
 
 
 def _dynamic_new(layer: AttentionLayer, limits: Range, shown: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Ceiling of a new neighbour's score in GATv2 [N, H, 1], and its least leads [1, C, C]."""
     weight, slope, level = layer.score_weight, layer.slope, limits.middle
     ends = (_relative(end, shown, level, slope, weight) for end in (limits.low, limits.high))
-    ceiling = larger(*ends).sum(2)
+    ceiling = _larger(*ends).sum(2)
     if limits.radius is not None:
         steep = weight.abs() * max(1.0, abs(slope))
-        around = limits.radius * root((steep * limits.half).square().sum(1))
+        around = limits.radius * _root((steep * limits.half).square().sum(1))
         calm = _relative(level, shown, level, slope, weight).sum(2)
-        ceiling = smaller(ceiling, calm + around)
+        ceiling = _smaller(ceiling, calm + around)
     words = ceiling.new_zeros(0, 0, 0)
     if layer.heads == 1:
-        words = (limits.low[0][:, None] - limits.high[0][None, :] + bias_lead(layer))[None]
+        words = (limits.low[0][:, None] - limits.high[0][None, :] + _bias_lead(layer))[None]
     return ceiling[:, :, None], words
 
 
 def first_layer(
     layer: AttentionLayer,
     limits: Range,
-    scores: Scores,
+    scores: _Scores,
     values: Tensor,
     adjacency: Adjacency,
     neighbours: int,
@@ -238,7 +249,7 @@ def first_layer(
     ceiling = scores.new.amax(2)
     index = adjacency.destination[:, None].expand_as(scores.low)
     top = torch.full_like(ceiling, -torch.inf).scatter_reduce(0, index, scores.high, "amax").detach()
-    top = larger(top, ceiling.detach())
+    top = _larger(top, ceiling.detach())
     total = torch.zeros_like(top).index_add(
         0, adjacency.destination, torch.exp(scores.low - top[adjacency.destination])
     )
@@ -257,7 +268,7 @@ def first_layer(
             slope * (mass * (limits.middle - mean)).flatten(1),
             slope * (mass * limits.half).flatten(1),
         )
-        ball = Ball(clean, drift, spread, radius)
+        ball = _Ball(clean, drift, spread, radius)
     return State(elu(low), elu(high), ball, clean)
 
 
@@ -347,7 +358,7 @@ def _read(layer: AttentionLayer, x: Tensor | Features, cut: float, soften: float
 
 
 def _leads(
-    adjacency: Adjacency, scores: Scores, lead: Tensor, classes: Tensor, neighbours: Tensor | float
+    adjacency: Adjacency, scores: _Scores, lead: Tensor, classes: Tensor, neighbours: Tensor | float
 ) -> Tensor:
     """The worst weighted mean of leads [N, C], see `worst_leads`."""
     source, destination = adjacency.source, adjacency.destination

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from fgai.alone import with_gradients
 from fgai.attention import LayerAttention, Observation, model_name, observe, prepared
 from fgai.certificates.familiar import unfamiliar
-from fgai.certificates.hidden import hidden_predictions
+from fgai.certificates.hidden import _hidden_predictions
 from fgai.certificates.injection import Injection, InjectionCertificate, certify_injection
-from fgai.certificates.layer import UNKNOWN, LayerCertificate, Prediction, trivial_change
-from fgai.certificates.linear import item_prediction, linear_prediction
+from fgai.certificates.layer import UNKNOWN, LayerCertificate, Prediction, _trivial_change
+from fgai.certificates.linear import _item_prediction, _linear_prediction
 from fgai.certificates.record import DIVERGENCES, CertificateRecord
-from fgai.certificates.relu import relu_prediction
+from fgai.certificates.relu import _relu_prediction
 from fgai.checks import at_least, finite, fraction, one_of
 from fgai.divergence import tvd
 from fgai.errors import AttentionError, InputError, ReliabilityWarning, warn
@@ -174,7 +174,7 @@ def certify(
         layers=layers,
         alpha1_logits=_distance(seen, other, "logits"),
         alpha1_probabilities=_distance(seen, other, "probabilities"),
-        trivial_probabilities=trivial_change(seen.logits) if classes else None,
+        trivial_probabilities=_trivial_change(seen.logits) if classes else None,
         pairs=None if graph.links is None else graph.links.pairs.cpu(),
         batch=None if graph.batch is None else graph.batch.cpu(),
         version=versions(),
@@ -222,7 +222,7 @@ def _alike(first: Tensor, second: Tensor) -> bool:
 
 def _predictions(model: nn.Module, seen: Observation, radius: float, norm: str) -> list[Prediction]:
     """The prediction part of every layer, in order."""
-    before = hidden_predictions(model, seen, radius, norm)
+    before = _hidden_predictions(model, seen, radius, norm)
     last = _last(model, seen, radius, norm)
     if last.class_status == UNKNOWN:
         text = f"predictions cannot be certified: {last.reason}"
@@ -235,9 +235,9 @@ def _last(model: nn.Module, seen: Observation, radius: float, norm: str) -> Pred
     if getattr(model, "task", task.name) != task.name:
         return Prediction(reason=f"the model is made for task {model.task!r}, the data for {task.name!r}")
     if not task.row_per_node:
-        return item_prediction(model, seen, radius, norm)
-    relu = relu_prediction(model, seen, radius, norm)
-    return linear_prediction(model, seen, radius, norm) if relu is None else relu
+        return _item_prediction(model, seen, radius, norm)
+    relu = _relu_prediction(model, seen, radius, norm)
+    return _linear_prediction(model, seen, radius, norm) if relu is None else relu
 
 
 def _layer(

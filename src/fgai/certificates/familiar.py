@@ -127,7 +127,7 @@ def _is_written_in(member: FunctionType, name: str, home: type | None) -> bool:
     return member.__code__.co_qualname == f"{home.__qualname__}.{name}"
 
 
-def layer_values(run: LayerRun, recorded: LayerAttention) -> Tensor | str:
+def _layer_values(run: LayerRun, recorded: LayerAttention) -> Tensor | str:
     """Return the values [N, H, C] that a layer of a familiar model weighed, float64 on the CPU, or why not.
 
     They are computed again from what went into the layer, and must give what came out of it. `recorded` is

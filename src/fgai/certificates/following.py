@@ -6,7 +6,7 @@ A tensor is reached once an operation has read a reached one, whatever becomes o
 on reached tensors are sums, products with something not reached, and moves of numbers, the result is linear.
 Reading a number out of a reached tensor, to branch on it or to compute elsewhere, ends the proof. Ways out
 that nobody sees, another thread say, show in a second run from another start: whatever is not reached must
-hold there what it held in the first (`same_constants`).
+hold there what it held in the first (`_same_constants`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ AGAIN = 1e-4
 V = TypeVar("V")
 
 
-class Memory(Generic[V]):
+class _Memory(Generic[V]):
     """What is known of tensors, by the memory they lie in, whoever shows it again and by which way."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Memory(Generic[V]):
 
 
 class _Following(TorchDispatchMode):
-    """What happens to the tensors given to `start`; made by `following`.
+    """What happens to the tensors given to `start`; made by `_following`.
 
     Attributes:
         culprit: the first operation that ends the proof, or None.
@@ -109,7 +109,7 @@ class _Following(TorchDispatchMode):
         self.culprit: str | None = None
         self.started = False
         self.constants: list[tuple[str, tuple[Any, ...], tuple[Tensor, ...]]] = []
-        self._reached: Memory[bool] = Memory()
+        self._reached: _Memory[bool] = _Memory()
 
     def start(self, tensor: Tensor) -> None:
         """Follow `tensor` from here on."""
@@ -196,7 +196,7 @@ def _summary(tensor: Tensor) -> Tensor:
     return torch.cat([torch.stack(sums), some]).cpu()
 
 
-def same_constants(one: _Following, other: _Following) -> str | None:
+def _same_constants(one: _Following, other: _Following) -> str | None:
     """Name an operation that met other constants, or none, in another run; None where both are alike."""
     for first, second in zip_longest(one.constants, other.constants, fillvalue=("an operation", (), ())):
         alike = first[:2] == second[:2] and len(first[2]) == len(second[2])
@@ -214,7 +214,7 @@ def _alike(one: Tensor, other: Tensor) -> bool:
     return bool(same.all())
 
 
-class Exits(TorchFunctionMode):
+class _Exits(TorchFunctionMode):
     """Calls `blame` of a mode when numbers that it `reaches` are read out of PyTorch."""
 
     def __init__(self, followed: Any) -> None:
@@ -231,7 +231,7 @@ class Exits(TorchFunctionMode):
 
 
 @contextmanager
-def following() -> Iterator[_Following]:
+def _following() -> Iterator[_Following]:
     """Watch every operation in the block, on tensors handed to `start` and on what is computed from them.
 
     Example:
@@ -243,5 +243,5 @@ def following() -> Iterator[_Following]:
         'round'
     """
     seen = _Following()
-    with Exits(seen), seen:
+    with _Exits(seen), seen:
         yield seen

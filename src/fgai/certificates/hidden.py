@@ -30,9 +30,9 @@ from torch.nn.functional import elu
 
 from fgai.attention import Limits, Observation
 from fgai.bounds.reading import Range
-from fgai.certificates.familiar import layer_values, unfamiliar
+from fgai.certificates.familiar import _layer_values, unfamiliar
 from fgai.certificates.kernels import channel_norms, margin_extent, mixed_margins, row_extent, row_largest
-from fgai.certificates.layer import BOUND, Prediction, gaps, probability_change
+from fgai.certificates.layer import BOUND, Prediction, _gaps, _probability_change
 from fgai.certificates.record import TABLE_RADII
 from fgai.models import AttentionLayer, body_of
 from fgai.ops import aggregate
@@ -104,7 +104,7 @@ def _find_stages(model: nn.Module, seen: Observation) -> list[_Stage] | str:
             return "layer normalisation after the perturbed layer is not followed"
         if layer.score not in _FOLLOWED or (layer.heads > 1 and layer.concat == (run is seen.runs[-1])):
             return f"layer {recorded.name!r} is not as GAT and GATv2 make it"
-        values = layer_values(run, recorded)
+        values = _layer_values(run, recorded)
         if isinstance(values, str):
             return values
         if stages and not _close(run.inputs[0].cpu().double(), stages[-1].activated):
@@ -122,7 +122,7 @@ def _close(first: Tensor, second: Tensor) -> bool:
     return bool(((first - second).abs() <= _AGAIN * second.abs().amax(1, keepdim=True)).all())
 
 
-def hidden_predictions(model: nn.Module, seen: Observation, radius: float, norm: str) -> list[Prediction]:
+def _hidden_predictions(model: nn.Module, seen: Observation, radius: float, norm: str) -> list[Prediction]:
     """Bound the change of every node's prediction when a layer is perturbed at all nodes, layer by layer.
 
     Args:
@@ -141,7 +141,7 @@ def hidden_predictions(model: nn.Module, seen: Observation, radius: float, norm:
         return [Prediction(reason=stages)] * hidden
     radii = _RADII if seen.attention.last.num_edges <= _MANY_EDGES else TABLE_RADII
     last = stages[-1]
-    top, lead = gaps(seen.logits)
+    top, lead = _gaps(seen.logits)
     apart = margin_extent(last.adjacency.rowptr, last.adjacency.source, last.values, top)
     tried = sorted({*radii, radius})
     with progress_of("certifying", hidden * len(tried)):
@@ -182,7 +182,7 @@ def _hidden_prediction(
     return Prediction(
         class_radius=class_radius,
         alpha2_logits=moved.sum(1) / 2,
-        alpha2_probabilities=probability_change(logits, gained),
+        alpha2_probabilities=_probability_change(logits, gained),
         class_status=BOUND,
         logits_status=BOUND,
         probabilities_status=BOUND,

@@ -40,8 +40,8 @@ from fgai.attention import call_model, evaluating, limits_of, model_name, observ
 from fgai.bounds.reading import Ranges, Reading, State, ranges_of
 from fgai.bounds.scores import first_layer, scores_of, source_ends
 from fgai.certificates.familiar import invariant_layers, unfamiliar
-from fgai.certificates.kernels import class_kept, mean_bounds, order_kept
-from fgai.certificates.layer import tensor_from
+from fgai.certificates.kernels import _mean_bounds, class_kept, order_kept
+from fgai.certificates.layer import _tensor_from
 from fgai.checks import one_of, whole
 from fgai.errors import CheckpointError
 from fgai.files import check
@@ -175,7 +175,7 @@ class InjectionCertificate(TabledDocument):
 
     def share(self, nodes: Tensor | None = None) -> float:
         """Of all nodes, or of those under a mask, the ones whose class is certified."""
-        return share_of(self.holds, nodes)
+        return _share_of(self.holds, nodes)
 
     def order_share(self, layer: int, nodes: Tensor | None = None) -> float | None:
         """Of the nodes with more than k neighbours, those whose top-k is certified; None where unknown."""
@@ -185,7 +185,7 @@ class InjectionCertificate(TabledDocument):
         counted = self.degree > self.k
         if nodes is not None:
             counted &= nodes.to(counted.device)
-        return share_of(held, counted)
+        return _share_of(held, counted)
 
     def tables(self) -> list[Table]:
         """Return one row for the class and one for every layer."""
@@ -233,7 +233,7 @@ class InjectionCertificate(TabledDocument):
     def _build(cls, fields: dict[str, Any]) -> Self:
         fields["holds"] = _unpacked(fields["holds"], "holds")
         for name in ("classes", "degree"):
-            fields[name] = tensor_from(fields[name], name, "<i8", 1)
+            fields[name] = _tensor_from(fields[name], name, "<i8", 1)
         fields["layers"] = tuple(_order_from(layer) for layer in fields["layers"])
         found = cls(**fields)
         sizes = {len(found.holds), len(found.classes), len(found.degree)}
@@ -257,13 +257,13 @@ def _packed(holds: Tensor | None) -> dict[str, Any] | None:
 
 
 def _unpacked(packed: Mapping[str, Any], name: str) -> Tensor:
-    found = tensor_from(packed, name, "|u1", 1)
+    found = _tensor_from(packed, name, "|u1", 1)
     if found is None or bool((found > 1).any()):
         raise CheckpointError(f"{name} must be zeros and ones")
     return found.bool()
 
 
-def share_of(holds: Tensor, nodes: Tensor | None) -> float:
+def _share_of(holds: Tensor, nodes: Tensor | None) -> float:
     """Of all nodes, or of those under a mask, the ones where a bool [N] holds; 0 of none."""
     chosen = holds if nodes is None else holds[nodes.to(holds.device)]
     return float(chosen.double().mean()) if chosen.numel() else 0.0
@@ -498,5 +498,5 @@ def _hidden(
     if reading.said is None:
         return first_layer(layer, limits, scores, reading.low, adjacency, neighbours)
     box, new = (limits.low, limits.high), scores.new.amax(2)
-    ends = mean_bounds(adjacency, scores.low, scores.high, new, reading.low, reading.high, box, neighbours)
+    ends = _mean_bounds(adjacency, scores.low, scores.high, new, reading.low, reading.high, box, neighbours)
     return State(elu(layer.join(ends[0])), elu(layer.join(ends[1])))

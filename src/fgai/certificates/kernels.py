@@ -309,7 +309,7 @@ def class_kept(
     return torch.from_numpy(out)
 
 
-def mean_bounds(
+def _mean_bounds(
     adjacency: Adjacency,
     low: Tensor,
     high: Tensor,

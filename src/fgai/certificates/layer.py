@@ -51,7 +51,7 @@ class Prediction:
     rows_are: str = "nodes"
 
 
-def gaps(logits: Tensor) -> tuple[Tensor, Tensor]:
+def _gaps(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The predicted class [N] and its lead over every class [N, C], infinite over itself; float64."""
     y = logits.detach().cpu().double()
     top = y.argmax(1)
@@ -59,7 +59,7 @@ def gaps(logits: Tensor) -> tuple[Tensor, Tensor]:
     return top, lead.scatter(1, top[:, None], float("inf"))
 
 
-def radius_of(lead: Tensor, rate: Tensor) -> Tensor:
+def _radius_of(lead: Tensor, rate: Tensor) -> Tensor:
     """Smallest radius at which some class catches up: `min_c lead_c / rate_c`; [N, C] twice → [N].
 
     A tied class gives 0, even where the attention has no say (rate 0); a class behind that cannot gain never
@@ -70,7 +70,7 @@ def radius_of(lead: Tensor, rate: Tensor) -> Tensor:
     return steps.amin(1)
 
 
-def probability_change(logits: Tensor, spread: Tensor) -> Tensor:
+def _probability_change(logits: Tensor, spread: Tensor) -> Tensor:
     """Most the class probabilities can change, in total variation, when logits differences move by `spread`.
 
     If every difference of two logits moves by at most r, a set of classes with probability s ends with at
@@ -103,7 +103,7 @@ def probability_change(logits: Tensor, spread: Tensor) -> Tensor:
     return torch.nan_to_num(change, nan=1.0)
 
 
-def trivial_change(logits: Tensor) -> Tensor:
+def _trivial_change(logits: Tensor) -> Tensor:
     """`1 - min_c p_c`: the most probabilities can change in total variation, whatever happens; [N]."""
     return 1 - logits.detach().cpu().double().softmax(1).amin(1)
 
@@ -119,7 +119,7 @@ _PARTS = dict.fromkeys(("class_radius", "alpha2_logits", "alpha2_probabilities")
 _WORDS = ("class_status", "logits_status", "probabilities_status", "reason", "rows_are")
 
 
-class LayerLayout(TypedDict):
+class _LayerLayout(TypedDict):
     """A layer as a file holds it."""
 
     name: str
@@ -291,12 +291,12 @@ class LayerCertificate:
         Raises:
             CheckpointError: something is missing, unknown, of another type, or does not fit the rest.
         """
-        check(values, LayerLayout, "a layer")
+        check(values, _LayerLayout, "a layer")
         shapes = {**_TENSORS, **_PARTS}
         kinds = dict.fromkeys(shapes, PackedArray | None)
         check_items(values["per_node"], kinds, "per_node of a layer", required=shapes)
         arrays: dict[str, Any] = {
-            key: tensor_from(packed, key, *shapes[key]) for key, packed in values["per_node"].items()
+            key: _tensor_from(packed, key, *shapes[key]) for key, packed in values["per_node"].items()
         }
         words = {word: values.get(word, UNKNOWN) for word in _WORDS}
         sharpness = values["sharpness"]
@@ -326,7 +326,7 @@ class LayerCertificate:
             raise CheckpointError("heads, k or a degree of a layer is out of range")
 
 
-def tensor_from(packed: Mapping[str, Any] | None, name: str, dtype: str, dimensions: int) -> Tensor | None:
+def _tensor_from(packed: Mapping[str, Any] | None, name: str, dtype: str, dimensions: int) -> Tensor | None:
     """Return a packed array as a tensor, or None.
 
     Raises:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
 from fgai.attention import LayerAttention, Observation, evaluating, observe
-from fgai.certificates.familiar import layer_values, unfamiliar
-from fgai.certificates.following import following, same_constants
+from fgai.certificates.familiar import _layer_values, unfamiliar
+from fgai.certificates.following import _following, _same_constants
 from fgai.certificates.kernels import class_norms
-from fgai.certificates.layer import BOUND, EXACT, Prediction, gaps, probability_change, radius_of
+from fgai.certificates.layer import BOUND, EXACT, Prediction, _gaps, _probability_change, _radius_of
 from fgai.models import AttentionLayer
 from fgai.ops import use_backend
 from fgai.ops.segments import row_index
@@ -52,15 +52,15 @@ def _node_prediction(
 
     Class radius, exact:  min_c (y_top - y_c) / Σ_h ‖(z_eh,top - z_ehc)_e‖_dual.
     Logits, exact for l1 with one head, else a bound:  R/2 · total  of `class_norms`.
-    Probabilities, a bound: `probability_change` of R · range.
+    Probabilities, a bound: `_probability_change` of R · range.
     """
-    top, lead = gaps(logits)
+    top, lead = _gaps(logits)
     rate, spread, total = class_norms(rowptr, read_out.index, read_out.values, top, norm)
     exact = norm == "l1" and read_out.values.shape[1] == 1
     return Prediction(
-        class_radius=radius_of(lead, rate),
+        class_radius=_radius_of(lead, rate),
         alpha2_logits=radius / 2 * total,
-        alpha2_probabilities=probability_change(logits, radius * spread),
+        alpha2_probabilities=_probability_change(logits, radius * spread),
         class_status=EXACT,
         logits_status=EXACT if exact else BOUND,
         probabilities_status=BOUND,
@@ -68,7 +68,7 @@ def _node_prediction(
     )
 
 
-def linear_prediction(model: nn.Module, seen: Observation, radius: float, norm: str) -> Prediction:
+def _linear_prediction(model: nn.Module, seen: Observation, radius: float, norm: str) -> Prediction:
     """Certify nodes whose logits are linear in the last layer's attention; of others say why not."""
     found = _find_linear(model, seen)
     if isinstance(found, str):
@@ -95,7 +95,7 @@ def _find_linear(model: nn.Module, seen: Observation) -> _LinearReadOut | str:
         layer = run.layer
         assert isinstance(layer, AttentionLayer)
         if layer.heads == 1 or not layer.concat:
-            values = layer_values(run, last)
+            values = _layer_values(run, last)
             return (
                 values if isinstance(values, str) else _LinearReadOut(values / layer.heads, last.source.cpu())
             )
@@ -110,13 +110,13 @@ def _from_gradients(model: nn.Module, seen: Observation) -> _LinearReadOut | str
     for size in PROBES:
         drawn = torch.rand(last.values.shape, generator=generator, dtype=torch.float32)
         delta = size * (drawn - 0.5).to(last.values)
-        with following() as followed:
+        with _following() as followed:
             moved = _run_with(model, seen, last.values + delta, followed.start)
         if followed.culprit is not None:
             return _not_linear(followed.culprit)
         probes.append((delta, moved, followed))
     for _, _, other in probes[1:]:
-        culprit = same_constants(probes[0][2], other)
+        culprit = _same_constants(probes[0][2], other)
         if culprit is not None:
             return (
                 f"`{culprit.strip('_')}` meets other constants when the attention is another one: something"
@@ -208,7 +208,7 @@ def _as_predicted(last: LayerAttention, delta: Tensor, values: Tensor, clean: Te
     return bool(((moved.double() - clean.double() - expected).abs() <= room).all())
 
 
-def item_prediction(model: nn.Module, seen: Observation, radius: float, norm: str) -> Prediction:
+def _item_prediction(model: nn.Module, seen: Observation, radius: float, norm: str) -> Prediction:
     """Certify every link or small graph, the last layer's attention of every node moved by at most `radius`.
 
     Recognised is a familiar model (see `unfamiliar`) whose last layer's output, put through the dot-product
@@ -259,7 +259,7 @@ def _link_prediction(
     return Prediction(
         class_radius=safe,
         alpha2_logits=moved / 2,
-        alpha2_probabilities=probability_change(logits, moved),
+        alpha2_probabilities=_probability_change(logits, moved),
         class_status=BOUND,
         logits_status=BOUND,
         probabilities_status=BOUND,
@@ -276,13 +276,13 @@ def _graph_prediction(
     Class radius, exact: `min_c (y_top - y_c) / mean_i margin[i, c]` with `margin` of `class_norms`, top being
     the graph's class; each node attains its margin on its own. Logits [G, C] and probabilities are bounds.
     """
-    top, lead = gaps(logits)
+    top, lead = _gaps(logits)
     margin, spread, total = class_norms(rowptr, read_out.index, read_out.values, top[batch], norm)
     rates = pool(torch.cat([margin, spread[:, None], total[:, None]], dim=1), batch, len(top), "mean")
     return Prediction(
-        class_radius=radius_of(lead, rates[:, :-2]),
+        class_radius=_radius_of(lead, rates[:, :-2]),
         alpha2_logits=radius / 2 * rates[:, -1],
-        alpha2_probabilities=probability_change(logits, radius * rates[:, -2]),
+        alpha2_probabilities=_probability_change(logits, radius * rates[:, -2]),
         class_status=EXACT,
         logits_status=BOUND,
         probabilities_status=BOUND,
@@ -312,7 +312,7 @@ def _last_layer(model: nn.Module, seen: Observation) -> tuple[_LinearReadOut, Te
         return f"how {task.rows_are} follow from the last attention layer is not known"
     if plain.shape != seen.logits.shape or not torch.equal(plain, seen.logits):
         return "something other than a dot product or a mean follows the last attention layer"
-    values = layer_values(run, seen.attention.last)
+    values = _layer_values(run, seen.attention.last)
     if isinstance(values, str):
         return values
     read_out = _LinearReadOut(values / layer.heads, seen.attention.last.source.cpu())

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fgai.attention import call_model
-from fgai.certificates.following import Exits, Memory
+from fgai.certificates.following import _Exits, _Memory
 from fgai.graph import Graph
 from fgai.ops import use_backend
 from fgai.sparse import Adjacency, Features
@@ -308,7 +308,7 @@ class _Locality(TorchDispatchMode):
         self.culprit: str | None = None
         self.fatal: str | None = None
         self.scalars: list[tuple[Any, ...]] = []
-        self._marks: Memory[_Marks] = Memory()
+        self._marks: _Memory[_Marks] = _Memory()
 
     def mark(self, tensor: Tensor, rows: Tensor, *, source: bool = False) -> None:
         """Mark what `rows`, bool and broadcast to the tensor, says; numbers of old nodes are a `source`."""
@@ -440,7 +440,7 @@ def _compares(name: str, args: tuple[Any, ...]) -> bool:
     return name in ("eq", "ne") and isinstance(args[1], Tensor)
 
 
-def dependence(
+def _dependence(
     model: nn.Module, graph: Graph, added: int, *, dense: bool = False
 ) -> tuple[str | None, list[tuple[Any, ...]]]:
     """Run a model on a graph whose last nodes are new and send nothing, and follow what depends on them.
@@ -482,7 +482,7 @@ def dependence(
     for values in (graph.edge_attr, graph.edge_weight):
         if values is not None:
             mode.mark(values, new.view(-1, *[1] * (values.dim() - 1)))
-    with torch.no_grad(), use_backend("reference"), Exits(mode), mode:
+    with torch.no_grad(), use_backend("reference"), _Exits(mode), mode:
         logits = call_model(model, graph)
     culprit = mode.fatal
     if culprit is None and bool(mode.marks(logits)[:old].any()):

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fgai.certificates.layer import RADII, UNKNOWN, LayerCertificate, LayerLayout, Prediction, tensor_from
+from fgai.certificates.layer import RADII, UNKNOWN, LayerCertificate, Prediction, _LayerLayout, _tensor_from
 from fgai.errors import CheckpointError, InputError
 from fgai.records import Cell, Column, PackedArray, Table, TabledDocument, data_frame, pack_array, plain
 from fgai.typed import typed
@@ -220,7 +220,7 @@ class CertificateRecord(TabledDocument):
     def layout(cls) -> dict[str, Any]:
         """Return what a file of this kind holds; kind and schema twice in some, and a summary of the rest."""
         arrays = dict.fromkeys(_TENSORS, PackedArray | None)
-        layers, words = list[LayerLayout], Literal[DIVERGENCES]
+        layers, words = list[_LayerLayout], Literal[DIVERGENCES]
         return {
             **super().layout(),
             **arrays,
@@ -235,7 +235,7 @@ class CertificateRecord(TabledDocument):
     def _build(cls, fields: dict[str, Any]) -> Self:
         fields["layers"] = tuple(LayerCertificate.from_dict(layer) for layer in fields["layers"])
         for name, shape in _TENSORS.items():
-            fields[name] = tensor_from(fields.get(name), name, *shape)
+            fields[name] = _tensor_from(fields.get(name), name, *shape)
         record = cls(**fields)
         record._check_lengths()
         return record

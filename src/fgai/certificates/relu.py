@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attention import Observation
-from fgai.certificates.familiar import layer_values, unfamiliar
+from fgai.certificates.familiar import _layer_values, unfamiliar
 from fgai.certificates.kernels import channel_norms, class_norms
-from fgai.certificates.layer import BOUND, SMALLEST, Prediction, gaps, probability_change, radius_of
+from fgai.certificates.layer import BOUND, SMALLEST, Prediction, _gaps, _probability_change, _radius_of
 from fgai.models import AttentionLayer, body_of
 from fgai.tasks import get_task
 
@@ -76,7 +76,7 @@ class _Rates:
     total: Tensor
 
 
-def relu_prediction(model: Any, seen: Observation, radius: float, norm: str) -> Prediction | None:
+def _relu_prediction(model: Any, seen: Observation, radius: float, norm: str) -> Prediction | None:
     """Bound nodes of a graph transformer by its last layer's attention; None of what is not known as one."""
     found = _find_relu(model, seen)
     if isinstance(found, str):
@@ -97,7 +97,7 @@ def _find_relu(model: Any, seen: Observation) -> _ReluReadOut | str:
         return "layer normalisation between attention and logits is not piecewise linear"
     if [type(part) for part in (*maps, *model.head)] != [nn.Linear] * 4 + [nn.ReLU, nn.Linear]:
         return "what lies between attention and logits is not what a graph transformer has there"
-    layer, values = run.layer, layer_values(run, seen.attention.last)
+    layer, values = run.layer, _layer_values(run, seen.attention.last)
     assert isinstance(layer, AttentionLayer) and run.output is not None
     if isinstance(values, str):
         return values
@@ -132,7 +132,7 @@ def _find_relu(model: Any, seen: Observation) -> _ReluReadOut | str:
 
 def _bounded(read_out: _ReluReadOut, rowptr: Tensor, logits: Tensor, radius: float, norm: str) -> Prediction:
     """Bound every node's prediction change, each head's attention moved by at most `radius`."""
-    top, lead = gaps(logits)
+    top, lead = _gaps(logits)
     rates = _first_order(read_out, rowptr, top, norm)
     size = torch.full((rowptr.numel() - 1,), radius, dtype=torch.float64)
     low, high = _remainder(read_out, rates, size)
@@ -142,7 +142,7 @@ def _bounded(read_out: _ReluReadOut, rowptr: Tensor, logits: Tensor, radius: flo
     return Prediction(
         class_radius=_class_radius(read_out, rates, top, lead, rowptr),
         alpha2_logits=(radius * rates.total + torch.maximum(rise, fall).sum(1)) / 2,
-        alpha2_probabilities=probability_change(logits, spread),
+        alpha2_probabilities=_probability_change(logits, spread),
         class_status=BOUND,
         logits_status=BOUND,
         probabilities_status=BOUND,
@@ -186,7 +186,7 @@ def _remainder(read_out: _ReluReadOut, rates: _Rates, radius: Tensor) -> tuple[T
 
 def _class_radius(read_out: _ReluReadOut, rates: _Rates, top: Tensor, lead: Tensor, rowptr: Tensor) -> Tensor:
     """Largest radius, up to halving, at which no class can catch up; never above the first-order radius."""
-    limit = radius_of(lead, rates.margin).clamp(max=_FARTHEST)
+    limit = _radius_of(lead, rates.margin).clamp(max=_FARTHEST)
     low, high = torch.zeros_like(limit), limit.clone()
     tried = high
     for _ in range(_HALVINGS + 1):

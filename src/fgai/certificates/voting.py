@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 from fgai.attention import call_model, evaluating, model_name, prepared
 from fgai.attention.interface import uncompiled
-from fgai.certificates.injection import share_of
-from fgai.certificates.locality import dependence
+from fgai.certificates.injection import _share_of
+from fgai.certificates.locality import _dependence
 from fgai.checks import seed as check_seed
 from fgai.checks import whole
 from fgai.errors import InputError
@@ -77,12 +77,12 @@ class VotingCertificate(Tabled):
     def share(self, injected: int, nodes: Tensor | None = None) -> float:
         """Of all nodes, or of those under a mask, the ones whose class stands so many injected nodes."""
         whole(injected, "injected", 0)
-        return share_of(self.tolerated >= injected, nodes)
+        return _share_of(self.tolerated >= injected, nodes)
 
     def certified_accuracy(self, injected: int, y: Tensor, nodes: Tensor | None = None) -> float:
         """Of all nodes, or of those under a mask, the ones that are right and stay so."""
         whole(injected, "injected", 0)
-        return share_of((self.tolerated >= injected) & (self.classes == y.to(self.classes.device)), nodes)
+        return _share_of((self.tolerated >= injected) & (self.classes == y.to(self.classes.device)), nodes)
 
     def tables(self) -> list[Table]:
         """Return the share of nodes whose class stands so many injected nodes, up to the most any stands."""
@@ -194,7 +194,7 @@ def _joined(
     numbers = []
     for added in counts:
         larger = prepared(model, _with_silent(graph, speakers, added, 1.0))
-        culprit, scalars = dependence(model, larger, added, dense=dense)
+        culprit, scalars = _dependence(model, larger, added, dense=dense)
         if culprit is not None:
             return f"`{culprit.strip('_')}` joins what no edge joins"
         numbers.append(scalars)

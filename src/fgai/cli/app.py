@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fgai.cli.output import keep_words
+from fgai.cli.output import _keep_words
 from fgai.version import __version__
 
 _PANELS = {
@@ -100,7 +100,7 @@ class _Group(_Flags, TyperGroup):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         if parent is None:
-            keep_words(args)
+            _keep_words(args)
         return super().make_context(info_name, args, parent, **extra)
 
 

@@ -14,7 +14,7 @@ from fgai.attacks import THREATS, Ledger, make_attack, threat_of
 from fgai.attention import prepared
 from fgai.checks import one_of
 from fgai.cli import options
-from fgai.cli.files import checked_output, open_model, opened_log, parsed_box
+from fgai.cli.files import _open_model, _opened_log, _parsed_box, checked_output
 from fgai.cli.output import Output, command
 from fgai.cli.train import NAMES
 from fgai.errors import InputError
@@ -128,14 +128,14 @@ def attack(
     out = Output(json, quiet)
     if objective is not None:
         one_of(objective, "--objective", tuple(OBJECTIVES))
-    sized = threat_of(threat).sized(nodes, edges, parsed_box(box))
+    sized = threat_of(threat).sized(nodes, edges, _parsed_box(box))
     if breaking is not None and nodes is not None:
         raise InputError("`nodes` is what `--breaking-point` searches; set the most with `--max-nodes`")
-    opened = open_model(model, dataset, root, device)
+    opened = _open_model(model, dataset, root, device)
     task = task_of(opened.graph)
     chosen = make_attack(sized, objective, targets=targets, k=k, task=task.name)
     path = None if output is None else checked_output(output)
-    tracker = opened_log(log)
+    tracker = _opened_log(log)
     out.say(f"attacking {model} on {opened.graph!r}")
     if breaking is not None:
         point = breaking_point(

@@ -15,7 +15,7 @@ from fgai.cli.output import BAD_INPUT
 MARK = Path("experiments") / "grids" / "node.toml"
 
 
-def checkout() -> Path | None:
+def _checkout() -> Path | None:
     """Return the checkout whose experiments are meant: around the package, else around the working folder."""
     here, there = Path(__file__).resolve(), Path.cwd().resolve()
     for folder in (*here.parents, there, *there.parents):
@@ -24,9 +24,9 @@ def checkout() -> Path | None:
     return None
 
 
-def load() -> typer.Typer | None:
+def _load() -> typer.Typer | None:
     """Return the commands of the experiments, or None where there is no checkout."""
-    root = checkout()
+    root = _checkout()
     if root is None:
         return None
     found = find_spec("experiments")
@@ -54,4 +54,4 @@ def _stand_in() -> typer.Typer:
     return app
 
 
-bench = load() or _stand_in()
+bench = _load() or _stand_in()

@@ -18,7 +18,7 @@ from fgai.certificates import PROMISE, CertificateRecord
 from fgai.checks import device as checked_device
 from fgai.checks import one_of
 from fgai.cli import options
-from fgai.cli.files import checked_folder, resumable, write_model
+from fgai.cli.files import _resumable, _write_model, checked_folder
 from fgai.cli.output import Output, command
 from fgai.errors import MissingExtraError
 from fgai.evaluation import Comparison
@@ -78,7 +78,7 @@ def demo(
         if method == "fgai":
             out.say("2/4  making it faithful")
         path = folder / f"{method}.safetensors"
-        with resumable(out, path) as state:
+        with _resumable(out, path) as state:
             models[name] = train_method(
                 method,
                 model,
@@ -90,7 +90,7 @@ def demo(
                 checkpoint=state,
                 settings=chosen,
             )
-            paths[name] = write_model(
+            paths[name] = _write_model(
                 models[name], path, graph, {**about, "method": method, "settings": chosen}
             )
     out.say("3/4  attacking both with the same budget, measuring and certifying")

@@ -13,7 +13,7 @@ from fgai.certificates import CertificateRecord, Injection, InjectionCertificate
 from fgai.certificates import certify as certify_model
 from fgai.checks import one_of
 from fgai.cli import options
-from fgai.cli.files import Opened, checked_output, on_all_ranks, open_model, parsed_box
+from fgai.cli.files import _on_all_ranks, _open_model, _Opened, _parsed_box, checked_output
 from fgai.cli.output import Output, command
 from fgai.errors import InputError
 from fgai.evaluation import Comparison
@@ -40,7 +40,7 @@ PerNode = Annotated[bool, typer.Option("--per-node", help="Keep the values of ev
 
 
 @command
-@on_all_ranks
+@_on_all_ranks
 def evaluate(
     model: options.ModelFile,
     *,
@@ -76,8 +76,8 @@ def evaluate(
     out = Output(json, quiet)
     if current().several and not stored:
         raise InputError("an attack is the work of one process: leave torchrun out, or give `--stored`")
-    chosen = threat_of(threat).sized(nodes, edges, parsed_box(box))
-    opened = open_model(model, dataset, root, device, stored=stored)
+    chosen = threat_of(threat).sized(nodes, edges, _parsed_box(box))
+    opened = _open_model(model, dataset, root, device, stored=stored)
     plain = None if vanilla is None else load_model(vanilla).to(device)
     path = None if output is None else checked_output(output)
     if stored:
@@ -152,9 +152,9 @@ def compare(
     - `fgai compare GAT=gat.safetensors FGAI=fgai.safetensors --format markdown -o both.json`
     """
     out = Output(json, quiet)
-    chosen = threat_of(threat).sized(nodes, edges, parsed_box(box))
+    chosen = threat_of(threat).sized(nodes, edges, _parsed_box(box))
     one_of(format_, "--format", FORMATS)
-    opened = open_models(models, dataset, root, device)
+    opened = _open_models(models, dataset, root, device)
     path = None if output is None else checked_output(output)
     graph = next(iter(opened.values())).graph
     out.say(f"comparing {', '.join(opened)} on {graph!r}, threat {threat}")
@@ -173,22 +173,22 @@ def compare(
     out.result(comparison.to_dict(), lambda console: _show(comparison, format_, console))
 
 
-def open_models(
+def _open_models(
     words: list[str], dataset: str | None, root: Path | None, device: str = "cpu"
-) -> dict[str, Opened]:
+) -> dict[str, _Opened]:
     """Read several `[NAME=]FILE` models that were trained on the same data with the same split.
 
     Raises:
         InputError: two of one name, or of different data.
     """
-    opened: dict[str, Opened] = {}
+    opened: dict[str, _Opened] = {}
     for word in words:
         name, equals, path = word.rpartition("=")
         if not equals:
             name = Path(path).stem
         if name in opened:
             raise InputError(f"two models are called {name!r}; tell them apart with NAME=MODEL")
-        opened[name] = open_model(Path(path), dataset, root, device)
+        opened[name] = _open_model(Path(path), dataset, root, device)
     parts = ("dataset", "split_seed", "task")
     splits = {tuple(entry.about.get(part) for part in parts) for entry in opened.values()}
     if len(splits) > 1:
@@ -246,7 +246,7 @@ def certify(
     - `fgai certify fgai.safetensors --injected 1 --where direct`
     """
     out = Output(json, quiet)
-    opened = open_model(model, dataset, root, device)
+    opened = _open_model(model, dataset, root, device)
     plain = None if vanilla is None else load_model(vanilla).to(device)
     path = None if output is None else checked_output(output)
     out.say(f"certifying {model} on {opened.graph!r}")
@@ -309,12 +309,12 @@ def explain(
 
     out = Output(json, quiet)
     chosen: str | int = int(layer) if layer.lstrip("-").isdigit() else layer
-    sized = None if threat == "none" else threat_of(threat).sized(nodes, edges, parsed_box(box))
+    sized = None if threat == "none" else threat_of(threat).sized(nodes, edges, _parsed_box(box))
     if sized is None and any(given is not None for given in (nodes, edges, box)):
         raise InputError(
             "`nodes`, `edges` and `box` are those of an attack, and `--threat none` has none; leave them out"
         )
-    opened = open_model(model, dataset, root, device)
+    opened = _open_model(model, dataset, root, device)
     path = None if output is None else checked_output(output)
     out.say(f"explaining node {node} of {opened.graph!r}" + ("" if sized is None else f", threat {threat}"))
     common: dict[str, Any] = {"k": k, "layer": chosen, "seed": seed}

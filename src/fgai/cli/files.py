@@ -36,7 +36,7 @@ from fgai.training import load_model, read_header, save_model, setting_names
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
+class _Opened:
     """A model, the graph it belongs to, and what its file says of itself."""
 
     path: Path
@@ -50,7 +50,7 @@ class Opened:
         return type(self.model).__name__
 
 
-def open_data(
+def _open_data(
     name: str, root: Path | None, seed: int, task: str | None, device: torch.device, *, stored: bool
 ) -> Graph | StoredGraph:
     """Load a dataset; with `stored`, open a converted folder without loading it."""
@@ -61,14 +61,14 @@ def open_data(
     return open_store(name)
 
 
-def open_model(
+def _open_model(
     path: Path,
     dataset: str | None = None,
     root: Path | None = None,
     device: str = "cpu",
     *,
     stored: bool = False,
-) -> Opened:
+) -> _Opened:
     """Read a model and load the data it was trained on, or another `dataset`, with the same split.
 
     Raises:
@@ -85,26 +85,26 @@ def open_model(
     if not name:
         raise InputError(f"{path} does not say which dataset it belongs to; add --dataset")
     model = load_model(path)
-    graph = open_data(name, root, about.get("split_seed", 0), about.get("task"), place, stored=stored)
+    graph = _open_data(name, root, about.get("split_seed", 0), about.get("task"), place, stored=stored)
     known = header.get("data_fingerprint")
     if known and name == about.get("dataset") and _fingerprint(graph) != known:
         raise CheckpointError(
             f"the files of {name!r} are not those {path} was trained on; restore them, or train anew"
         )
-    return Opened(path, model.to(place), graph, about)
+    return _Opened(path, model.to(place), graph, about)
 
 
 def _fingerprint(graph: Graph | StoredGraph) -> str:
     return graph.fingerprint if isinstance(graph, StoredGraph) else fingerprint(graph)
 
 
-def opened_log(text: str | None) -> Tracker | None:
+def _opened_log(text: str | None) -> Tracker | None:
     """Return the tracker that `--log` names, on the first rank; its package must be installed."""
     return None if text is None or not current().leads else tracker_named(text)
 
 
-def write_model(model: nn.Module, path: Path, graph: Graph | StoredGraph, about: dict[str, Any]) -> Path:
-    """Write a model with what `open_model` needs to find its data again; of several ranks the first does."""
+def _write_model(model: nn.Module, path: Path, graph: Graph | StoredGraph, about: dict[str, Any]) -> Path:
+    """Write a model with what `_open_model` needs to find its data again; of several ranks the first does."""
     if not current().leads:
         return path
     return save_model(model, path, data_fingerprint=_fingerprint(graph), about=about)
@@ -137,7 +137,7 @@ def checked_folder(path: Path) -> Path:
 
 
 @contextmanager
-def resumable(output: Output, path: Path) -> Iterator[Path]:
+def _resumable(output: Output, path: Path) -> Iterator[Path]:
     """Give a folder for the state of a training; deleted when it is done, kept when it is interrupted.
 
     Of several ranks the first looks after it.
@@ -157,7 +157,7 @@ def resumable(output: Output, path: Path) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def parsed_settings(words: Sequence[str] | None, model: str, method: str) -> dict[str, Any]:
+def _parsed_settings(words: Sequence[str] | None, model: str, method: str) -> dict[str, Any]:
     """Turn `name=value` words into settings of a method; values are read as JSON where they can be.
 
     Raises:
@@ -179,7 +179,7 @@ def parsed_settings(words: Sequence[str] | None, model: str, method: str) -> dic
     return out
 
 
-def parsed_box(text: str | None) -> tuple[float, float] | None:
+def _parsed_box(text: str | None) -> tuple[float, float] | None:
     """Turn what `--box` was given into an interval.
 
     Raises:
@@ -196,7 +196,7 @@ def parsed_box(text: str | None) -> tuple[float, float] | None:
     return low, high
 
 
-def scores(model: nn.Module, graph: Graph | StoredGraph, seed: int = 0) -> dict[str, float]:
+def _scores(model: nn.Module, graph: Graph | StoredGraph, seed: int = 0) -> dict[str, float]:
     """Return F1, ROC-AUC or accuracy, as the task has it, on training, validation and test nodes.
 
     Those of a stored graph are computed block by block on the CPU; the seed is that of its split.
@@ -223,7 +223,7 @@ def scores(model: nn.Module, graph: Graph | StoredGraph, seed: int = 0) -> dict[
 P = ParamSpec("P")
 
 
-def on_all_ranks(work: Callable[P, None]) -> Callable[P, None]:
+def _on_all_ranks(work: Callable[P, None]) -> Callable[P, None]:
     """Join the other processes before a command, where torchrun has started some; the first one speaks.
 
     Every process computes on a device of its own, see `Ranks.place`.

@@ -30,7 +30,7 @@ _words: ContextVar[list[str] | None] = ContextVar("words", default=None)
 FAILURE, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
-def keep_words(words: list[str]) -> None:
+def _keep_words(words: list[str]) -> None:
     """Keep the words of a command; the records it makes hold them."""
     _words.set(list(words))
 

@@ -17,8 +17,8 @@ from fgai.attacks import threat_of
 from fgai.attention import model_name
 from fgai.checks import device as checked_device
 from fgai.cli import options
-from fgai.cli.evaluate import open_models
-from fgai.cli.files import Opened, checked_output, parsed_box
+from fgai.cli.evaluate import _open_models
+from fgai.cli.files import _Opened, _parsed_box, checked_output
 from fgai.cli.output import Output, command
 from fgai.datasets import load_graph
 from fgai.errors import CheckpointError, InputError
@@ -79,7 +79,7 @@ def report(
     from fgai.reports.page import checked_page
 
     out = Output(json, quiet)
-    sized = threat_of(threat).sized(nodes, edges, parsed_box(box))  # bad input first
+    sized = threat_of(threat).sized(nodes, edges, _parsed_box(box))  # bad input first
     page = checked_output(checked_page(output))
     names = {
         "node_names": None if node_names is None else _lines(node_names),
@@ -94,7 +94,7 @@ def report(
         words = {"threat": threat, "nodes": nodes, "edges": edges, "box": box, "k": k, "seed": seed}
         line = ["fgai", "report", *models, *_options(words)]
         options: dict[str, Any] = {"threat": sized, "k": k, "seed": seed, "node": node, **names}
-        made = _from_models(out, line, page, open_models(models, dataset, root, device), options)
+        made = _from_models(out, line, page, _open_models(models, dataset, root, device), options)
     else:
         if node_names is not None or class_names is not None:
             raise InputError("names go on the page together with models; give models instead of records")
@@ -105,7 +105,7 @@ def report(
 
 
 def _from_models(
-    out: Output, line: list[str], page: Path, opened: dict[str, Opened], options: dict[str, Any]
+    out: Output, line: list[str], page: Path, opened: dict[str, _Opened], options: dict[str, Any]
 ) -> Report:
     """Measure the models, write the page, and say what is being done."""
     from fgai.reports import report as make_page
@@ -124,7 +124,7 @@ def _from_models(
     )
 
 
-def _reproduce(opened: dict[str, Opened]) -> list[str]:
+def _reproduce(opened: dict[str, _Opened]) -> list[str]:
     """The commands that made the models, where their files say how; the vanilla one first."""
     lines, others = [], [entry.path for entry in opened.values() if entry.about.get("method") != "fgai"]
     for entry in opened.values():
@@ -261,7 +261,7 @@ def audit(
     from fgai.reports.page import checked_page
 
     out = Output(json, quiet)
-    chosen = threat_of(threat).sized(nodes, edges, parsed_box(box))  # bad input first
+    chosen = threat_of(threat).sized(nodes, edges, _parsed_box(box))  # bad input first
     page = checked_output(checked_page(output))
     place = checked_device(device)
     graph = load_graph(data, node_table).to(place)

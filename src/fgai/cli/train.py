@@ -13,17 +13,17 @@ from fgai.checks import device as checked_device
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.files import (
-    Opened,
+    _on_all_ranks,
+    _open_data,
+    _open_model,
+    _Opened,
+    _opened_log,
+    _parsed_box,
+    _parsed_settings,
+    _resumable,
+    _scores,
+    _write_model,
     checked_output,
-    on_all_ranks,
-    open_data,
-    open_model,
-    opened_log,
-    parsed_box,
-    parsed_settings,
-    resumable,
-    scores,
-    write_model,
 )
 from fgai.cli.output import Output, command
 from fgai.errors import InputError
@@ -39,7 +39,7 @@ NAMES = {"f1": "F1", "roc_auc": "ROC-AUC"}
 
 
 @command
-@on_all_ranks
+@_on_all_ranks
 def train(
     *,
     dataset: options.Dataset = "planted",
@@ -80,21 +80,21 @@ def train(
     one_of(model, "--model", tuple(MODELS))
     check_method(method, "--method")
     out = Output(json, quiet)
-    settings = parsed_settings(set_, model, method)
-    given = {"epochs": epochs, "lr": lr, "box": parsed_box(box)}
+    settings = _parsed_settings(set_, model, method)
+    given = {"epochs": epochs, "lr": lr, "box": _parsed_box(box)}
     settings |= {name: value for name, value in given.items() if value is not None}
     if box is not None and "box" not in setting_names(method, model):
         raise InputError(f"`--box` is for methods that train with an adversary; {method} has none")
     place = checked_device(device)
     neighbours = _fan_out(fan_out)
-    graph = open_data(dataset, root, seed, task, place, stored=batch_size is not None)
+    graph = _open_data(dataset, root, seed, task, place, stored=batch_size is not None)
     kind = task_of(graph).name if isinstance(graph, Graph) else "node"
     own = datasets.info(dataset).task if dataset in datasets.names() else "node"  # of a converted folder
     mark = "" if kind == own else f"-{kind}"
     path = checked_output(output or Path(f"{method}-{model}-{Path(dataset).name}{mark}.safetensors".lower()))
-    tracker = opened_log(log)
+    tracker = _opened_log(log)
     out.say(f"training {model} ({method}) on {graph!r}")
-    with resumable(out, path) as folder:
+    with _resumable(out, path) as folder:
         trained = train_method(
             method,
             model,
@@ -111,9 +111,9 @@ def train(
         about = {"dataset": dataset, "split_seed": seed, "seed": seed, "method": method, "settings": settings}
         about["task"] = kind
         about |= {} if batch_size is None else {"batch_size": batch_size, "fan_out": fan_out}
-        path = write_model(trained, path, graph, about)
+        path = _write_model(trained, path, graph, about)
     if current().leads:
-        _report(out, "train", trained, scores(trained, graph, seed), path, about)
+        _report(out, "train", trained, _scores(trained, graph, seed), path, about)
 
 
 def _report(
@@ -148,7 +148,7 @@ def _report(
 
 
 @command
-@on_all_ranks
+@_on_all_ranks
 def faithful(
     model: options.ModelFile,
     *,
@@ -189,15 +189,15 @@ def faithful(
     """
     out = Output(json, quiet)
     neighbours = _fan_out(fan_out)
-    opened = open_model(model, None, root, device, stored=batch_size is not None)
+    opened = _open_model(model, None, root, device, stored=batch_size is not None)
     _check_split(opened, seed)
-    settings = parsed_settings(set_, opened.kind, "fgai")
-    given = {"epochs": epochs, "lr": lr, "nodes": nodes, "edges": edges, "box": parsed_box(box)}
+    settings = _parsed_settings(set_, opened.kind, "fgai")
+    given = {"epochs": epochs, "lr": lr, "nodes": nodes, "edges": edges, "box": _parsed_box(box)}
     settings |= {name: value for name, value in given.items() if value is not None}
     path = checked_output(output or model.with_name(f"faithful-{model.name}"))
-    tracker = opened_log(log)
+    tracker = _opened_log(log)
     out.say(f"making {model} faithful on {opened.graph!r}")
-    with resumable(out, path) as folder:
+    with _resumable(out, path) as folder:
         faithful = make_faithful(
             opened.model,
             opened.graph,
@@ -213,9 +213,9 @@ def faithful(
         about = {**opened.about, "method": "fgai", "seed": seed, "settings": settings, "vanilla": str(model)}
         sizes = {"batch_size": batch_size, "fan_out": fan_out, "epoch_size": epoch_size}
         about |= {} if batch_size is None else sizes
-        path = write_model(faithful, path, opened.graph, about)
+        path = _write_model(faithful, path, opened.graph, about)
     if current().leads:
-        _report(out, "faithful", faithful, scores(faithful, opened.graph, seed), path, about)
+        _report(out, "faithful", faithful, _scores(faithful, opened.graph, seed), path, about)
 
 
 @command
@@ -246,14 +246,14 @@ def limit(
     - `fgai limit gat.safetensors --cut auto --soften 0.1 --output limited.safetensors`
     """
     out = Output(json, quiet)
-    opened = open_model(model, None, root, device)
+    opened = _open_model(model, None, root, device)
     path = checked_output(output or model.with_name(f"limited-{model.name}"))
     share = _share(cut)
     limited = with_limits(opened.model, opened.graph, share, soften=soften)
     moved = clipped(limited, opened.graph)
     about = {**opened.about, "settings": {"cut": share, "soften": soften}, "vanilla": str(model)}
-    path = write_model(limited, path, opened.graph, about)
-    found, before = scores(limited, opened.graph), scores(opened.model, opened.graph)
+    path = _write_model(limited, path, opened.graph, about)
+    found, before = _scores(limited, opened.graph), _scores(opened.model, opened.graph)
     measure = get_task(about.get("task", "node")).headline
     values = {
         "command": "limit",
@@ -284,7 +284,7 @@ def _share(text: str) -> float | str:
         raise InputError(f"`cut` must be a number or `auto`, got {text!r}") from None
 
 
-def _check_split(opened: Opened, seed: int) -> None:
+def _check_split(opened: _Opened, seed: int) -> None:
     """Raise if the split of a stored graph is drawn by a seed, and by another one than the model's was."""
     graph, known = opened.graph, opened.about.get("split_seed", 0)
     if isinstance(graph, StoredGraph) and graph.array("train_mask") is None and seed != known:

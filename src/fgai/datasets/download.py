@@ -23,7 +23,7 @@ def user_cache() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "fgai"
 
 
-def data_cache() -> Path:
+def _data_cache() -> Path:
     """Return the folder downloaded datasets are put in."""
     return user_cache() / "data"
 
@@ -39,12 +39,12 @@ def search_path(root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
     """
     named = root if root is not None else os.environ.get(ENVIRONMENT) or None
     if named is None:
-        return (data_cache(),)
+        return (_data_cache(),)
     folder = Path(named).expanduser()
     if not folder.is_dir():
         origin = "`root`" if root is not None else f"${ENVIRONMENT}"
         raise DataError(f"{origin} names {folder}, which is not a folder; correct it or leave it out")
-    return (folder, data_cache())
+    return (folder, _data_cache())
 
 
 def find(layouts: Iterable[Sequence[str]], folders: Iterable[Path]) -> tuple[Path, ...] | None:
@@ -74,7 +74,7 @@ def _advice(info: DatasetInfo, folder: Path) -> str:
     )
 
 
-def download(info: DatasetInfo, source: Source, verify: Callable[[_Files], None]) -> _Files:
+def _download(info: DatasetInfo, source: Source, verify: Callable[[_Files], None]) -> _Files:
     """Fetch the files of a dataset into the user's cache.
 
     They are fetched to a temporary folder and moved only once `verify` has accepted them: a broken or a
@@ -91,7 +91,7 @@ def download(info: DatasetInfo, source: Source, verify: Callable[[_Files], None]
     Raises:
         DataError: if they cannot be had; the message says which file to put where.
     """
-    cache = data_cache()
+    cache = _data_cache()
     if source.url is None:
         raise DataError(
             f"the files of {info.name!r} are missing and not for download; {_advice(info, cache)}"

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fgai.checks import whole
-from fgai.datasets.download import download, find, search_path
-from fgai.datasets.readers import Raw
+from fgai.datasets.download import _download, find, search_path
+from fgai.datasets.readers import _Raw
 from fgai.datasets.registry import PLANTED, TASK_SPLITS, DatasetInfo, info, names, source
-from fgai.datasets.splits import Split, fold_split, index_split, random_split, stratified_split
+from fgai.datasets.splits import Split, _index_split, fold_split, random_split, stratified_split
 from fgai.errors import DataError, InputError
 from fgai.files import digest_of
 from fgai.graph import Graph
@@ -111,7 +111,7 @@ def _load(about: DatasetInfo, root: str | os.PathLike[str] | None, seed: int, sp
         def verify(fetched: tuple[Path, ...]) -> None:
             _verified(fetched, about, seed, split)
 
-        files = download(about, source(about.name), verify)
+        files = _download(about, source(about.name), verify)
     return _verified(files, about, seed, split)
 
 
@@ -142,7 +142,7 @@ def _clean(edges: Tensor) -> Tensor:
     return torch.stack(key_ends(keys))
 
 
-def _assemble(raw: Raw, about: DatasetInfo, seed: int, split: str) -> Graph:
+def _assemble(raw: _Raw, about: DatasetInfo, seed: int, split: str) -> Graph:
     edges = _clean(torch.from_numpy(raw.edges))
     truth = None
     if raw.truth is not None:
@@ -169,7 +169,7 @@ def _assemble(raw: Raw, about: DatasetInfo, seed: int, split: str) -> Graph:
     if split == "public":
         assert raw.split is not None
         parts = {key: torch.from_numpy(np.asarray(index, dtype=np.int64)) for key, index in raw.split.items()}
-        return _with_split(graph, index_split(parts["train"], parts["val"], parts["test"], raw.num_nodes))
+        return _with_split(graph, _index_split(parts["train"], parts["val"], parts["test"], raw.num_nodes))
     return _drawn(graph, seed, split)
 
 

@@ -1,4 +1,4 @@
-"""One reader per raw format; each checks the contents and returns a `Raw` record."""
+"""One reader per raw format; each checks the contents and returns a `_Raw` record."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_LABELS = 256
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Raw:
+class _Raw:
     """What a file holds, before it becomes a `Graph`.
 
     Attributes:
@@ -51,7 +51,7 @@ class Raw:
     graph_y: Array | None = None
 
 
-Reader = Callable[[Files], Raw]
+Reader = Callable[[Files], _Raw]
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def _checked(function: Reader) -> Reader:
     """Make a reader raise `DataError`, and nothing else, when its files are damaged or do not fit."""
 
     @wraps(function)
-    def read(files: Files) -> Raw:
+    def read(files: Files) -> _Raw:
         with _explain(files[0]):
             raw = function(files)
             _check(raw, files[0])
@@ -80,7 +80,7 @@ def _checked(function: Reader) -> Reader:
     return read
 
 
-def _check(raw: Raw, path: Path) -> None:
+def _check(raw: _Raw, path: Path) -> None:
     """Raise if lengths or ranges do not fit together."""
     n = raw.num_nodes
     for name, edges in (("edges", raw.edges), ("true edges", raw.truth)):
@@ -128,7 +128,7 @@ def _csr(archive: Mapping[str, Array], prefix: str) -> sp.csr_matrix:
 
 
 @_checked
-def read_npz(files: Files) -> Raw:
+def _read_npz(files: Files) -> _Raw:
     """Read the archives of "Pitfalls of graph neural network evaluation" (Amazon, Coauthor).
 
     Words are 0 or 1, as PyG reads these files: counts above 1 become 1.
@@ -139,11 +139,11 @@ def read_npz(files: Files) -> Raw:
     words.data = (words.data > 0).astype(np.float32)
     words.eliminate_zeros()
     edges = np.stack([adjacency.row, adjacency.col]).astype(np.int64)
-    return Raw(edges=edges, num_nodes=adjacency.shape[0], features=words, y=labels.astype(np.int64))
+    return _Raw(edges=edges, num_nodes=adjacency.shape[0], features=words, y=labels.astype(np.int64))
 
 
 @_checked
-def read_planetoid(files: Files) -> Raw:
+def _read_planetoid(files: Files) -> _Raw:
     """Read Cora, CiteSeer or PubMed: seven pickles and a text file, through the restricted unpickler.
 
     Features are taken as published (0/1 words, PubMed TF-IDF): an attack's box then means the same as on the
@@ -167,7 +167,7 @@ def read_planetoid(files: Files) -> Raw:
     labels = np.full(n, -1, dtype=np.int64)
     labels[:known], labels[test] = ally.argmax(axis=1), ty.argmax(axis=1)
     split = {"train": np.arange(len(y)), "val": np.arange(len(y), len(y) + 500), "test": test}
-    return Raw(edges=_pairs(neighbours, parts["graph"]), num_nodes=n, features=words, y=labels, split=split)
+    return _Raw(edges=_pairs(neighbours, parts["graph"]), num_nodes=n, features=words, y=labels, split=split)
 
 
 def _expect(found: Any, kind: type, path: Path) -> Any:
@@ -187,7 +187,7 @@ def _pairs(neighbours: Mapping[Any, Any], path: Path) -> Array:
 
 
 @_checked
-def read_tu(files: Files) -> Raw:
+def _read_tu(files: Files) -> _Raw:
     """Read a graph classification set of TU Dortmund as one block-diagonal graph.
 
     Features: node attributes where there are any, each column standardised over all nodes (their range
@@ -211,7 +211,7 @@ def read_tu(files: Files) -> Raw:
     if edges.size and bool((batch[edges[0]] != batch[edges[1]]).any()):
         raise DataError(f"{parts['A']} joins nodes of different graphs; fetch it again")
     labels = np.unique(graphs, return_inverse=True)[1].reshape(-1).astype(np.int64)
-    return Raw(edges=edges, num_nodes=batch.size, features=np.hstack(columns), batch=batch, graph_y=labels)
+    return _Raw(edges=edges, num_nodes=batch.size, features=np.hstack(columns), batch=batch, graph_y=labels)
 
 
 def _table(path: Path, kind: type) -> Array:
@@ -223,7 +223,7 @@ def _table(path: Path, kind: type) -> Array:
 
 
 @_checked
-def read_ground_truth(files: Files) -> Raw:
+def _read_ground_truth(files: Files) -> _Raw:
     """Read an archive of edges, features, labels, masks and the true explanation (`gt_edges`)."""
     layout = {"edge_index": (INDEX, 2), "x": (NUMBER, 2), "y": (INDEX, 1), "gt_edges": (INDEX, 2)}
     found = _arrays(files[0], layout | {f"{name}_mask": (TRUTH, 1) for name in ("train", "val", "test")})
@@ -232,7 +232,7 @@ def read_ground_truth(files: Files) -> Raw:
     for name, mask in masks.items():
         if mask.shape != (n,):
             raise DataError(f"{files[0]}: `{name}_mask` is not a boolean for each of the {n} nodes")
-    return Raw(
+    return _Raw(
         edges=found["edge_index"].astype(np.int64),
         num_nodes=n,
         features=found["x"].astype(np.float32),
@@ -243,7 +243,7 @@ def read_ground_truth(files: Files) -> Raw:
 
 
 @_checked
-def read_tape(files: Files) -> Raw:
+def _read_tape(files: Files) -> _Raw:
     """Read the arXiv citation graph with class guesses made from each paper's text as features.
 
     A guess of rank r = 0..4 sets the feature of its class to 1 / (1 + r); the best rank counts.
@@ -264,7 +264,7 @@ def read_tape(files: Files) -> Raw:
     for rank in reversed(range(RANKS)):
         rows = np.flatnonzero(guesses[:, rank] >= 0)
         weights[rows, guesses[rows, rank].astype(np.int64)] = 1.0 / (1 + rank)
-    return Raw(
+    return _Raw(
         edges=edges.astype(np.int64),
         num_nodes=y.shape[0],
         features=sp.csr_matrix(weights),
@@ -304,7 +304,7 @@ def _gz_table(contents: Mapping[str, bytes], member: str, kind: type) -> NDArray
 
 
 @_checked
-def read_ogbn_arxiv(files: Sequence[Path]) -> Raw:
+def _read_ogbn_arxiv(files: Sequence[Path]) -> _Raw:
     """Read `ogbn-arxiv` from its published archive: edges, 128 features, labels and the split by year.
 
     Args:
@@ -322,4 +322,4 @@ def read_ogbn_arxiv(files: Sequence[Path]) -> Raw:
         name: _gz_table(contents, f"split/time/{key}.csv.gz", np.int64)[:, 0]
         for name, key in (("train", "train"), ("val", "valid"), ("test", "test"))
     }
-    return Raw(edges=edges, num_nodes=n, features=x, y=y, split=split)
+    return _Raw(edges=edges, num_nodes=n, features=x, y=y, split=split)

@@ -13,12 +13,12 @@ from fgai.datasets.planted import planted
 from fgai.datasets.readers import (
     OGB_MEMBERS,
     Reader,
-    read_ground_truth,
-    read_npz,
-    read_ogbn_arxiv,
-    read_planetoid,
-    read_tape,
-    read_tu,
+    _read_ground_truth,
+    _read_npz,
+    _read_ogbn_arxiv,
+    _read_planetoid,
+    _read_tape,
+    _read_tu,
 )
 from fgai.datasets.splits import link_split
 from fgai.errors import DataError, InputError
@@ -218,7 +218,7 @@ def _shchur(name: str, folder: str, file: str, sizes: tuple[int, int, int, int])
     _add(
         name,
         sizes,
-        read_npz,
+        _read_npz,
         "https://github.com/shchur/gnn-benchmark/raw/master/data/npz/{file}",
         description=f"{family.title()} {folder}: {words[family]}",
         source="https://github.com/shchur/gnn-benchmark",
@@ -235,7 +235,7 @@ def _planetoid(
     _add(
         folder.lower(),
         sizes,
-        read_planetoid,
+        _read_planetoid,
         "https://github.com/kimiyoung/planetoid/raw/master/data/{file}",
         description=f"{folder}: papers, joined by citations; {words}; topic."
         f"{remark} Split `random` is 10/10/80 % by seed, `public` the published one.",
@@ -253,7 +253,7 @@ def _tu(folder: str, sizes: tuple[int, int, int, int], graphs: int, words: str, 
     _add(
         folder.lower(),
         sizes,
-        read_tu,
+        _read_tu,
         f"https://www.chrsmrrs.com/graphkerneldatasets/{folder}.zip",
         description=f"{folder}: {words} One block-diagonal graph with `batch` and `graph_y`; masks are"
         " constant inside each graph (80/10/10 % of the graphs, every class alike); the seed is one of ten"
@@ -272,7 +272,7 @@ def _ground_truth(name: str, sizes: tuple[int, int, int, int], words: str) -> No
     _add(
         name,
         sizes,
-        read_ground_truth,
+        _read_ground_truth,
         description=f"{words} `edge_truth` marks the edges inside the houses: the true explanation.",
         source="an archive with edge_index, x, y, train_mask, val_mask, test_mask and gt_edges; PyG's"
         " `ExplainerDataset` generates graphs of the same kind",
@@ -308,7 +308,7 @@ _planetoid("PubMed", (19717, 88648, 500, 3), "TF-IDF of words")
 _add(
     "ogbn-arxiv",
     (169343, 2315598, 128, 40),
-    read_ogbn_arxiv,
+    _read_ogbn_arxiv,
     "https://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip",
     description="arXiv papers in computer science, joined by citations (made undirected); 128 numbers"
     " averaged from word vectors; subject area; official split by year.",
@@ -321,7 +321,7 @@ _add(
 _add(
     "arxiv-tape",
     (169343, 2315598, 40, 40),
-    read_tape,
+    _read_tape,
     description="The graph, labels and split of ogbn-arxiv; features are five ranked guesses of the class"
     " made by a language model from each paper's text, weighted 1/(1 + rank). They alone classify 74 % of"
     " the test papers, so F1 here must not be compared with ogbn-arxiv's.",

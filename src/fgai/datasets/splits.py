@@ -141,7 +141,7 @@ def fold_split(y: Tensor, fold: int = 0, *, folds: int = 10, seed: int = 0) -> S
     return Split((place >= 0) & ~test & ~val, val, test)
 
 
-def index_split(train: Tensor, val: Tensor, test: Tensor, num_nodes: int) -> Split:
+def _index_split(train: Tensor, val: Tensor, test: Tensor, num_nodes: int) -> Split:
     """Turn three index vectors (a published split) into masks."""
     return _masks((train, val, test), num_nodes)
 

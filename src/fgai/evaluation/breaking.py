@@ -136,13 +136,13 @@ def breaking_point(
         compared = Compared(clean.attention, view.attention, k, touched)
         return mean_of_defined(overlap_layers(compared)["overlap_touched"])
 
-    nodes, overlap = smallest_below(measure, threshold, limit)
+    nodes, overlap = _smallest_below(measure, threshold, limit)
     return BreakingPoint(
         nodes, threshold, limit, chosen.budget.edges, overlap, chosen.name, k, seed, seconds[0]
     )
 
 
-def smallest_below(
+def _smallest_below(
     measure: Callable[[int], float], threshold: float, limit: int
 ) -> tuple[int | None, dict[int, float]]:
     """Return the first of 1..limit whose measure is below the threshold, by doubling and bisection.

@@ -12,7 +12,7 @@ from fgai.alone import with_gradients
 from fgai.attacks import Threat
 from fgai.errors import InputError
 from fgai.evaluation.protocol import evaluate
-from fgai.evaluation.record import EvaluationRecord, class_table, explanation_table, prediction_table
+from fgai.evaluation.record import EvaluationRecord, _class_table, _explanation_table, _prediction_table
 from fgai.progress import stage
 from fgai.records import Table, TabledDocument, data_frame
 from fgai.typed import typed
@@ -67,8 +67,8 @@ class Comparison(TabledDocument):
     def tables(self) -> list[Table]:
         """Return the tables: prediction and stability, recall by class, explanation."""
         base = self[self.reference]
-        predicted = prediction_table(self.records, base)
-        return [predicted, *class_table(self.records), explanation_table(self.records, base)]
+        predicted = _prediction_table(self.records, base)
+        return [predicted, *_class_table(self.records), _explanation_table(self.records, base)]
 
     def to_csv(self) -> str:
         """Return one CSV, a row per model and metric; full precision."""

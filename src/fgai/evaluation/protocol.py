@@ -17,7 +17,7 @@ from fgai.checks import one_of
 from fgai.errors import InputError, collected, warn
 from fgai.evaluation import reliability
 from fgai.evaluation.record import EvaluationRecord
-from fgai.evaluation.run import Run
+from fgai.evaluation.run import _Run
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint_of
 from fgai.models import as_graph
@@ -102,7 +102,7 @@ def evaluate(
     graph = prepared(model, original)
     meter = Meter(graph.device)
     with collected() as notes:
-        run = Run(model, original, graph, k, seed, targets, on_step)
+        run = _Run(model, original, graph, k, seed, targets, on_step)
         body = run.measure(threat, vanilla, explanation_attack, curves, nulls, per_node, meter)
     for note in notes:
         warn(note)

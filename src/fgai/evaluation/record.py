@@ -102,7 +102,7 @@ class EvaluationRecord(TabledDocument):
 
     def tables(self) -> list[Table]:
         """Return every metric, the recall by class, and the explanation metrics beside their null rows."""
-        return [_long_table(self), *class_table([self]), explanation_table([self], self)]
+        return [_long_table(self), *_class_table([self]), _explanation_table([self], self)]
 
     def to_csv(self) -> str:
         """Return every number as CSV: dotted metric and value, layers and curves by position."""
@@ -143,7 +143,7 @@ def _has(metrics: Mapping[str, Any], path: str) -> bool:
     return name in ((look_up(metrics, parent) if parent else metrics) or {})
 
 
-def notes_of(records: Sequence[EvaluationRecord]) -> tuple[str, ...]:
+def _notes_of(records: Sequence[EvaluationRecord]) -> tuple[str, ...]:
     """Return the notes below a table: data, threat, parameters and warnings."""
     first = records[0]
     task = TASKS.get(first.config.get("task", "node"))
@@ -194,7 +194,9 @@ def _sharpness_words(metrics: Mapping[str, Any]) -> str:
     )
 
 
-def prediction_table(records: Sequence[EvaluationRecord], reference: EvaluationRecord | None = None) -> Table:
+def _prediction_table(
+    records: Sequence[EvaluationRecord], reference: EvaluationRecord | None = None
+) -> Table:
     """Scores and stability of each model, cost beside them; ratios to `reference` in brackets."""
     possible = shown_numbers([record.metrics for record in records], "prediction")
     shown = [quantity(e.path) for e in possible if any(_holds(record, e.path) for record in records)]
@@ -211,7 +213,7 @@ def prediction_table(records: Sequence[EvaluationRecord], reference: EvaluationR
     chance = [look_up(records[0].metrics, chance_path(entry.path)) for entry in shown]
     if any(value is not None for value in chance):
         rows.append(["chance", *chance, None, None])
-    return Table("Prediction and stability", columns, rows, notes_of(records))
+    return Table("Prediction and stability", columns, rows, _notes_of(records))
 
 
 def _holds(record: EvaluationRecord, path: str) -> bool:
@@ -233,7 +235,7 @@ def _with_ratio(
     return f"{value:{shown.form}} ({base / value:.1f}×)"
 
 
-def class_table(records: Sequence[EvaluationRecord]) -> list[Table]:
+def _class_table(records: Sequence[EvaluationRecord]) -> list[Table]:
     """Recall of every class that was scored, for each model; no table where records do not hold it."""
     held = [(record.name, record.metrics["recall"]) for record in records if record.metrics.get("recall")]
     if not held:
@@ -254,7 +256,7 @@ def class_table(records: Sequence[EvaluationRecord]) -> list[Table]:
     return [Table("Recall by class", columns, rows)]
 
 
-def explanation_table(records: Sequence[EvaluationRecord], nulls: EvaluationRecord | None = None) -> Table:
+def _explanation_table(records: Sequence[EvaluationRecord], nulls: EvaluationRecord | None = None) -> Table:
     """Explanation metrics of each model, and of attention that says nothing on the model `nulls` is of."""
     shown_here = shown_numbers([record.metrics for record in records], "explanation")
     possible = [quantity(entry.path) for entry in shown_here]
@@ -289,4 +291,4 @@ def _long_table(record: EvaluationRecord) -> Table:
 
     walk("", {name: value for name, value in record.metrics.items() if name != "null"})
     title = f"{record.name} on {record.data['name']}, threat {record.threat['name']}"
-    return Table(title, columns, rows, notes_of([record]))
+    return Table(title, columns, rows, _notes_of([record]))

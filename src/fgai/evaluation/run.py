@@ -1,4 +1,4 @@
-"""`Run`: one evaluation in progress, from the clean view to the nested metrics."""
+"""`_Run`: one evaluation in progress, from the clean view to the nested metrics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _HEADLINE_RULE = "cover"
 _RANDOM = "random"
 
 
-class Run:
+class _Run:
     """One evaluation in progress.
 
     Args:

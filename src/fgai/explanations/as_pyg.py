@@ -13,7 +13,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing
 from fgai.alone import seeded
 from fgai.attention import duplicate, limits_of, record
 from fgai.errors import InputError
-from fgai.explanations.pyg import positions
+from fgai.explanations.pyg import _positions
 from fgai.graph import Graph
 from fgai.models import AttentionLayer, AttentionModel, body_of
 from fgai.sparse import edge_keys
@@ -69,7 +69,7 @@ class AsPyG(MessagePassing):  # type: ignore[misc]
 
         def masked(index: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
             keys_used = edge_keys(source, destination)
-            spot, known = positions(keys, keys_used)
+            spot, known = _positions(keys, keys_used)
             return attention * torch.where(known, mask[spot], 1.0)[:, None]
 
         with record(self.model, perturb=masked):
@@ -106,7 +106,7 @@ class GATConvs(nn.Module):
 
     def __init__(self, model: nn.Module, *, split_heads: bool = False) -> None:
         super().__init__()
-        if not has_pyg_layers(model):
+        if not _has_pyg_layers(model):
             raise InputError(
                 "`model` must be a plain GAT or GATv2 for nodes, without normalisation, limits or a guard;"
                 f" got {type(model).__name__}: use `AsPyG(model)`"
@@ -140,7 +140,7 @@ class _Joined(nn.Module):
         return torch.cat([conv(x, edge_index) for conv in self.convs], dim=1)
 
 
-def has_pyg_layers(model: nn.Module) -> bool:
+def _has_pyg_layers(model: nn.Module) -> bool:
     """Whether PyG's layers can compute the same as a model."""
     plain = isinstance(model, AttentionModel) and body_of(model) == "layers" and model.is_rowwise
     return plain and _layers(model)[0].input_norm is None and not limits_of(model)
@@ -184,8 +184,8 @@ def _convolution(layer: AttentionLayer, heads: range, concat: bool) -> nn.Module
     return conv
 
 
-def as_pyg(model: nn.Module, *, split_heads: bool = False) -> nn.Module:
+def _as_pyg(model: nn.Module, *, split_heads: bool = False) -> nn.Module:
     """Return a model as PyG calls models, made of PyG's own layers if possible."""
-    if has_pyg_layers(model):
+    if _has_pyg_layers(model):
         return GATConvs(model, split_heads=split_heads)
     return AsPyG(model) if isinstance(model, AttentionModel) else duplicate(model).eval()

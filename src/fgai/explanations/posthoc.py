@@ -23,9 +23,9 @@ from fgai import checks
 from fgai.alone import seeded, with_gradients
 from fgai.attention import call_model, duplicate, evaluating, observe, prepared
 from fgai.errors import FgaiError, InputError, extra
-from fgai.explanations.as_pyg import as_pyg
-from fgai.explanations.pyg import along_paths, on_edges
-from fgai.explanations.scores import EdgeExplainer, EdgeScores, Field, Fields
+from fgai.explanations.as_pyg import _as_pyg
+from fgai.explanations.pyg import _along_paths, _on_edges
+from fgai.explanations.scores import EdgeExplainer, EdgeScores, _Field, _Fields
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.tasks import task_of
@@ -57,7 +57,7 @@ class _RandomScores(EdgeExplainer):
 
     def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
         """Return scores from the explainer's own generator."""
-        fields = Fields(graph, self.hops)
+        fields = _Fields(graph, self.hops)
         scores = []
         for node in nodes:
             keys = fields.keys[fields.edges(node)]
@@ -82,8 +82,8 @@ class _AttentionScores(EdgeExplainer):
     def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
         """Return the attention on each node's field."""
         attention = observe(self.model, graph).attention.detach()
-        fields = Fields(graph, _hops_of(self.model, len(attention)))
-        shown = on_edges(attention, fields.keys, "mean", self.heads)
+        fields = _Fields(graph, _hops_of(self.model, len(attention)))
+        shown = _on_edges(attention, fields.keys, "mean", self.heads)
         scores = []
         for node in nodes:
             used = fields.edges(node)
@@ -91,7 +91,7 @@ class _AttentionScores(EdgeExplainer):
             if self.paths:
                 ends = values.new_zeros(graph.num_nodes)
                 ends[node] = 1.0
-                values = along_paths(attention, ends, fields.keys[used], self.heads)
+                values = _along_paths(attention, ends, fields.keys[used], self.heads)
             scores.append(EdgeScores(node, fields.keys[used], values))
         return scores
 
@@ -118,7 +118,7 @@ class _SearchedScores(EdgeExplainer):
     ) -> None:
         super().__init__(order.model, order.seed)
         self.hops, self.epochs, self.make, self.name = order.hops, order.epochs, make, "PyG's explainer"
-        self.called = as_pyg(order.model, split_heads=split_heads)
+        self.called = _as_pyg(order.model, split_heads=split_heads)
         self.layers = ExplainerAlgorithm._num_hops(self.called) if split_heads else order.hops
 
     @with_gradients
@@ -139,7 +139,7 @@ class _SearchedScores(EdgeExplainer):
             model_config=_CONFIG,
         )
 
-    def search(self, field: Field, target: Tensor) -> Tensor:
+    def search(self, field: _Field, target: Tensor) -> Tensor:
         """Return the mask [K] of a field with at least one edge; `target` [n] holds the predicted class."""
         mask: Tensor = self.explainer()(field.x, field.edge_index, index=field.index).edge_mask
         return mask
@@ -160,7 +160,7 @@ class _FittedScores(_SearchedScores):
         with seeded(order.seed, order.graph.device), _running(self):
             self.fitted = self._fit(prepared(order.model, order.graph))
 
-    def search(self, field: Field, target: Tensor) -> Tensor:
+    def search(self, field: _Field, target: Tensor) -> Tensor:
         """Return the mask of the trained network, without a search."""
         mask: Tensor = self.fitted(field.x, field.edge_index, target=target, index=field.index).edge_mask
         return mask
@@ -189,11 +189,11 @@ class _Predictions:
     """
 
     def __init__(self, explainer: _SearchedScores, graph: Graph) -> None:
-        self.called, self.fields = explainer.called, Fields(graph, explainer.hops)
+        self.called, self.fields = explainer.called, _Fields(graph, explainer.hops)
         with evaluating(explainer.model), torch.no_grad():
             self.logits = call_model(explainer.model, graph).detach()
 
-    def field(self, node: int) -> tuple[Field, Tensor]:
+    def field(self, node: int) -> tuple[_Field, Tensor]:
         """Return the field of a node, and [n] the class to explain.
 
         Raises:

@@ -127,7 +127,7 @@ class FaithfulAttention(_AttentionAlgorithm):
     ) -> Tensor:
         """[E]: heads and layers reduced, 0 outside the receptive field of `index`."""
         flow = self._flow(model)
-        mask = on_edges(attention, _message_keys(edge_index, flow), self.layer, self.heads)
+        mask = _on_edges(attention, _message_keys(edge_index, flow), self.layer, self.heads)
         if index is not None and self.model_config.task_level == ModelTaskLevel.node:
             hops = max(self._num_hops(model), len(attention))
             *_, reached = k_hop_subgraph(index, hops, edge_index, num_nodes=x.shape[0], flow=flow)
@@ -150,7 +150,7 @@ def _message_keys(edge_index: Tensor, flow: str) -> Tensor:
     return edge_keys(source.long(), destination.long())
 
 
-def on_edges(
+def _on_edges(
     attention: AttentionMap, keys: Tensor, layer: str | int = "mean", heads: str | int = "log"
 ) -> Tensor:
     """[E]: heads and layers reduced, in the order of `keys`; see `FaithfulAttention`."""
@@ -180,7 +180,7 @@ def _looked_up(layer: LayerAttention, keys: Tensor, heads: str | int = "log") ->
     values = layer.heads(heads)
     if values.numel() == 0:
         return values.new_zeros(keys.numel())
-    first, known = positions(layer.keys, keys)
+    first, known = _positions(layer.keys, keys)
     last = torch.searchsorted(layer.keys, keys, right=True) - 1
     ordered, order = keys.sort(stable=True)
     occurrence = torch.empty_like(keys)
@@ -190,7 +190,7 @@ def _looked_up(layer: LayerAttention, keys: Tensor, heads: str | int = "log") ->
     return torch.where(known, values[spot], 0.0)
 
 
-def positions(ordered: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+def _positions(ordered: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """First position of each wanted key in a sorted vector, and whether it is there."""
     if ordered.numel() == 0:
         return torch.zeros_like(wanted), torch.zeros_like(wanted, dtype=torch.bool)
@@ -252,10 +252,10 @@ class PropagatedAttention(_AttentionAlgorithm):
         """[E]: attention along the paths to the nodes `index`, or to all."""
         ends = torch.zeros(x.shape[0], dtype=x.dtype, device=x.device)
         ends[slice(None) if index is None else index] = 1.0
-        return along_paths(attention, ends, _message_keys(edge_index, self._flow(model)), self.heads)
+        return _along_paths(attention, ends, _message_keys(edge_index, self._flow(model)), self.heads)
 
 
-def along_paths(attention: AttentionMap, ends: Tensor, keys: Tensor, heads: str | int = "mean") -> Tensor:
+def _along_paths(attention: AttentionMap, ends: Tensor, keys: Tensor, heads: str | int = "mean") -> Tensor:
     """Attention along the paths to `ends`, on the edges with the given keys; see `PropagatedAttention`.
 
     Args:

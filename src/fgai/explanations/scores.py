@@ -20,7 +20,7 @@ from fgai.typed import typed
 
 
 @dataclass(frozen=True, eq=False)
-class Field:
+class _Field:
     """A node with the edges around it, to search for an explanation in.
 
     Attributes:
@@ -38,7 +38,7 @@ class Field:
     index: int
 
 
-class Fields:
+class _Fields:
     """The receptive fields of a graph's nodes.
 
     Args:
@@ -71,17 +71,17 @@ class Fields:
             reached[self.source[used]] = True
         return used
 
-    def around(self, node: int) -> Field:
+    def around(self, node: int) -> _Field:
         """The field of a node as a graph of its own, on which its output is the same."""
         used = self.edges(node)
         ends = torch.stack([self.source[used], self.destination[used]])
         centre = torch.tensor([node], device=ends.device)
         nodes, places = torch.unique(torch.cat([ends.flatten(), centre]), return_inverse=True)
-        return Field(self.x[nodes], places[:-1].view(2, -1), self.keys[used], used[used], int(places[-1]))
+        return _Field(self.x[nodes], places[:-1].view(2, -1), self.keys[used], used[used], int(places[-1]))
 
-    def whole(self, node: int) -> Field:
+    def whole(self, node: int) -> _Field:
         """The whole graph, for models in which more than messages joins nodes."""
-        return Field(self.x, self.edge_index, self.keys, self.edges(node), node)
+        return _Field(self.x, self.edge_index, self.keys, self.edges(node), node)
 
 
 @typed

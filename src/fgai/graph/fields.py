@@ -24,7 +24,7 @@ VALUES = ("edge_attr", "edge_weight")
 """What models may read of an edge beside its ends."""
 
 
-def check_values(values: Any, name: str, num_edges: int) -> Tensor:
+def _check_values(values: Any, name: str, num_edges: int) -> Tensor:
     """Return `edge_attr` [E] or [E, D], or `edge_weight` [E], after checking its shape and numbers."""
     if not isinstance(values, Tensor) or values.is_sparse:
         raise InputError(f"`{name}` must be a dense tensor, got {type(values).__name__}")
@@ -38,7 +38,7 @@ def check_values(values: Any, name: str, num_edges: int) -> Tensor:
     return checks.finite(values, name)
 
 
-def merge_values(values: Tensor, name: str, inverse: Tensor, num_edges: int) -> Tensor:
+def _merge_values(values: Tensor, name: str, inverse: Tensor, num_edges: int) -> Tensor:
     """Return one value for each distinct edge, in the order of their keys.
 
     Args:
@@ -65,7 +65,7 @@ def merge_values(values: Tensor, name: str, inverse: Tensor, num_edges: int) -> 
     return merged
 
 
-def carry_values(values: Tensor | None, edge_map: EdgeMap, fill: float) -> Tensor | None:
+def _carry_values(values: Tensor | None, edge_map: EdgeMap, fill: float) -> Tensor | None:
     """Return values [E, ...] on the edges after an edit: old edges keep theirs, new ones get `fill`."""
     if values is None:
         return None

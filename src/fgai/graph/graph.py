@@ -14,7 +14,7 @@ from torch import Tensor
 from fgai import checks
 from fgai.cache import cached_on
 from fgai.errors import FgaiWarning, InputError, warn
-from fgai.graph.fields import FILL, Links, arguments_from_data, carry_values, check_values, merge_values
+from fgai.graph.fields import FILL, Links, _carry_values, _check_values, _merge_values, arguments_from_data
 from fgai.ops.attach import attach_known, check_targets
 from fgai.sparse import Adjacency, EdgeMap, Features, edge_keys, key_ends, match_edges
 from fgai.sparse.features import as_features
@@ -177,7 +177,7 @@ class Graph:
         if edge_truth is not None and edge_truth.shape != (num_given,):
             raise InputError(f"`edge_truth` must have shape [{num_given}], got {tuple(edge_truth.shape)}")
         both = {"edge_attr": edge_attr, "edge_weight": edge_weight}
-        values = {key: check_values(one, key, num_given) for key, one in both.items() if one is not None}
+        values = {key: _check_values(one, key, num_given) for key, one in both.items() if one is not None}
         if undirected:
             edges = torch.cat([edges, edges.flip(0)], dim=1)
             edge_truth = None if edge_truth is None else torch.cat([edge_truth, edge_truth])
@@ -185,7 +185,7 @@ class Graph:
         unique, inverse, counts = torch.unique(
             edge_keys(edges[0], edges[1]), return_inverse=True, return_counts=True
         )
-        values = {key: merge_values(one, key, inverse, unique.numel()) for key, one in values.items()}
+        values = {key: _merge_values(one, key, inverse, unique.numel()) for key, one in values.items()}
         merged = None
         if not undirected and unique.numel() < num_given:
             merged = torch.stack(key_ends(torch.repeat_interleave(unique, counts - 1)))
@@ -431,7 +431,7 @@ class Graph:
 
     def _carried(self, edge_map: EdgeMap) -> dict[str, Any]:
         """The fields per edge after an edit."""
-        return {name: carry_values(getattr(self, name), edge_map, fill) for name, fill in FILL.items()}
+        return {name: _carry_values(getattr(self, name), edge_map, fill) for name, fill in FILL.items()}
 
     def _merge(self, edges: Tensor, num_nodes: int) -> tuple[Adjacency, EdgeMap]:
         """Merge new, distinct edges into the sorted ones without sorting the old again."""

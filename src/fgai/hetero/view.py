@@ -69,7 +69,7 @@ class HeteroView:
     ) -> None:
         counts, widths = _check_features(data)
         kinds = _check_edges(data, counts)
-        chosen = None if edge_type is None else known_type(edge_type, kinds)
+        chosen = None if edge_type is None else _known_type(edge_type, kinds)
         target = self._target(data, target, chosen)
         self.data = data
         self.layout = HeteroLayout(
@@ -92,7 +92,7 @@ class HeteroView:
         Raises:
             InputError: nothing to call, one of fgai's own models, or one that is wrapped already.
         """
-        return wrapped(model, self.layout, call)
+        return _wrapped(model, self.layout, call)
 
     def number(self, node_type: str, node: int) -> int:
         """Return the number that a node has in the graph.
@@ -157,7 +157,7 @@ class HeteroView:
         return fields
 
 
-def wrapped(model: nn.Module, layout: HeteroLayout, call: HeteroCall | None) -> HeteroModel:
+def _wrapped(model: nn.Module, layout: HeteroLayout, call: HeteroCall | None) -> HeteroModel:
     """Return a model of the graph with this layout, see `HeteroView.wrap`."""
     if call is not None and not callable(call):
         raise InputError(f"`call` must be a function (model, data) → logits, got {type(call).__name__}")
@@ -229,7 +229,7 @@ def _check_labels(values: Any, count: int, target: str, name: str = "y") -> Tens
     return values
 
 
-def known_type(edge_type: Any, types: Sequence[EdgeType]) -> EdgeType:
+def _known_type(edge_type: Any, types: Sequence[EdgeType]) -> EdgeType:
     """Return a type of edges, after checking that the data has it."""
     words = isinstance(edge_type, list | tuple) and all(isinstance(word, str) for word in edge_type)
     if not words or tuple(edge_type) not in types:

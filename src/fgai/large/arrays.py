@@ -21,7 +21,7 @@ CHECKED = 1 << 22
 """Entries that are checked together."""
 
 
-class ArrayInfo(TypedDict):
+class _ArrayInfo(TypedDict):
     """Shape, type and SHA-256 of the file of one array."""
 
     shape: list[int]
@@ -29,7 +29,7 @@ class ArrayInfo(TypedDict):
     sha256: str
 
 
-class Place(NamedTuple):
+class _Place(NamedTuple):
     """Where in a file that several processes write one of them begins.
 
     Attributes:
@@ -41,7 +41,7 @@ class Place(NamedTuple):
     rows: int
 
 
-class ArrayFile:
+class _ArrayFile:
     """An `.npy` file that grows by rows; its heading is completed when it is closed.
 
     Args:
@@ -52,7 +52,7 @@ class ArrayFile:
     """
 
     def __init__(
-        self, path: Path, dtype: Any, tail: tuple[int, ...] = (), place: Place | None = None
+        self, path: Path, dtype: Any, tail: tuple[int, ...] = (), place: _Place | None = None
     ) -> None:
         self.dtype, self.tail, self.rows = np.dtype(dtype), tail, 0 if place is None else place.rows
         self._shared = place is not None
@@ -96,15 +96,15 @@ def _opened(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
 
 
-def write_array(path: Path, blocks: Iterable[Array], dtype: Any, tail: tuple[int, ...] = ()) -> int:
+def _write_array(path: Path, blocks: Iterable[Array], dtype: Any, tail: tuple[int, ...] = ()) -> int:
     """Write an `.npy` file from blocks of rows; return the number of rows."""
-    with ArrayFile(path, dtype, tail) as file:
+    with _ArrayFile(path, dtype, tail) as file:
         for block in blocks:
             file.append(block)
     return file.rows
 
 
-def scratch(path: Path, shape: tuple[int, ...], dtype: Any) -> Array:
+def _scratch(path: Path, shape: tuple[int, ...], dtype: Any) -> Array:
     """A memory-mapped array for intermediate results, whose room on the disk is there from the start.
 
     Without that a full disk would end the process at the first page that has no place.
@@ -115,7 +115,7 @@ def scratch(path: Path, shape: tuple[int, ...], dtype: Any) -> Array:
     size = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
     with path.open("xb") as file:
         _take_room(file, size)
-    return open_scratch(path, shape, dtype)
+    return _open_scratch(path, shape, dtype)
 
 
 def _take_room(file: BinaryIO, size: int) -> None:
@@ -128,19 +128,19 @@ def _take_room(file: BinaryIO, size: int) -> None:
         file.write(zeros[: size - first])
 
 
-def open_scratch(path: Path, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Map what `scratch` has made once more."""
+def _open_scratch(path: Path, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Map what `_scratch` has made once more."""
     return np.memmap(path, dtype, "r+", shape=shape) if np.prod(shape) else np.zeros(shape, dtype)
 
 
-def write_scratch(path: Path, array: Array) -> None:
-    """Write an array as `scratch` would have it, and put it on disk."""
-    found = scratch(path, array.shape, array.dtype)
+def _write_scratch(path: Path, array: Array) -> None:
+    """Write an array as `_scratch` would have it, and put it on disk."""
+    found = _scratch(path, array.shape, array.dtype)
     found[:] = array
-    put_on_disk(found)
+    _put_on_disk(found)
 
 
-def put_on_disk(array: Array) -> None:
+def _put_on_disk(array: Array) -> None:
     """Wait until what was written to a mapped array is in its file."""
     if isinstance(array, np.memmap):
         array.flush()
@@ -175,9 +175,9 @@ def _open_array(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
     return found
 
 
-def describe(folder: Path) -> dict[str, ArrayInfo]:
+def _describe(folder: Path) -> dict[str, _ArrayInfo]:
     """Return shape, type and SHA-256 of every array in a folder, by name."""
-    infos: dict[str, ArrayInfo] = {}
+    infos: dict[str, _ArrayInfo] = {}
     for file in sorted(folder.glob("*.npy")):
         array = map_array(file)
         infos[file.stem] = {
@@ -188,7 +188,7 @@ def describe(folder: Path) -> dict[str, ArrayInfo]:
     return infos
 
 
-class ArrayFolder:
+class _ArrayFolder:
     """The arrays of a folder: mapped when first used, compared with their checksums once.
 
     Args:
@@ -200,7 +200,7 @@ class ArrayFolder:
         verified: names of the arrays whose checksums were compared.
     """
 
-    def __init__(self, path: Path, infos: dict[str, ArrayInfo], remedy: str) -> None:
+    def __init__(self, path: Path, infos: dict[str, _ArrayInfo], remedy: str) -> None:
         self._path, self._infos, self._remedy = path, infos, remedy
         self._arrays: dict[str, Array] = {}
         self.verified: set[str] = set()
@@ -235,7 +235,7 @@ class ArrayFolder:
             self.verified.add(name)
 
 
-def are_pointers(pointers: Array, count: int) -> bool:
+def _are_pointers(pointers: Array, count: int) -> bool:
     """Whether pointers of at least one row rise from 0 to `count`."""
     if len(pointers) < 2 or pointers[0] != 0 or pointers[-1] != count:
         return False
@@ -243,7 +243,7 @@ def are_pointers(pointers: Array, count: int) -> bool:
     return all((part[1:] >= part[:-1]).all() for part in parts)
 
 
-def are_below(index: Array, count: int) -> bool:
+def _are_below(index: Array, count: int) -> bool:
     """Whether every entry is in 0..count-1."""
     parts = (index[first : first + CHECKED] for first in range(0, len(index), CHECKED))
     return all(part.min() >= 0 and part.max() < count for part in parts)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from fgai.errors import InputError
-from fgai.large.arrays import Array, ArrayFile, Place, map_array, write_array
-from fgai.large.sort import row_blocks
+from fgai.large.arrays import Array, _ArrayFile, _Place, _write_array, map_array
+from fgai.large.sort import _row_blocks
 from fgai.large.stored import DTYPES, StoredGraph
 from fgai.models.layer import AttentionLayer
 from fgai.ops import aggregate, edge_softmax, weighted_softmax
@@ -27,7 +27,7 @@ from fgai.sparse import Adjacency, Features
 from fgai.sparse.adjacency import Index32, of_narrow
 
 
-class Sides(NamedTuple):
+class _Sides(NamedTuple):
     """What `AttentionLayer.sides` gave for all nodes, mapped from files.
 
     Attributes:
@@ -41,7 +41,7 @@ class Sides(NamedTuple):
     values: Array
 
 
-class SidesFile:
+class _SidesFile:
     """The sides of one layer, written block of rows by block of rows.
 
     Args:
@@ -53,18 +53,18 @@ class SidesFile:
 
     def __init__(self, folder: Path, name: str, layer: AttentionLayer, rows: int | None = None) -> None:
         self._layer, self._rows = layer, rows
-        self._paths = [folder / f"{name}.{side}.npy" for side in Sides._fields]
-        self._files: list[ArrayFile | None] = []
+        self._paths = [folder / f"{name}.{side}.npy" for side in _Sides._fields]
+        self._files: list[_ArrayFile | None] = []
 
     def append(self, x: Tensor | Features, first: int) -> None:
         """Compute and write the sides of more rows, the first of which has this number."""
         sides = self._layer.sides(x)
         if not self._files:
-            place = None if self._rows is None else Place(first, self._rows)
+            place = None if self._rows is None else _Place(first, self._rows)
             for path, side in zip(self._paths, sides, strict=True):
                 same = side is sides[2] and path is not self._paths[2]  # scored and mixed alike
                 shape = _numpy(side).dtype, side.shape[1:]
-                self._files.append(None if same else ArrayFile(path, *shape, place))
+                self._files.append(None if same else _ArrayFile(path, *shape, place))
         for file, side in zip(self._files, sides, strict=True):
             if file is not None:
                 file.append(_numpy(side))
@@ -76,12 +76,12 @@ class SidesFile:
                 file.close()
         self._files = []
 
-    def opened(self) -> Sides:
+    def opened(self) -> _Sides:
         """Map the files, once all of them are closed."""
         found = [map_array(path) if path.exists() else None for path in self._paths]
         source, destination, values = found
         assert values is not None and destination is not None
-        return Sides(values if source is None else source, destination, values)
+        return _Sides(values if source is None else source, destination, values)
 
     def remove(self) -> None:
         """Delete the files."""
@@ -103,7 +103,7 @@ class _Attended(NamedTuple):
     scores: Tensor | None
 
 
-class Block(NamedTuple):
+class _Block(NamedTuple):
     """A range of rows and the edges into them.
 
     Attributes:
@@ -137,9 +137,9 @@ class _Read(NamedTuple):
     values: Tensor
 
 
-def read_ahead(
-    sides: Sides, blocks: Iterable[Block], most: int, threads: int
-) -> Generator[tuple[Block, _Read | None]]:
+def _read_ahead(
+    sides: _Sides, blocks: Iterable[_Block], most: int, threads: int
+) -> Generator[tuple[_Block, _Read | None]]:
     """Yield blocks, in order, and what they read; that of the next ones is gathered meanwhile.
 
     Args:
@@ -148,7 +148,7 @@ def read_ahead(
         most: edges whose values are in memory together.
         threads: that gather, a block each, beside the one that is being computed.
     """
-    waiting = deque[tuple[Block, Future[_Read | None]]]()
+    waiting = deque[tuple[_Block, Future[_Read | None]]]()
     with ThreadPoolExecutor(threads, thread_name_prefix="fgai-gather") as pool:
         try:
             for block in blocks:
@@ -164,17 +164,17 @@ def read_ahead(
                 found.cancel()
 
 
-def _read(sides: Sides, block: Block, most: int) -> _Read | None:
+def _read(sides: _Sides, block: _Block, most: int) -> _Read | None:
     if len(block.source) > most:
         return None
     nodes, adjacency = _local(block)
     return _Read(adjacency, *_gathered(sides, nodes, block.last - block.first))
 
 
-def attend(
+def _attend(
     layer: AttentionLayer,
-    sides: Sides,
-    block: Block,
+    sides: _Sides,
+    block: _Block,
     read: _Read | None,
     most: int,
     *,
@@ -206,17 +206,17 @@ def attend(
 
 
 def _attend_row(
-    layer: AttentionLayer, sides: Sides, block: Block, most: int, averaged: bool, ranked: bool
+    layer: AttentionLayer, sides: _Sides, block: _Block, most: int, averaged: bool, ranked: bool
 ) -> _Attended:
     """One row in parts: its scores, their softmax, and the sum of its values."""
     parts = [
-        Block(block.first, block.last, np.array([0, len(source)]), source, None)
+        _Block(block.first, block.last, np.array([0, len(source)]), source, None)
         for source in np.array_split(block.source, -(-len(block.source) // most))
     ]
     raw = []
     for part in parts:
         nodes, adjacency = _local(part)
-        far, near, _ = _gathered(Sides(sides.source, sides.destination, sides.source), nodes, 1)
+        far, near, _ = _gathered(_Sides(sides.source, sides.destination, sides.source), nodes, 1)
         raw.append(layer.score_edges(far, near, adjacency))
     scores = torch.cat(raw)
     row = _adjacency(1, block.pointers, np.zeros(len(block.source), np.int32))
@@ -242,7 +242,7 @@ def _finished(
     return _Attended(out, mean, scores.mean(1) if ranked else None)
 
 
-def _local(block: Block) -> tuple[Array, Adjacency]:
+def _local(block: _Block) -> tuple[Array, Adjacency]:
     """The nodes a block reads, its rows first and the others in order, and its edges among them."""
     rows, source = block.last - block.first, block.source.astype(np.int64)
     inside = (source >= block.first) & (source < block.last)
@@ -264,7 +264,7 @@ def _adjacency(nodes: int, pointers: Array, source: Array) -> Adjacency:
     return of_narrow(nodes, Index32(pointer, start, none, none, end))
 
 
-def _gathered(sides: Sides, nodes: Array, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+def _gathered(sides: _Sides, nodes: Array, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     """The sides of some nodes; that of destinations for the first `rows` alone, as no other is one."""
     values = torch.from_numpy(np.take(sides.values, nodes, 0))
     far = values if sides.source is sides.values else torch.from_numpy(np.take(sides.source, nodes, 0))
@@ -278,7 +278,7 @@ def _numpy(tensor: Tensor) -> Array:
     return found
 
 
-def write_rows(folder: Path, stored: StoredGraph, loops: bool, block_edges: int) -> None:
+def _write_rows(folder: Path, stored: StoredGraph, loops: bool, block_edges: int) -> None:
     """Write `rowptr.npy`, `source.npy` and, where edges have weights, `edge_weight.npy`.
 
     Args:
@@ -294,12 +294,12 @@ def write_rows(folder: Path, stored: StoredGraph, loops: bool, block_edges: int)
     weight = stored.array("edge_weight")
     counts = np.zeros(stored.num_nodes + 1, np.int64)
     with ExitStack() as stack:
-        ends = stack.enter_context(ArrayFile(folder / "source.npy", DTYPES["source"]))
+        ends = stack.enter_context(_ArrayFile(folder / "source.npy", DTYPES["source"]))
         weights = None
         if weight is not None:
-            file = ArrayFile(folder / "edge_weight.npy", DTYPES["edge_weight"])
+            file = _ArrayFile(folder / "edge_weight.npy", DTYPES["edge_weight"])
             weights = stack.enter_context(file)
-        for first, last in row_blocks(rowptr, block_edges, block_edges):
+        for first, last in _row_blocks(rowptr, block_edges, block_edges):
             edges = slice(int(rowptr[first]), int(rowptr[last]))
             there = np.array(rowptr[first : last + 1])
             row = np.repeat(np.arange(first, last), np.diff(there))
@@ -308,7 +308,7 @@ def write_rows(folder: Path, stored: StoredGraph, loops: bool, block_edges: int)
             ends.append(keys & 0xFFFFFFFF)
             if weights is not None and weight is not None:
                 weights.append(_weights(weight[edges], order))
-    write_array(folder / "rowptr.npy", [np.cumsum(counts)], DTYPES["rowptr"])
+    _write_array(folder / "rowptr.npy", [np.cumsum(counts)], DTYPES["rowptr"])
 
 
 def _with_loops(keys: Array, first: int, last: int) -> tuple[Array, Array]:

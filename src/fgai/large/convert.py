@@ -19,11 +19,11 @@ from fgai.errors import DataError, FgaiWarning, InputError, warn
 from fgai.files import regular
 from fgai.graph import Graph
 from fgai.graph.on_disk import is_store
-from fgai.large.arrays import Array, write_array
-from fgai.large.edge_lists import edge_reader, mapped
-from fgai.large.sort import sort_edges
+from fgai.large.arrays import Array, _write_array
+from fgai.large.edge_lists import _edge_reader, _mapped
+from fgai.large.sort import _sort_edges
 from fgai.large.stored import DTYPES, VERSION, StoredGraph
-from fgai.large.write import NUMBERS, building, complete, fill, save_arrays, save_features, source_of
+from fgai.large.write import NUMBERS, _building, _complete, _fill, _save_arrays, _save_features, _source_of
 from fgai.progress import stage
 from fgai.typed import typed
 from fgai.version import __version__
@@ -89,7 +89,7 @@ def convert(
     """
     place, given = Path(target), Path(source)
     named = str(source) in names() and not given.suffix
-    read = None if named else edge_reader(given)
+    read = None if named else _edge_reader(given)
     tables = [Path(table) for table in (node_table, features, labels) if table is not None]
     if read is None and (tables or undirected):
         raise InputError(
@@ -109,12 +109,12 @@ def convert(
         except (OSError, ValueError) as error:
             raise DataError(f"{file} cannot be read: {error}") from error
     if read is None:
-        with building(place, overwrite) as work:
+        with _building(place, overwrite) as work:
             graph = load_dataset(str(source), root) if named else load_graph(given)
-            fill(work.folder, graph.to("cpu"))
+            _fill(work.folder, graph.to("cpu"))
         return StoredGraph(place)
     roles = {"edges": source, "node_table": node_table, "features": features, "labels": labels}
-    files = {role: source_of(Path(file)) for role, file in roles.items() if file is not None}
+    files = {role: _source_of(Path(file)) for role, file in roles.items() if file is not None}
     job = {"fgai": __version__, "store": VERSION, "sources": files, "undirected": undirected}
     name = given.name.removesuffix(".gz").rpartition(".")[0]
     contents = [[role, file["size"], file["hash"]] for role, file in files.items()]
@@ -123,12 +123,12 @@ def convert(
         there.verify()
         warn(FgaiWarning(f"{place} is there already, complete and of these sources; nothing was done"))
         return there
-    with building(place, overwrite, job=job, resume=resume) as work:
+    with _building(place, overwrite, job=job, resume=resume) as work:
         width, count = work.once("nodes", lambda: _write_nodes(work.folder, node_table, features, labels))
         with stage("sorting edges"):
-            sort_edges(work, read(), num_nodes=count, undirected=undirected)
+            _sort_edges(work, read(), num_nodes=count, undirected=undirected)
         with stage("fingerprint"):
-            work.once("fingerprint", lambda: complete(work.folder, name, width, sources).fingerprint)
+            work.once("fingerprint", lambda: _complete(work.folder, name, width, sources).fingerprint)
     return StoredGraph(place)
 
 
@@ -140,13 +140,13 @@ def _write_nodes(
         return _write_table(folder, Path(table))
     width, count = 0, None
     if features is not None:
-        x = mapped(Path(features))
+        x = _mapped(Path(features))
         if x.ndim != 2 or x.dtype.kind not in "iufb" or not len(x):
             raise DataError(f"{features} must hold numbers [nodes, features], got {x.dtype} {list(x.shape)}")
         count, width = x.shape
-        write_array(folder / "x.npy", _finite(x, Path(features)), DTYPES["x"], (width,))
+        _write_array(folder / "x.npy", _finite(x, Path(features)), DTYPES["x"], (width,))
     if labels is not None:
-        y = mapped(Path(labels))
+        y = _mapped(Path(labels))
         y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
         if y.ndim != 1 or y.dtype.kind not in "iu" or (count is not None and len(y) != count) or not len(y):
             fits = "" if count is None else f" for each of the {count} rows of `features`"
@@ -156,7 +156,7 @@ def _write_nodes(
         if int(y.min()) < -1 or int(y.max()) < 1:
             raise DataError(f"{labels} must name two classes or more, and -1 where none is known")
         count = len(y)
-        save_arrays(folder, {"y": y})
+        _save_arrays(folder, {"y": y})
     return width, count
 
 
@@ -178,6 +178,6 @@ def _write_table(folder: Path, table: Path) -> tuple[int, int]:
     count, x = len(next(iter(fields.values()))), fields.pop("x", None)
     # The checks of a graph, on its nodes alone.
     checked = Graph.from_edges(torch.zeros(2, 0, dtype=torch.long), count, x, **fields)
-    save_features(folder, checked.features)
-    save_arrays(folder, {name: value.numpy() for name, value in fields.items()})
+    _save_features(folder, checked.features)
+    _save_arrays(folder, {name: value.numpy() for name, value in fields.items()})
     return checked.num_features, count

@@ -15,7 +15,7 @@ from fgai.compiled import compiled
 from fgai.errors import DataError, extra
 from fgai.files import most_bytes, regular
 from fgai.large.arrays import Array, map_array
-from fgai.large.sort import Edges
+from fgai.large.sort import _Edges
 
 PART = 1 << 23
 """Bytes of text, or edges of arrays, that are read together."""
@@ -28,7 +28,7 @@ ENDS = ("source", "destination")
 # mypy: disable-error-code="no-untyped-call"
 
 
-def edge_reader(path: Path) -> Callable[[], Iterator[Edges]] | None:
+def _edge_reader(path: Path) -> Callable[[], Iterator[_Edges]] | None:
     """Return what reads an edge list part by part; None where its name tells of none."""
     plain = path.name.removesuffix(".gz")
     suffix = Path(plain).suffix
@@ -140,14 +140,14 @@ def _parse(raw, comma, source, destination):  # type: ignore[no-untyped-def]
     return found, -1
 
 
-def _numbers(text: _Text, path: Path, comma: bool) -> Edges:
+def _numbers(text: _Text, path: Path, comma: bool) -> _Edges:
     raw = np.frombuffer(text.raw, np.uint8)
     room = text.raw.count(b"\n") + 1
     source, destination = np.empty(room, np.int64), np.empty(room, np.int64)
     found, bad = _parse(raw, comma, source, destination)
     if bad >= 0:
         _refuse_line(path, text, bad, "two node numbers")
-    return Edges(source[:found], destination[:found], {})
+    return _Edges(source[:found], destination[:found], {})
 
 
 def _refuse_line(path: Path, text: _Text, start: int, wanted: str) -> None:
@@ -158,13 +158,13 @@ def _refuse_line(path: Path, text: _Text, start: int, wanted: str) -> None:
     )
 
 
-def _snap(path: Path) -> Iterator[Edges]:
+def _snap(path: Path) -> Iterator[_Edges]:
     """Two numbers a line, apart by spaces or tabs; lines that begin with # or % are remarks."""
     for text in _texts(path):
         yield _numbers(text, path, comma=False)
 
 
-def _csv(path: Path) -> Iterator[Edges]:
+def _csv(path: Path) -> Iterator[_Edges]:
     """A heading with `source` and `destination`, perhaps `weight`, and other columns as attributes."""
     heading: list[str] | None = None
     for text in _texts(path):
@@ -177,7 +177,7 @@ def _csv(path: Path) -> Iterator[Edges]:
         if heading == list(ENDS):
             yield _numbers(part, path, comma=True)
         elif part.raw.strip():
-            yield by_columns(dict(zip(heading, _table(part, len(heading), path).T, strict=True)))
+            yield _by_columns(dict(zip(heading, _table(part, len(heading), path).T, strict=True)))
     if heading is None:
         raise DataError(f"{path} is empty; its first line must name `source` and `destination`")
 
@@ -213,7 +213,7 @@ def _is_row(line: bytes, columns: int) -> bool:
         return False
 
 
-def by_columns(columns: dict[str, Array]) -> Edges:
+def _by_columns(columns: dict[str, Array]) -> _Edges:
     """Edges from columns of numbers by their names."""
     rest = dict(columns)
     source, destination = (_node_numbers(rest.pop(name), name) for name in ENDS)
@@ -225,7 +225,7 @@ def by_columns(columns: dict[str, Array]) -> Edges:
     for name, value in values.items():
         if not np.isfinite(value).all():
             raise DataError(f"`{name}` must be finite; clean the edge list before use")
-    return Edges(source, destination, values)
+    return _Edges(source, destination, values)
 
 
 def _node_numbers(numbers: Array, name: str) -> Array:
@@ -240,7 +240,7 @@ def _node_numbers(numbers: Array, name: str) -> Array:
     return numbers.astype(np.int64)
 
 
-def _parquet(path: Path) -> Iterator[Edges]:
+def _parquet(path: Path) -> Iterator[_Edges]:
     """Columns as those of a CSV file, read by pyarrow part by part; the index of pandas is left out."""
     parquet = extra("pyarrow.parquet")
     try:
@@ -249,7 +249,7 @@ def _parquet(path: Path) -> Iterator[Edges]:
             _check_heading(names, path)
             row = 0
             for batch in file.iter_batches(batch_size=PART // 8, columns=names):
-                yield by_columns({name: _numbers_in(batch.column(name), name, path, row) for name in names})
+                yield _by_columns({name: _numbers_in(batch.column(name), name, path, row) for name in names})
                 row += batch.num_rows
     except DataError:
         raise
@@ -270,17 +270,17 @@ def _numbers_in(column: Any, name: str, path: Path, row: int) -> Array:
     return found
 
 
-def _array(path: Path) -> Iterator[Edges]:
+def _array(path: Path) -> Iterator[_Edges]:
     """An array [2, E] of node numbers, mapped and read part by part."""
-    edges = mapped(path)
+    edges = _mapped(path)
     if edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu":
         raise DataError(f"{path} must hold node numbers [2, edges], got {edges.dtype} {list(edges.shape)}")
     for first in range(0, edges.shape[1], PART // 8):
         part = edges[:, first : first + PART // 8]
-        yield by_columns(dict(zip(ENDS, part, strict=True)))
+        yield _by_columns(dict(zip(ENDS, part, strict=True)))
 
 
-def mapped(path: Path) -> Array:
+def _mapped(path: Path) -> Array:
     """Map the array of an `.npy` file.
 
     Raises:

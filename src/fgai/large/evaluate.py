@@ -18,11 +18,11 @@ from fgai.attention import model_name
 from fgai.divergence import tvd
 from fgai.errors import InputError
 from fgai.large.observation import StoredObservation
-from fgai.large.sort import row_blocks
-from fgai.large.source import StoredSource
+from fgai.large.sort import _row_blocks
+from fgai.large.source import _StoredSource
 from fgai.large.stored import StoredGraph
 from fgai.large.streaming import check_streamed
-from fgai.large.training import open_source
+from fgai.large.training import _open_source
 from fgai.processes import SINGLE, ProcessGroup, current
 from fgai.tasks import task_of
 from fgai.typed import typed
@@ -147,7 +147,7 @@ def evaluate_store(
     """
     checks.whole(k, "k", 1)
     ranks = current() if together else SINGLE
-    with open_source(stored, seed) as whole:
+    with _open_source(stored, seed) as whole:
         for each in (model, vanilla):
             if each is not None:
                 check_streamed(each, whole.stored)
@@ -206,7 +206,7 @@ def _of_block(rows: _Rows, beside: _Rows | None, k: int) -> _Means:
 def _blocks(found: StoredObservation, ranks: ProcessGroup) -> Iterator[_Rows]:
     """The blocks of this rank."""
     rowptr, layers = found.rows.rowptr, range(len(found.layers))
-    for first, last in ranks.share(list(row_blocks(rowptr, BLOCK, BLOCK))):
+    for first, last in ranks.share(list(_row_blocks(rowptr, BLOCK, BLOCK))):
         edges = slice(int(rowptr[first]), int(rowptr[last]))
         scores = [found.scores(layer) for layer in layers]
         yield _Rows(
@@ -217,7 +217,7 @@ def _blocks(found: StoredObservation, ranks: ProcessGroup) -> Iterator[_Rows]:
         )
 
 
-def _scores(found: StoredObservation, whole: StoredSource) -> dict[str, dict[str, float]]:
+def _scores(found: StoredObservation, whole: _StoredSource) -> dict[str, dict[str, float]]:
     """The scores of the task by name, each on the parts of the split."""
     nodes, task = whole.nodes, task_of(whole.nodes)
     if nodes.y is None:

@@ -13,8 +13,8 @@ from fgai.attention import AttentionMap, LayerAttention
 from fgai.compiled import compiled
 from fgai.errors import CheckpointError, DataError, InputError
 from fgai.files import add_checksum
-from fgai.large.arrays import Array, ArrayFolder, ArrayInfo, are_below, are_pointers
-from fgai.large.stored import DTYPES, Rows, read_checked
+from fgai.large.arrays import Array, _are_below, _are_pointers, _ArrayFolder, _ArrayInfo
+from fgai.large.stored import DTYPES, _read_checked, _Rows
 from fgai.sparse import Adjacency
 from fgai.sparse.valid import owners
 from fgai.typed import typed
@@ -24,7 +24,7 @@ VERSION = 2
 _REMEDY = "compute it again"
 
 
-class Manifest(TypedDict):
+class _Manifest(TypedDict):
     """What `observation.json` holds.
 
     Attributes:
@@ -41,7 +41,7 @@ class Manifest(TypedDict):
     model: str
     graph: str
     layers: list[str]
-    arrays: dict[str, ArrayInfo]
+    arrays: dict[str, _ArrayInfo]
 
 
 @typed
@@ -63,7 +63,7 @@ class StoredObservation:
         self.path = Path(path)
         file = self.path / MANIFEST
         try:
-            self._manifest: Manifest = read_checked(file, VERSION, Manifest)
+            self._manifest: _Manifest = _read_checked(file, VERSION, _Manifest)
             _check_shapes(self._manifest)
         except FileNotFoundError:
             raise DataError(
@@ -71,8 +71,8 @@ class StoredObservation:
             ) from None
         except (CheckpointError, ValueError, OSError) as error:
             raise DataError(f"{file} is damaged: {error}; {_REMEDY}") from error
-        self._arrays = ArrayFolder(self.path, self._manifest["arrays"], _REMEDY)
-        self._rows: Rows | None = None
+        self._arrays = _ArrayFolder(self.path, self._manifest["arrays"], _REMEDY)
+        self._rows: _Rows | None = None
 
     def __repr__(self) -> str:
         return f"StoredObservation({self.model!r}, nodes={len(self.logits)}, edges={len(self.rows.source)})"
@@ -93,15 +93,15 @@ class StoredObservation:
         return self._manifest["layers"]
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> _Rows:
         """The edges the model reads; checked when first read.
 
         Raises:
             DataError: they are damaged.
         """
         if self._rows is None:
-            rows = Rows(self._array("rowptr"), self._array("source"))
-            if not are_pointers(rows.rowptr, len(rows.source)) or not are_below(
+            rows = _Rows(self._array("rowptr"), self._array("source"))
+            if not _are_pointers(rows.rowptr, len(rows.source)) or not _are_below(
                 rows.source, len(rows.rowptr) - 1
             ):
                 raise DataError(f"{self.path} is damaged: its indices point outside; {_REMEDY}")
@@ -153,7 +153,7 @@ class StoredObservation:
             InputError: a destination is not a node.
         """
         rows = self.rows
-        if not are_below(destination, len(rows.rowptr) - 1):
+        if not _are_below(destination, len(rows.rowptr) - 1):
             raise InputError(f"`destination` must name nodes 0..{len(rows.rowptr) - 2}")
         found: Array = _find(*rows, source, destination)
         if len(found) and found.min() < 0:
@@ -212,12 +212,12 @@ def _find(rowptr: Array, source: Array, ours: Array, destination: Array) -> Arra
     return found
 
 
-def encode(manifest: Manifest) -> str:
+def _encode(manifest: _Manifest) -> str:
     """Return the text of the manifest."""
     return json.dumps(add_checksum(manifest), indent=1) + "\n"
 
 
-def _check_shapes(manifest: Manifest) -> None:
+def _check_shapes(manifest: _Manifest) -> None:
     """Raise `ValueError` unless the arrays are about the same nodes and edges."""
     infos = manifest["arrays"]
     for name in ("rowptr", "source"):

@@ -1,4 +1,4 @@
-"""`Resident`: a stored graph in the memory of a GPU that has room for it, and exact passes over it there."""
+"""`_Resident`: a stored graph in the memory of a GPU that has room for it, and exact passes over it there."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from fgai.attention import call_model, evaluating, find_layers, limits_of, measuring, model_name, observe
 from fgai.graph import Graph
-from fgai.large.arrays import map_array, write_array
-from fgai.large.blocks import write_rows
+from fgai.large.arrays import _write_array, map_array
+from fgai.large.blocks import _write_rows
 from fgai.large.observation import StoredObservation
 from fgai.large.size import pass_size
 from fgai.large.stored import StoredGraph
-from fgai.large.streaming import readable, write_manifest
-from fgai.large.write import building, feature_blocks
+from fgai.large.streaming import _readable, _write_manifest
+from fgai.large.write import _building, _feature_blocks
 from fgai.sparse import Features
 from fgai.sparse.adjacency import Index32, of_narrow
 
@@ -29,7 +29,7 @@ EDGE = 16
 """Bytes that an edge takes beside its attention: both of its ends, its weight, and room to sum in."""
 
 
-class Resident:
+class _Resident:
     """A stored graph as a model reads it, on the model's device.
 
     What is computed is what `observe_store` and `measure_store` compute, up to the order of summation: they
@@ -43,10 +43,10 @@ class Resident:
 
     def __init__(self, model: nn.Module, stored: StoredGraph, folder: Path) -> None:
         self._stored = stored
-        self._loops = readable(model, stored, anywhere=True)[0].self_loops
+        self._loops = _readable(model, stored, anywhere=True)[0].self_loops
         self.device = next(model.parameters()).device
         with tempfile.TemporaryDirectory(dir=folder) as name:
-            write_rows(Path(name), stored, self._loops, BLOCK)
+            _write_rows(Path(name), stored, self._loops, BLOCK)
             self.graph = _loaded(Path(name), stored, self.device)
 
     @staticmethod
@@ -55,11 +55,11 @@ class Resident:
         device = next(model.parameters()).device
         if device.type != "cuda" or not _countable(model, stored):
             return False
-        return needed(model, stored) <= ROOM * torch.cuda.mem_get_info(device)[0]
+        return _needed(model, stored) <= ROOM * torch.cuda.mem_get_info(device)[0]
 
     def serves(self, model: nn.Module) -> bool:
         """Whether another model reads the same edges on the same device."""
-        loops = readable(model, self._stored, anywhere=True)[0].self_loops
+        loops = _readable(model, self._stored, anywhere=True)[0].self_loops
         return loops == self._loops and next(model.parameters()).device == self.device
 
     def observe(self, model: nn.Module, path: Path, *, ranked: bool = False) -> StoredObservation:
@@ -71,7 +71,7 @@ class Resident:
             ranked: also write what neighbours are ranked by.
         """
         seen = observe(model, self.graph, heads="mean", ranked=ranked)
-        with building(path) as work:
+        with _building(path) as work:
             index = self.graph.adjacency.index32
             found = {"rowptr": index.rowptr.long(), "source": index.source, "logits": seen.logits}
             for number, layer in enumerate(seen.attention.layers):
@@ -80,8 +80,8 @@ class Resident:
                     found[f"scores.{number}"] = layer.ranking()
             for name, values in found.items():
                 _write(work.folder / f"{name}.npy", values)
-            layers = list(find_layers(readable(model, self._stored, anywhere=True)[0]))
-            write_manifest(work.folder, model_name(model), self._stored.fingerprint, layers)
+            layers = list(find_layers(_readable(model, self._stored, anywhere=True)[0]))
+            _write_manifest(work.folder, model_name(model), self._stored.fingerprint, layers)
         return StoredObservation(path)
 
     def measure(self, model: nn.Module, cut: float, soften: float, *, sampled: bool = False) -> int:
@@ -93,7 +93,7 @@ class Resident:
         return len(found)
 
 
-def needed(model: nn.Module, stored: StoredGraph) -> int:
+def _needed(model: nn.Module, stored: StoredGraph) -> int:
     """Bytes on the device of a stored graph and a pass over it, on the safe side."""
     nodes, edges, width = stored.num_nodes, stored.num_edges + stored.num_nodes, stored.num_features
     made = pass_size(model, nodes, edges, width, heads="each").running
@@ -103,7 +103,7 @@ def needed(model: nn.Module, stored: StoredGraph) -> int:
 def _countable(model: nn.Module, stored: StoredGraph) -> bool:
     """Whether 32 bits number all entries of every tensor of a pass, as the kernels count them."""
     nodes, edges = stored.num_nodes, stored.num_edges + stored.num_nodes
-    layers = [stage.layer for stage in readable(model, stored, anywhere=True)[1].stages]
+    layers = [stage.layer for stage in _readable(model, stored, anywhere=True)[1].stages]
     widest = max(stored.num_features, *(layer.heads * layer.channels for layer in layers))
     return bool(max(nodes * widest, edges * max(layer.heads for layer in layers)) < 2**31)
 
@@ -130,7 +130,7 @@ def _features(stored: StoredGraph, device: torch.device) -> Features:
         assert found is not None
         return found.to(device)
     rows: Tensor | None = None
-    for first, features in feature_blocks(stored):
+    for first, features in _feature_blocks(stored):
         block = features.to_dense()
         if rows is None:
             rows = torch.empty(stored.num_nodes, block.shape[1], dtype=block.dtype, device=device)
@@ -142,4 +142,4 @@ def _features(stored: StoredGraph, device: torch.device) -> Features:
 def _write(path: Path, values: Tensor) -> None:
     blocks = (values[first : first + BLOCK].cpu().numpy() for first in range(0, max(1, len(values)), BLOCK))
     kind = values.new_zeros(0).cpu().numpy().dtype
-    write_array(path, blocks, kind, tuple(values.shape[1:]))
+    _write_array(path, blocks, kind, tuple(values.shape[1:]))

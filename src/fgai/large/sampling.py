@@ -27,7 +27,7 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.graph.fields import arguments_from_data
 from fgai.large import sampling_kernels as kernels
-from fgai.large.stored import EDGE_ARRAYS, NODE_ARRAYS, Rows, StoredGraph, gather_rows
+from fgai.large.stored import EDGE_ARRAYS, NODE_ARRAYS, StoredGraph, _gather_rows, _Rows
 from fgai.sparse import Adjacency, Features, SparseRows, match_edges
 from fgai.typed import typed
 
@@ -73,7 +73,7 @@ class _GrowingSample:
     """
 
     def __init__(
-        self, rows: Rows, seeds: Ints, streams: NDArray[np.uint64], *, replace: bool, disjoint: bool
+        self, rows: _Rows, seeds: Ints, streams: NDArray[np.uint64], *, replace: bool, disjoint: bool
     ) -> None:
         self._rows, self._streams, self._replace, self._disjoint = rows, streams, replace, disjoint
         nodes, trees = len(rows.rowptr) - 1, len(seeds) if disjoint else 1
@@ -200,7 +200,7 @@ class NeighbourSampler(BaseSampler):  # type: ignore[misc]
         return self._order
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> _Rows:
         """The incoming edges of the whole graph."""
         if self._rows is None:
             assert self._stored is not None
@@ -297,7 +297,7 @@ def _neighbours(count: Any) -> int:
     return found
 
 
-def _structure(graph: Any) -> tuple[StoredGraph | None, Rows | None, Tensor | None]:
+def _structure(graph: Any) -> tuple[StoredGraph | None, _Rows | None, Tensor | None]:
     """The store or the edges of a graph, and their order where it is not the graph's own."""
     if isinstance(graph, StoredGraph):
         graph.rows()
@@ -311,10 +311,10 @@ def _structure(graph: Any) -> tuple[StoredGraph | None, Rows | None, Tensor | No
     return None, _rows(adjacency), None if same else order
 
 
-def _rows(adjacency: Adjacency) -> Rows:
+def _rows(adjacency: Adjacency) -> _Rows:
     adjacency.check_incoming()
     parts = (part.numpy().view() for part in (adjacency.rowptr, adjacency.index32.source))
-    return Rows(*(_read_only(part) for part in parts))
+    return _Rows(*(_read_only(part) for part in parts))
 
 
 def _read_only(array: Any) -> Any:
@@ -431,7 +431,7 @@ def _from_graph(graph: Graph, nodes: Tensor, edges: Tensor) -> tuple[Features | 
         return None if given is None else Features.dense(given.to_dense()[nodes]), fields
     base = given.base
     indptr, indices, values = (part.detach().numpy() for part in (base.indptr, base.indices, base.values))
-    return gather_rows(indptr, indices, values, nodes.numpy(), base.num_columns), fields
+    return _gather_rows(indptr, indices, values, nodes.numpy(), base.num_columns), fields
 
 
 @typed

@@ -27,25 +27,25 @@ def _mix(x):
 
 
 @compiled
-def after(state, number):
+def _after(state, number):
     """The state that follows `state` when `number` is added to what it depends on."""
     return _mix((state + _GOLDEN) ^ _mix(np.uint64(number)))
 
 
 @compiled
 def folded(state, numbers):
-    """`after` for several numbers, in order."""
+    """`_after` for several numbers, in order."""
     for number in numbers:
-        state = after(state, number)
+        state = _after(state, number)
     return state
 
 
 @compiled
 def each_after(state, numbers):
-    """`after` for each of several numbers alone."""
+    """`_after` for each of several numbers alone."""
     found = np.empty(len(numbers), np.uint64)
     for i in range(len(numbers)):
-        found[i] = after(state, numbers[i])
+        found[i] = _after(state, numbers[i])
     return found
 
 
@@ -90,7 +90,7 @@ def draw(rowptr, nodes, trees, streams, hop, fan_out, replace, offset, edges):
             for j in range(count):
                 edges[at + j] = first + j
             continue
-        state = after(after(streams[trees[i]], hop), nodes[i])
+        state = _after(_after(streams[trees[i]], hop), nodes[i])
         if replace:
             for j in range(count):
                 edges[at + j] = first + _below(state, j, degree)

@@ -19,15 +19,15 @@ from fgai.datasets.own import count_nodes
 from fgai.errors import DataError, FgaiWarning, warn
 from fgai.large.arrays import (
     Array,
-    ArrayFile,
-    open_scratch,
-    put_on_disk,
-    scratch,
-    write_array,
-    write_scratch,
+    _ArrayFile,
+    _open_scratch,
+    _put_on_disk,
+    _scratch,
+    _write_array,
+    _write_scratch,
 )
 from fgai.large.stored import DTYPES
-from fgai.large.write import Work
+from fgai.large.write import _Work
 from fgai.sparse.keys import edge_name
 from fgai.sparse.valid import LARGEST
 
@@ -37,7 +37,7 @@ BLOCK = 1 << 22
 # mypy: disable-error-code="no-untyped-call"
 
 
-class Edges(NamedTuple):
+class _Edges(NamedTuple):
     """Some edges.
 
     Attributes:
@@ -51,8 +51,8 @@ class Edges(NamedTuple):
     values: dict[str, Array]
 
 
-def sort_edges(
-    work: Work, edges: Iterable[Edges], *, num_nodes: int | None = None, undirected: bool = False
+def _sort_edges(
+    work: _Work, edges: Iterable[_Edges], *, num_nodes: int | None = None, undirected: bool = False
 ) -> int:
     """Write `rowptr.npy`, `source.npy` and the values of edges; those that come again are left out.
 
@@ -102,7 +102,7 @@ class _Spooled(TypedDict):
     tails: dict[str, list[int]]
 
 
-def _write_spool(folder: Path, edges: Iterable[Edges], undirected: bool) -> _Spooled:
+def _write_spool(folder: Path, edges: Iterable[_Edges], undirected: bool) -> _Spooled:
     """Write edges down as they come, in plain files."""
     found: _Spooled = {"count": 0, "largest": -1, "tails": {}}
     with ExitStack() as stack:
@@ -147,12 +147,12 @@ class _Spool:
         self._folder, self.count, self.largest = folder, found["count"], found["largest"]
         self.tails = {name: tuple(tail) for name, tail in found["tails"].items()}
 
-    def read(self) -> Iterator[Edges]:
+    def read(self) -> Iterator[_Edges]:
         """The edges again."""
         for first in range(0, self.count, BLOCK):
             source, destination = (self._block(name, first, ()) for name in ("source", "destination"))
             values = {name: self._block(name, first, tail) for name, tail in self.tails.items()}
-            yield Edges(source, destination, values)
+            yield _Edges(source, destination, values)
 
     def _block(self, name: str, first: int, tail: tuple[int, ...]) -> Array:
         width, kind = int(np.prod(tail, dtype=np.int64)), np.dtype(_dtype(name))
@@ -183,9 +183,9 @@ def _place(folder: Path, spool: _Spool, nodes: int) -> None:
     for part in spool.read():
         _count(part.destination, rowptr)
     np.cumsum(rowptr, out=rowptr)
-    write_scratch(folder / "rowptr.scratch", rowptr)
+    _write_scratch(folder / "rowptr.scratch", rowptr)
     placed = {
-        name: scratch(folder / f"{name}.scratch", (spool.count, *tail), DTYPES[name])
+        name: _scratch(folder / f"{name}.scratch", (spool.count, *tail), DTYPES[name])
         for name, tail in {"source": (), **spool.tails}.items()
     }
     for part in spool.read():
@@ -195,23 +195,23 @@ def _place(folder: Path, spool: _Spool, nodes: int) -> None:
         for name, values in part.values.items():
             placed[name][positions] = values
     for array in placed.values():
-        put_on_disk(array)
+        _put_on_disk(array)
 
 
 def _write_rows(folder: Path, spool: _Spool, nodes: int) -> int:
     """Sort each row by source, leave out what comes again, write everything in order; return how many."""
-    rowptr = np.array(open_scratch(folder / "rowptr.scratch", (nodes + 1,), np.int64))
+    rowptr = np.array(_open_scratch(folder / "rowptr.scratch", (nodes + 1,), np.int64))
     placed = {
-        name: open_scratch(folder / f"{name}.scratch", (spool.count, *tail), DTYPES[name])
+        name: _open_scratch(folder / f"{name}.scratch", (spool.count, *tail), DTYPES[name])
         for name, tail in {"source": (), **spool.tails}.items()
     }
     counts = np.zeros(len(rowptr), np.int64)
     with ExitStack() as stack:
         files = {
-            name: stack.enter_context(ArrayFile(folder / f"{name}.npy", DTYPES[name], array.shape[1:]))
+            name: stack.enter_context(_ArrayFile(folder / f"{name}.npy", DTYPES[name], array.shape[1:]))
             for name, array in placed.items()
         }
-        for first, last in row_blocks(rowptr, BLOCK):
+        for first, last in _row_blocks(rowptr, BLOCK):
             edges = slice(rowptr[first], rowptr[last])
             row = np.repeat(np.arange(first, last), np.diff(rowptr[first : last + 1]))
             keys = (row << 32) | placed["source"][edges]
@@ -225,7 +225,7 @@ def _write_rows(folder: Path, spool: _Spool, nodes: int) -> int:
                 files[name].append(values[fresh])
             counts[first + 1 : last + 1] = np.bincount(row[order][fresh] - first, minlength=last - first)
     np.cumsum(counts, out=counts)
-    write_array(folder / "rowptr.npy", [counts], DTYPES["rowptr"])
+    _write_array(folder / "rowptr.npy", [counts], DTYPES["rowptr"])
     return int(counts[-1])
 
 
@@ -239,7 +239,7 @@ def _check_again(name: str, values: Array, keys: Array, fresh: Array) -> None:
         raise DataError(f"the edge {edge} comes again with another `{name}`; merge such edges first")
 
 
-def row_blocks(rowptr: Array, edges: int, nodes: int | None = None) -> Iterator[tuple[int, int]]:
+def _row_blocks(rowptr: Array, edges: int, nodes: int | None = None) -> Iterator[tuple[int, int]]:
     """Blocks of rows (first, last) of at most so many edges and rows; a longer row is a block of its own."""
     first, count = 0, len(rowptr) - 1
     while first < count:

@@ -1,4 +1,4 @@
-"""`StoredSource`: a stored graph in mini-batches and in exact passes, on disk or on a GPU."""
+"""`_StoredSource`: a stored graph in mini-batches and in exact passes, on disk or on a GPU."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fgai.attention import call_model, duplicate, evaluating, find_layers, limit
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.large.observation import StoredObservation
-from fgai.large.resident import Resident
+from fgai.large.resident import _Resident
 from fgai.large.sampling import Batches, NeighbourSampler
 from fgai.large.stored import StoredGraph
 from fgai.large.streaming import check_streamed, measure_store, observe_store
-from fgai.large.write import feature_blocks
+from fgai.large.write import _feature_blocks
 from fgai.processes import SINGLE, ProcessGroup, current
 from fgai.tasks import check_logits
 from fgai.training.resume import run_label
@@ -32,7 +32,7 @@ FAN_OUT = 10
 """Neighbours that are drawn of each node where nothing is said."""
 
 
-class PreparedBatch(NamedTuple):
+class _PreparedBatch(NamedTuple):
     """A mini-batch as a model reads it.
 
     Attributes:
@@ -46,7 +46,7 @@ class PreparedBatch(NamedTuple):
     seeds: int
 
 
-class StoredSource:
+class _StoredSource:
     """A stored graph in mini-batches; in memory are its labels and masks, and one batch.
 
     Exact passes read it block by block from disk, or, for a model on a GPU that has room for all of it, from
@@ -65,7 +65,7 @@ class StoredSource:
         self.batch_size = 1
         self.fan_out: tuple[int, ...] = (FAN_OUT,)
         self.epoch_size: int | None = None
-        self._loaded: Resident | None = None
+        self._loaded: _Resident | None = None
         self._crowded = False
 
     def batched_for(
@@ -114,7 +114,7 @@ class StoredSource:
         most: int | None = None,
         rank: int = 0,
         ranks: int = 1,
-    ) -> Iterator[PreparedBatch]:
+    ) -> Iterator[_PreparedBatch]:
         """Yield mini-batches around some nodes; they depend on the seed, the epoch and the nodes alone.
 
         Args:
@@ -129,9 +129,11 @@ class StoredSource:
         self.sampler.epoch = epoch
         order: dict[str, Any] = {"shuffle": shuffle, "most": most, "rank": rank, "ranks": ranks}
         for batch in Batches(self.stored, self.sampler, nodes, batch_size=self.batch_size, **order):
-            yield PreparedBatch(prepared(model, batch.graph), batch.nodes, batch.num_seeds)
+            yield _PreparedBatch(prepared(model, batch.graph), batch.nodes, batch.num_seeds)
 
-    def own_parts(self, model: nn.Module, nodes: Tensor | None, epoch: int) -> Iterator[PreparedBatch | None]:
+    def own_parts(
+        self, model: nn.Module, nodes: Tensor | None, epoch: int
+    ) -> Iterator[_PreparedBatch | None]:
         """Yield the mini-batches of `parts` that are this rank's, one for each step; None where it has none.
 
         Together the ranks take the batches in the order in which one rank would.
@@ -179,15 +181,15 @@ class StoredSource:
             for mine, found in zip(limits_of(model), limits_of(here), strict=True):
                 mine.set(found.low, found.high, found.radius, found.usual)
 
-    def _on_device(self, model: nn.Module, run: Callable[[Resident], T]) -> T | None:
+    def _on_device(self, model: nn.Module, run: Callable[[_Resident], T]) -> T | None:
         """What a pass gives over the graph on the model's GPU, loaded once; None if it has no room for it."""
         known = self._loaded is not None and self._loaded.serves(model)
-        if self._crowded or not (known or Resident.fits(model, self.stored)):
+        if self._crowded or not (known or _Resident.fits(model, self.stored)):
             return None
         try:
             if not known:
                 self._loaded = None  # gone before the next one comes
-                self._loaded = Resident(model, self.stored, self.folder)
+                self._loaded = _Resident(model, self.stored, self.folder)
             assert self._loaded is not None
             return run(self._loaded)
         except torch.OutOfMemoryError:  # others have taken what was free
@@ -225,7 +227,7 @@ class StoredSource:
     @cached_property
     def feature_range(self) -> tuple[Tensor, Tensor]:
         """The smallest and the largest value of each feature, [F] each."""
-        ranges = [features.range() for _, features in feature_blocks(self.stored)]
+        ranges = [features.range() for _, features in _feature_blocks(self.stored)]
         low, high = zip(*ranges, strict=True)
         return torch.stack(low).amin(0), torch.stack(high).amax(0)
 

@@ -17,7 +17,7 @@ from fgai.errors import CheckpointError, DataError
 from fgai.files import add_checksum, check, parse_json, regular, take_checksum
 from fgai.graph import Graph
 from fgai.graph.on_disk import MANIFEST, GraphOnDisk
-from fgai.large.arrays import Array, ArrayFolder, ArrayInfo, are_below, are_pointers
+from fgai.large.arrays import Array, _are_below, _are_pointers, _ArrayFolder, _ArrayInfo
 from fgai.sparse import Adjacency, Features
 from fgai.sparse.valid import LARGEST, owners
 from fgai.typed import typed
@@ -41,7 +41,7 @@ DTYPES = {
 """Every array a store may hold, and its type on every machine."""
 
 
-class Manifest(TypedDict):
+class _Manifest(TypedDict):
     """What `graph.json` holds.
 
     Attributes:
@@ -64,15 +64,15 @@ class Manifest(TypedDict):
     num_features: int
     fingerprint: str
     sources: str
-    arrays: dict[str, ArrayInfo]
+    arrays: dict[str, _ArrayInfo]
 
 
-def encode(manifest: Manifest) -> str:
+def encode(manifest: _Manifest) -> str:
     """Return the text of the file."""
     return json.dumps(add_checksum(manifest), indent=1, ensure_ascii=False) + "\n"
 
 
-def _read_manifest(folder: Path) -> Manifest:
+def _read_manifest(folder: Path) -> _Manifest:
     """Read and check `graph.json`: names, shapes and types fit each other.
 
     Raises:
@@ -80,7 +80,7 @@ def _read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        manifest: Manifest = read_checked(path, VERSION, Manifest)
+        manifest: _Manifest = _read_checked(path, VERSION, _Manifest)
         _check_shapes(manifest)
     except FileNotFoundError:
         raise DataError(
@@ -91,7 +91,7 @@ def _read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def read_checked(path: Path, version: int, kind: Any) -> Any:
+def _read_checked(path: Path, version: int, kind: Any) -> Any:
     """Read a manifest of this version and kind, and compare it with its checksum.
 
     Raises:
@@ -114,7 +114,7 @@ def read_checked(path: Path, version: int, kind: Any) -> Any:
     return manifest
 
 
-def _check_shapes(manifest: Manifest) -> None:
+def _check_shapes(manifest: _Manifest) -> None:
     arrays = manifest["arrays"]
     nodes, edges, width = (manifest[key] for key in ("num_nodes", "num_edges", "num_features"))
     if not 1 <= nodes <= LARGEST or edges < 0 or width < 0:
@@ -139,7 +139,7 @@ def _check_shapes(manifest: Manifest) -> None:
             raise ValueError(f"`{name}` has shape {info['shape']}, which does not fit the rest")
 
 
-class Rows(NamedTuple):
+class _Rows(NamedTuple):
     """Incoming edges in compressed rows, as kernels follow them: read-only, known to stay inside.
 
     Attributes:
@@ -169,8 +169,8 @@ class StoredGraph(GraphOnDisk):
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self._manifest: Manifest = _read_manifest(self.path)
-        self._arrays = ArrayFolder(self.path, self._manifest["arrays"], "convert the graph again")
+        self._manifest: _Manifest = _read_manifest(self.path)
+        self._arrays = _ArrayFolder(self.path, self._manifest["arrays"], "convert the graph again")
         self._checked = False
 
     def __repr__(self) -> str:
@@ -241,13 +241,13 @@ class StoredGraph(GraphOnDisk):
         self.rows()
         self._arrays.verify()
 
-    def rows(self) -> Rows:
+    def rows(self) -> _Rows:
         """Return the incoming edges, after all indices were checked once.
 
         Raises:
             DataError: they are damaged, or point outside the graph.
         """
-        rows = Rows(self._needed("rowptr"), self._needed("source"))
+        rows = _Rows(self._needed("rowptr"), self._needed("source"))
         if not self._checked:
             self._check(rows)
             self._checked = True
@@ -258,12 +258,12 @@ class StoredGraph(GraphOnDisk):
         assert found is not None  # the manifest was checked
         return found
 
-    def _check(self, rows: Rows) -> None:
-        good = are_pointers(rows.rowptr, self.num_edges) and are_below(rows.source, self.num_nodes)
+    def _check(self, rows: _Rows) -> None:
+        good = _are_pointers(rows.rowptr, self.num_edges) and _are_below(rows.source, self.num_nodes)
         sparse = "x_indptr" in self._manifest["arrays"]
         if good and sparse:
             indptr, indices, _ = (self._needed(name) for name in SPARSE)
-            good = are_pointers(indptr, len(indices)) and are_below(indices, self.num_features)
+            good = _are_pointers(indptr, len(indices)) and _are_below(indices, self.num_features)
         if not good:
             raise DataError(f"{self.path} is damaged: its indices point outside; convert the graph again")
         self._arrays.verify(("rowptr", "source", *(SPARSE[:2] if sparse else ())))
@@ -281,7 +281,7 @@ class StoredGraph(GraphOnDisk):
             return None
         self.rows()  # looks at all indices
         indptr, indices, values = (self._needed(name) for name in SPARSE)
-        return gather_rows(indptr, indices, values, nodes, self.num_features)
+        return _gather_rows(indptr, indices, values, nodes, self.num_features)
 
     def node_fields(self, nodes: slice | Array) -> dict[str, Tensor]:
         """Read labels and masks of some nodes, in the order given, by the names of a `Graph`."""
@@ -340,7 +340,7 @@ def _copied(array: Array, places: slice | Array) -> Tensor:
     return torch.from_numpy(np.array(array[places]) if isinstance(places, slice) else array.take(places, 0))
 
 
-def gather_rows(
+def _gather_rows(
     indptr: Array, indices: Array, values: Array, nodes: slice | Array, num_columns: int
 ) -> Features:
     """Copy some rows of a matrix in compressed rows."""

@@ -30,12 +30,12 @@ from fgai.attention.limits import SAMPLE, SLACK, largest, ranges
 from fgai.errors import InputError, RanksError
 from fgai.files import write_atomic
 from fgai.graph import Graph
-from fgai.large.arrays import Array, ArrayFile, Place, describe, map_array
-from fgai.large.blocks import Block, SidesFile, attend, read_ahead, write_rows
-from fgai.large.observation import MANIFEST, VERSION, Manifest, StoredObservation, encode
-from fgai.large.sort import row_blocks
-from fgai.large.stored import Rows, StoredGraph
-from fgai.large.write import building, feature_blocks
+from fgai.large.arrays import Array, _ArrayFile, _describe, _Place, map_array
+from fgai.large.blocks import _attend, _Block, _read_ahead, _SidesFile, _write_rows
+from fgai.large.observation import MANIFEST, VERSION, StoredObservation, _encode, _Manifest
+from fgai.large.sort import _row_blocks
+from fgai.large.stored import StoredGraph, _Rows
+from fgai.large.write import _building, _feature_blocks
 from fgai.models import AttentionModel
 from fgai.ops import clip, loudness
 from fgai.processes import SINGLE, ProcessGroup
@@ -88,13 +88,13 @@ def _written(
 ) -> dict[Limits, Path]:
     """Write what reaches some limits of a layer, a file each."""
     paths = {limits: folder / f"said.{number}.npy" for number, limits in enumerate(group)}
-    files: dict[Limits, ArrayFile] = {}
+    files: dict[Limits, _ArrayFile] = {}
     with ExitStack() as stack:
 
         def note(limits: Limits, rows: Tensor) -> None:
             said = rows.reshape(-1, *limits.low.shape).numpy()
             if limits not in files:
-                files[limits] = stack.enter_context(ArrayFile(paths[limits], said.dtype, said.shape[1:]))
+                files[limits] = stack.enter_context(_ArrayFile(paths[limits], said.dtype, said.shape[1:]))
             files[limits].append(said)
 
         with collecting(group, note):
@@ -187,16 +187,16 @@ def observe_store(
     """
     checks.one_of(heads, "heads", HEADS)
     checks.whole(block_edges, "block_edges", 1, 2**30)
-    bare, stages = readable(model, stored)
+    bare, stages = _readable(model, stored)
     stored.verify()
     place = Path(path)
     with _shared_folder(place, ranks) as folder, evaluating(model), torch.no_grad():
         if ranks.leads:
-            write_rows(folder, stored, bare.self_loops, block_edges)
+            _write_rows(folder, stored, bare.self_loops, block_edges)
         ranks.wait()
         _Pass(folder, stored, stages, heads == "mean", bool(ranked), block_edges, ranks=ranks).run()
         if ranks.leads:
-            write_manifest(folder, model_name(model), stored.fingerprint, list(find_layers(bare)))
+            _write_manifest(folder, model_name(model), stored.fingerprint, list(find_layers(bare)))
     return StoredObservation(place)
 
 
@@ -208,7 +208,7 @@ def _shared_folder(place: Path, ranks: ProcessGroup) -> Iterator[Path]:
         RanksError: a rank does not see it.
     """
     with ExitStack() as stack:
-        own = str(stack.enter_context(building(place)).folder) if ranks.leads else ""
+        own = str(stack.enter_context(_building(place)).folder) if ranks.leads else ""
         folder = Path(ranks.first(own))
         if not min(ranks.gather(folder.is_dir())):
             raise RanksError(
@@ -247,16 +247,16 @@ def measure_store(
         FgaiError: the disk is full.
     """
     checks.whole(block_edges, "block_edges", 1, 2**30)
-    bare, stages = readable(model, stored)
+    bare, stages = _readable(model, stored)
     stored.verify()
     left_out = _LeftOut(cut, soften, sampled)
     with (
         tempfile.TemporaryDirectory(dir=folder) as scratch,
-        building(Path(scratch) / "pass") as work,
+        _building(Path(scratch) / "pass") as work,
         evaluating(model),
         torch.no_grad(),
     ):
-        write_rows(work.folder, stored, bare.self_loops, block_edges)
+        _write_rows(work.folder, stored, bare.self_loops, block_edges)
         _Pass(work.folder, stored, stages, True, False, block_edges, left_out).run()
 
 
@@ -271,10 +271,10 @@ def check_streamed(model: nn.Module, stored: StoredGraph) -> None:
     Raises:
         InputError: it cannot; says why.
     """
-    readable(model, stored, anywhere=True)
+    _readable(model, stored, anywhere=True)
 
 
-def readable(
+def _readable(
     model: nn.Module, stored: StoredGraph, *, anywhere: bool = False
 ) -> tuple[AttentionModel, Layerwise]:
     """The model without wrappers and its stages, if it reads such graphs without seeing them as a whole."""
@@ -332,10 +332,10 @@ class _Pass:
         self._folder, self._stored, self._stages = folder, stored, stages
         self._averaged, self._ranked, self._most = averaged, ranked, block_edges
         self._left_out, self._ranks = left_out, ranks
-        self._rows = Rows(map_array(folder / "rowptr.npy"), map_array(folder / "source.npy"))
+        self._rows = _Rows(map_array(folder / "rowptr.npy"), map_array(folder / "source.npy"))
         weight = folder / "edge_weight.npy"
         self._weight = map_array(weight) if weight.exists() else None
-        self._spans = ranks.share(list(row_blocks(self._rows.rowptr, block_edges, block_edges)))
+        self._spans = ranks.share(list(_row_blocks(self._rows.rowptr, block_edges, block_edges)))
 
     def run(self) -> None:
         """Go through the layers; each is read from the sides the one before has written."""
@@ -358,16 +358,16 @@ class _Pass:
         for name in ("entry", "edge_weight") if self._ranks.leads else ():
             (self._folder / f"{name}.npy").unlink(missing_ok=True)
 
-    def _new_sides(self, number: int) -> SidesFile:
+    def _new_sides(self, number: int) -> _SidesFile:
         rows = self._stored.num_nodes if self._ranks.several else None
-        return SidesFile(self._folder, f"sides.{number}", self._stages.stages[number].layer, rows)
+        return _SidesFile(self._folder, f"sides.{number}", self._stages.stages[number].layer, rows)
 
-    def _new_file(self, name: str, block: Tensor, first: int, rows: int) -> ArrayFile:
+    def _new_file(self, name: str, block: Tensor, first: int, rows: int) -> _ArrayFile:
         """A file of so many rows that begins with a block, or where this block is this rank's first."""
-        place = Place(first, rows) if self._ranks.several else None
-        return ArrayFile(self._folder / f"{name}.npy", block.numpy().dtype, block.shape[1:], place)
+        place = _Place(first, rows) if self._ranks.several else None
+        return _ArrayFile(self._folder / f"{name}.npy", block.numpy().dtype, block.shape[1:], place)
 
-    def _sides(self, number: int) -> SidesFile:
+    def _sides(self, number: int) -> _SidesFile:
         """Write the sides of a layer from its whole input, its limits measured first where they shall be."""
         layer = self._stages.stages[number].layer
         if self._left_out is not None:
@@ -391,27 +391,27 @@ class _Pass:
     def _inputs(self, number: int) -> Iterator[tuple[int, Tensor | Features]]:
         """What a layer reads, block by block, each with its first row: of the features, or of states."""
         if number == 0:
-            for first, features in feature_blocks(self._stored, self._ranks.share):
+            for first, features in _feature_blocks(self._stored, self._ranks.share):
                 yield first, self._stages.enter(features, None)
             return
         states = map_array(self._folder / f"state.{number - 1}.npy")
         for first in range(0, len(states), self._most):
             yield first, torch.from_numpy(np.array(states[first : first + self._most]))
 
-    def _layer(self, number: int, stage: Stage, sides: SidesFile, after: SidesFile | None) -> None:
+    def _layer(self, number: int, stage: Stage, sides: _SidesFile, after: _SidesFile | None) -> None:
         layer, opened = stage.layer, sides.opened()
         kept = self._left_out is None
         with ExitStack() as stack:
-            files: dict[str, ArrayFile] = {}
+            files: dict[str, _ArrayFile] = {}
 
             def write(name: str, block: Tensor, first: int, rows: int) -> None:
                 if name not in files:
                     files[name] = stack.enter_context(self._new_file(name, block, first, rows))
                 files[name].append(block.numpy())
 
-            blocks = read_ahead(opened, self._blocks(), self._most, _gathering_threads())
+            blocks = _read_ahead(opened, self._blocks(), self._most, _gathering_threads())
             for block, read in stack.enter_context(closing(blocks)):
-                found = attend(
+                found = _attend(
                     layer, opened, block, read, self._most, averaged=self._averaged, ranked=self._ranked
                 )
                 state = stage.update(self._before(number, block), layer.join(found.out))
@@ -429,19 +429,19 @@ class _Pass:
             if after is not None:
                 after.close()
 
-    def _before(self, number: int, block: Block) -> Tensor | None:
+    def _before(self, number: int, block: _Block) -> Tensor | None:
         """The states that the layer read, for models that keep them."""
         if not self._stages.keeps_state:
             return None
         name = "entry" if number == 0 else f"state.{number - 1}"
         return torch.from_numpy(np.array(map_array(self._folder / f"{name}.npy")[block.first : block.last]))
 
-    def _blocks(self) -> Iterator[Block]:
+    def _blocks(self) -> Iterator[_Block]:
         rowptr, source = self._rows
         for first, last in self._spans:
             edges = slice(int(rowptr[first]), int(rowptr[last]))
             weight = None if self._weight is None else torch.from_numpy(np.array(self._weight[edges]))
-            yield Block(first, last, rowptr[first : last + 1] - rowptr[first], source[edges], weight)
+            yield _Block(first, last, rowptr[first : last + 1] - rowptr[first], source[edges], weight)
 
 
 def _gathering_threads() -> int:
@@ -449,14 +449,14 @@ def _gathering_threads() -> int:
     return max(1, torch.get_num_threads() // 4)
 
 
-def write_manifest(folder: Path, model: str, graph: str, layers: list[str]) -> None:
+def _write_manifest(folder: Path, model: str, graph: str, layers: list[str]) -> None:
     """Say what a folder holds: whose observation of which graph, and every array in it."""
-    manifest: Manifest = {
+    manifest: _Manifest = {
         "format": "fgai observation",
         "version": VERSION,
         "model": model,
         "graph": graph,
         "layers": layers,
-        "arrays": describe(folder),
+        "arrays": _describe(folder),
     }
-    write_atomic(folder / MANIFEST, encode(manifest))
+    write_atomic(folder / MANIFEST, _encode(manifest))

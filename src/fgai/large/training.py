@@ -20,8 +20,8 @@ from fgai.attention.calls import device_of
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.large.observation import StoredObservation
-from fgai.large.sort import row_blocks
-from fgai.large.source import PreparedBatch, StoredSource
+from fgai.large.sort import _row_blocks
+from fgai.large.source import _PreparedBatch, _StoredSource
 from fgai.large.stored import StoredGraph, open_store
 from fgai.large.write import write_store
 from fgai.models import as_graph
@@ -71,7 +71,7 @@ class _StoredTargets:
     def _blocks(self) -> Iterator[tuple[Tensor, Tensor, list[Tensor]]]:
         """Logits, row pointers and attention per layer, of blocks of rows."""
         rowptr = self.found.rows.rowptr
-        for first, last in row_blocks(rowptr, BLOCK, BLOCK):
+        for first, last in _row_blocks(rowptr, BLOCK, BLOCK):
             edges = slice(int(rowptr[first]), int(rowptr[last]))
             attention = [np.array(self.found.attention(layer)[edges, 0]) for layer in self.layers]
             yield (
@@ -80,7 +80,7 @@ class _StoredTargets:
                 [torch.from_numpy(w) for w in attention],
             )
 
-    def of(self, part: PreparedBatch) -> Targets:
+    def of(self, part: _PreparedBatch) -> Targets:
         """Return the targets of a mini-batch.
 
         Where not all neighbours were drawn, the attention of those that were is divided by their sum: a
@@ -106,7 +106,7 @@ class _StoredTargets:
             depths=list(range(len(self.found.layers))),
         )
 
-    def _attention(self, part: PreparedBatch) -> tuple[LayerAttention, ...]:
+    def _attention(self, part: _PreparedBatch) -> tuple[LayerAttention, ...]:
         """The attention on all edges of a batch, layer by layer."""
         graph: Graph = part.graph
         adjacency = graph.adjacency
@@ -125,7 +125,7 @@ FEW = 4
 """Batches from which the reach of the adversary is taken before the first epoch."""
 
 
-class VanillaBatches(Batched):
+class _VanillaBatches(Batched):
     """Cross-entropy on the training nodes, batch by batch; scored on batches of the validation nodes.
 
     The latter are the same every time.
@@ -136,7 +136,7 @@ class VanillaBatches(Batched):
 
     name = Vanilla.name
 
-    def __init__(self, whole: StoredSource) -> None:
+    def __init__(self, whole: _StoredSource) -> None:
         self.whole = whole
         self.train_nodes, _ = labelled(whole.nodes, "train_mask")
         self.val_nodes, _ = labelled(whole.nodes, "val_mask")
@@ -163,7 +163,7 @@ class VanillaBatches(Batched):
         for part in self.whole.own_parts(model, self.train_nodes, epoch):
             yield Step(0 if part is None else part.seeds, self._parts(model, part))
 
-    def _parts(self, model: nn.Module, part: PreparedBatch | None) -> Iterator[dict[str, Tensor]]:
+    def _parts(self, model: nn.Module, part: _PreparedBatch | None) -> Iterator[dict[str, Tensor]]:
         if part is not None:
             yield supervised(model, part.graph, *_lesson(part))
 
@@ -187,13 +187,13 @@ class VanillaBatches(Batched):
         """Nothing to take back."""
 
 
-def _lesson(part: PreparedBatch) -> tuple[Tensor, Tensor]:
+def _lesson(part: _PreparedBatch) -> tuple[Tensor, Tensor]:
     """The rows of the seeds and their labels."""
     assert part.graph.y is not None
     return torch.arange(part.seeds, device=part.graph.device), part.graph.y[: part.seeds]
 
 
-class FaithfulBatches(FaithfulRecipe, Batched):
+class _FaithfulBatches(FaithfulRecipe, Batched):
     """Faithful training, batch by batch over all nodes.
 
     Vanilla targets and the ranges of limits come from exact passes over the whole graph, the latter every
@@ -212,7 +212,7 @@ class FaithfulBatches(FaithfulRecipe, Batched):
         InputError: `scope="graph"`, whose top-k is one of all edges.
     """
 
-    def __init__(self, vanilla: nn.Module, whole: StoredSource, config: FaithfulConfig) -> None:
+    def __init__(self, vanilla: nn.Module, whole: _StoredSource, config: FaithfulConfig) -> None:
         if config.scope == "graph":
             raise InputError('`scope="graph"` ranks all edges together, which no batch holds; use "node"')
         nodes = whole.nodes.to(device_of(vanilla, whole.nodes))
@@ -250,7 +250,7 @@ class FaithfulBatches(FaithfulRecipe, Batched):
     def _reach(
         self,
         adversary: InjectionAdversary,
-        parts: list[PreparedBatch],
+        parts: list[_PreparedBatch],
         pool: Tensor,
         generator: torch.Generator,
     ) -> Shares:
@@ -279,7 +279,7 @@ class FaithfulBatches(FaithfulRecipe, Batched):
             yield Step(0 if part is None else part.seeds, self._parts(model, part, number))
             self.measured = False
 
-    def _parts(self, model: nn.Module, part: PreparedBatch | None, step: int) -> Iterator[dict[str, Tensor]]:
+    def _parts(self, model: nn.Module, part: _PreparedBatch | None, step: int) -> Iterator[dict[str, Tensor]]:
         """The terms of this rank's batch; the adversary climbs on all ranks, also where it joins none."""
         due, rise = self._due(step, self.steps_per_epoch)
         climbs, ranks = self.config.steps if due != "clean" else 0, self.whole.ranks
@@ -319,17 +319,17 @@ class FaithfulBatches(FaithfulRecipe, Batched):
             self.whole.set_ranges(model, self.config.tightness, sampled=True)
             self.measured = True
 
-    def _lesson(self, part: PreparedBatch) -> Lesson:
+    def _lesson(self, part: _PreparedBatch) -> Lesson:
         return Lesson(part.graph, self.targets.of(part), self.config, measures=False)
 
-    def _attack(self, part: PreparedBatch, generator: torch.Generator) -> Injection | None:
+    def _attack(self, part: _PreparedBatch, generator: torch.Generator) -> Injection | None:
         """Return the training's own adversary at fresh endpoints; None in a batch it cannot join."""
         return self._injection(self.adversary, part, self.fit, self.shares, generator)
 
     def _injection(
         self,
         adversary: InjectionAdversary,
-        part: PreparedBatch,
+        part: _PreparedBatch,
         pool: Tensor,
         shares: Shares,
         generator: torch.Generator,
@@ -356,20 +356,20 @@ def _mask(nodes: Tensor, count: int) -> Tensor:
     return mask
 
 
-class _TrainingSource(StoredSource):
+class _TrainingSource(_StoredSource):
     """A stored graph and the recipes that train on its mini-batches; implements `BatchSource`."""
 
-    def vanilla(self) -> VanillaBatches:
+    def vanilla(self) -> _VanillaBatches:
         """Return cross-entropy in mini-batches."""
-        return VanillaBatches(self)
+        return _VanillaBatches(self)
 
-    def faithful(self, model: nn.Module, config: FaithfulConfig) -> FaithfulBatches:
+    def faithful(self, model: nn.Module, config: FaithfulConfig) -> _FaithfulBatches:
         """Return faithful training in mini-batches."""
-        return FaithfulBatches(model, self, config)
+        return _FaithfulBatches(model, self, config)
 
 
 @contextmanager
-def open_source(data: Any, seed: int) -> Iterator[_TrainingSource]:
+def _open_source(data: Any, seed: int) -> Iterator[_TrainingSource]:
     """Give a graph as mini-batch training reads it; what is computed on the way is gone afterwards.
 
     A graph in memory is written down first, so that everything else knows one kind of graph.

@@ -24,15 +24,15 @@ from fgai.graph.fingerprint import (
     feature_pieces,
 )
 from fgai.graph.on_disk import MANIFEST, is_store
-from fgai.large.arrays import Array, describe, write_array
+from fgai.large.arrays import Array, _describe, _write_array
 from fgai.large.stored import (
     DTYPES,
     EDGE_ARRAYS,
     NODE_ARRAYS,
     SPARSE,
     VERSION,
-    Manifest,
     StoredGraph,
+    _Manifest,
     encode,
 )
 from fgai.sparse import Features, SparseRows
@@ -70,7 +70,7 @@ class _Record(TypedDict):
     files: dict[str, int]
 
 
-class Work:
+class _Work:
     """A folder that is being filled, stage by stage.
 
     After each stage, what it found and the sizes of all files are written to `work.json` in one step. Whoever
@@ -193,7 +193,7 @@ def _claim(place: Path, wanted: Path) -> int | None:
     return None
 
 
-def source_of(path: Path) -> Job:
+def _source_of(path: Path) -> Job:
     """What tells one version of a file from another: place, size, time, and a hash of parts of it.
 
     A file of up to 4 MiB is hashed as a whole; of a larger one as much, spread from its front to its end.
@@ -217,9 +217,9 @@ _PARTIAL, _OLD = ".partial", "old"
 
 
 @contextmanager
-def building(
+def _building(
     path: Path, overwrite: bool = False, *, job: Job | None = None, resume: bool = True
-) -> Iterator[Work]:
+) -> Iterator[_Work]:
     """Give work in a hidden folder beside `path`, whose files take that place if the block ends well.
 
     If it does not, they go, but for a process that is killed, or stopped by Ctrl-C: what it has finished of a
@@ -245,7 +245,7 @@ def building(
             with _removed_unless_stopped(hidden):
                 if not resume:
                     (hidden / RECORD).unlink(missing_ok=True)
-                work = Work(hidden, job)
+                work = _Work(hidden, job)
                 yield work
                 _take_place(work.folder, path, hidden / _OLD)
     except (OSError, ValueError) as error:
@@ -294,17 +294,17 @@ def _take_place(folder: Path, path: Path, old: Path) -> None:
         raise
 
 
-def complete(folder: Path, name: str, num_features: int, sources: str = "") -> StoredGraph:
+def _complete(folder: Path, name: str, num_features: int, sources: str = "") -> StoredGraph:
     """Write the manifest of the arrays in a folder, fingerprint included.
 
     Args:
         folder: with `rowptr.npy`, `source.npy` and whatever else there is, and nothing but arrays.
         name: of the graph.
         num_features: F.
-        sources: see `Manifest`.
+        sources: see `_Manifest`.
     """
-    arrays = describe(folder)
-    manifest: Manifest = {
+    arrays = _describe(folder)
+    manifest: _Manifest = {
         "format": "fgai graph",
         "version": VERSION,
         "name": name,
@@ -316,16 +316,16 @@ def complete(folder: Path, name: str, num_features: int, sources: str = "") -> S
         "arrays": arrays,
     }
     write_atomic(folder / MANIFEST, encode(manifest))
-    manifest["fingerprint"] = stored_fingerprint(StoredGraph(folder))
+    manifest["fingerprint"] = _stored_fingerprint(StoredGraph(folder))
     write_atomic(folder / MANIFEST, encode(manifest))
     return StoredGraph(folder)
 
 
-def stored_fingerprint(stored: StoredGraph) -> str:
+def _stored_fingerprint(stored: StoredGraph) -> str:
     """Compute the fingerprint from the arrays, block by block."""
     pieces = [Piece("", "<i8", _keys(stored))]
     if stored.has_features:
-        pieces += feature_pieces(lambda: feature_blocks(stored))
+        pieces += feature_pieces(lambda: _feature_blocks(stored))
     for name in VALUES:
         values = stored.array(name)
         pieces += [] if values is None else [Piece(f"\n{name} {list(values.shape)}", "<f8", _blocks(values))]
@@ -343,7 +343,7 @@ def _keys(stored: StoredGraph) -> Iterator[Numbers]:
         yield (destination << 32) | source[place[0] : place[-1] + 1]
 
 
-def feature_blocks(
+def _feature_blocks(
     stored: StoredGraph, share: Callable[[list[int]], list[int]] = list
 ) -> Iterator[tuple[int, Features]]:
     """The features in blocks of rows, each with the number of its first row.
@@ -384,12 +384,12 @@ def write_store(graph: Graph, path: Path | str) -> StoredGraph:
         FgaiError: the folder cannot be written.
     """
     graph, place = graph.to("cpu"), Path(path)
-    with building(place) as work:
-        fill(work.folder, graph)
+    with _building(place) as work:
+        _fill(work.folder, graph)
     return StoredGraph(place)
 
 
-def fill(folder: Path, graph: Graph) -> None:
+def _fill(folder: Path, graph: Graph) -> None:
     """Write a graph on the CPU into a folder that is being built.
 
     Raises:
@@ -401,26 +401,26 @@ def fill(folder: Path, graph: Graph) -> None:
             " the whole graph"
         )
     rows = {"rowptr": graph.adjacency.rowptr, "source": graph.adjacency.source}
-    save_arrays(folder, {name: part.numpy() for name, part in rows.items()})
-    save_features(folder, graph.features)
+    _save_arrays(folder, {name: part.numpy() for name, part in rows.items()})
+    _save_features(folder, graph.features)
     fields = {name: getattr(graph, name) for name in (*NODE_ARRAYS, *EDGE_ARRAYS)}
-    save_arrays(folder, {name: value.numpy() for name, value in fields.items() if value is not None})
-    complete(folder, graph.name, graph.num_features)
+    _save_arrays(folder, {name: value.numpy() for name, value in fields.items() if value is not None})
+    _complete(folder, graph.name, graph.num_features)
 
 
-def save_arrays(folder: Path, arrays: dict[str, Array]) -> None:
+def _save_arrays(folder: Path, arrays: dict[str, Array]) -> None:
     """Write arrays by their names, each in its type on disk."""
     for name, array in arrays.items():
-        write_array(folder / f"{name}.npy", _blocks(array), DTYPES[name], array.shape[1:])
+        _write_array(folder / f"{name}.npy", _blocks(array), DTYPES[name], array.shape[1:])
 
 
-def save_features(folder: Path, features: Features | None) -> None:
+def _save_features(folder: Path, features: Features | None) -> None:
     """Write features, dense or in compressed rows."""
     if features is None:
         return
     if isinstance(features.base, SparseRows) and features.appended is None and features.delta is None:
         base = features.base
         parts: Iterable[Array] = (part.detach().numpy() for part in (base.indptr, base.indices, base.values))
-        save_arrays(folder, dict(zip(SPARSE, parts, strict=True)))
+        _save_arrays(folder, dict(zip(SPARSE, parts, strict=True)))
     else:
-        save_arrays(folder, {"x": features.to_dense().detach().numpy()})
+        _save_arrays(folder, {"x": features.to_dense().detach().numpy()})

@@ -13,7 +13,7 @@ from fgai.ops.segments import check_row_pointers, check_rows, row_index
 from fgai.typed import typed
 
 
-def check_attention(w: Tensor, rowptr: Tensor, name: str = "w") -> None:
+def _check_attention(w: Tensor, rowptr: Tensor, name: str = "w") -> None:
     """Raise unless `w` is one finite number per edge of the rows."""
     if w.dim() != 1:
         raise InputError(f"`{name}` must be [num_edges], got {tuple(w.shape)}; average the heads first")
@@ -23,25 +23,25 @@ def check_attention(w: Tensor, rowptr: Tensor, name: str = "w") -> None:
     checks.finite(w, name)
 
 
-def check_attentions(w: Tensor, w_other: Tensor, rowptr: Tensor) -> None:
+def _check_attentions(w: Tensor, w_other: Tensor, rowptr: Tensor) -> None:
     """Raise unless both are one finite number per edge of the rows."""
     if w.shape != w_other.shape or w.dim() != 1:
         raise InputError(
             f"`w` and `w_other` must be [num_edges] on the same edges, got {tuple(w.shape)} and"
             f" {tuple(w_other.shape)}; match the edges and average the heads first"
         )
-    check_attention(w, rowptr)
-    check_attention(w_other, rowptr, "w_other")
+    _check_attention(w, rowptr)
+    _check_attention(w_other, rowptr, "w_other")
 
 
-def check_edge_mask(mask: Tensor, w: Tensor, name: str) -> None:
+def _check_edge_mask(mask: Tensor, w: Tensor, name: str) -> None:
     """Raise unless `mask` is boolean, one entry per entry of `w`."""
     checks.mask(mask, w.shape, name)
     if mask.device != w.device:
         raise InputError(f"`{name}` must be on {w.device}, as the attention is, got {mask.device}")
 
 
-def check_labels(labels: Tensor, shape: tuple[int, ...], name: str = "target") -> None:
+def _check_labels(labels: Tensor, shape: tuple[int, ...], name: str = "target") -> None:
     """Raise unless `labels` holds class numbers of this shape."""
     checks.dense(labels, name)
     if labels.shape != shape:
@@ -51,7 +51,7 @@ def check_labels(labels: Tensor, shape: tuple[int, ...], name: str = "target") -
         raise InputError(f"`{name}` must hold class numbers (torch.long), got {labels.dtype}")
 
 
-def classes_of(prediction: Tensor) -> Tensor:
+def _classes_of(prediction: Tensor) -> Tensor:
     """Class indices [N], from logits or probabilities [N, C] (largest, first on ties) or as they are."""
     checks.dense(prediction, "prediction")
     if prediction.dim() == 2 and prediction.shape[1]:
@@ -108,7 +108,7 @@ def overlap_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5) -> 
     Returns:
         float64 [N].
     """
-    check_attentions(w, w_other, rowptr)
+    _check_attentions(w, w_other, rowptr)
     checks.whole(k, "k", 1)
     shared = topk.overlap(topk.topk_mask(w, rowptr, k), topk.topk_mask(w_other, rowptr, k), rowptr)
     return torch.where(rowptr.diff() > k, shared, float("nan"))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.compiled import compiled
-from fgai.metrics.common import check_attentions, mean_over
+from fgai.metrics.common import _check_attentions, mean_over
 from fgai.metrics.spec import metric
 from fgai.metrics.views import Views
 from fgai.ops.segments import row_index, row_max, row_order, row_sum
@@ -25,7 +25,7 @@ def rank_correlation_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, method
 
     Arguments and treatment of ties as in `rank_correlation`.
     """
-    check_attentions(w, w_other, rowptr)
+    _check_attentions(w, w_other, rowptr)
     checks.one_of(method, "method", CORRELATIONS)
     a, b = w.detach().double(), w_other.detach().double()
     rho = (_spearman if method == "spearman" else _kendall)(a, b, rowptr)
@@ -80,7 +80,7 @@ def rank_correlation(
     return mean_over(rank_correlation_per_node(w, w_other, rowptr, method), nodes)
 
 
-def row_midranks(values: Tensor, rowptr: Tensor) -> Tensor:
+def _row_midranks(values: Tensor, rowptr: Tensor) -> Tensor:
     """Ascending ranks within each row, from 1 up; tied values share the mean of theirs. float64 [E]."""
     row = row_index(rowptr, values.shape[0])
     order = row_order(-values, rowptr)
@@ -100,7 +100,7 @@ def _spearman(a: Tensor, b: Tensor, rowptr: Tensor) -> Tensor:
     row = row_index(rowptr, a.shape[0])
     # The mean rank of a row of d is (d + 1)/2 with or without ties.
     centre = (rowptr.diff().double() + 1)[row] / 2
-    x, y = row_midranks(a, rowptr) - centre, row_midranks(b, rowptr) - centre
+    x, y = _row_midranks(a, rowptr) - centre, _row_midranks(b, rowptr) - centre
     scale = (row_sum(x.square(), rowptr) * row_sum(y.square(), rowptr)).sqrt()
     return (row_sum(x * y, rowptr) / scale).clamp(-1, 1)
 

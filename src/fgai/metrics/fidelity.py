@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from fgai import checks
 from fgai.attention import Observation
 from fgai.errors import InputError
-from fgai.metrics.common import check_labels, classes_of
-from fgai.metrics.removal import edge_ranking, predict_without
+from fgai.metrics.common import _check_labels, _classes_of
+from fgai.metrics.removal import _edge_ranking, _predict_without
 from fgai.metrics.spec import Shown, metric
 from fgai.metrics.views import Views
 from fgai.topk import topk_mask
@@ -27,13 +27,13 @@ def _fidelity(views: Views) -> dict[str, Any]:
         return {}
     return {
         "fidelity": {
-            name: fidelity_of_top(views.model, views.observations[name], views.rows, views.k)
+            name: _fidelity_of_top(views.model, views.observations[name], views.rows, views.k)
             for name in ("clean", "attacked")
         }
     }
 
 
-def fidelity_of_top(model: nn.Module, observed: Observation, nodes: Tensor, k: int) -> dict[str, float]:
+def _fidelity_of_top(model: nn.Module, observed: Observation, nodes: Tensor, k: int) -> dict[str, float]:
     """Fidelity of the top-k neighbours of every node, by the mean attention over layers; loops are kept.
 
     Args:
@@ -45,13 +45,13 @@ def fidelity_of_top(model: nn.Module, observed: Observation, nodes: Tensor, k: i
     Returns:
         `plus`, `minus` and `characterization`.
     """
-    scored = edge_ranking(observed.attention, "node")
+    scored = _edge_ranking(observed.attention, "node")
     loops = scored.source == scored.destination
     top = topk_mask(scored.values[:, 0].masked_fill(loops, float("-inf")), scored.rowptr, k) & ~loops
     rest = ~top & ~loops
     whole = observed.logits[nodes]
-    plus = fidelity_plus(whole, predict_without(model, observed, scored.keys[top])[nodes])
-    minus = fidelity_minus(whole, predict_without(model, observed, scored.keys[rest])[nodes])
+    plus = fidelity_plus(whole, _predict_without(model, observed, scored.keys[top])[nodes])
+    minus = fidelity_minus(whole, _predict_without(model, observed, scored.keys[rest])[nodes])
     return {"plus": plus, "minus": minus, "characterization": characterization(plus, minus)}
 
 
@@ -155,12 +155,12 @@ def characterization(plus: float, minus: float, weight: float = 0.5) -> float:
 
 
 def _changed(prediction: Tensor, masked: Tensor, target: Tensor | None) -> float:
-    before, after = classes_of(prediction), classes_of(masked)
+    before, after = _classes_of(prediction), _classes_of(masked)
     if before.shape != after.shape:
         raise InputError(
             f"both predictions must cover the same nodes, got {tuple(before.shape)} and {tuple(after.shape)}"
         )
     if target is None:
         return float((before != after).double().mean())
-    check_labels(target, tuple(before.shape))
+    _check_labels(target, tuple(before.shape))
     return float(((before == target) != (after == target)).double().mean())

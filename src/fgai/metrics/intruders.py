@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fgai import checks, topk
-from fgai.metrics.common import check_attention, check_edge_mask, mean_over
+from fgai.metrics.common import _check_attention, _check_edge_mask, mean_over
 from fgai.metrics.spec import Shown, metric
 from fgai.metrics.views import View, Views
 from fgai.ops.segments import row_sum
@@ -202,5 +202,5 @@ def _where_joined(values: Tensor, injected: Tensor, rowptr: Tensor) -> Tensor:
 
 
 def _check(w: Tensor, injected: Tensor, rowptr: Tensor) -> None:
-    check_attention(w, rowptr)
-    check_edge_mask(injected, w, "injected")
+    _check_attention(w, rowptr)
+    _check_edge_mask(injected, w, "injected")

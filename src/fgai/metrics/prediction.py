@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.errors import InputError
-from fgai.metrics.common import check_labels, classes_of
+from fgai.metrics.common import _check_labels, _classes_of
 from fgai.metrics.spec import METRICS, Shown, metric
 from fgai.metrics.views import Views
 from fgai.tasks import get_task, task_of
@@ -198,7 +198,7 @@ def roc_auc(score: Tensor, target: Tensor) -> float:
     score, positive = _scored(score, target)
     _, group, count = torch.unique(score, return_inverse=True, return_counts=True)
     rank = (count.cumsum(0).double() - (count.double() - 1) / 2)[group]
-    return auc_from_ranks(rank[positive].sum(), positive.sum(), (~positive).sum()).item()
+    return _auc_from_ranks(rank[positive].sum(), positive.sum(), (~positive).sum()).item()
 
 
 @metric(
@@ -271,7 +271,7 @@ def recall(prediction: Tensor, target: Tensor) -> Tensor:
     return torch.bincount(truth[guess == truth], minlength=len(total)) / total
 
 
-def auc_from_ranks(rank_sum: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+def _auc_from_ranks(rank_sum: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
     """ROC-AUC from the sum of the positives' mid-ranks (from 1 up); NaN where one kind is missing."""
     n, m = positives.double(), negatives.double()
     return (rank_sum - n * (n + 1) / 2) / (n * m)
@@ -302,7 +302,7 @@ def task_scores(task: str, logits: Tensor, target: Tensor) -> dict[str, float]:
     if logits.dim() != 2 or logits.shape[1] < 2 or not logits.is_floating_point():
         got = f"{logits.dtype} {tuple(logits.shape)}"
         raise InputError(f"`logits` must be floating-point of shape [rows, classes], got {got}")
-    check_labels(target, tuple(logits.shape[:1]))
+    _check_labels(target, tuple(logits.shape[:1]))
     known = target >= 0
     logits, target = logits[known], target[known]
     return {name: _function(score)(logits, target) for name, score in get_task(task).scores.items()}
@@ -326,7 +326,7 @@ def chance_score(name: str, target: Tensor) -> float:
         >>> chance_score("f1", torch.tensor([2, 2, 0, -1]))
         0.6666666666666666
     """
-    check_labels(target, tuple(target.shape))
+    _check_labels(target, tuple(target.shape))
     known = target[target >= 0]
     if not known.numel():
         return float("nan")
@@ -416,8 +416,8 @@ def _function(score: str) -> Callable[[Tensor, Tensor], float]:
 
 
 def _known(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    guess = classes_of(prediction)
-    check_labels(target, tuple(guess.shape))
+    guess = _classes_of(prediction)
+    _check_labels(target, tuple(guess.shape))
     known = target >= 0
     return guess[known], target[known].long()
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fgai import checks, topk
 from fgai.attention import AttentionMap
-from fgai.metrics.common import check_attention, check_attentions, mean_over, overlap_per_node
+from fgai.metrics.common import _check_attention, _check_attentions, mean_over, overlap_per_node
 from fgai.metrics.spec import Shown, metric
-from fgai.metrics.views import Compared, Pair, View, Views
+from fgai.metrics.views import Compared, View, Views, _Pair
 from fgai.ops.segments import check_row_pointers
 from fgai.tasks import task_of
 from fgai.typed import typed
@@ -112,7 +112,7 @@ def item_overlaps(views: Views, compared: Compared) -> dict[str, Any]:
     return _by_kind(views, values)
 
 
-def _range_overlap(pair: Pair, starts: Tensor | None, k: int) -> Tensor:
+def _range_overlap(pair: _Pair, starts: Tensor | None, k: int) -> Tensor:
     """[R] overlap of the top-k edges of every range that begins at `starts`; NaN for at most k edges."""
     degree = pair.rowptr.diff()
     weight = torch.repeat_interleave(degree, degree).to(pair.before.dtype)
@@ -173,7 +173,7 @@ def _touched(views: Views) -> dict[str, Any]:
     return views.layered([touched_share(each) for each in rows])
 
 
-def _half(pair: Pair) -> int:
+def _half(pair: _Pair) -> int:
     """The graph-wide K of the paper's experiments: half of the edges."""
     return max(1, pair.before.numel() // 2)
 
@@ -412,7 +412,7 @@ def tied_share(w: Tensor, rowptr: Tensor, k: int = 5) -> float:
         0.5
     """
     topk.check_k(k)
-    check_attention(w, rowptr)
+    _check_attention(w, rowptr)
     w = w.detach().double()
     places = topk.leaders(w, rowptr, k + 1)
     ranked = places[places[:, k] >= 0]
@@ -459,7 +459,7 @@ def overlap_graph(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 100_000) 
         >>> overlap_graph(w, v, torch.tensor([0, 2, 3]), k=2)
         1.0
     """
-    check_attentions(w, w_other, rowptr)
+    _check_attentions(w, w_other, rowptr)
     before, after = (topk.topk_mask(x, rowptr, k, "graph") for x in (w, w_other))
     rows = topk.scoped_rows(rowptr, w.shape[0], "graph")
     return topk.overlap(before, after, rows).item() if w.numel() else float("nan")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fgai import checks
 from fgai.attention import AttentionMap, LayerAttention, Observation, observe
 from fgai.errors import InputError
-from fgai.metrics.common import check_attention, check_edge_mask, check_labels, classes_of
+from fgai.metrics.common import _check_attention, _check_edge_mask, _check_labels, _classes_of
 from fgai.metrics.spec import Shown, metric
 from fgai.metrics.views import Views
 from fgai.ops.segments import row_index, row_sum
@@ -66,9 +66,9 @@ def edges_to_remove(
         >>> edges_to_remove(w, torch.tensor([0, 3, 5]), 0.5, largest=True).tolist()
         [1, 2, 3]
     """
-    check_attention(values, rowptr, "values")
+    _check_attention(values, rowptr, "values")
     if keep is not None:
-        check_edge_mask(keep, values, "keep")
+        _check_edge_mask(keep, values, "keep")
     if not 0 <= fraction <= 1:
         raise InputError(f"`fraction` must be between 0 and 1, got {fraction!r}")
     rows = scoped_rows(rowptr, values.shape[0], scope)
@@ -96,8 +96,8 @@ def still_right(prediction: Tensor, target: Tensor, right: Tensor) -> float:
         >>> still_right(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), torch.tensor([True, True, False]))
         0.5
     """
-    guess = classes_of(prediction)
-    check_labels(target, tuple(guess.shape))
+    guess = _classes_of(prediction)
+    _check_labels(target, tuple(guess.shape))
     checks.mask(right, tuple(guess.shape), "right")
     return float((guess == target)[right].double().mean())
 
@@ -144,7 +144,7 @@ def combined(attention: AttentionMap) -> LayerAttention:
     return attention.over_layers("mean")
 
 
-def edge_ranking(attention: AttentionMap, scope: str) -> LayerAttention:
+def _edge_ranking(attention: AttentionMap, scope: str) -> LayerAttention:
     """The values edges are ranked by: of the last layer in scope `graph`, the layers' mean in scope `node`.
 
     Heads are reduced by their geometric mean, see `LayerAttention.heads`.
@@ -153,7 +153,7 @@ def edge_ranking(attention: AttentionMap, scope: str) -> LayerAttention:
     return shown.last if scope == "graph" else combined(shown)
 
 
-def predict_without(model: nn.Module, observed: Observation, removed: Tensor) -> Tensor:
+def _predict_without(model: nn.Module, observed: Observation, removed: Tensor) -> Tensor:
     """Logits after edges were taken out of every attention layer.
 
     An edge is removed by setting its attention to zero and scaling up the rest of its row,
@@ -191,7 +191,7 @@ def predict_without(model: nn.Module, observed: Observation, removed: Tensor) ->
     return observe(model, observed.graph, perturb=without).logits
 
 
-def removal_curves(
+def _removal_curves(
     model: nn.Module,
     observed: Observation,
     scored: LayerAttention,
@@ -229,7 +229,7 @@ def removal_curves(
             known = next((share for other, share in seen if torch.equal(other, gone)), None)
             if known is None:
                 logits = (
-                    predict_without(model, observed, scored.keys[gone]) if gone.numel() else observed.logits
+                    _predict_without(model, observed, scored.keys[gone]) if gone.numel() else observed.logits
                 )
                 known = still_right(logits[:count], target, right)
             seen = [*seen[-1:], (gone, known)]
@@ -259,8 +259,8 @@ def _slopes(views: Views) -> dict[str, Any]:
         return {
             "f_slope": {
                 scope: {
-                    name: removal_curves(
-                        views.model, view, edge_ranking(view.attention, scope), scope, right, target
+                    name: _removal_curves(
+                        views.model, view, _edge_ranking(view.attention, scope), scope, right, target
                     )
                     for name, view in seen.items()
                 }

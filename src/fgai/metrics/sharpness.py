@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fgai.attention import AttentionMap
 from fgai.errors import InputError
-from fgai.metrics.common import check_attention, mean_over
+from fgai.metrics.common import _check_attention, mean_over
 from fgai.metrics.spec import Shown, metric
 from fgai.metrics.views import Views
 from fgai.ops.segments import check_rows, row_index, row_max, row_sum
@@ -26,7 +26,7 @@ def sharpness_per_node(w: Tensor, rowptr: Tensor) -> Tensor:
 
     Each row is divided by its sum first, which changes nothing for attention. Rows of zeros count as uniform.
     """
-    check_attention(w, rowptr)
+    _check_attention(w, rowptr)
     if bool((w < 0).any()):
         raise InputError(f"`w` must not be negative, as attention is not, got {float(w.min())}")
     w = w.detach().double()

@@ -11,9 +11,9 @@ from torch import Tensor
 from fgai import checks
 from fgai.attention import AttentionMap
 from fgai.graph import Graph
-from fgai.metrics.common import check_attention, check_edge_mask, mean_over
-from fgai.metrics.correlation import row_midranks
-from fgai.metrics.prediction import auc_from_ranks, roc_auc
+from fgai.metrics.common import _check_attention, _check_edge_mask, mean_over
+from fgai.metrics.correlation import _row_midranks
+from fgai.metrics.prediction import _auc_from_ranks, roc_auc
 from fgai.metrics.spec import Shown, metric
 from fgai.metrics.views import Views
 from fgai.ops.segments import check_rows, row_index, row_sum
@@ -133,9 +133,9 @@ def truth_auc(
     if checks.one_of(scope, "scope", SCOPES) == "graph":
         counted = _edges_into(nodes, rowptr, w.shape[0])
         return roc_auc(w[counted], truth[counted])
-    rank = row_midranks(w.detach().double(), rowptr)
+    rank = _row_midranks(w.detach().double(), rowptr)
     positives, negatives = row_sum(truth, rowptr), row_sum(~truth, rowptr)
-    return mean_over(auc_from_ranks(row_sum(rank * truth, rowptr), positives, negatives), nodes)
+    return mean_over(_auc_from_ranks(row_sum(rank * truth, rowptr), positives, negatives), nodes)
 
 
 @metric(
@@ -212,5 +212,5 @@ def _edges_into(nodes: Tensor | None, rowptr: Tensor, num_edges: int) -> Tensor:
 
 
 def _check(w: Tensor, truth: Tensor, rowptr: Tensor) -> None:
-    check_attention(w, rowptr)
-    check_edge_mask(truth, w, "truth")
+    _check_attention(w, rowptr)
+    _check_edge_mask(truth, w, "truth")

@@ -19,7 +19,7 @@ NULLS = ("uniform", "random")
 """Attentions of null rows: 1/degree, and scores drawn at random."""
 
 
-class Pair(NamedTuple):
+class _Pair(NamedTuple):
     """One layer before and after, [E] each, on the same edges.
 
     Attributes:
@@ -38,10 +38,10 @@ class Pair(NamedTuple):
 
 
 @typed
-def paired(before: AttentionMap, after: AttentionMap) -> list[Pair]:
+def paired(before: AttentionMap, after: AttentionMap) -> list[_Pair]:
     """Match two head-averaged maps layer by layer, by (source, destination)."""
     return [
-        Pair(
+        _Pair(
             a.values[:, 0],
             b.values[:, 0],
             a.rowptr,
@@ -182,7 +182,7 @@ class Views:
         """Return a value by attack, at the endpoints where explanations are compared."""
         return {name: value(attacked.compared) for name, attacked in self.attacks.items()}
 
-    def per_layer(self, name: str, value: Callable[[Pair], float]) -> dict[str, Any]:
+    def per_layer(self, name: str, value: Callable[[_Pair], float]) -> dict[str, Any]:
         """Return a number of every layer by attack, and with `vanilla` under `similarity`."""
 
         def layers(compared: Compared) -> dict[str, Any]:

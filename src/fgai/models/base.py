@@ -56,7 +56,7 @@ def capabilities_of(kind: type[nn.Module]) -> Capabilities | None:
     return found if isinstance(found, Capabilities) else None
 
 
-def arguments(scope: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(scope: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a constructor from its `locals()`, taken before anything else; for `config`."""
     return {name: value for name, value in scope.items() if name not in ("self", "__class__")}
 
@@ -156,7 +156,7 @@ class AttentionModel(GraphModel, ABC):
             activation: not applied after the last layer.
             p: dropout while training.
         """
-        x: Tensor | Features = as_features(graph)
+        x: Tensor | Features = _as_features(graph)
         for index, conv in enumerate(convs):
             if index:
                 x = activation(x)  # type: ignore[arg-type]
@@ -250,7 +250,7 @@ def _graph_of(data: Any, edge_index: Tensor | None, batch: Tensor | None) -> Gra
     return Graph.from_edges(**read, batch=getattr(data, "batch", None))
 
 
-def as_features(graph: Graph) -> Features:
+def _as_features(graph: Graph) -> Features:
     """Return the features of `graph`, which must have some."""
     if not isinstance(graph, Graph):
         kind = type(graph).__name__

@@ -12,7 +12,7 @@ from fgai.attention import Layerwise, Stage
 from fgai.checks import one_of, rate, whole
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models.base import LARGE, AttentionModel, Capabilities, arguments, register_model
+from fgai.models.base import LARGE, AttentionModel, Capabilities, _arguments, register_model
 from fgai.models.layer import AttentionLayer
 from fgai.sparse import Features
 from fgai.tasks import get_task
@@ -63,7 +63,7 @@ class GAT(AttentionModel):
         decoder: str = "dot",
         head: str | None = None,
     ) -> None:
-        given = arguments(locals())
+        given = _arguments(locals())
         super().__init__(task=task, pooling=pooling, decoder=decoder)
         one_of(norm, "norm", (None, "layer"))
         whole(num_layers, "num_layers", 1, 1000)

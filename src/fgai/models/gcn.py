@@ -13,7 +13,7 @@ from fgai.attention import Limits, TappedLayer
 from fgai.cache import cached_on
 from fgai.checks import at_least, one_of, rate, whole
 from fgai.graph import Graph
-from fgai.models.base import LARGE, AttentionModel, arguments, register_model
+from fgai.models.base import LARGE, AttentionModel, _arguments, register_model
 from fgai.models.layer import InputNorm, Projection
 from fgai.ops import aggregate, node_scores, score_additive, weighted_softmax
 from fgai.ops.segments import row_sum
@@ -161,7 +161,7 @@ class GCN(AttentionModel):
         pooling: str = "mean",
         decoder: str = "dot",
     ) -> None:
-        given = arguments(locals())
+        given = _arguments(locals())
         super().__init__(task=task, pooling=pooling, decoder=decoder)
         one_of(norm, "norm", (None, "layer"))
         whole(num_layers, "num_layers", 1, 1000)

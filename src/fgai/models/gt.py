@@ -12,16 +12,16 @@ from fgai.attention import Layerwise, Stage
 from fgai.checks import at_least, memory, one_of, rate, whole
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models.base import AttentionModel, Capabilities, arguments, as_features, register_model
+from fgai.models.base import AttentionModel, Capabilities, _arguments, _as_features, register_model
 from fgai.models.layer import AttentionLayer, Projection
-from fgai.models.positional import with_encoding
+from fgai.models.positional import _with_encoding
 from fgai.ops import dropout
 from fgai.sparse import Features
 from fgai.tasks import get_task
 from fgai.typed import typed
 
 
-class TransformerBlock(nn.Module):
+class _TransformerBlock(nn.Module):
     """Attention, output projection, residual, norm, feed-forward, residual, norm.
 
     Args:
@@ -81,7 +81,7 @@ class GT(AttentionModel):
     Reference: Dwivedi, Bresson, A Generalization of Transformer Networks to Graphs, 2021.
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities("blocks", parts=(TransformerBlock,))
+    capabilities: ClassVar[Capabilities] = Capabilities("blocks", parts=(_TransformerBlock,))
     self_loops: ClassVar[bool] = False
 
     def __init__(
@@ -99,7 +99,7 @@ class GT(AttentionModel):
         pooling: str = "mean",
         decoder: str = "dot",
     ) -> None:
-        given = arguments(locals())
+        given = _arguments(locals())
         super().__init__(task=task, pooling=pooling, decoder=decoder)
         norm = str(one_of(norm, "norm", ("batch", "layer")))
         rate(dropout)
@@ -121,7 +121,7 @@ class GT(AttentionModel):
         self.input_scale = nn.LayerNorm(width) if norm == "layer" else nn.Identity()
         self.encoding = nn.Linear(encodings, width) if encodings > 0 else nn.Identity()
         self.blocks = nn.ModuleList(
-            TransformerBlock(width, count, dropout, attention_dropout, norm) for count in heads
+            _TransformerBlock(width, count, dropout, attention_dropout, norm) for count in heads
         )
         self.head = nn.Sequential(
             nn.Linear(width, width // 2), nn.ReLU(), nn.Linear(width // 2, out_channels)
@@ -129,7 +129,7 @@ class GT(AttentionModel):
 
     def prepare(self, graph: Graph) -> Graph:
         """Return `graph` with its Laplacian encodings (solved once and cached)."""
-        return with_encoding(graph, self.encodings)
+        return _with_encoding(graph, self.encodings)
 
     @property
     def streams(self) -> bool:
@@ -138,7 +138,7 @@ class GT(AttentionModel):
 
     def embed(self, graph: Graph) -> Tensor:
         """Return [N, out]."""
-        features = as_features(graph)
+        features = _as_features(graph)
         if self.training and self.dropout > 0:
             features = dropout(features, self.dropout)
         x = self.enter(features, graph.positional)

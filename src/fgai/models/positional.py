@@ -175,7 +175,7 @@ ON_DISK = 4096  # graphs of at least this many nodes are also kept on disk
 IN_MEMORY = 16
 
 
-class Encoding(NamedTuple):
+class _Encoding(NamedTuple):
     """Encodings and what is needed to extend them.
 
     Attributes:
@@ -187,17 +187,17 @@ class Encoding(NamedTuple):
     values: Tensor
 
 
-_memory: OrderedDict[str, Encoding] = OrderedDict()
+_memory: OrderedDict[str, _Encoding] = OrderedDict()
 
 
-def laplacian_encoding(
+def _laplacian_encoding(
     edges: Adjacency | Tensor,
     num_nodes: int | None = None,
     size: int = 8,
     *,
     seed: int = 0,
     cache: bool = True,
-) -> Encoding:
+) -> _Encoding:
     """Return the first non-trivial eigenvectors of the normalised Laplacian, per connected component.
 
     For each component with normalised adjacency `Â = D^{-1/2} A D^{-1/2}`, the `size` eigenvectors with the
@@ -248,7 +248,7 @@ def laplacian_encoding(
     return found
 
 
-def with_encoding(graph: Graph, size: int) -> Graph:
+def _with_encoding(graph: Graph, size: int) -> Graph:
     """Return the graph with `size` Laplacian encodings per node.
 
     A graph that has that many already is returned as it is: after an injection its encodings were extended
@@ -262,7 +262,7 @@ def with_encoding(graph: Graph, size: int) -> Graph:
         return graph
 
     def encoded(given: Graph) -> Graph:
-        vectors, values = laplacian_encoding(given.adjacency, size=size)
+        vectors, values = _laplacian_encoding(given.adjacency, size=size)
         return given.replace(positional=vectors.to(given.device), positional_values=values.to(given.device))
 
     return graph.derived(f"{size} encodings", encoded)
@@ -275,7 +275,7 @@ def _symmetric(index: Tensor) -> NDArray[np.int64]:
     return np.asarray(torch.unique(both).numpy(), dtype=np.int64)
 
 
-def _solve(keys: NDArray[np.int64], num_nodes: int, size: int, seed: int) -> Encoding:
+def _solve(keys: NDArray[np.int64], num_nodes: int, size: int, seed: int) -> _Encoding:
     row, column = keys >> 32, keys & 0xFFFFFFFF
     adjacency = sp.csr_matrix((np.ones(keys.size), (row, column)), shape=(num_nodes, num_nodes))
     vectors = np.zeros((num_nodes, size), dtype=np.float32)
@@ -289,10 +289,10 @@ def _solve(keys: NDArray[np.int64], num_nodes: int, size: int, seed: int) -> Enc
         nodes = order[start:stop]
         part = adjacency if count == 1 else adjacency[nodes][:, nodes]
         vectors[nodes], values[nodes] = _leading(part, size, seed)
-    return Encoding(torch.from_numpy(vectors), torch.from_numpy(values))
+    return _Encoding(torch.from_numpy(vectors), torch.from_numpy(values))
 
 
-def _through_disk(name: str, keys: NDArray[np.int64], num_nodes: int, size: int, seed: int) -> Encoding:
+def _through_disk(name: str, keys: NDArray[np.int64], num_nodes: int, size: int, seed: int) -> _Encoding:
     if num_nodes < ON_DISK or size == 0:
         return _solve(keys, num_nodes, size, seed)
     path = user_cache() / "positional" / f"{name}.npz"
@@ -306,7 +306,7 @@ def _through_disk(name: str, keys: NDArray[np.int64], num_nodes: int, size: int,
     return found
 
 
-def _read(path: Path, shape: tuple[int, int]) -> Encoding | None:
+def _read(path: Path, shape: tuple[int, int]) -> _Encoding | None:
     """Return the cached encodings, or None if the file is missing, damaged or something else."""
     try:
         parts = list(read_arrays(path, ("vectors", "values")).values())
@@ -314,4 +314,4 @@ def _read(path: Path, shape: tuple[int, int]) -> Encoding | None:
         return None
     if any(part.shape != shape or part.dtype != np.float32 or not np.isfinite(part).all() for part in parts):
         return None
-    return Encoding(torch.from_numpy(parts[0]), torch.from_numpy(parts[1]))
+    return _Encoding(torch.from_numpy(parts[0]), torch.from_numpy(parts[1]))

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fgai.cache import cached_on
 from fgai.errors import InputError
-from fgai.ops.backend import has_numba, has_triton
-from fgai.ops.cpu.parallel import Incoming, Outgoing, blocks, incoming, launch, outgoing, run_blocks
-from fgai.ops.cpu.rows import kernel
+from fgai.ops.backend import _has_numba, has_triton
+from fgai.ops.cpu.parallel import _Incoming, _incoming, _launch, _Outgoing, _outgoing, _run_blocks, blocks
+from fgai.ops.cpu.rows import _kernel
 from fgai.sparse import Adjacency
 from fgai.sparse.adjacency import Index32, of_narrow
 from fgai.sparse.valid import check_index
@@ -65,7 +65,7 @@ def attach_known(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Ad
         from fgai.ops.gpu.attach import attach as attach_on_gpu
 
         return attach_on_gpu(adjacency, targets, loops)
-    if adjacency.device.type == "cpu" and has_numba():
+    if adjacency.device.type == "cpu" and _has_numba():
         return _attach_on_cpu(adjacency, targets, loops)
     m, e = targets.shape
     new = torch.arange(adjacency.num_nodes, adjacency.num_nodes + m, device=adjacency.device)
@@ -79,7 +79,7 @@ def attach_known(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Ad
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 
-@kernel
+@_kernel
 def _old_block(
     b, parts, rowptr, source, colptr, csc, target, shift, new_source, new_destination, new_csc, new_target,
     ours,
@@ -95,12 +95,12 @@ def _old_block(
             new_target[p + more] = target[p]
 
 
-@kernel
+@_kernel
 def _old_edges(threads, count, *arguments):
-    run_blocks(_old_block, threads, count, arguments)
+    _run_blocks(_old_block, threads, count, arguments)
 
 
-@kernel
+@_kernel
 def _new_edges(targets, loops, rowptr, colptr, shift, filled, new_rowptr, new_colptr, out):
     """`targets` is sorted within its rows; `filled` counts the new edges of each old node, from 0."""
     source, destination, csc, target = out
@@ -125,7 +125,7 @@ def _new_edges(targets, loops, rowptr, colptr, shift, filled, new_rowptr, new_co
 def _attach_on_cpu(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacency, Tensor]:
     """See `fgai.ops.attach`; the views of the kernels are made too."""
     (nodes, width), first = targets.shape, adjacency.num_nodes
-    rows, columns = incoming(adjacency), outgoing(adjacency)
+    rows, columns = _incoming(adjacency), _outgoing(adjacency)
     old, each = adjacency.num_edges, width + int(loops)
     size = old + nodes * (width + each)
     ends = np.sort(targets.numpy().astype(np.int32), axis=1)
@@ -139,12 +139,12 @@ def _attach_on_cpu(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[
     out = tuple(np.empty(size, np.int32) for _ in range(4))
     ours = np.empty(old, np.int64)
     given = (rows.rowptr, rows.source, columns.colptr, columns.edge, columns.target)
-    launch(_old_edges, len(rows.blocks) - 1, rows.blocks, *given, shift, *out, ours)
+    _launch(_old_edges, len(rows.blocks) - 1, rows.blocks, *given, shift, *out, ours)
     filled = np.zeros(first, np.int32)
     _new_edges(ends, loops, rows.rowptr, columns.colptr, shift, filled, rowptr, colptr, out)
     source, destination, csc, target = out
     index = Index32(*(torch.from_numpy(a) for a in (rowptr, source, colptr, csc, destination)))
     grown = of_narrow(first + nodes, index)
-    cached_on(grown, "cpu incoming", lambda: Incoming(blocks(rowptr), rowptr, source))
-    cached_on(grown, "cpu outgoing", lambda: Outgoing(blocks(colptr), colptr, csc, target))
+    cached_on(grown, "cpu incoming", lambda: _Incoming(blocks(rowptr), rowptr, source))
+    cached_on(grown, "cpu outgoing", lambda: _Outgoing(blocks(colptr), colptr, csc, target))
     return grown, torch.from_numpy(ours)

@@ -58,17 +58,17 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def has_numba() -> bool:
+def _has_numba() -> bool:
     """Whether numba may be used: not with NUMBA_DISABLE_JIT=1, nor while `torch.compile` reads along."""
     return not numba.config.DISABLE_JIT and not torch.compiler.is_compiling()
 
 
-def uses_reference() -> bool:
+def _uses_reference() -> bool:
     """Whether plain PyTorch was asked for, see `use_backend`."""
     return _backend.get() == "reference"
 
 
-def kernels_for(tensor: Tensor) -> ModuleType:
+def _kernels_for(tensor: Tensor) -> ModuleType:
     """Return the kernels for the device and type of `tensor`; the reference where they cannot be compiled.
 
     Every backend is a module with the functions named in `fgai.ops.reference`.
@@ -85,8 +85,8 @@ def kernels_for(tensor: Tensor) -> ModuleType:
             f"the backend {forced!r} runs on {HOMES[forced]} tensors, got one on {tensor.device};"
             ' use "auto" or move the tensor'
         )
-    if uses_reference() or tensor.dtype not in (torch.float32, torch.float64):
+    if _uses_reference() or tensor.dtype not in (torch.float32, torch.float64):
         return reference
     if home == "cpu":
-        return cpu if has_numba() else reference
+        return cpu if _has_numba() else reference
     return _triton() if home == "cuda" else reference

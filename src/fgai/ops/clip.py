@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fgai.errors import InputError
-from fgai.ops.backend import has_numba, uses_reference
-from fgai.ops.cpu.parallel import flat, launch, run_blocks
-from fgai.ops.cpu.rows import kernel
+from fgai.ops.backend import _has_numba, _uses_reference
+from fgai.ops.cpu.parallel import _flat, _launch, _run_blocks
+from fgai.ops.cpu.rows import _kernel
 from fgai.typed import typed
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -19,7 +19,7 @@ from fgai.typed import typed
 _ROWS = 256
 
 
-@kernel
+@_kernel
 def _clip_block(b, nodes, width, x, low, high, middle, inverse, radius, out, inside, noted, scale, moved):
     count, shrunk = 0, 0
     for n in range(b * _ROWS, min((b + 1) * _ROWS, nodes)):
@@ -48,12 +48,12 @@ def _clip_block(b, nodes, width, x, low, high, middle, inverse, radius, out, ins
     moved[b, 0], moved[b, 1] = count, shrunk
 
 
-@kernel
+@_kernel
 def _clip(threads, count, *arguments):
-    run_blocks(_clip_block, threads, count, arguments)
+    _run_blocks(_clip_block, threads, count, arguments)
 
 
-@kernel
+@_kernel
 def _clip_back_block(
     b, nodes, width, gradient, inside, noted, scale, scaled, said, middle, inverse, radius, out
 ):
@@ -75,9 +75,9 @@ def _clip_back_block(
                 out[at + k] = out[at + k] if inside[at + k] else 0.0
 
 
-@kernel
+@_kernel
 def _clip_back(threads, count, *arguments):
-    run_blocks(_clip_back_block, threads, count, arguments)
+    _run_blocks(_clip_back_block, threads, count, arguments)
 
 
 def _clip_rows(
@@ -107,10 +107,10 @@ def _clip_rows(
     moved = np.zeros((max(1, blocks), 2), np.int64)
     inside = torch.empty(x.shape if noted else (1,), dtype=torch.bool)
     scale = torch.empty(rows, dtype=x.dtype)
-    given, least, most, limit, made, marks = (flat(t) for t in (x, low, high, radius, out, inside))
+    given, least, most, limit, made, marks = (_flat(t) for t in (x, low, high, radius, out, inside))
     ball = _ball_arrays(least, most)
     arrays = given, least, most, *ball, limit, made, marks, noted, scale.numpy(), moved
-    launch(_clip, blocks, rows, low.numel(), *arrays)
+    _launch(_clip, blocks, rows, low.numel(), *arrays)
     clipped, shrunk = moved.sum(0)
     return inside if noted and clipped else None, scale if shrunk else None
 
@@ -136,9 +136,9 @@ def _clip_rows_back(
     marks = torch.empty(1, dtype=torch.bool) if inside is None else inside
     factors = said.new_empty(1) if scale is None else scale
     given = low, high, radius, said, out, marks, factors
-    least, most, limit, heard, made, noted, by = (flat(t) for t in given)
+    least, most, limit, heard, made, noted, by = (_flat(t) for t in given)
     kept = noted, inside is not None, by, scale is not None, heard, *_ball_arrays(least, most), limit, made
-    launch(_clip_back, -(-rows // _ROWS), rows, low.numel(), flat(gradient), *kept)
+    _launch(_clip_back, -(-rows // _ROWS), rows, low.numel(), _flat(gradient), *kept)
     return out
 
 
@@ -222,11 +222,11 @@ def _check_range(x: Tensor, low: Tensor, high: Tensor) -> None:
 
 def _fits(x: Tensor, low: Tensor, high: Tensor) -> bool:
     """Whether a kernel can serve: whole rows, a range per channel of the same type."""
-    if uses_reference():
+    if _uses_reference():
         return False
     known = x.dtype in (torch.float32, torch.float64) and x.dtype == low.dtype == high.dtype
     plain = type(x) is Tensor and (
-        has_numba() if x.device.type == "cpu" else not torch.compiler.is_compiling()
+        _has_numba() if x.device.type == "cpu" else not torch.compiler.is_compiling()
     )
     laid = x.dim() > 1 and x.is_contiguous() and low.is_contiguous() and high.is_contiguous()
     return plain and known and laid and x.shape[1:] == low.shape == high.shape

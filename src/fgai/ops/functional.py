@@ -11,8 +11,8 @@ from torch.autograd.function import once_differentiable
 
 from fgai import checks
 from fgai.errors import InputError
-from fgai.ops.backend import kernels_for
-from fgai.ops.reference import ADDITIVE, DOT, DYNAMIC, draw_seed
+from fgai.ops.backend import _kernels_for
+from fgai.ops.reference import ADDITIVE, DOT, DYNAMIC, _draw_seed
 from fgai.ops.segments import row_max, row_sum
 from fgai.sparse import Adjacency, Features, SparseRows
 from fgai.typed import typed
@@ -22,7 +22,7 @@ def _check_edges(adjacency: Adjacency, like: Tensor) -> None:
     """Raise unless the edges point at nodes and are where `like` is."""
     adjacency.check_incoming()
     if adjacency.device != like.device:
-        kernels_for(like)  # where a backend was forced, it is what does not fit
+        _kernels_for(like)  # where a backend was forced, it is what does not fit
         raise InputError(
             f"the edges are on {adjacency.device} and the numbers on {like.device}; move one of them"
         )
@@ -57,7 +57,7 @@ X = TypeVar("X", Tensor, Features, Tensor | Features)
 def edge_softmax(scores: Tensor, adjacency: Adjacency) -> Tensor:
     """Softmax of `scores` [E, H] over the incoming edges of each node → [E, H]."""
     _check_on_edges(scores, "scores", adjacency)
-    return kernels_for(scores).edge_softmax(scores, adjacency)
+    return _kernels_for(scores).edge_softmax(scores, adjacency)
 
 
 @typed
@@ -65,7 +65,7 @@ def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor
     """`out[i] = Σ_{j→i} attention[j→i] · values[j]`: [E, H] and [N, H, C] → [N, H, C]."""
     _check_values(values, adjacency)
     _check_like(attention, "attention", (adjacency.num_edges, values.shape[1]), values)
-    return kernels_for(values).aggregate(attention, values, adjacency)
+    return _kernels_for(values).aggregate(attention, values, adjacency)
 
 
 @typed
@@ -73,7 +73,7 @@ def score_additive(source: Tensor, destination: Tensor, adjacency: Adjacency, sl
     """GAT's score, `leaky_relu(source[j] + destination[i])`: [N, H] twice → [E, H]."""
     _check_numbers(source, "source", "NH")
     _check_additive(source, destination, (adjacency.num_nodes, source.shape[1]), adjacency, slope, source)
-    return kernels_for(source).score(ADDITIVE, destination, source, None, adjacency, slope)
+    return _kernels_for(source).score(ADDITIVE, destination, source, None, adjacency, slope)
 
 
 @typed
@@ -82,7 +82,7 @@ def score_dynamic(
 ) -> Tensor:
     """GATv2's score, `Σ_c weight · leaky_relu(source[j] + destination[i])`: [N, H, C] → [E, H]."""
     _check_dynamic(source, destination, weight, source, adjacency, slope)
-    return kernels_for(source).score(DYNAMIC, destination, source, weight, adjacency, slope)
+    return _kernels_for(source).score(DYNAMIC, destination, source, weight, adjacency, slope)
 
 
 @typed
@@ -90,7 +90,7 @@ def score_dot(query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
     """The transformer's score, `⟨query[destination], key[source]⟩ / √C`: [N, H, C] → [E, H]."""
     _check_values(query, adjacency, "query")
     _check_like(key, "key", tuple(query.shape), query)
-    return kernels_for(query).score(DOT, query, key, None, adjacency, 0.0)
+    return _kernels_for(query).score(DOT, query, key, None, adjacency, 0.0)
 
 
 @typed
@@ -102,7 +102,7 @@ def node_scores(values: Tensor, source_weight: Tensor, destination_weight: Tenso
     _check_numbers(values, "values", "NHC")
     _check_like(source_weight, "source_weight", tuple(values.shape[1:]), values)
     _check_like(destination_weight, "destination_weight", tuple(values.shape[1:]), values)
-    return kernels_for(values).node_scores(values, source_weight, destination_weight)
+    return _kernels_for(values).node_scores(values, source_weight, destination_weight)
 
 
 @typed
@@ -145,7 +145,7 @@ def attend_additive(
     _check_additive(source, destination, tuple(values.shape[:2]), adjacency, slope, values)
     seed = _seed(values, dropout, seed)
     given = ADDITIVE, destination, source, None, values, adjacency, slope
-    return kernels_for(values).attend(*given, dropout, seed, written, averaged)
+    return _kernels_for(values).attend(*given, dropout, seed, written, averaged)
 
 
 @typed
@@ -166,7 +166,7 @@ def attend_dynamic(
     _check_dynamic(source, destination, weight, values, adjacency, slope)
     seed = _seed(values, dropout, seed)
     given = DYNAMIC, destination, source, weight, values, adjacency, slope
-    return kernels_for(values).attend(*given, dropout, seed, written, averaged)
+    return _kernels_for(values).attend(*given, dropout, seed, written, averaged)
 
 
 @typed
@@ -187,7 +187,7 @@ def attend_dot(
         _check_like(side, name, tuple(values.shape), values)
     seed = _seed(values, dropout, seed)
     given = DOT, query, key, None, values, adjacency, 0.0
-    return kernels_for(values).attend(*given, dropout, seed, written, averaged)
+    return _kernels_for(values).attend(*given, dropout, seed, written, averaged)
 
 
 def dropout(given: X, p: float, training: bool = True, *, seed: int | Tensor | None = None) -> X:
@@ -207,7 +207,7 @@ def dropout(given: X, p: float, training: bool = True, *, seed: int | Tensor | N
         return given.map(lambda values: dropout(values, p, seed=seed))
     if not isinstance(given, Tensor):
         raise TypeError(f"`given` of `dropout` must be Tensor or Features, got {type(given).__name__}")
-    return given * 0 if p >= 1.0 else kernels_for(given).dropout(given, p, _seed(given, p, seed))
+    return given * 0 if p >= 1.0 else _kernels_for(given).dropout(given, p, _seed(given, p, seed))
 
 
 @typed
@@ -235,7 +235,7 @@ def mean_shift(
     checks.number(share, "share")
     if not isinstance(scale, Tensor):
         checks.number(scale, "scale")
-    kernels = kernels_for(one)
+    kernels = _kernels_for(one)
     fused = getattr(kernels, "mean_shift", None)
     fits = one.dtype == torch.float32  # the kernel reads `scale` in float32
     if fused is not None and fits and isinstance(scale, float) and one.numel():
@@ -291,7 +291,7 @@ def _seed(given: Tensor, p: float, seed: int | Tensor | None) -> int | Tensor:
         return 0
     checks.rate(p, "dropout")
     if seed is None:
-        return draw_seed(given.device)
+        return _draw_seed(given.device)
     if not isinstance(seed, Tensor):
         return checks.whole(seed, "seed", 0, 2**62 - 1)
     if seed.numel() != 1 or seed.dtype != torch.int64:
@@ -305,7 +305,7 @@ def project(features: Features, weight: Tensor) -> Tensor:
     features.check()
     _check_numbers(weight, "weight", "FD")
     _check_like(weight, "weight", (features.num_columns, weight.shape[1]), weight)
-    base, kernels = features.base, kernels_for(weight)
+    base, kernels = features.base, _kernels_for(weight)
     out = kernels.project_sparse(base, weight) if isinstance(base, SparseRows) else base @ weight
     if features.rows is not None and features.delta is not None:
         out = out.index_add(0, features.rows, features.delta @ weight)

@@ -21,7 +21,7 @@ ADDITIVE, DYNAMIC, DOT = range(3)
 _LOW = 0xFFFFFFFF
 
 
-def draw_seed(device: torch.device, generator: torch.Generator | None = None) -> int | Tensor:
+def _draw_seed(device: torch.device, generator: torch.Generator | None = None) -> int | Tensor:
     """Draw a seed of 62 bits from torch's generator.
 
     On the GPU it is a tensor [1] made there: nothing waits for it, and a captured CUDA graph draws a new one
@@ -32,7 +32,7 @@ def draw_seed(device: torch.device, generator: torch.Generator | None = None) ->
     return int(torch.randint(1 << 62, (), generator=generator))
 
 
-def odds(p: float) -> tuple[int, float]:
+def _odds(p: float) -> tuple[int, float]:
     """Return (limit, scale) for a rate `p` in [0, 1): draws below limit go, the rest are scaled."""
     return min(round(p * 2**32), _LOW), 1.0 / (1.0 - p)
 
@@ -45,7 +45,7 @@ def _mix(x: Tensor) -> Tensor:
 
 def _factors(shape: torch.Size, p: float, seed: int | Tensor, like: Tensor) -> Tensor:
     """Return what each number of a tensor of this `shape` is multiplied with: 0 or 1 / (1 - p)."""
-    limit, scale = odds(p)
+    limit, scale = _odds(p)
     position = torch.arange(shape.numel(), device=like.device)
     low, high = seed & _LOW, seed >> 32
     x = _mix((position + low) & _LOW)

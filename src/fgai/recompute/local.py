@@ -19,7 +19,7 @@ from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.graph.graph import extend_encoding
 from fgai.ops.capture import chosen_rows
-from fgai.recompute.patch import Edit, Patch, Ranks, Sides
+from fgai.recompute.patch import Edit, Ranks, Sides, _Patch
 from fgai.sparse import Adjacency, Features
 from fgai.sparse.adjacency import set_reach
 from fgai.typed import typed
@@ -51,7 +51,7 @@ class Plan:
         edit: the edit.
         start: [S] nodes whose input differs.
         patches: one per layer.
-        constants: per patch, what `Patch.constants` gave.
+        constants: per patch, what `_Patch.constants` gave.
         states: per patch, states of the fresh rows before the layer, where the model reads them.
         keep: [T] which of the last layer's touched rows have logits wanted.
         nodes: [T] their nodes.
@@ -61,7 +61,7 @@ class Plan:
 
     edit: Edit
     start: Tensor
-    patches: list[Patch]
+    patches: list[_Patch]
     constants: list[tuple[Sides, Tensor | None]]
     states: list[Tensor | None]
     keep: Tensor
@@ -161,7 +161,7 @@ class Recompute:
             fresh = edit.reached(clean, changed)
             if last:
                 fresh = fresh[rows[fresh]]
-            patch = Patch.build(clean, edit, changed, fresh, rows if last else everywhere, whole=whole)
+            patch = _Patch.build(clean, edit, changed, fresh, rows if last else everywhere, whole=whole)
             width = layer.heads * layer.channels
             spent += width * (patch.adjacency.num_edges + patch.adjacency.num_nodes)
             full += width * (clean.num_edges + edit.added.shape[1] + total)
@@ -298,7 +298,7 @@ def repeat_plan(plan: Plan, times: int) -> Repeated:
     return Repeated(made, times, places)
 
 
-def _repeat_patch(patch: Patch, inputs: Tensor, sides: Sides) -> tuple[Patch, Tensor, Tensor, Sides]:
+def _repeat_patch(patch: _Patch, inputs: Tensor, sides: Sides) -> tuple[_Patch, Tensor, Tensor, Sides]:
     """Return the copies, the new numbers [times, nodes], the edges' places and the constant sides.
 
     Nodes keep the order of their kinds: changed ones of all copies, then fresh rows of all copies, and so on.
@@ -327,7 +327,7 @@ def _repeat_patch(patch: Patch, inputs: Tensor, sides: Sides) -> tuple[Patch, Te
     places = back.view(times, count)
     chosen = torch.cat(index)
     source, destination, values = (t.index_select(0, chosen) for t in sides)
-    copied = Patch(
+    copied = _Patch(
         changed=times * patch.changed,
         touched=times * patch.touched,
         constant=torch.cat([patch.constant[:fresh].repeat(times), patch.constant[fresh:].repeat(times)]),

@@ -1,4 +1,4 @@
-"""`Patch`: the part of one attention layer that a perturbation makes it compute again."""
+"""`_Patch`: the part of one attention layer that a perturbation makes it compute again."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Edit:
         """
         seen = torch.zeros(adjacency.num_nodes + self.new, dtype=torch.bool, device=changed.device)
         try:
-            seen[adjacency.destination[outgoing(adjacency, changed)[0]]] = True
+            seen[adjacency.destination[_outgoing(adjacency, changed)[0]]] = True
             seen[self.added[1]] = True
             seen[adjacency.destination[self.removed]] = True
             seen[changed] = False
@@ -106,7 +106,7 @@ def incoming(adjacency: Adjacency, nodes: Tensor) -> tuple[Tensor, Tensor]:
     return _ranges(adjacency.rowptr, nodes, adjacency.num_nodes)
 
 
-def outgoing(adjacency: Adjacency, nodes: Tensor) -> tuple[Tensor, Tensor]:
+def _outgoing(adjacency: Adjacency, nodes: Tensor) -> tuple[Tensor, Tensor]:
     """Positions of the edges out of `nodes` [n], node after node, and which of the nodes each belongs to."""
     spots, owner = _ranges(adjacency.colptr, nodes, adjacency.num_nodes)
     return adjacency.csc[spots], owner
@@ -123,7 +123,7 @@ def _ranges(pointer: Tensor, nodes: Tensor, num_nodes: int) -> tuple[Tensor, Ten
 
 
 @dataclass(frozen=True, eq=False)
-class Patch:
+class _Patch:
     """A small graph on which the layer gives the touched rows exactly as on the whole perturbed graph.
 
     Its nodes are, in this order: the changed ones, whose input differs from the clean one; the fresh rows,
@@ -162,7 +162,7 @@ class Patch:
     @classmethod
     def build(
         cls, clean: Adjacency, edit: Edit, changed: Tensor, fresh: Tensor, rows: Tensor, *, whole: bool
-    ) -> Patch:
+    ) -> _Patch:
         """Collect the edges to compute again.
 
         Args:
@@ -182,7 +182,7 @@ class Patch:
             full = torch.cat([full, fresh])
         taken = incoming(clean, full)[0]
         if not whole:
-            spread = outgoing(clean, changed)[0]
+            spread = _outgoing(clean, changed)[0]
             taken = torch.cat([taken, spread[place[clean.destination[spread]] >= s]])
         taken = _without(taken, edit.removed)
         added = edit.added[:, rows[edit.added[1]] & (place[edit.added[1]] >= 0)]
@@ -295,7 +295,7 @@ class Ranks(NamedTuple):
     adjacency: Adjacency
 
     @classmethod
-    def of(cls, patch: Patch, clean: Tensor) -> Ranks:
+    def of(cls, patch: _Patch, clean: Tensor) -> Ranks:
         """Find the edges to score again.
 
         Args:
@@ -306,7 +306,7 @@ class Ranks(NamedTuple):
         return cls._with(patch, clean[patch.positions.clamp(min=0)].masked_fill(new, 0.0))
 
     @classmethod
-    def _with(cls, patch: Patch, still: Tensor) -> Ranks:
+    def _with(cls, patch: _Patch, still: Tensor) -> Ranks:
         edges = patch.adjacency
         ends = torch.minimum(edges.source, edges.destination)
         moved = ((ends < patch.changed) | (patch.positions < 0)).nonzero().flatten()
@@ -314,7 +314,7 @@ class Ranks(NamedTuple):
         set_reach(some, moving=patch.changed, filled=patch.touched)
         return cls(still, moved, some)
 
-    def repeated(self, copies: Patch, places: Tensor) -> Ranks:
+    def repeated(self, copies: _Patch, places: Tensor) -> Ranks:
         """Return the same for copies of the patch, whose edges stand at `places` [copies, E']."""
         still = self.still.new_empty(places.numel())
         still[places] = self.still

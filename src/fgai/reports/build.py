@@ -19,9 +19,9 @@ from fgai.files import Schema, check
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.records import Document, read_json
-from fgai.reports.nodes import clipped, nodes_of_models, nodes_of_records, subgraph
-from fgai.reports.parts import Injections, Part, intervals_of, objects, parts_of, summary
-from fgai.reports.views import Seen
+from fgai.reports.nodes import _clipped, _nodes_of_models, _nodes_of_records, subgraph
+from fgai.reports.parts import Injections, _intervals_of, _objects, _Part, _parts_of, summary
+from fgai.reports.views import _Seen
 from fgai.tasks import task_of
 from fgai.training import History
 from fgai.typed import typed
@@ -127,11 +127,11 @@ def make_report(
         whole = as_graph(data)
         graph = task_of(whole).view(whole, targets).to("cpu")
     notes: list[str] = []
-    parts = parts_of([record.to_dict() for record in given], plain_certificates, notes, injections)
-    seen: list[Seen] = []
+    parts = _parts_of([record.to_dict() for record in given], plain_certificates, notes, injections)
+    seen: list[_Seen] = []
     if models and graph is not None:
         seen = _look(parts, models, graph, attacks or {}, threat, notes)
-    return assemble(
+    return _assemble(
         parts,
         reference=reference,
         histories=_histories(models or {}),
@@ -146,13 +146,13 @@ def make_report(
     )
 
 
-def assemble(
-    parts: Sequence[Part],
+def _assemble(
+    parts: Sequence[_Part],
     *,
     reference: str,
     histories: Mapping[str, dict[str, Any]],
     graph: Graph | None = None,
-    seen: Sequence[Seen] = (),
+    seen: Sequence[_Seen] = (),
     node: int | None = None,
     node_names: Names | None = None,
     class_names: Sequence[str] | None = None,
@@ -167,11 +167,11 @@ def assemble(
     about = parts[0].record.get("data") or {}
     explorer: dict[str, Any] | None
     if seen and graph is not None:
-        explorer = nodes_of_models(parts, graph, seen, node, node_names)
+        explorer = _nodes_of_models(parts, graph, seen, node, node_names)
     else:
-        explorer = nodes_of_records(parts, node)
+        explorer = _nodes_of_records(parts, node)
     if explorer is not None:
-        explorer["classes"] = None if class_names is None else [clipped(str(name)) for name in class_names]
+        explorer["classes"] = None if class_names is None else [_clipped(str(name)) for name in class_names]
     drawn = None
     if seen and graph is not None and explorer is not None:
         drawn = subgraph(seen, graph, explorer["nodes"]["id"][0])
@@ -185,7 +185,7 @@ def assemble(
             for part in parts
             if part.injections
         },
-        intervals=intervals_of(parts, reference),
+        intervals=_intervals_of(parts, reference),
         histories=dict(histories),
         distribution=_distribution(parts),
         subgraph=drawn,
@@ -196,13 +196,13 @@ def assemble(
 
 
 def _look(
-    parts: Sequence[Part],
+    parts: Sequence[_Part],
     models: Mapping[str, nn.Module],
     graph: Graph,
     attacks: Mapping[str, AttackResult],
     threat: str | Threat | None,
     notes: list[str],
-) -> list[Seen]:
+) -> list[_Seen]:
     """Attack every model that has a row and look at it before and after."""
     out = []
     for part in parts:
@@ -223,7 +223,7 @@ def _look(
                 task=task_of(graph).name,
             )
             result = attack.run(model, graph, seed=int(part.record.get("seed", 0)))
-        out.append(Seen.of(part.name, model, graph, result))
+        out.append(_Seen.of(part.name, model, graph, result))
     return out
 
 
@@ -259,7 +259,7 @@ def _histories(models: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
     return out
 
 
-def _distribution(parts: Sequence[Part]) -> dict[str, Any] | None:
+def _distribution(parts: Sequence[_Part]) -> dict[str, Any] | None:
     """Shares of the nodes in reach of each attack, by how many of their top-k it left."""
     attacks = []
     for key in ("explanation", "prediction"):
@@ -331,8 +331,8 @@ def read_report(
         for path, (label, values) in proofs.items()
     }
     names = [str(record.get("name", "model")) for record in records]
-    parts = parts_of(records, owners, notes)
-    return assemble(parts, reference=reference or names[0], histories={}, node=node, notes=notes)
+    parts = _parts_of(records, owners, notes)
+    return _assemble(parts, reference=reference or names[0], histories={}, node=node, notes=notes)
 
 
 def _named(
@@ -367,7 +367,7 @@ def _tell_schema(values: Mapping[str, Any], path: Path, notes: list[str]) -> Non
 
 
 def _records(values: Any, path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    return [_record(entry, f"a record in {path.name}", notes) for entry in objects(values)]
+    return [_record(entry, f"a record in {path.name}", notes) for entry in _objects(values)]
 
 
 def _record(values: Mapping[str, Any], where: str, notes: list[str]) -> dict[str, Any]:

@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 
 from fgai.explanations.node import Names, name_of
 from fgai.graph import Graph
-from fgai.reports.figures.layout import Places, between, spring, surroundings
-from fgai.reports.parts import Part, of_nodes, over_layers
+from fgai.reports.figures.layout import Places, _between, _spring, _surroundings
+from fgai.reports.parts import _of_nodes, _over_layers, _Part
 from fgai.reports.views import (
     MOST_NEIGHBOURS,
     UNIT,
     WORST,
-    Seen,
-    View,
-    attacked_nodes,
-    choose,
-    coded,
-    flipped_nodes,
-    telling_node,
+    _attacked_nodes,
+    _choose,
+    _coded,
+    _flipped_nodes,
+    _Seen,
+    _telling_node,
+    _View,
 )
 
 LONGEST = 80
@@ -31,7 +31,7 @@ ANY = -1
 """Stands for a radius without end."""
 
 
-def facts(graph: Graph, nodes: Sequence[int], names: Names | None) -> dict[str, Any]:
+def _facts(graph: Graph, nodes: Sequence[int], names: Names | None) -> dict[str, Any]:
     """Number, name, class and degree of each node."""
     index = np.asarray(nodes, dtype=np.int64)
     loops = (graph.adjacency.source == graph.adjacency.destination).cpu().numpy()
@@ -39,18 +39,18 @@ def facts(graph: Graph, nodes: Sequence[int], names: Names | None) -> dict[str, 
     np.subtract.at(degree, graph.adjacency.destination.cpu().numpy()[loops], 1)
     return {
         "id": list(nodes),
-        "name": None if names is None else [clipped(name_of(node, names)) for node in nodes],
+        "name": None if names is None else [_clipped(name_of(node, names)) for node in nodes],
         "label": None if graph.y is None else graph.y.cpu().numpy()[index].tolist(),
         "degree": degree[index].tolist(),
     }
 
 
-def clipped(text: str) -> str:
+def _clipped(text: str) -> str:
     """A name of bearable length."""
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
-def neighbourhoods(seen: Sequence[Seen], nodes: Sequence[int], k: int) -> dict[str, Any]:
+def _neighbourhoods(seen: Sequence[_Seen], nodes: Sequence[int], k: int) -> dict[str, Any]:
     """Neighbours of each node and the attention each model pays them, before and after.
 
     Every node keeps its k strongest neighbours in every view, then the strongest in any view; the others are
@@ -82,18 +82,18 @@ def neighbourhoods(seen: Sequence[Seen], nodes: Sequence[int], k: int) -> dict[s
         out["rest"].append(len(strongest) - len(listed))
         for entry, pair in zip(models, rows, strict=True):
             for name, row in zip(("before", "after"), pair, strict=True):
-                entry[name].append([coded(row.get(n)) for n in listed])
-                entry[f"rest_{name}"].append(coded(sum(w for n, w in row.items() if n not in kept)))
+                entry[name].append([_coded(row.get(n)) for n in listed])
+                entry[f"rest_{name}"].append(_coded(sum(w for n, w in row.items() if n not in kept)))
     out["models"] = models
     return out
 
 
-def _row(view: View, node: int) -> dict[int, float]:
+def _row(view: _View, node: int) -> dict[int, float]:
     sources, weights = view.row(node)
     return dict(zip(sources.tolist(), weights.tolist(), strict=True))
 
 
-def _predictions(seen: Seen, nodes: Sequence[int]) -> dict[str, Any]:
+def _predictions(seen: _Seen, nodes: Sequence[int]) -> dict[str, Any]:
     """Class and confidence (in thousandths) of each node before and after."""
     index = np.asarray(nodes, dtype=np.int64)
     out: dict[str, Any] = {}
@@ -116,7 +116,7 @@ def _recorded(arrays: Mapping[str, NDArray[Any]], nodes: Sequence[int]) -> dict[
             out[ours] = arrays[theirs][index].tolist()
     for ours, theirs in (("kept", "overlap_prediction"), ("kept_explanation", "overlap_explanation")):
         if theirs in arrays:
-            out[ours] = [_percent(value) for value in over_layers(arrays[theirs][:, index]).tolist()]
+            out[ours] = [_percent(value) for value in _over_layers(arrays[theirs][:, index]).tolist()]
     if "touched" in arrays:
         out["reach"] = arrays["touched"][:, index].any(0).astype(int).tolist()
     return out
@@ -162,7 +162,7 @@ SIZE = 36
 NEW = 6
 
 
-def subgraph(seen: Sequence[Seen], graph: Graph, node: int, *, size: int = SIZE) -> dict[str, Any]:
+def subgraph(seen: Sequence[_Seen], graph: Graph, node: int, *, size: int = SIZE) -> dict[str, Any]:
     """Lay out the surroundings of a node and give every edge its attention in every view.
 
     An edge shows the stronger of its two directions; self-loops are left out.
@@ -178,24 +178,24 @@ def subgraph(seen: Sequence[Seen], graph: Graph, node: int, *, size: int = SIZE)
         `before`, `after` (attention in units, None where the edge is not there), `wrong`, `wrong_after` (bool
         per node; of the class before the attack where no truth is known), all in the order of `nodes`.
     """
-    members = surroundings(graph, node, size)
+    members = _surroundings(graph, node, size)
     new = _new_nodes(seen, members, graph.num_nodes)
     shown = [*members, *new]
     index = {n: i for i, n in enumerate(shown)}
     views = [_weights(view, shown, index) for one in seen for view in (one.clean, one.attacked)]
     edges = sorted({pair for view in views for pair in view})
     known = [pair for pair in edges if max(pair) < len(members)]
-    places = _filled(spring(len(members), np.array(known, dtype=np.int64).reshape(-1, 2)))
+    places = _filled(_spring(len(members), np.array(known, dtype=np.int64).reshape(-1, 2)))
     ends = [[a for a, b in edges if b == len(members) + i] for i in range(len(new))]
     anchors = [[a for a in near if a < len(members)] for near in ends]
     if new:
-        places = np.concatenate([places, between(places, anchors)])
+        places = np.concatenate([places, _between(places, anchors)])
     models = []
     for one, before, after in zip(seen, views[::2], views[1::2], strict=True):
         models.append(
             {
-                "before": [coded(before.get(pair)) for pair in edges],
-                "after": [coded(after.get(pair)) for pair in edges],
+                "before": [_coded(before.get(pair)) for pair in edges],
+                "after": [_coded(after.get(pair)) for pair in edges],
                 **_wrong(one, graph, members),
             }
         )
@@ -215,7 +215,7 @@ def _filled(places: Places) -> Places:
     return np.asarray((places - (low + high) / 2) / np.maximum((high - low) / 2, 1e-9))
 
 
-def _new_nodes(seen: Sequence[Seen], members: list[int], original: int) -> list[int]:
+def _new_nodes(seen: Sequence[_Seen], members: list[int], original: int) -> list[int]:
     """The injected nodes joined to most of the members."""
     inside, reach = set(members), dict[int, int]()
     for one in seen:
@@ -227,7 +227,7 @@ def _new_nodes(seen: Sequence[Seen], members: list[int], original: int) -> list[
     return sorted(sorted(reach), key=lambda n: -reach[n])[:NEW]
 
 
-def _weights(view: View, shown: list[int], index: dict[int, int]) -> dict[tuple[int, int], float]:
+def _weights(view: _View, shown: list[int], index: dict[int, int]) -> dict[tuple[int, int], float]:
     """Attention of the edges among the shown nodes, by pair of positions."""
     found: dict[tuple[int, int], float] = {}
     for node in shown:
@@ -241,7 +241,7 @@ def _weights(view: View, shown: list[int], index: dict[int, int]) -> dict[tuple[
     return found
 
 
-def _wrong(one: Seen, graph: Graph, members: list[int]) -> dict[str, list[int]]:
+def _wrong(one: _Seen, graph: Graph, members: list[int]) -> dict[str, list[int]]:
     truth = one.clean.predicted if graph.y is None else graph.y.cpu().numpy()
     known = np.array([truth[n] >= 0 for n in members])
     before = np.array([one.clean.predicted[n] != truth[n] for n in members]) & known
@@ -249,10 +249,10 @@ def _wrong(one: Seen, graph: Graph, members: list[int]) -> dict[str, list[int]]:
     return {"wrong": before.astype(int).tolist(), "wrong_after": after.astype(int).tolist()}
 
 
-def nodes_of_models(
-    parts: Sequence[Part],
+def _nodes_of_models(
+    parts: Sequence[_Part],
     graph: Graph,
-    seen: Sequence[Seen],
+    seen: Sequence[_Seen],
     node: int | None,
     node_names: Names | None,
 ) -> dict[str, Any]:
@@ -270,16 +270,16 @@ def nodes_of_models(
     label = None if graph.y is None else graph.y.numpy()
     mask = graph.test_mask
     scored = np.arange(graph.num_nodes) if mask is None else mask.nonzero().flatten().numpy()
-    centre = telling_node(seen, degree, label, scored, k) if node is None else node
+    centre = _telling_node(seen, degree, label, scored, k) if node is None else node
     close = [int(n) for n in subgraph(seen, graph, centre)["nodes"] if n < graph.num_nodes]
     priorities: list[tuple[str, list[int]]] = [
         ("around the one drawn above", [centre, *close]),
-        ("that the attack changed directly", attacked_nodes(seen)),
+        ("that the attack changed directly", _attacked_nodes(seen)),
     ]
-    priorities += [(f"that {one.name} predicts otherwise", flipped_nodes(one, scored)) for one in seen]
+    priorities += [(f"that {one.name} predicts otherwise", _flipped_nodes(one, scored)) for one in seen]
     priorities += [(f"whose explanation {p.name} loses most", p.worst(WORST)) for p in parts]
-    choice = choose(graph.num_nodes, priorities, degree, models=len(seen))
-    around = neighbourhoods(seen, choice.nodes, k)
+    choice = _choose(graph.num_nodes, priorities, degree, models=len(seen))
+    around = _neighbourhoods(seen, choice.nodes, k)
     joined = {int(n) for one in seen for n in one.ends}
     models = []
     for spot, one in enumerate(seen):
@@ -293,7 +293,7 @@ def nodes_of_models(
                 **around["models"][spot],
                 "changed": changed,
                 "radii": radii(part.layers, choice.nodes) if part.layers else None,
-                "injections": of_nodes(part.injections, choice.nodes),
+                "injections": _of_nodes(part.injections, choice.nodes),
             }
         )
     listed = {n for row in around["neighbours"] for n in row if n < graph.num_nodes}
@@ -303,7 +303,7 @@ def nodes_of_models(
         "total": graph.num_nodes,
         "words": choice.words(graph.num_nodes),
         "nodes": {
-            **facts(graph, choice.nodes, node_names),
+            **_facts(graph, choice.nodes, node_names),
             "neighbours": around["neighbours"],
             "rest": around["rest"],
             "truth": _truth(graph, choice.nodes, around["neighbours"]),
@@ -314,7 +314,7 @@ def nodes_of_models(
     }
 
 
-def nodes_of_records(parts: Sequence[Part], node: int | None) -> dict[str, Any] | None:
+def _nodes_of_records(parts: Sequence[_Part], node: int | None) -> dict[str, Any] | None:
     """What can be said of single nodes without models: predictions and overlaps, no neighbours.
 
     None where the records carry no per-node values.
@@ -327,7 +327,7 @@ def nodes_of_records(parts: Sequence[Part], node: int | None) -> dict[str, Any] 
     degree = first["degree"].astype(np.int64)
     priorities: list[tuple[str, list[int]]] = [("asked for", [] if node is None else [node])]
     priorities += [(f"whose explanation {p.name} loses most", p.worst(WORST)) for p in told]
-    choice = choose(degree.size, priorities, np.zeros_like(degree))
+    choice = _choose(degree.size, priorities, np.zeros_like(degree))
     index = np.asarray(choice.nodes)
     return {
         "k": k,
@@ -353,7 +353,7 @@ def nodes_of_records(parts: Sequence[Part], node: int | None) -> dict[str, Any] 
 
 def _around(graph: Graph, nodes: list[int], names: Names | None) -> dict[str, Any]:
     """Names and classes of all nodes the page mentions, by number."""
-    known = facts(graph, nodes, names)
+    known = _facts(graph, nodes, names)
     return {
         "id": nodes,
         "name": known["name"],

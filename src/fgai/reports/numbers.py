@@ -20,7 +20,7 @@ _GROUPS = {
 }
 
 
-def numbers_of(records: Sequence[Record]) -> dict[str, list[Shown]]:
+def _numbers_of(records: Sequence[Record]) -> dict[str, list[Shown]]:
     """The rows of the table of all numbers by group: every number that its metric has plain words for."""
     rows: dict[str, list[Shown]] = {group: [] for group in _GROUPS.values()}
     for entry in shown_numbers([record.get("metrics") or {} for record in records]):
@@ -30,17 +30,17 @@ def numbers_of(records: Sequence[Record]) -> dict[str, list[Shown]]:
     return rows
 
 
-def best_value(shown: Shown) -> str:
+def _best_value(shown: Shown) -> str:
     """Which value of a number is best, in words."""
     return "closest to clean is best" if shown.like else f"{quantity(shown.path).direction} is better"
 
 
-def best_records(shown: Shown, records: Sequence[Record]) -> list[bool]:
+def _best_records(shown: Shown, records: Sequence[Record]) -> list[bool]:
     """Which records hold the best value; none where all print alike, or only one has any."""
     declared = quantity(shown.path)
-    values = [number(record, shown.path) for record in records]
+    values = [_number(record, shown.path) for record in records]
     if shown.like:
-        aims = [number(record, shown.like) for record in records]
+        aims = [_number(record, shown.like) for record in records]
         values = [None if v is None or a is None else abs(v - a) for v, a in zip(values, aims, strict=True)]
         declared = replace(declared, direction="lower")
     known = [value for value in values if value is not None]
@@ -49,7 +49,7 @@ def best_records(shown: Shown, records: Sequence[Record]) -> list[bool]:
     return [value is not None and value == declared.best(known) for value in values]
 
 
-def number(record: Record, path: str) -> float | None:
+def _number(record: Record, path: str) -> float | None:
     """A metric of a record by its dotted path, None where it is missing or no number."""
     found = look_up(record.get("metrics") or {}, path)
     return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
@@ -71,46 +71,46 @@ def _task_in(record: Record) -> Task:
     return TASKS.get((record.get("config") or {}).get("task", ""), TASKS["node"])
 
 
-def score_of(record: Record) -> str:
+def _score_of(record: Record) -> str:
     """The name of a record's headline score: that it names, the task's own, or what there is; else `f1`."""
     metrics, own = record.get("metrics") or {}, str((record.get("config") or {}).get("headline"))
     return next((name for name in (own, _task_in(record).headline, *SCORES) if name in metrics), "f1")
 
 
-def heading_of(record: Record) -> str:
+def _heading_of(record: Record) -> str:
     """The headline score as a heading."""
-    name = score_of(record)
+    name = _score_of(record)
     return SCORES.get(name, name)
 
 
-def score_phrase(record: Record) -> str:
+def _score_phrase(record: Record) -> str:
     """What the headline score says of what was tested, in words: `tested nodes classified right`."""
     rows = _task_in(record).rows_are
-    if score_of(record) in SHARES:
+    if _score_of(record) in SHARES:
         return f"tested {rows} classified right"
-    return f"{heading_of(record)} on the tested {rows}"
+    return f"{_heading_of(record)} on the tested {rows}"
 
 
-def share_phrase(record: Record) -> str:
+def _share_phrase(record: Record) -> str:
     """The same behind a percentage: `of the tested nodes classified right`."""
-    return f"of the {score_phrase(record)}" if score_of(record) in SHARES else score_phrase(record)
+    return f"of the {_score_phrase(record)}" if _score_of(record) in SHARES else _score_phrase(record)
 
 
-def score(record: Record, when: str) -> float | None:
+def _score(record: Record, when: str) -> float | None:
     """The headline score, `clean` or `attacked`."""
-    return number(record, f"{score_of(record)}.{when}")
+    return _number(record, f"{_score_of(record)}.{when}")
 
 
-def of_null(record: Record, kind: str, path: str) -> float | None:
+def _of_null(record: Record, kind: str, path: str) -> float | None:
     """The same number for attention that says nothing."""
-    return number(record, f"null.{kind}.{null_path(path)}")
+    return _number(record, f"null.{kind}.{null_path(path)}")
 
 
-def percent(value: float | None, digits: int = 0) -> str:
+def _percent(value: float | None, digits: int = 0) -> str:
     """A share in percent."""
     return "–" if value is None else f"{100 * value:.{digits}f}\u00a0%"
 
 
-def signed(value: float | None, form: str) -> str:
+def _signed(value: float | None, form: str) -> str:
     """A number with a real minus sign, a dash where there is none."""
     return "–" if value is None else format(value, form).replace("-", "−")

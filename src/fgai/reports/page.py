@@ -17,29 +17,29 @@ from fgai.records import ARROWS, provenance_line
 from fgai.reports.build import Report, make_report
 from fgai.reports.numbers import (
     Record,
-    best_records,
-    best_value,
-    number,
-    numbers_of,
-    of_null,
-    percent,
-    score,
-    score_of,
-    score_phrase,
-    signed,
+    _best_records,
+    _best_value,
+    _number,
+    _numbers_of,
+    _of_null,
+    _percent,
+    _score,
+    _score_of,
+    _score_phrase,
+    _signed,
 )
-from fgai.reports.words import RULE, attack_words, changes_in, headline, kind_of, meaning, missing, size_of
+from fgai.reports.words import RULE, _kind_of, _size_of, attack_words, changes_in, headline, meaning, missing
 from fgai.typed import typed
 
 
-def esc(value: object) -> str:
+def _esc(value: object) -> str:
     """Text as HTML shows it, never as markup."""
     return html.escape(str(value), quote=True)
 
 
 def header(report: Report) -> str:
     """What this is, whether it helped, and what the attack was."""
-    lead = "".join(f"<p>{esc(line)}</p>" for line in meaning(report))
+    lead = "".join(f"<p>{_esc(line)}</p>" for line in meaning(report))
     data: Mapping[str, Any] = report.records[0].get("data") or {}
     sizes = [
         f"{data[name]:,} {name}"
@@ -48,11 +48,11 @@ def header(report: Report) -> str:
     ]
     about = f"{data.get('name', 'unnamed graph')}: {', '.join(sizes)}" if sizes else data.get("name", "")
     return (
-        f'<p class="kicker">{esc(report.title)}</p>'
-        f"<h1>{esc(headline(report))}</h1>"
+        f'<p class="kicker">{_esc(report.title)}</p>'
+        f"<h1>{_esc(headline(report))}</h1>"
         f'<div class="lead">{lead}</div>'
-        f'<p class="facts"><strong>Data.</strong> {esc(about)}</p>'
-        f'<p class="facts"><strong>Attack.</strong> {esc(attack_words(report.records[0]))}</p>'
+        f'<p class="facts"><strong>Data.</strong> {_esc(about)}</p>'
+        f'<p class="facts"><strong>Attack.</strong> {_esc(attack_words(report.records[0]))}</p>'
         f"{''.join(map(_evidence, report.records))}"
     )
 
@@ -62,15 +62,15 @@ def _evidence(record: Record) -> str:
     block = record.get("provenance")
     line = provenance_line(block) if isinstance(block, Mapping) else ""
     name = f"{record.get('name', 'model')}."
-    return f'<p class="facts"><strong>{esc(name)}</strong> {esc(line)}</p>' if line else ""
+    return f'<p class="facts"><strong>{_esc(name)}</strong> {_esc(line)}</p>' if line else ""
 
 
-def missing_box(report: Report) -> str:
+def _missing_box(report: Report) -> str:
     """What the page cannot show, folded away unless something is odd."""
     lines = missing(report)
     if not lines:
         return ""
-    listed = "".join(f"<li>{esc(line)}</li>" for line in lines)
+    listed = "".join(f"<li>{_esc(line)}</li>" for line in lines)
     opened = " open" if report.notes else ""
     return (
         f'<details class="notice" id="missing"{opened}><summary>What this page cannot show</summary>'
@@ -78,7 +78,7 @@ def missing_box(report: Report) -> str:
     )
 
 
-def warnings_box(records: Sequence[Record]) -> str:
+def _warnings_box(records: Sequence[Record]) -> str:
     """Reliability warnings, once each, with the models they concern."""
     found: dict[str, list[str]] = {}
     for record in records:
@@ -87,44 +87,45 @@ def warnings_box(records: Sequence[Record]) -> str:
             found.setdefault(message, []).append(str(record.get("name")))
     if not found:
         return ""
-    listed = "".join(f"<li>{esc(', '.join(who))}: {esc(what)}</li>" for what, who in found.items())
+    listed = "".join(f"<li>{_esc(', '.join(who))}: {_esc(what)}</li>" for what, who in found.items())
     return f'<div class="notice"><p><strong>Read these numbers with care.</strong></p><ul>{listed}</ul></div>'
 
 
-def all_numbers(report: Report) -> str:
+def _all_numbers(report: Report) -> str:
     """Every number as a table: metrics down, models across, attention that says nothing beside them."""
     reference = next((r for r in report.records if r.get("name") == report.reference), report.records[0])
     nulls = [kind for kind in NULLS if isinstance((reference.get("metrics") or {}).get("null"), Mapping)]
-    head = "".join(f'<th scope="col">{esc(name)}</th>' for name in report.names)
-    head += "".join(f'<th scope="col" class="null">{esc(kind)}</th>' for kind in (*nulls, "chance"))
+    head = "".join(f'<th scope="col">{_esc(name)}</th>' for name in report.names)
+    head += "".join(f'<th scope="col" class="null">{_esc(kind)}</th>' for kind in (*nulls, "chance"))
     body = ""
-    for group, listed in numbers_of(report.records).items():
+    for group, listed in _numbers_of(report.records).items():
         rows = ""
         for row in listed:
-            values = [number(record, row.path) for record in report.records]
+            values = [_number(record, row.path) for record in report.records]
             if all(value is None for value in values):
                 continue
-            shown, aim = quantity(row.path), best_value(row)
-            best = best_records(row, report.records)
+            shown, aim = quantity(row.path), _best_value(row)
+            best = _best_records(row, report.records)
             cells = "".join(
-                f'<td class="{"best" * is_best}" data-of="{esc(name)}">{esc(signed(value, shown.form))}</td>'
+                f'<td class="{"best" * is_best}" data-of="{_esc(name)}">'
+                f"{_esc(_signed(value, shown.form))}</td>"
                 for name, value, is_best in zip(report.names, values, best, strict=True)
             )
-            beside = {kind: of_null(reference, kind, row.path) for kind in nulls}
-            beside["chance"] = number(reference, chance_path(row.path))
+            beside = {kind: _of_null(reference, kind, row.path) for kind in nulls}
+            beside["chance"] = _number(reference, chance_path(row.path))
             cells += "".join(
-                f'<td class="null" data-of="{kind}">{esc(signed(level, shown.form))}</td>'
+                f'<td class="null" data-of="{kind}">{_esc(_signed(level, shown.form))}</td>'
                 for kind, level in beside.items()
             )
             arrow = "≈" if row.like else ARROWS[shown.direction]
             rows += (
-                f'<tr><th scope="row">{esc(row.words)}&nbsp;'
+                f'<tr><th scope="row">{_esc(row.words)}&nbsp;'
                 f'<span title="{aim}" aria-label="{aim}">{arrow}</span>'
-                f"<small>{esc(row.about)}</small></th>{cells}</tr>"
+                f"<small>{_esc(row.about)}</small></th>{cells}</tr>"
             )
         if rows:
             span = 2 + len(report.records) + len(nulls)
-            body += f'<tr class="group"><th colspan="{span}" scope="colgroup">{esc(group)}</th></tr>{rows}'
+            body += f'<tr class="group"><th colspan="{span}" scope="colgroup">{_esc(group)}</th></tr>{rows}'
     note = (
         "<p class='caption'>"
         + "“uniform” gives every neighbour the same attention, “random” rolls dice: what explanations score"
@@ -163,14 +164,14 @@ def configuration(report: Report) -> str:
         if isinstance(spent, int | float):
             settings["evaluation seconds"] = f"{spent:.1f}"
         blocks.append(_listing(f"Model: {record.get('name')}", settings))
-    commands = "\n".join(report.reproduce) or snippet(report)
+    commands = "\n".join(report.reproduce) or _snippet(report)
     return (
-        f'<h3>Reproduce it</h3><pre tabindex="0"><code>{esc(commands)}</code></pre>'
+        f'<h3>Reproduce it</h3><pre tabindex="0"><code>{_esc(commands)}</code></pre>'
         f'<div class="listings">{"".join(blocks)}</div>'
     )
 
 
-def snippet(report: Report) -> str:
+def _snippet(report: Report) -> str:
     """Python that evaluates the same models in the same way."""
     first = report.records[0]
     config: Mapping[str, Any] = first.get("config") or {}
@@ -206,11 +207,11 @@ def _budget(record: Record) -> dict[str, Any]:
 def _listing(title: str, values: Any) -> str:
     items = values.items() if isinstance(values, Mapping) else ()
     rows = "".join(
-        f"<div><dt>{esc(str(name).replace('_', ' '))}</dt><dd>{esc(_plain(value))}</dd></div>"
+        f"<div><dt>{_esc(str(name).replace('_', ' '))}</dt><dd>{_esc(_plain(value))}</dd></div>"
         for name, value in items
         if value is not None and not isinstance(value, Mapping)
     )
-    return f"<section class='listing'><h4>{esc(title)}</h4><dl>{rows}</dl></section>" if rows else ""
+    return f"<section class='listing'><h4>{_esc(title)}</h4><dl>{rows}</dl></section>" if rows else ""
 
 
 def _plain(value: Any) -> str:
@@ -298,30 +299,30 @@ def render(report: Report, library: str | None = None) -> str:
     script = _plotly() if library is None else library
     values = report.to_dict()
     room = LIMIT - len(script.encode())
-    data = embedded(values)
+    data = _embedded(values)
     while len(data.encode()) > room and (values.get("explorer") or {}).get("nodes", {}).get("id"):
         count = len(values["explorer"]["nodes"]["id"])
         if count <= FEWEST:
             values["explorer"] = None
         else:
-            values["explorer"] = trimmed(values["explorer"], max(FEWEST, count // 2))
-        data = embedded(values)
+            values["explorer"] = _trimmed(values["explorer"], max(FEWEST, count // 2))
+        data = _embedded(values)
     parts = {
-        "title": esc(report.title),
+        "title": _esc(report.title),
         "style": _asset("style.css"),
         "header": header(report),
-        "missing": missing_box(report),
-        "warnings": warnings_box(report.records),
+        "missing": _missing_box(report),
+        "warnings": _warnings_box(report.records),
         "cards": cards(report),
-        "rule": f'<p class="caption">{esc(RULE)}</p>' if len(report.records) > 1 else "",
-        "words": esc((values.get("explorer") or {}).get("words", "")),
-        "promise": esc(_promise(report)),
-        "numbers": all_numbers(report),
+        "rule": f'<p class="caption">{_esc(RULE)}</p>' if len(report.records) > 1 else "",
+        "words": _esc((values.get("explorer") or {}).get("words", "")),
+        "promise": _esc(_promise(report)),
+        "numbers": _all_numbers(report),
         "configuration": configuration(report),
         "data": data,
         "plotly": script.replace("</script", "<\\/script"),
         "script": "\n".join(_asset(f"{name}.js") for name in SCRIPTS),
-        "version": esc((report.records[0].get("version") or {}).get("fgai", "")),
+        "version": _esc((report.records[0].get("version") or {}).get("fgai", "")),
     }
     page = _asset("page.html")
     pieces = page.split("{{")
@@ -332,7 +333,7 @@ def render(report: Report, library: str | None = None) -> str:
     return "".join(out)
 
 
-def embedded(values: Any) -> str:
+def _embedded(values: Any) -> str:
     """JSON that cannot end the script element it stands in, nor be read as markup."""
     plain = json.dumps(values, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     for letter in "<>&\u2028\u2029":
@@ -340,7 +341,7 @@ def embedded(values: Any) -> str:
     return plain
 
 
-def trimmed(explorer: dict[str, Any], count: int) -> dict[str, Any]:
+def _trimmed(explorer: dict[str, Any], count: int) -> dict[str, Any]:
     """The explorer with its first `count` nodes only; they are in order of importance."""
     total = len(explorer["nodes"]["id"])
 
@@ -404,7 +405,7 @@ def cards(report: Report) -> str:
     )  # fmt: skip
     found = changes_in(report)
     shown = "".join(
-        _html(card, report.names, [kind_of(found, key) for key in card.key.split()])
+        _html(card, report.names, [_kind_of(found, key) for key in card.key.split()])
         for card in made
         if any(b.length is not None for b in card.bars)
     )
@@ -414,23 +415,23 @@ def cards(report: Report) -> str:
 def _predictions(report: Report) -> Card:
     bars = []
     for record, name in zip(report.records, report.names, strict=True):
-        before, after = score(record, "clean"), score(record, "attacked")
-        bars.append(_Bar(name, after, f"{percent(before)} → {percent(after)}", before))
-    said = score_phrase(report.records[0])
+        before, after = _score(record, "clean"), _score(record, "attacked")
+        bars.append(_Bar(name, after, f"{_percent(before)} → {_percent(after)}", before))
+    said = _score_phrase(report.records[0])
     return Card(
         "attacked",
         "Predictions that survive",
         f"{said[0].upper()}{said[1:]}: before the attack (tick) and after it (bar).",
         bars,
-        _chance(number(report.records[0], f"{score_of(report.records[0])}.chance"), percent),
+        _chance(_number(report.records[0], f"{_score_of(report.records[0])}.chance"), _percent),
     )
 
 
 def _explanations(report: Report) -> Card:
-    k = size_of(report.records[0])
+    k = _size_of(report.records[0])
     bars = []
     for record, name in zip(report.records, report.names, strict=True):
-        kept, aimed = (number(record, f"overlap_touched.{key}.all") for key in ("prediction", "explanation"))
+        kept, aimed = (_number(record, f"overlap_touched.{key}.all") for key in ("prediction", "explanation"))
         shown = [f"{k * share:.1f}" for share in (kept, aimed) if share is not None]
         value = f"{' and '.join(shown)} of {k}" if shown else "–"
         bars.append(_Bar(name, kept if aimed is None else aimed, value, kept))
@@ -441,13 +442,13 @@ def _explanations(report: Report) -> Card:
         " (tick), and when it aims at the explanation itself (bar). Nodes in its reach.",
         bars,
         _chance(
-            number(report.records[0], "overlap_touched.chance.all"), lambda share: f"{k * share:.1f} of {k}"
+            _number(report.records[0], "overlap_touched.chance.all"), lambda share: f"{k * share:.1f} of {k}"
         ),
     )
 
 
 def _output_shift(report: Report) -> Card:
-    values = [number(record, "g_tvd.rel") for record in report.records]
+    values = [_number(record, "g_tvd.rel") for record in report.records]
     most = max(1.0, *(v for v in values if v is not None), 1.0)
     return Card(
         "moved",
@@ -458,7 +459,7 @@ def _output_shift(report: Report) -> Card:
             _Bar(
                 name,
                 None if v is None else v / most,
-                signed(v, "#.2g").rstrip("."),
+                _signed(v, "#.2g").rstrip("."),
                 1 / most if most > 1 else None,
             )
             for name, v in zip(report.names, values, strict=True)
@@ -467,12 +468,12 @@ def _output_shift(report: Report) -> Card:
 
 
 def _same(report: Report) -> Card:
-    k = size_of(report.records[0])
+    k = _size_of(report.records[0])
     bars = []
     for record, name in zip(report.records, report.names, strict=True):
         if name == report.reference:
             continue
-        shared = number(record, "similarity.overlap.all")
+        shared = _number(record, "similarity.overlap.all")
         bars.append(_Bar(name, shared, "–" if shared is None else f"{k * shared:.1f} of {k}"))
     return Card(
         "same",
@@ -480,26 +481,26 @@ def _same(report: Report) -> Card:
         f"Of the {k} neighbours {report.reference} attends to most, how many are also among the"
         f" {k} strongest here, without any attack.",
         bars,
-        _chance(number(report.records[0], "overlap.chance.all"), lambda share: f"{k * share:.1f} of {k}"),
+        _chance(_number(report.records[0], "overlap.chance.all"), lambda share: f"{k * share:.1f} of {k}"),
     )
 
 
 def _decides(report: Report) -> Card:
     pairs = [
-        [number(record, f"f_slope.node.{when}.gap") for when in ("clean", "attacked")]
+        [_number(record, f"f_slope.node.{when}.gap") for when in ("clean", "attacked")]
         for record in report.records
     ]
     most = max(1.0, *(v for p in pairs for v in p if v is not None), 1.0)
     bars = []
     for name, (before, after) in zip(report.names, pairs, strict=True):
         length, tick = (None if v is None else max(0.0, v) / most for v in (after, before))
-        value = f"{signed(before, '.2f')} → {signed(after, '.2f')}"
+        value = f"{_signed(before, '.2f')} → {_signed(after, '.2f')}"
         bars.append(_Bar(name, length, value, tick))
     return Card(
         "slope_attacked",
         "Attention that decides",
         "How much more it hurts to remove the strongest edges than the weakest (F-slope gap): before the"
-        f" attack (tick) and after it (bar). A full bar is {signed(most, '.3g')}; a random order gets 0.",
+        f" attack (tick) and after it (bar). A full bar is {_signed(most, '.3g')}; a random order gets 0.",
         bars,
     )
 
@@ -511,7 +512,7 @@ def _proved(report: Report) -> Card:
         layers: Sequence[dict[str, object]] = proof.get("layers") or []
         share = layers[-1].get("topk_share") if layers else None
         share = float(share) if isinstance(share, int | float) else None
-        bars.append(_Bar(name, share, percent(share, 1)))
+        bars.append(_Bar(name, share, _percent(share, 1)))
         if layers:
             words = (
                 f"Nodes whose top {proof.get('k2')} at the output layer cannot change while its explanation"
@@ -525,7 +526,7 @@ def _injected(report: Report) -> Card:
     for name in report.names:
         told = {str(one.get("where")): one for one in report.injections.get(name) or [] if one.get("known")}
         shares = [told[where]["share"] if where in told else None for where in ("direct", "any")]
-        shown = [percent(share, 1) for share in shares if share is not None]
+        shown = [_percent(share, 1) for share in shares if share is not None]
         bars.append(_Bar(name, shares[1], " and ".join(shown) or "–", shares[0]))
         if told:
             count = next(iter(told.values())).get("neighbours")
@@ -545,8 +546,8 @@ def _html(card: Card, names: list[str], kinds: list[str | None]) -> str:
         if bar.tick is not None:
             tick = f'<span class="tick" style="left:{100 * min(1.0, max(0.0, bar.tick)):.1f}%"></span>'
         rows += (
-            f'<div class="bar"><span class="bar-name">{esc(bar.name)}</span>'
-            f'<span class="bar-value">{esc(bar.value)}</span>'
+            f'<div class="bar"><span class="bar-name">{_esc(bar.name)}</span>'
+            f'<span class="bar-value">{_esc(bar.value)}</span>'
             f'<span class="track"><span class="fill m{colour}" style="width:{length:.1f}%"></span>{tick}'
             "</span></div>"
         )
@@ -555,9 +556,9 @@ def _html(card: Card, names: list[str], kinds: list[str | None]) -> str:
         for kind in dict.fromkeys(kinds)
         if kind is not None
     )
-    head = f'<h3>{esc(card.title)}<span class="marks">{marks}</span></h3>'
-    level = f'<p class="chance">{esc(card.chance)}</p>' if card.chance else ""
-    return f'<article class="card">{head}<p>{esc(card.about)}</p>{rows}{level}</article>'
+    head = f'<h3>{_esc(card.title)}<span class="marks">{marks}</span></h3>'
+    level = f'<p class="chance">{_esc(card.chance)}</p>' if card.chance else ""
+    return f'<article class="card">{head}<p>{_esc(card.about)}</p>{rows}{level}</article>'
 
 
 def _chance(level: float | None, words: Callable[[float], str]) -> str:

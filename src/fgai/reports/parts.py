@@ -1,4 +1,4 @@
-"""`Part`: one model's record and certificate as plain values, with their arrays unpacked and set aside."""
+"""`_Part`: one model's record and certificate as plain values, with their arrays unpacked and set aside."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fgai.certificates import Injection, InjectionCertificate, certify
 from fgai.evaluation.paired import Interval, paired_interval
 from fgai.graph import Graph
 from fgai.records import look_up, unpack_array
-from fgai.reports.numbers import SHARES, score_of
+from fgai.reports.numbers import SHARES, _score_of
 
 NEIGHBOURS = 1
 """Injected neighbours that the page's certificates are about."""
@@ -60,7 +60,7 @@ def summary(certificates: Sequence[InjectionCertificate], scored: Tensor | None)
     ]
 
 
-def of_nodes(certificates: Sequence[InjectionCertificate], nodes: Sequence[int]) -> list[dict[str, Any]]:
+def _of_nodes(certificates: Sequence[InjectionCertificate], nodes: Sequence[int]) -> list[dict[str, Any]]:
     """What holds at each node, threat by threat: 1 and 0, or None where nothing is known.
 
     Args:
@@ -91,7 +91,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class _Part:
     """What is known of one model.
 
     Attributes:
@@ -114,7 +114,7 @@ class Part:
         """The nodes whose explanation suffers most, those without a value left out."""
         for name in ("overlap_explanation", "overlap_prediction"):
             if name in self.arrays:
-                values = over_layers(self.arrays[name])
+                values = _over_layers(self.arrays[name])
                 if "scored" in self.arrays:
                     values = np.where(self.arrays["scored"], values, np.nan)
                 order = np.argsort(np.where(np.isfinite(values), values, 2.0), kind="stable")
@@ -156,7 +156,7 @@ class Part:
     @property
     def score(self) -> str:
         """Name of its headline score."""
-        return score_of(self.record)
+        return _score_of(self.record)
 
     @property
     def k(self) -> int:
@@ -165,12 +165,12 @@ class Part:
         return k if isinstance(k, int) and k > 0 else 5
 
 
-def parts_of(
+def _parts_of(
     records: Sequence[Mapping[str, Any]],
     certificates: Mapping[str, Mapping[str, Any]],
     notes: list[str],
     injections: Injections | None = None,
-) -> list[Part]:
+) -> list[_Part]:
     """Split records and certificates into plain values and arrays.
 
     Args:
@@ -194,7 +194,7 @@ def parts_of(
                 layers.append({**words, **found})
         kept = {key: value for key, value in record.items() if key != "per_node"}
         against = (injections or {}).get(name, ())
-        out.append(Part(name, kept, arrays, None if proof is None else _summary(proof), layers, against))
+        out.append(_Part(name, kept, arrays, None if proof is None else _summary(proof), layers, against))
     return out
 
 
@@ -204,7 +204,7 @@ def _of_another(record: Mapping[str, Any], proof: Mapping[str, Any]) -> bool:
     return any(name in ours and name in theirs and ours[name] != theirs[name] for name in ("weights", "data"))
 
 
-def objects(value: Any) -> list[Mapping[str, Any]]:
+def _objects(value: Any) -> list[Mapping[str, Any]]:
     """The objects in a list from a file; what is no object is passed over."""
     return [entry for entry in value if isinstance(entry, Mapping)] if isinstance(value, list) else []
 
@@ -240,7 +240,7 @@ def _summary(proof: Mapping[str, Any]) -> dict[str, Any]:
                 "reason": layer.get("reason"),
                 "satisfied": layer.get("satisfied_share"),
             }
-            for layer in objects(summary.get("layers"))
+            for layer in _objects(summary.get("layers"))
         ],
     }
 
@@ -251,7 +251,7 @@ FALL = "fall"
 """The measure that compares a model with itself: right under attack against right without."""
 
 
-def intervals_of(parts: Sequence[Part], reference: str) -> dict[str, dict[str, Any]]:
+def _intervals_of(parts: Sequence[_Part], reference: str) -> dict[str, dict[str, Any]]:
     """Return the interval of every difference whose values are known node by node.
 
     Of each model that of its own fall under attack; of all but the reference also those of the difference
@@ -276,7 +276,7 @@ def intervals_of(parts: Sequence[Part], reference: str) -> dict[str, dict[str, A
     return out
 
 
-def interval_in(intervals: Intervals | None, name: str, key: str) -> Interval | None:
+def _interval_in(intervals: Intervals | None, name: str, key: str) -> Interval | None:
     """Return one interval of a document; None where it has none that can be read."""
     found = ((intervals or {}).get(name) or {}).get(key)
     try:
@@ -285,7 +285,7 @@ def interval_in(intervals: Intervals | None, name: str, key: str) -> Interval | 
         return None
 
 
-def _of_predictions(first: Part, second: Part, before: str, after: str) -> Interval | None:
+def _of_predictions(first: _Part, second: _Part, before: str, after: str) -> Interval | None:
     """What is classified right; only where the score is that share."""
     prefix = "item_" if "item_scored" in first.arrays else ""
     clean, attacked = (
@@ -297,7 +297,7 @@ def _of_predictions(first: Part, second: Part, before: str, after: str) -> Inter
     return paired_interval(clean, attacked, first.arrays.get(f"{prefix}scored"))
 
 
-def _of_overlaps(first: Part, second: Part, attack: str) -> Interval | None:
+def _of_overlaps(first: _Part, second: _Part, attack: str) -> Interval | None:
     """What stays of explanations, over the nodes that the attack reaches in both models."""
     before, after = (part.arrays.get(f"overlap_{attack}") for part in (first, second))
     ours, theirs = (part.arrays.get("touched") for part in (first, second))
@@ -306,13 +306,13 @@ def _of_overlaps(first: Part, second: Part, attack: str) -> Interval | None:
     return paired_interval(before, after, ours & theirs)
 
 
-def _of_proofs(first: Part, second: Part) -> Interval | None:
+def _of_proofs(first: _Part, second: _Part) -> Interval | None:
     """Whose top-k is proved to stay, at the output layer, over the nodes with more than k neighbours."""
     before, after = _proved(first), _proved(second)
     return None if before is None or after is None else paired_interval(before, after)
 
 
-def _proved(part: Part) -> NDArray[np.float64] | None:
+def _proved(part: _Part) -> NDArray[np.float64] | None:
     """1 where a node's top-k is proved to stay and 0 where it is not; NaN with at most k neighbours."""
     layer, proof = part.layers[-1] if part.layers else {}, part.certificate or {}
     costs, degree, radius, k = layer.get("costs"), layer.get("degree"), proof.get("radius"), proof.get("k2")
@@ -322,7 +322,7 @@ def _proved(part: Part) -> NDArray[np.float64] | None:
     return np.where(degree > k, held.astype(np.float64), np.nan)
 
 
-def over_layers(values: NDArray[Any]) -> NDArray[np.float64]:
+def _over_layers(values: NDArray[Any]) -> NDArray[np.float64]:
     """[L, N] → [N]: mean over the layers where it is defined, NaN where it is nowhere."""
     defined = np.isfinite(values)
     total = np.where(defined, values, 0.0).sum(0)

@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class _View:
     """One model on one graph.
 
     Attributes:
@@ -65,7 +65,7 @@ class View:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class _Seen:
     """One model before and after the attack.
 
     Attributes:
@@ -78,8 +78,8 @@ class Seen:
     """
 
     name: str
-    clean: View
-    attacked: View
+    clean: _View
+    attacked: _View
     new: Ints | None
     changed: Ints
     ends: Ints
@@ -91,15 +91,15 @@ class Seen:
         joined = [part.cpu().numpy().ravel() for part in (ends, edges) if part is not None]
         return cls(
             name=name,
-            clean=View.of(observe(model, prepared(model, graph))),
-            attacked=View.of(observe(model, attack.graph)),
+            clean=_View.of(observe(model, prepared(model, graph))),
+            attacked=_View.of(observe(model, attack.graph)),
             new=None if ends is None else ends.cpu().numpy().astype(np.int64),
             changed=np.zeros(0, np.int64) if rows is None else rows.cpu().numpy().astype(np.int64),
             ends=np.unique(np.concatenate([np.zeros(0, np.int64), *joined]).astype(np.int64)),
         )
 
 
-def coded(weight: float | None) -> int | None:
+def _coded(weight: float | None) -> int | None:
     """Attention in units; None where the edge is not there."""
     return None if weight is None else round(weight / UNIT)
 
@@ -138,7 +138,7 @@ class _Choice:
         )
 
 
-def choose(
+def _choose(
     total: int,
     priorities: Sequence[tuple[str, Iterable[int]]],
     cost: Ints,
@@ -173,7 +173,7 @@ def choose(
     return choice
 
 
-def telling_node(seen: Sequence[Seen], degree: Ints, label: Ints | None, scored: Ints, k: int) -> int:
+def _telling_node(seen: Sequence[_Seen], degree: Ints, label: Ints | None, scored: Ints, k: int) -> int:
     """Pick the node the page opens with: one the attack reached, that tells the models apart.
 
     Best is an attacked node of middling degree that only the first model loses, and whose explanation the
@@ -203,7 +203,7 @@ def telling_node(seen: Sequence[Seen], degree: Ints, label: Ints | None, scored:
     return int(score.argmax())
 
 
-def _kept(view: Seen, node: int, k: int) -> float:
+def _kept(view: _Seen, node: int, k: int) -> float:
     """Share of a node's strongest k neighbours that stay among its original ones; 1 without neighbours."""
     sources, weights = view.clean.row(node)
     after, others = view.attacked.row(node)
@@ -213,7 +213,7 @@ def _kept(view: Seen, node: int, k: int) -> float:
     return len(first & second) / len(first) if first else 1.0
 
 
-def attacked_nodes(seen: Sequence[Seen]) -> list[int]:
+def _attacked_nodes(seen: Sequence[_Seen]) -> list[int]:
     """Nodes the attack changed directly: with a new edge, or with changed features."""
     found: set[int] = set()
     for view in seen:
@@ -221,7 +221,7 @@ def attacked_nodes(seen: Sequence[Seen]) -> list[int]:
     return sorted(found)
 
 
-def flipped_nodes(view: Seen, scored: Ints) -> list[int]:
+def _flipped_nodes(view: _Seen, scored: Ints) -> list[int]:
     """Tested nodes the attack made the model predict otherwise, the surest ones first."""
     before, after = view.clean.predicted[scored], view.attacked.predicted[scored]
     flipped = scored[before != after]

@@ -10,8 +10,17 @@ from fgai.attacks import THREATS, doubt, make_attack
 from fgai.evaluation.paired import Interval
 from fgai.records import Cell, Column, Table, look_up
 from fgai.reports.build import Report
-from fgai.reports.numbers import Record, heading_of, number, percent, score, score_of, share_phrase, signed
-from fgai.reports.parts import FALL, Intervals, interval_in
+from fgai.reports.numbers import (
+    Record,
+    _heading_of,
+    _number,
+    _percent,
+    _score,
+    _score_of,
+    _share_phrase,
+    _signed,
+)
+from fgai.reports.parts import FALL, Intervals, _interval_in
 from fgai.typed import typed
 
 SLIGHT = 0.02
@@ -61,8 +70,8 @@ class _Measure:
 
     def text(self, value: float) -> str:
         if self.form == "share":
-            return percent(value, 1)
-        return signed(value, "#.2g" if self.form == "distance" else ".2f").rstrip(".")
+            return _percent(value, 1)
+        return _signed(value, "#.2g" if self.form == "distance" else ".2f").rstrip(".")
 
     def kind(self, before: float, after: float, interval: Interval | None) -> str:
         if interval is not None:
@@ -94,7 +103,7 @@ MEASURES = (
 )
 
 
-def changes(
+def _changes(
     reference: Record,
     other: Record,
     certificates: Mapping[str, Mapping[str, Any]] | None = None,
@@ -112,12 +121,12 @@ def changes(
     out = []
 
     def scored(path: str) -> str:
-        return path.replace("f1.", f"{score_of(reference)}.")
+        return path.replace("f1.", f"{_score_of(reference)}.")
 
     for measure in MEASURES:
         path = scored(measure.path)
         values = [
-            number(record, path) if path else _proved(record, certificates or {})
+            _number(record, path) if path else _proved(record, certificates or {})
             for record in (reference, other)
         ]
         before, after = values
@@ -126,27 +135,29 @@ def changes(
         out.append(
             Change(
                 key=measure.key,
-                name=measure.name.replace("F1", heading_of(reference)),
+                name=measure.name.replace("F1", _heading_of(reference)),
                 title=measure.title.format(k=k),
                 before=before,
                 after=after,
                 texts=(measure.text(before), measure.text(after)),
-                kind=measure.kind(before, after, interval_in(intervals, str(other.get("name")), measure.key)),
-                chance=number(reference, scored(measure.chance)) if measure.chance else None,
+                kind=measure.kind(
+                    before, after, _interval_in(intervals, str(other.get("name")), measure.key)
+                ),
+                chance=_number(reference, scored(measure.chance)) if measure.chance else None,
             )
         )
     return out
 
 
-def kind_of(found: Sequence[Change], key: str) -> str | None:
+def _kind_of(found: Sequence[Change], key: str) -> str | None:
     """How one measure changed, None if it is not there."""
     return next((change.kind for change in found if change.key == key), None)
 
 
-def verdict(found: Sequence[Change], reference: str, other: str) -> str:
+def _verdict(found: Sequence[Change], reference: str, other: str) -> str:
     """In a few words: did it help, with predictions and with explanations?"""
-    attacked, clean = kind_of(found, "attacked"), kind_of(found, "clean")
-    kept, aimed = kind_of(found, "kept"), kind_of(found, "aimed")
+    attacked, clean = _kind_of(found, "attacked"), _kind_of(found, "clean")
+    kept, aimed = _kind_of(found, "kept"), _kind_of(found, "aimed")
     if attacked is None:
         return f"{other} beside {reference}"
     if attacked == WORSE:
@@ -192,7 +203,7 @@ def table(found: Sequence[Change], reference: str, other: str) -> Table:
         [
             f"{change.title} ({change.name})",
             *change.texts,
-            None if change.chance is None else percent(change.chance, 1),
+            None if change.chance is None else _percent(change.chance, 1),
             change.kind,
         ]
         for change in found
@@ -208,38 +219,38 @@ def _proved(record: Record, certificates: Mapping[str, Mapping[str, Any]]) -> fl
 
 def headline(report: Report) -> str:
     """In a few words: did it help?"""
-    reference, other = pair(report.records, report.reference)
+    reference, other = _pair(report.records, report.reference)
     if other is None:
         return "How far can its attention be trusted?"
-    return verdict(changes_in(report), str(reference.get("name")), str(other.get("name")))
+    return _verdict(changes_in(report), str(reference.get("name")), str(other.get("name")))
 
 
 def changes_in(report: Report) -> list[Change]:
     """What changed from the reference to the model compared with it; nothing where there is only one."""
-    reference, other = pair(report.records, report.reference)
-    return [] if other is None else changes(reference, other, report.certificates, report.intervals)
+    reference, other = _pair(report.records, report.reference)
+    return [] if other is None else _changes(reference, other, report.certificates, report.intervals)
 
 
 def meaning(report: Report) -> list[str]:
     """What the headline numbers mean, in plain sentences."""
-    reference, other = pair(report.records, report.reference)
+    reference, other = _pair(report.records, report.reference)
     shown = [reference] if other is None else [reference, other]
     out, parts = [], [words for record in shown if (words := _fall(record, report.intervals))]
     if parts:
         same = "Under the same attack" if len(parts) > 1 else "Under attack"
-        level = number(reference, f"{score_of(reference)}.chance")
-        chance = "" if level is None else f" (chance: {percent(level)})"
-        out.append(f"{same}, {' and '.join(parts)} {share_phrase(reference)}{chance}.")
+        level = _number(reference, f"{_score_of(reference)}.chance")
+        chance = "" if level is None else f" (chance: {_percent(level)})"
+        out.append(f"{same}, {' and '.join(parts)} {_share_phrase(reference)}{chance}.")
     if missed := _missed(report, shown):
         out.append(missed)
-    k, told = size_of(reference), []
+    k, told = _size_of(reference), []
     for key, when in (("prediction", "aims at predictions"), ("explanation", "aims at explanations")):
-        kept = [(r.get("name"), number(r, f"overlap_touched.{key}.all")) for r in shown]
+        kept = [(r.get("name"), _number(r, f"overlap_touched.{key}.all")) for r in shown]
         stay = [f"{k * share:.2f} in {name}" for name, share in kept if share is not None]
         if stay:
             told.append(f"{' and '.join(stay)} when the attack {when}")
     if told:
-        level = number(reference, "overlap_touched.chance.all")
+        level = _number(reference, "overlap_touched.chance.all")
         chance = "" if level is None else f" By chance {k * level:.2f} would."
         out.append(f"Of the {k} neighbours that explain a node there stay {', and '.join(told)}.{chance}")
     if sharp := _sharpness(shown):
@@ -251,7 +262,7 @@ def _missed(report: Report, records: Sequence[Record]) -> str:
     """How many nodes of the rarest class each model misses, where classes are imbalanced."""
     found = [look_up(record.get("metrics") or {}, "recall") for record in records]
     support = look_up(records[0].get("metrics") or {}, "recall.support") or []
-    if score_of(records[0]) != "balanced_accuracy" or not any(support) or not all(found):
+    if _score_of(records[0]) != "balanced_accuracy" or not any(support) or not all(found):
         return ""
     count, rare = min((count, place) for place, count in enumerate(support) if count)
     names, parts = (report.explorer or {}).get("classes") or [], []
@@ -264,38 +275,40 @@ def _missed(report: Report, records: Sequence[Record]) -> str:
 
 def _sharpness(records: Sequence[Record]) -> str:
     """What the sharpness of models means: what the strongest neighbour gets, and if all got the same."""
-    uniform, parts = number(records[0], "top_share.uniform.all"), []
+    uniform, parts = _number(records[0], "top_share.uniform.all"), []
     for record in records:
-        top, sharp = number(record, "top_share.clean.all"), number(record, "sharpness.clean.all")
+        top, sharp = _number(record, "top_share.clean.all"), _number(record, "sharpness.clean.all")
         if top is not None and sharp is not None:
-            parts.append(f"{percent(top)} of its attention in {record.get('name')} (sharpness {sharp:#.2g})")
+            parts.append(f"{_percent(top)} of its attention in {record.get('name')} (sharpness {sharp:#.2g})")
     if not parts or uniform is None:
         return ""
-    return f"A node's strongest neighbour gets {' and '.join(parts)}; {percent(uniform)} if all got the same."
+    return (
+        f"A node's strongest neighbour gets {' and '.join(parts)}; {_percent(uniform)} if all got the same."
+    )
 
 
 def _fall(record: Record, intervals: Intervals) -> str:
     """What becomes of a model's score under attack; a fall or rise within the noise is called none."""
-    before, after = score(record, "clean"), score(record, "attacked")
+    before, after = _score(record, "clean"), _score(record, "attacked")
     if before is None or after is None:
         return ""
-    name, ends = record.get("name"), (percent(before), percent(after))
+    name, ends = record.get("name"), (_percent(before), _percent(after))
     if ends[0] == ends[1]:
         return f"{name} stays at {ends[1]}"
-    interval = interval_in(intervals, str(name), FALL)
+    interval = _interval_in(intervals, str(name), FALL)
     if interval is not None and not interval.exceeds_noise:
         return f"{name} goes from {ends[0]} to {ends[1]}, which may be noise,"
     return f"{name} {'falls' if after < before else 'rises'} from {ends[0]} to {ends[1]}"
 
 
-def pair(records: Sequence[Record], name: str) -> tuple[Record, Record | None]:
+def _pair(records: Sequence[Record], name: str) -> tuple[Record, Record | None]:
     """The reference, and the model that is compared with it: the last other one."""
     reference = next((record for record in records if record.get("name") == name), records[0])
     others = [record for record in records if record is not reference]
     return reference, others[-1] if others else None
 
 
-def size_of(record: Record) -> int:
+def _size_of(record: Record) -> int:
     """K, the neighbours in an explanation."""
     k = (record.get("config") or {}).get("k", 5)
     return k if isinstance(k, int) else 5
@@ -317,7 +330,7 @@ def attack_words(record: Record) -> str:
         what = "what it changes" if removes else what
     if budget.get("radius"):
         what = "what it changes"
-        share = percent(budget.get("rows") or 0)
+        share = _percent(budget.get("rows") or 0)
         did.append(f"moves the features of {share} of the {who} nodes by at most {budget['radius']}")
     if not did:
         return "The record does not say what the attack may do."

@@ -15,12 +15,12 @@ from fgai.errors import InputError
 from fgai.sparse.keys import edge_keys, key_ends
 from fgai.sparse.valid import (
     INTEGERS,
-    check_count,
+    _check_count,
+    _mark_pointers,
+    _unreadable,
     check_index,
     check_pointers,
-    mark_pointers,
     owners,
-    unreadable,
 )
 from fgai.typed import typed
 
@@ -162,7 +162,7 @@ class Adjacency:
                 raise AttributeError(f"'Adjacency' object has no attribute {name!r}")
             wide = self.__dict__[name] = getattr(self.__dict__["index32"], name).long()
             if name in ("rowptr", "colptr"):
-                mark_pointers(wide, self.num_edges)
+                _mark_pointers(wide, self.num_edges)
             return wide
 
     def check_incoming(self) -> None:
@@ -171,7 +171,7 @@ class Adjacency:
         Raises:
             InputError: they do not, or there are more than the kernels can count.
         """
-        if _INCOMING not in self.__dict__ and not unreadable(self.device):
+        if _INCOMING not in self.__dict__ and not _unreadable(self.device):
             self.__dict__[_INCOMING] = self._look_at_incoming()
 
     def check_outgoing(self) -> None:
@@ -180,7 +180,7 @@ class Adjacency:
         Raises:
             InputError: they do not.
         """
-        if _OUTGOING not in self.__dict__ and not unreadable(self.device):
+        if _OUTGOING not in self.__dict__ and not _unreadable(self.device):
             self.__dict__[_OUTGOING] = self._look_at_outgoing()
 
     def _look_at_incoming(self) -> bool:
@@ -208,10 +208,10 @@ class Adjacency:
         """Two vectors over edges and one of pointers, in 32 bits where only those are there."""
         known = self.__dict__ if "source" in self.__dict__ else self.index32._asdict()
         one, two, pointer = (known[name] for name in names)
-        check_count(self.num_nodes, "nodes")
+        _check_count(self.num_nodes, "nodes")
         if any(part.dim() != 1 or part.dtype not in INTEGERS for part in (one, two, pointer)):
             raise InputError("the parts of an adjacency must be vectors of integers")
-        check_count(len(one), "edges")
+        _check_count(len(one), "edges")
         if len(two) != len(one) or len(pointer) != self.num_nodes + 1:
             raise InputError(
                 f"an adjacency of {self.num_nodes} nodes needs {' and '.join(names[:2])} of equal length and"

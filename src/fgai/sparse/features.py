@@ -15,7 +15,7 @@ from fgai import checks
 from fgai.cache import cached_on
 from fgai.errors import InputError
 from fgai.sparse.adjacency import pointers
-from fgai.sparse.valid import INTEGERS, check_count, check_index, check_pointers, unreadable
+from fgai.sparse.valid import INTEGERS, _check_count, _unreadable, check_index, check_pointers
 from fgai.typed import typed
 
 SPARSE_SHARE = 0.1
@@ -84,7 +84,7 @@ class SparseRows:
         Raises:
             InputError: they do not, or there are more than the kernels can count.
         """
-        if not unreadable(self.indices.device):
+        if not _unreadable(self.indices.device):
             cached_on(self.pattern, "valid entries", self._look)
 
     def _look(self) -> bool:
@@ -97,8 +97,8 @@ class SparseRows:
         if len(self.indices) != len(self.values):
             got = f"{len(self.indices)} and {len(self.values)}"
             raise InputError(f"`indices` and `values` must be as long as each other, got {got}")
-        check_count(len(self.indices), "entries")
-        check_count(self.num_columns, "columns")
+        _check_count(len(self.indices), "entries")
+        _check_count(self.num_columns, "columns")
         check_pointers(self.indptr, len(self.indices), "indptr")
         check_index(self.indices, self.num_columns, "indices")
         return True

@@ -27,7 +27,7 @@ _POINTERS = "valid pointers"
 
 def check_index(index: Tensor, count: int, name: str) -> None:
     """Raise unless every entry of the integers `index` is in 0..count-1; read once for a tensor."""
-    if unreadable(index.device):
+    if _unreadable(index.device):
         return
     low, high = _kept(index, "valid index", _ends)
     if low < 0 or high >= count:
@@ -36,7 +36,7 @@ def check_index(index: Tensor, count: int, name: str) -> None:
 
 def check_pointers(pointers: Tensor, count: int | None, name: str, entries: str = "entries") -> None:
     """Raise unless the integers `pointers` rise from 0 to `count`, if given; read once for a tensor."""
-    if unreadable(pointers.device):
+    if _unreadable(pointers.device):
         return
     first, last, rising = _kept(pointers, _POINTERS, _steps)
     if first != 0 or not rising:
@@ -51,7 +51,7 @@ def check_starts(starts: Tensor, pointers: Tensor, count: int, name: str) -> Non
     if starts.dim() != 1 or starts.dtype not in INTEGERS or len(starts) < rows:
         got = f"{starts.dtype} {tuple(starts.shape)}"
         raise InputError(f"`{name}` must be a vector of at least {rows} integers, got {got}")
-    if not rows or unreadable(starts.device):
+    if not rows or _unreadable(starts.device):
         return
     first = starts[:rows]
     limits = torch.cat([first[1:], first.new_tensor([count])])
@@ -59,12 +59,12 @@ def check_starts(starts: Tensor, pointers: Tensor, count: int, name: str) -> Non
         raise InputError(f"rows that begin at `{name}` must not run into each other or past {count} entries")
 
 
-def mark_pointers(pointers: Tensor, count: int) -> None:
+def _mark_pointers(pointers: Tensor, count: int) -> None:
     """Say of pointers made from some that were checked that they end at `count` and need not be read."""
     _kept(pointers, _POINTERS, lambda _: (0, count, True))
 
 
-def check_count(count: int, what: str) -> None:
+def _check_count(count: int, what: str) -> None:
     """Raise unless the kernels can count so many nodes, edges or entries."""
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= LARGEST:
         raise InputError(f"the number of {what} must be a whole number in 0..{LARGEST}, got {count!r}")
@@ -97,6 +97,6 @@ def _kept(tensor: Tensor, key: str, look: Callable[[Tensor], T]) -> T:
     return found
 
 
-def unreadable(device: torch.device) -> bool:
+def _unreadable(device: torch.device) -> bool:
     """Whether a CUDA graph is being captured there, during which nothing can be read."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

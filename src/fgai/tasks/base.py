@@ -103,7 +103,7 @@ class Task(ABC):
 
     def has_part(self, graph: Graph, targets: str) -> bool:
         """Whether the graph says which rows a part of the split holds."""
-        return node_mask(graph, targets) is not None
+        return _node_mask(graph, targets) is not None
 
     def out_channels(self, graph: Graph) -> int:
         """Numbers a model gives for each node: its classes; below 2, too few to tell anything apart."""
@@ -151,13 +151,13 @@ class Task(ABC):
         return self.rows(graph, targets)
 
 
-def nodes_of(graph: Graph, targets: str) -> Tensor:
+def _nodes_of(graph: Graph, targets: str) -> Tensor:
     """The nodes of a part of the split; all where there is none."""
-    mask = node_mask(graph, targets)
+    mask = _node_mask(graph, targets)
     return torch.arange(graph.num_nodes, device=graph.device) if mask is None else mask.nonzero().flatten()
 
 
-def node_mask(graph: Graph, targets: str) -> Tensor | None:
+def _node_mask(graph: Graph, targets: str) -> Tensor | None:
     """Bool [N] of a part of the split, or None where the graph has none.
 
     Raises:

@@ -14,7 +14,7 @@ from fgai.graph import Graph
 from fgai.graph.fields import FILL
 from fgai.sparse import Adjacency, Features, SparseRows
 from fgai.sparse.valid import LARGEST, check_index
-from fgai.tasks.base import Task, node_mask, nodes_of
+from fgai.tasks.base import Task, _node_mask, _nodes_of
 from fgai.typed import typed
 
 POOLINGS = ("mean", "max")
@@ -50,7 +50,7 @@ class GraphTask(Task):
 
     def rows(self, graph: Graph, targets: str) -> Tensor:
         """The small graphs of a part; all without a split."""
-        mask = node_mask(graph, targets)
+        mask = _node_mask(graph, targets)
         if mask is None:
             return torch.arange(graph.num_graphs, device=graph.device)
         found: Tensor = torch.unique(_batch_of(graph)[mask])
@@ -62,7 +62,7 @@ class GraphTask(Task):
 
     def nodes(self, graph: Graph, targets: str) -> Tensor:
         """The nodes of the part's graphs."""
-        return nodes_of(graph, targets)
+        return _nodes_of(graph, targets)
 
     def reached(self, graph: Graph, nodes: Tensor) -> Tensor:
         """Graphs with at least one of `nodes`."""

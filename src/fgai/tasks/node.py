@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fgai.cache import cached_on
 from fgai.graph import Graph
-from fgai.tasks.base import Task, nodes_of
+from fgai.tasks.base import Task, _nodes_of
 
 IMBALANCED = 0.7
 """Share of the labelled nodes in one class above which accuracy says little."""
@@ -40,7 +40,7 @@ class NodeTask(Task):
 
     def rows(self, graph: Graph, targets: str) -> Tensor:
         """The nodes of a mask; all nodes without one."""
-        return nodes_of(graph, targets)
+        return _nodes_of(graph, targets)
 
     def labels(self, graph: Graph) -> Tensor | None:
         """The nodes' classes."""

@@ -47,7 +47,7 @@ class Cut(NamedTuple):
     spot: Tensor
 
 
-def on_gpu(values: Tensor) -> bool:
+def _on_gpu(values: Tensor) -> bool:
     """Whether Triton's row kernels can take `values`."""
     return values.is_cuda and values.dim() == 1 and has_triton()
 
@@ -114,7 +114,7 @@ def leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
         found = np.full((rowptr.numel() - 1, count), -1, dtype=np.int64)
         _lead_rows(sortable(values).numpy(), rowptr.numpy(), found)
         return torch.from_numpy(found)
-    if on_gpu(values) and count <= FEW:
+    if _on_gpu(values) and count <= FEW:
         from fgai.topk.gpu import pick_leaders
 
         return pick_leaders(sortable(values), rowptr, count)
@@ -155,7 +155,7 @@ def topk_mask(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node"
         mask = torch.zeros(values.shape[0], dtype=torch.bool)
         _mark(leaders(values, rows, k).numpy(), mask.numpy())
         return mask
-    if scope == "node" and on_gpu(values) and k <= FEW:
+    if scope == "node" and _on_gpu(values) and k <= FEW:
         from fgai.topk.gpu import pick_mask
 
         return pick_mask(sortable(values), rows, k)
@@ -181,7 +181,7 @@ def frozen_topk(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "nod
     """
     check_k(k)
     exact = values.dtype in (torch.float32, torch.float64)
-    if scope == "node" and k is not None and k <= FEW and exact and on_gpu(values):
+    if scope == "node" and k is not None and k <= FEW and exact and _on_gpu(values):
         from fgai.topk.gpu import find_cut
 
         return Cut(*find_cut(values, rowptr, k))
@@ -343,7 +343,7 @@ def topk_l1(
 
 def _one_kernel(w: Tensor, w_tilde: Tensor) -> bool:
     """Whether one kernel over the rows can do it all."""
-    here = on_gpu(w_tilde) or (w_tilde.device.type == "cpu" and w_tilde.dim() == 1)
+    here = _on_gpu(w_tilde) or (w_tilde.device.type == "cpu" and w_tilde.dim() == 1)
     return here and w.dtype == w_tilde.dtype and w.dtype in (torch.float32, torch.float64)
 
 

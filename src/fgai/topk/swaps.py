@@ -11,7 +11,7 @@ from torch import Tensor
 from fgai import checks
 from fgai.errors import InputError
 from fgai.ops.segments import check_rows, row_order
-from fgai.topk.sets import FEW, LARGEST_TABLE, check_k, leaders, on_gpu
+from fgai.topk.sets import FEW, LARGEST_TABLE, _on_gpu, check_k, leaders
 from fgai.typed import typed
 
 NORMS = ("l1", "l2", "linf")
@@ -141,7 +141,7 @@ def swap_margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor
     if k >= values.shape[0]:
         return values.sum() * 0
     if 2 * k <= FEW and values.dtype in (torch.float32, torch.float64):
-        if on_gpu(values):
+        if _on_gpu(values):
             from fgai.topk.gpu import margin
 
             return margin(values, rowptr, k, radius)
@@ -228,7 +228,7 @@ def rivals(
     Returns:
         The differences [R, k], 0 where there is no such pair, and bool [R, k] where there is one.
     """
-    if on_gpu(now) and k <= FEW and now.dtype in (torch.float32, torch.float64):
+    if _on_gpu(now) and k <= FEW and now.dtype in (torch.float32, torch.float64):
         from fgai.topk.gpu import compare_rivals
 
         return compare_rivals(now, there, members, rowptr, rows, k)

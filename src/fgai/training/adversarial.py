@@ -30,14 +30,14 @@ from fgai.training.capture import Drawn, replayable
 from fgai.training.loop import PROBE, TRAIN_FIELDS, TrainConfig, epoch_seed, fit
 from fgai.training.recipes import Vanilla
 from fgai.training.resume import run_label
-from fgai.training.retry import MIN_EPOCHS, Judged, Standing
+from fgai.training.retry import MIN_EPOCHS, _Judged, _Standing
 from fgai.training.settings import (
     ADVERSARY_FIELDS,
     FIRMER,
     LIMIT_FIELDS,
     FaithfulConfig,
     Tightness,
-    range_pass,
+    _range_pass,
     set_ranges,
 )
 from fgai.training.train import copied, set_history
@@ -111,7 +111,7 @@ class Adversarial(Vanilla):
     def _parts(
         self, model: nn.Module, graph: Graph, rows: Tensor, labels: Tensor, endpoints: Tensor
     ) -> Iterator[dict[str, Tensor]]:
-        with range_pass(model, self.tightness, sampled=True), straight_through(model):
+        with _range_pass(model, self.tightness, sampled=True), straight_through(model):
             clean = cross_entropy(call_model(model, graph).index_select(0, rows), labels)
         yield {"clean": clean, "total": (1 - self.weight) * clean}
         del clean
@@ -123,7 +123,7 @@ class Adversarial(Vanilla):
     def measure(self, model: nn.Module) -> Tensor:
         """Return the mean of clean and attacked validation score."""
         self.probe.restart()
-        with torch.no_grad(), range_pass(model, self.tightness):
+        with torch.no_grad(), _range_pass(model, self.tightness):
             clean = super().measure(model)
         with evaluating(model, freeze=True):
             for step in range(PROBE + 1):
@@ -149,7 +149,7 @@ class Adversarial(Vanilla):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HardenedConfig:
+class _HardenedConfig:
     """How adversarial training goes: the adversary of faithful training, and a weight of its own.
 
     Attributes:
@@ -171,7 +171,7 @@ class HardenedConfig:
     train: TrainConfig
 
     @classmethod
-    def of(cls, chosen: dict[str, Any], *, limits: bool) -> HardenedConfig:
+    def of(cls, chosen: dict[str, Any], *, limits: bool) -> _HardenedConfig:
         """Read settings by name; what is not there is faithful training's default."""
         default = FaithfulConfig()
         own = {name: getattr(default, name) for name in (*ADVERSARY_FIELDS, *LIMIT_FIELDS, "lean")}
@@ -186,7 +186,7 @@ class HardenedConfig:
             train=TrainConfig(**{name: chosen[name] for name in TRAIN_FIELDS if name in chosen}),
         )
 
-    def fallback(self) -> HardenedConfig:
+    def fallback(self) -> _HardenedConfig:
         """Return the settings of the next attempt: half of the clean part's weight goes to the attacked one.
 
         With limits they soften at least what that of faithful training softens.
@@ -197,10 +197,10 @@ class HardenedConfig:
         )
 
 
-def harden(
+def _harden(
     vanilla: M,
     graph: Graph,
-    config: HardenedConfig,
+    config: _HardenedConfig,
     *,
     most: int,
     seed: int,
@@ -215,7 +215,7 @@ def harden(
     Args:
         vanilla: trained; untouched.
         graph: with labels and masks.
-        config: see `HardenedConfig`.
+        config: see `_HardenedConfig`.
         most: trainings at most.
         seed: of the adversary's draws.
         progress: show a bar.
@@ -237,13 +237,13 @@ def harden(
         return attempts.best(config)
 
 
-class _Hardened(Judged[M, HardenedConfig]):
+class _Hardened(_Judged[M, _HardenedConfig]):
     """Attempts at an adversarially trained model."""
 
     name, explains = Adversarial.name, False
 
     def trained(
-        self, config: HardenedConfig, seed: int, checkpoint: Path | str | None, saving: dict[str, Any]
+        self, config: _HardenedConfig, seed: int, checkpoint: Path | str | None, saving: dict[str, Any]
     ) -> M:
         """Train a copy of the vanilla model, and take the ranges of its limits once more."""
         made = copied(self.model)
@@ -266,28 +266,28 @@ class _Hardened(Judged[M, HardenedConfig]):
             set_ranges(made, self.graph, config.tightness)
         return made
 
-    def is_judged(self, config: HardenedConfig) -> bool:
+    def is_judged(self, config: _HardenedConfig) -> bool:
         """Whether it was long enough."""
         return config.train.epochs >= MIN_EPOCHS
 
-    def box(self, config: HardenedConfig) -> tuple[float, float] | None:
+    def box(self, config: _HardenedConfig) -> tuple[float, float] | None:
         """Return the adversary's."""
         return config.budget.box
 
-    def slower(self, config: HardenedConfig) -> HardenedConfig:
+    def slower(self, config: _HardenedConfig) -> _HardenedConfig:
         """Return the settings with half the learning rate."""
         return replace(config, train=config.train.replace(lr=config.train.lr / 2))
 
-    def holds(self, standing: Standing) -> bool:
+    def holds(self, standing: _Standing) -> bool:
         """Whether predictions stay. They need not be the vanilla model's: labels may have mended them."""
         return standing.is_stable
 
-    def fallback(self, config: HardenedConfig, standing: Standing) -> HardenedConfig:
-        """See `HardenedConfig.fallback`."""
+    def fallback(self, config: _HardenedConfig, standing: _Standing) -> _HardenedConfig:
+        """See `_HardenedConfig.fallback`."""
         del standing
         return config.fallback()
 
-    def warn(self, config: HardenedConfig, standing: Standing) -> None:
+    def warn(self, config: _HardenedConfig, standing: _Standing) -> None:
         """Say so where predictions still move."""
         tighter = ", `soften`" if config.limits else ""
         standing.warn_unstable("adversarially trained", f"`attack_weight`{tighter} or `epochs`")

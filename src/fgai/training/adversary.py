@@ -222,7 +222,7 @@ def _neighbours(graph: Graph) -> Tensor:
     return adjacency.rowptr.diff() - torch.bincount(loops, minlength=graph.num_nodes)
 
 
-def reach_shares(
+def _reach_shares(
     graph: Graph, attacked: Graph, depths: Sequence[int], count: int | None = None
 ) -> tuple[list[float], float]:
     """Share of the original nodes whose attention the new nodes can change, layer by layer.

@@ -19,10 +19,10 @@ from fgai.trackers import Tracker
 from fgai.training.faithful import Faithful
 from fgai.training.loop import epoch_seed, fit
 from fgai.training.resume import run_label
-from fgai.training.retry import ATTEMPTS, MIN_EPOCHS, Judged, Standing, check_attempts
-from fgai.training.settings import FaithfulConfig, preset_named, set_ranges
-from fgai.training.source import open_source
-from fgai.training.train import copied, in_memory, preset_class, set_history
+from fgai.training.retry import ATTEMPTS, MIN_EPOCHS, _check_attempts, _Judged, _Standing
+from fgai.training.settings import FaithfulConfig, _preset_named, set_ranges
+from fgai.training.source import _open_source
+from fgai.training.train import _in_memory, _preset_class, copied, set_history
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
@@ -94,14 +94,14 @@ def make_faithful(
         InputError: a setting or a preset that is not known.
         AttentionError: the model has no attention that can be recorded.
     """
-    check_attempts(max_attempts)
+    _check_attempts(max_attempts)
     saving: dict[str, Any] = {
         "progress": progress,
         "checkpoint_every": checkpoint_every,
         "tracker": tracker,
     }
     if batch_size is not None:
-        with shown(progress), open_source(data, seed) as source:
+        with shown(progress), _open_source(data, seed) as source:
             source.batched_for(model, batch_size, fan_out, epoch_size)
             config = _config(model, source.nodes, config, preset, settings)
             recipe = source.faithful(model, config)
@@ -111,7 +111,7 @@ def make_faithful(
             if config.limits:
                 source.set_ranges(made, config.tightness)
             return made
-    given = in_memory(data, fan_out, epoch_size)
+    given = _in_memory(data, fan_out, epoch_size)
     task = task_of(given)
     config = _config(model, given, config, preset, settings)
     graph = prepared(model, task.view(given, "fit"))
@@ -131,7 +131,7 @@ def _config(
 ) -> FaithfulConfig:
     """How a model is trained: preset, config and settings, without limits where it cannot have them."""
     task = task_of(given)
-    chosen = preset_named(preset, _method(task.name, settings), preset_class(model), given.name, task.name)
+    chosen = _preset_named(preset, _method(task.name, settings), _preset_class(model), given.name, task.name)
     config = (config or FaithfulConfig().replace(**chosen)).replace(**settings)
     if config.limits and not can_be_limited(model):
         warn(
@@ -153,7 +153,7 @@ def _method(task: str, settings: dict[str, Any]) -> str:
     return "fgai-certified" if settings.get("certified") else "fgai"
 
 
-class _Attempts(Judged[M, FaithfulConfig]):
+class _Attempts(_Judged[M, FaithfulConfig]):
     """Attempts at a faithful model."""
 
     name, explains = Faithful.name, True
@@ -177,16 +177,16 @@ class _Attempts(Judged[M, FaithfulConfig]):
         """Return the settings with half the learning rate."""
         return config.replace(lr=config.train.lr / 2)
 
-    def holds(self, standing: Standing) -> bool:
+    def holds(self, standing: _Standing) -> bool:
         """Whether predictions and explanations stay, and stay the vanilla model's."""
         return standing.holds
 
-    def fallback(self, config: FaithfulConfig, standing: Standing) -> FaithfulConfig:
+    def fallback(self, config: FaithfulConfig, standing: _Standing) -> FaithfulConfig:
         """See `FaithfulConfig.fallback`."""
         return config.fallback(stable=standing.is_stable, close=standing.is_close, alike=standing.is_alike)
 
-    def warn(self, config: FaithfulConfig, standing: Standing) -> None:
-        """See `Standing.warn`."""
+    def warn(self, config: FaithfulConfig, standing: _Standing) -> None:
+        """See `_Standing.warn`."""
         del config
         standing.warn()
 

@@ -66,7 +66,7 @@ def replayable(kind: R) -> R:
     return kind
 
 
-class Terms(NamedTuple):
+class _Terms(NamedTuple):
     """The loss terms of one epoch and the time it took."""
 
     epoch: int
@@ -82,7 +82,7 @@ def can_replay(recipe: Any, model: nn.Module) -> bool:
     )
 
 
-def summed(names: list[str], numbers: list[float]) -> dict[str, float]:
+def _summed(names: list[str], numbers: list[float]) -> dict[str, float]:
     """Add up the terms of all parts by name, the total last."""
     values: dict[str, float] = {}
     for name, number in zip(names, numbers, strict=True):
@@ -90,7 +90,7 @@ def summed(names: list[str], numbers: list[float]) -> dict[str, float]:
     return {**{k: v for k, v in values.items() if k != "total"}, "total": values["total"]}
 
 
-def mean_terms(taken: list[tuple[int, dict[str, float]]]) -> dict[str, float]:
+def _mean_terms(taken: list[tuple[int, dict[str, float]]]) -> dict[str, float]:
     """Average terms over steps by their sizes, each over the steps that have it; one step as it is."""
     if len(taken) == 1:
         return taken[0][1]
@@ -104,7 +104,7 @@ def mean_terms(taken: list[tuple[int, dict[str, float]]]) -> dict[str, float]:
     return {**{k: v for k, v in found.items() if k != "total"}, "total": found["total"]}
 
 
-def run_parts(parts: Iterator[dict[str, Tensor]]) -> tuple[list[str], Tensor]:
+def _run_parts(parts: Iterator[dict[str, Tensor]]) -> tuple[list[str], Tensor]:
     """Back-propagate every part and return the names and values of all terms, on the device."""
     names: list[str] = []
     terms: list[Tensor] = []
@@ -116,7 +116,7 @@ def run_parts(parts: Iterator[dict[str, Tensor]]) -> tuple[list[str], Tensor]:
     return names, torch.stack(terms) if terms else torch.zeros(0)
 
 
-class Replays:
+class _Replays:
     """The steps and the score of one training, captured kind by kind.
 
     Args:
@@ -162,14 +162,14 @@ class Replays:
         """Whether the terms must be read before the next step."""
         return len(self.waiting) >= RING
 
-    def read(self) -> list[Terms]:
+    def read(self) -> list[_Terms]:
         """Wait for the epochs under way and return their terms."""
         if not self.waiting:
             return []
         rows = self.ring[: len(self.waiting)].tolist()
         seconds = (perf_counter() - self.since) / len(rows)
         found = [
-            Terms(epoch, summed(names, row[: len(names)]), seconds)
+            _Terms(epoch, _summed(names, row[: len(names)]), seconds)
             for (epoch, names), row in zip(self.waiting, rows, strict=True)
         ]
         self.waiting.clear()
@@ -199,7 +199,7 @@ class Replays:
         def work() -> tuple[list[str], Tensor]:
             self.model.train()
             self.model.zero_grad(set_to_none=True)
-            found = run_parts(self.recipe.replayed(self.model, inputs))
+            found = _run_parts(self.recipe.replayed(self.model, inputs))
             self.update()
             return found
 

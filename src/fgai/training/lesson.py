@@ -22,19 +22,19 @@ from fgai.bounds.scores import worst_leads
 from fgai.graph import Graph
 from fgai.sparse import EdgeMap
 from fgai.topk import Cut, frozen_topk
-from fgai.training.adversary import InjectionAdversary, reach_shares
+from fgai.training.adversary import InjectionAdversary, _reach_shares
 from fgai.training.loop import PROBE
-from fgai.training.settings import FaithfulConfig, range_pass
+from fgai.training.settings import FaithfulConfig, _range_pass
 from fgai.training.terms import (
-    attention_distance,
+    _attention_distance,
+    _flattening,
+    _margin_loss,
+    _shortfall,
+    _weighted_sum,
     contrast,
-    flattening,
-    margin_loss,
     prediction_distance,
     sharp,
-    shortfall,
     spread,
-    weighted_sum,
 )
 
 FLATTEST = 0.01
@@ -116,7 +116,7 @@ class Targets:
         """Return the shares of nodes in reach at the layers that count, and that of predictions."""
         count = self.rowptrs[0].numel() - 1
         some = count if count < graph.num_nodes else None
-        layers, predictions = reach_shares(graph, attacked, self.depths, some)
+        layers, predictions = _reach_shares(graph, attacked, self.depths, some)
         return Shares(layers[-len(self.attention) :], predictions)
 
 
@@ -243,7 +243,9 @@ class Lesson:
 
     def seen(self, model: nn.Module, *, sampled: bool = False) -> Observation:
         """Run the model on the clean graph; limits take their ranges from the same pass."""
-        ranges = range_pass(model, self.config.tightness, sampled=sampled) if self.measures else nullcontext()
+        ranges = (
+            _range_pass(model, self.config.tightness, sampled=sampled) if self.measures else nullcontext()
+        )
         with ranges, straight_through(model):
             return observe(model, self.graph, heads="mean", grad=True, ranked=self.config.keeps_margin)
 
@@ -253,20 +255,20 @@ class Lesson:
         logits, values = _first(logits, targets.logits), self._counted(layer.heads() for layer in layers)
         terms = {
             "closeness": prediction_distance(targets.logits, logits, config.closeness_by, targets.scale),
-            "similarity": attention_distance(
+            "similarity": _attention_distance(
                 targets.attention, values, targets.rowptrs, config.k1, config.scope, targets.contrasts,
                 form=config.form,
             ),
         }  # fmt: skip
         if config.keeps_margin:
             shown = self._counted(layer.heads("log") for layer in layers)
-            terms["margin"] = margin_loss(shown, targets.rowptrs, config.k2 or 5, config.radius)
+            terms["margin"] = _margin_loss(shown, targets.rowptrs, config.k2 or 5, config.radius)
         if config.weights.sharpness > 0:
             now = [
                 sharp(w, rowptr, _first(layer.destination, w))
                 for w, rowptr, layer in zip(values, targets.rowptrs, layers, strict=True)
             ]
-            terms["sharpness"] = flattening(now, targets.sharpness)
+            terms["sharpness"] = _flattening(now, targets.sharpness)
         return terms
 
     def _counted(self, values: Iterator[Tensor]) -> list[Tensor]:
@@ -289,7 +291,7 @@ class Lesson:
             soften=config.soften,
             heard=heard,
         )
-        return shortfall(_first(leads, targets.logits), targets.scale)
+        return _shortfall(_first(leads, targets.logits), targets.scale)
 
     def _stability(
         self, model: nn.Module, logits: Tensor, layers: Sequence[LayerAttention], attack: Injection
@@ -307,7 +309,7 @@ class Lesson:
             "prediction_stability": prediction_distance(
                 logits, now[: logits.shape[0]], config.divergence, targets.scale, shares.predictions
             ),
-            "explanation_stability": attention_distance(
+            "explanation_stability": _attention_distance(
                 self._counted(iter(before)), after, targets.rowptrs, config.k2, config.scope, shares.layers,
                 known, grown, config.form,
             ),
@@ -320,7 +322,7 @@ class Lesson:
     def total(self, terms: dict[str, Tensor]) -> Tensor:
         """Return the weighted sum of some terms."""
         weights = [getattr(self.config.weights, name) for name in terms]
-        return weighted_sum(list(terms.values()), weights)
+        return _weighted_sum(list(terms.values()), weights)
 
 
 def _first(values: Tensor, like: Tensor) -> Tensor:

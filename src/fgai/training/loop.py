@@ -25,8 +25,8 @@ from fgai.errors import DivergenceError, InputError
 from fgai.processes import ProcessGroup, current
 from fgai.progress import Stage, shown, stage
 from fgai.trackers import Tracker
-from fgai.training.capture import Replays, Terms, can_replay, mean_terms, run_parts, summed
-from fgai.training.resume import History, SavedState, read_state, state_digest, write_state
+from fgai.training.capture import _mean_terms, _Replays, _run_parts, _summed, _Terms, can_replay
+from fgai.training.resume import History, _read_state, _SavedState, _state_digest, _write_state
 from fgai.typed import typed
 
 PROBE = 10
@@ -225,7 +225,7 @@ def fit(
         if folder is not None and ranks.leads:
             done = len(history.terms)
             kept = best.score, model, best.weights
-            write_state(folder, fingerprint, done, *kept, optimizer, recipe, history)
+            _write_state(folder, fingerprint, done, *kept, optimizer, recipe, history)
 
     began = perf_counter() - history.seconds
     held = _held_interrupt(folder is not None)
@@ -271,9 +271,9 @@ def _check_shared(recipe: Recipe | Batched, ranks: ProcessGroup) -> None:
         raise InputError("several ranks train in mini-batches: give `batch_size`, or start one process")
 
 
-def _saved(folder: Path | None, fingerprint: str, ranks: ProcessGroup) -> SavedState | None:
+def _saved(folder: Path | None, fingerprint: str, ranks: ProcessGroup) -> _SavedState | None:
     """The training that a folder holds, as the first of the ranks reads it."""
-    return ranks.first(read_state(folder, fingerprint) if folder is not None and ranks.leads else None)
+    return ranks.first(_read_state(folder, fingerprint) if folder is not None and ranks.leads else None)
 
 
 def _note(terms: dict[str, float], best: float) -> str:
@@ -304,7 +304,7 @@ class _Watch:
         self.tracker, self.run, self.history = tracker or Tracker(), run, history
         self.tracker.on_start(run, list(self._rows(range(len(history.terms)))))
 
-    def epochs(self, done: Iterable[Terms], save: Callable[[], None] | None) -> None:
+    def epochs(self, done: Iterable[_Terms], save: Callable[[], None] | None) -> None:
         """Tell of epochs that are done.
 
         Args:
@@ -447,10 +447,10 @@ class _Steps:
         )  # fmt: skip
         self.device, self.ranks = next(model.parameters()).device, current()
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.done: list[Terms] = []
-        self.replays: Replays | None = None
+        self.done: list[_Terms] = []
+        self.replays: _Replays | None = None
         if can_replay(recipe, model):
-            self.replays = Replays(recipe, model, self.update, lambda epoch: epoch_seed(seed, epoch))
+            self.replays = _Replays(recipe, model, self.update, lambda epoch: epoch_seed(seed, epoch))
 
     def __enter__(self) -> _Steps:
         return self
@@ -480,16 +480,16 @@ class _Steps:
             for step in self._steps(epoch):
                 self.model.train()  # a step may have changed it
                 self.optimizer.zero_grad(set_to_none=True)
-                names, terms = run_parts(step.parts)
+                names, terms = _run_parts(step.parts)
                 self.ranks.average_gradients(self.parameters, step.size)
                 self.update()
                 if step.size:
-                    taken.append((step.size, summed(names, terms.tolist())))
+                    taken.append((step.size, _summed(names, terms.tolist())))
                 bar.advance()
         if self.ranks.several:
-            self.ranks.agree({f"weights after epoch {epoch + 1}": state_digest(self.model, self.recipe)})
+            self.ranks.agree({f"weights after epoch {epoch + 1}": _state_digest(self.model, self.recipe)})
             taken = [one for theirs in self.ranks.gather(taken) for one in theirs]
-        self.done.append(Terms(epoch, mean_terms(taken), perf_counter() - tick))
+        self.done.append(_Terms(epoch, _mean_terms(taken), perf_counter() - tick))
 
     def _shown(self, epoch: int) -> AbstractContextManager[Stage]:
         """A stage of its own for an epoch of several steps."""
@@ -504,7 +504,7 @@ class _Steps:
         else:
             yield Step(1, self.recipe.parts(self.model, epoch))
 
-    def read(self) -> list[Terms]:
+    def read(self) -> list[_Terms]:
         """Return the terms of the epochs since the last call."""
         done = self.done + ([] if self.replays is None else self.replays.read())
         self.done = []

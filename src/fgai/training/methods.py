@@ -18,17 +18,17 @@ from fgai.graph.on_disk import GraphOnDisk
 from fgai.models import MODELS, as_graph
 from fgai.tasks import task_of
 from fgai.trackers import Tracker
-from fgai.training.adversarial import HardenedConfig, harden
+from fgai.training.adversarial import _harden, _HardenedConfig
 from fgai.training.attempts import make_faithful
 from fgai.training.limiting import limit
 from fgai.training.loop import TRAIN_FIELDS, TrainConfig
-from fgai.training.retry import ATTEMPTS, check_attempts
+from fgai.training.retry import ATTEMPTS, _check_attempts
 from fgai.training.settings import ADVERSARY_FIELDS, FaithfulConfig, preset
 from fgai.training.train import (
     ALONE,
     METHODS,
+    _in_memory,
     history_of,
-    in_memory,
     set_history,
     setting_names,
     train,
@@ -140,13 +140,13 @@ def train_method(
     """
     check_method(method)
     one_of(model, "model", tuple(MODELS))
-    check_attempts(max_attempts)
+    _check_attempts(max_attempts)
     for name in settings or {}:
         one_of(name, "settings", setting_names(method, model))
     sizes: dict[str, Any] = {"batch_size": batch_size, "fan_out": fan_out}
     if batch_size is not None and method not in BATCHED:
         raise InputError(f"`batch_size` is for {', '.join(BATCHED)}; {method} reads the whole graph")
-    seen = in_memory(graph, fan_out) if batch_size is None else graph
+    seen = _in_memory(graph, fan_out) if batch_size is None else graph
     nodes = seen.nodes(seed) if isinstance(seen, GraphOnDisk) else seen
     chosen = {**settings_for(method, model, nodes.name, task_of(nodes).name), **(settings or {})}
     common: dict[str, Any] = {
@@ -171,8 +171,8 @@ def train_method(
         set_history(limited, history_of(vanilla))
         return limited
     if method in ("at", "at-limits"):
-        hardened = HardenedConfig.of(chosen, limits=method == "at-limits")
-        return harden(vanilla, nodes, hardened, most=max_attempts, **common)
+        hardened = _HardenedConfig.of(chosen, limits=method == "at-limits")
+        return _harden(vanilla, nodes, hardened, most=max_attempts, **common)
     sizes["max_attempts"] = max_attempts
     return make_faithful(vanilla, seen, FaithfulConfig(), **common, **sizes, **chosen)
 

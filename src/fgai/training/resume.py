@@ -17,7 +17,7 @@ from fgai.errors import CheckpointError
 from fgai.files import check, check_items, pack, parse_json, read_metadata, unpack, write_atomic
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint
-from fgai.training.capture import Terms
+from fgai.training.capture import _Terms
 from fgai.typed import typed
 
 VERSION = 1
@@ -35,7 +35,7 @@ class _About(TypedDict):
 
 
 @dataclass
-class SavedState:
+class _SavedState:
     """A training read back from disk."""
 
     epoch: int
@@ -95,7 +95,7 @@ def run_label(
     return digest.hexdigest()
 
 
-def state_digest(model: nn.Module, recipe: Any) -> str:
+def _state_digest(model: nn.Module, recipe: Any) -> str:
     """Return what tells whether two trainings of one kind stand at the same place, bit by bit."""
     digest = hashlib.sha256()
     for tensor in (*model.state_dict().values(), *recipe.state().values()):
@@ -107,7 +107,7 @@ def _bytes(tensor: Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().numpy().tobytes()
 
 
-def write_state(
+def _write_state(
     folder: Path,
     fingerprint: str,
     epoch: int,
@@ -134,7 +134,7 @@ def write_state(
     write_atomic(folder / FILE, pack(tensors, {"about": json.dumps(about)}))
 
 
-def read_state(folder: Path, fingerprint: str) -> SavedState | None:
+def _read_state(folder: Path, fingerprint: str) -> _SavedState | None:
     """Read a saved training, or None when the folder holds none.
 
     Raises:
@@ -168,7 +168,7 @@ def read_state(folder: Path, fingerprint: str) -> SavedState | None:
         if group not in parts:
             raise CheckpointError(f"{path} holds {name}, unknown to this fgai; delete it to start anew")
         parts[group][rest] = value
-    return SavedState(about["epoch"], about["best_score"], history=about["history"], **parts)
+    return _SavedState(about["epoch"], about["best_score"], history=about["history"], **parts)
 
 
 @typed
@@ -207,7 +207,7 @@ class History:
         waited = len(self.terms) - self.kept_epoch
         return f"stopped early, no better validation score for {waited} epochs (`patience`)"
 
-    def add(self, terms: Terms) -> None:
+    def add(self, terms: _Terms) -> None:
         """Note one epoch."""
         self.epoch_seconds.append(terms.seconds)
         self.terms.append({**(self.terms[-1] if self.terms else {}), **terms.values})

@@ -45,7 +45,7 @@ STEPS = 50
 
 
 @dataclass(frozen=True)
-class Standing:
+class _Standing:
     """What a short attack on the validation nodes says of a model; None where nothing can be said.
 
     Attributes:
@@ -82,7 +82,7 @@ class Standing:
         """Whether nothing is wrong."""
         return self.is_stable and self.is_close and self.is_alike
 
-    def beats(self, other: Standing) -> bool:
+    def beats(self, other: _Standing) -> bool:
         """Whether it is the better of two attempts.
 
         Predictions that are lost count before those that move, and, where both stay, explanations that are
@@ -135,7 +135,7 @@ def _standing_of(
     *,
     box: tuple[float, float] | None = None,
     explains: bool = True,
-) -> Standing:
+) -> _Standing:
     """Attack a model on the validation nodes, and compare it with what it was made from.
 
     Args:
@@ -149,12 +149,12 @@ def _standing_of(
     """
     rows = _rows(graph)
     if rows is None:
-        return Standing()
+        return _Standing()
     with torch.no_grad(), evaluating(model), evaluating(vanilla):
         one, two = (call_model(which, graph)[rows].argmax(1) for which in (model, vanilla))
     agreement = float((one == two).double().mean())
     kept = _explanation_overlap(model, vanilla, graph) if explains else None
-    return Standing(_prediction_shift(model, graph, seed, box), shift, agreement, kept)
+    return _Standing(_prediction_shift(model, graph, seed, box), shift, agreement, kept)
 
 
 def _explanation_overlap(model: nn.Module, vanilla: nn.Module, graph: Graph) -> float | None:
@@ -224,7 +224,7 @@ def _rows(graph: Graph) -> torch.Tensor | None:
     return task.rows(graph, "val")
 
 
-def check_attempts(most: int) -> int:
+def _check_attempts(most: int) -> int:
     """Return a number of attempts that can be made.
 
     Raises:
@@ -234,7 +234,7 @@ def check_attempts(most: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged(ABC, Generic[M, C]):
+class _Judged(ABC, Generic[M, C]):
     """What all attempts at a more stable version of one model share.
 
     A subclass trains one model, decides whether it is good enough, and chooses the next attempt's settings.
@@ -277,15 +277,15 @@ class Judged(ABC, Generic[M, C]):
         """Return the settings after a training that diverged: smaller steps."""
 
     @abstractmethod
-    def holds(self, standing: Standing) -> bool:
+    def holds(self, standing: _Standing) -> bool:
         """Whether an attempt is good enough."""
 
     @abstractmethod
-    def fallback(self, config: C, standing: Standing) -> C:
+    def fallback(self, config: C, standing: _Standing) -> C:
         """Return the settings of the next attempt: the same budget, and more weight on what failed."""
 
     @abstractmethod
-    def warn(self, config: C, standing: Standing) -> None:
+    def warn(self, config: C, standing: _Standing) -> None:
         """Say what is wrong with the best attempt, if something is."""
 
     def best(self, config: C) -> M:
@@ -337,5 +337,5 @@ class Judged(ABC, Generic[M, C]):
             saving = {**saving, "run": f"{self.name}-{count}"}
         return self.trained(config, self.seed + APART * (count - 1), folder, saving)
 
-    def _standing(self, made: M, shift: float | None, box: tuple[float, float] | None) -> Standing:
+    def _standing(self, made: M, shift: float | None, box: tuple[float, float] | None) -> _Standing:
         return _standing_of(made, self.model, self.graph, self.seed, shift, box=box, explains=self.explains)

@@ -43,7 +43,7 @@ class Tightness:
             raise InputError(f"`soften` must be at least 0 and below 1, got {self.soften}")
 
 
-def range_pass(
+def _range_pass(
     model: nn.Module, tightness: Tightness, *, sampled: bool = False
 ) -> AbstractContextManager[Any]:
     """A block in which limits take their ranges from the forward pass; of a model without any, nothing.
@@ -66,7 +66,7 @@ def set_ranges(model: nn.Module, graph: Graph, tightness: Tightness) -> None:
         graph: prepared for it.
         tightness: what is left out.
     """
-    with evaluating(model, freeze=True), range_pass(model, tightness):
+    with evaluating(model, freeze=True), _range_pass(model, tightness):
         call_model(model, graph)
 
 
@@ -274,7 +274,7 @@ def preset(method: str, model: str, dataset: str, task: str = "node") -> dict[st
     return found
 
 
-def preset_named(name: str | None, method: str, model: str, dataset: str, task: str) -> dict[str, Any]:
+def _preset_named(name: str | None, method: str, model: str, dataset: str, task: str) -> dict[str, Any]:
     """Return the settings that a `preset` argument stands for.
 
     Args:

@@ -1,4 +1,4 @@
-"""`BatchSource`: a graph that training reads in mini-batches; `fgai.large` implements it."""
+"""`_BatchSource`: a graph that training reads in mini-batches; `fgai.large` implements it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fgai.training.loop import Batched
 from fgai.training.settings import Tightness
 
 
-class BatchSource(Protocol):
+class _BatchSource(Protocol):
     """A graph in mini-batches, and the recipes that train on them."""
 
     nodes: Graph
@@ -45,7 +45,7 @@ class BatchSource(Protocol):
         """Set the ranges of a model's limits from all nodes."""
 
 
-def open_source(data: Any, seed: int) -> AbstractContextManager[BatchSource]:
+def _open_source(data: Any, seed: int) -> AbstractContextManager[_BatchSource]:
     """Open a graph for mini-batches.
 
     Args:
@@ -56,5 +56,7 @@ def open_source(data: Any, seed: int) -> AbstractContextManager[BatchSource]:
         InputError: links or small graphs, which mini-batches do not keep.
         DataError: the folder holds no stored graph, or a damaged one.
     """
-    opened: AbstractContextManager[BatchSource] = import_module("fgai.large.training").open_source(data, seed)
+    opened: AbstractContextManager[_BatchSource] = import_module("fgai.large.training").open_source(
+        data, seed
+    )
     return opened

@@ -44,8 +44,8 @@ class Weights:
         prediction_stability: its predictions stay under perturbation.
         explanation_stability: its attention stays under perturbation.
         margin: distance between the top-k of the explanation vector and the rest.
-        certified: the class provably stays ahead when every node gains new neighbours, see `shortfall`.
-        sharpness: the attention is no flatter than the vanilla one, see `flattening`.
+        certified: the class provably stays ahead when every node gains new neighbours, see `_shortfall`.
+        sharpness: the attention is no flatter than the vanilla one, see `_flattening`.
     """
 
     closeness: float = 1.0
@@ -95,7 +95,7 @@ def prediction_distance(
     return mean_shift(y, other, size, log=divergence == "log", share=share)
 
 
-def attention_distance(
+def _attention_distance(
     before: Sequence[Tensor],
     after: Sequence[Tensor],
     rowptrs: Sequence[Tensor],
@@ -125,10 +125,10 @@ def attention_distance(
         topk_l1(a, b, ptr, k, scope, form=form, known=top, factor=1 / size, grown=grown)
         for a, b, ptr, top, size in layers
     ]
-    return weighted_sum(terms, [1.0] * len(terms))
+    return _weighted_sum(terms, [1.0] * len(terms))
 
 
-def weighted_sum(terms: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+def _weighted_sum(terms: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """`Σ weight · term` of scalars, one GPU kernel a term: no vector of them is made first."""
     total = terms[0] if weights[0] == 1 else weights[0] * terms[0]
     for term, weight in zip(terms[1:], weights[1:], strict=True):
@@ -148,7 +148,7 @@ def contrast(w: Tensor, rowptr: Tensor) -> float:
     return max(float(apart / max(1, degree.numel())), 1e-7)
 
 
-def margin_loss(values: Sequence[Tensor], rowptrs: Sequence[Tensor], k: int, radius: float) -> Tensor:
+def _margin_loss(values: Sequence[Tensor], rowptrs: Sequence[Tensor], k: int, radius: float) -> Tensor:
     """How far the top-k is from being certified at `radius`, relative to it; 0 when every node is.
 
         mean over nodes with more than k neighbours and over m of  relu(R − c(m) / m) / R
@@ -164,7 +164,7 @@ def margin_loss(values: Sequence[Tensor], rowptrs: Sequence[Tensor], k: int, rad
         radius: R > 0.
     """
     terms = [swap_margin(w, ptr, k, radius) for w, ptr in zip(values, rowptrs, strict=True)]
-    return weighted_sum(terms, [1.0] * len(terms))
+    return _weighted_sum(terms, [1.0] * len(terms))
 
 
 def sharp(w: Tensor, rowptr: Tensor, destination: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ def sharp(w: Tensor, rowptr: Tensor, destination: Tensor) -> Tensor:
     return torch.where(many, each, 0.0).sum() / many.sum().clamp(min=1)
 
 
-def flattening(now: Sequence[Tensor], before: Sequence[float]) -> Tensor:
+def _flattening(now: Sequence[Tensor], before: Sequence[float]) -> Tensor:
     """Σ over layers of `relu(0.95 − sharpness / vanilla sharpness)`; 0 where no layer is flatter.
 
     Layers that are flat in the vanilla model (sharpness up to 1e-6) do not count: what they rank is rounding,
@@ -197,10 +197,10 @@ def flattening(now: Sequence[Tensor], before: Sequence[float]) -> Tensor:
         (KEPT - value / old).clamp(min=0) if old > NOTHING else value * 0
         for value, old in zip(now, before, strict=True)
     ]
-    return weighted_sum(terms, [1.0] * len(terms))
+    return _weighted_sum(terms, [1.0] * len(terms))
 
 
-def shortfall(leads: Tensor, scale: float) -> Tensor:
+def _shortfall(leads: Tensor, scale: float) -> Tensor:
     """How far classes are from a certificate: mean over nodes of `sigmoid((0.1 − least lead / scale) / 0.3)`.
 
     A smooth count of the nodes without one: those that no training can certify, and those that lead by far,

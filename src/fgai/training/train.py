@@ -23,8 +23,8 @@ from fgai.trackers import Tracker
 from fgai.training.loop import TRAIN_FIELDS, Batched, Recipe, TrainConfig, fit
 from fgai.training.recipes import Vanilla
 from fgai.training.resume import History, run_label
-from fgai.training.settings import ADVERSARY_FIELDS, LIMIT_FIELDS, FaithfulConfig, Tightness, preset_named
-from fgai.training.source import open_source
+from fgai.training.settings import ADVERSARY_FIELDS, LIMIT_FIELDS, FaithfulConfig, Tightness, _preset_named
+from fgai.training.source import _open_source
 from fgai.training.terms import TERMS
 from fgai.typed import typed
 
@@ -149,7 +149,7 @@ def train(
         "tracker": tracker,
     }
     if batch_size is None:
-        given = in_memory(data, fan_out)
+        given = _in_memory(data, fan_out)
         model, config = _built(model, given, recipe, preset, config, seed, settings)
         graph = prepared(model, task_of(given).view(given, "fit"))
         with evaluating(model), torch.no_grad():
@@ -159,7 +159,7 @@ def train(
         return _fitted(model, recipe, config, label, saving)
     if recipe is not None:
         raise InputError("`batch_size` trains by cross-entropy, a recipe of your own reads whole graphs")
-    with open_source(data, seed) as source:
+    with _open_source(data, seed) as source:
         model, config = _built(model, source.nodes, None, preset, config, seed, settings)
         source.batched_for(model, batch_size, fan_out)
         batches = source.vanilla()
@@ -167,7 +167,7 @@ def train(
         return _fitted(model, batches, config, source.label(model, batches.name, config, seed), saving)
 
 
-def in_memory(data: Any, fan_out: int | Sequence[int] | None, epoch_size: int | None = None) -> Graph:
+def _in_memory(data: Any, fan_out: int | Sequence[int] | None, epoch_size: int | None = None) -> Graph:
     """Return the graph that is trained on as a whole.
 
     Raises:
@@ -189,9 +189,9 @@ def _built(
     settings: dict[str, Any],
 ) -> tuple[nn.Module, TrainConfig]:
     """Return the model, made here if it was named, and how it is trained: preset, config and settings."""
-    name = model if isinstance(model, str) else preset_class(model)
+    name = model if isinstance(model, str) else _preset_class(model)
     method = "vanilla" if recipe is None else recipe.name
-    chosen = preset_named(preset, method, name, given.name, task_of(given).name)
+    chosen = _preset_named(preset, method, name, given.name, task_of(given).name)
     if isinstance(model, str):
         for setting in settings:
             one_of(setting, "settings", setting_names("vanilla", model))
@@ -212,7 +212,7 @@ def _fitted(
     return trained
 
 
-def preset_class(model: nn.Module) -> str:
+def _preset_class(model: nn.Module) -> str:
     """Return the class whose presets a model takes."""
     return type(unwrapped(model)).__name__
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fgai.reports import make_report, read_report, render, write_report
-from fgai.reports.page import trimmed
+from fgai.reports.page import _trimmed
 from support.report_cases import EVIL, GRAPH, comparison, whole_report
 
 pytestmark = pytest.mark.browser
@@ -203,7 +203,7 @@ def test_search_finds_the_node_asked_for_or_says_that_it_is_not_here(visit: Visi
     whole = whole_report()
     assert whole.explorer is not None
     nodes = whole.explorer["nodes"]
-    few = trimmed(whole.explorer, len(nodes["id"]) // 2)
+    few = _trimmed(whole.explorer, len(nodes["id"]) // 2)
     path = tmp_path / "few.html"
     path.write_text(render(dataclasses.replace(whole, explorer=few)), encoding="utf-8")
     carried = few["nodes"]["id"]

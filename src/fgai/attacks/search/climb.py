@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fgai.attacks.budget import LARGEST, Box
 from fgai.attacks.search.scores import Score
-from fgai.attacks.search.site import InjectionSite
+from fgai.attacks.search.site import _InjectionSite
 from fgai.checks import one_of, whole
 from fgai.ops.capture import Replay
 from fgai.progress import current
@@ -31,7 +31,7 @@ FIRST, SECOND, TINY = 0.9, 0.999, 1e-8
 
 
 @dataclass(frozen=True, eq=False)
-class Space:
+class _Space:
     """A parametrisation of the values that move.
 
     Attributes:
@@ -48,12 +48,12 @@ class Space:
 
 
 SPACES = {
-    "box": Space(
+    "box": _Space(
         start=lambda features, box: box.points(features).clamp(-1.0, 1.0),
         features=lambda point, box: box.features(point),
         project=lambda point, box: point.clamp_(-1.0, 1.0),
     ),
-    "tanh": Space(
+    "tanh": _Space(
         start=lambda features, box: torch.atanh(box.points(features).clamp(-NEARLY, NEARLY)),
         features=lambda point, box: box.features(torch.tanh(point)),
     ),
@@ -119,7 +119,7 @@ class SearchSpec:
     """How one point climbs.
 
     Attributes:
-        space: a name from `SPACES`, or a `Space`.
+        space: a name from `SPACES`, or a `_Space`.
         optimiser: a name from `OPTIMISERS`.
         rate: its step size or learning rate, in units of half the box.
         loss: a name from `ROW_LOSSES`, read where an attack on predictions is judged by its damage;
@@ -127,14 +127,14 @@ class SearchSpec:
         steps: gradient steps.
     """
 
-    space: str | Space = "tanh"
+    space: str | _Space = "tanh"
     optimiser: str = "adam"
     rate: float = 0.1
     loss: str = "margin"
     steps: int = 300
 
     def __post_init__(self) -> None:
-        if not isinstance(self.space, Space):
+        if not isinstance(self.space, _Space):
             one_of(self.space, "space", tuple(SPACES))
         one_of(self.optimiser, "optimiser", tuple(OPTIMISERS))
         whole(self.steps, "steps", 0, LARGEST)
@@ -164,7 +164,7 @@ class SearchResult:
 
 
 def climb(
-    site: InjectionSite, score: Score, start: Tensor, specs: Sequence[SearchSpec], box: Box
+    site: _InjectionSite, score: Score, start: Tensor, specs: Sequence[SearchSpec], box: Box
 ) -> list[SearchResult]:
     """Maximise a score at a site from several starts at once; of each the worst point seen counts.
 
@@ -185,13 +185,13 @@ class _Climb:
     """The state of a climb; see `climb`."""
 
     def __init__(
-        self, site: InjectionSite, score: Score, start: Tensor, specs: Sequence[SearchSpec], box: Box
+        self, site: _InjectionSite, score: Score, start: Tensor, specs: Sequence[SearchSpec], box: Box
     ) -> None:
         self.site, self.score, self.box = site, score, box
-        self.groups: list[tuple[slice, Space, _Sign]] = []
+        self.groups: list[tuple[slice, _Space, _Sign]] = []
         points, first, count = [], 0, start.shape[0]
         for (kind, optimiser), run in itertools.groupby(specs, key=lambda spec: (spec.space, spec.optimiser)):
-            space = kind if isinstance(kind, Space) else SPACES[kind]
+            space = kind if isinstance(kind, _Space) else SPACES[kind]
             rates = start.new_tensor([spec.rate * space.half for spec in run])
             rows = slice(first, first + len(rates))
             points.append(space.start(start[rows], box))

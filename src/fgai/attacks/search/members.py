@@ -37,7 +37,7 @@ SCORE_LIMITS = ("source", "destination", "query")
 """Limits that grow and shrink with them."""
 
 
-def saturated_layer(attention: AttentionMap) -> tuple[str, float] | None:
+def _saturated_layer(attention: AttentionMap) -> tuple[str, float] | None:
     """Return the first layer whose attention is all or nothing at most nodes, and at which share of them."""
     for layer in attention:
         several = layer.degree > 1
@@ -48,7 +48,7 @@ def saturated_layer(attention: AttentionMap) -> tuple[str, float] | None:
     return None
 
 
-def softened(model: nn.Module, graph: Graph) -> nn.Module | None:
+def _softened(model: nn.Module, graph: Graph) -> nn.Module | None:
     """Return a copy whose attention is not saturated: all its scores divided by one temperature.
 
     Softmax that gives one neighbour everything has no gradient; that of the same scores, ten or a thousand
@@ -66,7 +66,7 @@ def softened(model: nn.Module, graph: Graph) -> nn.Module | None:
         other = duplicate(model)
         for layer in find_layers(other).values():
             _cool(layer, 1 / temperature)
-        if saturated_layer(observe(other, graph, heads="mean", ranked=False).attention) is None:
+        if _saturated_layer(observe(other, graph, heads="mean", ranked=False).attention) is None:
             return other
         temperature *= 10
     return None
@@ -90,7 +90,7 @@ def _cool(layer: nn.Module, factor: float) -> None:
 GRADIENTS: dict[str, Callable[[nn.Module, AttentionMap], bool]] = {
     "true": lambda model, attention: True,
     "straight": lambda model, attention: bool(limits_of(model)),
-    "smooth": lambda model, attention: saturated_layer(attention) is not None,
+    "smooth": lambda model, attention: _saturated_layer(attention) is not None,
 }
 """Name → whether it is worth climbing: (model, its clean attention)."""
 
@@ -188,7 +188,7 @@ DONOR = Member(name="donor", start="small", rate=0.03)
 """How the vanilla model is attacked for the features it donates."""
 
 
-def batches(members: tuple[Member, ...]) -> list[list[Member]]:
+def _batches(members: tuple[Member, ...]) -> list[list[Member]]:
     """Members that can climb side by side, in the order of the first of each batch; those that polish last.
 
     Example:

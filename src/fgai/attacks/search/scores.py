@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from fgai.attacks.search.site import InjectionSite, View
+from fgai.attacks.search.site import _InjectionSite, _View
 from fgai.attention import AttentionMap, touched_rows
 from fgai.metrics import error_weights
 from fgai.objectives import Clean, Explanation, Objective
@@ -24,29 +24,29 @@ from fgai.recompute.patch import Ranks, incoming
 from fgai.tasks import task_of
 from fgai.topk import topk_mask
 
-Score = Callable[[View], tuple[Tensor, Tensor]]
+Score = Callable[[_View], tuple[Tensor, Tensor]]
 """View → the losses [B], with gradients, and the damages [B], without."""
 
 
-def value_at(site: InjectionSite, objective: Objective, guide: Objective | None = None) -> Score:
+def _value_at(site: _InjectionSite, objective: Objective, guide: Objective | None = None) -> Score:
     """Return the score of a search that is judged by the value of its objective.
 
     Args:
-        site: where; it may have a plan only if `sums_rows(objective)`.
+        site: where; it may have a plan only if `_sums_rows(objective)`.
         objective: judged, and climbed where there is no guide.
         guide: a smoother objective to climb; like the first, a mean over rows where the site has a plan.
     """
     judged = _values(site, objective)
     climbed = None if guide is None else _values(site, guide)
 
-    def score(view: View) -> tuple[Tensor, Tensor]:
+    def score(view: _View) -> tuple[Tensor, Tensor]:
         value = judged(view)
         return (value if climbed is None else climbed(view)), value.detach()
 
     return score
 
 
-def damage_at(site: InjectionSite, objective: Objective, losses: Sequence[str]) -> Score:
+def _damage_at(site: _InjectionSite, objective: Objective, losses: Sequence[str]) -> Score:
     """Return the score of a search that is judged by the damage of its objective.
 
     Args:
@@ -59,10 +59,10 @@ def damage_at(site: InjectionSite, objective: Objective, losses: Sequence[str]) 
         return _explanation_at(site, objective.explanation, len(losses))
     if objective.classes:
         name = task_of(site.graph).scores[clean.score]
-        kind = LinkScore if name == "link_auc" else ClassScore
+        kind = _LinkScore if name == "link_auc" else _ClassScore
         return kind(site, losses, error_weights(name, clean.labels[clean.nodes]))
 
-    def score(view: View) -> tuple[Tensor, Tensor]:
+    def score(view: _View) -> tuple[Tensor, Tensor]:
         assert view.outputs is not None
         damage = [objective.judged(logits, attention, clean) for logits, attention in view.outputs]
         return _values(site, objective)(view), torch.stack(damage)
@@ -70,12 +70,12 @@ def damage_at(site: InjectionSite, objective: Objective, losses: Sequence[str]) 
     return score
 
 
-def sums_rows(objective: Objective) -> bool:
+def _sums_rows(objective: Objective) -> bool:
     """Whether the objective's value can be computed from the rows in reach."""
     return objective.node_mean or objective.explanation is not None
 
 
-def _values(site: InjectionSite, objective: Objective) -> Callable[[View], Tensor]:
+def _values(site: _InjectionSite, objective: Objective) -> Callable[[_View], Tensor]:
     """The objective of each set of values, [B]."""
     if site.plan is None:
         return lambda view: torch.stack([objective(*output, site.clean) for output in view.outputs or ()])
@@ -85,7 +85,7 @@ def _values(site: InjectionSite, objective: Objective) -> Callable[[View], Tenso
     return _mean_at(site, objective)
 
 
-def _mean_at(site: InjectionSite, objective: Objective) -> Callable[[View], Tensor]:
+def _mean_at(site: _InjectionSite, objective: Objective) -> Callable[[_View], Tensor]:
     """A mean over the attacked rows; those out of reach keep their value."""
     clean = site.clean
 
@@ -100,14 +100,14 @@ def _mean_at(site: InjectionSite, objective: Objective) -> Callable[[View], Tens
     return lambda view: torch.stack([(constant + moving(one)) / clean.nodes.numel() for one in view.logits])
 
 
-def _out_of_reach(site: InjectionSite) -> Tensor:
+def _out_of_reach(site: _InjectionSite) -> Tensor:
     """The attacked rows that cannot change."""
     reached = torch.zeros(site.clean.logits.shape[0], dtype=torch.bool, device=site.rows.device)
     reached[site.rows] = True
     return site.clean.nodes[~reached[site.clean.nodes]]
 
 
-class Rows(NamedTuple):
+class _Rows(NamedTuple):
     """The input of row losses, for several sets of values.
 
     Attributes:
@@ -123,13 +123,13 @@ class Rows(NamedTuple):
     scale: Tensor
 
     @classmethod
-    def of(cls, logits: Tensor, mine: Tensor, scale: Tensor) -> Rows:
+    def of(cls, logits: Tensor, mine: Tensor, scale: Tensor) -> _Rows:
         """Read logits whose classes to leave are marked in `mine`, bool [R, C]."""
         own = logits.masked_fill(~mine, 0.0).sum(-1)
         return cls(logits, own, logits.masked_fill(mine, float("-inf")).amax(-1) - own, scale)
 
 
-ROW_LOSSES: dict[str, Callable[[Rows], Tensor]] = {
+ROW_LOSSES: dict[str, Callable[[_Rows], Tensor]] = {
     "entropy": lambda rows: rows.logits.logsumexp(-1) - rows.own,
     "margin": lambda rows: (rows.gap / rows.scale).clamp(max=0.2),
     "reach": lambda rows: torch.sigmoid(4 * rows.gap / rows.scale),
@@ -139,7 +139,7 @@ that are very wrong. The margin is the gap in units of the clean margins, cut of
 wrong. Reach is about the number of wrong rows: those out of reach cost no effort either."""
 
 
-class ClassScore:
+class _ClassScore:
     """Wrong predictions: the damage is the share of wrong rows, or the sum of their weights.
 
     Args:
@@ -148,7 +148,7 @@ class ClassScore:
         weights: [T] of the attacked rows, see `fgai.metrics.error_weights`; None for 1/T each.
     """
 
-    def __init__(self, site: InjectionSite, losses: Sequence[str], weights: Tensor | None = None) -> None:
+    def __init__(self, site: _InjectionSite, losses: Sequence[str], weights: Tensor | None = None) -> None:
         clean, labels = site.clean, site.clean.labels
         best = clean.logits[clean.nodes].topk(2, dim=1).values
         self.scale = (best[:, 0] - best[:, 1]).median().clamp(min=1e-6)  # of the clean margins
@@ -165,10 +165,10 @@ class ClassScore:
             spread = clean.logits.new_zeros(clean.logits.shape[0]).index_put((clean.nodes,), weights)
             self.fixed, self.weights = spread[rest][wrong].sum(), spread[site.rows]
 
-    def __call__(self, view: View) -> tuple[Tensor, Tensor]:
+    def __call__(self, view: _View) -> tuple[Tensor, Tensor]:
         """See `Score`."""
         loss = view.logits.new_zeros(view.logits.shape[0])
-        rows = Rows.of(view.logits, self.mine, self.scale)
+        rows = _Rows.of(view.logits, self.mine, self.scale)
         for function, chosen in self.losses:
             loss = torch.where(chosen, self._total(function(rows)), loss)
         return loss, self.damage(view.logits.detach())
@@ -184,7 +184,7 @@ class ClassScore:
         return (values * self.weights).sum(1) + more
 
 
-class LinkScore(ClassScore):
+class _LinkScore(_ClassScore):
     """Links ranked below other pairs: the damage is one minus the ROC-AUC, ties broken by their order.
 
     There is a row for every attacked pair: links are never computed in part.
@@ -199,22 +199,22 @@ class LinkScore(ClassScore):
         return torch.where(positives * negatives > 0, 1 - below / (positives * negatives).clamp(min=1), 0.0)
 
 
-def _explanation_at(site: InjectionSite, explanation: Explanation, count: int) -> Score:
+def _explanation_at(site: _InjectionSite, explanation: Explanation, count: int) -> Score:
     """Another top-k; the site reads attention. `count` sets of values at once."""
     if site.plan is not None:
         assert site.recompute is not None
         with torch.no_grad():
-            part = PartialExplanation(explanation, site.recompute, site.clean, site.plan)
+            part = _PartialExplanation(explanation, site.recompute, site.clean, site.plan)
             part = part if count == 1 else part.repeated(site.copies(count))
 
-        def partial(view: View) -> tuple[Tensor, Tensor]:
+        def partial(view: _View) -> tuple[Tensor, Tensor]:
             assert view.touched is not None
             return part.shares(view.touched)
 
         return partial
     near: list[Tensor] = []
 
-    def whole(view: View) -> tuple[Tensor, Tensor]:
+    def whole(view: _View) -> tuple[Tensor, Tensor]:
         maps = [attention for _, attention in view.outputs or ()]
         if not near:
             near.extend(touched_rows(site.clean.attention, maps[0]))
@@ -277,7 +277,7 @@ def _contenders(ranks: Ranks, spot: Tensor, there: Tensor, members: Tensor, rowp
     return members | (there & moved[spot]) | (waiting & best)
 
 
-class PartialExplanation:
+class _PartialExplanation:
     """The explanation objective from the rows in reach; the others keep their attention.
 
     Args:
@@ -335,7 +335,7 @@ class PartialExplanation:
         measured = sum(len(layer.rows) > 0 for layer in self._layers)
         return total / max(1, len(self._layers)), gone / max(1, measured)
 
-    def repeated(self, repeated: Repeated) -> PartialExplanation:
+    def repeated(self, repeated: Repeated) -> _PartialExplanation:
         """Return the same for several copies of the plan side by side."""
         other = copy(self)
         other._copies = repeated.times

@@ -1,4 +1,4 @@
-"""`InjectionSite`: the attacked model as a function of the values an attack moves, its edges being fixed."""
+"""`_InjectionSite`: the attacked model as a function of the values an attack moves, its edges being fixed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fgai.objectives import Clean
 from fgai.recompute import Edit, Plan, Recompute, Repeated, Touched, repeat_plan
 
 
-class View(NamedTuple):
+class _View(NamedTuple):
     """The model's output for several sets of values.
 
     Attributes:
-        logits: [B, R, C] of the attacked rows that can have changed (`InjectionSite.rows`); [B, 0, C] where
+        logits: [B, R, C] of the attacked rows that can have changed (`_InjectionSite.rows`); [B, 0, C] where
             attention is read and only the rows in reach were computed.
         outputs: for each set the logits and the attention of the whole graph, the latter empty where it is
             not read; None where only the rows in reach were computed.
@@ -31,7 +31,7 @@ class View(NamedTuple):
     touched: Touched | None
 
 
-class InjectionSite:
+class _InjectionSite:
     """A change with fixed edges; only the features of new nodes, their values or changed rows move.
 
     Everything that depends on the edges alone is done once. Where few rows are in reach only those are
@@ -94,13 +94,13 @@ class InjectionSite:
             self._copies[count] = repeat_plan(self.plan, count)
         return self._copies[count]
 
-    def view(self, values: Tensor) -> View:
+    def view(self, values: Tensor) -> _View:
         """Run the model with each of these sets of values [B, M, ...]; gradients reach them."""
         if self.plan is not None:
             return self._partial(self._changed(values.flatten(0, 1), len(values)), len(values))
         return self._whole([self._changed(one, 1) for one in values])
 
-    def at(self, change: GraphChange) -> View:
+    def at(self, change: GraphChange) -> _View:
         """Run the model after one change with the edges and rows of this site."""
         return self._whole([change]) if self.plan is None else self._partial(change, 1)
 
@@ -111,7 +111,7 @@ class InjectionSite:
             change = replace(change, features=change.features.repeat(count, 1))
         return change
 
-    def _partial(self, change: GraphChange, count: int) -> View:
+    def _partial(self, change: GraphChange, count: int) -> _View:
         """Compute the rows in reach for all sets of values in one pass."""
         self.passes += count
         assert self.recompute is not None and self.plan is not None
@@ -129,23 +129,23 @@ class InjectionSite:
         with fixed:
             touched = self.recompute.forward(plan, features, encodings, logits=read)
         if not read:
-            return View(touched.logits.expand(count, 0, -1), None, touched)
-        return View(touched.logits.view(count, -1, touched.logits.shape[1]), None, touched)
+            return _View(touched.logits.expand(count, 0, -1), None, touched)
+        return _View(touched.logits.view(count, -1, touched.logits.shape[1]), None, touched)
 
-    def _whole(self, changes: list[GraphChange]) -> View:
+    def _whole(self, changes: list[GraphChange]) -> _View:
         self.passes += len(changes)
         outputs = [
-            read_model(
+            _read_model(
                 self.model,
                 self._template.replace(features=one.features_on(self.graph), entry_values=one.entry_values),
                 self.reads,
             )
             for one in changes
         ]
-        return View(torch.stack([logits[self.rows] for logits, _ in outputs]), outputs, None)
+        return _View(torch.stack([logits[self.rows] for logits, _ in outputs]), outputs, None)
 
 
-def read_model(model: nn.Module, graph: Graph, reads: str) -> tuple[Tensor, AttentionMap]:
+def _read_model(model: nn.Module, graph: Graph, reads: str) -> tuple[Tensor, AttentionMap]:
     """Return the logits and as much of the attention as an objective reads, with gradients."""
     if reads == "logits":
         return call_model(model, graph), AttentionMap(())

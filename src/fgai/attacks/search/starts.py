@@ -13,7 +13,7 @@ from fgai.graph import Graph
 
 
 @dataclass(frozen=True, eq=False)
-class StartContext:
+class _StartContext:
     """The input of a start.
 
     Attributes:
@@ -43,7 +43,7 @@ class StartContext:
         return self.box.features(torch.tanh(scale * noise))
 
 
-Start = Callable[[StartContext, torch.Generator], Tensor]
+Start = Callable[[_StartContext, torch.Generator], Tensor]
 
 
 def _scaled(scale: float) -> Start:
@@ -51,14 +51,14 @@ def _scaled(scale: float) -> Start:
     return lambda context, generator: context.drawn(scale, generator)
 
 
-def _corner(context: StartContext, generator: torch.Generator) -> Tensor:
+def _corner(context: _StartContext, generator: torch.Generator) -> Tensor:
     """A random corner of the box for every new node."""
     low, high = context.box
     coins = torch.rand(context.middle.shape, generator=generator, dtype=torch.float32).to(low)
     return torch.where(coins < 0.5, low, high)
 
 
-def _others(context: StartContext, generator: torch.Generator) -> Tensor:
+def _others(context: _StartContext, generator: torch.Generator) -> Tensor:
     """Features of real nodes whose class is not the one most of the endpoints have."""
     graph, count = context.graph, context.endpoints.shape[0]
     assert graph.features is not None
@@ -71,7 +71,7 @@ def _others(context: StartContext, generator: torch.Generator) -> Tensor:
     return graph.features.select(pick).clamp(*context.box)
 
 
-def strangers(context: StartContext, count: int, generator: torch.Generator) -> Tensor:
+def _strangers(context: _StartContext, count: int, generator: torch.Generator) -> Tensor:
     """Real nodes [M, count] for every new one, of classes other than most of its endpoints have, if any."""
     graph = context.graph
     shape = (context.endpoints.shape[0], 8 * count)
@@ -83,12 +83,12 @@ def strangers(context: StartContext, count: int, generator: torch.Generator) -> 
     return drawn.gather(1, alike.long().argsort(dim=1, stable=True)[:, :count])
 
 
-def _donated(context: StartContext, generator: torch.Generator) -> Tensor:
+def _donated(context: _StartContext, generator: torch.Generator) -> Tensor:
     """The worst features found for the vanilla model; noise where there is none."""
     return context.drawn(1.0, generator) if context.donated is None else context.donated.clamp(*context.box)
 
 
-def _incumbent(context: StartContext, generator: torch.Generator) -> Tensor:
+def _incumbent(context: _StartContext, generator: torch.Generator) -> Tensor:
     """The worst features found so far; noise where there are none."""
     return (
         context.drawn(0.3, generator) if context.incumbent is None else context.incumbent.clamp(*context.box)

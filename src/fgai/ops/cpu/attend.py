@@ -30,38 +30,48 @@ from torch.autograd.function import once_differentiable
 from fgai.ops.cpu.lanes import (
     LANES,
     TILE,
-    hash_factors,
-    load,
-    load_tile,
-    prefetch,
-    splat,
-    splat_tile,
+    _hash_factors,
+    _load,
+    _load_tile,
+    _prefetch,
+    _splat,
+    _splat_tile,
+    _store,
+    _total,
+    _totals,
+    _where_positive,
     spread,
-    store,
-    total,
-    totals,
-    where_positive,
 )
-from fgai.ops.cpu.parallel import SUMS, array, flat, incoming, outgoing, over, run_blocks, tensors, workspace
+from fgai.ops.cpu.parallel import (
+    SUMS,
+    _array,
+    _flat,
+    _incoming,
+    _outgoing,
+    _over,
+    _run_blocks,
+    _tensors,
+    workspace,
+)
 from fgai.ops.cpu.rows import (
     AHEAD,
-    add_scaled,
-    average,
-    axpy,
-    clear_sums,
-    copy_sums,
-    dot,
-    dot_axpy,
-    factor,
-    fetch,
-    kernel,
-    normalise,
-    padded,
+    _add_scaled,
+    _average,
+    _axpy,
+    _clear_sums,
+    _copy_sums,
+    _dot,
+    _dot_axpy,
+    _factor,
+    _fetch,
+    _kernel,
+    _normalise,
+    _padded,
+    _weighted_sum,
     piece,
-    weighted_sum,
 )
-from fgai.ops.cpu.scores import near_gradients, pass_to_far, row_width, score_arguments, score_row
-from fgai.ops.reference import ADDITIVE, odds
+from fgai.ops.cpu.scores import _near_gradients, _pass_to_far, _row_width, _score_arguments, _score_row
+from fgai.ops.reference import ADDITIVE, _odds
 from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -75,17 +85,17 @@ TILES = True
 def _aggregate_tile(low, high, i, source, values, attention, drop, out):
     """out[i] = Σ_e keep_e · attention_e · values_j over the edges low..high-1 of node i."""
     seed, limit, scale = drop
-    sums = splat_tile(values.dtype.type(0))
+    sums = _splat_tile(values.dtype.type(0))
     for e in range(low, high):
         at = np.int64(e) * LANES
-        used = load(attention, at)
+        used = _load(attention, at)
         if limit > 0:
-            used = used * hash_factors(at, seed, limit, scale)
-        sums = sums + spread(used) * load_tile(values, np.int64(source[e]) * TILE)
-    store(out, np.int64(i) * TILE, sums)
+            used = used * _hash_factors(at, seed, limit, scale)
+        sums = sums + spread(used) * _load_tile(values, np.int64(source[e]) * TILE)
+    _store(out, np.int64(i) * TILE, sums)
 
 
-@kernel
+@_kernel
 def _forward_block(
     b, blocks, rowptr, source, heads, channels, near, far, weight, slope, rate, values, drop, tiles,
     attention, out, mean, room,
@@ -95,33 +105,33 @@ def _forward_block(
     width, sums = heads * channels, SUMS + 3 * heads
     for i in range(blocks[b], blocks[b + 1]):
         low, high = rowptr[i], rowptr[i + 1]
-        score_row(low, high, i, source, heads, channels, near, far, weight, slope, rate, attention)
+        _score_row(low, high, i, source, heads, channels, near, far, weight, slope, rate, attention)
         for e in range(low, high):
-            fetch(values, np.int64(source[e]) * width, width)
+            _fetch(values, np.int64(source[e]) * width, width)
         if low < high:
-            normalise(attention, np.int64(low) * heads, np.int64(high) * heads, heads, scratch)
+            _normalise(attention, np.int64(low) * heads, np.int64(high) * heads, heads, scratch)
             if len(mean) > 0:
-                average(low, high, heads, attention, mean)
+                _average(low, high, heads, attention, mean)
         if tiles and heads == LANES and channels == LANES:
             _aggregate_tile(low, high, i, source, values, attention, drop, out)
             continue
-        clear_sums(heads, channels, scratch, sums)
+        _clear_sums(heads, channels, scratch, sums)
         for e in range(low, high):
             there, at = np.int64(source[e]) * width, np.int64(e) * heads
             for h in range(heads):
                 a = attention[at + h]
                 if limit > 0:
-                    a *= factor(at + h, seed, limit, scale)
-                add_scaled(channels, a, values, there + h * channels, scratch, sums + h * padded(channels))
-        copy_sums(heads, channels, scratch, sums, out, np.int64(i) * width)
+                    a *= _factor(at + h, seed, limit, scale)
+                _add_scaled(channels, a, values, there + h * channels, scratch, sums + h * _padded(channels))
+        _copy_sums(heads, channels, scratch, sums, out, np.int64(i) * width)
 
 
-@kernel
+@_kernel
 def _forward(threads, count, *arguments):
-    run_blocks(_forward_block, threads, count, arguments)
+    _run_blocks(_forward_block, threads, count, arguments)
 
 
-@kernel
+@_kernel
 def _means_block(
     b, blocks, rowptr, source, heads, channels, out, d_out, attention, d_attention, each, means, room
 ):
@@ -133,35 +143,35 @@ def _means_block(
         mine[:] = 0
         if len(d_attention) > 0 and each == heads:
             first, last = np.int64(rowptr[i]) * heads, np.int64(rowptr[i + 1]) * heads
-            weighted_sum(attention, d_attention, first, last, heads, mine, scratch)
+            _weighted_sum(attention, d_attention, first, last, heads, mine, scratch)
         elif len(d_attention) > 0 and heads == LANES:
-            sums = splat(out.dtype.type(0))
+            sums = _splat(out.dtype.type(0))
             for e in range(rowptr[i], rowptr[i + 1]):
-                sums = sums + splat(d_attention[e]) * load(attention, np.int64(e) * LANES)
-            store(mine, 0, sums)
+                sums = sums + _splat(d_attention[e]) * _load(attention, np.int64(e) * LANES)
+            _store(mine, 0, sums)
         elif len(d_attention) > 0:
             for e in range(rowptr[i], rowptr[i + 1]):
-                axpy(heads, d_attention[e], attention, np.int64(e) * heads, mine, 0)
+                _axpy(heads, d_attention[e], attention, np.int64(e) * heads, mine, 0)
         for h in range(heads):
             c = np.int64(i) * width + h * channels
-            mine[h] += dot(channels, out, c, d_out, c)
+            mine[h] += _dot(channels, out, c, d_out, c)
 
 
-@kernel
+@_kernel
 def _means(threads, count, *arguments):
-    run_blocks(_means_block, threads, count, arguments)
+    _run_blocks(_means_block, threads, count, arguments)
 
 
 @piece
 def _ahead(later, edge, target, heads, width, attention, d_out, means, d_attention, each, d_scores):
     """Ask for what the edge `later` will need."""
     at, there = np.int64(edge[later]) * heads, np.int64(target[later])
-    fetch(d_out, there * width, width)
-    prefetch(attention, at)
-    prefetch(d_scores, at)
-    prefetch(means, there * heads)
+    _fetch(d_out, there * width, width)
+    _prefetch(attention, at)
+    _prefetch(d_scores, at)
+    _prefetch(means, there * heads)
     if len(d_attention) > 0:
-        prefetch(d_attention, np.int64(edge[later]) * each)
+        _prefetch(d_attention, np.int64(edge[later]) * each)
 
 
 @piece
@@ -170,9 +180,9 @@ def _head(h, at, i, j, heads, channels, values, attention, drop, d_out, means, d
     seed, limit, scale = drop
     here, there = (np.int64(i) * heads + h) * channels, (np.int64(j) * heads + h) * channels
     a = attention[at + h]
-    kept = factor(at + h, seed, limit, scale) if limit > 0 else attention.dtype.type(1)
-    sums = SUMS + 3 * heads + h * padded(channels)
-    g = kept * total(dot_axpy(channels, d_out, here, values, there, a * kept, scratch, sums))
+    kept = _factor(at + h, seed, limit, scale) if limit > 0 else attention.dtype.type(1)
+    sums = SUMS + 3 * heads + h * _padded(channels)
+    g = kept * _total(_dot_axpy(channels, d_out, here, values, there, a * kept, scratch, sums))
     if len(d_attention) > 0:
         g += d_attention[at + h] if each == heads else d_attention[at // heads]
     return a * (g - means[np.int64(i) * heads + h])
@@ -186,30 +196,30 @@ def _sources_tile(
     """∂values, ∂far and ∂(far + near) of the outgoing edges low..high-1 of node j, additive score."""
     seed, limit, scale = drop
     zero, last = values.dtype.type(0), len(edge) - 1
-    sums, passed = splat_tile(zero), splat(zero)
-    mine, slopes, v = load(far, np.int64(j) * LANES), splat(slope), np.int64(j) * TILE
+    sums, passed = _splat_tile(zero), _splat(zero)
+    mine, slopes, v = _load(far, np.int64(j) * LANES), _splat(slope), np.int64(j) * TILE
     for p in range(low, high):
         at, i, later = np.int64(edge[p]) * LANES, np.int64(target[p]), min(p + 2 * AHEAD, last)
         _ahead(later, edge, target, LANES, TILE, attention, d_out, means, d_attention, each, d_scores)
-        prefetch(near, np.int64(target[later]) * LANES)
-        d = load_tile(d_out, i * TILE)
-        g, a = totals(d * load_tile(values, v)), load(attention, at)
+        _prefetch(near, np.int64(target[later]) * LANES)
+        d = _load_tile(d_out, i * TILE)
+        g, a = _totals(d * _load_tile(values, v)), _load(attention, at)
         used = a
         if limit > 0:
-            kept = hash_factors(at, seed, limit, scale)
+            kept = _hash_factors(at, seed, limit, scale)
             g, used = g * kept, a * kept
         if len(d_attention) > 0:
-            g = g + (load(d_attention, at) if each == LANES else splat(d_attention[edge[p]]))
+            g = g + (_load(d_attention, at) if each == LANES else _splat(d_attention[edge[p]]))
         sums = sums + spread(used) * d
-        ds = a * (g - load(means, i * LANES))
-        ds = where_positive(mine + load(near, i * LANES), ds, slopes * ds)
-        store(d_scores, at, ds)
+        ds = a * (g - _load(means, i * LANES))
+        ds = _where_positive(mine + _load(near, i * LANES), ds, slopes * ds)
+        _store(d_scores, at, ds)
         passed = passed + ds
-    store(d_values, v, sums)
-    store(d_far, np.int64(j) * LANES, passed)
+    _store(d_values, v, sums)
+    _store(d_far, np.int64(j) * LANES, passed)
 
 
-@kernel
+@_kernel
 def _sources_block(
     b, blocks, colptr, edge, target, heads, channels, near, far, weight, slope, rate, values, drop, tiles,
     attention, d_out, means, d_attention, each, d_values, d_scores, d_far, room,
@@ -218,7 +228,7 @@ def _sources_block(
 
     `tiles` is None unless the score is additive.
     """
-    scratch, span = room[b], row_width(heads, channels, weight, rate)
+    scratch, span = room[b], _row_width(heads, channels, weight, rate)
     width, sums = heads * channels, SUMS + 3 * heads
     for j in range(blocks[b], blocks[b + 1]):
         if tiles is not None and tiles and heads == LANES and channels == LANES:
@@ -228,40 +238,40 @@ def _sources_block(
             )  # fmt: skip
             continue
         there = np.int64(j) * span
-        clear_sums(heads, channels, scratch, sums)
+        _clear_sums(heads, channels, scratch, sums)
         d_far[there : there + span] = 0
         for p in range(colptr[j], colptr[j + 1]):
             at, i, later = np.int64(edge[p]) * heads, target[p], min(p + AHEAD, len(edge) - 1)
             here = np.int64(i) * span
             _ahead(later, edge, target, heads, width, attention, d_out, means, d_attention, each, d_scores)
-            fetch(near, np.int64(target[later]) * span, span)
+            _fetch(near, np.int64(target[later]) * span, span)
             for h in range(heads):
                 g = _head(
                     h, at, i, j, heads, channels, values, attention, drop, d_out, means, d_attention, each,
                     scratch,
                 )  # fmt: skip
-                d_scores[at + h] = pass_to_far(
+                d_scores[at + h] = _pass_to_far(
                     h, there, here, channels, near, far, weight, slope, rate, g, d_far
                 )
-        copy_sums(heads, channels, scratch, sums, d_values, np.int64(j) * width)
+        _copy_sums(heads, channels, scratch, sums, d_values, np.int64(j) * width)
 
 
-@kernel
+@_kernel
 def _sources(threads, count, *arguments):
-    run_blocks(_sources_block, threads, count, arguments)
+    _run_blocks(_sources_block, threads, count, arguments)
 
 
-@kernel
+@_kernel
 def _sum_rows_block(b, blocks, rowptr, source, heads, given, out, room):
     """out[i] = Σ of given [E, H] over the incoming edges of i."""
     for i in range(blocks[b], blocks[b + 1]):
         first, last = np.int64(rowptr[i]) * heads, np.int64(rowptr[i + 1]) * heads
-        weighted_sum(None, given, first, last, heads, out[np.int64(i) * heads :], room[b])
+        _weighted_sum(None, given, first, last, heads, out[np.int64(i) * heads :], room[b])
 
 
-@kernel
+@_kernel
 def _sum_rows(threads, count, *arguments):
-    run_blocks(_sum_rows_block, threads, count, arguments)
+    _run_blocks(_sum_rows_block, threads, count, arguments)
 
 
 class _Attend(Function):
@@ -280,16 +290,16 @@ class _Attend(Function):
         averaged: bool,
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        index, given, (limit, scale) = incoming(adjacency), array(values), odds(p)
+        index, given, (limit, scale) = _incoming(adjacency), _array(values), _odds(p)
         (heads, channels), dtype, edges = given.shape[1:], given.dtype, adjacency.num_edges
         ctx.adjacency, ctx.kind, ctx.slope = adjacency, kind, slope
         ctx.drop, ctx.averaged = (seed, np.uint32(limit), dtype.type(scale)), averaged and heads > 1
         attention, mean = np.empty((edges, heads), dtype), np.empty((edges * ctx.averaged, 1), dtype)
         out = np.empty((adjacency.num_nodes, heads, channels), dtype)
-        scores = score_arguments(kind, near, far, weight, slope)
+        scores = _score_arguments(kind, near, far, weight, slope)
         room = workspace(index.blocks, attention, channels)
-        arrays = flat(attention), flat(out), flat(mean), room
-        over(_forward, index, heads, channels, *scores, flat(given), ctx.drop, TILES, *arrays)
+        arrays = _flat(attention), _flat(out), _flat(mean), room
+        _over(_forward, index, heads, channels, *scores, _flat(given), ctx.drop, TILES, *arrays)
         result, weights = torch.from_numpy(out), torch.from_numpy(attention)
         ctx.save_for_backward(near, far, weight, values, weights, result)
         return result, torch.from_numpy(mean) if ctx.averaged else weights
@@ -299,32 +309,32 @@ class _Attend(Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         near, far, weight, values, attention, out = ctx.saved_tensors
         heads, channels = out.shape[1:]
-        d_out = flat(torch.zeros_like(out) if gradients[0] is None else gradients[0])
+        d_out = _flat(torch.zeros_like(out) if gradients[0] is None else gradients[0])
         # The mean passes the same share of its gradient to every head.
         each, share = (1, 1.0 / heads) if ctx.averaged else (heads, 1.0)
         d_attention = np.empty(0, d_out.dtype)
         if gradients[1] is not None:
-            d_attention = flat(gradients[1] * share if ctx.averaged else gradients[1])
-        rows, columns, weights = incoming(ctx.adjacency), outgoing(ctx.adjacency), array(attention)
+            d_attention = _flat(gradients[1] * share if ctx.averaged else gradients[1])
+        rows, columns, weights = _incoming(ctx.adjacency), _outgoing(ctx.adjacency), _array(attention)
         means = np.empty(len(out) * heads, d_out.dtype)
-        given = flat(out), d_out, flat(weights), d_attention, each, means, workspace(rows.blocks, weights)
-        over(_means, rows, heads, channels, *given)
-        d_values, d_scores, d_far = (np.empty_like(array(t)) for t in (values, attention, far))
-        scores = score_arguments(ctx.kind, near, far, weight, ctx.slope)
+        given = _flat(out), d_out, _flat(weights), d_attention, each, means, workspace(rows.blocks, weights)
+        _over(_means, rows, heads, channels, *given)
+        d_values, d_scores, d_far = (np.empty_like(_array(t)) for t in (values, attention, far))
+        scores = _score_arguments(ctx.kind, near, far, weight, ctx.slope)
         tiles = TILES if ctx.kind == ADDITIVE else None
-        over(
-            _sources, columns, heads, channels, *scores, flat(values), ctx.drop, tiles, flat(weights), d_out,
-            means, d_attention, each, flat(d_values), flat(d_scores), flat(d_far),
+        _over(
+            _sources, columns, heads, channels, *scores, _flat(values), ctx.drop, tiles, _flat(weights),
+            d_out, means, d_attention, each, _flat(d_values), _flat(d_scores), _flat(d_far),
             workspace(columns.blocks, d_scores, channels),
         )  # fmt: skip
         if ctx.kind == ADDITIVE:
-            d_near, d_weight = np.empty_like(array(near)), None
-            over(_sum_rows, rows, heads, flat(d_scores), flat(d_near), workspace(rows.blocks, d_scores))
+            d_near, d_weight = np.empty_like(_array(near)), None
+            _over(_sum_rows, rows, heads, _flat(d_scores), _flat(d_near), workspace(rows.blocks, d_scores))
         else:
             sizes = heads, channels
-            d_near, d_weight = near_gradients(ctx.adjacency, sizes, scores, flat(d_scores), array(near))
+            d_near, d_weight = _near_gradients(ctx.adjacency, sizes, scores, _flat(d_scores), _array(near))
         made = zip((d_near, d_far, d_weight, d_values), ctx.needs_input_grad, strict=False)
-        return (*tensors(*(a if needed else None for a, needed in made)), *(None for _ in range(6)))
+        return (*_tensors(*(a if needed else None for a, needed in made)), *(None for _ in range(6)))
 
 
 def attend(

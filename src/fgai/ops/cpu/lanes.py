@@ -110,19 +110,19 @@ def _loaded(array: Any, count: int) -> Any:
 
 
 @intrinsic
-def load(typingctx: Any, array: Any, offset: Any) -> Any:
+def _load(typingctx: Any, array: Any, offset: Any) -> Any:
     """array[offset : offset + 8] as lanes; not checked."""
     return _loaded(array, LANES)
 
 
 @intrinsic
-def load_tile(typingctx: Any, array: Any, offset: Any) -> Any:
+def _load_tile(typingctx: Any, array: Any, offset: Any) -> Any:
     """array[offset : offset + 64] as a tile; not checked."""
     return _loaded(array, TILE)
 
 
 @intrinsic
-def store(typingctx: Any, array: Any, offset: Any, lanes: Any) -> Any:
+def _store(typingctx: Any, array: Any, offset: Any, lanes: Any) -> Any:
     """array[offset : offset + 8] = lanes, or 64 numbers for a tile; not checked."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -140,7 +140,7 @@ def _mask(builder: Any, count: Any) -> Any:
 
 
 @intrinsic
-def load_some(typingctx: Any, array: Any, offset: Any, count: Any) -> Any:
+def _load_some(typingctx: Any, array: Any, offset: Any, count: Any) -> Any:
     """array[offset : offset + count] as lanes, the rest zero; nothing beyond is touched."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -154,7 +154,7 @@ def load_some(typingctx: Any, array: Any, offset: Any, count: Any) -> Any:
 
 
 @intrinsic
-def store_some(typingctx: Any, array: Any, offset: Any, count: Any, lanes: Any) -> Any:
+def _store_some(typingctx: Any, array: Any, offset: Any, count: Any, lanes: Any) -> Any:
     """array[offset : offset + count] = the first lanes; nothing beyond is touched."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -168,7 +168,7 @@ def store_some(typingctx: Any, array: Any, offset: Any, count: Any, lanes: Any) 
 
 
 @intrinsic
-def prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
+def _prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
     """Ask for the cache line of array[offset] ahead of its use."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -191,13 +191,13 @@ def _splatted(value: Any, count: int) -> Any:
 
 
 @intrinsic
-def splat(typingctx: Any, value: Any) -> Any:
+def _splat(typingctx: Any, value: Any) -> Any:
     """The same number in every lane."""
     return _splatted(value, LANES)
 
 
 @intrinsic
-def splat_tile(typingctx: Any, value: Any) -> Any:
+def _splat_tile(typingctx: Any, value: Any) -> Any:
     """The same number everywhere in a tile."""
     return _splatted(value, TILE)
 
@@ -213,7 +213,7 @@ def spread(typingctx: Any, lanes: Any) -> Any:
 
 
 @intrinsic
-def total(typingctx: Any, lanes: Any) -> Any:
+def _total(typingctx: Any, lanes: Any) -> Any:
     """The sum of the lanes."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -225,7 +225,7 @@ def total(typingctx: Any, lanes: Any) -> Any:
 
 
 @intrinsic
-def totals(typingctx: Any, tile: Any) -> Any:
+def _totals(typingctx: Any, tile: Any) -> Any:
     """The sums of the places 8 k to 8 k + 7 of a tile, as lanes.
 
     Three rounds of shuffles and additions, not eight reductions: round by round, numbers that belong to
@@ -252,7 +252,7 @@ def totals(typingctx: Any, tile: Any) -> Any:
 
 
 @intrinsic
-def larger(typingctx: Any, a: Any, b: Any) -> Any:
+def _larger(typingctx: Any, a: Any, b: Any) -> Any:
     """The larger number lane by lane."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -262,7 +262,7 @@ def larger(typingctx: Any, a: Any, b: Any) -> Any:
 
 
 @intrinsic
-def where_positive(typingctx: Any, condition: Any, a: Any, b: Any) -> Any:
+def _where_positive(typingctx: Any, condition: Any, a: Any, b: Any) -> Any:
     """Choose a where condition > 0, else b; for lanes and for single numbers."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -273,7 +273,7 @@ def where_positive(typingctx: Any, condition: Any, a: Any, b: Any) -> Any:
 
 
 @intrinsic
-def hash_factors(typingctx: Any, position: Any, seed: Any, limit: Any, scale: Any) -> Any:
+def _hash_factors(typingctx: Any, position: Any, seed: Any, limit: Any, scale: Any) -> Any:
     """0 or `scale` for eight positions in a row: the draws of `fgai.ops.reference`, eight at a time."""
     kind = _LanesType(scale)
 
@@ -302,7 +302,7 @@ def hash_factors(typingctx: Any, position: Any, seed: Any, limit: Any, scale: An
 
 
 @intrinsic
-def exp_nonpositive(typingctx: Any, x: Any) -> Any:
+def _exp_nonpositive(typingctx: Any, x: Any) -> Any:
     """exp(x) for x ≤ 0, of lanes or of one number.
 
     2ⁿ · exp(r) with n = round(x / ln 2), r = x - n ln 2 and a Taylor polynomial on |r| ≤ ln 2 / 2. Below the

@@ -75,7 +75,7 @@ binding.add_symbol(_SYMBOL, _find_runtime())
 
 
 @intrinsic
-def run_blocks(typingctx: Any, body: Any, threads: Any, count: Any, arguments: Any) -> Any:
+def _run_blocks(typingctx: Any, body: Any, threads: Any, count: Any, arguments: Any) -> Any:
     """Call `body(b, *arguments)` for b = 0..count-1 on `threads` threads.
 
     `body` is a compiled function that returns nothing and raises nothing; `arguments` is a tuple.
@@ -134,7 +134,7 @@ def _fill(context: Any, work: Any, frame_type: Any, described: Any, call: Any) -
     builder.ret_void()
 
 
-class Incoming(NamedTuple):
+class _Incoming(NamedTuple):
     """Edges by destination, in blocks of rows: the first arguments of every kernel over incoming edges."""
 
     blocks: Ints
@@ -142,7 +142,7 @@ class Incoming(NamedTuple):
     source: Ints
 
 
-class Outgoing(NamedTuple):
+class _Outgoing(NamedTuple):
     """Edges by source, with position and destination: the first arguments of kernels over outgoing edges."""
 
     blocks: Ints
@@ -161,28 +161,28 @@ def blocks(pointers: Ints, most: int = MAX_BLOCKS) -> Ints:
     return np.concatenate([[0], inner, [rows]]).astype(np.int32)
 
 
-def incoming(adjacency: Adjacency) -> Incoming:
+def _incoming(adjacency: Adjacency) -> _Incoming:
     """Return the incoming edges of `adjacency` as the kernels read them, made once and kept with it."""
 
-    def make() -> Incoming:
+    def make() -> _Incoming:
         adjacency.check_incoming()
         index = adjacency.index32
         rowptr = index.rowptr.numpy()
-        return Incoming(blocks(rowptr), rowptr, index.source.numpy())
+        return _Incoming(blocks(rowptr), rowptr, index.source.numpy())
 
     return cached_on(adjacency, "cpu incoming", make)
 
 
-def outgoing(adjacency: Adjacency) -> Outgoing:
+def _outgoing(adjacency: Adjacency) -> _Outgoing:
     """Return the outgoing edges of `adjacency` as the kernels read them, made once and kept with it."""
 
-    def make() -> Outgoing:
+    def make() -> _Outgoing:
         adjacency.check_outgoing()
         index = adjacency.index32
         colptr = index.colptr.numpy()
         # The destinations in this order, so that no kernel has to look them up edge by edge.
         target = index.destination[adjacency.csc].numpy()
-        return Outgoing(blocks(colptr), colptr, index.csc.numpy(), target)
+        return _Outgoing(blocks(colptr), colptr, index.csc.numpy(), target)
 
     return cached_on(adjacency, "cpu outgoing", make)
 
@@ -204,7 +204,7 @@ class _ColumnsPlan(NamedTuple):
     order: Ints
 
 
-def rows_plan(rows: SparseRows) -> _RowsPlan:
+def _rows_plan(rows: SparseRows) -> _RowsPlan:
     """Return the row view of `rows`, made once for all matrices of its pattern."""
 
     def make() -> _RowsPlan:
@@ -214,7 +214,7 @@ def rows_plan(rows: SparseRows) -> _RowsPlan:
     return cached_on(rows.pattern, "cpu rows", make)
 
 
-def columns_plan(rows: SparseRows) -> _ColumnsPlan:
+def _columns_plan(rows: SparseRows) -> _ColumnsPlan:
     """Return the column view of `rows`, made once for all matrices of its pattern."""
 
     def make() -> _ColumnsPlan:
@@ -224,15 +224,15 @@ def columns_plan(rows: SparseRows) -> _ColumnsPlan:
     return cached_on(rows.pattern, "cpu columns", make)
 
 
-def array(tensor: Tensor) -> Reals:
+def _array(tensor: Tensor) -> Reals:
     """Return a contiguous numpy view of `tensor` (a copy only when it is not contiguous)."""
     view: Reals = tensor.detach().contiguous().numpy()
     return view
 
 
-def flat(tensor: Tensor | Reals) -> Reals:
+def _flat(tensor: Tensor | Reals) -> Reals:
     """Return all numbers in a row, as the kernels read them."""
-    return (array(tensor) if isinstance(tensor, Tensor) else tensor).reshape(-1)
+    return (_array(tensor) if isinstance(tensor, Tensor) else tensor).reshape(-1)
 
 
 def workspace(blocks: Ints, scores: Reals, channels: int = 0) -> Reals:
@@ -246,18 +246,18 @@ def workspace(blocks: Ints, scores: Reals, channels: int = 0) -> Reals:
     return np.empty((len(blocks) - 1, size + 64 - size % 64), scores.dtype)
 
 
-def tensors(*arrays: Reals | None) -> tuple[Tensor | None, ...]:
+def _tensors(*arrays: Reals | None) -> tuple[Tensor | None, ...]:
     """Return tensors that share the memory of `arrays`."""
     return tuple(None if a is None else torch.from_numpy(a) for a in arrays)
 
 
-def launch(kernel: Callable[..., None], count: int, *arguments: Any) -> None:
+def _launch(kernel: Callable[..., None], count: int, *arguments: Any) -> None:
     """Run `count` blocks of a kernel `(threads, count, *arguments)`, on no more threads than torch uses."""
     kernel(min(torch.get_num_threads(), count), count, *arguments)
 
 
-def over(
-    kernel: Callable[..., None], index: Incoming | Outgoing | _RowsPlan | _ColumnsPlan, *rest: Any
+def _over(
+    kernel: Callable[..., None], index: _Incoming | _Outgoing | _RowsPlan | _ColumnsPlan, *rest: Any
 ) -> None:
     """Run a kernel over the blocks of an index, which are its first arguments."""
-    launch(kernel, len(index.blocks) - 1, *index, *rest)
+    _launch(kernel, len(index.blocks) - 1, *index, *rest)

@@ -9,20 +9,20 @@ from torch import Tensor, from_numpy
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.cpu.lanes import TILE, load_tile, splat_tile, store
+from fgai.ops.cpu.lanes import TILE, _load_tile, _splat_tile, _store
 from fgai.ops.cpu.parallel import (
     Reals,
-    array,
+    _array,
+    _columns_plan,
+    _flat,
+    _launch,
+    _over,
+    _rows_plan,
+    _run_blocks,
+    _tensors,
     blocks,
-    columns_plan,
-    flat,
-    launch,
-    over,
-    rows_plan,
-    run_blocks,
-    tensors,
 )
-from fgai.ops.cpu.rows import AHEAD, axpy, dot, fetch, kernel, piece
+from fgai.ops.cpu.rows import AHEAD, _axpy, _dot, _fetch, _kernel, piece
 from fgai.sparse import SparseRows
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -37,15 +37,15 @@ _DENSE = 16
 @piece
 def _sum_tile(low, high, indices, values, weight, width, column, out, here):
     """out[here : here + 64] = Σ_z values[z] · weight[indices[z]], columns `column` to `column + 63`."""
-    end, sums = len(indices) - 1, splat_tile(weight.dtype.type(0))
+    end, sums = len(indices) - 1, _splat_tile(weight.dtype.type(0))
     for z in range(low, high):
-        fetch(weight, np.int64(indices[min(z + AHEAD, end)]) * width + column, TILE)
+        _fetch(weight, np.int64(indices[min(z + AHEAD, end)]) * width + column, TILE)
         at = np.int64(indices[z]) * width + column
-        sums = sums + splat_tile(values[z]) * load_tile(weight, at)
-    store(out, here, sums)
+        sums = sums + _splat_tile(values[z]) * _load_tile(weight, at)
+    _store(out, here, sums)
 
 
-@kernel
+@_kernel
 def _forward_block(b, blocks, indptr, indices, width, values, weight, out):
     end, whole = len(indices) - 1, width // TILE * TILE
     for n in range(blocks[b], blocks[b + 1]):
@@ -55,26 +55,26 @@ def _forward_block(b, blocks, indptr, indices, width, values, weight, out):
         if whole < width:
             out[here + whole : here + width] = 0
             for z in range(indptr[n], indptr[n + 1]):
-                fetch(weight, np.int64(indices[min(z + AHEAD, end)]) * width + whole, width - whole)
+                _fetch(weight, np.int64(indices[min(z + AHEAD, end)]) * width + whole, width - whole)
                 at = np.int64(indices[z]) * width + whole
-                axpy(width - whole, values[z], weight, at, out, here + whole)
+                _axpy(width - whole, values[z], weight, at, out, here + whole)
 
 
-@kernel
+@_kernel
 def _forward(threads, count, *arguments):
-    run_blocks(_forward_block, threads, count, arguments)
+    _run_blocks(_forward_block, threads, count, arguments)
 
 
 @piece
 def _spread_tile(low, high, indices, values, gradient, here, width, column, out):
     """out[indices[z]] += values[z] · gradient[here : here + 64], columns `column` to `column + 63`."""
-    tile = load_tile(gradient, here)
+    tile = _load_tile(gradient, here)
     for z in range(low, high):
         at = np.int64(indices[z]) * width + column
-        store(out, at, load_tile(out, at) + splat_tile(values[z]) * tile)
+        _store(out, at, _load_tile(out, at) + _splat_tile(values[z]) * tile)
 
 
-@kernel
+@_kernel
 def _slab_block(b, slabs, indptr, indices, width, values, gradient, partial):
     out, whole = partial[b], width // TILE * TILE
     out[:] = 0
@@ -87,49 +87,49 @@ def _slab_block(b, slabs, indptr, indices, width, values, gradient, partial):
         if whole < width:
             for z in range(indptr[n], indptr[n + 1]):
                 at = np.int64(indices[z]) * width + whole
-                axpy(width - whole, values[z], gradient, here + whole, out, at)
+                _axpy(width - whole, values[z], gradient, here + whole, out, at)
 
 
-@kernel
+@_kernel
 def _backward_slabs(threads, count, *arguments):
-    run_blocks(_slab_block, threads, count, arguments)
+    _run_blocks(_slab_block, threads, count, arguments)
 
 
-@kernel
+@_kernel
 def _weight_block(b, blocks, colptr, rows, order, width, values, gradient, out):
     end = len(rows) - 1
     for f in range(blocks[b], blocks[b + 1]):
         here = np.int64(f) * width
         out[here : here + width] = 0
         for p in range(colptr[f], colptr[f + 1]):
-            fetch(gradient, np.int64(rows[min(p + AHEAD, end)]) * width, width)
-            axpy(width, values[order[p]], gradient, np.int64(rows[p]) * width, out, here)
+            _fetch(gradient, np.int64(rows[min(p + AHEAD, end)]) * width, width)
+            _axpy(width, values[order[p]], gradient, np.int64(rows[p]) * width, out, here)
 
 
-@kernel
+@_kernel
 def _backward_weight(threads, count, *arguments):
-    run_blocks(_weight_block, threads, count, arguments)
+    _run_blocks(_weight_block, threads, count, arguments)
 
 
-@kernel
+@_kernel
 def _values_block(b, blocks, indptr, indices, width, weight, gradient, out):
     for n in range(blocks[b], blocks[b + 1]):
         here = np.int64(n) * width
         for z in range(indptr[n], indptr[n + 1]):
-            out[z] = dot(width, weight, np.int64(indices[z]) * width, gradient, here)
+            out[z] = _dot(width, weight, np.int64(indices[z]) * width, gradient, here)
 
 
-@kernel
+@_kernel
 def _backward_values(threads, count, *arguments):
-    run_blocks(_values_block, threads, count, arguments)
+    _run_blocks(_values_block, threads, count, arguments)
 
 
 class _ProjectSparse(Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, weight: Tensor, rows: SparseRows) -> Tensor:
-        index, matrix = rows_plan(rows), array(weight)
+        index, matrix = _rows_plan(rows), _array(weight)
         out = np.empty((rows.num_rows, matrix.shape[1]), matrix.dtype)
-        over(_forward, index, matrix.shape[1], array(values), flat(matrix), flat(out))
+        _over(_forward, index, matrix.shape[1], _array(values), _flat(matrix), _flat(out))
         ctx.save_for_backward(values, weight)
         ctx.rows = rows
         return from_numpy(out)
@@ -137,31 +137,31 @@ class _ProjectSparse(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        stored, matrix = (array(t) for t in ctx.saved_tensors)
-        gradient, width = flat(gradients[0]), matrix.shape[1]
+        stored, matrix = (_array(t) for t in ctx.saved_tensors)
+        gradient, width = _flat(gradients[0]), matrix.shape[1]
         d_values = d_weight = None
         if ctx.needs_input_grad[0]:
             d_values = np.empty_like(stored)
-            over(_backward_values, rows_plan(ctx.rows), width, flat(matrix), gradient, d_values)
+            _over(_backward_values, _rows_plan(ctx.rows), width, _flat(matrix), gradient, d_values)
         if ctx.needs_input_grad[1]:
             d_weight = _weight_gradient(ctx.rows, stored, gradient, matrix)
-        return (*tensors(d_values, d_weight), None)
+        return (*_tensors(d_values, d_weight), None)
 
 
 def _weight_gradient(rows: SparseRows, stored: Reals, gradient: Reals, matrix: Reals) -> Reals:
     """Return the gradient [F, D]; summed in an order that does not depend on the number of threads."""
     made, width = np.empty_like(matrix), matrix.shape[1]
     if len(stored) < _DENSE * rows.num_columns:
-        over(_backward_weight, columns_plan(rows), width, stored, gradient, flat(made))
+        _over(_backward_weight, _columns_plan(rows), width, stored, gradient, _flat(made))
         return made
-    index = rows_plan(rows)
+    index = _rows_plan(rows)
     slabs = blocks(index.indptr, _SLABS)
     # The order of the columns within a row is kept, so each part reads its rows once and in order.
     partial = np.empty((len(slabs) - 1, made.size), made.dtype)
-    launch(
+    _launch(
         _backward_slabs, len(slabs) - 1, slabs, index.indptr, index.indices, width, stored, gradient, partial
     )
-    np.sum(partial, axis=0, out=flat(made))
+    np.sum(partial, axis=0, out=_flat(made))
     return made
 
 

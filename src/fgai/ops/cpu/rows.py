@@ -10,15 +10,15 @@ import numpy as np
 from fgai.compiled import compiled
 from fgai.ops.cpu.lanes import (
     LANES,
-    exp_nonpositive,
-    larger,
-    load,
-    load_some,
-    prefetch,
-    splat,
-    store,
-    store_some,
-    total,
+    _exp_nonpositive,
+    _larger,
+    _load,
+    _load_some,
+    _prefetch,
+    _splat,
+    _store,
+    _store_some,
+    _total,
 )
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -34,7 +34,7 @@ AHEAD = 6
 _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
 
 
-def kernel(function: Callable[..., None]) -> Callable[..., None]:
+def _kernel(function: Callable[..., None]) -> Callable[..., None]:
     """Compile `function` on first use and keep the machine code on disk.
 
     numba compiles again when the file of the function has changed; a kernel also has to be compiled again
@@ -49,100 +49,100 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @piece
-def axpy(n, a, x, i, y, j):
+def _axpy(n, a, x, i, y, j):
     """y[j:j+n] += a · x[i:i+n]."""
-    scale = splat(a)
+    scale = _splat(a)
     rest = n & (LANES - 1)
     whole = n - rest
     for c in range(0, whole, LANES):
-        store(y, j + c, load(y, j + c) + scale * load(x, i + c))
+        _store(y, j + c, _load(y, j + c) + scale * _load(x, i + c))
     if rest > 0:
         i, j = i + whole, j + whole
-        store_some(y, j, rest, load_some(y, j, rest) + scale * load_some(x, i, rest))
+        _store_some(y, j, rest, _load_some(y, j, rest) + scale * _load_some(x, i, rest))
 
 
 @piece
-def dot(n, x, i, y, j):
+def _dot(n, x, i, y, j):
     """Σ_c x[i+c] · y[j+c]."""
     rest = n & (LANES - 1)
     whole = n - rest
-    lanes = splat(x.dtype.type(0))
+    lanes = _splat(x.dtype.type(0))
     for c in range(0, whole, LANES):
-        lanes = lanes + load(x, i + c) * load(y, j + c)
+        lanes = lanes + _load(x, i + c) * _load(y, j + c)
     if rest > 0:
-        lanes = lanes + load_some(x, i + whole, rest) * load_some(y, j + whole, rest)
-    return total(lanes)
+        lanes = lanes + _load_some(x, i + whole, rest) * _load_some(y, j + whole, rest)
+    return _total(lanes)
 
 
 @piece
-def padded(n):
+def _padded(n):
     """The next multiple of 8."""
     return (n + LANES - 1) & ~(LANES - 1)
 
 
 @piece
-def add_scaled(n, a, x, i, sums, j):
+def _add_scaled(n, a, x, i, sums, j):
     """sums[j:j+n] += a · x[i:i+n] where `sums` has room up to the next multiple of 8.
 
     The store covers whole lanes: a masked one could not be forwarded to the load of the next edge.
     """
-    scale = splat(a)
+    scale = _splat(a)
     rest = n & (LANES - 1)
     whole = n - rest
     for c in range(0, whole, LANES):
-        store(sums, j + c, load(sums, j + c) + scale * load(x, i + c))
+        _store(sums, j + c, _load(sums, j + c) + scale * _load(x, i + c))
     if rest > 0:
-        store(sums, j + whole, load(sums, j + whole) + scale * load_some(x, i + whole, rest))
+        _store(sums, j + whole, _load(sums, j + whole) + scale * _load_some(x, i + whole, rest))
 
 
 @piece
-def clear_sums(heads, channels, sums, offset):
+def _clear_sums(heads, channels, sums, offset):
     """Set the sums of one row, each head padded to a multiple of 8, to zero."""
-    zero = splat(sums.dtype.type(0))
-    for k in range(0, heads * padded(channels), LANES):
-        store(sums, offset + k, zero)
+    zero = _splat(sums.dtype.type(0))
+    for k in range(0, heads * _padded(channels), LANES):
+        _store(sums, offset + k, zero)
 
 
 @piece
-def copy_sums(heads, channels, sums, offset, out, here):
+def _copy_sums(heads, channels, sums, offset, out, here):
     """out[here:] = the sums of one row, without the padding."""
     rest = channels & (LANES - 1)
     whole = channels - rest
     for h in range(heads):
-        k, j = offset + h * padded(channels), here + h * channels
+        k, j = offset + h * _padded(channels), here + h * channels
         for c in range(0, whole, LANES):
-            store(out, j + c, load(sums, k + c))
+            _store(out, j + c, _load(sums, k + c))
         if rest > 0:
-            store_some(out, j + whole, rest, load(sums, k + whole))
+            _store_some(out, j + whole, rest, _load(sums, k + whole))
 
 
 @piece
-def dot_axpy(n, x, i, y, j, a, z, k):
+def _dot_axpy(n, x, i, y, j, a, z, k):
     """z[k:k+n] += a · x[i:i+n], and return lanes whose sum is Σ_c x[i+c] · y[j+c]: x is read once.
 
-    `z` has room up to the next multiple of 8, see `add_scaled`.
+    `z` has room up to the next multiple of 8, see `_add_scaled`.
     """
     rest = n & (LANES - 1)
     whole = n - rest
-    scale, lanes = splat(a), splat(x.dtype.type(0))
+    scale, lanes = _splat(a), _splat(x.dtype.type(0))
     for c in range(0, whole, LANES):
-        here = load(x, i + c)
-        lanes = lanes + here * load(y, j + c)
-        store(z, k + c, load(z, k + c) + scale * here)
+        here = _load(x, i + c)
+        lanes = lanes + here * _load(y, j + c)
+        _store(z, k + c, _load(z, k + c) + scale * here)
     if rest > 0:
-        here = load_some(x, i + whole, rest)
-        lanes = lanes + here * load_some(y, j + whole, rest)
-        store(z, k + whole, load(z, k + whole) + scale * here)
+        here = _load_some(x, i + whole, rest)
+        lanes = lanes + here * _load_some(y, j + whole, rest)
+        _store(z, k + whole, _load(z, k + whole) + scale * here)
     return lanes
 
 
 @piece
-def average(low, high, heads, attention, mean):
+def _average(low, high, heads, attention, mean):
     """mean[e] = the mean of attention[e·H : (e+1)·H] for the edges low..high-1."""
     share = mean.dtype.type(1) / mean.dtype.type(heads)
     if heads == LANES:
         for e in range(low, high):
-            mean[e] = share * total(load(attention, np.int64(e) * LANES))
+            mean[e] = share * _total(_load(attention, np.int64(e) * LANES))
         return
     for e in range(low, high):
         found = mean.dtype.type(0)
@@ -152,30 +152,30 @@ def average(low, high, heads, attention, mean):
 
 
 @piece
-def fetch(array, offset, width):
+def _fetch(array, offset, width):
     """Ask for array[offset : offset + width] ahead of its use."""
     for c in range(0, width, 64 // array.itemsize):
-        prefetch(array, offset + c)
+        _prefetch(array, offset + c)
 
 
-@kernel
-def weighted_sum(weight, value, first, last, heads, result, scratch):
+@_kernel
+def _weighted_sum(weight, value, first, last, heads, result, scratch):
     """result[h] = Σ_e weight · value over the edges in first..last, per head; weight None counts as 1.
 
-    `scratch` as in `normalise`.
+    `scratch` as in `_normalise`.
     """
     if heads <= LANES and heads & (heads - 1) == 0:
         rest = (last - first) & (LANES - 1)
         whole = last - rest
-        lanes = splat(value.dtype.type(0))
+        lanes = _splat(value.dtype.type(0))
         for k in range(first, whole, LANES):
-            lanes = lanes + (load(value, k) if weight is None else load(weight, k) * load(value, k))
+            lanes = lanes + (_load(value, k) if weight is None else _load(weight, k) * _load(value, k))
         if rest > 0:
             if weight is None:
-                lanes = lanes + load_some(value, whole, rest)
+                lanes = lanes + _load_some(value, whole, rest)
             else:
-                lanes = lanes + load_some(weight, whole, rest) * load_some(value, whole, rest)
-        store(scratch, 0, lanes)
+                lanes = lanes + _load_some(weight, whole, rest) * _load_some(value, whole, rest)
+        _store(scratch, 0, lanes)
         for k in range(LANES - 1, heads - 1, -1):
             scratch[k - heads] += scratch[k]
         for h in range(heads):
@@ -191,8 +191,8 @@ def weighted_sum(weight, value, first, last, heads, result, scratch):
                     result[h] += weight[e + h] * value[e + h]
 
 
-@kernel
-def normalise(flat, first, last, heads, scratch):
+@_kernel
+def _normalise(flat, first, last, heads, scratch):
     """Turn the scores flat[first:last] of one node into their softmax, in place.
 
     The heads of an edge lie side by side. When their number divides 8, lane k holds head k mod H of every
@@ -209,44 +209,44 @@ def _normalise_lanes(flat, first, last, heads, scratch):
     rest = (last - first) & (LANES - 1)
     whole = last - rest
     _top_lanes(flat, first, whole, rest, heads, scratch)
-    top = load(scratch, 0)
-    sums = splat(flat.dtype.type(0))
+    top = _load(scratch, 0)
+    sums = _splat(flat.dtype.type(0))
     for k in range(first, whole, LANES):
-        lanes = exp_nonpositive(load(flat, k) - top)
-        store(flat, k, lanes)
+        lanes = _exp_nonpositive(_load(flat, k) - top)
+        _store(flat, k, lanes)
         sums = sums + lanes
-    store(scratch, LANES, sums)
+    _store(scratch, LANES, sums)
     if rest > 0:
-        lanes = exp_nonpositive(load_some(flat, whole, rest) - top)
-        store_some(flat, whole, rest, lanes)
-        store_some(scratch, LANES, rest, sums + lanes)
+        lanes = _exp_nonpositive(_load_some(flat, whole, rest) - top)
+        _store_some(flat, whole, rest, lanes)
+        _store_some(scratch, LANES, rest, sums + lanes)
     for k in range(LANES - 1, heads - 1, -1):
         scratch[LANES + k - heads] += scratch[LANES + k]
     for k in range(heads):
         scratch[LANES + k] = 1 / scratch[LANES + k]
     for k in range(heads, LANES):
         scratch[LANES + k] = scratch[LANES + k - heads]
-    scale = load(scratch, LANES)
+    scale = _load(scratch, LANES)
     for k in range(first, whole, LANES):
-        store(flat, k, load(flat, k) * scale)
+        _store(flat, k, _load(flat, k) * scale)
     if rest > 0:
-        store_some(flat, whole, rest, load_some(flat, whole, rest) * scale)
+        _store_some(flat, whole, rest, _load_some(flat, whole, rest) * scale)
 
 
 @piece
 def _top_lanes(flat, first, whole, rest, heads, scratch):
     """scratch[k] = the largest score of head k mod H, for the eight lanes k."""
     if whole > first:
-        lanes = load(flat, first)
+        lanes = _load(flat, first)
         for k in range(first + LANES, whole, LANES):
-            lanes = larger(load(flat, k), lanes)
-        store(scratch, 0, lanes)
+            lanes = _larger(_load(flat, k), lanes)
+        _store(scratch, 0, lanes)
         if rest > 0:
-            store_some(scratch, 0, rest, larger(load_some(flat, whole, rest), lanes))
+            _store_some(scratch, 0, rest, _larger(_load_some(flat, whole, rest), lanes))
     else:
         for k in range(LANES):
             scratch[k] = flat[first + k % heads]
-        store_some(scratch, 0, rest, load_some(flat, whole, rest))
+        _store_some(scratch, 0, rest, _load_some(flat, whole, rest))
     for k in range(LANES - 1, heads - 1, -1):
         scratch[k - heads] = max(scratch[k - heads], scratch[k])
     for k in range(heads, LANES):
@@ -263,7 +263,7 @@ def _normalise_heads(flat, first, last, heads, scratch):
             scratch[h] = max(scratch[h], flat[e + h])
     for e in range(first, last, heads):
         for h in range(heads):
-            value = exp_nonpositive(flat[e + h] - scratch[h])
+            value = _exp_nonpositive(flat[e + h] - scratch[h])
             flat[e + h] = value
             scratch[heads + h] += value
     for h in range(heads):
@@ -284,7 +284,7 @@ def _mix(x):
 
 
 @piece
-def factor(position, seed, limit, scale):
+def _factor(position, seed, limit, scale):
     """0 or `scale`: what the number at `position` is multiplied with; `limit` = p · 2³².
 
     Both outcomes are at hand, so the compiler selects instead of branching: a coin toss cannot be predicted.

@@ -23,9 +23,9 @@ from torch import Tensor, from_numpy
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.cpu.lanes import LANES, load, load_some, splat, store, store_some, total, where_positive
-from fgai.ops.cpu.parallel import Reals, array, flat, incoming, outgoing, over, run_blocks, tensors
-from fgai.ops.cpu.rows import AHEAD, axpy, dot, fetch, kernel, piece
+from fgai.ops.cpu.lanes import LANES, _load, _load_some, _splat, _store, _store_some, _total, _where_positive
+from fgai.ops.cpu.parallel import Reals, _array, _flat, _incoming, _outgoing, _over, _run_blocks, _tensors
+from fgai.ops.cpu.rows import AHEAD, _axpy, _dot, _fetch, _kernel, piece
 from fgai.ops.reference import ADDITIVE, DOT
 from fgai.sparse import Adjacency
 
@@ -36,30 +36,30 @@ from fgai.sparse import Adjacency
 def _additive_row(low, high, i, source, heads, near, far, slope, out):
     here = np.int64(i) * heads
     if heads == LANES:
-        mine, lanes_slope = load(near, here), splat(slope)
+        mine, lanes_slope = _load(near, here), _splat(slope)
         for e in range(low, high):
-            z = load(far, np.int64(source[e]) * LANES) + mine
-            store(out, np.int64(e) * LANES, where_positive(z, z, lanes_slope * z))
+            z = _load(far, np.int64(source[e]) * LANES) + mine
+            _store(out, np.int64(e) * LANES, _where_positive(z, z, lanes_slope * z))
     else:
         for e in range(low, high):
             there, at = np.int64(source[e]) * heads, np.int64(e) * heads
             for h in range(heads):
                 z = far[there + h] + near[here + h]
-                out[at + h] = where_positive(z, z, slope * z)
+                out[at + h] = _where_positive(z, z, slope * z)
 
 
 @piece
 def _dynamic_score(channels, far, there, near, here, weight, at, slope):
     rest = channels & (LANES - 1)
     whole = channels - rest
-    lanes, lanes_slope = splat(far.dtype.type(0)), splat(slope)
+    lanes, lanes_slope = _splat(far.dtype.type(0)), _splat(slope)
     for c in range(0, whole, LANES):
-        z = load(far, there + c) + load(near, here + c)
-        lanes = lanes + load(weight, at + c) * where_positive(z, z, lanes_slope * z)
+        z = _load(far, there + c) + _load(near, here + c)
+        lanes = lanes + _load(weight, at + c) * _where_positive(z, z, lanes_slope * z)
     if rest > 0:
-        z = load_some(far, there + whole, rest) + load_some(near, here + whole, rest)
-        lanes = lanes + load_some(weight, at + whole, rest) * where_positive(z, z, lanes_slope * z)
-    return total(lanes)
+        z = _load_some(far, there + whole, rest) + _load_some(near, here + whole, rest)
+        lanes = lanes + _load_some(weight, at + whole, rest) * _where_positive(z, z, lanes_slope * z)
+    return _total(lanes)
 
 
 @piece
@@ -68,7 +68,7 @@ def _dynamic_row(low, high, i, source, heads, channels, near, far, weight, slope
     here = np.int64(i) * width
     for e in range(low, high):
         there = np.int64(source[e]) * width
-        fetch(far, np.int64(source[min(e + AHEAD, end)]) * width, width)
+        _fetch(far, np.int64(source[min(e + AHEAD, end)]) * width, width)
         for h in range(heads):
             c = h * channels
             out[np.int64(e) * heads + h] = _dynamic_score(
@@ -82,14 +82,14 @@ def _dot_row(low, high, i, source, heads, channels, near, far, rate, out):
     here = np.int64(i) * width
     for e in range(low, high):
         there = np.int64(source[e]) * width
-        fetch(far, np.int64(source[min(e + AHEAD, end)]) * width, width)
+        _fetch(far, np.int64(source[min(e + AHEAD, end)]) * width, width)
         for h in range(heads):
             c = h * channels
-            out[np.int64(e) * heads + h] = rate * dot(channels, near, here + c, far, there + c)
+            out[np.int64(e) * heads + h] = rate * _dot(channels, near, here + c, far, there + c)
 
 
 @piece
-def score_row(low, high, i, source, heads, channels, near, far, weight, slope, rate, out):
+def _score_row(low, high, i, source, heads, channels, near, far, weight, slope, rate, out):
     """out[e, h] = the scores of the incoming edges e = low..high-1 of node i."""
     if rate is not None:
         _dot_row(low, high, i, source, heads, channels, near, far, rate, out)
@@ -99,16 +99,16 @@ def score_row(low, high, i, source, heads, channels, near, far, weight, slope, r
         _additive_row(low, high, i, source, heads, near, far, slope, out)
 
 
-@kernel
+@_kernel
 def _forward_block(b, blocks, rowptr, source, heads, channels, near, far, weight, slope, rate, out):
     for i in range(blocks[b], blocks[b + 1]):
         low, high = rowptr[i], rowptr[i + 1]
-        score_row(low, high, i, source, heads, channels, near, far, weight, slope, rate, out)
+        _score_row(low, high, i, source, heads, channels, near, far, weight, slope, rate, out)
 
 
-@kernel
+@_kernel
 def _forward(threads, count, *arguments):
-    run_blocks(_forward_block, threads, count, arguments)
+    _run_blocks(_forward_block, threads, count, arguments)
 
 
 @piece
@@ -116,16 +116,16 @@ def _dynamic_gradient(channels, far, there, near, here, weight, at, slope, g, ou
     """out[there + c] += g · weight[c] · leaky_relu'(far + near)."""
     rest = channels & (LANES - 1)
     whole = channels - rest
-    lanes_slope, lanes_g = splat(slope), splat(g)
+    lanes_slope, lanes_g = _splat(slope), _splat(g)
     for c in range(0, whole, LANES):
-        z = load(far, there + c) + load(near, here + c)
-        t = lanes_g * load(weight, at + c)
-        store(out, there + c, load(out, there + c) + where_positive(z, t, lanes_slope * t))
+        z = _load(far, there + c) + _load(near, here + c)
+        t = lanes_g * _load(weight, at + c)
+        _store(out, there + c, _load(out, there + c) + _where_positive(z, t, lanes_slope * t))
     if rest > 0:
-        z = load_some(far, there + whole, rest) + load_some(near, here + whole, rest)
-        t = lanes_g * load_some(weight, at + whole, rest)
-        t = where_positive(z, t, lanes_slope * t)
-        store_some(out, there + whole, rest, load_some(out, there + whole, rest) + t)
+        z = _load_some(far, there + whole, rest) + _load_some(near, here + whole, rest)
+        t = lanes_g * _load_some(weight, at + whole, rest)
+        t = _where_positive(z, t, lanes_slope * t)
+        _store_some(out, there + whole, rest, _load_some(out, there + whole, rest) + t)
 
 
 @piece
@@ -133,105 +133,105 @@ def _dynamic_weight_gradient(channels, far, there, near, here, weight, at, slope
     """As `_dynamic_gradient`, for the destination; and d_weight[at + c] += g · leaky_relu(far + near)."""
     rest = channels & (LANES - 1)
     whole = channels - rest
-    lanes_slope, lanes_g = splat(slope), splat(g)
+    lanes_slope, lanes_g = _splat(slope), _splat(g)
     for c in range(0, whole, LANES):
-        z = load(far, there + c) + load(near, here + c)
-        t = where_positive(z, lanes_g, lanes_slope * lanes_g)
-        store(out, here + c, load(out, here + c) + t * load(weight, at + c))
-        store(d_weight, at + c, load(d_weight, at + c) + t * z)
+        z = _load(far, there + c) + _load(near, here + c)
+        t = _where_positive(z, lanes_g, lanes_slope * lanes_g)
+        _store(out, here + c, _load(out, here + c) + t * _load(weight, at + c))
+        _store(d_weight, at + c, _load(d_weight, at + c) + t * z)
     if rest > 0:
         there, here, at = there + whole, here + whole, at + whole
-        z = load_some(far, there, rest) + load_some(near, here, rest)
-        t = where_positive(z, lanes_g, lanes_slope * lanes_g)
-        store_some(out, here, rest, load_some(out, here, rest) + t * load_some(weight, at, rest))
-        store_some(d_weight, at, rest, load_some(d_weight, at, rest) + t * z)
+        z = _load_some(far, there, rest) + _load_some(near, here, rest)
+        t = _where_positive(z, lanes_g, lanes_slope * lanes_g)
+        _store_some(out, here, rest, _load_some(out, here, rest) + t * _load_some(weight, at, rest))
+        _store_some(d_weight, at, rest, _load_some(d_weight, at, rest) + t * z)
 
 
 @piece
-def pass_to_far(h, there, here, channels, near, far, weight, slope, rate, g, d_far):
+def _pass_to_far(h, there, here, channels, near, far, weight, slope, rate, g, d_far):
     """Add to `d_far` the part of one head of one edge whose score has the gradient g.
 
     Returns the gradient of far + near before the leaky relu for the additive score, else g.
     """
     c = h * channels
     if rate is not None:
-        axpy(channels, rate * g, near, here + c, d_far, there + c)
+        _axpy(channels, rate * g, near, here + c, d_far, there + c)
     elif weight is not None:
         _dynamic_gradient(channels, far, there + c, near, here + c, weight, c, slope, g, d_far)
     else:
-        g = where_positive(far[there + h] + near[here + h], g, slope * g)
+        g = _where_positive(far[there + h] + near[here + h], g, slope * g)
         d_far[there + h] += g
     return g
 
 
 @piece
-def row_width(heads, channels, weight, rate):
+def _row_width(heads, channels, weight, rate):
     """Numbers of `near` and `far` for each node."""
     return heads if weight is None and rate is None else heads * channels
 
 
-@kernel
+@_kernel
 def _far_block(
     b, blocks, colptr, edge, target, heads, channels, near, far, weight, slope, rate, gradient, d_far
 ):
-    width, end = row_width(heads, channels, weight, rate), len(edge) - 1
+    width, end = _row_width(heads, channels, weight, rate), len(edge) - 1
     for j in range(blocks[b], blocks[b + 1]):
         there = np.int64(j) * width
         d_far[there : there + width] = 0
         for p in range(colptr[j], colptr[j + 1]):
             at, here = np.int64(edge[p]) * heads, np.int64(target[p]) * width
-            fetch(near, np.int64(target[min(p + AHEAD, end)]) * width, width)
+            _fetch(near, np.int64(target[min(p + AHEAD, end)]) * width, width)
             for h in range(heads):
                 g = gradient[at + h]
-                pass_to_far(h, there, here, channels, near, far, weight, slope, rate, g, d_far)
+                _pass_to_far(h, there, here, channels, near, far, weight, slope, rate, g, d_far)
 
 
-@kernel
+@_kernel
 def _far(threads, count, *arguments):
-    run_blocks(_far_block, threads, count, arguments)
+    _run_blocks(_far_block, threads, count, arguments)
 
 
-@kernel
+@_kernel
 def _near_block(
     b, blocks, rowptr, source, heads, channels, near, far, weight, slope, rate, gradient, d_near, partial
 ):
     """Gradient at the destinations; for the dynamic score this block's share of ∂weight in partial[b]."""
-    width, end, d_weight = row_width(heads, channels, weight, rate), len(source) - 1, partial[b]
+    width, end, d_weight = _row_width(heads, channels, weight, rate), len(source) - 1, partial[b]
     for i in range(blocks[b], blocks[b + 1]):
         here = np.int64(i) * width
         d_near[here : here + width] = 0
         for e in range(rowptr[i], rowptr[i + 1]):
             there = np.int64(source[e]) * width
-            fetch(far, np.int64(source[min(e + AHEAD, end)]) * width, width)
+            _fetch(far, np.int64(source[min(e + AHEAD, end)]) * width, width)
             for h in range(heads):
                 g, c = gradient[np.int64(e) * heads + h], h * channels
                 if rate is not None:
-                    axpy(channels, rate * g, far, there + c, d_near, here + c)
+                    _axpy(channels, rate * g, far, there + c, d_near, here + c)
                 elif weight is not None:
                     _dynamic_weight_gradient(
                         channels, far, there + c, near, here + c, weight, c, slope, g, d_near, d_weight
                     )
                 else:
                     z = far[there + h] + near[here + h]
-                    d_near[here + h] += where_positive(z, g, slope * g)
+                    d_near[here + h] += _where_positive(z, g, slope * g)
 
 
-@kernel
+@_kernel
 def _near(threads, count, *arguments):
-    run_blocks(_near_block, threads, count, arguments)
+    _run_blocks(_near_block, threads, count, arguments)
 
 
-def score_arguments(
+def _score_arguments(
     kind: int, near: Tensor, far: Tensor, weight: Tensor | None, slope: float
 ) -> tuple[Any, ...]:
     """Return near, far, weight, slope and rate of a score, see above."""
-    number = array(near).dtype.type
+    number = _array(near).dtype.type
     rate = number(near.shape[2] ** -0.5) if kind == DOT else None
-    ends = flat(near), flat(far), None if weight is None else flat(weight)
+    ends = _flat(near), _flat(far), None if weight is None else _flat(weight)
     return *ends, number(slope), rate
 
 
-def near_gradients(
+def _near_gradients(
     adjacency: Adjacency, sizes: tuple[int, int], given: tuple[Any, ...], gradient: Reals, like: Reals
 ) -> tuple[Reals, Reals | None]:
     """Return the gradients at the destinations [as `like`] and of the weight, if there is one.
@@ -239,14 +239,14 @@ def near_gradients(
     Args:
         adjacency: the edges.
         sizes: heads and channels.
-        given: from `score_arguments`.
+        given: from `_score_arguments`.
         gradient: of the scores, flat.
         like: `near`.
     """
-    rows, d_near, weight = incoming(adjacency), np.empty_like(like), given[2]
+    rows, d_near, weight = _incoming(adjacency), np.empty_like(like), given[2]
     # One partial sum per block, added in block order: the same result for any number of threads.
     partial = np.zeros((len(rows.blocks) - 1, 0 if weight is None else weight.size), like.dtype)
-    over(_near, rows, *sizes, *given, gradient, flat(d_near), partial)
+    _over(_near, rows, *sizes, *given, gradient, _flat(d_near), partial)
     return d_near, None if weight is None else partial.sum(0).reshape(sizes)
 
 
@@ -264,23 +264,23 @@ class _Score(Function):
         ctx.save_for_backward(near, far, weight)
         ctx.adjacency, ctx.kind, ctx.slope = adjacency, kind, slope
         ctx.sizes = (near.shape[1], 1) if kind == ADDITIVE else tuple(near.shape[1:])
-        out = np.empty((adjacency.num_edges, near.shape[1]), array(near).dtype)
-        given = score_arguments(kind, near, far, weight, slope)
-        over(_forward, incoming(adjacency), *ctx.sizes, *given, flat(out))
+        out = np.empty((adjacency.num_edges, near.shape[1]), _array(near).dtype)
+        given = _score_arguments(kind, near, far, weight, slope)
+        _over(_forward, _incoming(adjacency), *ctx.sizes, *given, _flat(out))
         return from_numpy(out)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         near, far, weight = ctx.saved_tensors
-        given, gradient = score_arguments(ctx.kind, near, far, weight, ctx.slope), flat(gradients[0])
+        given, gradient = _score_arguments(ctx.kind, near, far, weight, ctx.slope), _flat(gradients[0])
         d_near = d_far = d_weight = None
         if ctx.needs_input_grad[1]:
-            d_far = np.empty_like(array(far))
-            over(_far, outgoing(ctx.adjacency), *ctx.sizes, *given, gradient, flat(d_far))
+            d_far = np.empty_like(_array(far))
+            _over(_far, _outgoing(ctx.adjacency), *ctx.sizes, *given, gradient, _flat(d_far))
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[2]:
-            d_near, d_weight = near_gradients(ctx.adjacency, ctx.sizes, given, gradient, array(near))
-        return (*tensors(d_near, d_far, d_weight), None, None, None)
+            d_near, d_weight = _near_gradients(ctx.adjacency, ctx.sizes, given, gradient, _array(near))
+        return (*_tensors(d_near, d_far, d_weight), None, None, None)
 
 
 def score(

@@ -9,35 +9,35 @@ from torch import Tensor, from_numpy
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.cpu.lanes import LANES, load, load_some, splat, store, store_some, total
+from fgai.ops.cpu.lanes import LANES, _load, _load_some, _splat, _store, _store_some, _total
 from fgai.ops.cpu.parallel import (
     SUMS,
     Reals,
-    array,
-    flat,
-    incoming,
-    launch,
-    outgoing,
-    over,
-    run_blocks,
-    tensors,
+    _array,
+    _flat,
+    _incoming,
+    _launch,
+    _outgoing,
+    _over,
+    _run_blocks,
+    _tensors,
     workspace,
 )
 from fgai.ops.cpu.rows import (
     AHEAD,
-    add_scaled,
-    clear_sums,
-    copy_sums,
-    dot,
-    dot_axpy,
-    factor,
-    fetch,
-    kernel,
-    normalise,
-    padded,
-    weighted_sum,
+    _add_scaled,
+    _clear_sums,
+    _copy_sums,
+    _dot,
+    _dot_axpy,
+    _factor,
+    _fetch,
+    _kernel,
+    _normalise,
+    _padded,
+    _weighted_sum,
 )
-from fgai.ops.reference import odds
+from fgai.ops.reference import _odds
 from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -47,7 +47,7 @@ _ROWS = 256
 _CHUNK = 1 << 14
 
 
-@kernel
+@_kernel
 def _softmax_block(b, blocks, rowptr, source, heads, scores, out, room):
     scratch = room[b]
     for i in range(blocks[b], blocks[b + 1]):
@@ -55,36 +55,36 @@ def _softmax_block(b, blocks, rowptr, source, heads, scores, out, room):
         for k in range(first, last):
             out[k] = scores[k]
         if first < last:
-            normalise(out, first, last, heads, scratch)
+            _normalise(out, first, last, heads, scratch)
 
 
-@kernel
+@_kernel
 def _softmax(threads, count, *arguments):
-    run_blocks(_softmax_block, threads, count, arguments)
+    _run_blocks(_softmax_block, threads, count, arguments)
 
 
-@kernel
+@_kernel
 def _softmax_back_block(b, blocks, rowptr, source, heads, weight, gradient, out, room):
     scratch, mean = room[b], room[b, 16:]
     for i in range(blocks[b], blocks[b + 1]):
         first, last = np.int64(rowptr[i]) * heads, np.int64(rowptr[i + 1]) * heads
-        weighted_sum(weight, gradient, first, last, heads, mean, scratch)
+        _weighted_sum(weight, gradient, first, last, heads, mean, scratch)
         for e in range(first, last, heads):
             for h in range(heads):
                 out[e + h] = weight[e + h] * (gradient[e + h] - mean[h])
 
 
-@kernel
+@_kernel
 def _softmax_back(threads, count, *arguments):
-    run_blocks(_softmax_back_block, threads, count, arguments)
+    _run_blocks(_softmax_back_block, threads, count, arguments)
 
 
 class _EdgeSoftmax(Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, adjacency: Adjacency) -> Tensor:
-        given, index = array(scores), incoming(adjacency)
+        given, index = _array(scores), _incoming(adjacency)
         out = np.empty_like(given)
-        over(_softmax, index, given.shape[1], flat(given), flat(out), workspace(index.blocks, given))
+        _over(_softmax, index, given.shape[1], _flat(given), _flat(out), workspace(index.blocks, given))
         attention = from_numpy(out)
         ctx.save_for_backward(attention)
         ctx.adjacency = adjacency
@@ -93,10 +93,10 @@ class _EdgeSoftmax(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        weight, index = array(ctx.saved_tensors[0]), incoming(ctx.adjacency)
+        weight, index = _array(ctx.saved_tensors[0]), _incoming(ctx.adjacency)
         out = np.empty_like(weight)
-        arrays = flat(weight), flat(gradients[0]), flat(out), workspace(index.blocks, weight)
-        over(_softmax_back, index, weight.shape[1], *arrays)
+        arrays = _flat(weight), _flat(gradients[0]), _flat(out), workspace(index.blocks, weight)
+        _over(_softmax_back, index, weight.shape[1], *arrays)
         return from_numpy(out), None
 
 
@@ -105,27 +105,27 @@ def edge_softmax(scores: Tensor, adjacency: Adjacency) -> Tensor:
     return _EdgeSoftmax.apply(scores, adjacency)  # type: ignore[no-any-return]
 
 
-@kernel
+@_kernel
 def _aggregate_block(b, blocks, rowptr, source, heads, channels, weight, values, out, room):
     width, end, sums, scratch = heads * channels, len(source) - 1, SUMS + 3 * heads, room[b]
     for i in range(blocks[b], blocks[b + 1]):
         here = np.int64(i) * width
-        clear_sums(heads, channels, scratch, sums)
+        _clear_sums(heads, channels, scratch, sums)
         for e in range(rowptr[i], rowptr[i + 1]):
             there = np.int64(source[e]) * width
-            fetch(values, np.int64(source[min(e + AHEAD, end)]) * width, width)
+            _fetch(values, np.int64(source[min(e + AHEAD, end)]) * width, width)
             for h in range(heads):
-                k = sums + h * padded(channels)
-                add_scaled(channels, weight[e, h], values, there + h * channels, scratch, k)
-        copy_sums(heads, channels, scratch, sums, out, here)
+                k = sums + h * _padded(channels)
+                _add_scaled(channels, weight[e, h], values, there + h * channels, scratch, k)
+        _copy_sums(heads, channels, scratch, sums, out, here)
 
 
-@kernel
+@_kernel
 def _aggregate(threads, count, *arguments):
-    run_blocks(_aggregate_block, threads, count, arguments)
+    _run_blocks(_aggregate_block, threads, count, arguments)
 
 
-@kernel
+@_kernel
 def _aggregate_back_block(
     b, blocks, colptr, edge, target, heads, channels, weight, values, gradient, d_weight, d_values, room
 ):
@@ -133,49 +133,49 @@ def _aggregate_back_block(
     width, end, sums, scratch = heads * channels, len(edge) - 1, SUMS + 3 * heads, room[b]
     for j in range(blocks[b], blocks[b + 1]):
         here = np.int64(j) * width
-        clear_sums(heads, channels, scratch, sums)
+        _clear_sums(heads, channels, scratch, sums)
         for p in range(colptr[j], colptr[j + 1]):
             e, there, ahead = edge[p], np.int64(target[p]) * width, min(p + AHEAD, end)
-            fetch(gradient, np.int64(target[ahead]) * width, width)
+            _fetch(gradient, np.int64(target[ahead]) * width, width)
             for h in range(heads):
                 c = h * channels
-                a, k = weight[e, h], sums + h * padded(channels)
-                d_weight[e, h] = total(
-                    dot_axpy(channels, gradient, there + c, values, here + c, a, scratch, k)
+                a, k = weight[e, h], sums + h * _padded(channels)
+                d_weight[e, h] = _total(
+                    _dot_axpy(channels, gradient, there + c, values, here + c, a, scratch, k)
                 )
-        copy_sums(heads, channels, scratch, sums, d_values, here)
+        _copy_sums(heads, channels, scratch, sums, d_values, here)
 
 
-@kernel
+@_kernel
 def _aggregate_back(threads, count, *arguments):
-    run_blocks(_aggregate_back_block, threads, count, arguments)
+    _run_blocks(_aggregate_back_block, threads, count, arguments)
 
 
-@kernel
+@_kernel
 def _weight_back_block(b, blocks, rowptr, source, heads, channels, values, gradient, d_weight):
     width, end = heads * channels, len(source) - 1
     for i in range(blocks[b], blocks[b + 1]):
         here = np.int64(i) * width
         for e in range(rowptr[i], rowptr[i + 1]):
             there = np.int64(source[e]) * width
-            fetch(values, np.int64(source[min(e + AHEAD, end)]) * width, width)
+            _fetch(values, np.int64(source[min(e + AHEAD, end)]) * width, width)
             for h in range(heads):
                 c = h * channels
-                d_weight[e, h] = dot(channels, gradient, here + c, values, there + c)
+                d_weight[e, h] = _dot(channels, gradient, here + c, values, there + c)
 
 
-@kernel
+@_kernel
 def _weight_back(threads, count, *arguments):
-    run_blocks(_weight_back_block, threads, count, arguments)
+    _run_blocks(_weight_back_block, threads, count, arguments)
 
 
 class _Aggregate(Function):
     @staticmethod
     def forward(ctx: Any, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
-        given, weight, index = array(values), array(attention), incoming(adjacency)
+        given, weight, index = _array(values), _array(attention), _incoming(adjacency)
         out = np.empty((adjacency.num_nodes, *given.shape[1:]), given.dtype)
         room = workspace(index.blocks, weight, given.shape[2])
-        over(_aggregate, index, *given.shape[1:], weight, flat(given), flat(out), room)
+        _over(_aggregate, index, *given.shape[1:], weight, _flat(given), _flat(out), room)
         ctx.save_for_backward(attention, values)
         ctx.adjacency = adjacency
         return from_numpy(out)
@@ -183,18 +183,18 @@ class _Aggregate(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        weight, given = (array(t) for t in ctx.saved_tensors)
-        sizes, arrays = given.shape[1:], (flat(given), flat(gradients[0]))
+        weight, given = (_array(t) for t in ctx.saved_tensors)
+        sizes, arrays = given.shape[1:], (_flat(given), _flat(gradients[0]))
         d_weight = d_values = None
         if ctx.needs_input_grad[1]:
             d_weight, d_values = np.empty_like(weight), np.empty_like(given)
-            index = outgoing(ctx.adjacency)
+            index = _outgoing(ctx.adjacency)
             room = workspace(index.blocks, weight, sizes[1])
-            over(_aggregate_back, index, *sizes, weight, *arrays, d_weight, flat(d_values), room)
+            _over(_aggregate_back, index, *sizes, weight, *arrays, d_weight, _flat(d_values), room)
         elif ctx.needs_input_grad[0]:
             d_weight = np.empty_like(weight)
-            over(_weight_back, incoming(ctx.adjacency), *sizes, *arrays, d_weight)
-        return (*tensors(d_weight, d_values), None)
+            _over(_weight_back, _incoming(ctx.adjacency), *sizes, *arrays, d_weight)
+        return (*_tensors(d_weight, d_values), None)
 
 
 def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
@@ -202,21 +202,21 @@ def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor
     return _Aggregate.apply(attention, values, adjacency)  # type: ignore[no-any-return]
 
 
-@kernel
+@_kernel
 def _halves_block(b, nodes, heads, channels, values, a, c, left, right):
     for n in range(b * _ROWS, min((b + 1) * _ROWS, nodes)):
         for h in range(heads):
             here, at = (n * heads + h) * channels, h * channels
-            left[n * heads + h] = dot(channels, values, here, a, at)
-            right[n * heads + h] = dot(channels, values, here, c, at)
+            left[n * heads + h] = _dot(channels, values, here, a, at)
+            right[n * heads + h] = _dot(channels, values, here, c, at)
 
 
-@kernel
+@_kernel
 def _halves(threads, count, *arguments):
-    run_blocks(_halves_block, threads, count, arguments)
+    _run_blocks(_halves_block, threads, count, arguments)
 
 
-@kernel
+@_kernel
 def _halves_back_block(b, nodes, heads, channels, values, a, c, d_left, d_right, d_values, partial):
     """∂values = ∂left · a + ∂right · c; the gradients of a and c in rows 0 and 1 of partial[b]."""
     d_a, d_c = partial[b, 0], partial[b, 1]
@@ -225,24 +225,24 @@ def _halves_back_block(b, nodes, heads, channels, values, a, c, d_left, d_right,
     for n in range(b * _ROWS, min((b + 1) * _ROWS, nodes)):
         for h in range(heads):
             here, at = (n * heads + h) * channels, h * channels
-            xs, ys = splat(d_left[n * heads + h]), splat(d_right[n * heads + h])
+            xs, ys = _splat(d_left[n * heads + h]), _splat(d_right[n * heads + h])
             for k in range(0, whole, LANES):
-                v = load(values, here + k)
-                store(d_values, here + k, xs * load(a, at + k) + ys * load(c, at + k))
-                store(d_a, at + k, load(d_a, at + k) + xs * v)
-                store(d_c, at + k, load(d_c, at + k) + ys * v)
+                v = _load(values, here + k)
+                _store(d_values, here + k, xs * _load(a, at + k) + ys * _load(c, at + k))
+                _store(d_a, at + k, _load(d_a, at + k) + xs * v)
+                _store(d_c, at + k, _load(d_c, at + k) + ys * v)
             if rest > 0:
                 here, at = here + whole, at + whole
-                v = load_some(values, here, rest)
-                mixed = xs * load_some(a, at, rest) + ys * load_some(c, at, rest)
-                store_some(d_values, here, rest, mixed)
-                store_some(d_a, at, rest, load_some(d_a, at, rest) + xs * v)
-                store_some(d_c, at, rest, load_some(d_c, at, rest) + ys * v)
+                v = _load_some(values, here, rest)
+                mixed = xs * _load_some(a, at, rest) + ys * _load_some(c, at, rest)
+                _store_some(d_values, here, rest, mixed)
+                _store_some(d_a, at, rest, _load_some(d_a, at, rest) + xs * v)
+                _store_some(d_c, at, rest, _load_some(d_c, at, rest) + ys * v)
 
 
-@kernel
+@_kernel
 def _halves_back(threads, count, *arguments):
-    run_blocks(_halves_back_block, threads, count, arguments)
+    _run_blocks(_halves_back_block, threads, count, arguments)
 
 
 class _NodeScores(Function):
@@ -251,24 +251,24 @@ class _NodeScores(Function):
         ctx: Any, values: Tensor, source_weight: Tensor, destination_weight: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(values, source_weight, destination_weight)
-        given = [array(t) for t in (values, source_weight, destination_weight)]
+        given = [_array(t) for t in (values, source_weight, destination_weight)]
         left, right = (np.empty(given[0].shape[:2], given[0].dtype) for _ in range(2))
-        arrays = (flat(a) for a in (*given, left, right))
-        launch(_halves, -(-len(values) // _ROWS), *given[0].shape, *arrays)
-        return tensors(left, right)  # type: ignore[return-value]
+        arrays = (_flat(a) for a in (*given, left, right))
+        _launch(_halves, -(-len(values) // _ROWS), *given[0].shape, *arrays)
+        return _tensors(left, right)  # type: ignore[return-value]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        given = [array(t) for t in (*ctx.saved_tensors, *gradients)]
+        given = [_array(t) for t in (*ctx.saved_tensors, *gradients)]
         nodes, heads, channels = given[0].shape
         blocks, d_values = -(-nodes // _ROWS), np.empty_like(given[0])
         # One partial sum per block, added in block order: the same result for any number of threads.
         partial = np.zeros((blocks, 2, heads * channels), d_values.dtype)
-        arrays = (flat(a) for a in (*given, d_values))
-        launch(_halves_back, blocks, nodes, heads, channels, *arrays, partial)
+        arrays = (_flat(a) for a in (*given, d_values))
+        _launch(_halves_back, blocks, nodes, heads, channels, *arrays, partial)
         d_source, d_destination = partial.sum(0).reshape(2, heads, channels)
-        return tensors(d_values, d_source, d_destination)
+        return _tensors(d_values, d_source, d_destination)
 
 
 def node_scores(values: Tensor, source_weight: Tensor, destination_weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -276,22 +276,22 @@ def node_scores(values: Tensor, source_weight: Tensor, destination_weight: Tenso
     return _NodeScores.apply(values, source_weight, destination_weight)  # type: ignore[no-any-return]
 
 
-@kernel
+@_kernel
 def _drop_block(b, given, seed, limit, scale, out):
     for k in range(b * _CHUNK, min((b + 1) * _CHUNK, len(given))):
-        out[k] = given[k] * factor(k, seed, limit, scale)
+        out[k] = given[k] * _factor(k, seed, limit, scale)
 
 
-@kernel
+@_kernel
 def _drop(threads, count, *arguments):
-    run_blocks(_drop_block, threads, count, arguments)
+    _run_blocks(_drop_block, threads, count, arguments)
 
 
 def _dropped(given: Reals, seed: int, p: float) -> Tensor:
     out = np.empty_like(given)
-    limit, scale = odds(p)
+    limit, scale = _odds(p)
     numbers = seed, np.uint32(limit), given.dtype.type(scale)
-    launch(_drop, -(-given.size // _CHUNK), flat(given), *numbers, flat(out))
+    _launch(_drop, -(-given.size // _CHUNK), _flat(given), *numbers, _flat(out))
     return from_numpy(out)
 
 
@@ -299,12 +299,12 @@ class _Dropout(Function):
     @staticmethod
     def forward(ctx: Any, given: Tensor, p: float, seed: int) -> Tensor:
         ctx.options = seed, p
-        return _dropped(array(given), seed, p)
+        return _dropped(_array(given), seed, p)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _dropped(array(gradients[0]), *ctx.options), None, None
+        return _dropped(_array(gradients[0]), *ctx.options), None, None
 
 
 def dropout(given: Tensor, p: float, seed: int | Tensor) -> Tensor:

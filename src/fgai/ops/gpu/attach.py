@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fgai.ops.gpu.plan import grown_layouts, keep_work, place
+from fgai.ops.gpu.plan import _grown_layouts, _keep_work, _place
 from fgai.sparse import Adjacency
 from fgai.sparse.adjacency import Index32, of_narrow
 
@@ -165,7 +165,7 @@ def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacenc
     rowptr, colptr = (keys.new_empty(count, dtype=torch.int32) for _ in range(2))
     ours = keys.new_empty(old)
     out = source, destination, csc, target
-    incoming, outgoing, longest = grown_layouts(adjacency, nodes, width + int(loops))
+    incoming, outgoing, longest = _grown_layouts(adjacency, nodes, width + int(loops))
     short, long = new.bit_length(), longest.bit_length()
     _old_edges[_grid(old)](
         keys, turned, adjacency.csc, fresh, *out, ours, old, new, STEPS=short, B=BLOCK
@@ -178,5 +178,5 @@ def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacenc
         fresh, adjacency.rowptr, adjacency.colptr, rowptr, colptr, first, count, new, STEPS=short, B=BLOCK
     )
     grown = of_narrow(first + nodes, Index32(rowptr, source, colptr, csc, destination))
-    keep_work(grown, place(incoming, rowptr, source, source), place(outgoing, colptr, csc, target))
+    _keep_work(grown, _place(incoming, rowptr, source, source), _place(outgoing, colptr, csc, target))
     return grown, ours

@@ -35,9 +35,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.gpu.plan import Work, incoming, outgoing, room
-from fgai.ops.gpu.tiles import add_pieces, factor, inside, leaky, narrow, one, wide, wide_score
-from fgai.ops.reference import ADDITIVE, DYNAMIC, odds
+from fgai.ops.gpu.plan import Work, _room, incoming, outgoing
+from fgai.ops.gpu.tiles import _add_pieces, _leaky, _wide_score, factor, inside, narrow, one, wide
+from fgai.ops.reference import ADDITIVE, DYNAMIC, _odds
 from fgai.sparse import Adjacency
 from fgai.sparse.adjacency import reach_of
 
@@ -76,7 +76,7 @@ def _add(work: Work, parts: Tensor, out: Tensor) -> None:
         width = parts.numel() // work.slots
         block = min(256, _power(width))
         grid = (len(work.split_row), -(-width // block))
-        add_pieces[grid](work.split_row, work.split_slot, parts, out, width, BD=block, num_warps=1)
+        _add_pieces[grid](work.split_row, work.split_slot, parts, out, width, BD=block, num_warps=1)
 
 
 class _Attend(Function):
@@ -98,13 +98,13 @@ class _Attend(Function):
     ) -> tuple[Tensor, Tensor]:
         near, far, weight, values = (t.contiguous() for t in (near, far, weight, values))
         heads, channels = values.shape[1:]
-        limit, scale = odds(p)
+        limit, scale = _odds(p)
         ctx.numbers = {"SLOPE": slope, "RATE": channels**-0.5, "SCORE": score}
         ctx.draws = {"LIMIT": limit, "SCALE": scale, "DROP": p > 0}
         ctx.adjacency, ctx.written = adjacency, written
         filled = reach_of(adjacency).filled
         work, sizes = incoming(adjacency, filled), _sizes(heads, channels)
-        out, lse = room(values, filled), values.new_empty(len(values), heads)
+        out, lse = _room(values, filled), values.new_empty(len(values), heads)
         attention = values.new_empty(adjacency.num_edges if written else 0, heads)
         tops, totals = (values.new_empty(work.slots, heads) for _ in range(2))
         parts = values.new_empty(work.slots, heads, channels)
@@ -147,7 +147,7 @@ class _Attend(Function):
         moving = moving if few else len(values)
         few = few and moving < len(values)
         work, sizes = outgoing(ctx.adjacency, moving), _sizes(heads, channels)
-        delta, d_values, d_far = torch.empty_like(lse), room(values, moving), room(far, moving)
+        delta, d_values, d_far = torch.empty_like(lse), _room(values, moving), _room(far, moving)
         d_scores = values.new_empty(ctx.adjacency.num_edges, heads)
         value_parts = values.new_empty(work.slots, *values.shape[1:])
         far_parts = far.new_empty(work.slots, *far.shape[1:])
@@ -195,7 +195,7 @@ def _destinations(
 def _movers(ctx: Any, near: Tensor, *given: Tensor) -> Tensor:
     """Return the gradient at the destinations that move; zeros at the others."""
     moving = reach_of(ctx.adjacency).moving
-    work, d_near = incoming(ctx.adjacency, moving), room(near, moving)
+    work, d_near = incoming(ctx.adjacency, moving), _room(near, moving)
     parts = near.new_empty(work.slots, *near.shape[1:])
     if len(work.row):
         sizes = _sizes(*given[2].shape[1:])
@@ -255,9 +255,9 @@ def _forward(
         live = e < high
         j = tl.load(source + e, mask=live, other=0).to(tl.int64)
         if SCORE == 0:
-            s = leaky(narrow(far, j, h, live, H) + mine[None, :], SLOPE)
+            s = _leaky(narrow(far, j, h, live, H) + mine[None, :], SLOPE)
         else:
-            s = wide_score(wide(far, j, h, c, live, H, C), mine, w, SLOPE, RATE, SCORE)
+            s = _wide_score(wide(far, j, h, c, live, H, C), mine, w, SLOPE, RATE, SCORE)
         s = tl.where(live[:, None], s, float("-inf"))
         at = e.to(tl.int64)[:, None] * H + h[None, :]
         if WRITE:
@@ -358,10 +358,10 @@ def _moving_destinations(
         j = tl.load(source + e, mask=live, other=0).to(tl.int64)
         if SCORE == 0:
             other = narrow(far, j, h, live, H)
-            s = leaky(other + mine[None, :], SLOPE)
+            s = _leaky(other + mine[None, :], SLOPE)
         else:
             other = wide(far, j, h, c, live, H, C)
-            s = wide_score(other, mine, w, SLOPE, RATE, SCORE)
+            s = _wide_score(other, mine, w, SLOPE, RATE, SCORE)
         a = tl.where(live[:, None] & (h[None, :] < H), tl.exp(s - level[None, :]), 0.0)
         g = tl.sum(d[None, :, :] * wide(values, j, h, c, live, H, C), axis=2)
         ds = a * (g - middle[None, :])
@@ -400,7 +400,7 @@ def _claims(
         j = tl.load(source + e, mask=live, other=0).to(tl.int64)
         mine = tl.load(near + i * H + h, mask=h < H, other=0.0)
         level = tl.load(lse + i * H + h, mask=h < H, other=0.0)
-        s = leaky(narrow(far, j, h, live, H) + mine[None, :], SLOPE)
+        s = _leaky(narrow(far, j, h, live, H) + mine[None, :], SLOPE)
         a = tl.where(live[:, None], tl.exp(s - level[None, :]), 0.0)
     else:
         a = narrow(attention, e, h, live, H)
@@ -483,10 +483,10 @@ def _sources(
         i = tl.load(target + k, mask=live, other=0).to(tl.int64)
         if SCORE == 0:
             other = narrow(near, i, h, live, H)
-            s = leaky(other + mine[None, :], SLOPE)
+            s = _leaky(other + mine[None, :], SLOPE)
         else:
             other = wide(near, i, h, c, live, H, C)
-            s = wide_score(other, mine, w, SLOPE, RATE, SCORE)
+            s = _wide_score(other, mine, w, SLOPE, RATE, SCORE)
         good = live[:, None] & (h[None, :] < H)
         a = tl.where(good, tl.exp(s - narrow(lse, i, h, live, H)), 0.0)
         d = wide(d_out, i, h, c, live, H, C)

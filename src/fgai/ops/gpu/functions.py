@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.gpu.plan import room
+from fgai.ops.gpu.plan import _room
 from fgai.ops.reference import ADDITIVE, DYNAMIC
 from fgai.sparse import Adjacency
 from fgai.sparse.adjacency import reach_of
@@ -62,7 +62,7 @@ def _weighted(adjacency: Adjacency, weight: Tensor, values: Tensor, rows: int, *
     """
     ptr, edge, node = _outgoing(adjacency) if outgoing else _incoming(adjacency)
     values, weight = values.contiguous(), weight.contiguous()
-    out = room(values, rows)
+    out = _room(values, rows)
     sizes = _sizes(*values.shape[1:])
     if rows:
         _weighted_sum[(rows,)](ptr, edge, node, weight, values, out, **sizes, THROUGH=outgoing, num_warps=4)
@@ -156,7 +156,7 @@ class _Additive(Function):
             (ctx.needs_input_grad[0], _outgoing(adjacency), True, left, right),
             (ctx.needs_input_grad[1], _incoming(adjacency), False, right, left),
         ):
-            out = room(own, rows) if want else None
+            out = _room(own, rows) if want else None
             if out is not None and rows:
                 _additive_backward[(rows,)](
                     *view, own, other, gradient, out, ctx.slope, **_narrow(own.shape[1]), THROUGH=outgoing
@@ -190,9 +190,9 @@ class _Dynamic(Function):
         reach, learned = reach_of(adjacency), ctx.needs_input_grad[2]
         moving = reach.moving
         filled = reach.filled if learned else moving
-        d_left, d_right, part = room(left, moving), room(right, filled), right[:0]
+        d_left, d_right, part = _room(left, moving), _room(right, filled), right[:0]
         if learned:
-            part = room(right, filled)
+            part = _room(right, filled)
         if moving:
             _dynamic_backward[(moving,)](
                 *_outgoing(adjacency), left, right, weight, gradient, d_left, part, ctx.slope, **sizes,

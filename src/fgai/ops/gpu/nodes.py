@@ -12,7 +12,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fgai.ops.gpu.tiles import factor, inside, narrow, one, wide
-from fgai.ops.reference import odds
+from fgai.ops.reference import _odds
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -107,7 +107,7 @@ def _drop(given, out, seed, count, LIMIT: tl.constexpr, SCALE: tl.constexpr, BLO
 def _dropped(given: Tensor, p: float, seed: Tensor) -> Tensor:
     given = given.contiguous()
     out, count = torch.empty_like(given), given.numel()
-    limit, scale = odds(p)
+    limit, scale = _odds(p)
     if count:
         _drop[(-(-count // 1024),)](given, out, seed, count, LIMIT=limit, SCALE=scale, BLOCK=1024)
     return out

@@ -72,7 +72,7 @@ class Work(NamedTuple):
         return self.row, self.first, self.last, self.slot
 
 
-def lay_out(degree: Tensor) -> _Layout:
+def _lay_out(degree: Tensor) -> _Layout:
     """Return the pieces of rows that have up to `degree` [N] edges; waits for the device once."""
     count = torch.clamp((degree + PIECE - 1) // PIECE, min=1)
     row = torch.repeat_interleave(torch.arange(len(count), device=degree.device), count.long())
@@ -99,7 +99,7 @@ def _bounds(row, within, pointer, first, last, count, SIZE: tl.constexpr, B: tl.
     tl.store(last + p, tl.minimum(low + SIZE, end), mask=live)
 
 
-def place(layout: _Layout, pointer: Tensor, edge: Tensor, node: Tensor) -> Work:
+def _place(layout: _Layout, pointer: Tensor, edge: Tensor, node: Tensor) -> Work:
     """Return the work of a layout over rows that begin at `pointer` [N + 1]; waits for nothing."""
     first, last = torch.empty_like(layout.row), torch.empty_like(layout.row)
     if count := len(layout.row):
@@ -120,7 +120,7 @@ def incoming(adjacency: Adjacency, rows: int | None = None) -> Work:
     def make() -> Work:
         adjacency.check_incoming()
         index = adjacency.index32
-        return place(lay_out(index.rowptr.diff()[:rows]), index.rowptr, index.source, index.source)
+        return _place(_lay_out(index.rowptr.diff()[:rows]), index.rowptr, index.source, index.source)
 
     return cached_on(adjacency, ("gpu incoming", _some(adjacency, rows)), make)
 
@@ -132,12 +132,12 @@ def outgoing(adjacency: Adjacency, rows: int | None = None) -> Work:
         adjacency.check_outgoing()
         index = adjacency.index32
         target = index.destination[adjacency.csc]
-        return place(lay_out(index.colptr.diff()[:rows]), index.colptr, index.csc, target)
+        return _place(_lay_out(index.colptr.diff()[:rows]), index.colptr, index.csc, target)
 
     return cached_on(adjacency, ("gpu outgoing", _some(adjacency, rows)), make)
 
 
-def keep_work(adjacency: Adjacency, into: Work, out_of: Work) -> None:
+def _keep_work(adjacency: Adjacency, into: Work, out_of: Work) -> None:
     """Let `incoming` and `outgoing` return these for all nodes."""
     cached_on(adjacency, ("gpu incoming", None), lambda: into)
     cached_on(adjacency, ("gpu outgoing", None), lambda: out_of)
@@ -147,14 +147,14 @@ def _some(adjacency: Adjacency, rows: int | None) -> int | None:
     return None if rows is None or rows >= adjacency.num_nodes else rows
 
 
-def room(like: Tensor, rows: int) -> Tensor:
+def _room(like: Tensor, rows: int) -> Tensor:
     """Return a tensor of this shape to be filled up to `rows`; zeros from there on."""
     out = torch.empty_like(like)
     out[rows:] = 0.0
     return out
 
 
-def grown_layouts(adjacency: Adjacency, nodes: int, width: int) -> tuple[_Layout, _Layout, int]:
+def _grown_layouts(adjacency: Adjacency, nodes: int, width: int) -> tuple[_Layout, _Layout, int]:
     """Return both views' layouts with room for `nodes` new nodes of `width` edges each, and the longest row.
 
     An old node may become the neighbour of every new one, so each row has room for that many edges more. Made
@@ -166,7 +166,7 @@ def grown_layouts(adjacency: Adjacency, nodes: int, width: int) -> tuple[_Layout
         index = adjacency.index32
         fresh = index.rowptr.new_full((nodes,), width)
         degrees = [pointer.diff() for pointer in (index.rowptr, index.colptr)]
-        by_row, by_column = (lay_out(torch.cat([degree + nodes, fresh])) for degree in degrees)
+        by_row, by_column = (_lay_out(torch.cat([degree + nodes, fresh])) for degree in degrees)
         return by_row, by_column, int(torch.cat(degrees).max())
 
     return cached_on(adjacency, ("gpu grown", nodes, width), make)

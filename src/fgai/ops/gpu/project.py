@@ -17,8 +17,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fgai.cache import cached_on
-from fgai.ops.gpu.plan import Work, lay_out, place
-from fgai.ops.gpu.tiles import add_pieces
+from fgai.ops.gpu.plan import Work, _lay_out, _place
+from fgai.ops.gpu.tiles import _add_pieces
 from fgai.sparse import SparseRows
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -69,8 +69,8 @@ def _works(rows: SparseRows) -> tuple[Work, Work]:
 
     def make() -> tuple[Work, Work]:
         (rowptr, column), (colptr, owner, entry) = rows.rows32, rows.columns
-        by_row = place(lay_out(rowptr.diff()), rowptr, column, column)
-        return by_row, place(lay_out(colptr.diff()), colptr, entry, owner)
+        by_row = _place(_lay_out(rowptr.diff()), rowptr, column, column)
+        return by_row, _place(_lay_out(colptr.diff()), colptr, entry, owner)
 
     return cached_on(rows.pattern, "gpu rows and columns", make)
 
@@ -112,7 +112,7 @@ def _sum(work: Work, values: Tensor, dense: Tensor, count: int, *, through: bool
             D=width, BD=block, BE=max(8, 1024 // block), THROUGH=through, num_warps=2,
         )  # fmt: skip
     if work.slots:
-        add_pieces[(len(work.split_row), blocks)](
+        _add_pieces[(len(work.split_row), blocks)](
             work.split_row, work.split_slot, parts, out, width, BD=block, num_warps=1
         )
     return out

@@ -52,23 +52,23 @@ def narrow(pointer, node, h, live, H: tl.constexpr):
 
 
 @triton.jit
-def leaky(z, SLOPE: tl.constexpr):
+def _leaky(z, SLOPE: tl.constexpr):
     """Leaky relu."""
     return tl.where(z > 0, z, z * SLOPE)
 
 
 @triton.jit
-def wide_score(other, mine, weight, SLOPE: tl.constexpr, RATE: tl.constexpr, SCORE: tl.constexpr):
+def _wide_score(other, mine, weight, SLOPE: tl.constexpr, RATE: tl.constexpr, SCORE: tl.constexpr):
     """The dynamic (1) or dot-product (2) score of tiles [BE, BH, BC] with one row [BH, BC]."""
     if SCORE == 1:
-        s = tl.sum(weight[None, :, :] * leaky(other + mine[None, :, :], SLOPE), axis=2)
+        s = tl.sum(weight[None, :, :] * _leaky(other + mine[None, :, :], SLOPE), axis=2)
     else:
         s = tl.sum(other * mine[None, :, :], axis=2) * RATE
     return s
 
 
 @triton.jit
-def add_pieces(split_row, split_slot, parts, out, D, BD: tl.constexpr):
+def _add_pieces(split_row, split_slot, parts, out, D, BD: tl.constexpr):
     """out[row] = Σ of the parts [slots, D] of each row in several pieces."""
     r = tl.program_id(0)
     row = tl.load(split_row + r).to(tl.int64)

@@ -98,7 +98,7 @@ class Card(TabledDocument):
         """Return the numbers, what they were measured on, and what they do not say."""
         rows: list[list[Cell]] = []
         for path, number in self.numbers.items():
-            column = Column(number["title"], form_of(path), number["direction"])
+            column = Column(number["title"], _form_of(path), number["direction"])
             cells = [column.text(number["value"]), column.text(number["chance"])]
             rows.append([path, column.heading, *cells, _settings(number["parameters"])])
         columns = [Column(name) for name in ("quantity", "what", "value", "chance", "parameters")]
@@ -190,7 +190,7 @@ def _chosen(comparison: Comparison, name: str | None) -> EvaluationRecord:
     return comparison.records[0] if name is None else comparison[name]
 
 
-def form_of(path: str) -> str:
+def _form_of(path: str) -> str:
     """How a number prints; plainly where this fgai does not know it, or knows it as a count."""
     try:
         form = quantity(path).form

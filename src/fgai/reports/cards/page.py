@@ -13,8 +13,8 @@ from typing import Any
 from fgai.errors import CheckpointError, InputError
 from fgai.files import write_atomic
 from fgai.records import Column, provenance_line
-from fgai.reports.cards.card import Card, form_of
-from fgai.reports.page import esc
+from fgai.reports.cards.card import Card, _form_of
+from fgai.reports.page import _esc
 from fgai.typed import typed
 from fgai.version import __version__
 
@@ -73,14 +73,14 @@ def render(listing: Listing, title: str) -> str:
     ordered = sorted(groups.values(), key=lambda group: _heading(next(iter(group.values()))))
     sections = [_section(group) for group in ordered]
     parts = {
-        "title": esc(title),
+        "title": _esc(title),
         "style": (files("fgai.reports") / "assets" / "style.css").read_text(encoding="utf-8"),
         "own_style": _asset("cards.css"),
         "count": str(len(listing.cards)),
         "unusable": _unusable(listing.unusable),
         "sections": "\n".join(sections),
         "script": _asset("cards.js"),
-        "version": esc(__version__),
+        "version": _esc(__version__),
     }
     first, *pieces = _asset("cards.html").split("{{")
     filled = [piece.partition("}}") for piece in pieces]
@@ -103,14 +103,14 @@ def _section(group: dict[str, Card]) -> str:
     columns = _columns(group.values())
     head = "".join(
         f'<th scope="col" aria-sort="none"><button type="button" data-best="{column.better}">'
-        f"{esc(column.heading)}</button></th>"
+        f"{_esc(column.heading)}</button></th>"
         for column in (Column("model"), Column("class"), *columns.values())
     )
     rows = "".join(_row(file, card, columns) for file, card in _ranked(group, columns))
     chance = _chance(next(iter(group.values())), columns)
     said = "".join(_details(file, card) for file, card in group.items())
     return (
-        f"<section><h2>{esc(_heading(next(iter(group.values()))))}</h2>"
+        f"<section><h2>{_esc(_heading(next(iter(group.values()))))}</h2>"
         f'<div class="scroll"><table class="board"><thead><tr>{head}</tr></thead>'
         f"<tbody>{rows}</tbody>{chance}</table></div>{said}</section>"
     )
@@ -119,7 +119,7 @@ def _section(group: dict[str, Card]) -> str:
 def _columns(cards: Iterable[Card]) -> dict[str, Column]:
     """What any card has a number for, in the order of the first that has it."""
     return {
-        path: Column(number["title"], form_of(path), number["direction"])
+        path: Column(number["title"], _form_of(path), number["direction"])
         for card in cards
         for path, number in card.numbers.items()
         if number["value"] is not None
@@ -144,8 +144,8 @@ def _value(card: Card, path: str) -> float | None:
 
 def _row(file: str, card: Card, columns: dict[str, Column]) -> str:
     cells = "".join(_cell(column, _value(card, path)) for path, column in columns.items())
-    name = f'<th scope="row"><a href="#{_anchor(file)}">{esc(card.name)}</a></th>'
-    return f"<tr>{name}<td>{esc(card.model['class'])}</td>{cells}</tr>"
+    name = f'<th scope="row"><a href="#{_anchor(file)}">{_esc(card.name)}</a></th>'
+    return f"<tr>{name}<td>{_esc(card.model['class'])}</td>{cells}</tr>"
 
 
 def _chance(card: Card, columns: dict[str, Column]) -> str:
@@ -159,7 +159,7 @@ def _chance(card: Card, columns: dict[str, Column]) -> str:
 
 def _cell(column: Column, value: float | None) -> str:
     mark = "" if value is None else f' data-value="{value!r}"'
-    return f"<td{mark}>{esc(column.text(value))}</td>"
+    return f"<td{mark}>{_esc(column.text(value))}</td>"
 
 
 def _details(file: str, card: Card) -> str:
@@ -171,10 +171,10 @@ def _details(file: str, card: Card) -> str:
         "versions": card.version,
         "evidence": provenance_line(card.provenance) or "none: the record is of an older fgai",
     }
-    lines = [f"<li>{esc(name)}: {esc(value)}</li>" for name, value in facts.items()]
-    lines += [f"<li>{esc(note)}</li>" for note in table.notes]
+    lines = [f"<li>{_esc(name)}: {_esc(value)}</li>" for name, value in facts.items()]
+    lines += [f"<li>{_esc(note)}</li>" for note in table.notes]
     return (
-        f'<details class="card" id="{_anchor(file)}"><summary>{esc(card.name)}</summary>'
+        f'<details class="card" id="{_anchor(file)}"><summary>{_esc(card.name)}</summary>'
         f"<ul>{''.join(lines)}</ul></details>"
     )
 
@@ -188,7 +188,7 @@ def _anchor(file: str) -> str:
 def _unusable(reasons: dict[str, str]) -> str:
     if not reasons:
         return ""
-    lines = "".join(f"<li>{esc(name)}: {esc(reason)}</li>" for name, reason in reasons.items())
+    lines = "".join(f"<li>{_esc(name)}: {_esc(reason)}</li>" for name, reason in reasons.items())
     summary = f"<summary>{len(reasons)} files are no usable cards</summary>"
     return f'<details class="notice">{summary}<ul>{lines}</ul></details>'
 

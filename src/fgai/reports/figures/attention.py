@@ -23,7 +23,7 @@ from fgai.errors import InputError
 from fgai.explanations.node import GraphView, NodeView
 from fgai.models import as_graph
 from fgai.reports.figures import style
-from fgai.reports.figures.layout import Places, around, between, spring, surroundings
+from fgai.reports.figures.layout import Places, _around, _between, _spring, _surroundings
 from fgai.typed import typed
 
 
@@ -204,7 +204,7 @@ def _ring(views: Sequence[NodeView], most: int) -> dict[int, tuple[float, float]
         strongest = [n for n in view.neighbours if n != view.node][:most]
         wanted += [n for n in strongest if n not in wanted]
     wanted.sort(key=lambda n: n >= views[0].num_original)
-    spots = around(len(wanted))
+    spots = _around(len(wanted))
     return {n: (float(x), float(y)) for n, (x, y) in zip(wanted, spots, strict=True)}
 
 
@@ -340,14 +340,14 @@ def subgraph_attention(
     if not cases:
         raise InputError("`cases` must hold at least one model with an attack on it")
     graph = as_graph(data)
-    members = surroundings(graph, node, size)
+    members = _surroundings(graph, node, size)
     views = [before_after(case, graph, layer) for case in cases]
     drawn = [[_edges(view, members, injected) for view in pair] for pair in views]
     values = np.concatenate([weights for pair in drawn for _, weights, _ in pair] or [np.zeros(1)])
     norm = Normalize(0.0, max(1e-9, float(np.quantile(values, 0.98))) if values.size else 1.0)
     index = {n: i for i, n in enumerate(members)}
     inside = drawn[0][0][0]
-    places = spring(len(members), np.array([[index[a], index[b]] for a, b in inside]).reshape(-1, 2))
+    places = _spring(len(members), np.array([[index[a], index[b]] for a, b in inside]).reshape(-1, 2))
     with style.styled():
         figure = style.blank(7.0, 0.4 + 3.0 * len(cases))
         grid = figure.subplots(len(cases), 2, squeeze=False)
@@ -399,7 +399,7 @@ def _draw(
     index = {n: i for i, n in enumerate(members)}
     anchors = [[index[min(e)] for e in edges if max(e) == n and min(e) in index] for n in new]
     spots = {n: places[i] for n, i in index.items()}
-    spots |= dict(zip(new, between(places, anchors), strict=True))
+    spots |= dict(zip(new, _between(places, anchors), strict=True))
     colours, order = style.attention_colours(), np.argsort(weights, kind="stable")
     shares = np.clip(np.asarray(norm(weights)), 0, 1) if len(weights) else weights
     for dashed in (False, True):

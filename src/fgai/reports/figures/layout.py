@@ -11,13 +11,13 @@ from fgai.graph import Graph
 Places = NDArray[np.float64]
 
 
-def around(count: int) -> Places:
+def _around(count: int) -> Places:
     """Return [count, 2] places on a circle, clockwise from the top."""
     angle = np.pi / 2 - 2 * np.pi * np.arange(count) / max(1, count)
     return np.stack([np.cos(angle), np.sin(angle)], axis=1)
 
 
-def spring(count: int, edges: NDArray[np.int64], *, rounds: int = 300) -> Places:
+def _spring(count: int, edges: NDArray[np.int64], *, rounds: int = 300) -> Places:
     """Return [count, 2] places in the unit square: edges pull, all pairs push, cooled step by step.
 
     Starts on a circle instead of at random, so equal graphs look equal. For at most a few hundred nodes:
@@ -36,7 +36,7 @@ def spring(count: int, edges: NDArray[np.int64], *, rounds: int = 300) -> Places
     pairs = edges[edges[:, 0] != edges[:, 1]]
     joined[pairs[:, 0], pairs[:, 1]] = joined[pairs[:, 1], pairs[:, 0]] = 1.0
     ideal = 1.0 / np.sqrt(count)
-    places = around(count) * 0.5
+    places = _around(count) * 0.5
     places *= (
         0.75 + 0.25 * np.cos(7.0 * np.arange(count))[:, None]
     )  # off the circle, or opposite forces cancel
@@ -52,7 +52,7 @@ def spring(count: int, edges: NDArray[np.int64], *, rounds: int = 300) -> Places
     return np.asarray(places / max(1e-9, float(np.abs(places).max())))
 
 
-def between(places: Places, anchors: list[list[int]]) -> Places:
+def _between(places: Places, anchors: list[list[int]]) -> Places:
     """Return places for new nodes, outside the others, each in the direction of the nodes it is joined to."""
     out = np.zeros((len(anchors), 2))
     for index, ends in enumerate(anchors):
@@ -78,7 +78,7 @@ def _spread(places: Places, gap: float = 0.28) -> Places:
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
 
 
-def surroundings(graph: Graph, node: int, size: int) -> list[int]:
+def _surroundings(graph: Graph, node: int, size: int) -> list[int]:
     """Return up to `size` nodes in the order a breadth-first walk from `node` meets them (loops ignored)."""
     if not 0 <= node < graph.num_nodes:
         raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
