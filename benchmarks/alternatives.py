@@ -235,9 +235,9 @@ def rivals(adjacency: Adjacency, repeats: int) -> list[list[str]]:
             gaps.sum().backward()
 
         def without(step: Work = step) -> None:
-            kept, swaps.on_gpu = swaps.on_gpu, lambda _: False
+            kept, swaps._on_gpu = swaps._on_gpu, lambda _: False
             step()
-            swaps.on_gpu = kept
+            swaps._on_gpu = kept
 
         ways = {"ours": captured(step), "plain": captured(without)}
         found.append(row(f"rivals: k = {k}, captured", fastest(ways, repeats, device)))

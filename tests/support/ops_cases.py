@@ -50,6 +50,7 @@ def call(
     adjacency: Adjacency,
     p: float = 0.0,
     averaged: bool = False,
+    written: bool = True,
 ) -> tuple[Tensor, ...]:
     """Run one operation of a backend; always a tuple of results."""
     operation, _, kind = name.partition("_")
@@ -61,7 +62,7 @@ def call(
     first = KINDS[kind], near, far, weight
     if operation == "score":
         return (kernels.score(*first, adjacency, SLOPE),)
-    result = kernels.attend(*first, *rest, adjacency, SLOPE, p, SEED, True, averaged)
+    result = kernels.attend(*first, *rest, adjacency, SLOPE, p, SEED, written, averaged)
     assert isinstance(result, tuple)
     return result
 

@@ -143,7 +143,11 @@ class InjectionAdversary:
     @torch.no_grad()
     def climb(self) -> None:
         """Take one signed step along the gradient that was collected, if any; we maximise."""
-        unit = (self.features.new_tensor(self.budget.step_size), 0.0, 1.0)
+        unit = (
+            self.features.new_full((), self.budget.step_size),
+            0.0,
+            1.0,
+        )  # filled on the device, for capture
         moving = [(self.features, (self.step, *self.box)), *((one, unit) for one in self.points.values())]
         for place, (rate, low, high) in moving:
             if place.grad is not None:
