@@ -97,9 +97,9 @@ def before_the_folder_moves(patch: pytest.MonkeyPatch, stop: Callable[[], None])
 
 MOMENTS = {
     "features half": (behind(_ArrayFile, "append"), []),
-    "nodes written": (behind(write, "write_array"), []),
+    "nodes written": (behind(write, "_write_array"), []),
     "nodes recorded": (behind(write, "write_atomic"), ["nodes"]),
-    "edges half": (behind(edge_lists, "by_columns", 5), ["nodes"]),
+    "edges half": (behind(edge_lists, "_by_columns", 5), ["nodes"]),
     "edges written": (behind(sort, "_write_spool"), ["nodes"]),
     "edges recorded": (behind(write, "write_atomic", 2), ["nodes", "edges"]),
     "places half": (behind(sort, "_positions", 9), ["nodes", "edges"]),
@@ -107,7 +107,7 @@ MOMENTS = {
     "places recorded": (behind(write, "write_atomic", 3), ["nodes", "edges", "places"]),
     "rows half": (behind(sort, "_check_again", 9), ["nodes", "edges", "places"]),
     "rows recorded": (behind(write, "write_atomic", 4), ["nodes", "edges", "places", "rows"]),
-    "no fingerprint": (behind(write, "write_atomic"), ["nodes", "edges", "places", "rows"]),
+    "no fingerprint": (behind(write, "write_atomic", 5), ["nodes", "edges", "places", "rows"]),
     "whole": (before_the_folder_moves, ["nodes", "edges", "places", "rows", "fingerprint"]),
 }
 

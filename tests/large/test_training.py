@@ -18,7 +18,7 @@ from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph
 from fgai.large import StoredGraph, write_store
 from fgai.large.source import _StoredSource
-from fgai.large.training import _FaithfulBatches, _open_source, _VanillaBatches
+from fgai.large.training import _FaithfulBatches, _VanillaBatches, open_source
 from fgai.progress import current
 from fgai.training import Faithful, FaithfulConfig, Vanilla, make_faithful, train, untrained
 from fgai.training.capture import _run_parts, _summed
@@ -65,7 +65,7 @@ class TestGradients:
         model = made(name, graph)
         wanted, terms = gradients(model, Vanilla(prepared(model, graph)).parts(model, 0))
         assert max(float(value.abs().max()) for value in wanted.values()) > 1e-3
-        with _open_source(graph, 0) as whole:
+        with open_source(graph, 0) as whole:
             whole.batched_for(model, 1000, -1)
             (step,) = _VanillaBatches(whole).steps(model, 0)
             found, same = gradients(model, step.parts)
@@ -77,7 +77,7 @@ class TestGradients:
         model = made(name, graph)
         recipe = Vanilla(prepared(model, graph))
         wanted, terms = gradients(model, recipe.parts(model, 0))
-        with _open_source(graph, 0) as whole:
+        with open_source(graph, 0) as whole:
             whole.batched_for(model, 4, [-1] * 2)
             batches, sums, count, loss = _VanillaBatches(whole), {}, 0, 0.0
             for step in batches.steps(model, 3):
@@ -109,7 +109,7 @@ class TestGradients:
         on_whole, in_batches = (_nudged(vanilla, config) for _ in range(2))
         full = Faithful(vanilla, prepared(vanilla, graph), config)
         full.start(on_whole, 3)
-        with _open_source(graph, 0) as whole:
+        with open_source(graph, 0) as whole:
             whole.batched_for(vanilla, 1000, -1)
             batched = _FaithfulBatches(vanilla, whole, config)
             batched.start(in_batches, 3)
@@ -129,7 +129,7 @@ class TestGradients:
     def test_targets_are_those_of_the_whole_graph_whatever_is_drawn(self, graph: Graph) -> None:
         vanilla = train(made("GAT", graph), graph, epochs=5, progress=False, preset=None)
         seen = fgai.attention.observe(vanilla, prepared(vanilla, graph), heads="mean")
-        with _open_source(graph, 0) as whole:
+        with open_source(graph, 0) as whole:
             whole.batched_for(vanilla, 16, 2)
             recipe = _FaithfulBatches(vanilla, whole, FaithfulConfig(nodes=3, edges=4))
             recipe.start(_nudged(vanilla, recipe.config), 0)
@@ -182,7 +182,7 @@ class TestTraining:
 
     def test_score_with_all_neighbours_is_that_of_the_whole_graph(self, graph: Graph) -> None:
         model = made("GATv2", graph)
-        with _open_source(graph, 0) as whole:
+        with open_source(graph, 0) as whole:
             whole.batched_for(model, 5, -1)
             found = _VanillaBatches(whole).score(model)
         assert found == pytest.approx(Vanilla(prepared(model, graph)).score(model), abs=1e-5)
@@ -198,7 +198,7 @@ class TestTraining:
 
     def test_an_epoch_of_some_nodes_draws_others_every_time(self, graph: Graph) -> None:
         model, taken = made("GAT", graph), list[Tensor]()
-        with _open_source(graph, 0) as whole:
+        with open_source(graph, 0) as whole:
             whole.batched_for(model, 8, 2, 20)
             recipe = _FaithfulBatches(model, whole, FaithfulConfig(nodes=3, edges=4))
             assert recipe.steps_per_epoch == 3

@@ -33,7 +33,7 @@ def _norms(delta: Tensor, rowptr: Tensor, norm: str = "l1") -> Tensor:
         norm: "l1" (sum of absolute values), "l2" (Euclidean) or "linf" (largest absolute value).
 
     Example:
-        >>> norms(torch.tensor([3.0, -4.0, 1.0]), torch.tensor([0, 2, 3]), "l2").tolist()
+        >>> _norms(torch.tensor([3.0, -4.0, 1.0]), torch.tensor([0, 2, 3]), "l2").tolist()
         [5.0, 1.0]
     """
     checks.one_of(norm, "norm", NORMS)
@@ -123,7 +123,7 @@ def random_point(
     Example:
         >>> rowptr = torch.tensor([0, 3, 5])
         >>> point = random_point(rowptr, 5, 0.1, "l1", generator=torch.Generator().manual_seed(1))
-        >>> bool((norms(point, rowptr, "l1") <= 0.1).all())
+        >>> bool((_norms(point, rowptr, "l1") <= 0.1).all())
         True
     """
     checks.one_of(norm, "norm", NORMS)

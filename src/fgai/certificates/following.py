@@ -236,7 +236,7 @@ def _following() -> Iterator[_Following]:
 
     Example:
         >>> x = torch.ones(3)
-        >>> with following() as seen:
+        >>> with _following() as seen:
         ...     seen.start(x)
         ...     y = 2 * x + (x.round() - x).detach()
         >>> seen.culprit

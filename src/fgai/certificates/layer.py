@@ -91,7 +91,7 @@ def _probability_change(logits: Tensor, spread: Tensor) -> Tensor:
         float64 [N].
 
     Example:
-        >>> probability_change(torch.tensor([[0.0, 0.0]]), torch.tensor([0.0])).tolist()
+        >>> _probability_change(torch.tensor([[0.0, 0.0]]), torch.tensor([0.0])).tolist()
         [0.0]
     """
     chances = logits.detach().cpu().double().softmax(1).sort(1).values

@@ -154,7 +154,7 @@ def _smallest_below(
         That number, None if no number tried is below, and everything that was measured.
 
     Example:
-        >>> smallest_below(lambda n: 1 / n, 0.3, 100)
+        >>> _smallest_below(lambda n: 1 / n, 0.3, 100)
         (4, {1: 1.0, 2: 0.5, 4: 0.25, 3: 0.3333333333333333})
     """
     seen: dict[int, float] = {}

@@ -369,7 +369,7 @@ class _TrainingSource(_StoredSource):
 
 
 @contextmanager
-def _open_source(data: Any, seed: int) -> Iterator[_TrainingSource]:
+def open_source(data: Any, seed: int) -> Iterator[_TrainingSource]:
     """Give a graph as mini-batch training reads it; what is computed on the way is gone afterwards.
 
     A graph in memory is written down first, so that everything else knows one kind of graph.

@@ -201,6 +201,7 @@ def changed_share(before: Tensor, after: Tensor) -> float:
         In [0, 1]; NaN without nodes.
 
     Example:
+        >>> import torch
         >>> changed_share(torch.tensor([0, 1, 1, 0]), torch.tensor([0, 1, 0, 0]))
         0.25
     """

@@ -221,7 +221,7 @@ def _laplacian_encoding(
         InputError: for bad edges or sizes, or if Lanczos does not converge.
 
     Example:
-        >>> laplacian_encoding(torch.tensor([[0], [1]]), 3, size=2).vectors  # a pair and a lonely node
+        >>> _laplacian_encoding(torch.tensor([[0], [1]]), 3, size=2).vectors  # a pair and a lonely node
         tensor([[ 1.,  0.],
                 [-1.,  0.],
                 [ 0.,  0.]])

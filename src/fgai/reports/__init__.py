@@ -1,7 +1,7 @@
 """Reports, figures and cards: HTML pages, matplotlib figures and small checkable claims about a model."""
 
 from fgai.reports.build import Report, make_report, read_report
-from fgai.reports.cards import card
+from fgai.reports.cards.card import card  # not the module of the same name
 from fgai.reports.compose import report
 from fgai.reports.page import render, write_report
 from fgai.reports.words import missing

@@ -21,7 +21,7 @@ from fgai.training.loop import epoch_seed, fit
 from fgai.training.resume import run_label
 from fgai.training.retry import ATTEMPTS, MIN_EPOCHS, _check_attempts, _Judged, _Standing
 from fgai.training.settings import FaithfulConfig, _preset_named, set_ranges
-from fgai.training.source import _open_source
+from fgai.training.source import open_source
 from fgai.training.train import _in_memory, _preset_class, copied, set_history
 from fgai.typed import typed
 
@@ -101,7 +101,7 @@ def make_faithful(
         "tracker": tracker,
     }
     if batch_size is not None:
-        with shown(progress), _open_source(data, seed) as source:
+        with shown(progress), open_source(data, seed) as source:
             source.batched_for(model, batch_size, fan_out, epoch_size)
             config = _config(model, source.nodes, config, preset, settings)
             recipe = source.faithful(model, config)

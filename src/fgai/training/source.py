@@ -1,4 +1,4 @@
-"""`_BatchSource`: a graph that training reads in mini-batches; `fgai.large` implements it."""
+"""`BatchSource`: a graph that training reads in mini-batches; `fgai.large` implements it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fgai.training.loop import Batched
 from fgai.training.settings import Tightness
 
 
-class _BatchSource(Protocol):
+class BatchSource(Protocol):
     """A graph in mini-batches, and the recipes that train on them."""
 
     nodes: Graph
@@ -45,7 +45,7 @@ class _BatchSource(Protocol):
         """Set the ranges of a model's limits from all nodes."""
 
 
-def _open_source(data: Any, seed: int) -> AbstractContextManager[_BatchSource]:
+def open_source(data: Any, seed: int) -> AbstractContextManager[BatchSource]:
     """Open a graph for mini-batches.
 
     Args:
@@ -56,7 +56,5 @@ def _open_source(data: Any, seed: int) -> AbstractContextManager[_BatchSource]:
         InputError: links or small graphs, which mini-batches do not keep.
         DataError: the folder holds no stored graph, or a damaged one.
     """
-    opened: AbstractContextManager[_BatchSource] = import_module("fgai.large.training").open_source(
-        data, seed
-    )
+    opened: AbstractContextManager[BatchSource] = import_module("fgai.large.training").open_source(data, seed)
     return opened

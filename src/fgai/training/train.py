@@ -24,7 +24,7 @@ from fgai.training.loop import TRAIN_FIELDS, Batched, Recipe, TrainConfig, fit
 from fgai.training.recipes import Vanilla
 from fgai.training.resume import History, run_label
 from fgai.training.settings import ADVERSARY_FIELDS, LIMIT_FIELDS, FaithfulConfig, Tightness, _preset_named
-from fgai.training.source import _open_source
+from fgai.training.source import open_source
 from fgai.training.terms import TERMS
 from fgai.typed import typed
 
@@ -159,7 +159,7 @@ def train(
         return _fitted(model, recipe, config, label, saving)
     if recipe is not None:
         raise InputError("`batch_size` trains by cross-entropy, a recipe of your own reads whole graphs")
-    with _open_source(data, seed) as source:
+    with open_source(data, seed) as source:
         model, config = _built(model, source.nodes, None, preset, config, seed, settings)
         source.batched_for(model, batch_size, fan_out)
         batches = source.vanilla()

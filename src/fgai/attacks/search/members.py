@@ -192,7 +192,7 @@ def _batches(members: tuple[Member, ...]) -> list[list[Member]]:
     """Members that can climb side by side, in the order of the first of each batch; those that polish last.
 
     Example:
-        >>> [[member.name for member in batch] for batch in batches(PREDICTION_MEMBERS)][-1]
+        >>> [[member.name for member in batch] for batch in _batches(PREDICTION_MEMBERS)][-1]
         ['polish', 'polish momentum']
     """
     found: dict[tuple[bool, str, int], list[Member]] = {}
