@@ -15,7 +15,8 @@ import fgai
 from fgai.attention import AttentionMap, LayerAttention, observe, prepared, record
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
-from fgai.metrics import overlap, paired
+from fgai.metrics import overlap
+from fgai.metrics.views import paired
 from fgai.models import GAT, GT, AttentionModel, GATv2
 from fgai.sparse import Features
 from support import attack_cases as cases

@@ -18,7 +18,8 @@ from fgai.certificates import Injection, InjectionCertificate, certify_injection
 from fgai.certificates.kernels import _mean_bounds
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.metrics import overlap_per_node, paired
+from fgai.metrics import overlap_per_node
+from fgai.metrics.views import paired
 from fgai.models import GAT, GT, GATv2
 from fgai.sparse import Adjacency
 

@@ -15,7 +15,7 @@ from fgai.errors import ReliabilityWarning
 from fgai.evaluation import EvaluationRecord, evaluate
 from fgai.evaluation.record import _explanation_table, _notes_of, _prediction_table
 from fgai.evaluation.reliability import FLAT, WEAK, check_attention
-from fgai.metrics import sharpness_by_layer
+from fgai.metrics.sharpness import sharpness_by_layer
 from support import attack_cases as cases
 from support.evaluate_cases import tiny_threat
 

@@ -22,8 +22,8 @@ from fgai.attention import (
     touched_rows,
 )
 from fgai.graph import Graph
-from fgai.metrics import paired
 from fgai.metrics.removal import _predict_without, _removal_curves, combined
+from fgai.metrics.views import paired
 from support import attack_cases as cases
 from support.evaluate_cases import KINDS, tiny_threat
 from support.graph_cases import build, edge_sets

@@ -158,7 +158,7 @@ def killed(graph: Path, folder: Path, moments: list[list[float]]) -> None:
             kill.start() if later else kill.function(*kill.args)
         return _run_parts(parts)
 
-    with patch("fgai.training.loop.run_parts", mortal), joined(timeout=60) as ranks:
+    with patch("fgai.training.loop._run_parts", mortal), joined(timeout=60) as ranks:
         try:
             model = fgai.train("GAT", graph, checkpoint=folder / "state", **LONG)
         except Exception:

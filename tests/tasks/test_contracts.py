@@ -29,7 +29,8 @@ from fgai.attention import evaluating, observe, prepared
 from fgai.certificates import certify
 from fgai.errors import InputError
 from fgai.evaluation import EvaluationRecord, compare, evaluate
-from fgai.metrics import METRICS, Compared, Views, item_overlaps
+from fgai.metrics import METRICS, Compared, Views
+from fgai.metrics.ranking import item_overlaps
 from fgai.reports.build import make_report
 from fgai.reports.page import render
 from fgai.tasks import TASKS, task_of

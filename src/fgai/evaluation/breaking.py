@@ -16,7 +16,8 @@ from fgai.attention import observe, prepared, touched_rows, warn_coupled, warn_u
 from fgai.checks import one_of, whole
 from fgai.checks import seed as check_seed
 from fgai.errors import InputError
-from fgai.metrics import Compared, mean_of_defined, overlap_layers
+from fgai.metrics import Compared, mean_of_defined
+from fgai.metrics.ranking import overlap_layers
 from fgai.models import as_graph
 from fgai.records import Column, Table
 from fgai.tasks import task_of

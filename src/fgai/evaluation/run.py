@@ -28,6 +28,8 @@ from fgai.errors import FgaiWarning, InputError, warn
 from fgai.evaluation import reliability
 from fgai.graph import Graph
 from fgai.metrics import Attacked, Compared, View, Views
+from fgai.metrics.prediction import score_views
+from fgai.metrics.sharpness import sharpness_by_layer
 from fgai.records import Meter, pack_array, plain
 from fgai.tasks import check_logits, task_of
 from fgai.typed import typed
@@ -120,11 +122,11 @@ class _Run:
             again = logits_again(self.model, self.graph)
         reliability.check_outputs(self.clean.logits, again)
         reliability.check_range(count[0], count[1], clipped_share(self.model))
-        sharpness = metrics.sharpness_by_layer(self.clean.attention)
+        sharpness = sharpness_by_layer(self.clean.attention)
         reliability.check_attention(sharpness, self.clean.attention, self.k)
         self.vanilla = self._vanilla(vanilla)
         if self.vanilla is not None:
-            sharpness = metrics.sharpness_by_layer(self.vanilla)
+            sharpness = sharpness_by_layer(self.vanilla)
         self.sharpest = metrics.sharpest_layer(sharpness)
 
     def _vanilla(self, vanilla: nn.Module | None) -> AttentionMap | None:
@@ -190,7 +192,7 @@ class _Run:
 
     def _metrics(self, views: Views, meter: Meter) -> dict[str, Any]:
         """Return the scores of the task and every metric with a `measure`, each beside its chance level."""
-        out: dict[str, Any] = metrics.score_views(views, self.headline)
+        out: dict[str, Any] = score_views(views, self.headline)
         if views.target is not None:
             headline = out[self.headline]
             reliability.check_score(headline["clean"], headline["chance"], self.headline)

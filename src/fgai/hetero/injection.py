@@ -26,6 +26,7 @@ from fgai.attention.interface import EdgeType
 from fgai.divergence import row_tvd
 from fgai.hetero.model import HeteroCall
 from fgai.hetero.view import MASKS, HeteroView
+from fgai.metrics.ranking import chance_layers, overlap_layers
 from fgai.objectives import Loss, Objective
 from fgai.records import Column, Table, Tabled
 from fgai.tasks import task_of
@@ -216,8 +217,8 @@ def _stability(
     compared = metrics.Compared(clean, attacked, k, touched)
     pairs = compared.pairs
     by_entry = {
-        "overlap": metrics.overlap_layers(compared)["overlap_touched"],
-        "chance": metrics.chance_layers(compared, touched=True),
+        "overlap": overlap_layers(compared)["overlap_touched"],
+        "chance": chance_layers(compared, touched=True),
         "tvd": [
             metrics.mean_over(_moved(pair.before, pair.after, pair.rowptr), rows)
             for pair, rows in zip(pairs, touched, strict=True)

@@ -25,18 +25,14 @@ from fgai.metrics.prediction import (
     macro_f1,
     recall,
     roc_auc,
-    score_views,
     task_scores,
 )
 from fgai.metrics.ranking import (
-    chance_layers,
-    item_overlaps,
     kept_by_layer,
     lost,
     overlap,
     overlap_chance,
     overlap_graph,
-    overlap_layers,
     same_class_changed,
     same_class_share,
     tied_share,
@@ -55,7 +51,6 @@ from fgai.metrics.sharpness import (
     NOTHING,
     sharpest_layer,
     sharpness,
-    sharpness_by_layer,
     sharpness_per_node,
     top_share,
     top_share_per_node,
@@ -94,7 +89,7 @@ from fgai.metrics.spec import (
     quantity,
     shown_numbers,
 )
-from fgai.metrics.views import NULLS, Attacked, Compared, View, Views, layered, paired
+from fgai.metrics.views import NULLS, Attacked, Compared, View, Views
 
 for _module in iter_modules(__path__, f"{__name__}."):
     import_module(_module.name)
@@ -115,7 +110,6 @@ __all__ = [
     "accuracy",
     "average_precision",
     "balanced_accuracy",
-    "chance_layers",
     "chance_path",
     "chance_score",
     "changed_share",
@@ -137,9 +131,7 @@ __all__ = [
     "intruder_nodes",
     "intruder_places",
     "intruder_places_per_node",
-    "item_overlaps",
     "kept_by_layer",
-    "layered",
     "lost",
     "macro_f1",
     "mean_of_defined",
@@ -150,9 +142,7 @@ __all__ = [
     "overlap",
     "overlap_chance",
     "overlap_graph",
-    "overlap_layers",
     "overlap_per_node",
-    "paired",
     "quantity",
     "random_ranking",
     "rank_correlation",
@@ -161,10 +151,8 @@ __all__ = [
     "roc_auc",
     "same_class_changed",
     "same_class_share",
-    "score_views",
     "sharpest_layer",
     "sharpness",
-    "sharpness_by_layer",
     "sharpness_per_node",
     "shown_numbers",
     "slope",

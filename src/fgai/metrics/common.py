@@ -64,6 +64,15 @@ def _classes_of(prediction: Tensor) -> Tensor:
     return prediction.long()
 
 
+def _matched_classes(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+    """Class indices [N] of two predictions of the same nodes."""
+    one, two = _classes_of(before), _classes_of(after)
+    if one.shape != two.shape:
+        got = f"{tuple(one.shape)} and {tuple(two.shape)}"
+        raise InputError(f"`before` and `after` must cover the same nodes, got {got}")
+    return one, two
+
+
 @typed
 def mean_over(per_node: Tensor, nodes: Tensor | None = None) -> float:
     """Mean of the entries that are not NaN, among `nodes` if given; NaN if there is none.

@@ -15,7 +15,13 @@ from torch import Tensor
 
 from fgai import checks, topk
 from fgai.attention import AttentionMap
-from fgai.metrics.common import _check_attention, _check_attentions, mean_over, overlap_per_node
+from fgai.metrics.common import (
+    _check_attention,
+    _check_attentions,
+    _matched_classes,
+    mean_over,
+    overlap_per_node,
+)
 from fgai.metrics.spec import Shown, metric
 from fgai.metrics.views import Compared, View, Views, _Pair
 from fgai.ops.segments import check_row_pointers
@@ -325,6 +331,7 @@ def same_class_changed(kept: Tensor, stayed: Tensor, *, nodes: Tensor | None = N
         >>> same_class_changed(torch.tensor([0.8, 1.0, 0.6, 1.0]), torch.tensor([True, True, False, True]))
         0.25
     """
+    checks.mask(stayed, (kept.numel(),), "stayed")
     return mean_over(torch.where(kept.isnan(), float("nan"), ((kept < 1) & stayed).double()), nodes)
 
 
@@ -341,7 +348,8 @@ def same_class_share(before: Tensor, after: Tensor) -> float:
         >>> same_class_share(torch.eye(2), torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
         0.5
     """
-    return float((before.argmax(1) == after.argmax(1)).double().mean())
+    one, two = _matched_classes(before, after)
+    return float((one == two).double().mean())
 
 
 @metric(
@@ -355,7 +363,7 @@ def touched_share(touched: Tensor) -> float:
         >>> touched_share(torch.tensor([True, False]))
         0.5
     """
-    return float(touched.double().mean())
+    return float(checks.mask(touched, (touched.numel(),), "touched").double().mean())
 
 
 @typed

@@ -195,4 +195,6 @@ def sharpest_layer(sharpness: Sequence[float]) -> int:
         >>> sharpest_layer([0.1, float("nan"), 0.3])
         2
     """
+    if not len(sharpness):
+        raise InputError("`sharpness` must hold one value per layer, got none")
     return max(range(len(sharpness)), key=lambda i: sharpness[i] if sharpness[i] == sharpness[i] else -1.0)

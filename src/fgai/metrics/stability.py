@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from fgai import checks, divergence
-from fgai.errors import InputError
-from fgai.metrics.common import _classes_of
+from fgai.metrics.common import _matched_classes
 from fgai.metrics.spec import Shown, metric
 from fgai.metrics.views import Compared, Views
 from fgai.typed import typed
@@ -205,10 +204,7 @@ def changed_share(before: Tensor, after: Tensor) -> float:
         >>> changed_share(torch.tensor([0, 1, 1, 0]), torch.tensor([0, 1, 0, 0]))
         0.25
     """
-    one, two = _classes_of(before), _classes_of(after)
-    if one.shape != two.shape:
-        got = f"{tuple(one.shape)} and {tuple(two.shape)}"
-        raise InputError(f"`before` and `after` must cover the same nodes, got {got}")
+    one, two = _matched_classes(before, after)
     return float((one != two).double().mean())
 
 
