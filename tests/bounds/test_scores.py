@@ -45,7 +45,8 @@ def exact_and_as_intervals(kind: Any, place: int) -> list[_Scores]:
     """Scores of a layer from certain sides, and from the same as intervals whose ends are two tensors."""
     graph = fgai.load_dataset("planted")
     torch.manual_seed(0)
-    model = fgai.limit(kind.for_data(graph), graph, 0.02, soften=0.2).double()
+    few = {"hidden_channels": 3, "heads": 2}  # intervals hold a number for every edge, head and channel
+    model = fgai.limit(kind.for_data(graph, **few), graph, 0.02, soften=0.2).double()
     assert graph.features is not None
     seen = prepared(model, graph.replace(features=graph.features.to("cpu", torch.float64)))
     layer, x = model.convs[place], seen.features
