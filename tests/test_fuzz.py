@@ -66,10 +66,18 @@ def test_twenty_thousand_calls(piece: int) -> None:
     assert make_calls(MANY // PIECES, piece) == MANY // PIECES
 
 
+GRAPH = small_data(nodes=30, width=5)
 FOUND: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (fgai.attention.duplicate, {"model": ()}),
     (fgai.reports.figures.certified_curves, {"records": "node"}),
     (fgai.limit, {"model": torch.ones(3), "data": small_data()}),
+    (fgai.limit, {"model": fgai.GAT(5, 3), "data": small_data(), "nodes": torch.rand(30)}),
+    (fgai.attacks.make_attack, {"threat": "standard", "objective": torch.ones(2)}),
+    (
+        fgai.training.Adversarial,
+        {"graph": fgai.models.as_graph(GRAPH), "budget": fgai.attacks.Budget(), "lean": -(2**70)},
+    ),
+    (fgai.ops.row_sum, {"values": torch.ones(3), "rowptr": torch.tensor([0, 2, 1])}),
     (fgai.metrics.chance_score, {"name": "f1", "target": torch.tensor([0.5, 1.0])}),
     (fgai.metrics.chance_score, {"name": "f1", "target": torch.tensor([0, 2 * 10**15])}),
     (fgai.report, {"models": {}, "data": small_data(), "on_step": torch.ones(2)}),
@@ -96,7 +104,6 @@ def test_what_it_has_found_stays_mended(call: Callable[..., Any], arguments: dic
     check((fuzz.Door(call.__module__, call.__name__, call), arguments))
 
 
-GRAPH = small_data(nodes=30, width=5)
 EDGES = torch.tensor([[0, 1], [1, 0]])
 HUGE = 10**11
 """Of anything, more than fits into memory."""

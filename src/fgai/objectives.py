@@ -130,12 +130,14 @@ class Objective:
             k: size of the explanation, for named objectives that need one.
 
         Raises:
-            InputError: an unknown name.
+            InputError: an unknown name, or something that cannot be called.
         """
         if isinstance(given, Objective):
             return given
         if isinstance(given, str):
             return OBJECTIVES[one_of(given, "objective", tuple(OBJECTIVES))](k)
+        if not callable(given):
+            raise InputError(f"`objective` must be a name or a function, got {type(given).__name__}")
         return cls(getattr(given, "__name__", "custom"), given)
 
 

@@ -144,8 +144,8 @@ def test_a_graph_of_one_node(model: GAT) -> None:
         ({"cut": -0.1}, "at least 0"),
         ({"cut": "some"}, "or 'auto'"),
         ({"nodes": torch.zeros(80, dtype=torch.bool)}, "empty"),
-        ({"nodes": torch.zeros(7, dtype=torch.bool)}, "80 entries"),
-        ({"nodes": torch.tensor([99])}, "between 0 and 79"),
+        ({"nodes": torch.zeros(7, dtype=torch.bool)}, r"shape \[80\]"),
+        ({"nodes": torch.tensor([99])}, r"0\.\.79"),
     ],
 )
 def test_bad_input(model: GAT, data: Graph, changes: dict[str, object], message: str) -> None:

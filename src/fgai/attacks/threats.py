@@ -224,7 +224,8 @@ def make_attack(
         InputError: an unknown name, or another objective than that of a threat which has its own.
     """
     threat = threat_of(threat)
-    chosen = objective or threat.objective or "prediction"
+    wanted = threat.objective if objective is None else objective
+    chosen = "prediction" if wanted is None else wanted
     own, asked = Objective.of(threat.objective or chosen, k), Objective.of(chosen, k)
     if own.name != asked.name:
         raise InputError(

@@ -84,6 +84,7 @@ def row_sum(values: Tensor, rowptr: Tensor) -> Tensor:
         >>> row_sum(torch.tensor([1.0, 2.0, 5.0]), torch.tensor([0, 2, 2, 3])).tolist()
         [3.0, 0.0, 5.0]
     """
+    check_rows(values, rowptr)
     if not values.is_floating_point():
         # Exact in float64 below 2^53 edges.
         return row_sum(values.double(), rowptr).long()

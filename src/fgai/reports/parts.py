@@ -280,9 +280,10 @@ def _interval_in(intervals: Intervals | None, name: str, key: str) -> Interval |
     """Return one interval of a document; None where it has none that can be read."""
     found = ((intervals or {}).get(name) or {}).get(key)
     try:
-        return None if found is None else Interval(**found)
+        interval = None if found is None else Interval(**found)
     except TypeError:  # from a file of another version
         return None
+    return interval if interval and all(isinstance(value, int | float) for value in interval) else None
 
 
 def _of_predictions(first: _Part, second: _Part, before: str, after: str) -> Interval | None:

@@ -14,6 +14,7 @@ from fgai.attacks import Budget, draw_endpoints, draw_features
 from fgai.attacks.budget import Box, data_range, smallest_pool, warn_if_narrow
 from fgai.attacks.search.climb import OPTIMISERS
 from fgai.attention import Limits, replacing_values
+from fgai.checks import at_least
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.processes import current
@@ -51,7 +52,7 @@ class InjectionAdversary:
     ) -> None:
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to inject")
-        self.graph, self.budget, self.lean = graph, budget, lean
+        self.graph, self.budget, self.lean = graph, budget, at_least(lean, "lean", 0.0)
         self.weights = leaning(_neighbours(graph), lean) if lean else None
         low, high = feature_range or data_range(graph)
         stored = graph.features.stored

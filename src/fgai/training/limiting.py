@@ -20,6 +20,7 @@ from fgai.attention import (
     model_name,
     prepared,
 )
+from fgai.checks import positions
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import as_graph
@@ -137,15 +138,11 @@ def _checked(nodes: Tensor | None, graph: Graph) -> Tensor | None:
         raise InputError(f"{graph.name!r} has no nodes to take ranges from")
     if nodes is None:
         return None
-    if nodes.dtype == torch.bool:
-        if nodes.shape != (graph.num_nodes,):
-            raise InputError(f"`nodes` must have {graph.num_nodes} entries, got {tuple(nodes.shape)}")
-        nodes = nodes.nonzero().flatten()
-    if not nodes.numel():
+    rows = positions(nodes, graph.num_nodes, "nodes").flatten()
+    rows = rows.nonzero().flatten() if rows.dtype == torch.bool else rows
+    if not rows.numel():
         raise InputError("`nodes` is empty: there is nothing to take ranges from")
-    if int(nodes.min()) < 0 or int(nodes.max()) >= graph.num_nodes:
-        raise InputError(f"`nodes` must lie between 0 and {graph.num_nodes - 1}")
-    return nodes.to(graph.device)
+    return rows.to(graph.device)
 
 
 def _measured(model: nn.Module, graph: Graph, tightness: Tightness, nodes: Tensor | None) -> Tensor:
