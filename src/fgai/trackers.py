@@ -60,19 +60,7 @@ _Row = dict[str, Any]
 
 
 class _FileTracker(Tracker):
-    """A log of rows in one file; several runs may share it.
-
-    A run that begins anew replaces its rows, one that goes on is put back to what its checkpoint knows. Every
-    row is written as it comes, so a killed process loses none.
-
-    Args:
-        path: of the file; it is made with the folder around it.
-        name: put before the names of runs, for files that several trainings share.
-
-    Raises:
-        CheckpointError: there is a file, and it is no such log.
-        FgaiError: it cannot be written.
-    """
+    """A log of rows in one file, written as they come; several runs may share it, a repeated one replaces its rows."""
 
     def __init__(self, path: Path | str, *, name: str = "") -> None:
         self.path, self.name = Path(path), name
@@ -136,7 +124,14 @@ class _FileTracker(Tracker):
 
 
 class JsonlTracker(_FileTracker):
-    r"""One JSON object in a line for every epoch, and one with `end` for what a run came to.
+    r"""One JSON object in a line for every epoch, and one with `end` for the summary of a run.
+
+    Args:
+        path: of the file, created if missing.
+        name: prefix of the names of runs, for files that several trainings share.
+
+    Raises:
+        CheckpointError: there is a file, and it is no such log.
 
     Example:
         >>> tracker = JsonlTracker("log.jsonl")
@@ -161,7 +156,7 @@ class JsonlTracker(_FileTracker):
 
 
 class CsvTracker(_FileTracker):
-    r"""One row for every epoch and one column for every name; cells of names a run has not are empty.
+    r"""One row for every epoch and one column for every name; arguments as of `JsonlTracker`.
 
     Example:
         >>> tracker = CsvTracker("log.csv")
@@ -210,14 +205,7 @@ def _row(run: str, epoch: int, values: Values) -> _Row:
 
 
 class _ServiceTracker(Tracker):
-    """A tracking service: a run there for every run here.
-
-    Args:
-        start: takes the name of a run and the number of epochs done before; returns the service's run.
-        log: takes the service's run, values and the epoch.
-        end: takes the service's run and a summary.
-        replays: whether epochs done before are logged again to the new run.
-    """
+    """A tracking service: a run there for every run here."""
 
     def __init__(
         self,

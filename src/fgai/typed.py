@@ -25,17 +25,11 @@ _STANDS_FOR: dict[Any, tuple[type, ...]] = {
 
 
 class _Kind(NamedTuple):
-    """What an annotation asks of an argument.
+    """What an annotation asks of an argument."""
 
-    Attributes:
-        classes: one of which it is an instance of.
-        entries: classes of the entries of a sequence, or of the values of a mapping, if that is said.
-        words: for the message.
-    """
-
-    classes: tuple[type, ...]
-    entries: tuple[type, ...]
-    words: str
+    classes: tuple[type, ...]  # one of which it is an instance of
+    entries: tuple[type, ...]  # classes of the entries of a sequence, or of the values of a mapping
+    words: str  # for the message
 
     def fits(self, value: object) -> bool:
         """Whether `value` may be given; the entries of something read only once are not looked at."""

@@ -75,22 +75,7 @@ def _advice(info: DatasetInfo, folder: Path) -> str:
 
 
 def _download(info: DatasetInfo, source: Source, verify: Callable[[_Files], None]) -> _Files:
-    """Fetch the files of a dataset into the user's cache.
-
-    They are fetched to a temporary folder and moved only once `verify` has accepted them: a broken or a
-    forged download leaves nothing behind, and is asked for again the next time.
-
-    Args:
-        info: names the files.
-        source: says where they come from.
-        verify: reads the files and raises if they are not what they should be.
-
-    Returns:
-        The files, in the order of the first layout.
-
-    Raises:
-        DataError: if they cannot be had; the message says which file to put where.
-    """
+    """Fetch the files of a dataset into the cache; they are moved there only once `verify` accepted them."""
     cache = _data_cache()
     if source.url is None:
         raise DataError(

@@ -116,10 +116,7 @@ def _load(about: DatasetInfo, root: str | os.PathLike[str] | None, seed: int, sp
 
 
 def _verified(files: tuple[Path, ...], about: DatasetInfo, seed: int, split: str) -> Graph:
-    """The graph in some files, if they are the known ones or hold the known graph.
-
-    Where only the bytes are known they are looked at first: what is foreign is not even read.
-    """
+    """The graph in some files; files with an unknown digest must hold the known graph, or are not even read."""
     origin = source(about.name)
     assert origin.reader is not None
     known = origin.sha256 if len(files) == len(origin.sha256) else ()

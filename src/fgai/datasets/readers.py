@@ -28,27 +28,16 @@ MOST_LABELS = 256
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Raw:
-    """What a file holds, before it becomes a `Graph`.
+    """What a file holds, before it becomes a `Graph`."""
 
-    Attributes:
-        edges: [2, E] as stored: perhaps one direction only, with duplicates and loops.
-        num_nodes: N.
-        features: [N, F] dense or sparse.
-        y: [N] labels, -1 where unknown, or None.
-        split: index vectors of a published split by the names train, val and test, or None.
-        truth: [2, T] edges of the true explanation, or None.
-        batch: [N] graph of each node, or None.
-        graph_y: [G] label of each graph, or None.
-    """
-
-    edges: Array
-    num_nodes: int
-    features: Array | sp.csr_matrix
-    y: Array | None = None
-    split: Mapping[str, Array] | None = None
-    truth: Array | None = None
-    batch: Array | None = None
-    graph_y: Array | None = None
+    edges: Array  # [2, E] as stored: perhaps one direction only, with duplicates and loops
+    num_nodes: int  # N
+    features: Array | sp.csr_matrix  # [N, F] dense or sparse
+    y: Array | None = None  # [N] labels, -1 where unknown, or None
+    split: Mapping[str, Array] | None = None  # node indices of a published split by part
+    truth: Array | None = None  # [2, T] edges of the true explanation, or None
+    batch: Array | None = None  # [N] graph of each node, or None
+    graph_y: Array | None = None  # [G] label of each graph, or None
 
 
 Reader = Callable[[Files], _Raw]
@@ -129,10 +118,7 @@ def _csr(archive: Mapping[str, Array], prefix: str) -> sp.csr_matrix:
 
 @_checked
 def _read_npz(files: Files) -> _Raw:
-    """Read the archives of "Pitfalls of graph neural network evaluation" (Amazon, Coauthor).
-
-    Words are 0 or 1, as PyG reads these files: counts above 1 become 1.
-    """
+    """Read the Amazon and Coauthor archives; as in PyG, word counts above 1 become 1."""
     archive = _arrays(files[0], {**_csr_layout("adj"), **_csr_layout("attr"), "labels": (INDEX, 1)})
     adjacency, words, labels = _csr(archive, "adj").tocoo(), _csr(archive, "attr"), archive["labels"]
     words.sum_duplicates()
@@ -305,14 +291,7 @@ def _gz_table(contents: Mapping[str, bytes], member: str, kind: type) -> NDArray
 
 @_checked
 def _read_ogbn_arxiv(files: Sequence[Path]) -> _Raw:
-    """Read `ogbn-arxiv` from its published archive: edges, 128 features, labels and the split by year.
-
-    Args:
-        files: the archive, or the seven unpacked members in the order of `OGB_MEMBERS`.
-
-    Raises:
-        DataError: if a file is truncated, foreign, or does not fit the others.
-    """
+    """Read `ogbn-arxiv` from its published archive: edges, 128 features, labels and the split by year."""
     contents = _contents(files)
     n = int(_gz_table(contents, "raw/num-node-list.csv.gz", np.int64).sum())
     edges = _gz_table(contents, "raw/edge.csv.gz", np.int64).T

@@ -120,10 +120,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _check_sizes(raw: bytes) -> None:
-    """Raise if the program would make the unpickler take more memory than its size explains.
-
-    A string may claim any length, and an entry of the memo any number: the unpickler makes room for as many.
-    """
+    """Raise if an entry of the memo has a number beyond the file's size: the unpickler makes room for as many."""
     for opcode, argument, _ in pickletools.genops(raw):
         if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(raw):
             raise DataError(f"it numbers an entry {argument} in {len(raw)} bytes; do not trust it")

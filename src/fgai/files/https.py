@@ -35,11 +35,7 @@ class _OnlyHttps(HTTPRedirectHandler):
 
 
 def _require_https(url: str) -> None:
-    """Raise unless an address begins with `https://` and names a server.
-
-    Raises:
-        DataError: it does not.
-    """
+    """Raise unless an address begins with `https://` and names a server."""
     parts = urlsplit(url)
     if parts.scheme != "https" or not parts.hostname:
         raise DataError(f"{url!r} is not https, so anyone on the way could change what comes")

@@ -39,17 +39,7 @@ def _check_values(values: Any, name: str, num_edges: int) -> Tensor:
 
 
 def _merge_values(values: Tensor, name: str, inverse: Tensor, num_edges: int) -> Tensor:
-    """Return one value for each distinct edge, in the order of their keys.
-
-    Args:
-        values: [E, ...] as given.
-        name: for messages.
-        inverse: [E] which of the distinct edges each one is.
-        num_edges: distinct edges.
-
-    Raises:
-        InputError: an edge comes twice with different values; only the user knows how to merge them.
-    """
+    """Return one value for each distinct edge, in the order of their keys."""
     positions = torch.arange(len(inverse), device=inverse.device)
     first = torch.zeros(num_edges, dtype=torch.long, device=inverse.device)
     first = first.scatter_reduce(0, inverse, positions, "amin", include_self=False)

@@ -30,26 +30,14 @@ class _ArrayInfo(TypedDict):
 
 
 class _Place(NamedTuple):
-    """Where in a file that several processes write one of them begins.
+    """Where in a file that several processes write one of them begins."""
 
-    Attributes:
-        first: row.
-        rows: of the whole file.
-    """
-
-    first: int
-    rows: int
+    first: int  # row
+    rows: int  # of the whole file
 
 
 class _ArrayFile:
-    """An `.npy` file that grows by rows; its heading is completed when it is closed.
-
-    Args:
-        path: a new file, or one that others write, too.
-        dtype: of its numbers.
-        tail: shape of one row.
-        place: where rows go in a file that several processes write; None writes all of it.
-    """
+    """An `.npy` file that grows by rows; its heading is completed when it is closed."""
 
     def __init__(
         self, path: Path, dtype: Any, tail: tuple[int, ...] = (), place: _Place | None = None
@@ -105,13 +93,7 @@ def _write_array(path: Path, blocks: Iterable[Array], dtype: Any, tail: tuple[in
 
 
 def _scratch(path: Path, shape: tuple[int, ...], dtype: Any) -> Array:
-    """A memory-mapped array for intermediate results, whose room on the disk is there from the start.
-
-    Without that a full disk would end the process at the first page that has no place.
-
-    Raises:
-        OSError: there is not enough room.
-    """
+    """A mapped array whose room on disk is taken now: a full disk would kill the process at a later write."""
     size = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
     with path.open("xb") as file:
         _take_room(file, size)
@@ -163,12 +145,7 @@ def map_array(path: Path) -> Array:
 
 
 def _open_array(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
-    """Map an `.npy` file that must be of this shape and type; read-only.
-
-    Raises:
-        ValueError: it is another one, cut off, or no array.
-        OSError: it cannot be read.
-    """
+    """Map an `.npy` file that must be of this shape and type; read-only."""
     found = map_array(path)
     if found.shape != shape or found.dtype.str != dtype or not found.flags.c_contiguous:
         raise ValueError(f"it holds {found.dtype.str} {list(found.shape)}, not {dtype} {list(shape)}")
@@ -189,16 +166,7 @@ def _describe(folder: Path) -> dict[str, _ArrayInfo]:
 
 
 class _ArrayFolder:
-    """The arrays of a folder: mapped when first used, compared with their checksums once.
-
-    Args:
-        path: the folder; array `NAME` is the file `NAME.npy`.
-        infos: what the arrays must be, by name.
-        remedy: ends the message about a damaged file.
-
-    Attributes:
-        verified: names of the arrays whose checksums were compared.
-    """
+    """The arrays of a folder: mapped when first used, compared with their checksums once."""
 
     def __init__(self, path: Path, infos: dict[str, _ArrayInfo], remedy: str) -> None:
         self._path, self._infos, self._remedy = path, infos, remedy
@@ -206,11 +174,7 @@ class _ArrayFolder:
         self.verified: set[str] = set()
 
     def open(self, name: str) -> Array:
-        """Map one array, read-only.
-
-        Raises:
-            DataError: the file is missing, cut off, or not what the manifest says.
-        """
+        """Map one array, read-only."""
         if name not in self._arrays:
             file, info = self._path / f"{name}.npy", self._infos[name]
             try:
@@ -220,11 +184,7 @@ class _ArrayFolder:
         return self._arrays[name]
 
     def verify(self, names: Iterable[str] | None = None) -> None:
-        """Read arrays, all by default, and compare them with their checksums; each only once.
-
-        Raises:
-            DataError: a file is missing or damaged.
-        """
+        """Read arrays, all by default, and compare them with their checksums; each only once."""
         for name in self._infos if names is None else names:
             if name in self.verified:
                 continue

@@ -28,28 +28,15 @@ from fgai.sparse.adjacency import Index32, of_narrow
 
 
 class _Sides(NamedTuple):
-    """What `AttentionLayer.sides` gave for all nodes, mapped from files.
+    """What `AttentionLayer.sides` gave for all nodes, mapped from files."""
 
-    Attributes:
-        source: [N, H] or [N, H, C], what the score reads of the source.
-        destination: likewise of the destination.
-        values: [N, H, C].
-    """
-
-    source: Array
-    destination: Array
-    values: Array
+    source: Array  # [N, H] or [N, H, C], what the score reads of the source
+    destination: Array  # likewise of the destination
+    values: Array  # [N, H, C]
 
 
 class _SidesFile:
-    """The sides of one layer, written block of rows by block of rows.
-
-    Args:
-        folder: for the files.
-        name: of the layer, part of their names.
-        layer: whose sides.
-        rows: of all processes that write it together; None where this one writes all.
-    """
+    """The sides of one layer, written block of rows by block of rows."""
 
     def __init__(self, folder: Path, name: str, layer: AttentionLayer, rows: int | None = None) -> None:
         self._layer, self._rows = layer, rows
@@ -90,64 +77,36 @@ class _SidesFile:
 
 
 class _Attended(NamedTuple):
-    """What attention gives for a block.
+    """What attention gives for a block."""
 
-    Attributes:
-        out: [rows, H, C] aggregated values.
-        attention: [edges, H], or [edges, 1] averaged.
-        scores: [edges] mean scores over the heads, or None.
-    """
-
-    out: Tensor
-    attention: Tensor
-    scores: Tensor | None
+    out: Tensor  # [rows, H, C] aggregated values
+    attention: Tensor  # [edges, H], or [edges, 1] averaged
+    scores: Tensor | None  # [edges] mean scores over the heads, or None
 
 
 class _Block(NamedTuple):
-    """A range of rows and the edges into them.
+    """A range of rows and the edges into them."""
 
-    Attributes:
-        first: row.
-        last: row behind the last.
-        pointers: [rows + 1] from 0.
-        source: [edges] where each starts, by number in the whole graph.
-        weight: [edges] or None.
-    """
-
-    first: int
-    last: int
-    pointers: Array
-    source: Array
-    weight: Tensor | None
+    first: int  # row
+    last: int  # row behind the last
+    pointers: Array  # [rows + 1] from 0
+    source: Array  # [edges] where each starts, by number in the whole graph
+    weight: Tensor | None  # [edges] or None
 
 
 class _Read(NamedTuple):
-    """What a block reads, as a small graph.
+    """What a block reads, as a small graph."""
 
-    Attributes:
-        adjacency: its edges among the nodes it reads, its rows first.
-        far: [nodes, H] or [nodes, H, C], what the score reads of sources.
-        near: likewise of destinations; of the block's rows alone, as no other is one.
-        values: [nodes, H, C].
-    """
-
-    adjacency: Adjacency
-    far: Tensor
-    near: Tensor
-    values: Tensor
+    adjacency: Adjacency  # its edges among the nodes it reads, its rows first
+    far: Tensor  # [nodes, H] or [nodes, H, C], what the score reads of sources
+    near: Tensor  # likewise of destinations; of the block's rows alone, as no other is one
+    values: Tensor  # [nodes, H, C]
 
 
 def _read_ahead(
     sides: _Sides, blocks: Iterable[_Block], most: int, threads: int
 ) -> Generator[tuple[_Block, _Read | None]]:
-    """Yield blocks, in order, and what they read; that of the next ones is gathered meanwhile.
-
-    Args:
-        sides: of all nodes.
-        blocks: rows of more than `most` edges read nothing yet, as not all of it may be in memory.
-        most: edges whose values are in memory together.
-        threads: that gather, a block each, beside the one that is being computed.
-    """
+    """Yield blocks, in order, and what they read; that of the next ones is gathered meanwhile."""
     waiting = deque[tuple[_Block, Future[_Read | None]]]()
     with ThreadPoolExecutor(threads, thread_name_prefix="fgai-gather") as pool:
         try:
@@ -181,17 +140,7 @@ def _attend(
     averaged: bool,
     ranked: bool,
 ) -> _Attended:
-    """Compute attention for a block.
-
-    Args:
-        layer: in evaluation mode.
-        sides: of all nodes.
-        block: of at most `most` edges, or of one row.
-        read: what it reads; None for one row of more edges.
-        most: edges whose values are in memory together.
-        averaged: average the attention over the heads.
-        ranked: also return the mean scores.
-    """
+    """Compute attention for a block."""
     if read is None:
         return _attend_row(layer, sides, block, most, averaged, ranked)
     adjacency, far, near, values = read
@@ -279,17 +228,7 @@ def _numpy(tensor: Tensor) -> Array:
 
 
 def _write_rows(folder: Path, stored: StoredGraph, loops: bool, block_edges: int) -> None:
-    """Write `rowptr.npy`, `source.npy` and, where edges have weights, `edge_weight.npy`.
-
-    Args:
-        folder: where to.
-        stored: the graph.
-        loops: give every node a self-loop, of weight 1, that has none.
-        block_edges: edges that are in memory together.
-
-    Raises:
-        InputError: a weight is negative.
-    """
+    """Write `rowptr.npy`, `source.npy` and, where edges have weights, `edge_weight.npy`."""
     rowptr, source = stored.rows()
     weight = stored.array("edge_weight")
     counts = np.zeros(stored.num_nodes + 1, np.int64)

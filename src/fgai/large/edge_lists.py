@@ -42,17 +42,11 @@ def _edge_reader(path: Path) -> Callable[[], Iterator[_Edges]] | None:
 
 
 class _Text(NamedTuple):
-    """Whole lines of a file.
+    """Whole lines of a file."""
 
-    Attributes:
-        raw: the lines.
-        line: number of the first one, from 1.
-        byte: where it begins in the (unpacked) file.
-    """
-
-    raw: bytes
-    line: int
-    byte: int
+    raw: bytes  # the lines
+    line: int  # number of the first one, from 1
+    byte: int  # where it begins in the (unpacked) file
 
 
 def _texts(path: Path) -> Iterator[_Text]:
@@ -281,11 +275,7 @@ def _array(path: Path) -> Iterator[_Edges]:
 
 
 def _mapped(path: Path) -> Array:
-    """Map the array of an `.npy` file.
-
-    Raises:
-        DataError: there is none, or it is damaged or pickled.
-    """
+    """Map the array of an `.npy` file."""
     try:
         return map_array(path)
     except (OSError, ValueError) as error:

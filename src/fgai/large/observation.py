@@ -25,23 +25,14 @@ _REMEDY = "compute it again"
 
 
 class _Manifest(TypedDict):
-    """What `observation.json` holds.
+    """What `observation.json` holds."""
 
-    Attributes:
-        format: says what kind of folder this is.
-        version: of the format.
-        model: class of the model.
-        graph: fingerprint of the graph.
-        layers: names of the attention layers, in order.
-        arrays: by name; each is a file `NAME.npy`.
-    """
-
-    format: Literal["fgai observation"]
-    version: int
-    model: str
-    graph: str
-    layers: list[str]
-    arrays: dict[str, _ArrayInfo]
+    format: Literal["fgai observation"]  # says what kind of folder this is
+    version: int  # of the format
+    model: str  # class of the model
+    graph: str  # fingerprint of the graph
+    layers: list[str]  # names of the attention layers, in order
+    arrays: dict[str, _ArrayInfo]  # by name; each is a file `NAME.npy`
 
 
 @typed

@@ -34,13 +34,7 @@ FAILED = "failed"
 
 
 class _TorchrunGroup(ProcessGroup):
-    """One process among those torchrun started; errors of lost processes name their cause.
-
-    Args:
-        rank: of this process, from 0.
-        size: number of processes.
-        store: of the group, in which a process that fails leaves its error.
-    """
+    """One process among those torchrun started; errors of lost processes name their cause."""
 
     def __init__(self, rank: int, size: int, store: Any) -> None:
         super().__init__(rank, size)
@@ -70,10 +64,7 @@ class _TorchrunGroup(ProcessGroup):
             tensor.copy_(part.view_as(tensor))
 
     def average_gradients(self, parameters: Sequence[nn.Parameter], weight: int) -> None:
-        """Replace gradients by their weighted mean over all processes.
-
-        A parameter without a gradient in any process stays without one: an optimizer leaves it alone.
-        """
+        """Weighted mean over all processes; a parameter without a gradient in any of them stays without one."""
         like = parameters[0]
         known = like.new_tensor([float(p.grad is not None) for p in parameters])
         total = like.new_tensor([float(weight)])
@@ -207,11 +198,7 @@ def _met(device: torch.device, timeout: timedelta) -> _TorchrunGroup:
 
 
 def _take_own_gpu(ranks: ProcessGroup, device: torch.device) -> None:
-    """Make the GPU of this rank the current one, if it is no other's: NCCL knows one rank for each.
-
-    Raises:
-        RanksError: there are fewer GPUs than ranks, or several were given the same.
-    """
+    """Make the GPU of this rank the current one, if it is no other's: NCCL knows one rank for each."""
     place, count = ranks.place(device), torch.cuda.device_count()
     index = torch.cuda.current_device() if place.index is None else place.index
     own = str(torch.cuda.get_device_properties(index).uuid) if index < count else None

@@ -59,17 +59,9 @@ class Sample(NamedTuple):
 
 
 class _GrowingSample:
-    """A sample around some seeds, to which hops are added.
+    """A sample around some seeds, to which hops are added; keys hold a node and, above 32 bits, its tree.
 
-    Nodes are known by keys, which also hold their trees. New ones are numbered in ascending order, so that
-    whoever reads their features goes through memory, or a file, from front to back.
-
-    Args:
-        rows: the whole graph.
-        seeds: [B] its first nodes; one that comes twice is there twice.
-        streams: [B] or [1] where draws begin: for the tree of each seed, or for all of them.
-        replace: draw with replacement.
-        disjoint: give every seed a tree of its own.
+    New nodes are numbered in ascending order, so that their features are read from front to back.
     """
 
     def __init__(
@@ -89,11 +81,7 @@ class _GrowingSample:
         self._tables = kernels.with_room(*self._tables, min(keys, self._most), self._largest)
 
     def add_hop(self, fan_out: int) -> None:
-        """Draw neighbours of the nodes that the last hop added, at first those of the seeds.
-
-        Args:
-            fan_out: neighbours of each node, -1 for all.
-        """
+        """Draw neighbours of the nodes that the last hop added, at first those of the seeds."""
         count, known = len(self._keys), len(self._edges)
         begin, hop = count - self._nodes_per_hop[-1], len(self._edges_per_hop)
         nodes, trees = self._keys[begin:] & _NODE, self._keys[begin:] >> 32

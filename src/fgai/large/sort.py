@@ -38,39 +38,17 @@ BLOCK = 1 << 22
 
 
 class _Edges(NamedTuple):
-    """Some edges.
+    """Some edges."""
 
-    Attributes:
-        source: [k] node numbers.
-        destination: [k] node numbers.
-        values: of the edges, by the names of a `Graph`: `edge_attr` [k, D], `edge_weight` [k].
-    """
-
-    source: Array
-    destination: Array
-    values: dict[str, Array]
+    source: Array  # [k] node numbers
+    destination: Array  # [k] node numbers
+    values: dict[str, Array]  # of the edges, by the names of a `Graph`: `edge_attr` [k, D], `edge_weight` [k]
 
 
 def _sort_edges(
     work: _Work, edges: Iterable[_Edges], *, num_nodes: int | None = None, undirected: bool = False
 ) -> int:
-    """Write `rowptr.npy`, `source.npy` and the values of edges; those that come again are left out.
-
-    Stages that are finished are not run again; the edges are read by the first one alone.
-
-    Args:
-        work: has the folder for these and for intermediate files, which are removed.
-        edges: in any order, every part with the same values.
-        num_nodes: N; the largest number and one more by default.
-        undirected: also write every edge's reverse, with its values.
-
-    Returns:
-        N.
-
-    Raises:
-        DataError: an edge names no node, or comes again with other values.
-        OSError: the disk is full.
-    """
+    """Write `rowptr.npy`, `source.npy` and the values of edges, without duplicates; return the number of nodes."""
     spool = _Spool(work.folder, work.once("edges", lambda: _write_spool(work.folder, edges, undirected)))
     nodes = _number_of_nodes(spool, num_nodes)
     work.once("places", lambda: _place(work.folder, spool, nodes), drops=".spool")
@@ -89,17 +67,11 @@ def _number_of_nodes(spool: _Spool, given: int | None) -> int:
 
 
 class _Spooled(TypedDict):
-    """What is known of edges that were written down.
+    """What is known of edges that were written down."""
 
-    Attributes:
-        count: E, with reverses and those that come again.
-        largest: number of a node.
-        tails: shapes of the values of one edge, by their names.
-    """
-
-    count: int
-    largest: int
-    tails: dict[str, list[int]]
+    count: int  # E, with reverses and those that come again
+    largest: int  # number of a node
+    tails: dict[str, list[int]]  # shapes of the values of one edge, by their names
 
 
 def _write_spool(folder: Path, edges: Iterable[_Edges], undirected: bool) -> _Spooled:
@@ -136,12 +108,7 @@ def _dtype(name: str) -> str:
 
 
 class _Spool:
-    """Edges as they came, read in blocks.
-
-    Args:
-        folder: with the files.
-        found: what `_write_spool` returned.
-    """
+    """Edges as they came, read in blocks."""
 
     def __init__(self, folder: Path, found: _Spooled) -> None:
         self._folder, self.count, self.largest = folder, found["count"], found["largest"]

@@ -33,30 +33,15 @@ FAN_OUT = 10
 
 
 class _PreparedBatch(NamedTuple):
-    """A mini-batch as a model reads it.
+    """A mini-batch as a model reads it."""
 
-    Attributes:
-        graph: prepared for the model, on its device; the seeds are its first nodes.
-        nodes: [n] by number in the whole graph, on the CPU.
-        seeds: nodes whose output is meant.
-    """
-
-    graph: Graph
-    nodes: Tensor
-    seeds: int
+    graph: Graph  # prepared for the model, on its device; the seeds are its first nodes
+    nodes: Tensor  # [n] by number in the whole graph, on the CPU
+    seeds: int  # nodes whose output is meant
 
 
 class _StoredSource:
-    """A stored graph in mini-batches; in memory are its labels and masks, and one batch.
-
-    Exact passes read it block by block from disk, or, for a model on a GPU that has room for all of it, from
-    there.
-
-    Args:
-        stored: the graph.
-        folder: for what is computed on the way.
-        seed: of the neighbours drawn, and of the split where the graph has none.
-    """
+    """A stored graph in mini-batches, and in exact passes from disk or from a GPU with room for all of it."""
 
     def __init__(self, stored: StoredGraph, folder: Path, seed: int) -> None:
         self.stored, self.folder, self.seed = stored, folder, seed
@@ -75,12 +60,7 @@ class _StoredSource:
         fan_out: int | Sequence[int] | None,
         epoch_size: int | None = None,
     ) -> None:
-        """Say for which model batches are, how large, and how many seeds an epoch has at most.
-
-        Raises:
-            InputError: the model cannot be computed on a part of a graph, or does not fit this one; the sizes
-                make no sense.
-        """
+        """Say for which model batches are, how large, and how many seeds an epoch has at most."""
         check_streamed(model, self.stored)
         self.batch_size = checks.whole(batch_size, "batch_size", 1)
         self.fan_out = _fan_out(fan_out, len(find_layers(unwrapped(model))))
@@ -93,11 +73,7 @@ class _StoredSource:
         self.check_classes(logits.shape[1])
 
     def check_classes(self, count: int) -> None:
-        """Raise unless a model with so many logits per node can give every class of the graph.
-
-        Raises:
-            InputError: it cannot.
-        """
+        """Raise unless a model with so many logits per node can give every class of the graph."""
         if count < self.nodes.num_classes:
             raise InputError(
                 f"the model must give {self.nodes.num_classes} logits per node for {self.stored.name!r}, got"
@@ -115,17 +91,7 @@ class _StoredSource:
         rank: int = 0,
         ranks: int = 1,
     ) -> Iterator[_PreparedBatch]:
-        """Yield mini-batches around some nodes; they depend on the seed, the epoch and the nodes alone.
-
-        Args:
-            model: they are prepared for.
-            nodes: [M] seeds by number; all by default.
-            epoch: draws the order and the neighbours.
-            shuffle: else the order is that of `nodes`.
-            most: see `Batches`.
-            rank: see `Batches`.
-            ranks: see `Batches`.
-        """
+        """Yield mini-batches around some nodes; they depend on the seed, the epoch and the nodes alone."""
         self.sampler.epoch = epoch
         order: dict[str, Any] = {"shuffle": shuffle, "most": most, "rank": rank, "ranks": ranks}
         for batch in Batches(self.stored, self.sampler, nodes, batch_size=self.batch_size, **order):
@@ -134,10 +100,7 @@ class _StoredSource:
     def own_parts(
         self, model: nn.Module, nodes: Tensor | None, epoch: int
     ) -> Iterator[_PreparedBatch | None]:
-        """Yield the mini-batches of `parts` that are this rank's, one for each step; None where it has none.
-
-        Together the ranks take the batches in the order in which one rank would.
-        """
+        """Yield this rank's mini-batches of `parts`, one for each step; None where it has none."""
         done, count = 0, self.stored.num_nodes if nodes is None else len(nodes)
         shared: dict[str, Any] = {"rank": self.ranks.rank, "ranks": self.ranks.size}
         own = self.parts(model, nodes, epoch, most=self.epoch_size, **shared)
@@ -153,13 +116,7 @@ class _StoredSource:
     def observe(
         self, model: nn.Module, *, ranked: bool = False, ranks: ProcessGroup = SINGLE
     ) -> StoredObservation:
-        """What a model says of all nodes and edges, exactly; heads averaged.
-
-        Args:
-            model: on any device.
-            ranked: also what neighbours are ranked by.
-            ranks: who find it together, in a folder of the first of them; each for itself by default.
-        """
+        """What a model says of all nodes and edges, exactly; heads averaged."""
         place = Path(ranks.first(tempfile.mkdtemp(dir=self.folder))) / "seen"
         if not ranks.several:
             found = self._on_device(model, lambda there: there.observe(model, place, ranked=ranked))
@@ -197,15 +154,7 @@ class _StoredSource:
             return None
 
     def agree(self, model: nn.Module, *settings: object) -> None:
-        """Make sure that all ranks train the same model on the same graph in the same way.
-
-        Args:
-            model: before the first epoch.
-            *settings: of the training, besides the size of its batches.
-
-        Raises:
-            RanksError: they do not.
-        """
+        """Make sure that all ranks train the same model on the same graph in the same way."""
         if self.ranks.several:
             self.ranks.agree({
                 **{f"version of {name}": version for name, version in versions().items()},

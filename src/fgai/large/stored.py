@@ -42,29 +42,17 @@ DTYPES = {
 
 
 class _Manifest(TypedDict):
-    """What `graph.json` holds.
+    """What `graph.json` holds."""
 
-    Attributes:
-        format: says what kind of folder this is.
-        version: of the format.
-        name: of the graph.
-        num_nodes: N.
-        num_edges: E.
-        num_features: F.
-        fingerprint: of the graph, see `fgai.datasets.fingerprint`.
-        sources: hash of the files and options it was converted from; empty otherwise.
-        arrays: by name; each is a file `NAME.npy`.
-    """
-
-    format: Literal["fgai graph"]
-    version: int
-    name: str
-    num_nodes: int
-    num_edges: int
-    num_features: int
-    fingerprint: str
-    sources: str
-    arrays: dict[str, _ArrayInfo]
+    format: Literal["fgai graph"]  # says what kind of folder this is
+    version: int  # of the format
+    name: str  # of the graph
+    num_nodes: int  # N
+    num_edges: int  # E
+    num_features: int  # F
+    fingerprint: str  # of the graph, see `fgai.datasets.fingerprint`
+    sources: str  # hash of the files and options it was converted from; empty otherwise
+    arrays: dict[str, _ArrayInfo]  # by name; each is a file `NAME.npy`
 
 
 def encode(manifest: _Manifest) -> str:
@@ -73,11 +61,7 @@ def encode(manifest: _Manifest) -> str:
 
 
 def _read_manifest(folder: Path) -> _Manifest:
-    """Read and check `graph.json`: names, shapes and types fit each other.
-
-    Raises:
-        DataError: there is none, it is damaged, or of a newer version.
-    """
+    """Read and check `graph.json`: names, shapes and types fit each other."""
     path = folder / MANIFEST
     try:
         manifest: _Manifest = _read_checked(path, VERSION, _Manifest)
@@ -92,15 +76,7 @@ def _read_manifest(folder: Path) -> _Manifest:
 
 
 def _read_checked(path: Path, version: int, kind: Any) -> Any:
-    """Read a manifest of this version and kind, and compare it with its checksum.
-
-    Raises:
-        FileNotFoundError: there is none.
-        DataError: it is of another version.
-        ValueError: it is damaged.
-        CheckpointError: it is not of this kind.
-        OSError: it cannot be read.
-    """
+    """Read a manifest of this version and kind, and compare it with its checksum."""
     values = parse_json(regular(path).read_bytes())
     number = values.get("version") if isinstance(values, dict) else None
     if isinstance(number, int) and number > version:
@@ -140,15 +116,10 @@ def _check_shapes(manifest: _Manifest) -> None:
 
 
 class _Rows(NamedTuple):
-    """Incoming edges in compressed rows, as kernels follow them: read-only, known to stay inside.
+    """Incoming edges in compressed rows, as kernels follow them: read-only, known to stay inside."""
 
-    Attributes:
-        rowptr: [N + 1] int64; the edges into node i are `rowptr[i]:rowptr[i + 1]`.
-        source: [E] int32, where each edge starts.
-    """
-
-    rowptr: Array
-    source: Array
+    rowptr: Array  # [N + 1] int64; the edges into node i are `rowptr[i]:rowptr[i + 1]`
+    source: Array  # [E] int32, where each edge starts
 
 
 @typed

@@ -48,17 +48,11 @@ NUMBERS = 1 << 22
 
 
 class _LeftOut(NamedTuple):
-    """How many honest nodes limits leave out.
+    """How many honest nodes limits leave out."""
 
-    Attributes:
-        cut: share of the nodes at either end of each channel.
-        soften: share of the nodes, the loudest as a whole.
-        sampled: take order statistics from a few thousand nodes, evenly spread.
-    """
-
-    cut: float
-    soften: float
-    sampled: bool
+    cut: float  # share of the nodes at either end of each channel
+    soften: float  # share of the nodes, the loudest as a whole
+    sampled: bool  # take order statistics from a few thousand nodes, evenly spread
 
 
 def _measure_layer(
@@ -66,14 +60,7 @@ def _measure_layer(
 ) -> None:
     """Take the ranges of a layer's limits from all rows it reads.
 
-    What is said is written down as it reaches each limits. Where nothing is left out, limits change nothing
-    and all are met in one go; else those behind others must wait until these are known.
-
-    Args:
-        layer: in evaluation mode; without limits nothing is done.
-        blocks: gives the layer's input in blocks of rows, as often as it is asked.
-        folder: for what is in between.
-        left_out: of the ranges.
+    Without `cut` and `soften` limits change nothing and are measured together; else one after the other.
     """
     found = limits_of(layer)
     together = left_out.cut == left_out.soften == 0
@@ -202,11 +189,7 @@ def observe_store(
 
 @contextmanager
 def _shared_folder(place: Path, ranks: ProcessGroup) -> Iterator[Path]:
-    """Give all ranks the folder that the first of them builds; it is in its place for all of them at the end.
-
-    Raises:
-        RanksError: a rank does not see it.
-    """
+    """Give all ranks the folder that the first one builds; it is moved to its place at the end."""
     with ExitStack() as stack:
         own = str(stack.enter_context(_building(place)).folder) if ranks.leads else ""
         folder = Path(ranks.first(own))
@@ -305,18 +288,7 @@ def _readable(
 
 
 class _Pass:
-    """One pass through all layers.
-
-    Args:
-        folder: with the edges the model reads; everything is written there.
-        stored: gives the features.
-        stages: the model.
-        averaged: average the attention over heads.
-        ranked: also write scores.
-        block_edges: edges of a block.
-        left_out: take the ranges of limits on the way, and keep states alone; None leaves limits as they are.
-        ranks: who share the work.
-    """
+    """One pass through all layers."""
 
     def __init__(
         self,

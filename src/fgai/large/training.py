@@ -40,15 +40,7 @@ BLOCK = 1 << 18
 
 
 class _StoredTargets:
-    """What the vanilla model says of all nodes and edges, frozen; computed once and never from a batch.
-
-    What terms are measured in (the spread of the logits, contrast and sharpness of each layer) is that of the
-    whole graph, too.
-
-    Args:
-        found: heads averaged.
-        config: which layers count, and what of them.
-    """
+    """Logits and attention of the vanilla model on all nodes and edges, frozen, and the scales of the loss terms."""
 
     def __init__(self, found: StoredObservation, config: FaithfulConfig) -> None:
         self.found, self.config = found, config
@@ -81,11 +73,7 @@ class _StoredTargets:
             )
 
     def of(self, part: _PreparedBatch) -> Targets:
-        """Return the targets of a mini-batch.
-
-        Where not all neighbours were drawn, the attention of those that were is divided by their sum: a
-        softmax over them would give that.
-        """
+        """Return the targets of a mini-batch; the attention of the neighbours drawn is divided by their sum."""
         graph, seeds, config = part.graph, part.seeds, self.config
         logits = torch.from_numpy(self.found.logits[part.nodes.numpy()]).to(graph.device)
         layers = self._attention(part)
@@ -126,13 +114,7 @@ FEW = 4
 
 
 class _VanillaBatches(Batched):
-    """Cross-entropy on the training nodes, batch by batch; scored on batches of the validation nodes.
-
-    The latter are the same every time.
-
-    Args:
-        whole: with labels and masks.
-    """
+    """Cross-entropy on the training nodes, batch by batch; scored on fixed batches of the validation nodes."""
 
     name = Vanilla.name
 
@@ -142,11 +124,7 @@ class _VanillaBatches(Batched):
         self.val_nodes, _ = labelled(whole.nodes, "val_mask")
 
     def start(self, model: nn.Module, seed: int) -> None:
-        """Nothing to freeze.
-
-        Raises:
-            InputError: batch norm on several ranks, each of which would know its own batches alone.
-        """
+        """Nothing to freeze."""
         norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
         if norms and self.whole.ranks.several:
             raise InputError(
@@ -196,20 +174,9 @@ def _lesson(part: _PreparedBatch) -> tuple[Tensor, Tensor]:
 class _FaithfulBatches(FaithfulRecipe, Batched):
     """Faithful training, batch by batch over all nodes.
 
-    Vanilla targets and the ranges of limits come from exact passes over the whole graph, the latter every
-    epoch. The adversary is one for all batches: its nodes keep what they have climbed, and a batch borrows as
-    many of them as it has of the nodes they may join, so that these gain as many new neighbours as on the
-    whole graph. They join seeds alone. What they reach among the seeds is found on the first batches and
-    divides both stability terms from then on. On several ranks it climbs by the sum of their gradients, and
-    is the same on all.
-
-    Args:
-        vanilla: trained; only read.
-        whole: with features.
-        config: see `FaithfulConfig`.
-
-    Raises:
-        InputError: `scope="graph"`, whose top-k is one of all edges.
+    Vanilla targets and the ranges of limits come from exact passes over the whole graph, the latter every epoch.
+    One adversary serves all batches and ranks: a batch borrows a share of its nodes, which join seeds alone. The
+    share of seeds they reach, measured on the first batches, divides both stability terms.
     """
 
     def __init__(self, vanilla: nn.Module, whole: _StoredSource, config: FaithfulConfig) -> None:

@@ -53,37 +53,17 @@ Job = dict[str, Any]
 
 
 class _Record(TypedDict):
-    """What `work.json` holds.
+    """What `work.json` holds."""
 
-    Attributes:
-        format: says what kind of file this is.
-        version: of the format.
-        job: what is being made.
-        stages: the finished ones, in order, and what each found.
-        files: sizes of the files that the next stage needs.
-    """
-
-    format: Literal["fgai work"]
-    version: int
-    job: Job
-    stages: dict[str, Any]
-    files: dict[str, int]
+    format: Literal["fgai work"]  # says what kind of file this is
+    version: int  # of the format
+    job: Job  # what is being made
+    stages: dict[str, Any]  # the finished ones, in order, and what each found
+    files: dict[str, int]  # sizes of the files that the next stage needs
 
 
 class _Work:
-    """A folder that is being filled, stage by stage.
-
-    After each stage, what it found and the sizes of all files are written to `work.json` in one step. Whoever
-    opens the same place for the same job gets that back; what an unfinished stage left is removed.
-
-    Args:
-        place: holds the folder and the record.
-        job: what is being made; None for work that is never taken up again.
-
-    Attributes:
-        folder: where the files go.
-        stages: the finished ones and what each found.
-    """
+    """A folder that is filled stage by stage; `work.json` records finished stages, to resume the same job."""
 
     def __init__(self, place: Path, job: Job | None) -> None:
         self.folder, self._path, self._job = place / "files", place / RECORD, job
@@ -101,13 +81,7 @@ class _Work:
         self.folder.mkdir(parents=True)
 
     def once(self, stage: str, run: Callable[[], Any], drops: str | None = None) -> Any:
-        """Run a stage unless it is finished, and return what it found.
-
-        Args:
-            stage: its name.
-            run: does the work, in `folder`, and returns what JSON can hold.
-            drops: suffix of files that no later stage needs.
-        """
+        """Run a stage unless it is finished, and return what it found."""
         if stage in self.stages:
             return self.stages[stage]
         found = run()
@@ -150,17 +124,7 @@ def _all_there(folder: Path, files: dict[str, int]) -> bool:
 
 @contextmanager
 def _claimed(place: Path, wanted: Path) -> Iterator[None]:
-    """Hold a folder, which is made if it is not there, for this process alone; killed ones hold nothing.
-
-    On Windows, and on a file system without locks, nothing is held.
-
-    Args:
-        place: the folder.
-        wanted: what is made there, for the message.
-
-    Raises:
-        FgaiError: another process holds it.
-    """
+    """Lock a folder, made if missing, for this process; without locks (Windows, some file systems) do nothing."""
     place.mkdir(parents=True, exist_ok=True)
     if fcntl is None:
         yield
@@ -194,10 +158,7 @@ def _claim(place: Path, wanted: Path) -> int | None:
 
 
 def _source_of(path: Path) -> Job:
-    """What tells one version of a file from another: place, size, time, and a hash of parts of it.
-
-    A file of up to 4 MiB is hashed as a whole; of a larger one as much, spread from its front to its end.
-    """
+    """Path, size, time and a hash of a file: of all of it up to 4 MiB, else of 4 MiB spread over it."""
     found, digest = regular(path).stat(), hashlib.sha256()
     parts = min(SAMPLES, -(-found.st_size // SAMPLE))
     last = max(0, found.st_size - SAMPLE)
@@ -222,19 +183,7 @@ def _building(
 ) -> Iterator[_Work]:
     """Give work in a hidden folder beside `path`, whose files take that place if the block ends well.
 
-    If it does not, they go, but for a process that is killed, or stopped by Ctrl-C: what it has finished of a
-    job waits for the next one with the same job.
-
-    Args:
-        path: where the folder goes.
-        overwrite: take the place of a stored graph; of nothing else.
-        job: what is being made, where it can be taken up again.
-        resume: take it up where it was stopped; False begins anew.
-
-    Raises:
-        DataError: there is something at `path` already.
-        FgaiError: the disk is full, or the folder cannot be written to, and nothing stays; or another process
-            is at it.
+    If it fails they are removed; after a kill or Ctrl-C finished stages wait for the next run of the same job.
     """
     hidden = path.parent / f".{path.name}{_PARTIAL}"
     try:
@@ -295,14 +244,7 @@ def _take_place(folder: Path, path: Path, old: Path) -> None:
 
 
 def _complete(folder: Path, name: str, num_features: int, sources: str = "") -> StoredGraph:
-    """Write the manifest of the arrays in a folder, fingerprint included.
-
-    Args:
-        folder: with `rowptr.npy`, `source.npy` and whatever else there is, and nothing but arrays.
-        name: of the graph.
-        num_features: F.
-        sources: see `_Manifest`.
-    """
+    """Write the manifest of the arrays in a folder, fingerprint included."""
     arrays = _describe(folder)
     manifest: _Manifest = {
         "format": "fgai graph",
@@ -346,12 +288,7 @@ def _keys(stored: StoredGraph) -> Iterator[Numbers]:
 def _feature_blocks(
     stored: StoredGraph, share: Callable[[list[int]], list[int]] = list
 ) -> Iterator[tuple[int, Features]]:
-    """The features in blocks of rows, each with the number of its first row.
-
-    Args:
-        stored: the graph.
-        share: chooses some blocks by their first rows; all by default.
-    """
+    """The features in blocks of rows, each with the number of its first row."""
     step = max(1, NUMBERS // max(1, stored.num_features))
     for first in share(list(range(0, stored.num_nodes, step))):
         features = stored.features(slice(first, first + step))
@@ -390,11 +327,7 @@ def write_store(graph: Graph, path: Path | str) -> StoredGraph:
 
 
 def _fill(folder: Path, graph: Graph) -> None:
-    """Write a graph on the CPU into a folder that is being built.
-
-    Raises:
-        InputError: see `write_store`.
-    """
+    """Write a graph on the CPU into a folder that is being built."""
     if graph.batch is not None or graph.links is not None or graph.entry_values is not None:
         raise InputError(
             f"{graph.name!r} holds small graphs, links or `entry_values`, which are not stored; store"
