@@ -90,11 +90,7 @@ def whole(value: int, name: str, low: int = 0, high: int | None = None) -> int:
 
 
 def memory(count: int, item_size: int, name: str) -> None:
-    """Raise if `count` items of `item_size` bytes are more than the memory that is free.
-
-    Called before an allocation whose size a caller or a file chooses: some allocators grant any size and end
-    the process once it is filled.
-    """
+    """Raise if `count` items of `item_size` bytes exceed the free memory; some allocators grant any size."""
     if count * item_size <= SMALL:
         return
     free = _free_memory()

@@ -88,12 +88,9 @@ _COLLECTED: ContextVar[list[Warning] | None] = ContextVar("collected warnings", 
 
 @contextmanager
 def collected() -> Iterator[list[Warning]]:
-    """Hold back what fgai warns of in this thread inside the block; blocks may be nested.
+    """Collect fgai's warnings of this thread inside the block instead of showing them; blocks may be nested.
 
-    `warnings.catch_warnings` would change the filters of all threads.
-
-    Yields:
-        The warnings, in the order they were given; whoever asked gives them again with `warn`.
+    `warnings.catch_warnings` would change the filters of all threads. Repeat the warnings with `warn`.
     """
     notes: list[Warning] = []
     token = _COLLECTED.set(notes)
@@ -104,14 +101,7 @@ def collected() -> Iterator[list[Warning]]:
 
 
 def warn(warning: Warning) -> None:
-    """Give a warning that points at the caller's line, however deep inside fgai it was noticed.
-
-    That is the innermost line of a package other than fgai and those fgai calls itself through. A fixed
-    `stacklevel` would count decorators and helpers, and point at one of them.
-
-    Args:
-        warning: with its message.
-    """
+    """Give a warning that points at the caller's line: the innermost one outside fgai and what it calls."""
     notes = _COLLECTED.get()
     if notes is not None:
         notes.append(warning)
@@ -142,11 +132,7 @@ EXTRAS = {
 
 
 def extra(module: str) -> Any:
-    """Import a module of an optional package.
-
-    Raises:
-        MissingExtraError: it is not installed; the message holds the install line.
-    """
+    """Import a module of an optional package; `MissingExtraError` with the install line if it is missing."""
     package = module.partition(".")[0]
     try:
         return import_module(module)

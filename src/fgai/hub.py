@@ -32,19 +32,16 @@ def save_pretrained(
     data_fingerprint: str = "",
     about: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a model to a folder: weights, settings, its card, and the page a hub shows.
+    """Write a model to a folder: weights, settings, its card, and the page a hub shows; return the folder.
 
     Files are written one by one, each whole or not at all, the weights last.
 
     Args:
         model: as `fgai.save_model` takes it.
-        folder: made where it is missing; files of the same names are replaced.
+        folder: created if missing; files of the same names are replaced.
         card: of this model, see `fgai.card`.
         data_fingerprint: of the graph it was trained on.
         about: anything JSON can hold, kept beside the weights.
-
-    Returns:
-        The folder.
 
     Raises:
         CheckpointError: the model's class is not registered.
@@ -85,7 +82,7 @@ def from_pretrained(
     Args:
         name: of the folder, or `owner/model` on the hub.
         revision: branch, tag or commit on the hub.
-        token: for what is private there.
+        token: for private models.
         expect: class the model must have, e.g. `"GAT"`.
 
     Raises:
@@ -104,11 +101,11 @@ def read_card(name: Path | str, *, revision: str | None = None, token: str | Non
 
 @typed
 def push_to_hub(folder: Path | str, name: str, *, private: bool = False, token: str | None = None) -> str:
-    """Upload what `save_pretrained` wrote, and return its address.
+    """Upload a folder of `save_pretrained`, and return its address.
 
     Args:
         folder: with a model in it.
-        name: `owner/model`; the repository is made where there is none.
+        name: `owner/model`; the repository is created if missing.
         private: whether a new repository is.
         token: the one huggingface_hub has stored by default.
 

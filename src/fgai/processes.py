@@ -16,13 +16,9 @@ T = TypeVar("T")
 
 
 class ProcessGroup:
-    """One process among those of a training; a single one by default, which gets back what it sends.
+    """Process number `rank` of the `size` of a training; by default a single one, which keeps its values.
 
     All processes must call the same methods in the same order. `fgai.large` implements groups of several.
-
-    Args:
-        rank: of this process, from 0.
-        size: number of processes.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
@@ -56,12 +52,7 @@ class ProcessGroup:
         """Replace tensors by their sums over all processes, in place."""
 
     def average_gradients(self, parameters: Sequence[nn.Parameter], weight: int) -> None:
-        """Replace gradients by their weighted mean over all processes.
-
-        Args:
-            parameters: of a model that is the same everywhere.
-            weight: of this process, the seeds of its batch; 0 if it had none.
-        """
+        """Replace gradients by their mean over all processes, weighted by the seeds of their batches."""
 
     def wait(self) -> None:
         """Wait until all processes are here."""
@@ -77,14 +68,7 @@ class ProcessGroup:
         return max(self.gather(flag))
 
     def agree(self, values: Mapping[str, object]) -> None:
-        """Check that values are the same in all processes.
-
-        Args:
-            values: what to compare, by the name an error gives it.
-
-        Raises:
-            RanksError: they are not.
-        """
+        """Raise `RanksError` unless values, by name, are the same in all processes."""
         others = self.gather(dict(values))
         differ = [name for name in values if any(other[name] != others[0][name] for other in others)]
         if differ:

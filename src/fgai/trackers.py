@@ -23,10 +23,10 @@ Summary = Mapping[str, float | str]
 
 
 class Tracker:
-    """Watches runs: `train`, `make_faithful` (a run for every attempt) and attacks take one as `tracker`.
+    """Base of callbacks for runs: `train`, `make_faithful` (a run per attempt) and attacks take a `tracker`.
 
-    Override what is wanted. Calls come in order and from the thread that trains. One that raises stops the
-    run, whose state is saved first where it has a checkpoint; the same call goes on with it.
+    Override what you need. Calls come in order and from the thread that trains. An exception stops the run,
+    whose state is saved first where it has a checkpoint; the same call resumes it.
 
     Example:
         >>> import fgai
@@ -41,12 +41,9 @@ class Tracker:
     """
 
     def on_start(self, run: str, past: Sequence[Values]) -> None:
-        """A run begins, or goes on.
+        """A run `run`, e.g. `vanilla`, begins; `past` holds the values of earlier epochs where it is resumed.
 
-        Args:
-            run: its name, e.g. `vanilla` or `fgai`.
-            past: values of the epochs done before, where it is resumed. A log that may have gone further
-                before the run was killed is put back to these.
+        A log that went further before the run was killed is cut back to these.
         """
 
     def on_epoch(self, run: str, epoch: int, values: Values) -> None:
@@ -60,7 +57,7 @@ _Row = dict[str, Any]
 
 
 class _FileTracker(Tracker):
-    """A log of rows in one file, written as they come; several runs may share it, a repeated one replaces its rows."""
+    """A log of rows in one file, written as they come; a run that starts again replaces its rows."""
 
     def __init__(self, path: Path | str, *, name: str = "") -> None:
         self.path, self.name = Path(path), name

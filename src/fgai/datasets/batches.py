@@ -23,18 +23,14 @@ def batched(
     split: Split | None = None,
     name: str = "graphs",
 ) -> Graph:
-    """Put small graphs side by side into one, whose nodes know which graph they are of.
+    """Put small graphs side by side into one graph with `batch`, `graph_y` and masks constant in each.
 
     Args:
-        graphs: PyG `Data` objects or anything with `edge_index`, `num_nodes` and features `x` [n, F]; fgai's
-            own graphs too. Edges are taken as they are, with `edge_attr` and `edge_weight` where all have
-            them.
+        graphs: PyG `Data` objects, fgai's graphs, or anything with `edge_index`, `num_nodes` and `x` [n, F].
+            `edge_attr` and `edge_weight` are kept where all have them.
         y: [G] classes of the graphs; None reads each graph's own `y` of one entry, where all have one.
         split: masks over the graphs, e.g. of `fold_split`.
         name: for messages and records.
-
-    Returns:
-        A graph with `batch`, `graph_y` and masks that are constant inside each small graph.
 
     Raises:
         InputError: no graphs, features of different widths, or values on the edges of some graphs alone.

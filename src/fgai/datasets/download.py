@@ -15,10 +15,7 @@ ENVIRONMENT = "FGAI_DATA"
 
 
 def user_cache() -> Path:
-    """Return the folder for downloads and caches: `$XDG_CACHE_HOME/fgai`, or `~/.cache/fgai`.
-
-    It is not created here.
-    """
+    """Return the folder for downloads, which may be missing: `$XDG_CACHE_HOME/fgai` or `~/.cache/fgai`."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "fgai"
 
@@ -30,9 +27,6 @@ def _data_cache() -> Path:
 
 def search_path(root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
     """Return the folders to look in, in order: `root` or `$FGAI_DATA`, then the user's cache.
-
-    Args:
-        root: a folder laid out as `fgai data info` says; it is only ever read.
 
     Raises:
         DataError: if the folder that was named does not exist.
@@ -48,12 +42,7 @@ def search_path(root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
 
 
 def find(layouts: Iterable[Sequence[str]], folders: Iterable[Path]) -> tuple[Path, ...] | None:
-    """Return the files of the first layout that is complete in one of the folders, or None.
-
-    Args:
-        layouts: alternatives, each a list of file paths relative to a folder.
-        folders: where to look, in order.
-    """
+    """Return the files of the first layout (relative paths) that is complete in a folder, or None."""
     layouts = tuple(layouts)
     for folder in folders:
         for layout in layouts:

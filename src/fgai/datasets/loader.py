@@ -37,19 +37,19 @@ def load_dataset(
 
     Isolated nodes stay; sparse features stay sparse; models add self-loops themselves. A set of small
     graphs (`mutag`, `proteins`) is one block-diagonal graph with `batch` and `graph_y`. Files are looked for
-    in `root` or `$FGAI_DATA`, then in the user's cache; what is missing is downloaded into the latter. The
-    former is only read.
+    in `root` or `$FGAI_DATA`, which are only read, then in the user's cache; missing ones are downloaded
+    into the latter.
 
     Args:
-        name: one of `fgai.datasets.names()`, or a folder that `fgai data convert` made, which has the splits
-            `public` if it has masks, and `random`.
+        name: one of `fgai.datasets.names()`, or a folder of `fgai data convert` with the splits `random` and,
+            if it has masks, `public`.
         root: a folder laid out as `fgai.datasets.info(name).files` says.
         seed: draws the split where it is random.
         split: `random` (10/10/80 % of the labelled nodes), `public` (published with the data) or, for small
-            graphs, `folds` (the seed is the number of one of ten folds); None for the dataset's default, the
-            first of `info(name).splits`.
+            graphs, `folds` (the seed is the number of one of ten folds); None for the first of
+            `info(name).splits`.
         task: `link` hides links to be predicted (see `link_split`), others are split as
-            `register_task_split` was told; None for the dataset's own task.
+            `register_task_split` says; None for the dataset's own task.
 
     Raises:
         DataError: unknown name or split; files missing, truncated or foreign.
@@ -116,7 +116,7 @@ def _load(about: DatasetInfo, root: str | os.PathLike[str] | None, seed: int, sp
 
 
 def _verified(files: tuple[Path, ...], about: DatasetInfo, seed: int, split: str) -> Graph:
-    """The graph in some files; files with an unknown digest must hold the known graph, or are not even read."""
+    """The graph in some files: known by their digests, or else by its fingerprint where that is known."""
     origin = source(about.name)
     assert origin.reader is not None
     known = origin.sha256 if len(files) == len(origin.sha256) else ()
@@ -196,17 +196,10 @@ def _with_split(graph: Graph, split: Split) -> Graph:
 
 @typed
 def with_degrees(graph: Graph, most: int = 10) -> Graph:
-    """Return the graph with the degree of every node appended to its features, one-hot.
+    """Return the graph with the degree of every node appended to its features, one-hot: [N, F + most].
 
-    Attention averages its neighbours, so on constant features every node looks alike to it, whatever the
-    graph. Loops do not count; degrees of `most` and above share the last column.
-
-    Args:
-        graph: with or without features.
-        most: columns.
-
-    Returns:
-        A graph with dense features [N, F + most].
+    On constant features attention sees all nodes alike, whatever the graph. Loops do not count; degrees of
+    `most` and above share the last column.
 
     Example:
         >>> path = Graph.from_edges(torch.tensor([[0, 1], [1, 2]]), 3, torch.ones(3, 1), undirected=True)

@@ -36,7 +36,7 @@ Reader = Callable[[Path], dict[str, Any]]
 
 @typed
 def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
-    """Read a graph from a file.
+    """Read a graph from a file; it is named after the file.
 
     - `.npz`: arrays by the names of PyG's `Data`, see `FIELDS`; only `edge_index` must be there, any other
       name is refused. Numbers become float32, labels whole numbers.
@@ -50,9 +50,6 @@ def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
     Args:
         path: the file or folder.
         node_table: of an edge list in CSV.
-
-    Returns:
-        The graph, named after the file.
 
     Raises:
         DataError: no such file, of another kind, damaged, unsafe, or a table that does not fit.
@@ -160,11 +157,7 @@ def _tables(path: Path, nodes: Path | None) -> dict[str, Any]:
 
 
 def node_fields(path: Path) -> dict[str, Tensor]:
-    """Features `x`, labels and masks of a node table, see `load_graph`.
-
-    Raises:
-        DataError: it is damaged, or does not number its nodes.
-    """
+    """Features `x`, labels and masks of a node table, see `load_graph`; `DataError` if it is damaged."""
     columns = _columns(path, ("node",))
     order = _whole(columns.pop("node"), "node", path)
     if sorted(order) != list(range(len(order))):
@@ -223,11 +216,7 @@ def _number(kind: Callable[[str], Any], word: str, line: int, name: str, path: P
 
 
 def count_nodes(largest: int, edges: int) -> int:
-    """Return the number of nodes of edges whose largest node number is given, at least 1.
-
-    Raises:
-        DataError: there are so few edges for it that numbers must be labels.
-    """
+    """Return the number of nodes for a largest node number; `DataError` if there are too few edges."""
     if largest > _SPARSEST * edges + (1 << 20):
         raise DataError(
             f"an edge names node {largest}, though there are only {edges} edges; number the nodes"

@@ -28,29 +28,21 @@ def planted(seed: int = 0, num_nodes: int = 2000, num_classes: int = 5) -> Graph
     """Make a graph in which some neighbours inform, others mislead, and it is known which.
 
     Nodes have classes and draw 12 words each (features are 0 or 1). Half of the words of a *reliable* node
-    (half of all) speak of its class. An *unreliable* node speaks of another class instead, and gives itself
-    away by marker words (45 % of its words; reliable nodes use them by chance only). 62 % of the edges join
-    nodes of one class, the others any two nodes.
+    (half of all) belong to its class. An *unreliable* node draws them from another class, and can be told by
+    marker words (45 % of its words; reliable nodes use them by chance only). 62 % of the edges join nodes of
+    one class, the others any two nodes.
 
-    An edge j → i is informative (`edge_truth`) if j is reliable and of i's class: only such a neighbour says
-    what i is. The reverse direction need not be. Because markers can be seen in j's words alone, even
-    attention that ranks sources alike for every destination (GAT) can find the informative edges; words alone
-    classify about two fifths of the nodes, averaging all neighbours four fifths.
+    An edge j → i is informative (`edge_truth`) if j is reliable and of i's class. Because markers are in j's
+    words alone, even attention that ranks sources alike for every destination (GAT) can find the informative
+    edges; words alone classify about two fifths of the nodes, averaging all neighbours four fifths.
 
-    The graph has no masks (`fgai.load_dataset("planted", seed)` draws them), no loops, no duplicates, and
-    perhaps isolated nodes. The constants of this generator are fixed: changing one changes every number
-    measured.
+    The graph is undirected, with sparse features and without loops, duplicates and masks, which
+    `fgai.load_dataset("planted", seed)` draws. Changing a constant of the generator changes all results.
 
     Args:
-        seed: makes the graph; `load` always uses 0.
-        num_nodes: N.
+        seed: of the graph; `load_dataset` always uses 0.
+        num_nodes: N, at least `num_classes`.
         num_classes: C, at least 2.
-
-    Returns:
-        An undirected graph with sparse features, `y` and `edge_truth`.
-
-    Raises:
-        InputError: if there are fewer than two classes, or fewer nodes than classes.
 
     Example:
         >>> graph = planted(seed=0)

@@ -87,14 +87,12 @@ class Source:
     """How a dataset is made or read, where it is downloaded from, and how it is recognised.
 
     Attributes:
-        make: returns the graph of a dataset without files. Split `public` keeps the masks it brings along,
-            others draw new ones.
+        make: returns the graph of a dataset without files; split `public` keeps its masks.
         reader: turns the files into a `Raw` record.
         url: https address to download from, or None. `{file}` stands for the name of each file; an address
             without it is that of the only file, or of a zip archive that holds all of them.
         sha256: of the files of the first layout, in order; empty where it is not known.
-        fingerprint: of the graph in them. Where it is known, files with another `sha256` but this content are
-            accepted.
+        fingerprint: of the graph; where it is known, files of this content but other `sha256` are accepted.
     """
 
     make: Callable[[], Graph] | None = None
@@ -125,12 +123,10 @@ def register_dataset(info: DatasetInfo, source: Source) -> None:
 
     Args:
         info: what it is; its sizes are checked when it is loaded.
-        source: `Source(make=...)` for a graph made in Python, `Source(reader=...)` for one read from
-            `info.files`.
+        source: `Source(make=...)` for a graph made in Python, `Source(reader=...)` for one read from files.
 
     Raises:
-        InputError: the name is taken, the task is unknown, the graph can neither be made nor read, or it
-            would be fetched without https.
+        InputError: the name is taken, the task unknown, not one of `make` and `reader`, or no https.
 
     Example:
         >>> mine = DatasetInfo(
@@ -158,17 +154,13 @@ def register_dataset(info: DatasetInfo, source: Source) -> None:
 
 @typed
 def unregister_dataset(name: str) -> None:
-    """Take a dataset out again.
-
-    Raises:
-        DataError: there is none of that name.
-    """
+    """Remove a dataset; `DataError` if there is none of that name."""
     del _INFO[info(name).name], _SOURCES[name]
 
 
 @typed
 def register_task_split(task: str, split: Callable[[Graph, int], Graph], *, of: str) -> None:
-    """Let datasets made for one task serve another, as node datasets serve link prediction.
+    """Let datasets made for the task `of` serve another, as node datasets serve link prediction.
 
     Args:
         task: the name of the task they serve, too.
@@ -187,11 +179,7 @@ def register_task_split(task: str, split: Callable[[Graph, int], Graph], *, of: 
 
 @typed
 def unregister_task_split(task: str) -> None:
-    """Take a split for a task out again.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Remove a split for a task; `InputError` if there is none."""
     del TASK_SPLITS[one_of(task, "task", tuple(TASK_SPLITS))]
 
 
@@ -351,13 +339,7 @@ def names() -> tuple[str, ...]:
 
 @typed
 def info(name: str) -> DatasetInfo:
-    """Return what is known about a dataset.
-
-    Args:
-        name: one of `names()`.
-
-    Raises:
-        DataError: if there is no such dataset; the nearest name is suggested.
+    """Return what is known about a dataset; `DataError` suggests the nearest name if there is none.
 
     Example:
         >>> info("cora").num_nodes

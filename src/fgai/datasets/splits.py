@@ -45,11 +45,11 @@ def random_split(
 ) -> Split:
     """Draw a split uniformly among the labelled nodes: by default 10 % training, 10 % validation, 80 % test.
 
-    Nodes without a label (-1) stand in no mask. Sizes are rounded to the nearest node.
+    Nodes without a label (-1) are in no mask. Sizes are rounded to the nearest node.
 
     Args:
         y: [N] labels, or a `Graph` or PyG `Data` that has some.
-        seed: draws the order; another seed, another split.
+        seed: draws the order.
         train: share for training.
         val: share for validation; the rest is for test.
         generator: used instead of `seed` when given.
@@ -83,15 +83,7 @@ def stratified_split(
 ) -> Split:
     """Draw a split in which every class has the same shares: by default 80 / 10 / 10 %, for graph tasks.
 
-    Args:
-        y: [G] labels; -1 stands in no mask.
-        seed: draws the order.
-        train: share for training.
-        val: share for validation; the rest is for test.
-        generator: used instead of `seed` when given.
-
-    Raises:
-        InputError: if the shares are not positive or leave nothing for test.
+    Arguments and errors are those of `random_split`; `y` are labels [G].
     """
     _check_shares(train, val)
     _check_labels(y)
@@ -110,17 +102,14 @@ def stratified_split(
 def fold_split(y: Tensor, fold: int = 0, *, folds: int = 10, seed: int = 0) -> Split:
     """Return one of several folds in which every class has the same share: for cross-validation.
 
-    The small graphs (or nodes) of each class are shuffled once and dealt out in turn; `fold` is for test, the
-    next one for validation, the others for training. All folds of a seed are disjoint and cover everything.
+    The graphs (or nodes) of each class are shuffled once and dealt out in turn; `fold` is for test, the next
+    one for validation, the others for training. All folds of a seed are disjoint and cover everything.
 
     Args:
-        y: [G] labels; -1 stands in no mask.
+        y: [G] labels; -1 is in no mask.
         fold: which one; from `folds` up, of the next shuffle.
-        folds: how many.
+        folds: how many, at least 3.
         seed: of the shuffle.
-
-    Raises:
-        InputError: fewer than three folds, or a negative one.
 
     Example:
         >>> y = torch.arange(40) % 2
@@ -177,9 +166,9 @@ def link_split(
     """Hide some links of an undirected graph and ask for them: by default 85 / 5 / 10 % of the links.
 
     The result keeps the edges known at test time, those of training and validation links; while training,
-    validation links are taken out as well (see `fgai.tasks.LinkTask`). For validation and test, as many pairs
-    that are joined nowhere in the graph are drawn beside the links; for training they are drawn every epoch.
-    Labels and masks of nodes are dropped, self-loops are no links.
+    validation links are removed as well (see `fgai.tasks.LinkTask`). For validation and test, as many
+    unconnected pairs are drawn as there are links; for training they are drawn every epoch. Labels and masks
+    of nodes are dropped, self-loops are no links.
 
     Args:
         graph: with edges in both directions, as `fgai.load_dataset` returns it.
@@ -188,12 +177,8 @@ def link_split(
         val: share for validation; the rest is for test.
         generator: used instead of `seed` when given.
 
-    Returns:
-        The graph with `links`.
-
     Raises:
-        InputError: the shares are not positive or leave nothing for test, the graph has too few links, or an
-            edge has no reverse.
+        InputError: invalid shares, too few links, or an edge without its reverse.
 
     Example:
         >>> from fgai.datasets import planted

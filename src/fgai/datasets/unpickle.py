@@ -120,7 +120,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _check_sizes(raw: bytes) -> None:
-    """Raise if an entry of the memo has a number beyond the file's size: the unpickler makes room for as many."""
+    """Raise if the memo has numbers beyond the file's size: the unpickler makes room for as many."""
     for opcode, argument, _ in pickletools.genops(raw):
         if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(raw):
             raise DataError(f"it numbers an entry {argument} in {len(raw)} bytes; do not trust it")
@@ -131,12 +131,6 @@ def load_pickle(path: Path) -> Any:
 
     Admitted are `numpy.ndarray`, `numpy.dtype`, numpy's `_reconstruct`, scipy's `csr_matrix` (under old and
     new paths), `collections.defaultdict` and `list`; any other name is refused before it is looked up.
-
-    Args:
-        path: the file.
-
-    Returns:
-        `numpy.ndarray`, `scipy.sparse.csr_matrix` or `dict`.
 
     Raises:
         DataError: if the file is truncated, not a pickle, names anything else, or holds something else.

@@ -45,8 +45,8 @@ def fetch(url: str, path: Path | str) -> None:
     """Download one file over verified TLS; tried again when the network fails.
 
     Args:
-        url: an `https://` address; it may lead on to others of that kind.
-        path: where to put it. Whatever goes wrong, nothing stays there.
+        url: an `https://` address; redirects must be https, too.
+        path: of the new file; after an error there is none.
 
     Raises:
         DataError: not https, a certificate that does not verify, or too large.
@@ -96,8 +96,8 @@ def _fetch_once(url: str, path: Path) -> None:
 def extract(archive: Path | str, names: Iterable[str], folder: Path | str) -> None:
     """Put files out of a zip archive into a folder, by their last names.
 
-    Nothing is ever written under a name the archive chose. One that holds a name like `../x` or `/x`, a link,
-    or a wanted file twice is refused as a whole. A link in the folder is replaced, not followed.
+    An archive that holds a name like `../x` or `/x`, a link, or a wanted file twice is refused. A link in
+    the folder is replaced, not followed.
 
     Args:
         archive: the file.

@@ -21,9 +21,7 @@ CHECKSUM = "checksum"
 
 
 def regular(path: Path | str) -> Path:
-    """Return the path of a regular file, or of a link to one.
-
-    Reading a pipe or a device may never end, so they are refused before they are opened.
+    """Return the path of a regular file, or of a link to one; reading a pipe or a device may never end.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -37,11 +35,7 @@ def regular(path: Path | str) -> Path:
 
 
 def digest_of(path: Path | str) -> str:
-    """Return the SHA-256 of a file, in hexadecimal.
-
-    Raises:
-        OSError: it cannot be read, or is not a regular file.
-    """
+    """Return the SHA-256 of a regular file, in hexadecimal."""
     with regular(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -57,11 +51,7 @@ def add_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def take_checksum(values: Any) -> Any:
-    """Return plain values without their `checksum`; those that have none are returned as they are.
-
-    Raises:
-        ValueError: the checksum is that of other values.
-    """
+    """Return plain values without their `checksum`, if any; `ValueError` if it is that of other values."""
     if not isinstance(values, Mapping) or CHECKSUM not in values:
         return values
     rest = {name: value for name, value in values.items() if name != CHECKSUM}
@@ -157,20 +147,12 @@ def most_bytes(size: int) -> int:
 
 
 def inflate(raw: bytes, size: int) -> bytes:
-    """Return what zlib compressed, which must be exactly `size` bytes.
-
-    Raises:
-        ValueError: it is damaged, or of another size; no more than `size` bytes are ever made.
-    """
+    """Return what zlib compressed; `ValueError` unless it is exactly `size` bytes; never makes more."""
     return _inflated(raw, zlib.MAX_WBITS, size, exactly=True)
 
 
 def gunzip(raw: bytes) -> bytes:
-    """Return what gzip compressed, in one member.
-
-    Raises:
-        ValueError: it is damaged, or holds more than `most_bytes`.
-    """
+    """Return what gzip compressed, in one member; `ValueError` if damaged or more than `most_bytes`."""
     return _inflated(raw, _GZIP, most_bytes(len(raw)), exactly=False)
 
 
@@ -197,8 +179,7 @@ def read_arrays(path: Path | str, names: Iterable[str]) -> dict[str, NDArray[Any
     """Return some arrays of an archive, as `numpy.savez` writes them; others are not looked at.
 
     Raises:
-        ValueError: the file is no archive, or an array is damaged, pickled, or larger than the archive
-            explains.
+        ValueError: it is no archive, or an array is damaged, pickled, or too large for the archive.
         KeyError: there is no array of that name.
         OSError: the file cannot be read.
     """
@@ -239,12 +220,9 @@ def _array(raw: bytes, name: str) -> NDArray[Any]:
 
 
 def require_whole(archive: zipfile.ZipFile) -> None:
-    """Raise unless the members that a zip archive lists take up all of it.
+    """Raise `BadZipFile` unless the members that a zip archive lists take up all of it.
 
     A damaged list can lack members whose bytes are still there.
-
-    Raises:
-        zipfile.BadZipFile: bytes belong to no member.
     """
     assert archive.fp is not None
     end = 0

@@ -53,11 +53,7 @@ def check(value: Any, kind: Any, where: str) -> None:
 
 
 def check_items(values: Mapping[str, Any], kinds: Schema, where: str, *, required: Iterable[str]) -> None:
-    """Raise unless `values` has the required names, no unknown ones, and values as `kinds` says.
-
-    Raises:
-        CheckpointError: see `check`.
-    """
+    """Raise `CheckpointError` unless `values` has the required names, no others, and is what `kinds` says."""
     if missing := [name for name in required if name not in values]:
         raise CheckpointError(f"{where} is incomplete: it lacks {', '.join(sorted(missing))}")
     if unknown := [str(name) for name in values if name not in kinds]:

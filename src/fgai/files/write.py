@@ -25,8 +25,7 @@ from fgai.files.schema import check
 def write_atomic(path: Path | str, content: bytes | str) -> None:
     """Write `content` to `path` in one step: a crash or a full disk leaves the old file as it was.
 
-    A link is followed: the file it names is replaced, the link stays. What is no plain file (`/dev/stdout`,
-    `/dev/null`, a pipe) cannot be replaced in one step and is written to as it is.
+    The target of a link is replaced, the link stays. Devices and pipes (`/dev/stdout`) are written to.
 
     Raises:
         FgaiError: if the folder cannot be written to.
@@ -96,7 +95,7 @@ def pack(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
 
 
 def read_metadata(path: Path | str) -> dict[str, str]:
-    """Return what a file of tensors says of itself, without reading the tensors.
+    """Return the metadata of a safetensors file, without reading the tensors.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -120,9 +119,7 @@ def read_metadata(path: Path | str) -> dict[str, str]:
 
 
 def unpack(path: Path | str) -> dict[str, Tensor]:
-    """Return the tensors of a file.
-
-    Files of other programs have no checksum and are read without one.
+    """Return the tensors of a file; those of other programs have no checksum and are read without one.
 
     Raises:
         FileNotFoundError: there is no such file.

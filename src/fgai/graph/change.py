@@ -78,12 +78,9 @@ class GraphChange:
 
 
 class SeenEdges:
-    """The edges and rows of a change, to tell whether later changes have the same.
+    """A copy of the edges and rows of a change, to tell whether later changes have the same.
 
-    The very tensors that were compared last are known without being read, which would wait for the device.
-
-    Args:
-        change: its edges are copied, so that writing into them later is noticed.
+    The tensors compared last are recognised without being read, which would wait for the device.
     """
 
     def __init__(self, change: GraphChange) -> None:

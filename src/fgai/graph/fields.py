@@ -70,8 +70,7 @@ def arguments_from_data(data: Any) -> dict[str, Any]:
     """Return the arguments of `Graph.from_edges` for a PyG `Data`.
 
     Raises:
-        InputError: a dataset instead of one of its graphs, heterogeneous data, no edges, or edges of several
-            types, which fgai would drop.
+        InputError: a dataset, heterogeneous data, no edges, or edges of several types.
     """
     kind = type(data).__name__
     if _is_dataset(data):

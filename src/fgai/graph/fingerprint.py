@@ -57,11 +57,7 @@ def _entries(features: Features) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def feature_pieces(read: Callable[[], Iterable[tuple[int, Features]]]) -> tuple[Piece, Piece]:
-    """Features as two pieces, their places and their values, each read block by block.
-
-    Args:
-        read: gives (first row, features of the rows from there on) in order; called twice.
-    """
+    """Places and values of features as two pieces; `read` gives (first row, features) in order, twice."""
 
     def spots() -> Iterator[Numbers]:
         for first, features in read():
@@ -93,12 +89,8 @@ def fingerprint_of(graph: Graph) -> str:
 def fingerprint(graph: Graph) -> str:
     """Return a hash of the edges with their values, the features and the labels of a graph.
 
-    The same content gives the same 32 hexadecimal digits on every platform and device, whether the
-    features are dense or sparse, float32 or float64. Masks, encodings and the name do not enter: two
-    splits of one dataset have one fingerprint.
-
-    Args:
-        graph: the graph.
+    The same content gives the same 32 hexadecimal digits on every platform and device, whether features are
+    dense or sparse, float32 or float64. Masks, encodings and the name do not enter.
 
     Example:
         >>> import torch

@@ -42,18 +42,15 @@ def extend_encoding(
 
     with the eigenvalue kept per node, because components have different spectra and a new node may join
     several. `g` is 1/μ for `|μ| ≥ floor`, so that the rule repeats the encoding of a node that was there all
-    along; below, it falls continuously to 0 at μ = 0, where neighbours always sum to 0 and say nothing, so
-    nothing is amplified more than 1/floor times. The new node's own eigenvalue is the mean of its
-    neighbours', so that further nodes can be attached to it.
-
-    Nodes without neighbours get zeros. Padding (eigenvalue 0) stays 0.
+    along, and falls to 0 at μ = 0, so that nothing is amplified more than 1/floor times. The eigenvalue of a
+    new node is the mean of its neighbours'. Without neighbours all is 0; padding (eigenvalue 0) stays 0.
 
     Args:
         vectors: [N, P] encodings.
         values: [N, P] eigenvalue μ of each entry.
         degree: [N] neighbours of each node before the new ones came, self-loops not counted.
         targets: [M, e] distinct neighbours of each new node.
-        floor: below which size of μ its inverse is damped.
+        floor: size of μ below which its inverse is damped.
 
     Returns:
         [M, P] encodings and [M, P] eigenvalues of the new nodes.
@@ -83,10 +80,8 @@ class Graph:
     """An immutable graph: edges sorted by (destination, source), features, labels and masks.
 
     Edits (`inject`, `inject_edges`, `remove`, `add_self_loops`) return a new graph and the `EdgeMap` of
-    the edges that stayed. Values on edges of two graphs can only be compared through that map or through
-    the edges' keys; a mismatch raises.
-
-    Isolated nodes are kept: they attend to nothing (or to themselves, once loops are added).
+    the edges that stayed. Values on edges of two graphs can only be compared through that map or the edges'
+    keys; a mismatch raises. Isolated nodes are kept: they attend to nothing, or to themselves with loops.
 
     Attributes:
         adjacency: the edges, without duplicates.
@@ -96,19 +91,17 @@ class Graph:
         positional: [N, P] positional encodings or None.
         positional_values: [N, P] eigenvalue of each entry of `positional`, needed to extend it.
         edge_truth: [E] bool or None, the edges of the true explanation.
-        edge_weight: [E] or None: how much of each edge there is, with gradients. fgai's attention reads it as
-            a log-weight on the score (see `fgai.ops.weighted_softmax`), so it must be at least 0 there; other
-            models read it as they like. Edges that edits add have 1.
+        edge_weight: [E] or None, with gradients. fgai's attention adds its logarithm to the score (see
+            `fgai.ops.weighted_softmax`), so it must be at least 0 there. Edges that edits add have 1.
         edge_attr: [E] or [E, D] or None, what models with edge features read. Edges that edits add have 0.
         batch: [N] int64 or None, the graph each node belongs to in a batch of small graphs.
         graph_y: [G] int64 or None, one label per small graph.
         links: pairs of nodes to predict links for, or None; the edges are then those messages pass along.
         merged: [2, D] or None: edges that were given more than once, each as often as it was left out.
         entry_values: [M, D] in [0, 1] or None: values of the last M nodes in the first layer of a model with
-            limits, in place of those of their features: points between the ends of its limits. Injecting
-            further nodes drops it.
-        peers: the first, and the one after the last, of the nodes whose features say what features injected
-            nodes may have, e.g. those of one type; None for all.
+            limits, between the ends of these, in place of their features. Injecting further nodes drops it.
+        peers: range (first, behind the last) of the nodes from whose features those of injected nodes are
+            bounded, e.g. those of one type; None for all.
         name: for messages and records.
     """
 
@@ -203,8 +196,7 @@ class Graph:
         """Build a graph from a PyG `Data` object (homogeneous, one graph).
 
         Raises:
-            InputError: types of edges (`edge_type`), which would be lost; a dataset, heterogeneous data, and
-                whatever `from_edges` refuses.
+            InputError: typed edges, a dataset, heterogeneous data, and whatever `from_edges` refuses.
         """
         return cls.from_edges(**arguments_from_data(data), name=str(getattr(data, "name", name)))
 
@@ -316,11 +308,8 @@ class Graph:
     def derived(self, name: str, make: Callable[[Graph], Graph]) -> Graph:
         """Return `make(self)`, made once under this name and kept as long as the graph.
 
-        With values on edges that carry gradients, and with edge weights, it is made every time.
-
-        Args:
-            name: of what is made, e.g. `self-loops`.
-            make: gives another graph; must depend on nothing but this one and the name.
+        `make` must depend on nothing but the graph and the name. With edge weights, and with edge attributes
+        that carry gradients, it is made every time.
         """
         attributes = self.edge_attr
         if self.edge_weight is not None or (attributes is not None and attributes.requires_grad):
@@ -333,8 +322,8 @@ class Graph:
     def inject(self, targets: Tensor, features: Tensor | None = None) -> tuple[Graph, EdgeMap]:
         """Add new nodes, each joined to some existing ones by edges in both directions.
 
-        New nodes get no label, stand in no mask, and a self-loop if every node has one. Positional
-        encodings are extended from the neighbours (see `fgai.graph.graph`), those of old nodes stay.
+        New nodes get no label, are in no mask, and have a self-loop if every node has one. Their positional
+        encodings come from the neighbours (see `extend_encoding`), those of old nodes stay.
 
         Args:
             targets: [M, e] int64, the existing nodes each of the M new nodes is joined to (distinct per row).

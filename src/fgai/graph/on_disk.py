@@ -38,10 +38,6 @@ def is_store(path: Path | str) -> bool:
 
 
 def open_on_disk(path: Path | str) -> GraphOnDisk:
-    """Open a stored graph; only its manifest is read.
-
-    Raises:
-        DataError: it holds no stored graph, a damaged one, or one of a newer version.
-    """
+    """Open a stored graph; only its manifest is read. `DataError` if there is none, or a damaged one."""
     graph: GraphOnDisk = import_module("fgai.large").open_store(path)
     return graph

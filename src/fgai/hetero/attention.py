@@ -30,8 +30,8 @@ class TypeAttention:
     Attributes:
         layer: its name in the model.
         edge_type: of the edges.
-        edge_index: [2, E], both ends numbered within their types: the edges as they were given, in that
-            order, then the self-loops that the layer added, if any.
+        edge_index: [2, E], both ends numbered within their types: the edges in the order of the data, then
+            the self-loops that the layer added, if any.
         values: [E, H], before dropout.
     """
 
@@ -41,7 +41,7 @@ class TypeAttention:
     values: Tensor
 
     def sums(self) -> Tensor:
-        """[D, H]: what each destination with edges of this type gives them, by rising number."""
+        """[D, H]: the sum at each destination with edges of this type, by ascending number."""
         rows, inverse = torch.unique(self.edge_index[1], return_inverse=True)
         return self.values.new_zeros(len(rows), self.values.shape[1]).index_add(0, inverse, self.values)
 
@@ -51,8 +51,8 @@ class TypeAttention:
 class HeteroAttention(Tabled):
     """Attention of all layers and types of edges, in the order they ran.
 
-    Layers of `to_hetero`, `HeteroConv` and HANConv normalise within a type: what a node gives the edges of
-    one type sums to one. HGTConv normalises over all types together: it sums to one over all of them.
+    Layers of `to_hetero`, `HeteroConv` and HANConv normalise within a type: at a node the attention of one
+    type sums to one. HGTConv normalises over all types together.
 
     Attributes:
         entries: one for each layer and type.
@@ -63,20 +63,12 @@ class HeteroAttention(Tabled):
     edges: dict[EdgeType, Tensor]
 
     def __getitem__(self, edge_type: Any) -> list[TypeAttention]:
-        """Return the entries of one type, a layer each.
-
-        Raises:
-            InputError: there is no such type.
-        """
+        """Return the entries of one type, a layer each; `InputError` if there is no such type."""
         chosen = _known_type(edge_type, list(self.edges))
         return [entry for entry in self.entries if entry.edge_type == chosen]
 
     def edge_masks(self) -> dict[EdgeType, Tensor]:
-        """Return one number for each edge as given, [E] by type: the mean over heads and layers.
-
-        That is what PyG's `AttentionExplainer` can show of a graph without types. Types that no layer attends
-        to get 0.
-        """
+        """Return the mean over heads and layers of each edge as given, [E] by type; 0 without any."""
         masks = {}
         for kind, edges in self.edges.items():
             layers = [entry.values.mean(1)[: edges.shape[1]] for entry in self[kind]]
@@ -153,11 +145,11 @@ class HeteroExplanation(Tabled):
         node: its number within the type.
         layer: which attention: `mean`, `last` or `max` over layers, or a layer's number.
         k: neighbours of each type in the explanation.
-        predicted: class with the largest logit; None for nodes that are not classified.
-        confidence: its probability, likewise.
-        label: true class, -1 where unknown; likewise.
+        predicted: class with the largest logit; None for nodes that are not classified, as the next two.
+        confidence: its probability.
+        label: true class, -1 where unknown.
         neighbours: for every type of edges that ends at such nodes, by falling attention: `node`, its number
-            within its type, and `attention`. A type without edges at this node has an empty list.
+            within its type, and `attention`; empty for a type without edges at this node.
     """
 
     node_type: str
@@ -190,11 +182,7 @@ class HeteroExplanation(Tabled):
         return [Table(said, columns, list(rows), notes)]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return the neighbours as a `DataFrame`, a row each.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
+        """Return the neighbours as a `DataFrame`, a row each; `MissingExtraError` without pandas."""
         return data_frame(
             [
                 {"source": kind[0], "relation": kind[1], **one}
@@ -216,15 +204,15 @@ def explain(
     target: str | None = None,
     call: HeteroCall | None = None,
 ) -> HeteroExplanation:
-    """Say whom a node attends to, for each type of edges that ends at it.
+    """Return the neighbours a node attends to, for each type of edges that ends at it.
 
-    Of the heads it is the normalised geometric mean, see `LayerAttention.explanation`. Where layers
+    Heads are combined by the normalised geometric mean, see `LayerAttention.explanation`. Where layers
     normalise within a type, the weights of every type sum to one, and types do not compare; with HGTConv
     those of all types together do.
 
     Args:
         model: see `attend`.
-        data: with labels, if the prediction shall be told, too.
+        data: with labels, if the prediction shall be reported, too.
         node_type: of the node.
         node: its number within the type.
         k: neighbours of each type in the explanation.

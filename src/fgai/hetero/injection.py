@@ -49,8 +49,8 @@ class HeteroAttack(Tabled):
         edge_type: of the new edges.
         threat: its name.
         k: neighbours of each type in an explanation.
-        data: the attacked graph: new nodes stand behind those of their type, new edges behind the given ones.
-            Labels of new nodes are -1, and no mask holds them.
+        data: the attacked graph: new nodes and edges follow the given ones of their types. New nodes have the
+            label -1 and are in no mask.
         stability: by type of edges, means over layers, on the edges that were there before: `overlap` of the
             top-k among old neighbours and the `chance` of a random order, both at nodes within reach of the
             change, `tvd` of their attention, `g_jsd` over all edges; and `new`, the attention that new nodes
@@ -111,8 +111,8 @@ def attack(
 
     It is the attack of a homogeneous graph, on the view's graph: new nodes are of the type in which
     `edge_type` begins, their features are searched in the threat's box, and their edges go to test nodes of
-    the type in which it ends. Edges of other types stay as they are; where `edge_type` joins nodes of one
-    type, new nodes hear their neighbours, too. The model is attacked in evaluation mode and left as it was.
+    the type in which it ends. Edges of other types stay; where `edge_type` joins nodes of one type, edges go
+    both ways. The model is attacked in evaluation mode and left as it was.
 
     Args:
         model: see `attend`.
@@ -169,10 +169,9 @@ def make_faithful(
 ) -> M:
     """Return a faithful version of a trained heterogeneous model; the given one is untouched.
 
-    It is `fgai.make_faithful` on the view's graph: closeness, similarity and stability of the attention of
-    all layers and types, against nodes that are injected within one type and joined to training and
-    validation nodes. Layers of GATConv, GATv2Conv and TransformerConv get limits of what nodes may say in
-    each type.
+    It is `fgai.make_faithful` on the view's graph, with the attention of all layers and types, against nodes
+    that are injected within one type and joined to training and validation nodes. Layers of GATConv,
+    GATv2Conv and TransformerConv get limits in each type.
 
     Args:
         model: trained; made by `to_hetero` or `HeteroConv` of layers with attention.
@@ -182,7 +181,7 @@ def make_faithful(
         seed: of the adversary's draws.
         progress: show a bar; None shows it on a terminal only.
         max_attempts: trainings at most; 1 trains once, whatever comes out.
-        tracker: told of every epoch, see `fgai.trackers`.
+        tracker: called every epoch, see `fgai.trackers`.
         call: how the model is called, see `HeteroView.wrap`.
         **settings: single settings by name, e.g. `epochs=50`, `similarity=4.0`.
 

@@ -91,12 +91,9 @@ class HeteroLayout:
         return self.numbers(edge_type[0], source), self.numbers(edge_type[2], destination)
 
     def place(self, path: str) -> tuple[str, EdgeType]:
-        """Return a layer's name and the type of its edges from its path in a model.
+        """Return a layer's name and the type of its edges from its path in a model; `AttentionError` if none.
 
         `to_hetero` and `HeteroConv` keep a layer per type of edges, under the name of the type.
-
-        Raises:
-            AttentionError: no type's name is part of the path.
         """
         words = path.split(".")
         for word in reversed(words):
@@ -118,9 +115,7 @@ class HeteroLayout:
         """Return features and edges by type, from a PyG `Data` of the whole graph.
 
         Edges from existing nodes to injected ones are left out unless they are of the injected type, too.
-
-        Raises:
-            InputError: a new edge joins nodes that the injected type does not join.
+        Raises `InputError` for a new edge that the injected type does not allow.
         """
         hetero = HeteroData()
         for name in self.counts:
@@ -134,11 +129,7 @@ class HeteroLayout:
         return hetero
 
     def spread(self, logits: Tensor, num_nodes: int) -> Tensor:
-        """Return logits of the target nodes as rows of the whole graph [num_nodes, C]; zeros elsewhere.
-
-        Raises:
-            InputError: there is not one row for every target node.
-        """
+        """Return logits of the target nodes as rows of the whole graph [num_nodes, C]; zeros elsewhere."""
         assert self.target is not None
         count = self.counts[self.target]
         if self.injected is not None and self.injected[0] == self.target:
@@ -187,14 +178,10 @@ def _call_by_type(model: Any, data: Any) -> Any:
 
 @typed
 class HeteroModel(Wrapped):
-    """A heterogeneous model together with the layout of the graph it is called on.
+    """A heterogeneous model `model` together with the `layout` of the graph it is called on.
 
     Accepted wherever fgai takes a model, with the graph of this layout. Its attention has an entry for every
     layer and type of edges; nodes are numbered as in that graph.
-
-    Attributes:
-        model: as given.
-        layout: of the graph.
     """
 
     def __init__(self, model: nn.Module, layout: HeteroLayout, call: HeteroCall | None = None) -> None:
@@ -205,9 +192,6 @@ class HeteroModel(Wrapped):
         """Return logits [N, C] of a PyG `Data` or a `Graph` with the layout; 0 for nodes of other types.
 
         Without a target they are zeros [N, 1]: only the attention is of interest.
-
-        Raises:
-            InputError: the model gives no logits of the target.
         """
         graph = data.to_data() if isinstance(data, Graph) else data
         outputs: Any = self.call(self.model, self.layout.split(graph))

@@ -28,9 +28,8 @@ class HeteroView:
     """A heterogeneous graph as one graph of all its nodes, and models of it as models of that graph.
 
     `view.wrap(model)` and `view.graph` are taken by every function of fgai. Nodes are numbered type by type
-    (`view.number`), features are padded with zeros to the widest type (`view.layout.widths` keeps their
-    widths), and labels and masks are those of the target, so that its nodes alone are trained on, attacked
-    and scored. A mask that the target does not have holds all of its nodes.
+    (`view.number`), features are padded with zeros to the widest type, and labels and masks are those of the
+    target, so that its nodes alone are trained on, attacked and scored. A missing mask holds all of them.
 
     Args:
         data: with `x` and `edge_index` for every type. Types without edges are read, too.
@@ -42,7 +41,7 @@ class HeteroView:
     Attributes:
         data: as given.
         graph: all nodes and edges.
-        layout: where every type stands in it.
+        layout: where every type is in it.
 
     Raises:
         InputError: a type without features, one that is not known, edges that name no nodes, duplicate edges
@@ -95,11 +94,7 @@ class HeteroView:
         return _wrapped(model, self.layout, call)
 
     def number(self, node_type: str, node: int) -> int:
-        """Return the number that a node has in the graph.
-
-        Raises:
-            InputError: there is no such type, or no such node in it.
-        """
+        """Return the number that a node has in the graph; `InputError` if there is no such type or node."""
         counts = self.layout.counts
         if node_type not in counts:
             raise InputError(f"there is no type of nodes {node_type!r}; there are {', '.join(counts)}")

@@ -49,16 +49,14 @@ def convert(
 
     Edge lists are streamed: `.csv` (a heading with `source`, `destination`, perhaps `weight`; other columns
     are attributes), `.txt`, `.tsv`, `.edges` and `.edgelist` (SNAP's two numbers a line), both also as `.gz`,
-    `.parquet` (columns as of CSV; needs the extra `parquet`) and `.npy` ([2, E]). However many edges there
-    are, about 280 MB and 16 bytes per node are in memory, and a row group of Parquet; a node's own edges must
-    fit, too. Edges that come again are left out with a warning. PyG `Data` (`.pt`, `.npz`) and datasets by
-    name, OGB's among them, are read into memory first.
+    `.parquet` (columns as of CSV; needs the extra `parquet`) and `.npy` ([2, E]). Memory use is about 280 MB
+    and 16 bytes per node, plus a row group of Parquet and the edges of one node. Duplicate edges are left out
+    with a warning. PyG `Data` (`.pt`, `.npz`) and datasets by name are read into memory first.
 
-    The folder appears when it is whole. An edge list is converted in stages: nodes, edges, places, rows,
-    fingerprint. What a run that was killed, or stopped by Ctrl-C, had finished stays in a hidden folder
-    beside the target, `.TARGET.partial`, and the next run with the same sources and options goes on from
-    there; if a source has changed since, it begins anew and warns. A run that fails leaves nothing. Where the
-    target is the finished graph of the same sources and options, it is verified and returned with a warning.
+    The folder appears when it is whole. An edge list is converted in stages. Those that a killed or
+    interrupted run had finished stay in `.TARGET.partial`, and the next run with the same sources and options
+    resumes there; if a source has changed, it starts again and warns. A run that fails leaves nothing. Where
+    the target is the finished graph of the same sources, it is verified and returned with a warning.
 
     Args:
         source: a file, or the name of a dataset.
@@ -68,12 +66,9 @@ def convert(
         features: `.npy` file [N, F] of an edge list's nodes, streamed.
         labels: `.npy` file [N] of their classes, -1 where unknown.
         undirected: also store every edge's reverse, of an edge list.
-        overwrite: take the place of an older stored graph.
-        resume: go on where an earlier run was stopped; False discards what it left.
+        overwrite: replace an older stored graph.
+        resume: continue a stopped run; False discards what it left.
         root: folder with the datasets' files, as in `fgai.load_dataset`.
-
-    Returns:
-        The stored graph.
 
     Raises:
         DataError: something is at `target` already, or a file is missing, damaged or foreign; the message

@@ -120,8 +120,8 @@ def evaluate_store(
 ) -> StoredEvaluation:
     """Measure a model on a stored graph, by exact passes block by block.
 
-    F1, sharpness, and beside a vanilla model agreement, g-TVD and overlap: what a clean pass tells. Attacks,
-    F-slopes and certificates read whole graphs and need `fgai.evaluate(model, stored.load())`.
+    F1, sharpness, and beside a vanilla model agreement, g-TVD and overlap. Attacks, F-slopes and certificates
+    read whole graphs and need `fgai.evaluate(model, stored.load())`.
 
     Args:
         model: GAT, GATv2, or GT without encodings.
@@ -133,8 +133,7 @@ def evaluate_store(
             all of them must see; all must call it, and all get the numbers of one process, bit by bit.
 
     Raises:
-        InputError: a model that cannot be computed row by row or has too few classes for the labels, or two
-            models of different classes.
+        InputError: a model that does not fit the graph or `vanilla`, or cannot be computed row by row.
         DataError: the stored graph is damaged.
         RanksError: ranks disagree, do not see one folder, or one failed.
 

@@ -37,17 +37,11 @@ class _Manifest(TypedDict):
 
 @typed
 class StoredObservation:
-    """What `observe_store` found, mapped from its folder.
+    """What `observe_store` found, mapped from its folder; `DataError` if there is none, or a damaged one.
 
     Edges are those the model reads: the graph's, with the self-loops it adds, sorted by (destination,
     source). `rows`, `load_attention` and `verify` compare what they read with its checksums; single arrays
     are mapped without that, as they may be larger than memory.
-
-    Args:
-        path: the folder.
-
-    Raises:
-        DataError: it holds none, or a damaged one.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -85,11 +79,7 @@ class StoredObservation:
 
     @property
     def rows(self) -> _Rows:
-        """The edges the model reads; checked when first read.
-
-        Raises:
-            DataError: they are damaged.
-        """
+        """The edges the model reads; checked when first read, `DataError` if they are damaged."""
         if self._rows is None:
             rows = _Rows(self._array("rowptr"), self._array("source"))
             if not _are_pointers(rows.rowptr, len(rows.source)) or not _are_below(
@@ -124,20 +114,12 @@ class StoredObservation:
         return self._arrays.open(name)
 
     def verify(self) -> None:
-        """Read every array and compare it with its checksum; each only once.
-
-        Raises:
-            DataError: a file is missing or damaged.
-        """
+        """Compare every array with its checksum, once; `DataError` if a file is missing or damaged."""
         _ = self.rows
         self._arrays.verify()
 
     def positions(self, source: Array, destination: Array) -> Array:
-        """Where edges are among those of `rows`: [e].
-
-        Args:
-            source: [e] by number of node.
-            destination: [e] likewise.
+        """Where edges [e], by numbers of their nodes, are among those of `rows`: [e].
 
         Raises:
             DataError: an edge is not there: the graph was another one.
@@ -153,11 +135,7 @@ class StoredObservation:
         return found
 
     def load_attention(self) -> AttentionMap:
-        """Read the attention of all layers into memory, and compare it with its checksums.
-
-        Raises:
-            DataError: it is damaged.
-        """
+        """Read the attention of all layers into memory; `DataError` if it is damaged."""
         known = self._manifest["arrays"]
         names = [f"{kind}.{number}" for number in range(len(self.layers)) for kind in ("attention", "scores")]
         self._arrays.verify(name for name in names if name in known)
@@ -174,14 +152,7 @@ class StoredObservation:
 
 @typed
 def open_observation(path: Path | str) -> StoredObservation:
-    """Open what `observe_store` wrote; only its manifest is read.
-
-    Args:
-        path: the folder.
-
-    Raises:
-        DataError: see `StoredObservation`.
-    """
+    """Open what `observe_store` wrote; only its manifest is read. `DataError` as of `StoredObservation`."""
     return StoredObservation(path)
 
 

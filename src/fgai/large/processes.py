@@ -64,7 +64,7 @@ class _TorchrunGroup(ProcessGroup):
             tensor.copy_(part.view_as(tensor))
 
     def average_gradients(self, parameters: Sequence[nn.Parameter], weight: int) -> None:
-        """Weighted mean over all processes; a parameter without a gradient in any of them stays without one."""
+        """Weighted mean over all processes; a parameter without a gradient in all of them keeps none."""
         like = parameters[0]
         known = like.new_tensor([float(p.grad is not None) for p in parameters])
         total = like.new_tensor([float(weight)])

@@ -30,7 +30,7 @@ EDGE = 16
 
 
 class _Resident:
-    """A stored graph on a GPU, for the passes of `observe_store` and `measure_store` in seconds instead of minutes."""
+    """A stored graph on a GPU: does what `observe_store` and `measure_store` do from disk, in seconds."""
 
     def __init__(self, model: nn.Module, stored: StoredGraph, folder: Path) -> None:
         self._stored = stored

@@ -37,12 +37,12 @@ _NODE = 0xFFFFFFFF
 
 
 class Sample(NamedTuple):
-    """What was drawn around some nodes.
+    """Nodes and edges drawn around some seeds.
 
     Attributes:
         nodes: [n] by number in the whole graph; the seeds first, then hop by hop, ascending in each.
         row: [e] source of each edge, as a position in `nodes`.
-        column: [e] destination, likewise; never falls.
+        column: [e] destination, likewise; in ascending order.
         edges: [e] positions of the edges in the whole graph.
         trees: [n] the seed each node was drawn for, where trees are disjoint; else None.
         nodes_per_hop: the seeds, and the nodes that each hop added.
@@ -125,17 +125,15 @@ _ORDER, _BATCH = 1, 2
 class NeighbourSampler(BaseSampler):  # type: ignore[misc]
     """Draw neighbours of some nodes, neighbours of those, and so on: a mini-batch for as many layers.
 
-    What is drawn depends on `seed`, `epoch` and the seeds of the batch, and on nothing else: not on the
-    number of workers, not on other batches. With `disjoint` it depends on each seed alone. Edges are known by
-    their position in the whole graph, so what is said of an edge in a batch is said of that edge.
+    What is drawn depends on `seed`, `epoch` and the seeds of the batch alone, not on the number of workers or
+    other batches; with `disjoint` on each seed alone. Edges are known by their position in the whole graph.
 
     Works in PyG's loaders (`NodeLoader(data, node_sampler=sampler)`, `LinkLoader`) without pyg-lib and
     torch-sparse; `fgai.large.Batches` gives fgai's own graphs.
 
     Args:
         graph: a `Graph`, a `StoredGraph` (memory-mapped), or a PyG `Data`, whose edges keep their order.
-        fan_out: neighbours per node in each hop, the seeds' first; -1 takes all of them. One per layer of the
-            model.
+        fan_out: neighbours per node in each hop, the seeds' first, one per layer of the model; -1 takes all.
         replace: draw with replacement: each node has exactly `fan_out` edges then, perhaps some twice.
         disjoint: draw a tree of its own for every seed; nodes that several seeds reach come several times.
         seed: of the draws.
@@ -200,10 +198,7 @@ class NeighbourSampler(BaseSampler):  # type: ignore[misc]
         return {**self.__dict__, "_rows": self._rows if self._stored is None else None}
 
     def sample(self, seeds: Tensor) -> Sample:
-        """Draw around some nodes.
-
-        Args:
-            seeds: [B] by number; one that comes twice is in the batch twice. Isolated ones come alone.
+        """Draw around some nodes [B], by number; one that comes twice is in the batch twice.
 
         Raises:
             InputError: they are no numbers of nodes.
@@ -321,8 +316,7 @@ class MiniBatch:
     """A part of a graph around some nodes.
 
     Attributes:
-        graph: nodes in the order of `nodes`, edges sorted as in every `Graph`. Edges drawn twice are there
-            twice.
+        graph: nodes in the order of `nodes`, sorted edges; those drawn twice are there twice.
         nodes: [n] by number in the whole graph; the first `num_seeds` are the seeds.
         edges: [e] position in the whole graph of each edge of `graph`.
         num_seeds: nodes whose output is meant; the others are there for it.
@@ -367,8 +361,7 @@ def mini_batch(graph: Graph | StoredGraph, sample: Sample) -> MiniBatch:
         sample: drawn from it.
 
     Raises:
-        InputError: the whole graph has positional encodings, links or small graphs, which a part of it cannot
-            keep; or the sample is of another graph.
+        InputError: the graph has positional encodings, links or small graphs; or the sample is of another.
 
     Example:
         >>> from fgai.datasets import planted
@@ -426,18 +419,18 @@ def _from_graph(graph: Graph, nodes: Tensor, edges: Tensor) -> tuple[Features | 
 class Batches:
     """Mini-batches of a graph, made by this process or by workers: the same ones either way.
 
-    Going through it makes one pass in the sampler's epoch; set `sampler.epoch` before the next one for
-    another order and other neighbours.
+    Iterating makes one pass in the sampler's epoch; set `sampler.epoch` before the next one for another order
+    and other neighbours.
 
     Args:
         graph: what the batches are parts of; in memory it must be on the CPU.
         sampler: draws from this graph.
         nodes: [M] whose outputs are meant, by number or as a mask; all by default.
-        batch_size: seeds of a batch; the last one has fewer. One larger than there are nodes gives one batch.
+        batch_size: seeds of a batch; the last one has fewer.
         shuffle: draw the order from the sampler's seed and epoch; else it is that of `nodes`.
         most: seeds of a pass, the first of the order; None for all.
         workers: processes that make batches ahead; 0 makes them here.
-        rank: of `ranks` processes that share the batches: this one takes every `ranks`-th, from this one on.
+        rank: of `ranks` processes that share the batches: this one takes every `ranks`-th.
         ranks: how many share them; the last batches may be there for the first ranks alone.
 
     Raises:

@@ -70,18 +70,10 @@ def offsets(rowptr, nodes, fan_out, replace):
 
 @compiled
 def draw(rowptr, nodes, trees, streams, hop, fan_out, replace, offset, edges):
-    """Write the positions of the drawn edges, those into each node together.
+    """Write the positions of the drawn edges to `edges` [e], those into each node together.
 
-    Args:
-        rowptr: of the graph.
-        nodes: [n] whose neighbours are drawn.
-        trees: [n] which of the streams each node draws from.
-        streams: [T] uint64.
-        hop: from 0.
-        fan_out: neighbours of each node, -1 for all.
-        replace: whether an edge may come twice.
-        offset: [n + 1] of `offsets`.
-        edges: [e] for the result.
+    Node `nodes[i]` draws from `streams[trees[i]]` (uint64) and has the edges from `offset[i]` on, see
+    `offsets`; hops count from 0, a `fan_out` of -1 takes all neighbours.
     """
     for i in range(len(nodes)):
         first, at, count = rowptr[nodes[i]], offset[i], offset[i + 1] - offset[i]
@@ -139,18 +131,10 @@ def _find(table, key):
 
 @compiled
 def with_room(direct, table, room, num_keys):
-    """Tables with room for `room` keys that hold what is in those given.
+    """Return both tables with room for `room` keys below `num_keys`, and what they held.
 
-    A table by key, `direct`, is used as soon as it is no larger than an open one; it stays empty before.
-
-    Args:
-        direct: [K] int32 number of each key, -1 where it has none; or [0].
-        table: keys and their numbers in turn, see `_find`; not used once `direct` is there.
-        room: keys.
-        num_keys: K, which all keys are below.
-
-    Returns:
-        Both.
+    `direct` [num_keys] int32 holds the number of each key, -1 where it has none, and is used as soon as it is
+    no larger than the open `table` (see `_find`); it is empty before.
     """
     if len(direct):
         return direct, table
@@ -186,17 +170,7 @@ def number_seeds(direct, table, keys):
 
 @compiled
 def keys_of(source, edges, trees, offset, begin, keys, column):
-    """Write the keys of the drawn edges' sources, and the numbers of their destinations.
-
-    Args:
-        source: of the graph.
-        edges: [e] positions.
-        trees: [n] of the nodes the edges lead to.
-        offset: [n + 1] where the edges of each node begin.
-        begin: number of the first of these nodes.
-        keys: [e] for the keys: nodes, and their trees above 2³².
-        column: [e] for the numbers.
-    """
+    """Write the keys [e] of drawn edges' sources (trees above 2³²), and the numbers of destinations."""
     for i in range(len(offset) - 1):
         for e in range(offset[i], offset[i + 1]):
             keys[e] = (np.int64(trees[i]) << 32) | np.int64(source[edges[e]])
@@ -205,10 +179,7 @@ def keys_of(source, edges, trees, offset, begin, keys, column):
 
 @compiled
 def enter(direct, table, keys):
-    """Enter keys and return those that are new, in the order in which they come.
-
-    Each key is replaced by the place of its number, which `number` then reads; new ones have none yet.
-    """
+    """Enter keys and return new ones in order of appearance; replace each by the place of its number."""
     fresh, new = np.empty(len(keys), np.int64), 0
     for e in range(len(keys)):
         if len(direct):

@@ -41,7 +41,7 @@ class GraphSize(NamedTuple):
 def graph_size(
     num_nodes: int, num_edges: int, num_features: int = 0, *, labels: bool = False, weights: bool = False
 ) -> GraphSize:
-    """Say how many bytes a graph with dense features takes.
+    """Return how many bytes a graph with dense features takes.
 
     Args:
         num_nodes: N.
@@ -74,12 +74,7 @@ def graph_size(
 
 
 class PassSize(NamedTuple):
-    """Bytes on disk of what `observe_store` writes, but for the headings of the files.
-
-    Attributes:
-        kept: the result.
-        running: while it runs, at the most.
-    """
+    """Bytes that `observe_store` writes, but for headings: `kept`, and at most while `running`."""
 
     kept: int
     running: int
@@ -89,12 +84,10 @@ class PassSize(NamedTuple):
 def pass_size(
     model: nn.Module, num_nodes: int, num_edges: int, num_features: int, *, heads: str = "each"
 ) -> PassSize:
-    """Say how many bytes `observe_store` writes for a graph without edge weights.
-
-    One node goes through the model; what is written grows with nodes and edges alone.
+    """Return how many bytes `observe_store` writes for a graph without edge weights.
 
     Args:
-        model: as in `observe_store`.
+        model: as in `observe_store`; one node goes through it.
         num_nodes: N.
         num_edges: E that the model reads: with the self-loops it adds.
         num_features: F.

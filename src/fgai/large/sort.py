@@ -48,7 +48,7 @@ class _Edges(NamedTuple):
 def _sort_edges(
     work: _Work, edges: Iterable[_Edges], *, num_nodes: int | None = None, undirected: bool = False
 ) -> int:
-    """Write `rowptr.npy`, `source.npy` and the values of edges, without duplicates; return the number of nodes."""
+    """Write `rowptr.npy`, `source.npy` and the values of edges, without duplicates; return N."""
     spool = _Spool(work.folder, work.once("edges", lambda: _write_spool(work.folder, edges, undirected)))
     nodes = _number_of_nodes(spool, num_nodes)
     work.once("places", lambda: _place(work.folder, spool, nodes), drops=".spool")

@@ -124,18 +124,12 @@ class _Rows(NamedTuple):
 
 @typed
 class StoredGraph(GraphOnDisk):
-    """A graph in a folder as `write_store` and `fgai data convert` leave it.
+    """A graph in a folder as `write_store` and `fgai data convert` leave it; `DataError` if it is none.
 
     Edges are sorted by (destination, source), as those of a `Graph`: an edge has the same position in both.
     Opening it reads the manifest alone. Whatever reads an array as a whole compares it with its checksum
     first, once: `rows` the indices, `load` and `verify` everything. It is pickled as the name of its folder,
     so worker processes map the same files.
-
-    Args:
-        path: the folder.
-
-    Raises:
-        DataError: it holds no stored graph, a damaged one, or one of a newer version.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -196,28 +190,16 @@ class StoredGraph(GraphOnDisk):
         return int(y.max()) + 1
 
     def array(self, name: str) -> Array | None:
-        """Return one array, mapped and read-only; None where the graph has none of this name.
-
-        Raises:
-            DataError: the file is missing, cut off, or not what the manifest says.
-        """
+        """Return one array, mapped and read-only, or None; `DataError` if the file is missing or damaged."""
         return self._arrays.open(name) if name in self._manifest["arrays"] else None
 
     def verify(self) -> None:
-        """Read every array and compare it with its checksum; each only once.
-
-        Raises:
-            DataError: a file is missing or damaged.
-        """
+        """Compare every array with its checksum, once; `DataError` if a file is missing or damaged."""
         self.rows()
         self._arrays.verify()
 
     def rows(self) -> _Rows:
-        """Return the incoming edges, after all indices were checked once.
-
-        Raises:
-            DataError: they are damaged, or point outside the graph.
-        """
+        """Return the incoming edges, checked once; `DataError` if they point outside the graph."""
         rows = _Rows(self._needed("rowptr"), self._needed("source"))
         if not self._checked:
             self._check(rows)
@@ -240,11 +222,7 @@ class StoredGraph(GraphOnDisk):
         self._arrays.verify(("rowptr", "source", *(SPARSE[:2] if sparse else ())))
 
     def features(self, nodes: slice | Array) -> Features | None:
-        """Read the features of some nodes, in the order given; None where there are none.
-
-        Args:
-            nodes: a slice without a step, or their numbers.
-        """
+        """Read the features of some nodes, a slice or numbers, in the order given; None if there are none."""
         dense = self.array("x")
         if dense is not None:
             return Features.dense(_copied(dense, nodes))
@@ -267,11 +245,7 @@ class StoredGraph(GraphOnDisk):
         return {name: _copied(array, places) for name, array in found.items() if array is not None}
 
     def load(self) -> Graph:
-        """Read the whole graph into memory, and compare it with its checksums.
-
-        Raises:
-            DataError: it is damaged.
-        """
+        """Read the whole graph into memory and compare checksums; `DataError` if it is damaged."""
         self.verify()
         every = slice(None)
         rowptr, source = (torch.from_numpy(np.array(part, np.int64)) for part in self.rows())
@@ -285,14 +259,7 @@ class StoredGraph(GraphOnDisk):
         return graph
 
     def nodes(self, seed: int) -> Graph:
-        """Return the nodes without edges and features, with labels and masks.
-
-        Args:
-            seed: of a random split, if there are labels and no masks.
-
-        Raises:
-            InputError: its labels or masks are invalid.
-        """
+        """Return the nodes without edges and features, with labels and masks; a random split if none."""
         none = torch.zeros(0, dtype=torch.long)
         starts = torch.zeros(self.num_nodes + 1, dtype=torch.long)
         features = Features.sparse(starts, none, torch.zeros(0), self.num_features)
@@ -331,13 +298,7 @@ def _gather_rows(
 
 @typed
 def open_store(path: Path | str) -> StoredGraph:
-    """Open a stored graph; only its manifest is read.
-
-    Args:
-        path: the folder.
-
-    Raises:
-        DataError: see `StoredGraph`.
+    """Open a stored graph; only its manifest is read. `DataError` as of `StoredGraph`.
 
     Example:
         >>> import fgai

@@ -140,23 +140,19 @@ def observe_store(
     """Compute logits, states and attention of all nodes of a stored graph, into files.
 
     The numbers are those of `fgai.attention.observe` on the same graph in memory, up to the order of
-    summation; no neighbour is left out. Features are read once, from front to back, and projected; what edges
-    read of their sources are the projections, gathered block by block. In memory is one block, and those that
-    are gathered meanwhile: edges and the projections of their sources; of a node with more edges than a block
-    their scores.
+    summation. Features are read once, from front to back, and projected; edges read the projections of their
+    sources, gathered block by block. In memory are the blocks being computed and gathered, and the scores of
+    a node with more edges than a block.
 
     Args:
         model: fgai's GAT or GATv2 for nodes, or its GT without positional encodings; on the CPU.
         stored: the graph, with features.
         path: the new folder; it appears when it is whole.
         heads: `each`, or `mean` for the attention averaged over them.
-        ranked: also write what neighbours are ranked by.
+        ranked: also write the scores neighbours are ranked by.
         block_edges: edges that are in memory together.
-        ranks: processes that share the work, each with some of the blocks; all of them must see the folder.
-            The numbers are those of one process, bit by bit.
-
-    Returns:
-        The result, mapped.
+        ranks: processes that share the blocks; all of them must see the folder. The numbers are those of one
+            process, bit by bit.
 
     Raises:
         InputError: another model, or one that does not read this graph.
@@ -220,9 +216,9 @@ def measure_store(
         model: with limits; otherwise as of `observe_store`.
         stored: the graph, with features.
         cut: share of the nodes left out at either end of each channel.
-        soften: share of the nodes, the loudest, that are drawn to the loudness of the rest.
+        soften: share of the nodes, those of largest norm, that are shrunk to the norm of the rest.
         sampled: take order statistics from at most a few thousand nodes, evenly spread.
-        folder: for what is in between; that of temporary files by default.
+        folder: for intermediate files; that of temporary files by default.
         block_edges: edges that are in memory together.
 
     Raises:
@@ -245,15 +241,7 @@ def measure_store(
 
 @typed
 def check_streamed(model: nn.Module, stored: StoredGraph) -> None:
-    """Raise unless a model can be computed on a stored graph row by row.
-
-    Args:
-        model: on any device.
-        stored: the graph.
-
-    Raises:
-        InputError: it cannot; says why.
-    """
+    """Raise `InputError` unless a model, on any device, can be computed on a stored graph row by row."""
     _readable(model, stored, anywhere=True)
 
 

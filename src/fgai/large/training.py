@@ -40,7 +40,7 @@ BLOCK = 1 << 18
 
 
 class _StoredTargets:
-    """Logits and attention of the vanilla model on all nodes and edges, frozen, and the scales of the loss terms."""
+    """Logits and attention of the vanilla model on the whole graph, frozen, and the scales of the terms."""
 
     def __init__(self, found: StoredObservation, config: FaithfulConfig) -> None:
         self.found, self.config = found, config
@@ -73,7 +73,7 @@ class _StoredTargets:
             )
 
     def of(self, part: _PreparedBatch) -> Targets:
-        """Return the targets of a mini-batch; the attention of the neighbours drawn is divided by their sum."""
+        """Return the targets of a mini-batch; attention is divided by its sum over the neighbours drawn."""
         graph, seeds, config = part.graph, part.seeds, self.config
         logits = torch.from_numpy(self.found.logits[part.nodes.numpy()]).to(graph.device)
         layers = self._attention(part)
@@ -114,7 +114,7 @@ FEW = 4
 
 
 class _VanillaBatches(Batched):
-    """Cross-entropy on the training nodes, batch by batch; scored on fixed batches of the validation nodes."""
+    """Cross-entropy on the training nodes, batch by batch; scored on fixed batches of validation nodes."""
 
     name = Vanilla.name
 
@@ -174,9 +174,9 @@ def _lesson(part: _PreparedBatch) -> tuple[Tensor, Tensor]:
 class _FaithfulBatches(FaithfulRecipe, Batched):
     """Faithful training, batch by batch over all nodes.
 
-    Vanilla targets and the ranges of limits come from exact passes over the whole graph, the latter every epoch.
-    One adversary serves all batches and ranks: a batch borrows a share of its nodes, which join seeds alone. The
-    share of seeds they reach, measured on the first batches, divides both stability terms.
+    Vanilla targets and the ranges of limits come from exact passes over the whole graph, the latter every
+    epoch. One adversary serves all batches and ranks: a batch borrows a share of its nodes, which join seeds
+    alone. The share of seeds they reach, measured on the first batches, divides both stability terms.
     """
 
     def __init__(self, vanilla: nn.Module, whole: _StoredSource, config: FaithfulConfig) -> None:
@@ -337,13 +337,11 @@ class _TrainingSource(_StoredSource):
 
 @contextmanager
 def open_source(data: Any, seed: int) -> Iterator[_TrainingSource]:
-    """Give a graph as mini-batch training reads it; what is computed on the way is gone afterwards.
-
-    A graph in memory is written down first, so that everything else knows one kind of graph.
+    """Give a graph as mini-batch training reads it; intermediate files are removed afterwards.
 
     Args:
-        data: a stored graph or its folder; a `Graph` or PyG `Data` of nodes.
-        seed: see `_TrainingSource`.
+        data: a stored graph or its folder; a `Graph` or PyG `Data` of nodes, which is stored first.
+        seed: of the neighbours drawn, and of the split where the graph has none.
 
     Raises:
         InputError: links or small graphs, which mini-batches do not keep.

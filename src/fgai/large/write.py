@@ -124,7 +124,7 @@ def _all_there(folder: Path, files: dict[str, int]) -> bool:
 
 @contextmanager
 def _claimed(place: Path, wanted: Path) -> Iterator[None]:
-    """Lock a folder, made if missing, for this process; without locks (Windows, some file systems) do nothing."""
+    """Lock a folder, made if missing, for this process; does nothing where there are no locks."""
     place.mkdir(parents=True, exist_ok=True)
     if fcntl is None:
         yield
@@ -183,7 +183,7 @@ def _building(
 ) -> Iterator[_Work]:
     """Give work in a hidden folder beside `path`, whose files take that place if the block ends well.
 
-    If it fails they are removed; after a kill or Ctrl-C finished stages wait for the next run of the same job.
+    If it fails they are removed; after a kill or Ctrl-C finished stages wait for a run of the same job.
     """
     hidden = path.parent / f".{path.name}{_PARTIAL}"
     try:
@@ -305,15 +305,11 @@ def _blocks(array: Array) -> Iterator[Array]:
 def write_store(graph: Graph, path: Path | str) -> StoredGraph:
     """Write a graph to a folder of arrays, from where it can be read block by block.
 
-    Features become float32, edge values too. The folder is written beside its place and moved there when it
-    is whole: a crash or a full disk leaves nothing.
+    Features and edge values become float32. The folder is moved to its place when it is whole.
 
     Args:
         graph: of nodes, on any device.
         path: the new folder.
-
-    Returns:
-        The stored graph.
 
     Raises:
         DataError: there is something at `path` already.
