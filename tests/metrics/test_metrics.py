@@ -227,13 +227,7 @@ def test_every_metric_is_declared() -> None:
         assert spec.low < spec.high
         assert spec.description
         assert spec.function is getattr(fm, name)
-    assert fm.METRICS["overlap"].label() == "overlap (k=5)"
-    assert fm.METRICS["g_jsd"].label() == "g_jsd"
-    assert fm.METRICS["g_jsd"].better(0.1, 0.2)
-    assert fm.METRICS["f1"].better(0.2, 0.1)
-    assert not fm.METRICS["f1"].better(float("nan"), 0.1)
-    with pytest.raises(InputError, match="`parameter` must be one of"):
-        fm.METRICS["overlap"].label(scope="node")
+    assert fm.METRICS["overlap"].parameters == {"k": 5}
 
 
 @pytest.mark.parametrize("name", fm.METRICS)

@@ -49,7 +49,7 @@ ROWS: dict[str, Callable[[torch.Tensor], object]] = {
     "topk_l1": lambda ptr: topk.topk_l1(W, W, ptr, 1),
     "swap_costs": lambda ptr: topk.swap_costs(W, ptr, 1),
     "swap_margin": lambda ptr: topk.swap_margin(W, ptr, 1, 0.1),
-    "row_jsd": lambda ptr: divergence.row_jsd(W, W, ptr),
+    "row_tvd": lambda ptr: divergence.row_tvd(W, W, ptr),
 }
 EDGES = torch.tensor([[0, 1, 2], [1, 2, 0]])
 GOOD = {

@@ -30,7 +30,7 @@ from fgai.certificates import certify
 from fgai.errors import InputError
 from fgai.evaluation import EvaluationRecord, compare, evaluate
 from fgai.metrics import METRICS, Compared, Views
-from fgai.metrics.ranking import item_overlaps
+from fgai.metrics.ranking import _item_overlaps
 from fgai.reports.build import make_report
 from fgai.reports.page import render
 from fgai.tasks import TASKS, task_of
@@ -229,7 +229,7 @@ def test_explanations_of_links_and_graphs_equal_a_loop(task: str) -> None:
     compared, rows = Compared(clean.attention, attacked.attention, k), task_of(seen).rows(seen, "test")
     pairs = compared.pairs
     views = Views(graph=seen, observations={"clean": clean}, target=None, rows=rows, k=k)
-    found = item_overlaps(views, compared)
+    found = _item_overlaps(views, compared)
     ranks, shown = pairs[0].ranks, pairs[0].shown
     ends = seen.adjacency.destination.tolist()
 

@@ -6,8 +6,7 @@ this package are found by themselves.
 
 Attention arguments are one value per edge, [E], on matched edges in one order, with `rowptr` [N+1]: heads
 averaged for distances, `LayerAttention.ranking` for rankings. All return a Python float. `METRICS` holds the
-declarations by name, in the order of tables. Functions ending in `_per_node` give the values behind a mean,
-with NaN at nodes that do not count.
+declarations by name, in the order of tables. `nodes=` restricts a mean to some nodes.
 """
 
 from importlib import import_module
@@ -38,14 +37,8 @@ from fgai.metrics.ranking import (
     tied_share,
     touched_share,
 )
-from fgai.metrics.correlation import rank_correlation, rank_correlation_per_node
-from fgai.metrics.intruders import (
-    intruder_mass,
-    intruder_mass_per_node,
-    intruder_nodes,
-    intruder_places,
-    intruder_places_per_node,
-)
+from fgai.metrics.correlation import rank_correlation
+from fgai.metrics.intruders import intruder_mass, intruder_nodes, intruder_places
 from fgai.metrics.stability import changed_share, g_jsd, g_tvd, g_tvd_prob, g_tvd_rel
 from fgai.metrics.sharpness import (
     NOTHING,
@@ -53,7 +46,6 @@ from fgai.metrics.sharpness import (
     sharpness,
     sharpness_per_node,
     top_share,
-    top_share_per_node,
     uniform_share,
 )
 from fgai.metrics.removal import (
@@ -127,10 +119,8 @@ __all__ = [
     "g_tvd_prob",
     "g_tvd_rel",
     "intruder_mass",
-    "intruder_mass_per_node",
     "intruder_nodes",
     "intruder_places",
-    "intruder_places_per_node",
     "kept_by_layer",
     "lost",
     "macro_f1",
@@ -146,7 +136,6 @@ __all__ = [
     "quantity",
     "random_ranking",
     "rank_correlation",
-    "rank_correlation_per_node",
     "recall",
     "roc_auc",
     "same_class_changed",
@@ -160,7 +149,6 @@ __all__ = [
     "task_scores",
     "tied_share",
     "top_share",
-    "top_share_per_node",
     "touched_share",
     "truth_auc",
     "truth_chance",

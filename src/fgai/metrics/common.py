@@ -106,16 +106,13 @@ def mean_of_defined(values: Iterable[float]) -> float:
 
 @typed
 def overlap_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5) -> Tensor:
-    """Top-k overlap `V_k = |T_k ∩ T'_k| / k` of every node with more than k neighbours; NaN for the others.
+    """Top-k overlap `V_k = |T_k ∩ T'_k| / k` of nodes with more than k neighbours, float64 [N]; else NaN.
 
     Args:
         w: [E].
         w_other: [E], on the same edges.
         rowptr: [N+1].
         k: how many neighbours are shown.
-
-    Returns:
-        float64 [N].
     """
     _check_attentions(w, w_other, rowptr)
     checks.whole(k, "k", 1)

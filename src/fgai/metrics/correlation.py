@@ -19,21 +19,6 @@ from fgai.typed import typed
 CORRELATIONS = ("spearman", "kendall")
 
 
-@typed
-def rank_correlation_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, method: str = "spearman") -> Tensor:
-    """Rank correlation of every node with at least two neighbours, float64 [N]; NaN for the others.
-
-    Arguments and treatment of ties as in `rank_correlation`.
-    """
-    _check_attentions(w, w_other, rowptr)
-    checks.one_of(method, "method", CORRELATIONS)
-    a, b = w.detach().double(), w_other.detach().double()
-    rho = (_spearman if method == "spearman" else _kendall)(a, b, rowptr)
-    flat_a, flat_b = _constant(a, rowptr), _constant(b, rowptr)
-    rho = torch.where(flat_a & flat_b, 1.0, torch.where(flat_a | flat_b, 0.0, rho))
-    return torch.where(rowptr.diff() >= 2, rho, float("nan"))
-
-
 def _correlation(views: Views) -> dict[str, Any]:
     return views.per_layer("rank_correlation", lambda p: rank_correlation(*p.ranks, p.rowptr))
 
@@ -62,6 +47,8 @@ def rank_correlation(
     Where all values of a node are equal there is no ranking and the formulas are 0/0: such a node counts as 0
     if only one argument is constant there, and as 1 if both are.
 
+    0 for unrelated rankings, NaN if no node counts.
+
     Args:
         w: [E], finite.
         w_other: [E], finite, on the same edges.
@@ -69,15 +56,18 @@ def rank_correlation(
         method: "spearman" or "kendall".
         nodes: bool [N] or indices; only these nodes count.
 
-    Returns:
-        In [-1, 1]; 0 for unrelated rankings, NaN if no node counts.
-
     Example:
         >>> w = torch.tensor([0.5, 0.3, 0.2])
         >>> rank_correlation(w, w.flip(0), torch.tensor([0, 3]))
         -1.0
     """
-    return mean_over(rank_correlation_per_node(w, w_other, rowptr, method), nodes)
+    _check_attentions(w, w_other, rowptr)
+    checks.one_of(method, "method", CORRELATIONS)
+    a, b = w.detach().double(), w_other.detach().double()
+    rho = (_spearman if method == "spearman" else _kendall)(a, b, rowptr)
+    flat_a, flat_b = (row_max(x, rowptr) == -row_max(-x, rowptr) for x in (a, b))
+    rho = torch.where(flat_a & flat_b, 1.0, torch.where(flat_a | flat_b, 0.0, rho))
+    return mean_over(torch.where(rowptr.diff() >= 2, rho, float("nan")), nodes)
 
 
 def _row_midranks(values: Tensor, rowptr: Tensor) -> Tensor:
@@ -109,10 +99,6 @@ def _kendall(a: Tensor, b: Tensor, rowptr: Tensor) -> Tensor:
     tau = np.empty(rowptr.numel() - 1)
     _kendall_rows(a.cpu().numpy(), b.cpu().numpy(), rowptr.cpu().numpy(), tau)
     return torch.from_numpy(tau).to(a.device)
-
-
-def _constant(values: Tensor, rowptr: Tensor) -> Tensor:
-    return row_max(values, rowptr) == -row_max(-values, rowptr)
 
 
 @compiled

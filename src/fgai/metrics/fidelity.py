@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from fgai import checks
 from fgai.attention import Observation
-from fgai.errors import InputError
-from fgai.metrics.common import _check_labels, _classes_of
+from fgai.metrics.common import _check_labels, _matched_classes
 from fgai.metrics.removal import _edge_ranking, _predict_without
 from fgai.metrics.spec import Shown, metric
 from fgai.metrics.views import Views
@@ -22,29 +21,16 @@ from fgai.typed import typed
 
 
 def _fidelity(views: Views) -> dict[str, Any]:
-    """Both fidelities and their characterization, clean and attacked."""
+    """Both fidelities of the top-k and their characterization, clean and attacked."""
     if views.model is None or views.target is None:
         return {}
-    return {
-        "fidelity": {
-            name: _fidelity_of_top(views.model, views.observations[name], views.rows, views.k)
-            for name in ("clean", "attacked")
-        }
-    }
+    seen = {name: views.observations[name] for name in ("clean", "attacked")}
+    fidelities = {n: _fidelity_of_top(views.model, view, views.rows, views.k) for n, view in seen.items()}
+    return {"fidelity": fidelities}
 
 
 def _fidelity_of_top(model: nn.Module, observed: Observation, nodes: Tensor, k: int) -> dict[str, float]:
-    """Fidelity of the top-k neighbours of every node, by the mean attention over layers; loops are kept.
-
-    Args:
-        model: to run.
-        observed: on the graph to explain.
-        nodes: [T] the rows of the logits that count.
-        k: neighbours per explanation.
-
-    Returns:
-        `plus`, `minus` and `characterization`.
-    """
+    """Fidelity of the top-k neighbours at rows [T], by the mean attention over layers; loops are kept."""
     scored = _edge_ranking(observed.attention, "node")
     loops = scored.source == scored.destination
     top = topk_mask(scored.values[:, 0].masked_fill(loops, float("-inf")), scored.rowptr, k) & ~loops
@@ -65,18 +51,17 @@ def _fidelity_of_top(model: nn.Module, observed: Observation, nodes: Tensor, k: 
 )
 @typed
 def fidelity_plus(prediction: Tensor, without: Tensor, target: Tensor | None = None) -> float:
-    """How often the prediction changes when the explanation is taken away.
+    """How often the prediction changes when the explanation is taken away: high if it is necessary.
 
         model       1 - mean 1(ŷ_without = ŷ)
         phenomenon  mean |1(ŷ = y) - 1(ŷ_without = y)|
+
+    NaN without nodes.
 
     Args:
         prediction: ŷ, logits [N, C] or class indices [N] on the whole graph.
         without: the same with the explanatory edges removed.
         target: y, class indices [N], for the phenomenon form; None for the model form.
-
-    Returns:
-        In [0, 1]; high if the explanation is necessary. NaN without nodes.
 
     Example:
         >>> import torch
@@ -96,12 +81,9 @@ def fidelity_plus(prediction: Tensor, without: Tensor, target: Tensor | None = N
 )
 @typed
 def fidelity_minus(prediction: Tensor, only: Tensor, target: Tensor | None = None) -> float:
-    """How often the prediction changes when only the explanation is left.
+    """How often the prediction changes when only the explanation is left: low if it is sufficient.
 
     Arguments as in `fidelity_plus`, `only` predicted with nothing but the explanatory edges.
-
-    Returns:
-        In [0, 1]; low if the explanation is sufficient. NaN without nodes.
 
     Example:
         >>> import torch
@@ -128,7 +110,7 @@ def fidelity_minus(prediction: Tensor, only: Tensor, target: Tensor | None = Non
 )
 @typed
 def characterization(plus: float, minus: float, weight: float = 0.5) -> float:
-    """Weighted harmonic mean of fidelity+ and 1 - fidelity-.
+    """Weighted harmonic mean of fidelity+ and 1 - fidelity-; 0 as soon as either side is worthless.
 
         1 / (weight / fid+ + (1 - weight) / (1 - fid-))
 
@@ -137,16 +119,12 @@ def characterization(plus: float, minus: float, weight: float = 0.5) -> float:
         minus: fidelity-, in [0, 1].
         weight: of fidelity+, strictly between 0 and 1.
 
-    Returns:
-        In [0, 1]; 0 as soon as either side is worthless.
-
     Example:
         >>> characterization(0.5, 0.5)
         0.5
     """
-    for name, share in (("plus", plus), ("minus", minus)):
-        if not 0 <= checks.number(share, name) <= 1:
-            raise InputError(f"`{name}` must be between 0 and 1, got {share!r}")
+    checks.fraction(plus, "plus")
+    checks.fraction(minus, "minus")
     checks.above(weight, "weight", 0)
     checks.above(1 - weight, "1 - weight", 0)
     if plus == 0 or minus == 1:
@@ -155,11 +133,7 @@ def characterization(plus: float, minus: float, weight: float = 0.5) -> float:
 
 
 def _changed(prediction: Tensor, masked: Tensor, target: Tensor | None) -> float:
-    before, after = _classes_of(prediction), _classes_of(masked)
-    if before.shape != after.shape:
-        raise InputError(
-            f"both predictions must cover the same nodes, got {tuple(before.shape)} and {tuple(after.shape)}"
-        )
+    before, after = _matched_classes(prediction, masked)
     if target is None:
         return float((before != after).double().mean())
     _check_labels(target, tuple(before.shape))

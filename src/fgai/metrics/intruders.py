@@ -34,11 +34,9 @@ def _intruders(views: Views) -> dict[str, Any]:
         return {name: views.layered(layers) for name, layers in values.items()}
 
     out = {"intruders": views.by_attack(numbers)}
-    if views.by_rule:
-        out["endpoints"] = {
-            rule: {name: {"intruders": numbers(view)} for name, view in by_attack.items()}
-            for rule, by_attack in views.by_rule.items()
-        }
+    for rule, by_attack in views.by_rule.items():
+        rules = out.setdefault("endpoints", {})
+        rules[rule] = {name: {"intruders": numbers(view)} for name, view in by_attack.items()}
     return out
 
 
@@ -47,35 +45,6 @@ def _null_intruders(views: Views) -> dict[str, Any]:
     if views.null == "random":
         del row["mass"]  # random scores are no distribution
     return {"intruders": row}
-
-
-@typed
-def intruder_places_per_node(w: Tensor, injected: Tensor, rowptr: Tensor, k: int = 5) -> Tensor:
-    """Share of the places in the top-k that new neighbours take, float64 [N]; NaN at nodes without any.
-
-    Args:
-        w: [E] attention on the attacked graph.
-        injected: bool [E], the edges from new nodes.
-        rowptr: [N+1].
-        k: how many neighbours are shown; a node with fewer shows them all.
-    """
-    _check(w, injected, rowptr)
-    checks.whole(k, "k", 1)
-    taken = row_sum(topk.topk_mask(w, rowptr, k) & injected, rowptr).double()
-    return _where_joined(taken / rowptr.diff().clamp(min=1, max=max(1, min(k, len(w)))), injected, rowptr)
-
-
-@typed
-def intruder_mass_per_node(w: Tensor, injected: Tensor, rowptr: Tensor) -> Tensor:
-    """Attention on new neighbours, float64 [N]; NaN at nodes without any.
-
-    Args:
-        w: [E] attention on the attacked graph.
-        injected: bool [E], the edges from new nodes.
-        rowptr: [N+1].
-    """
-    _check(w, injected, rowptr)
-    return _where_joined(row_sum(w.detach().double() * injected, rowptr), injected, rowptr)
 
 
 @metric(
@@ -110,7 +79,7 @@ def intruder_nodes(
         mean over joined i of 1(T_k(i) ∩ new ≠ ∅)
 
     Ties are broken by edge order, as everywhere. A node with at most k neighbours, the new ones included,
-    shows them all and counts.
+    shows them all and counts. NaN if no node has a new neighbour.
 
     Args:
         w: [E], what neighbours are ranked by, on the attacked graph.
@@ -119,15 +88,12 @@ def intruder_nodes(
         k: how many neighbours are shown.
         nodes: bool [N] or indices; only these count, as the original nodes.
 
-    Returns:
-        In [0, 1]; NaN if no node has a new neighbour.
-
     Example:
         >>> w, new = torch.tensor([0.5, 0.3, 0.2, 0.1, 0.9]), torch.tensor([False, False, True, True, False])
         >>> intruder_nodes(w, new, torch.tensor([0, 3, 5]), k=2)
         0.5
     """
-    places = intruder_places_per_node(w, injected, rowptr, k)
+    places = _places(w, injected, rowptr, k)
     return mean_over(torch.where(places.isnan(), places, (places > 0).double()), nodes)
 
 
@@ -156,7 +122,7 @@ def intruder_places(
         >>> intruder_places(w, new, torch.tensor([0, 3, 5]), k=2)
         0.25
     """
-    return mean_over(intruder_places_per_node(w, injected, rowptr, k), nodes)
+    return mean_over(_places(w, injected, rowptr, k), nodes)
 
 
 @metric(
@@ -194,13 +160,19 @@ def intruder_mass(w: Tensor, injected: Tensor, rowptr: Tensor, *, nodes: Tensor 
         >>> intruder_mass(w, new, torch.tensor([0, 3, 4]))
         0.5
     """
-    return mean_over(intruder_mass_per_node(w, injected, rowptr), nodes)
+    _check_attention(w, rowptr)
+    _check_edge_mask(injected, w, "injected")
+    return mean_over(_where_joined(row_sum(w.detach().double() * injected, rowptr), injected, rowptr), nodes)
+
+
+def _places(w: Tensor, injected: Tensor, rowptr: Tensor, k: int) -> Tensor:
+    """Share of the places in the top-k that new neighbours take, float64 [N]; NaN at nodes without any."""
+    _check_attention(w, rowptr)
+    _check_edge_mask(injected, w, "injected")
+    checks.whole(k, "k", 1)
+    taken = row_sum(topk.topk_mask(w, rowptr, k) & injected, rowptr).double()
+    return _where_joined(taken / rowptr.diff().clamp(min=1, max=max(1, min(k, len(w)))), injected, rowptr)
 
 
 def _where_joined(values: Tensor, injected: Tensor, rowptr: Tensor) -> Tensor:
     return torch.where(row_sum(injected, rowptr) > 0, values, float("nan"))
-
-
-def _check(w: Tensor, injected: Tensor, rowptr: Tensor) -> None:
-    _check_attention(w, rowptr)
-    _check_edge_mask(injected, w, "injected")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.errors import InputError
-from fgai.metrics.common import _check_labels, _classes_of
+from fgai.metrics.common import _check_labels, _classes_of, mean_of_defined
 from fgai.metrics.spec import METRICS, Shown, metric
 from fgai.metrics.views import Views
 from fgai.tasks import get_task, task_of
@@ -71,7 +71,7 @@ def _most_frequent(target: Tensor) -> float:
 )
 @typed
 def f1(prediction: Tensor, target: Tensor, average: str = "micro") -> float:
-    """F1 score of a classification with one class a node.
+    """F1 score of a classification with one class per node; NaN if no class is known.
 
         micro  2 TP / (2 TP + FP + FN) over all classes together, which is the accuracy
         macro  the mean over classes of that ratio, over the classes that occur in either argument
@@ -80,9 +80,6 @@ def f1(prediction: Tensor, target: Tensor, average: str = "micro") -> float:
         prediction: logits [N, C], or class indices [N].
         target: class indices [N]; -1 is left out.
         average: "micro" or "macro".
-
-    Returns:
-        In [0, 1]; NaN if no class is known.
 
     Example:
         >>> f1(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1]))
@@ -154,14 +151,11 @@ def macro_f1(prediction: Tensor, target: Tensor) -> float:
 )
 @typed
 def accuracy(prediction: Tensor, target: Tensor) -> float:
-    """Share of nodes whose predicted class is the true one.
+    """Share of nodes whose predicted class is the true one; NaN if no class is known.
 
     Args:
         prediction: logits [N, C], or class indices [N].
         target: class indices [N]; -1 marks an unknown class, which is left out.
-
-    Returns:
-        In [0, 1]; NaN if no class is known.
 
     Example:
         >>> accuracy(torch.tensor([0, 1, 1]), torch.tensor([0, 1, -1]))
@@ -184,12 +178,11 @@ def roc_auc(score: Tensor, target: Tensor) -> float:
 
         AUC = P(s+ > s-) + 1/2 P(s+ = s-) = (sum of the positives' mid-ranks - n+(n+ + 1)/2) / (n+ n-)
 
+    0.5 for equal scores, NaN if one of the two kinds is missing.
+
     Args:
         score: [M], larger for more likely positive.
         target: bool or 0/1 [M].
-
-    Returns:
-        In [0, 1]; 0.5 for equal scores, NaN if one of the two kinds is missing.
 
     Example:
         >>> roc_auc(torch.tensor([0.9, 0.4, 0.4, 0.1]), torch.tensor([1, 1, 0, 0]))
@@ -214,12 +207,7 @@ def average_precision(score: Tensor, target: Tensor) -> float:
 
         AP = sum_n (R_n - R_{n-1}) P_n over distinct scores, from the largest down
 
-    Args:
-        score: [M].
-        target: bool or 0/1 [M].
-
-    Returns:
-        In [0, 1]; for equal scores the share of positives, NaN without positives.
+    For equal scores the share of positives, NaN without positives. Arguments as in `roc_auc`.
 
     Example:
         >>> average_precision(torch.tensor([0.9, 0.4, 0.4, 0.1]), torch.tensor([1, 1, 0, 0]))
@@ -250,14 +238,11 @@ def _recalls(views: Views) -> dict[str, Any]:
 @metric(direction="higher", paths=("recall",), measure=_recalls)
 @typed
 def recall(prediction: Tensor, target: Tensor) -> Tensor:
-    """Share of the nodes of each class that are predicted as such.
+    """Share of the nodes of each class that are predicted as such, [C]; NaN for a class without nodes.
 
     Args:
-        prediction: logits [N, C], or class indices [N].
+        prediction: logits [N, C], or class indices [N]; then C is the largest class plus one.
         target: class indices [N]; -1 is left out.
-
-    Returns:
-        [C] in [0, 1]; NaN for a class without nodes. Without logits C is the largest class plus one.
 
     Example:
         >>> recall(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1]))
@@ -279,7 +264,7 @@ def _auc_from_ranks(rank_sum: Tensor, positives: Tensor, negatives: Tensor) -> T
 
 @typed
 def task_scores(task: str, logits: Tensor, target: Tensor) -> dict[str, float]:
-    """Return the scores of a task by name.
+    """Return the scores of a task by name, each in [0, 1]; NaN where undefined.
 
         node   micro-F1, balanced accuracy, macro-F1
         link   ROC-AUC and average precision of the link's logit minus the other
@@ -290,11 +275,7 @@ def task_scores(task: str, logits: Tensor, target: Tensor) -> dict[str, float]:
         logits: [T, C].
         target: [T] classes; -1 is left out.
 
-    Returns:
-        Scores in [0, 1]; NaN where undefined.
-
     Example:
-        >>> import torch
         >>> logits = torch.tensor([[0.0, 1.0], [2.0, 0.0], [0.0, 3.0]])
         >>> task_scores("link", logits, torch.tensor([1, 0, 0]))["roc_auc"]
         0.5
@@ -310,19 +291,16 @@ def task_scores(task: str, logits: Tensor, target: Tensor) -> dict[str, float]:
 
 @typed
 def chance_score(name: str, target: Tensor) -> float:
-    """What a score is without looking: the share of the most frequent class for F1 and accuracy.
+    """Return what guessing scores: the share of the most frequent class for F1 and accuracy.
 
-    0.5 for ROC-AUC, one over the number of classes for balanced accuracy.
+    0.5 for ROC-AUC, one over the number of classes for balanced accuracy; NaN for macro-F1, and without any
+    known class.
 
     Args:
         name: of the score, e.g. `f1`, `balanced_accuracy` or `roc_auc`.
         target: [T] classes; -1 is left out.
 
-    Returns:
-        In [0, 1]; NaN without any known class, and for macro-F1.
-
     Example:
-        >>> import torch
         >>> chance_score("f1", torch.tensor([2, 2, 0, -1]))
         0.6666666666666666
     """
@@ -337,7 +315,7 @@ def chance_score(name: str, target: Tensor) -> float:
 
 @typed
 def error_weights(score: str, target: Tensor) -> Tensor | None:
-    """What a wrong prediction costs of a score, row by row; None where all rows cost the same.
+    """Return what a wrong prediction of each row costs of a score, [T]; None where all rows cost the same.
 
     For balanced accuracy a row of a class with n of the rows costs 1 / (n · classes), so that the weights of
     the wrong rows sum to one minus the score.
@@ -346,11 +324,7 @@ def error_weights(score: str, target: Tensor) -> Tensor | None:
         score: name of a metric, as in `fgai.tasks.Task.scores`.
         target: [T] classes, all known.
 
-    Returns:
-        [T] float32, or None.
-
     Example:
-        >>> import torch
         >>> error_weights("balanced_accuracy", torch.tensor([0, 0, 1]))
         tensor([0.2500, 0.2500, 0.5000])
     """
@@ -381,30 +355,18 @@ def score_views(views: Views, headline: str) -> dict[str, dict[str, float]]:
     return scores
 
 
-def _link_auc(logits: Tensor, target: Tensor) -> float:
-    """ROC-AUC of the second class's logit minus the first's."""
-    return roc_auc(logits[:, 1] - logits[:, 0], target)
-
-
-def _link_precision(logits: Tensor, target: Tensor) -> float:
-    """Average precision of the second class's logit minus the first's."""
-    return average_precision(logits[:, 1] - logits[:, 0], target)
-
-
 def _class_auc(logits: Tensor, target: Tensor) -> float:
     """ROC-AUC of classes: of the second of two, or the mean of each against the rest, where defined."""
     chance = logits.softmax(1)
     if logits.shape[1] == 2:
         return roc_auc(chance[:, 1], target == 1)
-    values = [roc_auc(chance[:, c], target == c) for c in range(logits.shape[1])]
-    defined = [value for value in values if value == value]
-    return sum(defined) / len(defined) if defined else float("nan")
+    return mean_of_defined(roc_auc(chance[:, c], target == c) for c in range(logits.shape[1]))
 
 
 _LOGIT_SCORES: dict[str, Callable[[Tensor, Tensor], float]] = {
     "class_auc": _class_auc,
-    "link_auc": _link_auc,
-    "link_precision": _link_precision,
+    "link_auc": lambda logits, target: roc_auc(logits[:, 1] - logits[:, 0], target),
+    "link_precision": lambda logits, target: average_precision(logits[:, 1] - logits[:, 0], target),
 }
 """Metrics of ranked values, read from logits."""
 

@@ -1,8 +1,7 @@
 """Whether two attentions point at the same neighbours: top-k overlap.
 
-Both arguments hold one value per edge on the same edges (matched by source and destination): what neighbours
-are ranked by, see `LayerAttention.ranking`.
-Before and after an attack, that means the original edges: the top-k of a node among its old neighbours.
+Both arguments hold one value per edge, what neighbours are ranked by (`LayerAttention.ranking`), on the same
+edges. Before and after an attack those are the original edges: the top-k of a node among its old neighbours.
 """
 
 from __future__ import annotations
@@ -62,19 +61,16 @@ def _overlaps(views: Views) -> dict[str, Any]:
             out.setdefault(name, {})[attack] = value
     if views.similarity is not None:
         out["similarity"] = layers(views.similarity)
-    if views.by_rule:
-        out["endpoints"] = {
-            rule: {n: {"overlap": layers(view.compared)["overlap_touched"]} for n, view in found.items()}
-            for rule, found in views.by_rule.items()
-        }
+    for rule, by_attack in views.by_rule.items():
+        touched = {n: {"overlap": layers(v.compared)["overlap_touched"]} for n, v in by_attack.items()}
+        out.setdefault("endpoints", {})[rule] = touched
     if task_of(views.graph).row_per_node:
-        kept = views.by_attack(lambda view: {"overlap": _overlap_in_class(views, view)})
-        out["same_class"] = kept
+        out["same_class"] = views.by_attack(lambda view: {"overlap": _overlap_in_class(views, view)})
     else:
         compared = {name: attacked.worst.compared for name, attacked in views.attacks.items()}
         if views.similarity is not None:
             compared["similarity"] = views.similarity
-        out["explanations"] = {name: item_overlaps(views, each) for name, each in compared.items()}
+        out["explanations"] = {name: _item_overlaps(views, each) for name, each in compared.items()}
     return out
 
 
@@ -97,21 +93,16 @@ def _overlap_chances(views: Views) -> dict[str, Any]:
     return out
 
 
-@typed
-def item_overlaps(views: Views, compared: Compared) -> dict[str, Any]:
-    """Top-k overlap of the explanations of links or graphs; nothing for nodes, which have their own.
+def _item_overlaps(views: Views, compared: Compared) -> dict[str, Any]:
+    """Top-k overlap of the explanations of links or graphs, by kind and layer; NaN where nothing counts.
 
-        link   both ends' neighbourhoods explain a pair: the mean of the overlaps at its ends (their edges are
-               disjoint), over ends with more than k neighbours; `links` and `pairs` that are none apart
-        graph  the k edges of a small graph with the largest attention relative to uniform, `w_ij · degree_i`,
-               over graphs with more than k edges. Without the degree, edges into leaves would always win
-
-    Returns:
-        By kind, values per layer; NaN where nothing counts.
+    link   both ends' neighbourhoods explain a pair: the mean of the overlaps at its ends (their edges are
+           disjoint), over ends with more than k neighbours; `links` and `pairs` that are none apart
+    graph  the k edges of a small graph with the largest attention relative to uniform, `w_ij · degree_i`,
+           over graphs with more than k edges. Without the degree, edges into leaves would always win
     """
-    task = task_of(views.graph)
-    starts = [task.ranked_together(views.graph, pair.rowptr) for pair in compared.pairs]
     values = compared.kept
+    starts = [task_of(views.graph).ranked_together(views.graph, pair.rowptr) for pair in compared.pairs]
     if any(each is not None for each in starts):
         ranges = zip(compared.pairs, starts, strict=True)
         values = torch.stack([_range_overlap(pair, each, compared.k) for pair, each in ranges])
@@ -122,17 +113,15 @@ def _range_overlap(pair: _Pair, starts: Tensor | None, k: int) -> Tensor:
     """[R] overlap of the top-k edges of every range that begins at `starts`; NaN for at most k edges."""
     degree = pair.rowptr.diff()
     weight = torch.repeat_interleave(degree, degree).to(pair.before.dtype)
-    rowptr = pair.rowptr if starts is None else starts
     before, after = (shown * weight for shown in pair.shown)
-    return overlap_per_node(before, after, rowptr, k)
+    return overlap_per_node(before, after, pair.rowptr if starts is None else starts, k)
 
 
 def _item_chance(views: Views, compared: Compared) -> dict[str, Any]:
-    """The value of a random ranking in `item_overlaps`."""
-    task = task_of(views.graph)
+    """The value of a random ranking in `_item_overlaps`."""
     values = []
     for pair in compared.pairs:
-        starts = task.ranked_together(views.graph, pair.rowptr)
+        starts = task_of(views.graph).ranked_together(views.graph, pair.rowptr)
         degree = (pair.rowptr if starts is None else starts).diff().double()
         values.append(torch.where(degree > compared.k, compared.k / degree, float("nan")))
     return _by_kind(views, torch.stack(values))
@@ -244,11 +233,12 @@ def _half(pair: _Pair) -> int:
 )
 @typed
 def overlap(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None) -> float:
-    """Mean top-k overlap over nodes with more than k neighbours.
+    """Mean top-k overlap over nodes with more than k neighbours; NaN if there is none.
 
         V_k = |T_k(w) ∩ T_k(w')| / k
 
-    Nodes with at most k neighbours are left out: their overlap is 1 whatever the attention.
+    Nodes with at most k neighbours are left out: their overlap is 1 whatever the attention. `overlap_chance`
+    is what a random ranking scores.
 
     Args:
         w: [E].
@@ -256,9 +246,6 @@ def overlap(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Te
         rowptr: [N+1].
         k: how many neighbours are shown.
         nodes: bool [N] or indices; only these nodes count, as those within reach of a perturbation.
-
-    Returns:
-        In [0, 1]; NaN if no node counts. `overlap_chance` is what a random ranking scores.
 
     Example:
         >>> w, v = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.5, 0.2, 0.3])
@@ -317,15 +304,12 @@ def lost(kept: float) -> float:
 )
 @typed
 def same_class_changed(kept: Tensor, stayed: Tensor, *, nodes: Tensor | None = None) -> float:
-    """Share of the nodes whose top-k lost a member although their class stayed: nobody would look again.
+    """Share of the nodes whose top-k lost a member although their class stayed; NaN if no node counts.
 
     Args:
         kept: [N] top-k overlap clean to attacked, NaN at nodes with at most k neighbours.
         stayed: bool [N], the nodes that keep their predicted class.
         nodes: bool [N] or indices; only these nodes count, as those within reach of the attack.
-
-    Returns:
-        In [0, 1]; NaN if no node counts.
 
     Example:
         >>> same_class_changed(torch.tensor([0.8, 1.0, 0.6, 1.0]), torch.tensor([True, True, False, True]))
@@ -402,7 +386,7 @@ ROUNDING = 1e-6
 
 @typed
 def tied_share(w: Tensor, rowptr: Tensor, k: int = 5) -> float:
-    """Share of the nodes with more than k neighbours whose top-k is cut within rounding.
+    """Share of the nodes with more than k neighbours whose top-k is cut within rounding; NaN without any.
 
     Their k-th neighbour and the next differ by at most `ROUNDING`, so that rounding, or the order of the
     edges, decides which of them explains the node.
@@ -411,9 +395,6 @@ def tied_share(w: Tensor, rowptr: Tensor, k: int = 5) -> float:
         w: [E].
         rowptr: [N+1].
         k: how many neighbours are shown.
-
-    Returns:
-        In [0, 1]; NaN if no node has more than k neighbours.
 
     Example:
         >>> tied_share(torch.tensor([0.4, 0.3, 0.3, 0.5, 0.3, 0.2]), torch.tensor([0, 3, 6]), k=2)
@@ -449,18 +430,16 @@ def _graph_overlap(views: Views) -> dict[str, Any]:
 )
 @typed
 def overlap_graph(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 100_000) -> float:
-    """Overlap of the top-k edges of the whole graph, `|T_k ∩ T'_k| / min(k, |E|)`.
+    """Overlap of the top-k edges of the whole graph, `|T_k ∩ T'_k| / min(k, |E|)`; NaN without edges.
 
     Mostly decided by degree (a node of low degree has large attention), so it says little about explanations.
+    A random ranking scores k/|E|.
 
     Args:
         w: [E].
         w_other: [E], on the same edges.
         rowptr: [N+1].
         k: size of the sets; at or above |E| the overlap is 1.
-
-    Returns:
-        In [0, 1]; a random ranking scores k/|E|. NaN for a graph without edges.
 
     Example:
         >>> w, v = torch.tensor([0.5, 0.5, 1.0]), torch.tensor([0.6, 0.4, 1.0])

@@ -6,6 +6,7 @@ For each fraction r, `edges_to_remove(...)` are taken out of every attention lay
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -41,7 +42,7 @@ def edges_to_remove(
     scope: str = "node",
     keep: Tensor | None = None,
 ) -> Tensor:
-    """The edges with the largest (or smallest) attention, a given fraction of them.
+    """Return the positions of a fraction of the edges, those with the largest or smallest attention.
 
     Of n removable edges (of each node, or of the graph) the nearest whole number to `fraction` n goes, halves
     up. Sets for growing fractions are nested. Ties go in edge order both for largest and for smallest, so an
@@ -55,11 +56,8 @@ def edges_to_remove(
         scope: "node" removes that fraction at every node, "graph" of all edges.
         keep: bool [E], edges that are never removed and do not count, as self-loops.
 
-    Returns:
-        int64 positions, ascending.
-
     Raises:
-        InputError: if the fraction is not in [0, 1] or the scope is unknown.
+        InputError: the fraction is not in [0, 1] or the scope is unknown.
 
     Example:
         >>> w = torch.tensor([0.1, 0.6, 0.3, 0.5, 0.5])
@@ -69,8 +67,7 @@ def edges_to_remove(
     _check_attention(values, rowptr, "values")
     if keep is not None:
         _check_edge_mask(keep, values, "keep")
-    if not 0 <= fraction <= 1:
-        raise InputError(f"`fraction` must be between 0 and 1, got {fraction!r}")
+    checks.fraction(fraction, "fraction")
     rows = scoped_rows(rowptr, values.shape[0], scope)
     free = torch.ones_like(values, dtype=torch.bool) if keep is None else ~keep
     score = values.detach() if largest else -values.detach()
@@ -82,15 +79,12 @@ def edges_to_remove(
 
 @typed
 def still_right(prediction: Tensor, target: Tensor, right: Tensor) -> float:
-    """Share of the nodes in T whose class is still predicted right.
+    """Share of the nodes in T whose class is still predicted right; NaN if T is empty.
 
     Args:
         prediction: logits [N, C] or class indices [N], after removing edges.
         target: class indices [N].
         right: bool [N], T: the nodes that were right on the clean graph.
-
-    Returns:
-        In [0, 1]; NaN if T is empty.
 
     Example:
         >>> still_right(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), torch.tensor([True, True, False]))
@@ -154,7 +148,7 @@ def _edge_ranking(attention: AttentionMap, scope: str) -> LayerAttention:
 
 
 def _predict_without(model: nn.Module, observed: Observation, removed: Tensor) -> Tensor:
-    """Logits after edges were taken out of every attention layer.
+    """Logits after edges, given by their keys [R], were taken out of every attention layer.
 
     An edge is removed by setting its attention to zero and scaling up the rest of its row,
 
@@ -162,11 +156,6 @@ def _predict_without(model: nn.Module, observed: Observation, removed: Tensor) -
 
     which is what the softmax gives without it. So self-loops a layer adds itself can go too, and no graph is
     built anew. A node that loses every edge receives nothing. Layers without attention keep their edges.
-
-    Args:
-        model: to run, in eval mode.
-        observed: the graph and the attention recorded on it, which gives each layer's edges.
-        removed: [R] int64 keys of the edges to remove.
     """
     ordered = removed.sort().values
     masks: dict[int, Tensor] = {}
@@ -200,22 +189,10 @@ def _removal_curves(
     target: Tensor,
     fractions: Sequence[float] = FRACTIONS,
 ) -> dict[str, Any]:
-    """Remove edges from the top and from the bottom of a ranking, and watch the share still right.
+    """Remove edges from the top and from the bottom of a ranking, and record the share still right.
 
     Scope `graph` ranks all edges together, self-loops among them; scope `node` ranks within each
-    neighbourhood and keeps self-loops.
-
-    Args:
-        model: to run.
-        observed: on the graph to remove edges from, clean or attacked.
-        scored: the ranking, on that graph's edges.
-        scope: `graph` or `node`.
-        right: bool, the nodes, links or graphs counted: test ones right on the clean graph.
-        target: true classes of all of them.
-        fractions: of the removable edges; begins with 0.
-
-    Returns:
-        `plus`, `minus` (slopes), `gap`, and `curve_plus`, `curve_minus`.
+    neighbourhood and keeps self-loops. `right` marks the rows counted, those right on the clean graph.
     """
     count, values, rowptr = target.numel(), scored.values[:, 0], scored.rowptr
     loops = scored.source == scored.destination if scope == "node" else None
@@ -228,22 +205,15 @@ def _removal_curves(
             gone = edges_to_remove(values, rowptr, fraction, largest=largest, scope=scope, keep=loops)
             known = next((share for other, share in seen if torch.equal(other, gone)), None)
             if known is None:
-                logits = (
-                    _predict_without(model, observed, scored.keys[gone]) if gone.numel() else observed.logits
-                )
+                removed = scored.keys[gone]
+                logits = _predict_without(model, observed, removed) if gone.numel() else observed.logits
                 known = still_right(logits[:count], target, right)
             seen = [*seen[-1:], (gone, known)]
             curves[largest].append(known)
     plus = f_slope_plus(curves[True], fractions)
     minus = f_slope_minus(curves[False], fractions)
-    gap = f_slope_gap(minus, plus)
-    return {
-        "plus": plus,
-        "minus": minus,
-        "gap": gap,
-        "curve_plus": curves[True],
-        "curve_minus": curves[False],
-    }
+    slopes = {"plus": plus, "minus": minus, "gap": f_slope_gap(minus, plus)}
+    return {**slopes, "curve_plus": curves[True], "curve_minus": curves[False]}
 
 
 def _slopes(views: Views) -> dict[str, Any]:
@@ -255,18 +225,12 @@ def _slopes(views: Views) -> dict[str, Any]:
     right[rows] = views.logits["clean"][rows].argmax(1) == target[rows]
     seen = {name: views.observations[name] for name in ("clean", "attacked")}
     label = "removing edges" + (f" by {views.null} attention" if views.null else "")
+    curves: dict[str, Any] = {scope: {} for scope in _SCOPES}
     with stage(label, len(_SCOPES) * len(seen) * len(FRACTIONS)):
-        return {
-            "f_slope": {
-                scope: {
-                    name: _removal_curves(
-                        views.model, view, _edge_ranking(view.attention, scope), scope, right, target
-                    )
-                    for name, view in seen.items()
-                }
-                for scope in _SCOPES
-            }
-        }
+        for scope, (name, view) in itertools.product(_SCOPES, seen.items()):
+            ranking = _edge_ranking(view.attention, scope)
+            curves[scope][name] = _removal_curves(views.model, view, ranking, scope, right, target)
+    return {"f_slope": curves}
 
 
 @metric(
@@ -285,12 +249,11 @@ def _slopes(views: Views) -> dict[str, Any]:
 def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS) -> float:
     """Slope of the share still right against the fraction of edges removed from the top of the ranking.
 
+    Strongly negative if the edges attention points at matter.
+
     Args:
         shares: `still_right` at each fraction.
         fractions: where they were measured; the declared range is for the default.
-
-    Returns:
-        The least-squares slope: strongly negative if the edges attention points at matter.
 
     Example:
         >>> round(f_slope_plus([1.0, 0.9, 0.8, 0.7, 0.6, 0.5]), 6)
@@ -315,11 +278,8 @@ def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS
 def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS) -> float:
     """Slope of the share still right against the fraction of edges removed from the bottom of the ranking.
 
-    Arguments as in `f_slope_plus`.
-
-    Returns:
-        The least-squares slope: near 0 if the edges attention passes over do not matter. Above 0 the model
-        got better by losing them, which is a warning, not a success.
+    Near 0 if the edges attention passes over do not matter; above 0 the model got better by losing them,
+    which is a warning, not a success. Arguments as in `f_slope_plus`.
 
     Example:
         >>> f_slope_minus([1.0, 1.0, 1.0, 1.0, 1.0, 1.0])

@@ -89,37 +89,19 @@ def sharpness(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> floa
 
         KL(w_i ‖ uniform) / log(degree_i) = 1 - entropy(w_i) / log(degree_i)
 
-    0: the attention says nothing (1/degree everywhere). 1: every node looks at one neighbour only. Stability
-    bought by flattening shows here.
+    0: the attention says nothing (1/degree everywhere). 1: every node attends to one neighbour only.
+    Stability bought by flattening shows here. NaN if no node has two neighbours.
 
     Args:
         w: [E], non-negative, heads averaged.
         rowptr: [N+1].
         nodes: bool [N] or indices; only these nodes count.
 
-    Returns:
-        In [0, 1]; NaN if no node has two neighbours.
-
     Example:
         >>> sharpness(torch.tensor([0.5, 0.5, 1.0, 0.0]), torch.tensor([0, 2, 4]))
         0.5
     """
     return mean_over(sharpness_per_node(w, rowptr), nodes)
-
-
-@typed
-def top_share_per_node(w: Tensor, rowptr: Tensor) -> Tensor:
-    """Share of its attention that a node gives its strongest neighbour, float64 [N]; NaN with fewer than two.
-
-    Each row is divided by its sum first, which changes nothing for attention. Rows of zeros count as uniform.
-    """
-    check_rows(w, rowptr, "w")
-    w, degree = w.detach().double(), rowptr.diff()
-    total = row_sum(w, rowptr)
-    share = torch.where(
-        total > 0, row_max(w, rowptr) / torch.where(total > 0, total, 1.0), 1 / degree.clamp(min=1)
-    )
-    return torch.where(degree >= 2, share, float("nan"))
 
 
 def _top_shares(views: Views) -> dict[str, Any]:
@@ -154,15 +136,19 @@ def _top_shares(views: Views) -> dict[str, Any]:
 def top_share(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
     """Mean share of its attention that a node gives its strongest neighbour: sharpness in plain words.
 
-    Of the nodes with at least two neighbours; uniform attention gives 1/degree, see `uniform_share`.
-
-    Arguments and range as in `sharpness`.
+    Of the nodes with at least two neighbours. Rows are divided by their sum; rows of zeros count as uniform,
+    which gives 1/degree, see `uniform_share`. Arguments and range as in `sharpness`.
 
     Example:
         >>> top_share(torch.tensor([0.5, 0.5, 1.0, 0.0]), torch.tensor([0, 2, 4]))
         0.75
     """
-    return mean_over(top_share_per_node(w, rowptr), nodes)
+    check_rows(w, rowptr, "w")
+    w, degree = w.detach().double(), rowptr.diff()
+    total = row_sum(w, rowptr)
+    share = row_max(w, rowptr) / torch.where(total > 0, total, 1.0)
+    share = torch.where(total > 0, share, 1 / degree.clamp(min=1))
+    return mean_over(torch.where(degree >= 2, share, float("nan")), nodes)
 
 
 @typed

@@ -123,23 +123,6 @@ class MetricSpec:
         """The one path at which the values of `measure` stand; empty if it returns them from the top."""
         return self.paths[0] if len(self.paths) == 1 and "*" not in self.paths[0] else ""
 
-    def label(self, **chosen: object) -> str:
-        """The name with its parameters, `chosen` over the defaults: "overlap (k=5)".
-
-        Example:
-            >>> from fgai.metrics import METRICS
-            >>> METRICS["overlap"].label(k=3)
-            'overlap (k=3)'
-        """
-        for name in chosen:
-            checks.one_of(name, "parameter", tuple(self.parameters))
-        options = ", ".join(f"{name}={value}" for name, value in {**self.parameters, **chosen}.items())
-        return f"{self.name} ({options})" if options else self.name
-
-    def better(self, a: float, b: float) -> bool:
-        """Whether `a` is strictly better than `b`; never true of NaN."""
-        return {"higher": a > b, "lower": a < b, "": False}[self.direction]
-
 
 _registry: dict[str, MetricSpec] = {}
 METRICS: Mapping[str, MetricSpec] = MappingProxyType(_registry)
@@ -179,15 +162,10 @@ def metric(
         section: "prediction", "explanation", or "fidelity": whether the explanation decides the prediction.
         shown: the numbers that tables and report show; by default all of them.
         measure: from the `Views` of an evaluation to a number, or to numbers by name (`clean`, `attacked`,
-            or whatever varies); metrics may share one that returns the numbers of all of them. None for
-            scores, which are measured where a task names them.
-        null: the same for a null row: called with views whose attention explains nothing, `views.null` says
-            which; an empty mapping leaves the row out.
-        chance: the value that guessing gets, put beside the others as `chance`: for a score from the labels
-            [T], else from the `Views`, in the form that `measure` has without its last names.
-
-    Returns:
-        A decorator.
+            or whatever varies); metrics may share one. None for scores, which a task names.
+        null: the same for a null row, `views.null`; an empty mapping leaves the row out.
+        chance: the value that guessing gets, stored as `chance`: for a score from the labels [T], else from
+            the `Views`, in the form that `measure` has without its last names.
 
     Raises:
         InputError: another function is declared under this name, or its place in records is taken.
@@ -287,18 +265,10 @@ def quantity(path: str, title: str | None = None, form: str | None = None) -> Qu
 def _default_title(spec: MetricSpec, path: str) -> str:
     """The metric's title and the names that its path adds; `attacked_random` is "random ends"."""
     names = next(rest for pattern in spec.paths if (rest := _rest(pattern, path)) is not None)
-    ends = ("attacked_explanation", "attacked")
-    return " ".join(
-        [
-            spec.title,
-            *(
-                f"{name.removeprefix('attacked_')} ends"
-                if name.startswith("attacked_") and name not in ends
-                else name
-                for name in names
-            ),
-        ]
-    )
+    ends = ("attacked_explanation",)
+    chosen = (name.startswith("attacked_") and name not in ends for name in names)
+    words = (f"{n.removeprefix('attacked_')} ends" if c else n for n, c in zip(names, chosen, strict=True))
+    return " ".join([spec.title, *words])
 
 
 @typed
@@ -306,13 +276,11 @@ def metric_at(path: str) -> MetricSpec | None:
     """Return the metric whose number stands at a path of a record, or None where no metric gives it.
 
     Example:
-        >>> metric_at("overlap_touched.prediction.all").label()
-        'overlap (k=5)'
+        >>> metric_at("overlap_touched.prediction.all").name
+        'overlap'
     """
-    for spec in METRICS.values():
-        if any(_rest(pattern, path) is not None for pattern in spec.paths):
-            return spec
-    return None
+    specs = (s for s in METRICS.values() if any(_rest(pattern, path) is not None for pattern in s.paths))
+    return next(specs, None)
 
 
 @typed

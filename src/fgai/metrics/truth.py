@@ -33,10 +33,10 @@ class _Known(NamedTuple):
 
 def _per_view(views: Views, parts: Mapping[str, Callable[[_Known], float]]) -> dict[str, Any]:
     """Numbers per layer on the clean graph and under each attack; nothing where the truth is unknown."""
-    maps = {"truth": views.attention["clean"]}
-    maps |= {f"truth_{name}": attacked.worst.output.attention for name, attacked in views.attacks.items()}
     if views.graph.edge_truth is None:
         return {}
+    maps = {"truth": views.attention["clean"]}
+    maps |= {f"truth_{name}": attacked.worst.output.attention for name, attacked in views.attacks.items()}
     return {
         name: {
             part: views.layered([value(layer) for layer in _known_edges(views.graph, attention)])
@@ -79,6 +79,10 @@ def _precision(views: Views) -> dict[str, Any]:
     return _per_view(views, parts)
 
 
+def _paths(*parts: str) -> tuple[str, ...]:
+    return tuple(f"truth{view}.{part}" for view in ("", "_prediction", "_explanation") for part in parts)
+
+
 def _chance(views: Views) -> dict[str, Any]:
     chances = _per_view(views, {"chance": lambda e: truth_chance(e.truth, e.rowptr)})
     return {name: parts["chance"] for name, parts in chances.items()}
@@ -88,11 +92,7 @@ def _chance(views: Views) -> dict[str, Any]:
     direction="higher",
     parameters=("scope",),
     title="truth AUC",
-    paths=tuple(
-        f"truth{view}.{part}"
-        for view in ("", "_prediction", "_explanation")
-        for part in ("auc", "auc_mean", "auc_node")
-    ),
+    paths=_paths("auc", "auc_mean", "auc_node"),
     section="fidelity",
     shown=(
         Shown(
@@ -115,6 +115,8 @@ def truth_auc(
         graph  one AUC over the edges into `nodes`
         node   the mean over nodes of the AUC within their neighbourhood, over nodes with true and other edges
 
+    0.5 for a random ranking, and for uniform attention in node scope. NaN if nothing counts.
+
     Args:
         w: [E].
         truth: bool [E].
@@ -122,17 +124,18 @@ def truth_auc(
         scope: "graph" or "node".
         nodes: bool [N] or indices; only edges into these nodes count, as the nodes the truth is about.
 
-    Returns:
-        In [0, 1]; 0.5 for a random ranking and for uniform attention in node scope. NaN if nothing counts.
-
     Example:
         >>> truth_auc(torch.tensor([0.7, 0.2, 0.1]), torch.tensor([True, False, False]), torch.tensor([0, 3]))
         1.0
     """
     _check(w, truth, rowptr)
     if checks.one_of(scope, "scope", SCOPES) == "graph":
-        counted = _edges_into(nodes, rowptr, w.shape[0])
-        return roc_auc(w[counted], truth[counted])
+        if nodes is not None:
+            chosen = torch.zeros(rowptr.numel() - 1, dtype=torch.bool, device=rowptr.device)
+            chosen[checks.positions(nodes, len(chosen), "nodes")] = True
+            counted = chosen[row_index(rowptr, w.shape[0])]
+            w, truth = w[counted], truth[counted]
+        return roc_auc(w, truth)
     rank = _row_midranks(w.detach().double(), rowptr)
     positives, negatives = row_sum(truth, rowptr), row_sum(~truth, rowptr)
     return mean_over(_auc_from_ranks(row_sum(rank * truth, rowptr), positives, negatives), nodes)
@@ -142,11 +145,7 @@ def truth_auc(
     direction="higher",
     parameters=("k",),
     title="truth precision",
-    paths=tuple(
-        f"truth{view}.{part}"
-        for view in ("", "_prediction", "_explanation")
-        for part in ("precision", "chance")
-    ),
+    paths=_paths("precision", "chance"),
     section="fidelity",
     shown=(),
     measure=_precision,
@@ -157,12 +156,11 @@ def truth_auc(
 def truth_precision(
     w: Tensor, truth: Tensor, rowptr: Tensor, k: int | None = 5, *, nodes: Tensor | None = None
 ) -> float:
-    """Share of true edges among the top of every neighbourhood, averaged over nodes.
+    """Share of true edges among the top of every neighbourhood, averaged over nodes that also have others.
 
         |T_{k_i} ∩ truth_i| / k_i,   k_i = min(k, number of true edges of node i)
 
-    Counted are nodes with true edges and others. Capping k at the number of true edges lets a perfect ranking
-    score 1 at every node.
+    A perfect ranking scores 1 at every node; `truth_chance` is what a random one scores.
 
     Args:
         w: [E].
@@ -170,9 +168,6 @@ def truth_precision(
         rowptr: [N+1].
         k: how many neighbours are shown; None for as many as are true.
         nodes: bool [N] or indices; only these nodes count.
-
-    Returns:
-        In [0, 1]; `truth_chance` is what a random ranking scores. NaN if no node counts.
 
     Example:
         >>> w, truth = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([True, False, True])
@@ -201,14 +196,6 @@ def truth_chance(truth: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) 
     positives, degree = row_sum(truth, rowptr), rowptr.diff()
     counted = (positives > 0) & (positives < degree)
     return mean_over(torch.where(counted, positives.double() / degree, float("nan")), nodes)
-
-
-def _edges_into(nodes: Tensor | None, rowptr: Tensor, num_edges: int) -> Tensor:
-    chosen = torch.ones(rowptr.numel() - 1, dtype=torch.bool, device=rowptr.device)
-    if nodes is not None:
-        chosen.zero_()
-        chosen[checks.positions(nodes, len(chosen), "nodes")] = True
-    return chosen[row_index(rowptr, num_edges)]
 
 
 def _check(w: Tensor, truth: Tensor, rowptr: Tensor) -> None:

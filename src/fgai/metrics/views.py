@@ -36,32 +36,10 @@ class _Pair(NamedTuple):
     ranks: tuple[Tensor, Tensor]
     shown: tuple[Tensor, Tensor]
 
-
-@typed
-def paired(before: AttentionMap, after: AttentionMap) -> list[_Pair]:
-    """Match two head-averaged maps layer by layer, by (source, destination)."""
-    return [
-        _Pair(
-            a.values[:, 0],
-            b.values[:, 0],
-            a.rowptr,
-            (a.ranking(), b.ranking()),
-            (a.heads("log"), b.heads("log")),
-        )
-        for a, b in zip(*before.align(after), strict=True)
-    ]
-
-
-@typed
-def layered(values: Sequence[float], sharpest: int) -> dict[str, Any]:
-    """Values per layer with their summaries: `last`, `all` (mean of those defined) and `sharpest`.
-
-    Example:
-        >>> layered([0.5, 1.0], sharpest=0)
-        {'layers': [0.5, 1.0], 'last': 1.0, 'all': 0.75, 'sharpest': 0.5}
-    """
-    mean = mean_of_defined(values)
-    return {"layers": list(values), "last": values[-1], "all": mean, "sharpest": values[sharpest]}
+    @classmethod
+    def of(cls, a: LayerAttention, b: LayerAttention) -> _Pair:
+        ranks, shown = (a.ranking(), b.ranking()), (a.heads("log"), b.heads("log"))
+        return cls(a.values[:, 0], b.values[:, 0], a.rowptr, ranks, shown)
 
 
 class Compared:
@@ -77,7 +55,7 @@ class Compared:
     def __init__(
         self, before: AttentionMap, after: AttentionMap, k: int, touched: Sequence[Tensor] | None = None
     ) -> None:
-        self.pairs = paired(before, after)
+        self.pairs = [_Pair.of(a, b) for a, b in zip(*before.align(after), strict=True)]
         self.k, self.touched = k, touched
 
     @cached_property
@@ -175,8 +153,9 @@ class Views:
         }
 
     def layered(self, values: Sequence[float]) -> dict[str, Any]:
-        """Return values per layer with their summaries: `last`, `all` and `sharpest`."""
-        return layered(values, self.sharpest)
+        """Return values per layer with their summaries: `last`, `all` (mean of those defined), `sharpest`."""
+        mean, sharpest = mean_of_defined(values), values[self.sharpest]
+        return {"layers": list(values), "last": values[-1], "all": mean, "sharpest": sharpest}
 
     def by_attack(self, value: Callable[[View], Any]) -> dict[str, Any]:
         """Return a value by attack, at the endpoints where explanations are compared."""
@@ -215,10 +194,7 @@ class Views:
 
 
 def _null_map(attention: AttentionMap, kind: str, seed: int) -> AttentionMap:
-    """The map with every layer's values replaced; random ones are drawn once for all layers.
-
-    So the mean over layers is as random as each of them.
-    """
+    """Replace every layer's values; random ones are the same in all layers, so their mean is as random."""
 
     def replaced(layer: LayerAttention) -> LayerAttention:
         like = layer.values
