@@ -137,7 +137,7 @@ def lanes(adjacency: Adjacency, repeats: int) -> list[list[str]]:
         values, d_out = (torch.randn(adjacency.num_nodes, heads, channels) for _ in range(2))
         n, f, v, d = (t.numpy() for t in (near, far, values, d_out))
         attention, out = np.empty((adjacency.num_edges, heads), np.float32), np.empty_like(v)
-        plain_forward(rows.rowptr, rows.source, n, f, v, slope, attention, out)
+        plain_forward(rows.pointer, rows.node, n, f, v, slope, attention, out)
         means, made = (d * out).sum(-1), (np.empty_like(v), np.empty_like(attention), np.empty_like(f))
         given = scores._score_arguments(0, near, far, None, 0.2)
         drop, room = (0, np.uint32(0), np.float32(1)), parallel.workspace(columns.blocks, attention, channels)
@@ -153,13 +153,13 @@ def lanes(adjacency: Adjacency, repeats: int) -> list[list[str]]:
                 far, near, values, adjacency
             ),
             "plain": lambda n=n, f=f, v=v, a=attention, out=out: plain_forward(
-                rows.rowptr, rows.source, n, f, v, slope, a, out
+                rows.pointer, rows.node, n, f, v, slope, a, out
             ),
         }
         back = {
             "ours": ours_back,
             "plain": lambda n=n, f=f, v=v, a=attention, d=d, means=means, made=made: plain_backward(
-                columns.colptr, columns.edge, columns.target, n, f, v, slope, a, d, means, *made
+                columns.pointer, columns.entry, columns.node, n, f, v, slope, a, d, means, *made
             ),
         }
         found.append(row(f"lanes: forward {heads}x{channels}", fastest(ways, repeats)))
@@ -167,28 +167,32 @@ def lanes(adjacency: Adjacency, repeats: int) -> list[list[str]]:
     return found
 
 
+_forward_block, _means_block = attend._forward.block, attend._means.block
+_sources_block, _sum_rows_block = attend._sources.block, attend._sum_rows.block
+
+
 @njit(parallel=True, nogil=True, fastmath=FAST)
 def _forward_prange(threads, count, *arguments):  # type: ignore[no-untyped-def]
     for b in prange(count):
-        attend._forward_block(b, *arguments)
+        _forward_block(b, *arguments)
 
 
 @njit(parallel=True, nogil=True, fastmath=FAST)
 def _means_prange(threads, count, *arguments):  # type: ignore[no-untyped-def]
     for b in prange(count):
-        attend._means_block(b, *arguments)
+        _means_block(b, *arguments)
 
 
 @njit(parallel=True, nogil=True, fastmath=FAST)
 def _sources_prange(threads, count, *arguments):  # type: ignore[no-untyped-def]
     for b in prange(count):
-        attend._sources_block(b, *arguments)
+        _sources_block(b, *arguments)
 
 
 @njit(parallel=True, nogil=True, fastmath=FAST)
 def _sum_rows_prange(threads, count, *arguments):  # type: ignore[no-untyped-def]
     for b in prange(count):
-        attend._sum_rows_block(b, *arguments)
+        _sum_rows_block(b, *arguments)
 
 
 PRANGE = {

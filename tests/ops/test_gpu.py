@@ -81,14 +81,14 @@ def compare_clip(device: str, dtype: torch.dtype, rows: int, width: int) -> None
     low[-1] = high[-1]
     for radius in (torch.tensor(0.8 * width**0.5, dtype=dtype), torch.tensor(torch.inf, dtype=dtype)):
         for noted in (False, True):
-            given = [t.to(device) for t in (x, low, high, radius)]
-            made = torch.empty_like(given[0])
-            inside, scale = ours.clip_rows(*given, made, noted=noted)
-            back = ours.clip_rows_back(gradient.to(device), inside, scale, made, *given[1:])
+            given, *bounds = (t.to(device) for t in (x, low, high, radius))
+            made = torch.empty_like(given)
+            inside, scale = ours.clip_rows(given, bounds, made, noted=noted)
+            back = ours.clip_rows_back(gradient.to(device), inside, scale, made, bounds)
             out = torch.empty_like(x)
-            kept = _clip_rows(x, low, high, radius, out, noted=noted)
+            kept = _clip_rows(x, (low, high, radius), out, noted=noted)
             torch.testing.assert_close(made.cpu(), out)
-            expected = _clip_rows_back(gradient, *kept, out, low, high, radius)
+            expected = _clip_rows_back(gradient, *kept, out, (low, high, radius))
             torch.testing.assert_close(back.cpu(), expected)
 
 

@@ -16,7 +16,7 @@ from fgai import ops
 from fgai.errors import InputError
 from fgai.ops import cpu, reference
 from fgai.ops.cpu.parallel import BLOCK_WORK, blocks
-from fgai.ops.reference import ADDITIVE, DOT, DYNAMIC
+from fgai.ops.reference import ADDITIVE, DOT, DYNAMIC, Score
 from fgai.sparse import Adjacency
 from support.ops_cases import (
     FUSED,
@@ -93,9 +93,9 @@ class TestReference:
         adjacency, heads, channels = skewed(hub_degree=5), 2, 3
         given_ = inputs("attend_dynamic", adjacency, heads, channels, torch.float64)
         left, right, weight, values = (t.detach() for t in given_)
-        additive = reference.score(ADDITIVE, right[..., 0], left[..., 0], None, adjacency, SLOPE)
-        dynamic = reference.score(DYNAMIC, right, left, weight, adjacency, SLOPE)
-        dots = reference.score(DOT, left, right, None, adjacency, SLOPE)
+        additive = reference.score(Score(ADDITIVE, right[..., 0], left[..., 0], None, SLOPE), adjacency)
+        dynamic = reference.score(Score(DYNAMIC, right, left, weight, SLOPE), adjacency)
+        dots = reference.score(Score(DOT, left, right, None, SLOPE), adjacency)
         summed = reference.aggregate(dynamic, values, adjacency)
         expected = torch.zeros_like(summed)
         for e, (j, i) in enumerate(

@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fgai.ops.reference import ADDITIVE, DOT, DYNAMIC
+from fgai.ops.reference import ADDITIVE, DOT, DYNAMIC, Score
 from fgai.sparse import Adjacency
 
 SLOPE = 0.2
@@ -61,8 +61,8 @@ def call(
     weight = rest.pop(0) if kind == "dynamic" else None
     first = KINDS[kind], near, far, weight
     if operation == "score":
-        return (kernels.score(*first, adjacency, SLOPE),)
-    result = kernels.attend(*first, *rest, adjacency, SLOPE, p, SEED, written, averaged)
+        return (kernels.score(Score(*first, SLOPE), adjacency),)
+    result = kernels.attend(Score(*first, SLOPE), *rest, adjacency, p, SEED, written, averaged)
     assert isinstance(result, tuple)
     return result
 

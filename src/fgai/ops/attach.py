@@ -13,7 +13,7 @@ from torch import Tensor
 from fgai.cache import cached_on
 from fgai.errors import InputError
 from fgai.ops.backend import _has_numba, has_triton
-from fgai.ops.cpu.parallel import _Incoming, _incoming, _launch, _Outgoing, _outgoing, _run_blocks, blocks
+from fgai.ops.cpu.parallel import _by_block, _Columns, _incoming, _launch, _outgoing, _Rows, blocks
 from fgai.ops.cpu.rows import _kernel
 from fgai.sparse import Adjacency
 from fgai.sparse.adjacency import Index32, of_narrow
@@ -25,8 +25,8 @@ from fgai.typed import typed
 def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacency, Tensor]:
     """Add new nodes, each joined to some old ones by edges in both directions.
 
-    On a GPU nothing waits for the device and every shape follows from those of the arguments, so that
-    a CUDA graph can hold it.
+    On a GPU nothing waits for the device and every shape follows from those of the arguments, so that a CUDA
+    graph can capture it.
 
     Args:
         adjacency: the old edges.
@@ -44,12 +44,10 @@ def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacenc
 
 
 def check_targets(targets: Tensor, adjacency: Adjacency) -> None:
-    """Raise unless `targets` names old nodes that differ within a row; read once for a tensor."""
+    """Raise unless `targets` names old nodes that differ within a row."""
     if targets.dim() != 2 or targets.dtype != torch.int64:
         got = f"{targets.dtype} {tuple(targets.shape)}"
-        raise InputError(
-            f"`targets` must be integers (torch.long) of shape [new nodes, edges each], got {got}"
-        )
+        raise InputError(f"`targets` must be integers (torch.long) [new nodes, edges each], got {got}")
     if targets.device != adjacency.device:
         raise InputError(f"`targets` must be on {adjacency.device}, as the edges are, got {targets.device}")
     check_index(targets, adjacency.num_nodes, "targets")
@@ -59,7 +57,7 @@ def check_targets(targets: Tensor, adjacency: Adjacency) -> None:
 
 
 def attach_known(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacency, Tensor]:
-    """`attach` for targets that are known to fit, as those fgai draws: nothing is read or waited for."""
+    """`attach` for targets that are known to fit: nothing is read or waited for."""
     adjacency.check_outgoing()
     if targets.is_cuda and has_triton():
         from fgai.ops.gpu.attach import attach as attach_on_gpu
@@ -79,8 +77,8 @@ def attach_known(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Ad
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 
-@_kernel
-def _old_block(
+@_by_block
+def _old_edges(
     b, parts, rowptr, source, colptr, csc, target, shift, new_source, new_destination, new_csc, new_target,
     ours,
 ):  # fmt: skip
@@ -93,11 +91,6 @@ def _old_block(
         for p in range(colptr[i], colptr[i + 1]):
             new_csc[p + more] = csc[p] + shift[target[p]]
             new_target[p + more] = target[p]
-
-
-@_kernel
-def _old_edges(threads, count, *arguments):
-    _run_blocks(_old_block, threads, count, arguments)
 
 
 @_kernel
@@ -123,7 +116,6 @@ def _new_edges(targets, loops, rowptr, colptr, shift, filled, new_rowptr, new_co
 
 
 def _attach_on_cpu(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacency, Tensor]:
-    """See `fgai.ops.attach`; the views of the kernels are made too."""
     (nodes, width), first = targets.shape, adjacency.num_nodes
     rows, columns = _incoming(adjacency), _outgoing(adjacency)
     old, each = adjacency.num_edges, width + int(loops)
@@ -134,17 +126,16 @@ def _attach_on_cpu(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[
     np.cumsum(more, out=shift[1:])
     tail = old + shift[-1] + each * np.arange(1, nodes + 1)
     rowptr, colptr = (
-        np.concatenate([p + shift, tail]).astype(np.int32) for p in (rows.rowptr, columns.colptr)
+        np.concatenate([p + shift, tail]).astype(np.int32) for p in (rows.pointer, columns.pointer)
     )
     out = tuple(np.empty(size, np.int32) for _ in range(4))
     ours = np.empty(old, np.int64)
-    given = (rows.rowptr, rows.source, columns.colptr, columns.edge, columns.target)
-    _launch(_old_edges, len(rows.blocks) - 1, rows.blocks, *given, shift, *out, ours)
+    _launch(_old_edges, len(rows.blocks) - 1, *rows, *columns[1:], shift, *out, ours)
     filled = np.zeros(first, np.int32)
-    _new_edges(ends, loops, rows.rowptr, columns.colptr, shift, filled, rowptr, colptr, out)
+    _new_edges(ends, loops, rows.pointer, columns.pointer, shift, filled, rowptr, colptr, out)
     source, destination, csc, target = out
     index = Index32(*(torch.from_numpy(a) for a in (rowptr, source, colptr, csc, destination)))
     grown = of_narrow(first + nodes, index)
-    cached_on(grown, "cpu incoming", lambda: _Incoming(blocks(rowptr), rowptr, source))
-    cached_on(grown, "cpu outgoing", lambda: _Outgoing(blocks(colptr), colptr, csc, target))
+    cached_on(grown, "cpu incoming", lambda: _Rows(blocks(rowptr), rowptr, source))
+    cached_on(grown, "cpu outgoing", lambda: _Columns(blocks(colptr), colptr, csc, target))
     return grown, torch.from_numpy(ours)

@@ -19,8 +19,7 @@ from fgai.ops import cpu, reference
 from fgai.typed import typed
 
 BACKENDS = ("auto", "reference", "numba", "triton")
-HOMES = {"numba": "cpu", "triton": "cuda"}
-"""Where a backend's kernels run; the others run anywhere."""
+HOMES = {"numba": "cpu", "triton": "cuda"}  # the other backends run anywhere
 _backend: ContextVar[str] = ContextVar("fgai_backend", default="auto")
 
 
@@ -42,7 +41,7 @@ def use_backend(name: str) -> Iterator[None]:
 
 @cache
 def _triton() -> ModuleType:
-    """Return the Triton kernels, or the reference with one note when Triton cannot be imported."""
+    """The Triton kernels, or the reference with a warning when Triton cannot be imported."""
     try:
         from fgai.ops import gpu
     except ImportError as error:
@@ -59,23 +58,16 @@ def has_triton() -> bool:
 
 
 def _has_numba() -> bool:
-    """Whether numba may be used: not with NUMBA_DISABLE_JIT=1, nor while `torch.compile` reads along."""
+    """Whether numba may be used: not with NUMBA_DISABLE_JIT=1, nor inside `torch.compile`."""
     return not numba.config.DISABLE_JIT and not torch.compiler.is_compiling()
 
 
 def _uses_reference() -> bool:
-    """Whether plain PyTorch was asked for, see `use_backend`."""
     return _backend.get() == "reference"
 
 
 def _kernels_for(tensor: Tensor) -> ModuleType:
-    """Return the kernels for the device and type of `tensor`; the reference where they cannot be compiled.
-
-    Every backend is a module with the functions named in `fgai.ops.reference`.
-
-    Raises:
-        InputError: a backend was forced that does not run on the tensor's device, or not at all.
-    """
+    """The backend for the device and type of `tensor`; the reference where there is none."""
     forced = _backend.get()
     if forced == "numba" and numba.config.DISABLE_JIT:
         raise InputError('NUMBA_DISABLE_JIT=1 forbids the backend "numba"; use "auto" or unset it')

@@ -1,7 +1,7 @@
-"""Steps captured in a CUDA graph: their replay, and gradients of few kernels.
+"""Replay of steps captured in a CUDA graph, and gradients of few kernels.
 
-PyTorch's own gradients of slices, of chosen rows and of single columns copy blocks of memory, one more kernel
-each in a captured step; those of `first_rows`, `chosen_rows` and `add_columns` do not.
+PyTorch's own gradients of slices, chosen rows and single columns copy blocks of memory, one more kernel each
+in a captured step; those of `first_rows`, `chosen_rows` and `add_columns` do not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class Replay(Generic[T]):
     """A captured computation: replays read their inputs where the capture did and leave the result there.
 
-    Run the computation once or twice before: what it compiles, caches and keeps must not be made meanwhile.
+    Run the computation once or twice before, so that it compiles and caches nothing during the capture.
 
     Args:
         work: launches kernels of fixed shapes, never waits for the device.
@@ -119,9 +119,7 @@ def chosen_rows(values: Tensor, index: Tensor, dim: int = 0) -> Tensor:
 
 
 def add_columns(values: Tensor, total: Tensor | None = None) -> Tensor:
-    """Return the sum of the columns, added from left to right onto `total`, if there is one.
-
-    A row's sum is the same to the bit however many rows there are.
+    """Return the sum of the columns, added from left to right onto `total`; bit-equal for any number of rows.
 
     Example:
         >>> add_columns(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([10.0, 20.0]))

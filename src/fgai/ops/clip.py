@@ -1,4 +1,4 @@
-"""Clipping what nodes say to a range channel by channel, and as a whole to a radius."""
+"""Clipping rows of nodes to a range channel by channel, and to a radius as a whole."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor
 
 from fgai.errors import InputError
 from fgai.ops.backend import _has_numba, _uses_reference
-from fgai.ops.cpu.parallel import _flat, _launch, _run_blocks
-from fgai.ops.cpu.rows import _kernel
+from fgai.ops.cpu.parallel import _by_block, _flat, _launch
 from fgai.typed import typed
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 _ROWS = 256
+Bounds = tuple[Tensor, Tensor, Tensor]  # low, high, radius
 
 
-@_kernel
-def _clip_block(b, nodes, width, x, low, high, middle, inverse, radius, out, inside, noted, scale, moved):
+@_by_block
+def _clip(b, nodes, width, x, low, high, middle, inverse, radius, out, inside, noted, scale, moved):
     count, shrunk = 0, 0
     for n in range(b * _ROWS, min((b + 1) * _ROWS, nodes)):
         at = n * width
@@ -48,15 +48,8 @@ def _clip_block(b, nodes, width, x, low, high, middle, inverse, radius, out, ins
     moved[b, 0], moved[b, 1] = count, shrunk
 
 
-@_kernel
-def _clip(threads, count, *arguments):
-    _run_blocks(_clip_block, threads, count, arguments)
-
-
-@_kernel
-def _clip_back_block(
-    b, nodes, width, gradient, inside, noted, scale, scaled, said, middle, inverse, radius, out
-):
+@_by_block
+def _clip_back(b, nodes, width, gradient, inside, noted, scale, scaled, said, middle, inverse, radius, out):
     for n in range(b * _ROWS, min((b + 1) * _ROWS, nodes)):
         at = n * width
         if scaled and scale[n] < 1:
@@ -75,56 +68,30 @@ def _clip_back_block(
                 out[at + k] = out[at + k] if inside[at + k] else 0.0
 
 
-@_kernel
-def _clip_back(threads, count, *arguments):
-    _run_blocks(_clip_back_block, threads, count, arguments)
-
-
 def _clip_rows(
-    x: Tensor,
-    low: Tensor,
-    high: Tensor,
-    radius: Tensor,
-    out: Tensor,
-    *,
-    noted: bool = False,
+    x: Tensor, bounds: Bounds, out: Tensor, *, noted: bool = False
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Write `x` [N, ...] with every row moved into `[low, high]` and the radius to `out`, maybe `x` itself.
-
-    Args:
-        x: rows.
-        low: lower ends [...].
-        high: upper ends [...].
-        radius: scalar, infinite for none; in units of half the range of each channel.
-        out: as `x`.
-        noted: tell where numbers were inside the range.
+    """Write the rows of `x` [N, ...] moved into the range and the radius to `out`, maybe `x` itself.
 
     Returns:
-        Where numbers were inside, [N, ...] bool, if that is to be noted and some were not; and what each row
-        was scaled by [N], if some were.
+        Which numbers were inside the range, bool [N, ...], if `noted` and some were not; and the factor of
+        each row [N], if some were shrunk.
     """
     rows, blocks = x.shape[0], -(-x.shape[0] // _ROWS)
     moved = np.zeros((max(1, blocks), 2), np.int64)
     inside = torch.empty(x.shape if noted else (1,), dtype=torch.bool)
     scale = torch.empty(rows, dtype=x.dtype)
-    given, least, most, limit, made, marks = (_flat(t) for t in (x, low, high, radius, out, inside))
-    ball = _ball_arrays(least, most)
-    arrays = given, least, most, *ball, limit, made, marks, noted, scale.numpy(), moved
-    _launch(_clip, blocks, rows, low.numel(), *arrays)
+    low, high, radius = (_flat(t) for t in bounds)
+    arrays = _flat(x), low, high, *_ball_arrays(low, high), radius, _flat(out), _flat(inside)
+    _launch(_clip, blocks, rows, len(low), *arrays, noted, scale.numpy(), moved)
     clipped, shrunk = moved.sum(0)
     return inside if noted and clipped else None, scale if shrunk else None
 
 
 def _clip_rows_back(
-    gradient: Tensor,
-    inside: Tensor | None,
-    scale: Tensor | None,
-    said: Tensor,
-    low: Tensor,
-    high: Tensor,
-    radius: Tensor,
+    gradient: Tensor, inside: Tensor | None, scale: Tensor | None, said: Tensor, bounds: Bounds
 ) -> Tensor:
-    """Return the gradient of what was clipped, from that of what came out, `said`, and what was noted of it.
+    """The gradient of `clip`, from that of its result `said`.
 
     At rows that were drawn to the middle m by a factor f it is, in units of half the range,
 
@@ -135,15 +102,15 @@ def _clip_rows_back(
     out, rows = torch.empty(said.shape, dtype=said.dtype), said.shape[0]
     marks = torch.empty(1, dtype=torch.bool) if inside is None else inside
     factors = said.new_empty(1) if scale is None else scale
-    given = low, high, radius, said, out, marks, factors
-    least, most, limit, heard, made, noted, by = (_flat(t) for t in given)
-    kept = noted, inside is not None, by, scale is not None, heard, *_ball_arrays(least, most), limit, made
-    _launch(_clip_back, -(-rows // _ROWS), rows, low.numel(), _flat(gradient), *kept)
+    low, high, radius = (_flat(t) for t in bounds)
+    kept = _flat(marks), inside is not None, _flat(factors), scale is not None, _flat(said)
+    arrays = *kept, *_ball_arrays(low, high), radius, _flat(out)
+    _launch(_clip_back, -(-rows // _ROWS), rows, len(low), _flat(gradient), *arrays)
     return out
 
 
 def _ball_arrays(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The middle of a range and one over half of it; 0 over what has no width, or no end."""
+    """`_ball` of arrays."""
     with np.errstate(divide="ignore", invalid="ignore"):
         half = (high - low) / 2
         finite = np.isfinite(half)
@@ -155,22 +122,19 @@ def _ball_arrays(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndar
 def clip(
     x: Tensor, low: Tensor, high: Tensor, radius: Tensor | None = None, *, straight: bool = False
 ) -> Tensor:
-    """Return `x` with every number moved into `[low, high]`, and rows that are too loud softened.
+    """Move every number into `[low, high]`, and rows outside a radius towards the middle.
 
-    Numbers inside keep their bits. NaN becomes `low`: no input leaves the range. One pass over the nodes,
-    not over the edges: an attention layer clips what each node says once, however many neighbours hear it.
-    Where gradients are on, the memory of `x` may be used if it is the result of an operation, so hand over
-    nothing that is read again.
+    Numbers inside keep their bits. NaN becomes `low`. Where gradients are on, the memory of `x` may be reused
+    if it is the result of an operation, so pass nothing that is read again.
 
     Args:
         x: [N, ...].
         low: lower ends, [...] with a radius; without, whatever broadcasts.
         high: upper ends.
-        radius: scalar; rows that are further from the middle of the range, in units of half the range of each
-            channel, are drawn towards it. None or infinite for none.
-        straight: let the gradient pass where a number was clipped, as if it had not been; otherwise it is
-            zero there, which is the truth. The gradient of what is drawn to the middle is always the true
-            one: it vanishes in one direction only.
+        radius: scalar; rows further from the middle of the range, in units of half the range of each channel,
+            are drawn towards it. None or infinite for none.
+        straight: let the gradient pass where a number was clipped; otherwise it is zero there. That of rows
+            drawn to the middle is always the true one.
 
     Example:
         >>> low, high = -torch.ones(3), torch.ones(3)
@@ -181,16 +145,16 @@ def clip(
                 [0.5000, 0.0000, 0.0000]])
     """
     _check_range(x, low, high)
-    given = torch.full((), torch.inf, dtype=x.dtype, device=x.device) if radius is None else radius
+    if radius is None:
+        radius = torch.full((), torch.inf, dtype=x.dtype, device=x.device)
     if torch.is_grad_enabled() and x.requires_grad:
-        clipped: Tensor = _Clip.apply(x, low, high, given, straight)
-        return clipped
-    return _moved(x, low, high, given, torch.empty_like(x), noted=False)[0]
+        return _Clip.apply(x, low, high, radius, straight)  # type: ignore[no-any-return]
+    return _moved(x, (low, high, radius), torch.empty_like(x), noted=False)[0]
 
 
 @typed
 def loudness(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """How far each row [N, ...] inside a range is from its middle, in units of half the range: [N].
+    """Distance of each row [N, ...] from the middle of a range, in units of half the range: [N].
 
     Example:
         >>> loudness(torch.tensor([[3.0, 4.0]]), torch.tensor([-5.0, -5.0]), torch.tensor([5.0, 5.0]))
@@ -204,7 +168,7 @@ def loudness(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _ball(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """The middle of a range and one over half of it; 0 over what has no width, or no end."""
+    """The middle of a range and one over half of it; 0 where it has no width, or no end."""
     half = (high - low) / 2
     finite = half.isfinite()
     return torch.where(finite, (low + high) / 2, 0.0), torch.where(finite & (half > 0), 1 / half, 0.0)
@@ -221,31 +185,29 @@ def _check_range(x: Tensor, low: Tensor, high: Tensor) -> None:
 
 
 def _fits(x: Tensor, low: Tensor, high: Tensor) -> bool:
-    """Whether a kernel can serve: whole rows, a range per channel of the same type."""
-    if _uses_reference():
+    """Whether a kernel can run: whole rows, a range per channel of the same type."""
+    if _uses_reference() or type(x) is not Tensor or x.dtype not in (torch.float32, torch.float64):
         return False
-    known = x.dtype in (torch.float32, torch.float64) and x.dtype == low.dtype == high.dtype
-    plain = type(x) is Tensor and (
-        _has_numba() if x.device.type == "cpu" else not torch.compiler.is_compiling()
-    )
+    ready = _has_numba() if x.device.type == "cpu" else not torch.compiler.is_compiling()
     laid = x.dim() > 1 and x.is_contiguous() and low.is_contiguous() and high.is_contiguous()
-    return plain and known and laid and x.shape[1:] == low.shape == high.shape
+    return ready and laid and x.dtype == low.dtype == high.dtype and x.shape[1:] == low.shape == high.shape
 
 
 def _moved(
-    x: Tensor, low: Tensor, high: Tensor, radius: Tensor, out: Tensor, *, noted: bool
+    x: Tensor, bounds: Bounds, out: Tensor, *, noted: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return what `clip` does, where numbers were inside the range if noted, and what rows were scaled by.
+    """The result of `clip`, perhaps in `out`; which numbers were inside, if noted; the factors of the rows.
 
-    `out` may be used for it, or not. None stands for everywhere, and for one.
+    None stands for everywhere, and for 1.
     """
+    low, high, radius = bounds
     if _fits(x, low, high):
         if x.device.type == "cpu":
-            return out, *_clip_rows(x, low, high, radius, out, noted=noted)
+            return out, *_clip_rows(x, bounds, out, noted=noted)
         if x.device.type == "cuda":
-            from fgai.ops.gpu.nodes import clip_rows as clip_on_gpu
+            from fgai.ops.gpu.nodes import clip_rows
 
-            return out, *clip_on_gpu(x, low, high, radius, out, noted=noted)
+            return out, *clip_rows(x, bounds, out, noted=noted)
     clipped = torch.fmin(torch.fmax(x, low), high)
     inside = clipped == x if noted else None
     if x.dim() < 2 or x.shape[1:] != low.shape:
@@ -260,11 +222,11 @@ def _moved(
 class _Clip(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, low: Tensor, high: Tensor, radius: Tensor, straight: bool) -> Tensor:
-        # What a layer just computed is nobody else's yet: it is clipped where it stands.
+        # The result of an operation that nobody else has yet is clipped in place.
         ctx.mine = _fits(x, low, high)
         own = ctx.mine and x.grad_fn is not None and x._base is None
         place = x if own else torch.empty_like(x)
-        out, inside, scale = _moved(x, low, high, radius, place, noted=not straight)
+        out, inside, scale = _moved(x, (low, high, radius), place, noted=not straight)
         if own:
             ctx.mark_dirty(x)
         ctx.moved = inside is not None or scale is not None
@@ -275,30 +237,25 @@ class _Clip(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
         if ctx.moved:
-            inside, scale, out, low, high, radius = ctx.saved_tensors
-            noted = gradient, inside, scale, out, low, high, radius
+            inside, scale, out, *bounds = ctx.saved_tensors
+            noted = gradient, inside, scale, out, tuple(bounds)
             if ctx.mine and out.device.type == "cpu":
                 gradient = _clip_rows_back(*noted)
             elif ctx.mine and out.device.type == "cuda":
-                from fgai.ops.gpu.nodes import clip_rows_back as clip_back_on_gpu
+                from fgai.ops.gpu.nodes import clip_rows_back
 
-                gradient = clip_back_on_gpu(*noted)
+                gradient = clip_rows_back(*noted)
             else:
                 gradient = _back(*noted)
         return gradient, None, None, None, None
 
 
 def _back(
-    gradient: Tensor,
-    inside: Tensor | None,
-    scale: Tensor | None,
-    said: Tensor,
-    low: Tensor,
-    high: Tensor,
-    radius: Tensor,
+    gradient: Tensor, inside: Tensor | None, scale: Tensor | None, said: Tensor, bounds: Bounds
 ) -> Tensor:
-    """The reference of the kernels: see `fgai.ops.clip._clip_rows_back`."""
+    """The reference of `_clip_rows_back`."""
     if scale is not None:
+        low, high, radius = bounds
         middle, inverse = _ball(low, high)
         rows = (-1, *[1] * (said.dim() - 1))
         away, factor = said - middle, scale.view(rows)

@@ -1,4 +1,4 @@
-"""One door to the operations: picks the kernel for the device, or the plain PyTorch reference."""
+"""The public operations: each checks its arguments and runs the kernel for the device."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ from torch.autograd.function import once_differentiable
 from fgai import checks
 from fgai.errors import InputError
 from fgai.ops.backend import _kernels_for
-from fgai.ops.reference import ADDITIVE, DOT, DYNAMIC, _draw_seed
+from fgai.ops.reference import ADDITIVE, DOT, DYNAMIC, Score, _draw_seed
 from fgai.ops.segments import row_max, row_sum
 from fgai.sparse import Adjacency, Features, SparseRows
 from fgai.typed import typed
 
 
 def _check_edges(adjacency: Adjacency, like: Tensor) -> None:
-    """Raise unless the edges point at nodes and are where `like` is."""
     adjacency.check_incoming()
     if adjacency.device != like.device:
-        _kernels_for(like)  # where a backend was forced, it is what does not fit
+        _kernels_for(like)  # raises where a backend was forced that does not fit
         raise InputError(
             f"the edges are on {adjacency.device} and the numbers on {like.device}; move one of them"
         )
 
 
 def _check_like(given: Tensor, name: str, shape: tuple[int, ...], like: Tensor) -> None:
-    """Raise unless `given` has this shape, and the type and device of `like`."""
     if given.shape != shape:
         raise InputError(f"`{name}` must have shape {list(shape)}, got {list(given.shape)}")
     if given.dtype != like.dtype or given.device != like.device:
@@ -40,12 +38,30 @@ def _check_like(given: Tensor, name: str, shape: tuple[int, ...], like: Tensor) 
 
 
 def _check_numbers(given: Tensor, name: str, form: str) -> None:
-    """Raise unless `given` holds floating-point numbers with as many axes as `form` has letters."""
+    """Raise unless `given` is floating-point with as many axes as `form` has letters."""
     if given.dim() != len(form) or not given.is_floating_point():
-        axes = ", ".join(form)
+        got = f"{given.dtype} {list(given.shape)}"
+        raise InputError(f"`{name}` must be floating-point of shape [{', '.join(form)}], got {got}")
+
+
+def _check_values(values: Tensor, adjacency: Adjacency, name: str = "values") -> None:
+    _check_edges(adjacency, values)
+    if values.dim() != 3 or values.shape[0] != adjacency.num_nodes or not values.is_floating_point():
         raise InputError(
-            f"`{name}` must be floating-point of shape [{axes}], got {given.dtype} {list(given.shape)}"
+            f"`{name}` must be floating-point of shape [{adjacency.num_nodes}, heads, channels],"
+            f" got {values.dtype} {list(values.shape)}"
         )
+
+
+def _checked(score: Score, shape: tuple[int, ...], like: Tensor) -> Score:
+    """The score, if both sides have this shape, and the type and device of `like`."""
+    checks.number(score.slope, "slope")
+    sides = {"source": score.far, "destination": score.near}
+    for name, side in ({"query": score.near, "key": score.far} if score.kind == DOT else sides).items():
+        _check_like(side, name, shape, like)
+    if score.weight is not None:
+        _check_like(score.weight, "weight", shape[1:], like)
+    return score
 
 
 # mypy: disable-error-code="no-untyped-call, no-any-return"
@@ -56,7 +72,9 @@ X = TypeVar("X", Tensor, Features, Tensor | Features)
 @typed
 def edge_softmax(scores: Tensor, adjacency: Adjacency) -> Tensor:
     """Softmax of `scores` [E, H] over the incoming edges of each node → [E, H]."""
-    _check_on_edges(scores, "scores", adjacency)
+    _check_edges(adjacency, scores)
+    _check_numbers(scores, "scores", "EH")
+    _check_like(scores, "scores", (adjacency.num_edges, scores.shape[1]), scores)
     return _kernels_for(scores).edge_softmax(scores, adjacency)
 
 
@@ -72,8 +90,10 @@ def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor
 def score_additive(source: Tensor, destination: Tensor, adjacency: Adjacency, slope: float = 0.2) -> Tensor:
     """GAT's score, `leaky_relu(source[j] + destination[i])`: [N, H] twice → [E, H]."""
     _check_numbers(source, "source", "NH")
-    _check_additive(source, destination, (adjacency.num_nodes, source.shape[1]), adjacency, slope, source)
-    return _kernels_for(source).score(ADDITIVE, destination, source, None, adjacency, slope)
+    _check_edges(adjacency, source)
+    shape = adjacency.num_nodes, source.shape[1]
+    score = _checked(Score(ADDITIVE, destination, source, None, slope), shape, source)
+    return _kernels_for(source).score(score, adjacency)
 
 
 @typed
@@ -81,24 +101,22 @@ def score_dynamic(
     source: Tensor, destination: Tensor, weight: Tensor, adjacency: Adjacency, slope: float = 0.2
 ) -> Tensor:
     """GATv2's score, `Σ_c weight · leaky_relu(source[j] + destination[i])`: [N, H, C] → [E, H]."""
-    _check_dynamic(source, destination, weight, source, adjacency, slope)
-    return _kernels_for(source).score(DYNAMIC, destination, source, weight, adjacency, slope)
+    _check_values(source, adjacency)
+    score = _checked(Score(DYNAMIC, destination, source, weight, slope), tuple(source.shape), source)
+    return _kernels_for(source).score(score, adjacency)
 
 
 @typed
 def score_dot(query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
     """The transformer's score, `⟨query[destination], key[source]⟩ / √C`: [N, H, C] → [E, H]."""
     _check_values(query, adjacency, "query")
-    _check_like(key, "key", tuple(query.shape), query)
-    return _kernels_for(query).score(DOT, query, key, None, adjacency, 0.0)
+    score = _checked(Score(DOT, query, key, None, 0.0), tuple(query.shape), query)
+    return _kernels_for(query).score(score, adjacency)
 
 
 @typed
 def node_scores(values: Tensor, source_weight: Tensor, destination_weight: Tensor) -> tuple[Tensor, Tensor]:
-    """`⟨source_weight, values⟩` and `⟨destination_weight, values⟩` per head.
-
-    [N, H, C] and [H, C] twice → [N, H] twice, the `source` and `destination` of GAT's score.
-    """
+    """Products `⟨weight, values⟩` with both weights: [N, H, C] and [H, C] twice → [N, H] twice."""
     _check_numbers(values, "values", "NHC")
     _check_like(source_weight, "source_weight", tuple(values.shape[1:]), values)
     _check_like(destination_weight, "destination_weight", tuple(values.shape[1:]), values)
@@ -120,9 +138,8 @@ def attend_additive(
 ) -> tuple[Tensor, Tensor]:
     """Fused `score_additive` → `edge_softmax` → dropout → `aggregate`.
 
-    The same numbers as the four operations one after the other, several times faster: no array of edges other
-    than the attention is made, and one pass over the edges goes forward and one back. A node without incoming
-    edges gets zeros. Not differentiable twice.
+    The same numbers as the four operations, several times faster: no array of edges other than the attention
+    is made. A node without incoming edges gets zeros. Not differentiable twice.
 
     Args:
         source: [N, H], the source's part of the score.
@@ -132,8 +149,8 @@ def attend_additive(
         slope: of the leaky relu.
         dropout: rate on the attention, drawn by position (see `fgai.ops.reference`).
         seed: of the draws; drawn from torch's global generator by default.
-        written: whether the attention is wanted; if not, the GPU saves writing it and returns it empty.
-        averaged: return the mean of the attention over the heads, which the GPU computes without all of it.
+        written: whether the attention is needed; if not, the GPU returns it empty.
+        averaged: return the mean of the attention over the heads.
 
     Returns:
         The aggregated values [N, H, C] and the attention [E, H] (or [E, 1], averaged) before dropout.
@@ -141,11 +158,8 @@ def attend_additive(
     Raises:
         InputError: shapes, types or devices do not fit, or the rate is not in [0, 1).
     """
-    _check_values(values, adjacency)
-    _check_additive(source, destination, tuple(values.shape[:2]), adjacency, slope, values)
-    seed = _seed(values, dropout, seed)
-    given = ADDITIVE, destination, source, None, values, adjacency, slope
-    return _kernels_for(values).attend(*given, dropout, seed, written, averaged)
+    score = Score(ADDITIVE, destination, source, None, slope)
+    return _attend(score, values, adjacency, dropout, seed, written, averaged)
 
 
 @typed
@@ -163,10 +177,8 @@ def attend_dynamic(
     averaged: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Fused `score_dynamic` → `edge_softmax` → dropout → `aggregate`; see `attend_additive`."""
-    _check_dynamic(source, destination, weight, values, adjacency, slope)
-    seed = _seed(values, dropout, seed)
-    given = DYNAMIC, destination, source, weight, values, adjacency, slope
-    return _kernels_for(values).attend(*given, dropout, seed, written, averaged)
+    score = Score(DYNAMIC, destination, source, weight, slope)
+    return _attend(score, values, adjacency, dropout, seed, written, averaged)
 
 
 @typed
@@ -182,20 +194,24 @@ def attend_dot(
     averaged: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Fused `score_dot` → `edge_softmax` → dropout → `aggregate`; see `attend_additive`."""
+    score = Score(DOT, query, key, None, 0.0)
+    return _attend(score, values, adjacency, dropout, seed, written, averaged)
+
+
+def _attend(
+    score: Score, values: Tensor, adjacency: Adjacency, p: float, seed: int | Tensor | None, *options: bool
+) -> tuple[Tensor, Tensor]:
     _check_values(values, adjacency)
-    for name, side in (("query", query), ("key", key)):
-        _check_like(side, name, tuple(values.shape), values)
-    seed = _seed(values, dropout, seed)
-    given = DOT, query, key, None, values, adjacency, 0.0
-    return _kernels_for(values).attend(*given, dropout, seed, written, averaged)
+    _checked(score, tuple(values.shape[: 2 if score.kind == ADDITIVE else 3]), values)
+    seed = _seed(values, p, seed)
+    return _kernels_for(values).attend(score, values, adjacency, p, seed, *options)
 
 
 def dropout(given: X, p: float, training: bool = True, *, seed: int | Tensor | None = None) -> X:
     """Set each number to 0 with probability `p` and scale the rest by 1 / (1 - p), while training.
 
-    Drawn by position (see `fgai.ops.reference`): on the CPU an order of magnitude faster than torch's own.
-    `seed` is drawn from torch's global generator by default. Of `Features` only stored values are drawn for,
-    so zeros stay free.
+    Drawn by position (see `fgai.ops.reference`), with a `seed` from torch's global generator by default. Of
+    `Features` only stored values are drawn for, so zeros stay free.
     """
     if not isinstance(training, bool):
         raise TypeError(f"`training` of `dropout` must be True or False, got {type(training).__name__}")
@@ -223,9 +239,6 @@ def mean_shift(
         log: take the logarithm of 1 + the distance of every row.
         share: what the mean is divided by.
 
-    Returns:
-        A scalar, differentiable once in both.
-
     Example:
         >>> float(mean_shift(torch.tensor([[1.0, 3.0]]), torch.tensor([[2.0, 2.0]]), 2.0))
         0.5
@@ -235,55 +248,14 @@ def mean_shift(
     checks.number(share, "share")
     if not isinstance(scale, Tensor):
         checks.number(scale, "scale")
-    kernels = _kernels_for(one)
-    fused = getattr(kernels, "mean_shift", None)
+    fused = getattr(_kernels_for(one), "mean_shift", None)
     fits = one.dtype == torch.float32  # the kernel reads `scale` in float32
     if fused is not None and fits and isinstance(scale, float) and one.numel():
-        result: Tensor = fused(one, two, scale, log, share)
-        return result
+        return fused(one, two, scale, log, share)
     if isinstance(scale, Tensor) and scale.numel() != 1 and scale.shape != one.shape[:1]:
         raise InputError(f"`scale` must be one number or one per row, got {tuple(scale.shape)}")
     distance = (one - two).abs().sum(1) / 2 / scale
     return (torch.log1p(distance) if log else distance).mean() / share
-
-
-def _check_values(values: Tensor, adjacency: Adjacency, name: str = "values") -> None:
-    _check_edges(adjacency, values)
-    if values.dim() != 3 or values.shape[0] != adjacency.num_nodes or not values.is_floating_point():
-        raise InputError(
-            f"`{name}` must be floating-point of shape [{adjacency.num_nodes}, heads, channels],"
-            f" got {values.dtype} {list(values.shape)}"
-        )
-
-
-def _check_on_edges(scores: Tensor, name: str, adjacency: Adjacency) -> None:
-    _check_edges(adjacency, scores)
-    _check_numbers(scores, name, "EH")
-    _check_like(scores, name, (adjacency.num_edges, scores.shape[1]), scores)
-
-
-def _check_additive(
-    source: Tensor,
-    destination: Tensor,
-    shape: tuple[int, ...],
-    adjacency: Adjacency,
-    slope: float,
-    like: Tensor,
-) -> None:
-    _check_edges(adjacency, like)
-    checks.number(slope, "slope")
-    _check_like(source, "source", shape, like)
-    _check_like(destination, "destination", shape, like)
-
-
-def _check_dynamic(
-    source: Tensor, destination: Tensor, weight: Tensor, values: Tensor, adjacency: Adjacency, slope: float
-) -> None:
-    _check_values(values, adjacency)
-    checks.number(slope, "slope")
-    for name, side in (("source", source), ("destination", destination)):
-        _check_like(side, name, tuple(values.shape), values)
-    _check_like(weight, "weight", tuple(values.shape[1:]), values)
 
 
 def _seed(given: Tensor, p: float, seed: int | Tensor | None) -> int | Tensor:
@@ -352,20 +324,16 @@ def weighted_softmax(scores: Tensor, weight: Tensor, adjacency: Adjacency) -> Te
 
         out_e = weight_e exp(score_e) / Σ_{e' into the same node} weight_e' exp(score_e')
 
-    which is the softmax of `score + log weight`. An edge of weight 0 gets exactly 0, however high its score,
-    and still tells its weight's gradient; a node whose edges all have weight 0 gets zeros, like one
-    without edges. Equal weights at a node change nothing. Not differentiable twice.
+    An edge of weight 0 gets exactly 0 and still passes a gradient to its weight; a node whose edges all have
+    weight 0 gets zeros, like one without edges. Not differentiable twice.
 
     Args:
         scores: [E, H].
-        weight: [E], at least 0 (negative counts as 0); gradients flow to it.
+        weight: [E], at least 0 (negative counts as 0); gradients reach it.
         adjacency: the edges.
 
-    Returns:
-        [E, H].
-
     Raises:
-        InputError: if `weight` is not one number per edge.
+        InputError: `weight` is not one number per edge.
 
     Example:
         >>> adjacency, _ = Adjacency.build(torch.tensor([[0, 1, 2], [3, 3, 3]]), 4)
@@ -376,5 +344,4 @@ def weighted_softmax(scores: Tensor, weight: Tensor, adjacency: Adjacency) -> Te
         raise InputError(
             f"edge weights must have shape [{adjacency.num_edges}], one per edge, got {tuple(weight.shape)}"
         )
-    result: Tensor = _WeightedSoftmax.apply(scores, weight.to(scores.dtype), adjacency)
-    return result
+    return _WeightedSoftmax.apply(scores, weight.to(scores.dtype), adjacency)

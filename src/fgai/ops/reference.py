@@ -2,14 +2,16 @@
 
 The kernels are tested against these, and devices without a kernel use them. Every backend (`fgai.ops.cpu`,
 `fgai.ops.gpu`) has the functions `edge_softmax`, `aggregate`, `score`, `attend`, `node_scores`, `dropout` and
-`project_sparse` with the arguments they have here.
+`project_sparse` with these arguments.
 
-Dropout is drawn by position: whether a number stays depends on its position and one seed, on every device
-alike. No mask is stored, forward and backward draw the same, and the result depends neither on the number of
-threads nor on the kernel. The draw is a 32-bit hash of the position, mixed twice with the seed.
+Dropout is drawn by position: whether a number stays depends on its position and one seed, on every device. No
+mask is stored, and the result depends neither on the number of threads nor on the kernel. The draw is a
+32-bit hash of the position, mixed twice with the seed.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,11 +23,29 @@ ADDITIVE, DYNAMIC, DOT = range(3)
 _LOW = 0xFFFFFFFF
 
 
-def _draw_seed(device: torch.device, generator: torch.Generator | None = None) -> int | Tensor:
-    """Draw a seed of 62 bits from torch's generator.
+class Score(NamedTuple):
+    """The score of every edge j → i and head.
 
-    On the GPU it is a tensor [1] made there: nothing waits for it, and a captured CUDA graph draws a new one
-    each time it is replayed. On the CPU it is a number.
+    Attributes:
+        kind: ADDITIVE for `leaky_relu(far[j] + near[i])`, DYNAMIC for
+            `Σ_c weight · leaky_relu(far[j] + near[i])`, DOT for `⟨near[i], far[j]⟩ / √C`.
+        near: of the destinations i, [N, H] if additive, else [N, H, C].
+        far: of the sources j, likewise.
+        weight: [H, C] if dynamic, else None.
+        slope: of the leaky relu.
+    """
+
+    kind: int
+    near: Tensor
+    far: Tensor
+    weight: Tensor | None
+    slope: float
+
+
+def _draw_seed(device: torch.device, generator: torch.Generator | None = None) -> int | Tensor:
+    """Draw a seed of 62 bits from torch's generator: a number, on the GPU a tensor [1].
+
+    On the GPU nothing waits for it, and a captured CUDA graph draws a new one each time it is replayed.
     """
     if device.type == "cuda":
         return torch.randint(1 << 62, (1,), device=device, generator=generator)
@@ -33,7 +53,7 @@ def _draw_seed(device: torch.device, generator: torch.Generator | None = None) -
 
 
 def _odds(p: float) -> tuple[int, float]:
-    """Return (limit, scale) for a rate `p` in [0, 1): draws below limit go, the rest are scaled."""
+    """(limit, scale) for a rate `p` in [0, 1): draws below limit become 0, the rest are scaled."""
     return min(round(p * 2**32), _LOW), 1.0 / (1.0 - p)
 
 
@@ -44,7 +64,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _factors(shape: torch.Size, p: float, seed: int | Tensor, like: Tensor) -> Tensor:
-    """Return what each number of a tensor of this `shape` is multiplied with: 0 or 1 / (1 - p)."""
+    """The factor of each number of a tensor of this `shape`: 0 or 1 / (1 - p)."""
     limit, scale = _odds(p)
     position = torch.arange(shape.numel(), device=like.device)
     low, high = seed & _LOW, seed >> 32
@@ -56,8 +76,7 @@ def _factors(shape: torch.Size, p: float, seed: int | Tensor, like: Tensor) -> T
 
 def _segment_sum(values: Tensor, index: Tensor, num_segments: int) -> Tensor:
     """Sum the rows of `values` [E, ...] that share an entry of `index` [E]."""
-    out = values.new_zeros((num_segments, *values.shape[1:]))
-    return out.index_add(0, index, values)
+    return values.new_zeros((num_segments, *values.shape[1:])).index_add(0, index, values)
 
 
 def edge_softmax(scores: Tensor, adjacency: Adjacency) -> Tensor:
@@ -76,20 +95,9 @@ def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor
     return _segment_sum(messages, adjacency.destination, adjacency.num_nodes)
 
 
-def score(
-    kind: int, near: Tensor, far: Tensor, weight: Tensor | None, adjacency: Adjacency, slope: float
-) -> Tensor:
-    """One score per edge and head, [E, H].
-
-    Args:
-        kind: ADDITIVE for `leaky_relu(far[j] + near[i])`, DYNAMIC for
-            `Σ_c weight · leaky_relu(far[j] + near[i])`, DOT for `⟨near[i], far[j]⟩ / √C`.
-        near: of the destinations i, [N, H] if additive, else [N, H, C].
-        far: of the sources j.
-        weight: [H, C] if dynamic, else None.
-        adjacency: the edges.
-        slope: of the leaky relu.
-    """
+def score(given: Score, adjacency: Adjacency) -> Tensor:
+    """One score per edge and head, [E, H]."""
+    kind, near, far, weight, slope = given
     at_source, at_destination = far[adjacency.source], near[adjacency.destination]
     if kind == DOT:
         scale: float = near.shape[-1] ** -0.5
@@ -115,13 +123,9 @@ def dropout(given: Tensor, p: float, seed: int | Tensor) -> Tensor:
 
 
 def attend(
-    kind: int,
-    near: Tensor,
-    far: Tensor,
-    weight: Tensor | None,
+    given: Score,
     values: Tensor,
     adjacency: Adjacency,
-    slope: float,
     p: float,
     seed: int | Tensor,
     written: bool = True,
@@ -131,7 +135,7 @@ def attend(
 
     The attention is [E, H], or [E, 1] if `averaged`. A backend may leave it empty unless `written`.
     """
-    attention = edge_softmax(score(kind, near, far, weight, adjacency, slope), adjacency)
+    attention = edge_softmax(score(given, adjacency), adjacency)
     used = attention if p == 0 else dropout(attention, p, seed)
     out = aggregate(used, values, adjacency)
     return out, attention.mean(1, keepdim=True) if averaged and attention.shape[1] > 1 else attention

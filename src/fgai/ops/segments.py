@@ -1,8 +1,7 @@
 """Rows of a CSR array: sums, maxima and orders of the incoming edges of every node.
 
-Everything here takes `values` whose first axis runs over the edges sorted by destination, and `rowptr`
-(int64, [N+1]); row i is `values[rowptr[i]:rowptr[i+1]]`, possibly empty. Nothing here waits for a CUDA
-device, so all of it can be captured in a CUDA graph.
+`values` run over the edges sorted by destination, and row i is `values[rowptr[i]:rowptr[i+1]]`, possibly
+empty (`rowptr` int64, [N+1]). Nothing here waits for a CUDA device, so all of it can be captured.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from fgai.compiled import compiled
 from fgai.errors import InputError
-from fgai.sparse.valid import check_pointers
+from fgai.sparse.valid import check_pointers, owners
 from fgai.typed import typed
 
 # Runs of this length are sorted by insertion, then merged; most neighbourhoods are a single run.
@@ -21,17 +20,9 @@ _RUN = 32
 
 
 def check_rows(values: Tensor, rowptr: Tensor, name: str = "values") -> None:
-    """Raise unless `values` has one entry per edge and `rowptr` points into it.
+    """Raise `InputError` unless `values` [E, ...] has one entry per edge and `rowptr` [N+1] points into it.
 
     The contents of `rowptr` are read once for a tensor, and not while a CUDA graph is captured.
-
-    Args:
-        values: [E] or [E, H], one row entry per edge.
-        rowptr: [N+1], starts of the rows.
-        name: how to call `values` in the message.
-
-    Raises:
-        InputError: if a shape, a type, a device or a pointer does not fit.
     """
     if values.dim() < 1:
         raise InputError(f"`{name}` must have one entry per edge, got a single number")
@@ -55,16 +46,11 @@ def check_row_pointers(rowptr: Tensor, num_edges: int | None = None, entries: st
 def row_index(rowptr: Tensor, num_edges: int) -> Tensor:
     """The row of every edge, [E]: `i` repeated degree(i) times.
 
-    Args:
-        rowptr: [N+1].
-        num_edges: E, given so that the length need not be read from the device.
-
     Example:
         >>> row_index(torch.tensor([0, 2, 2, 3]), 3).tolist()
         [0, 0, 2]
     """
-    rows = torch.arange(rowptr.numel() - 1, device=rowptr.device)
-    return torch.repeat_interleave(rows, rowptr.diff(), output_size=num_edges)
+    return owners(rowptr, num_edges)
 
 
 @typed
@@ -76,9 +62,6 @@ def row_sum(values: Tensor, rowptr: Tensor) -> Tensor:
     Args:
         values: [E] or [E, H], floating or integer (integers and booleans give int64).
         rowptr: [N+1].
-
-    Returns:
-        [N] or [N, H].
 
     Example:
         >>> row_sum(torch.tensor([1.0, 2.0, 5.0]), torch.tensor([0, 2, 2, 3])).tolist()
@@ -99,10 +82,6 @@ def row_sum(values: Tensor, rowptr: Tensor) -> Tensor:
 def row_max(values: Tensor, rowptr: Tensor) -> Tensor:
     """Largest value of each row, [N] or [N, H]; minus infinity for an empty row. Not differentiable.
 
-    Args:
-        values: [E] or [E, H], floating.
-        rowptr: [N+1].
-
     Example:
         >>> row_max(torch.tensor([1.0, 2.0, 5.0]), torch.tensor([0, 2, 3])).tolist()
         [2.0, 5.0]
@@ -116,17 +95,13 @@ def row_max(values: Tensor, rowptr: Tensor) -> Tensor:
 
 
 def row_order(values: Tensor, rowptr: Tensor) -> Tensor:
-    """Edge positions, row after row, each row from its largest value to its smallest.
+    """Edge positions [E], row after row, each row from its largest value to its smallest.
 
-    Ties keep edge order, so the result is the same on every device and in every run. With
-    `order = row_order(values, rowptr)` the s-th largest edge of row i is `order[rowptr[i] + s]`.
+    Ties keep edge order, on every device alike. The s-th largest edge of row i is `order[rowptr[i] + s]`.
 
     Args:
         values: [E], finite or infinite but not NaN.
         rowptr: [N+1].
-
-    Returns:
-        int64 [E], a permutation that maps every row to itself.
 
     Example:
         >>> row_order(torch.tensor([0.1, 0.6, 0.3, 0.5, 0.5]), torch.tensor([0, 3, 5])).tolist()
@@ -146,7 +121,7 @@ def row_order(values: Tensor, rowptr: Tensor) -> Tensor:
 
 
 def row_ranks(order: Tensor, rowptr: Tensor) -> Tensor:
-    """The place of every edge in its row, 0 = largest, given `order` from `row_order`; int64 [E].
+    """The rank of every edge in its row, 0 = largest, from the `order` of `row_order`; int64 [E].
 
     Example:
         >>> row_ranks(torch.tensor([1, 2, 0, 3, 4]), torch.tensor([0, 3, 5])).tolist()

@@ -1,4 +1,4 @@
-"""Cosine similarity of the two ends of every edge, for dense rows and for sparse ones as they are."""
+"""Cosine similarity of the two ends of every edge, for dense and for sparse rows."""
 
 from __future__ import annotations
 
@@ -16,21 +16,13 @@ from fgai.ops.functional import score_dot
 from fgai.sparse import Adjacency, Features, SparseRows, key_ends
 from fgai.typed import typed
 
-SMALLEST = 1e-6
-"""Rows shorter than this are not lengthened to 1: a row of zeros is similar to nothing."""
-_CHUNK = 1 << 24
-"""Stored entries looked up at once, where there is no kernel."""
+SMALLEST = 1e-6  # shorter rows are not lengthened to 1: a row of zeros is similar to nothing
+_CHUNK = 1 << 24  # stored entries looked up at once, where there is no kernel
 
 
 @dataclass
 class _Known:
-    """Similarities of stored rows that were computed so far, kept with the rows.
-
-    Attributes:
-        keys: of the edges, sorted.
-        values: their similarities.
-        last: the adjacency asked for last, and its similarities.
-    """
+    """Similarities of stored rows by sorted edge key, and those of the last adjacency."""
 
     keys: Tensor
     values: Tensor
@@ -44,9 +36,9 @@ class _Known:
 def edge_cosine(x: Tensor | Features, adjacency: Adjacency) -> Tensor:
     """Cosine `⟨x_i, x_j⟩ / (‖x_i‖ ‖x_j‖)` of the ends of every edge → [E].
 
-    No array of edges × columns is made, and sparse rows stay sparse: their similarities are computed once and
-    remembered, so that a graph with a few more edges costs those edges only. Gradients reach dense rows: all
-    of a tensor, or the appended rows and the deltas of `Features`.
+    No array of edges × columns is made. Similarities of sparse rows are computed once and kept, so that a
+    graph with a few more edges costs those edges only. Gradients reach dense rows: all of a tensor, or the
+    appended rows and the deltas of `Features`.
 
     Args:
         x: [N, D], or the features of the N nodes.
@@ -119,8 +111,6 @@ def _rows(x: Features, nodes: Tensor) -> Tensor:
 
 
 def _known(rows: SparseRows) -> _Known:
-    """What is known of the stored rows; nothing at first."""
-
     def make() -> _Known:
         keys = torch.empty(0, dtype=torch.long, device=rows.indices.device)
         return _Known(keys, keys.double())
@@ -129,7 +119,7 @@ def _known(rows: SparseRows) -> _Known:
 
 
 def _remembered(rows: SparseRows, keys: Tensor) -> Tensor:
-    """Similarities of stored rows by edge key (sorted); those not known yet are computed and kept."""
+    """Similarities of stored rows by sorted edge key; those not known yet are computed and kept."""
     known = _known(rows)
     spot = torch.searchsorted(known.keys, keys).clamp(max=max(0, known.keys.numel() - 1))
     fresh = keys if not known.keys.numel() else keys[known.keys[spot] != keys]
@@ -140,7 +130,7 @@ def _remembered(rows: SparseRows, keys: Tensor) -> Tensor:
 
 
 def _between(rows: SparseRows, keys: Tensor) -> Tensor:
-    """Cosine of the stored rows at both ends of the edges with the given sorted keys."""
+    """Cosine of the stored rows at both ends of the edges with these sorted keys."""
     source, destination = key_ends(keys)
     squares = rows.values.double() ** 2
     length = torch.zeros(rows.num_rows, dtype=torch.float64, device=squares.device)

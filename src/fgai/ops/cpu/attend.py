@@ -1,20 +1,20 @@
 """Fused attention on the CPU: score → softmax → dropout → aggregate, with the attention as second result.
 
 Forward, one pass over the incoming edges: the scores of a row are written where its attention will be,
-normalised there while they are in cache, and used at once. Backward, one pass over the outgoing edges: with o
-the output, d its gradient, a the attention and keep the factors of dropout,
+normalised while they are in cache, and used at once. Backward, one pass over the outgoing edges: with o the
+output, d its gradient, a the attention and keep the factors of dropout,
 
     g_e  = keep_e · ⟨d_i, v_j⟩ + ∂a_e
     ∂s_e = a_e (g_e - m_i),       m_i = ⟨d_i, o_i⟩ + Σ_e a_e ∂a_e
     ∂v_j = Σ_e keep_e · a_e · d_i
 
-The row d_i is fetched once for both products. What the scores pass on to the destinations is summed over the
-incoming edges afterwards, from ∂s.
+The row d_i is fetched once for both products. The gradient at the destinations is summed over the incoming
+edges afterwards, from ∂s.
 
 Every array is flat: [E, H] for `attention` and `d_scores`, [N, H, C] for `values`, `out` and their
 gradients, [N, H] for `means`; see `fgai.ops.cpu.scores` for those of the score. `drop` is (seed, limit,
-scale) of dropout. `d_attention` is empty where the attention has no gradient, else it holds `each` = H
-numbers per edge, or one that counts for every head. `room[b]` is working space of block b.
+scale) of dropout. `d_attention` is empty where the attention has no gradient, else it has `each` = H numbers
+per edge, or one that counts for every head. `room[b]` is working space of block b.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from fgai.ops.cpu.lanes import (
 from fgai.ops.cpu.parallel import (
     SUMS,
     _array,
+    _by_block,
     _flat,
     _incoming,
     _outgoing,
     _over,
-    _run_blocks,
     _tensors,
     workspace,
 )
@@ -64,14 +64,13 @@ from fgai.ops.cpu.rows import (
     _dot_axpy,
     _factor,
     _fetch,
-    _kernel,
     _normalise,
     _padded,
     _weighted_sum,
     piece,
 )
 from fgai.ops.cpu.scores import _near_gradients, _pass_to_far, _row_width, _score_arguments, _score_row
-from fgai.ops.reference import ADDITIVE, _odds
+from fgai.ops.reference import ADDITIVE, Score, _odds
 from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -95,8 +94,8 @@ def _aggregate_tile(low, high, i, source, values, attention, drop, out):
     _store(out, np.int64(i) * TILE, sums)
 
 
-@_kernel
-def _forward_block(
+@_by_block
+def _forward(
     b, blocks, rowptr, source, heads, channels, near, far, weight, slope, rate, values, drop, tiles,
     attention, out, mean, room,
 ):  # fmt: skip
@@ -126,15 +125,8 @@ def _forward_block(
         _copy_sums(heads, channels, scratch, sums, out, np.int64(i) * width)
 
 
-@_kernel
-def _forward(threads, count, *arguments):
-    _run_blocks(_forward_block, threads, count, arguments)
-
-
-@_kernel
-def _means_block(
-    b, blocks, rowptr, source, heads, channels, out, d_out, attention, d_attention, each, means, room
-):
+@_by_block
+def _means(b, blocks, rowptr, source, heads, channels, out, d_out, attention, d_attention, each, means, room):
     """m_i, the mean of g under the attention of each row."""
     scratch = room[b]
     width = heads * channels
@@ -155,11 +147,6 @@ def _means_block(
         for h in range(heads):
             c = np.int64(i) * width + h * channels
             mine[h] += _dot(channels, out, c, d_out, c)
-
-
-@_kernel
-def _means(threads, count, *arguments):
-    _run_blocks(_means_block, threads, count, arguments)
 
 
 @piece
@@ -219,8 +206,8 @@ def _sources_tile(
     _store(d_far, np.int64(j) * LANES, passed)
 
 
-@_kernel
-def _sources_block(
+@_by_block
+def _sources(
     b, blocks, colptr, edge, target, heads, channels, near, far, weight, slope, rate, values, drop, tiles,
     attention, d_out, means, d_attention, each, d_values, d_scores, d_far, room,
 ):  # fmt: skip
@@ -256,39 +243,20 @@ def _sources_block(
         _copy_sums(heads, channels, scratch, sums, d_values, np.int64(j) * width)
 
 
-@_kernel
-def _sources(threads, count, *arguments):
-    _run_blocks(_sources_block, threads, count, arguments)
-
-
-@_kernel
-def _sum_rows_block(b, blocks, rowptr, source, heads, given, out, room):
+@_by_block
+def _sum_rows(b, blocks, rowptr, source, heads, given, out, room):
     """out[i] = Σ of given [E, H] over the incoming edges of i."""
     for i in range(blocks[b], blocks[b + 1]):
         first, last = np.int64(rowptr[i]) * heads, np.int64(rowptr[i + 1]) * heads
         _weighted_sum(None, given, first, last, heads, out[np.int64(i) * heads :], room[b])
 
 
-@_kernel
-def _sum_rows(threads, count, *arguments):
-    _run_blocks(_sum_rows_block, threads, count, arguments)
-
-
 class _Attend(Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        near: Tensor,
-        far: Tensor,
-        weight: Tensor | None,
-        values: Tensor,
-        adjacency: Adjacency,
-        kind: int,
-        slope: float,
-        p: float,
-        seed: int,
-        averaged: bool,
+        ctx: Any, near: Tensor, far: Tensor, weight: Tensor | None, values: Tensor, *options: Any
     ) -> tuple[Tensor, ...]:
+        adjacency, kind, slope, p, seed, averaged = options
         ctx.set_materialize_grads(False)
         index, given, (limit, scale) = _incoming(adjacency), _array(values), _odds(p)
         (heads, channels), dtype, edges = given.shape[1:], given.dtype, adjacency.num_edges
@@ -338,18 +306,15 @@ class _Attend(Function):
 
 
 def attend(
-    kind: int,
-    near: Tensor,
-    far: Tensor,
-    weight: Tensor | None,
+    score: Score,
     values: Tensor,
     adjacency: Adjacency,
-    slope: float,
     p: float,
     seed: int | Tensor,
     written: bool = True,
     averaged: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """See `fgai.ops.reference.attend`; the attention is always written."""
-    options = kind, slope, p, int(seed), averaged
-    return _Attend.apply(near, far, weight, values, adjacency, *options)  # type: ignore[no-any-return]
+    kind, near, far, weight, slope = score
+    options = adjacency, kind, slope, p, int(seed), averaged
+    return _Attend.apply(near, far, weight, values, *options)  # type: ignore[no-any-return]

@@ -1,12 +1,11 @@
-"""How the work is divided: blocks of rows with about equal work, on torch's own threads.
+"""Kernels over blocks of rows with about equal work, on torch's own threads.
 
-A second pool of threads beside torch's would fight with it for the cores: both spin for milliseconds after
-their work, waiting for more. So the kernels run on the very pool torch uses: its OpenMP runtime is asked to
-run a function on n threads, and each thread takes the next block until none is left. Where torch has no such
-runtime (Windows, macOS), plain Python threads do the same.
+A second pool of threads would compete with torch's for the cores: both spin for milliseconds after their
+work. So torch's OpenMP runtime is asked to run a function on n threads, and each takes the next block until
+none is left. Where torch has no such runtime (Windows, macOS), Python threads do the same.
 
-Blocks are taken in any order but each writes its own rows, so results do not depend on the threads.
-`benchmarks/alternatives.py` compares this with numba's `prange`.
+Each block writes its own rows, so results do not depend on the threads. `benchmarks/alternatives.py` compares
+this with numba's `prange`.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import ctypes
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,16 +27,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fgai.cache import cached_on
+from fgai.ops.cpu.rows import _kernel
 from fgai.sparse import Adjacency, SparseRows
 
 Ints = NDArray[np.int32]
 Reals = NDArray[Any]
 
-# Work is counted in entries + rows. The division depends on the graph only, never on the number of threads,
-# so results are the same on any machine width.
+# Work is entries + rows. The division depends on the graph only, so results do not depend on the threads.
 BLOCK_WORK = 2048
 MAX_BLOCKS = 256
-# Numbers of working space before those that depend on the number of heads.
+# Numbers of working space that do not depend on the number of heads.
 SUMS = 16
 
 _SYMBOL = "fgai_parallel"
@@ -57,18 +57,14 @@ def _on_python_threads(work: int, frame: int, threads: int, flags: int) -> None:
 _fallback = _PARALLEL(_on_python_threads)
 
 
-def _find_runtime() -> int:
-    """Return the address of `GOMP_parallel` in the runtime torch is linked to, or of the fallback."""
+def _find_runtime() -> int | None:
+    """The address of `GOMP_parallel` in the runtime torch is linked to, or of the fallback."""
     for library in sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")):
         try:
-            found = ctypes.cast(ctypes.CDLL(str(library)).GOMP_parallel, ctypes.c_void_p).value
+            return ctypes.cast(ctypes.CDLL(str(library)).GOMP_parallel, ctypes.c_void_p).value
         except (OSError, AttributeError):
             continue
-        if found:
-            return found
-    address = ctypes.cast(_fallback, ctypes.c_void_p).value
-    assert address is not None
-    return address
+    return ctypes.cast(_fallback, ctypes.c_void_p).value
 
 
 binding.add_symbol(_SYMBOL, _find_runtime())
@@ -115,7 +111,7 @@ def _run_blocks(typingctx: Any, body: Any, threads: Any, count: Any, arguments: 
 
 
 def _fill(context: Any, work: Any, frame_type: Any, described: Any, call: Any) -> None:
-    """Write the function every thread runs: take the next block until none is left."""
+    """What every thread runs: take the next block until none is left."""
     entry, check, inside, leave = (work.append_basic_block(n) for n in ("entry", "check", "inside", "leave"))
     builder = ir.IRBuilder(entry)
     frame = builder.bitcast(work.args[0], frame_type.as_pointer())
@@ -134,112 +130,109 @@ def _fill(context: Any, work: Any, frame_type: Any, described: Any, call: Any) -
     builder.ret_void()
 
 
-class _Incoming(NamedTuple):
-    """Edges by destination, in blocks of rows: the first arguments of every kernel over incoming edges."""
+class _Rows(NamedTuple):
+    """Entries by row, the first arguments of a kernel: edges by destination, or a sparse matrix."""
 
     blocks: Ints
-    rowptr: Ints
-    source: Ints
+    pointer: Ints
+    node: Ints
 
 
-class _Outgoing(NamedTuple):
-    """Edges by source, with position and destination: the first arguments of kernels over outgoing edges."""
+class _Columns(NamedTuple):
+    """Entries by column with their position by row: edges by source, or a sparse matrix."""
 
     blocks: Ints
-    colptr: Ints
-    edge: Ints
-    target: Ints
+    pointer: Ints
+    entry: Ints
+    node: Ints
+
+
+def _body() -> None:
+    """Stands for the compiled body in `_run`."""
+
+
+def _run(threads, count, *arguments):  # type: ignore[no-untyped-def]
+    _run_blocks(_body, threads, count, arguments)
+
+
+def _by_block(body: Callable[..., None]) -> Any:
+    """Compile `body(b, *arguments)` and return a kernel `(threads, count, *arguments)` that runs all blocks.
+
+    The kernel is a copy of `_run` with a name and a file of its own, by which numba finds its code on disk.
+    """
+    name, code, block = f"{body.__name__}_blocks", body.__code__, _kernel(body)
+    place: dict[str, Any] = {
+        "co_name": name,
+        "co_filename": code.co_filename,
+        "co_firstlineno": code.co_firstlineno,
+    }
+    run = FunctionType(_run.__code__.replace(**place), {"_run_blocks": _run_blocks, "_body": block}, name)
+    run.__module__, run.__qualname__ = body.__module__, name
+    kernel: Any = _kernel(run)
+    kernel.block = block
+    return kernel
 
 
 def blocks(pointers: Ints, most: int = MAX_BLOCKS) -> Ints:
-    """Return the boundaries [B + 1] of at most `most` blocks of rows with about equal `entries + rows`."""
+    """Boundaries [B + 1] of at most `most` blocks of rows with about equal `entries + rows`."""
     rows = len(pointers) - 1
     work = pointers.astype(np.int64) + np.arange(rows + 1)
     count = int(np.clip(work[-1] // BLOCK_WORK, 1, most))
-    targets = np.arange(1, count) * work[-1] // count
-    inner = np.searchsorted(work, targets)
+    inner = np.searchsorted(work, np.arange(1, count) * work[-1] // count)
     return np.concatenate([[0], inner, [rows]]).astype(np.int32)
 
 
-def _incoming(adjacency: Adjacency) -> _Incoming:
-    """Return the incoming edges of `adjacency` as the kernels read them, made once and kept with it."""
+def _arranged(pointer: Tensor, *entries: Tensor) -> tuple[Ints, ...]:
+    starts = pointer.numpy()
+    return blocks(starts), starts, *(t.numpy() for t in entries)
 
-    def make() -> _Incoming:
+
+def _incoming(adjacency: Adjacency) -> _Rows:
+    """Edges by destination; made once."""
+
+    def make() -> _Rows:
         adjacency.check_incoming()
-        index = adjacency.index32
-        rowptr = index.rowptr.numpy()
-        return _Incoming(blocks(rowptr), rowptr, index.source.numpy())
+        return _Rows(*_arranged(adjacency.index32.rowptr, adjacency.index32.source))
 
     return cached_on(adjacency, "cpu incoming", make)
 
 
-def _outgoing(adjacency: Adjacency) -> _Outgoing:
-    """Return the outgoing edges of `adjacency` as the kernels read them, made once and kept with it."""
+def _outgoing(adjacency: Adjacency) -> _Columns:
+    """Edges by source; made once. Destinations are put in this order so that no kernel looks them up."""
 
-    def make() -> _Outgoing:
+    def make() -> _Columns:
         adjacency.check_outgoing()
         index = adjacency.index32
-        colptr = index.colptr.numpy()
-        # The destinations in this order, so that no kernel has to look them up edge by edge.
-        target = index.destination[adjacency.csc].numpy()
-        return _Outgoing(blocks(colptr), colptr, index.csc.numpy(), target)
+        return _Columns(*_arranged(index.colptr, index.csc, index.destination[adjacency.csc]))
 
     return cached_on(adjacency, "cpu outgoing", make)
 
 
-class _RowsPlan(NamedTuple):
-    """A sparse matrix as the kernels read it, by rows."""
-
-    blocks: Ints
-    indptr: Ints
-    indices: Ints
+def _rows_plan(rows: SparseRows) -> _Rows:
+    """The entries of `rows` by row; made once for all matrices of its pattern."""
+    return cached_on(rows.pattern, "cpu rows", lambda: _Rows(*_arranged(*rows.rows32)))
 
 
-class _ColumnsPlan(NamedTuple):
-    """The same entries ordered by column: pointers, row and position of each entry."""
-
-    blocks: Ints
-    colptr: Ints
-    rows: Ints
-    order: Ints
-
-
-def _rows_plan(rows: SparseRows) -> _RowsPlan:
-    """Return the row view of `rows`, made once for all matrices of its pattern."""
-
-    def make() -> _RowsPlan:
-        indptr, indices = (t.numpy() for t in rows.rows32)
-        return _RowsPlan(blocks(indptr), indptr, indices)
-
-    return cached_on(rows.pattern, "cpu rows", make)
-
-
-def _columns_plan(rows: SparseRows) -> _ColumnsPlan:
-    """Return the column view of `rows`, made once for all matrices of its pattern."""
-
-    def make() -> _ColumnsPlan:
-        colptr, row, order = (t.numpy() for t in rows.columns)
-        return _ColumnsPlan(blocks(colptr), colptr, row, order)
-
-    return cached_on(rows.pattern, "cpu columns", make)
+def _columns_plan(rows: SparseRows) -> _Columns:
+    """The entries of `rows` by column; made once for all matrices of its pattern."""
+    colptr, row, order = rows.columns
+    return cached_on(rows.pattern, "cpu columns", lambda: _Columns(*_arranged(colptr, order, row)))
 
 
 def _array(tensor: Tensor) -> Reals:
-    """Return a contiguous numpy view of `tensor` (a copy only when it is not contiguous)."""
+    """A contiguous numpy view of `tensor`; a copy only when it is not contiguous."""
     view: Reals = tensor.detach().contiguous().numpy()
     return view
 
 
 def _flat(tensor: Tensor | Reals) -> Reals:
-    """Return all numbers in a row, as the kernels read them."""
     return (_array(tensor) if isinstance(tensor, Tensor) else tensor).reshape(-1)
 
 
 def workspace(blocks: Ints, scores: Reals, channels: int = 0) -> Reals:
-    """Return room for each block of rows: `SUMS` + 3 H numbers, and behind them the sums of one row.
+    """Room for each block of rows: `SUMS` + 3 H numbers, and behind them the sums of one row.
 
-    The heads of the sums are padded to multiples of 8. The blocks lie far enough apart that threads do not
-    share a cache line.
+    Heads are padded to multiples of 8 and blocks to cache lines, which threads do not share.
     """
     heads = scores.shape[1]
     size = SUMS + 3 * heads + heads * (channels + 7)
@@ -247,17 +240,15 @@ def workspace(blocks: Ints, scores: Reals, channels: int = 0) -> Reals:
 
 
 def _tensors(*arrays: Reals | None) -> tuple[Tensor | None, ...]:
-    """Return tensors that share the memory of `arrays`."""
+    """Tensors that share the memory of `arrays`."""
     return tuple(None if a is None else torch.from_numpy(a) for a in arrays)
 
 
 def _launch(kernel: Callable[..., None], count: int, *arguments: Any) -> None:
-    """Run `count` blocks of a kernel `(threads, count, *arguments)`, on no more threads than torch uses."""
+    """Run `count` blocks of a kernel on no more threads than torch uses."""
     kernel(min(torch.get_num_threads(), count), count, *arguments)
 
 
-def _over(
-    kernel: Callable[..., None], index: _Incoming | _Outgoing | _RowsPlan | _ColumnsPlan, *rest: Any
-) -> None:
+def _over(kernel: Callable[..., None], index: _Rows | _Columns, *rest: Any) -> None:
     """Run a kernel over the blocks of an index, which are its first arguments."""
     _launch(kernel, len(index.blocks) - 1, *index, *rest)

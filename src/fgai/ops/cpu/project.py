@@ -13,16 +13,15 @@ from fgai.ops.cpu.lanes import TILE, _load_tile, _splat_tile, _store
 from fgai.ops.cpu.parallel import (
     Reals,
     _array,
+    _by_block,
     _columns_plan,
     _flat,
-    _launch,
     _over,
     _rows_plan,
-    _run_blocks,
     _tensors,
     blocks,
 )
-from fgai.ops.cpu.rows import AHEAD, _axpy, _dot, _fetch, _kernel, piece
+from fgai.ops.cpu.rows import AHEAD, _axpy, _dot, _fetch, piece
 from fgai.sparse import SparseRows
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -45,8 +44,8 @@ def _sum_tile(low, high, indices, values, weight, width, column, out, here):
     _store(out, here, sums)
 
 
-@_kernel
-def _forward_block(b, blocks, indptr, indices, width, values, weight, out):
+@_by_block
+def _forward(b, blocks, indptr, indices, width, values, weight, out):
     end, whole = len(indices) - 1, width // TILE * TILE
     for n in range(blocks[b], blocks[b + 1]):
         here = np.int64(n) * width
@@ -60,11 +59,6 @@ def _forward_block(b, blocks, indptr, indices, width, values, weight, out):
                 _axpy(width - whole, values[z], weight, at, out, here + whole)
 
 
-@_kernel
-def _forward(threads, count, *arguments):
-    _run_blocks(_forward_block, threads, count, arguments)
-
-
 @piece
 def _spread_tile(low, high, indices, values, gradient, here, width, column, out):
     """out[indices[z]] += values[z] · gradient[here : here + 64], columns `column` to `column + 63`."""
@@ -74,8 +68,8 @@ def _spread_tile(low, high, indices, values, gradient, here, width, column, out)
         _store(out, at, _load_tile(out, at) + _splat_tile(values[z]) * tile)
 
 
-@_kernel
-def _slab_block(b, slabs, indptr, indices, width, values, gradient, partial):
+@_by_block
+def _backward_slabs(b, slabs, indptr, indices, width, values, gradient, partial):
     out, whole = partial[b], width // TILE * TILE
     out[:] = 0
     for n in range(slabs[b], slabs[b + 1]):
@@ -90,13 +84,8 @@ def _slab_block(b, slabs, indptr, indices, width, values, gradient, partial):
                 _axpy(width - whole, values[z], gradient, here + whole, out, at)
 
 
-@_kernel
-def _backward_slabs(threads, count, *arguments):
-    _run_blocks(_slab_block, threads, count, arguments)
-
-
-@_kernel
-def _weight_block(b, blocks, colptr, rows, order, width, values, gradient, out):
+@_by_block
+def _backward_weight(b, blocks, colptr, order, rows, width, values, gradient, out):
     end = len(rows) - 1
     for f in range(blocks[b], blocks[b + 1]):
         here = np.int64(f) * width
@@ -106,22 +95,12 @@ def _weight_block(b, blocks, colptr, rows, order, width, values, gradient, out):
             _axpy(width, values[order[p]], gradient, np.int64(rows[p]) * width, out, here)
 
 
-@_kernel
-def _backward_weight(threads, count, *arguments):
-    _run_blocks(_weight_block, threads, count, arguments)
-
-
-@_kernel
-def _values_block(b, blocks, indptr, indices, width, weight, gradient, out):
+@_by_block
+def _backward_values(b, blocks, indptr, indices, width, weight, gradient, out):
     for n in range(blocks[b], blocks[b + 1]):
         here = np.int64(n) * width
         for z in range(indptr[n], indptr[n + 1]):
             out[z] = _dot(width, weight, np.int64(indices[z]) * width, gradient, here)
-
-
-@_kernel
-def _backward_values(threads, count, *arguments):
-    _run_blocks(_values_block, threads, count, arguments)
 
 
 class _ProjectSparse(Function):
@@ -149,26 +128,20 @@ class _ProjectSparse(Function):
 
 
 def _weight_gradient(rows: SparseRows, stored: Reals, gradient: Reals, matrix: Reals) -> Reals:
-    """Return the gradient [F, D]; summed in an order that does not depend on the number of threads."""
-    made, width = np.empty_like(matrix), matrix.shape[1]
+    """The gradient [F, D], summed in an order that does not depend on the number of threads."""
+    out, width = np.empty_like(matrix), matrix.shape[1]
     if len(stored) < _DENSE * rows.num_columns:
-        _over(_backward_weight, _columns_plan(rows), width, stored, gradient, _flat(made))
-        return made
+        _over(_backward_weight, _columns_plan(rows), width, stored, gradient, _flat(out))
+        return out
     index = _rows_plan(rows)
-    slabs = blocks(index.indptr, _SLABS)
     # The order of the columns within a row is kept, so each part reads its rows once and in order.
-    partial = np.empty((len(slabs) - 1, made.size), made.dtype)
-    _launch(
-        _backward_slabs, len(slabs) - 1, slabs, index.indptr, index.indices, width, stored, gradient, partial
-    )
-    np.sum(partial, axis=0, out=_flat(made))
-    return made
+    slabs = index._replace(blocks=blocks(index.pointer, _SLABS))
+    partial = np.empty((len(slabs.blocks) - 1, out.size), out.dtype)
+    _over(_backward_slabs, slabs, width, stored, gradient, partial)
+    np.sum(partial, axis=0, out=_flat(out))
+    return out
 
 
 def project_sparse(rows: SparseRows, weight: Tensor) -> Tensor:
-    """See `fgai.ops.reference.project_sparse`.
-
-    The gradient of `weight` is summed over parts of the rows (gathered column by column where there are few
-    entries), that of the stored values only if they ask for it.
-    """
+    """See `fgai.ops.reference.project_sparse`; the stored values get a gradient only if they ask for it."""
     return _ProjectSparse.apply(rows.values.to(weight.dtype), weight, rows)  # type: ignore[no-any-return]

@@ -24,9 +24,9 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fgai.ops.cpu.lanes import LANES, _load, _load_some, _splat, _store, _store_some, _total, _where_positive
-from fgai.ops.cpu.parallel import Reals, _array, _flat, _incoming, _outgoing, _over, _run_blocks, _tensors
-from fgai.ops.cpu.rows import AHEAD, _axpy, _dot, _fetch, _kernel, piece
-from fgai.ops.reference import ADDITIVE, DOT
+from fgai.ops.cpu.parallel import Reals, _array, _by_block, _flat, _incoming, _outgoing, _over, _tensors
+from fgai.ops.cpu.rows import AHEAD, _axpy, _dot, _fetch, piece
+from fgai.ops.reference import ADDITIVE, DOT, Score
 from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -63,52 +63,34 @@ def _dynamic_score(channels, far, there, near, here, weight, at, slope):
 
 
 @piece
-def _dynamic_row(low, high, i, source, heads, channels, near, far, weight, slope, out):
+def _wide_row(low, high, i, source, heads, channels, near, far, weight, slope, rate, out):
     width, end = heads * channels, len(source) - 1
     here = np.int64(i) * width
     for e in range(low, high):
         there = np.int64(source[e]) * width
         _fetch(far, np.int64(source[min(e + AHEAD, end)]) * width, width)
         for h in range(heads):
-            c = h * channels
-            out[np.int64(e) * heads + h] = _dynamic_score(
-                channels, far, there + c, near, here + c, weight, c, slope
-            )
-
-
-@piece
-def _dot_row(low, high, i, source, heads, channels, near, far, rate, out):
-    width, end = heads * channels, len(source) - 1
-    here = np.int64(i) * width
-    for e in range(low, high):
-        there = np.int64(source[e]) * width
-        _fetch(far, np.int64(source[min(e + AHEAD, end)]) * width, width)
-        for h in range(heads):
-            c = h * channels
-            out[np.int64(e) * heads + h] = rate * _dot(channels, near, here + c, far, there + c)
+            at, c = np.int64(e) * heads + h, h * channels
+            if rate is not None:
+                out[at] = rate * _dot(channels, near, here + c, far, there + c)
+            elif weight is not None:
+                out[at] = _dynamic_score(channels, far, there + c, near, here + c, weight, c, slope)
 
 
 @piece
 def _score_row(low, high, i, source, heads, channels, near, far, weight, slope, rate, out):
     """out[e, h] = the scores of the incoming edges e = low..high-1 of node i."""
-    if rate is not None:
-        _dot_row(low, high, i, source, heads, channels, near, far, rate, out)
-    elif weight is not None:
-        _dynamic_row(low, high, i, source, heads, channels, near, far, weight, slope, out)
+    if rate is not None or weight is not None:
+        _wide_row(low, high, i, source, heads, channels, near, far, weight, slope, rate, out)
     else:
         _additive_row(low, high, i, source, heads, near, far, slope, out)
 
 
-@_kernel
-def _forward_block(b, blocks, rowptr, source, heads, channels, near, far, weight, slope, rate, out):
+@_by_block
+def _forward(b, blocks, rowptr, source, heads, channels, near, far, weight, slope, rate, out):
     for i in range(blocks[b], blocks[b + 1]):
         low, high = rowptr[i], rowptr[i + 1]
         _score_row(low, high, i, source, heads, channels, near, far, weight, slope, rate, out)
-
-
-@_kernel
-def _forward(threads, count, *arguments):
-    _run_blocks(_forward_block, threads, count, arguments)
 
 
 @piece
@@ -170,10 +152,8 @@ def _row_width(heads, channels, weight, rate):
     return heads if weight is None and rate is None else heads * channels
 
 
-@_kernel
-def _far_block(
-    b, blocks, colptr, edge, target, heads, channels, near, far, weight, slope, rate, gradient, d_far
-):
+@_by_block
+def _far(b, blocks, colptr, edge, target, heads, channels, near, far, weight, slope, rate, gradient, d_far):
     width, end = _row_width(heads, channels, weight, rate), len(edge) - 1
     for j in range(blocks[b], blocks[b + 1]):
         there = np.int64(j) * width
@@ -186,13 +166,8 @@ def _far_block(
                 _pass_to_far(h, there, here, channels, near, far, weight, slope, rate, g, d_far)
 
 
-@_kernel
-def _far(threads, count, *arguments):
-    _run_blocks(_far_block, threads, count, arguments)
-
-
-@_kernel
-def _near_block(
+@_by_block
+def _near(
     b, blocks, rowptr, source, heads, channels, near, far, weight, slope, rate, gradient, d_near, partial
 ):
     """Gradient at the destinations; for the dynamic score this block's share of ∂weight in partial[b]."""
@@ -216,33 +191,19 @@ def _near_block(
                     d_near[here + h] += _where_positive(z, g, slope * g)
 
 
-@_kernel
-def _near(threads, count, *arguments):
-    _run_blocks(_near_block, threads, count, arguments)
-
-
 def _score_arguments(
     kind: int, near: Tensor, far: Tensor, weight: Tensor | None, slope: float
 ) -> tuple[Any, ...]:
-    """Return near, far, weight, slope and rate of a score, see above."""
+    """near, far, weight, slope and rate of a score, see above."""
     number = _array(near).dtype.type
     rate = number(near.shape[2] ** -0.5) if kind == DOT else None
-    ends = _flat(near), _flat(far), None if weight is None else _flat(weight)
-    return *ends, number(slope), rate
+    return _flat(near), _flat(far), None if weight is None else _flat(weight), number(slope), rate
 
 
 def _near_gradients(
     adjacency: Adjacency, sizes: tuple[int, int], given: tuple[Any, ...], gradient: Reals, like: Reals
 ) -> tuple[Reals, Reals | None]:
-    """Return the gradients at the destinations [as `like`] and of the weight, if there is one.
-
-    Args:
-        adjacency: the edges.
-        sizes: heads and channels.
-        given: from `_score_arguments`.
-        gradient: of the scores, flat.
-        like: `near`.
-    """
+    """Gradients at the destinations [as `like`] and of the weight, if there is one; `gradient` is flat."""
     rows, d_near, weight = _incoming(adjacency), np.empty_like(like), given[2]
     # One partial sum per block, added in block order: the same result for any number of threads.
     partial = np.zeros((len(rows.blocks) - 1, 0 if weight is None else weight.size), like.dtype)
@@ -252,17 +213,9 @@ def _near_gradients(
 
 class _Score(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        near: Tensor,
-        far: Tensor,
-        weight: Tensor | None,
-        adjacency: Adjacency,
-        kind: int,
-        slope: float,
-    ) -> Tensor:
+    def forward(ctx: Any, near: Tensor, far: Tensor, weight: Tensor | None, *options: Any) -> Tensor:
         ctx.save_for_backward(near, far, weight)
-        ctx.adjacency, ctx.kind, ctx.slope = adjacency, kind, slope
+        adjacency, kind, slope = ctx.options = options
         ctx.sizes = (near.shape[1], 1) if kind == ADDITIVE else tuple(near.shape[1:])
         out = np.empty((adjacency.num_edges, near.shape[1]), _array(near).dtype)
         given = _score_arguments(kind, near, far, weight, slope)
@@ -272,19 +225,18 @@ class _Score(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        near, far, weight = ctx.saved_tensors
-        given, gradient = _score_arguments(ctx.kind, near, far, weight, ctx.slope), _flat(gradients[0])
+        (near, far, weight), (adjacency, kind, slope) = ctx.saved_tensors, ctx.options
+        given, gradient = _score_arguments(kind, near, far, weight, slope), _flat(gradients[0])
         d_near = d_far = d_weight = None
         if ctx.needs_input_grad[1]:
             d_far = np.empty_like(_array(far))
-            _over(_far, _outgoing(ctx.adjacency), *ctx.sizes, *given, gradient, _flat(d_far))
+            _over(_far, _outgoing(adjacency), *ctx.sizes, *given, gradient, _flat(d_far))
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[2]:
-            d_near, d_weight = _near_gradients(ctx.adjacency, ctx.sizes, given, gradient, _array(near))
+            d_near, d_weight = _near_gradients(adjacency, ctx.sizes, given, gradient, _array(near))
         return (*_tensors(d_near, d_far, d_weight), None, None, None)
 
 
-def score(
-    kind: int, near: Tensor, far: Tensor, weight: Tensor | None, adjacency: Adjacency, slope: float
-) -> Tensor:
+def score(given: Score, adjacency: Adjacency) -> Tensor:
     """See `fgai.ops.reference.score`."""
+    kind, near, far, weight, slope = given
     return _Score.apply(near, far, weight, adjacency, kind, slope)  # type: ignore[no-any-return]

@@ -14,12 +14,12 @@ from fgai.ops.cpu.parallel import (
     SUMS,
     Reals,
     _array,
+    _by_block,
     _flat,
     _incoming,
     _launch,
     _outgoing,
     _over,
-    _run_blocks,
     _tensors,
     workspace,
 )
@@ -32,7 +32,6 @@ from fgai.ops.cpu.rows import (
     _dot_axpy,
     _factor,
     _fetch,
-    _kernel,
     _normalise,
     _padded,
     _weighted_sum,
@@ -47,8 +46,8 @@ _ROWS = 256
 _CHUNK = 1 << 14
 
 
-@_kernel
-def _softmax_block(b, blocks, rowptr, source, heads, scores, out, room):
+@_by_block
+def _softmax(b, blocks, rowptr, source, heads, scores, out, room):
     scratch = room[b]
     for i in range(blocks[b], blocks[b + 1]):
         first, last = np.int64(rowptr[i]) * heads, np.int64(rowptr[i + 1]) * heads
@@ -58,13 +57,8 @@ def _softmax_block(b, blocks, rowptr, source, heads, scores, out, room):
             _normalise(out, first, last, heads, scratch)
 
 
-@_kernel
-def _softmax(threads, count, *arguments):
-    _run_blocks(_softmax_block, threads, count, arguments)
-
-
-@_kernel
-def _softmax_back_block(b, blocks, rowptr, source, heads, weight, gradient, out, room):
+@_by_block
+def _softmax_back(b, blocks, rowptr, source, heads, weight, gradient, out, room):
     scratch, mean = room[b], room[b, 16:]
     for i in range(blocks[b], blocks[b + 1]):
         first, last = np.int64(rowptr[i]) * heads, np.int64(rowptr[i + 1]) * heads
@@ -72,11 +66,6 @@ def _softmax_back_block(b, blocks, rowptr, source, heads, weight, gradient, out,
         for e in range(first, last, heads):
             for h in range(heads):
                 out[e + h] = weight[e + h] * (gradient[e + h] - mean[h])
-
-
-@_kernel
-def _softmax_back(threads, count, *arguments):
-    _run_blocks(_softmax_back_block, threads, count, arguments)
 
 
 class _EdgeSoftmax(Function):
@@ -105,8 +94,8 @@ def edge_softmax(scores: Tensor, adjacency: Adjacency) -> Tensor:
     return _EdgeSoftmax.apply(scores, adjacency)  # type: ignore[no-any-return]
 
 
-@_kernel
-def _aggregate_block(b, blocks, rowptr, source, heads, channels, weight, values, out, room):
+@_by_block
+def _aggregate(b, blocks, rowptr, source, heads, channels, weight, values, out, room):
     width, end, sums, scratch = heads * channels, len(source) - 1, SUMS + 3 * heads, room[b]
     for i in range(blocks[b], blocks[b + 1]):
         here = np.int64(i) * width
@@ -120,13 +109,8 @@ def _aggregate_block(b, blocks, rowptr, source, heads, channels, weight, values,
         _copy_sums(heads, channels, scratch, sums, out, here)
 
 
-@_kernel
-def _aggregate(threads, count, *arguments):
-    _run_blocks(_aggregate_block, threads, count, arguments)
-
-
-@_kernel
-def _aggregate_back_block(
+@_by_block
+def _aggregate_back(
     b, blocks, colptr, edge, target, heads, channels, weight, values, gradient, d_weight, d_values, room
 ):
     """One pass over outgoing edges: each gradient row is fetched once for both results."""
@@ -146,13 +130,8 @@ def _aggregate_back_block(
         _copy_sums(heads, channels, scratch, sums, d_values, here)
 
 
-@_kernel
-def _aggregate_back(threads, count, *arguments):
-    _run_blocks(_aggregate_back_block, threads, count, arguments)
-
-
-@_kernel
-def _weight_back_block(b, blocks, rowptr, source, heads, channels, values, gradient, d_weight):
+@_by_block
+def _weight_back(b, blocks, rowptr, source, heads, channels, values, gradient, d_weight):
     width, end = heads * channels, len(source) - 1
     for i in range(blocks[b], blocks[b + 1]):
         here = np.int64(i) * width
@@ -162,11 +141,6 @@ def _weight_back_block(b, blocks, rowptr, source, heads, channels, values, gradi
             for h in range(heads):
                 c = h * channels
                 d_weight[e, h] = _dot(channels, gradient, here + c, values, there + c)
-
-
-@_kernel
-def _weight_back(threads, count, *arguments):
-    _run_blocks(_weight_back_block, threads, count, arguments)
 
 
 class _Aggregate(Function):
@@ -202,8 +176,8 @@ def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor
     return _Aggregate.apply(attention, values, adjacency)  # type: ignore[no-any-return]
 
 
-@_kernel
-def _halves_block(b, nodes, heads, channels, values, a, c, left, right):
+@_by_block
+def _halves(b, nodes, heads, channels, values, a, c, left, right):
     for n in range(b * _ROWS, min((b + 1) * _ROWS, nodes)):
         for h in range(heads):
             here, at = (n * heads + h) * channels, h * channels
@@ -211,13 +185,8 @@ def _halves_block(b, nodes, heads, channels, values, a, c, left, right):
             right[n * heads + h] = _dot(channels, values, here, c, at)
 
 
-@_kernel
-def _halves(threads, count, *arguments):
-    _run_blocks(_halves_block, threads, count, arguments)
-
-
-@_kernel
-def _halves_back_block(b, nodes, heads, channels, values, a, c, d_left, d_right, d_values, partial):
+@_by_block
+def _halves_back(b, nodes, heads, channels, values, a, c, d_left, d_right, d_values, partial):
     """∂values = ∂left · a + ∂right · c; the gradients of a and c in rows 0 and 1 of partial[b]."""
     d_a, d_c = partial[b, 0], partial[b, 1]
     rest = channels & (LANES - 1)
@@ -238,11 +207,6 @@ def _halves_back_block(b, nodes, heads, channels, values, a, c, d_left, d_right,
                 _store_some(d_values, here, rest, mixed)
                 _store_some(d_a, at, rest, _load_some(d_a, at, rest) + xs * v)
                 _store_some(d_c, at, rest, _load_some(d_c, at, rest) + ys * v)
-
-
-@_kernel
-def _halves_back(threads, count, *arguments):
-    _run_blocks(_halves_back_block, threads, count, arguments)
 
 
 class _NodeScores(Function):
@@ -276,15 +240,10 @@ def node_scores(values: Tensor, source_weight: Tensor, destination_weight: Tenso
     return _NodeScores.apply(values, source_weight, destination_weight)  # type: ignore[no-any-return]
 
 
-@_kernel
-def _drop_block(b, given, seed, limit, scale, out):
+@_by_block
+def _drop(b, given, seed, limit, scale, out):
     for k in range(b * _CHUNK, min((b + 1) * _CHUNK, len(given))):
         out[k] = given[k] * _factor(k, seed, limit, scale)
-
-
-@_kernel
-def _drop(threads, count, *arguments):
-    _run_blocks(_drop_block, threads, count, arguments)
 
 
 def _dropped(given: Reals, seed: int, p: float) -> Tensor:

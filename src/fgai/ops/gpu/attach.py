@@ -1,8 +1,8 @@
 """New nodes joined to a sorted graph on the GPU, in fixed shapes and without waiting for the device.
 
 The new edges come in pairs u → v and v → u, so their keys sorted by destination are also their keys sorted by
-source. Where an old edge goes is its position plus the number of new keys below its own, found by bisection,
-and the other way round.
+source. The new position of an old edge is its position plus the number of new keys below its own, by
+bisection, and the other way round.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from fgai.sparse.adjacency import Index32, of_narrow
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 BLOCK = 256
-FEW = 16_384
-"""New edges up to which counting the smaller ones beats sorting."""
+FEW = 16_384  # new edges up to which counting the smaller ones beats sorting
 
 
 @triton.jit
@@ -167,9 +166,7 @@ def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacenc
     out = source, destination, csc, target
     incoming, outgoing, longest = _grown_layouts(adjacency, nodes, width + int(loops))
     short, long = new.bit_length(), longest.bit_length()
-    _old_edges[_grid(old)](
-        keys, turned, adjacency.csc, fresh, *out, ours, old, new, STEPS=short, B=BLOCK
-    )  # fmt: skip
+    _old_edges[_grid(old)](keys, turned, adjacency.csc, fresh, *out, ours, old, new, STEPS=short, B=BLOCK)
     _new_edges[(max(1, -(-new // 64)),)](
         keys, turned, adjacency.rowptr, adjacency.colptr, fresh, *out, first, old, new,
         STEPS=short, LONG=long, B=64, num_warps=2,

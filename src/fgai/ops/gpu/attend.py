@@ -12,16 +12,16 @@ Backward, the attention is computed again rather than read. Over outgoing edges,
 
     ∂v_j = Σ keep_e a_e d_i,     ∂s_e = a_e (keep_e ⟨d_i, v_j⟩ + ∂a_e - δ_i),
 
-then over incoming edges what ∂s passes on to the destinations. No atomics: every sum is one program's, in
-edge order. Where few nodes move, most edges touch none of them: `_sources` then goes over the edges that
-leave them, and `_moving_destinations` over those that reach them, which finds ∂s itself.
+then over incoming edges the gradient at the destinations. No atomics: every sum is one program's, in edge
+order. Where few nodes move, `_sources` goes over the edges that leave them only, and `_moving_destinations`
+over those that reach them, which computes ∂s itself.
 
 Arguments of the kernels: row, first, last, slot are the pieces of rows (`fgai.ops.gpu.plan.Work`); `near`
 of the destinations and `far` of the sources are [N, H] for the additive score, else [N, H, C]; `weight` [H,
 C] is read for the dynamic score only; values, out and their gradients are [N, H, C], lse and delta [N, H],
-attention and d_scores [E, H]; `*_parts` hold what the pieces of a split row found, by slot. H and C are the
-true sizes, BH and BC the powers of two above, BE edges are taken at a time. SCORE is 0 additive, 1 dynamic,
-2 dot.
+attention and d_scores [E, H]; `*_parts` hold the results of the pieces of a split row, by slot. H and C are
+the true sizes, BH and BC the powers of two above, BE edges are taken at a time. SCORE is 0 additive, 1
+dynamic, 2 dot.
 """
 
 from __future__ import annotations
@@ -35,14 +35,25 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.gpu.plan import Work, _room, incoming, outgoing
-from fgai.ops.gpu.tiles import _add_pieces, _leaky, _wide_score, factor, inside, narrow, one, wide
-from fgai.ops.reference import ADDITIVE, DYNAMIC, _odds
+from fgai.ops.gpu.plan import Work, _room, _seed_on, incoming, outgoing
+from fgai.ops.gpu.tiles import (
+    _add_pieces,
+    _leaky,
+    _narrow_sizes,
+    _power,
+    _wide_score,
+    _wide_sizes,
+    factor,
+    inside,
+    narrow,
+    one,
+    wide,
+)
+from fgai.ops.reference import ADDITIVE, DYNAMIC, Score, _odds
 from fgai.sparse import Adjacency
 from fgai.sparse.adjacency import reach_of
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-
 
 # What is written of the attention: every head's, or their mean (nothing: 0).
 ALL, MEAN = 1, 2
@@ -52,26 +63,13 @@ TILE, WARP = 512, 512
 PROGRAMS = 4096
 
 
-def _power(number: int) -> int:
-    return 1 << max(0, number - 1).bit_length()
-
-
 def _sizes(heads: int, channels: int) -> dict[str, int]:
-    """Return the compile-time sizes of tiles [BE, BH, BC]."""
-    high, wide = _power(heads), _power(channels)
-    block = max(4, min(32, TILE // (high * wide)))
-    warps = max(1, min(8, block * high * wide // WARP))
-    return {"H": heads, "C": channels, "BH": high, "BC": wide, "BE": block, "num_warps": warps}
-
-
-def _narrow(heads: int) -> dict[str, int]:
-    """Return the compile-time sizes of tiles [BE, BH]."""
-    high = _power(heads)
-    return {"H": heads, "BH": high, "BE": max(16, 256 // high), "num_warps": 1}
+    sizes = _wide_sizes(heads, channels, 4, 32, TILE)
+    return {**sizes, "num_warps": max(1, min(8, sizes["BE"] * sizes["BH"] * sizes["BC"] // WARP))}
 
 
 def _add(work: Work, parts: Tensor, out: Tensor) -> None:
-    """Sum the parts that the pieces of split rows left into their rows of `out`."""
+    """Sum the parts of split rows into their rows of `out`."""
     if work.slots:
         width = parts.numel() // work.slots
         block = min(256, _power(width))
@@ -80,22 +78,11 @@ def _add(work: Work, parts: Tensor, out: Tensor) -> None:
 
 
 class _Attend(Function):
-    """near, far, weight: right, left, - (additive); right, left, weight (dynamic); query, key, - (dot)."""
-
     @staticmethod
     def forward(
-        ctx: Any,
-        near: Tensor,
-        far: Tensor,
-        weight: Tensor,
-        values: Tensor,
-        adjacency: Adjacency,
-        score: int,
-        slope: float,
-        p: float,
-        seed: Tensor,
-        written: int,
+        ctx: Any, near: Tensor, far: Tensor, weight: Tensor, values: Tensor, *options: Any
     ) -> tuple[Tensor, Tensor]:
+        adjacency, score, slope, p, seed, written = options
         near, far, weight, values = (t.contiguous() for t in (near, far, weight, values))
         heads, channels = values.shape[1:]
         limit, scale = _odds(p)
@@ -121,14 +108,13 @@ class _Attend(Function):
         mean = values.new_empty(len(attention) if written == MEAN else 0, 1)
         keep = written == ALL or score != ADDITIVE
         if attention.numel():
-            flat, count = _narrow(heads), len(attention)
-            flat["BE"] = max(16, 1024 // flat["BH"])
+            flat, count = _narrow_sizes(heads, 1024), len(attention)
             _normalise[(-(-count // flat["BE"]),)](
                 adjacency.index32.destination, lse, attention, mean, count,
-                **{**flat, "num_warps": 4}, KEEP=keep, MEAN=written == MEAN,
+                **flat, num_warps=4, KEEP=keep, MEAN=written == MEAN,
             )  # fmt: skip
         if not keep:
-            attention = attention.new_empty(0, heads)  # the backward pass finds it again
+            attention = attention.new_empty(0, heads)  # the backward pass computes it again
         ctx.save_for_backward(near, far, weight, values, out, lse, attention, seed)
         ctx.set_materialize_grads(False)
         return out, mean if written == MEAN else attention
@@ -141,7 +127,7 @@ class _Attend(Function):
         d_out = torch.zeros_like(out) if gradients[0] is None else gradients[0].contiguous()
         d_attention = attention if gradients[1] is None else gradients[1].contiguous()
         given = 0 if gradients[1] is None or not d_attention.numel() else ctx.written
-        # What few nodes need is found edge by edge; else what every edge passes on is kept between passes.
+        # Where few nodes move, ∂s is computed twice; else it is kept between the passes.
         few = not (given or ctx.draws["DROP"] or ctx.needs_input_grad[2])
         moving, filled = reach_of(ctx.adjacency)
         moving = moving if few else len(values)
@@ -176,13 +162,15 @@ class _Attend(Function):
 def _destinations(
     ctx: Any, near: Tensor, far: Tensor, weight: Tensor, d_scores: Tensor, channels: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradient at the destinations, and of the weight of the dynamic score."""
+    """The gradient at the destinations, and of the weight of the dynamic score."""
     work, heads, score = incoming(ctx.adjacency), d_scores.shape[1], ctx.numbers["SCORE"]
     count = len(work.row)
     step = min(count, PROGRAMS) if score == DYNAMIC else count
     d_near, near_parts = torch.empty_like(near), near.new_empty(work.slots, *near.shape[1:])
     shares = near.new_empty(step if score == DYNAMIC else 0, heads, channels)
-    sizes = {**_sizes(heads, channels), **_narrow(heads)} if score == ADDITIVE else _sizes(heads, channels)
+    sizes = _sizes(heads, channels)
+    if score == ADDITIVE:
+        sizes |= {**_narrow_sizes(heads, 256), "num_warps": 1}
     if count:
         _destinations_kernel[(step,)](
             *work.pieces, work.node, near, far, weight, d_scores, d_near, near_parts, shares, count, step,
@@ -193,7 +181,7 @@ def _destinations(
 
 
 def _movers(ctx: Any, near: Tensor, *given: Tensor) -> Tensor:
-    """Return the gradient at the destinations that move; zeros at the others."""
+    """The gradient at the destinations that move; zeros at the others."""
     moving = reach_of(ctx.adjacency).moving
     work, d_near = incoming(ctx.adjacency, moving), _room(near, moving)
     parts = near.new_empty(work.slots, *near.shape[1:])
@@ -207,29 +195,70 @@ def _movers(ctx: Any, near: Tensor, *given: Tensor) -> Tensor:
 
 
 def attend(
-    kind: int,
-    near: Tensor,
-    far: Tensor,
-    weight: Tensor | None,
+    score: Score,
     values: Tensor,
     adjacency: Adjacency,
-    slope: float,
     p: float,
     seed: int | Tensor,
     written: bool = True,
     averaged: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """See `fgai.ops.reference.attend`; unless `written`, the attention comes back empty."""
-    if not isinstance(seed, Tensor):
-        seed = torch.full((1,), seed, device=values.device)  # no copy from the host: it could not be captured
-    given = values.new_empty(0) if weight is None else weight
+    kind, near, far, weight, slope = score
+    weight = values.new_empty(0) if weight is None else weight
     attention = (MEAN if averaged else ALL) if written else 0
-    options = kind, slope, p, seed, attention
-    return _Attend.apply(near, far, given, values, adjacency, *options)  # type: ignore[no-any-return]
+    options = adjacency, kind, slope, p, _seed_on(values, seed), attention
+    return _Attend.apply(near, far, weight, values, *options)  # type: ignore[no-any-return]
 
 
 # The maximum over pieces that are all empty; a difference of two infinities would be no number.
 LOWEST = tl.constexpr(-1e30)
+
+
+@triton.jit
+def _piece(row, first, last, slot, p):
+    """Node, first and last edge and slot of a piece."""
+    i = tl.load(row + p).to(tl.int64)
+    return i, tl.load(first + p), tl.load(last + p), tl.load(slot + p).to(tl.int64)
+
+
+@triton.jit
+def _own(pointer, node, h, c, H: tl.constexpr, C: tl.constexpr, SCORE: tl.constexpr):
+    """A node's side of the score, [BH] or [BH, BC]."""
+    if SCORE == 0:
+        side = tl.load(pointer + node * H + h, mask=h < H, other=0.0)
+    else:
+        side = one(pointer, node, h, c, H, C)
+    return side
+
+
+@triton.jit
+def _scores(
+    pointer, node, mine, w, h, c, live, SLOPE: tl.constexpr, RATE: tl.constexpr, H: tl.constexpr,
+    C: tl.constexpr, SCORE: tl.constexpr,
+):  # fmt: skip
+    """The other side of some edges, [BE, BH] or [BE, BH, BC], and their scores with one node."""
+    if SCORE == 0:
+        other = narrow(pointer, node, h, live, H)
+        s = _leaky(other + mine[None, :], SLOPE)
+    else:
+        other = wide(pointer, node, h, c, live, H, C)
+        s = _wide_score(other, mine, w, SLOPE, RATE, SCORE)
+    return other, s
+
+
+@triton.jit
+def _leave(out, parts, node, place, sums, h, c, H: tl.constexpr, C: tl.constexpr, SCORE: tl.constexpr):
+    """Write a node's sums, or those of a piece to its slot."""
+    if SCORE == 0:
+        at, split, good = node * H + h, place * H + h, h < H
+    else:
+        inner = h[:, None] * C + c[None, :]
+        at, split, good = node * (H * C) + inner, place * (H * C) + inner, inside(h, c, H, C)
+    if place < 0:
+        tl.store(out + at, sums, mask=good)
+    else:
+        tl.store(parts + split, sums, mask=good)
 
 
 @triton.jit
@@ -240,12 +269,10 @@ def _forward(
     SCORE: tl.constexpr, DROP: tl.constexpr, WRITE: tl.constexpr,
 ):  # fmt: skip
     """One piece of a row. `near` belongs to the destination, `far` to the sources."""
-    p = tl.program_id(0)
-    i = tl.load(row + p).to(tl.int64)
-    low, high, place = tl.load(first + p), tl.load(last + p), tl.load(slot + p).to(tl.int64)
+    i, low, high, place = _piece(row, first, last, slot, tl.program_id(0))
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     kind: tl.constexpr = values.dtype.element_ty
-    mine = tl.load(near + i * H + h, mask=h < H, other=0.0) if SCORE == 0 else one(near, i, h, c, H, C)
+    mine = _own(near, i, h, c, H, C, SCORE)
     w = one(weight, 0, h, c, H, C) if SCORE == 1 else mine
     top = tl.full([BH], float("-inf"), dtype=kind)
     total = tl.zeros([BH], dtype=kind)
@@ -254,10 +281,7 @@ def _forward(
         e = start + tl.arange(0, BE)
         live = e < high
         j = tl.load(source + e, mask=live, other=0).to(tl.int64)
-        if SCORE == 0:
-            s = _leaky(narrow(far, j, h, live, H) + mine[None, :], SLOPE)
-        else:
-            s = _wide_score(wide(far, j, h, c, live, H, C), mine, w, SLOPE, RATE, SCORE)
+        _other, s = _scores(far, j, mine, w, h, c, live, SLOPE, RATE, H, C, SCORE)
         s = tl.where(live[:, None], s, float("-inf"))
         at = e.to(tl.int64)[:, None] * H + h[None, :]
         if WRITE:
@@ -337,31 +361,20 @@ def _moving_destinations(
     BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr, SCORE: tl.constexpr,
 ):  # fmt: skip
     """∂near over a piece of a destination's edges."""
-    q = tl.program_id(0)
-    i = tl.load(row + q).to(tl.int64)
-    low, high, place = tl.load(first + q), tl.load(last + q), tl.load(slot + q).to(tl.int64)
+    i, low, high, place = _piece(row, first, last, slot, tl.program_id(0))
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     kind: tl.constexpr = values.dtype.element_ty
     d = one(d_out, i, h, c, H, C)
     level = tl.load(lse + i * H + h, mask=h < H, other=0.0)
     middle = tl.load(delta + i * H + h, mask=h < H, other=0.0)
-    if SCORE == 0:
-        mine = tl.load(near + i * H + h, mask=h < H, other=0.0)
-        sums = tl.zeros([BH], dtype=kind)
-    else:
-        mine = one(near, i, h, c, H, C)
-        sums = tl.zeros([BH, BC], dtype=kind)
+    mine = _own(near, i, h, c, H, C, SCORE)
+    sums = tl.zeros([BH], dtype=kind) if SCORE == 0 else tl.zeros([BH, BC], dtype=kind)
     w = one(weight, 0, h, c, H, C) if SCORE == 1 else mine
     for start in range(low, high, BE):
         e = start + tl.arange(0, BE)
         live = e < high
         j = tl.load(source + e, mask=live, other=0).to(tl.int64)
-        if SCORE == 0:
-            other = narrow(far, j, h, live, H)
-            s = _leaky(other + mine[None, :], SLOPE)
-        else:
-            other = wide(far, j, h, c, live, H, C)
-            s = _wide_score(other, mine, w, SLOPE, RATE, SCORE)
+        other, s = _scores(far, j, mine, w, h, c, live, SLOPE, RATE, H, C, SCORE)
         a = tl.where(live[:, None] & (h[None, :] < H), tl.exp(s - level[None, :]), 0.0)
         g = tl.sum(d[None, :, :] * wide(values, j, h, c, live, H, C), axis=2)
         ds = a * (g - middle[None, :])
@@ -372,17 +385,7 @@ def _moving_destinations(
             sums += tl.sum(t * w[None, :, :], axis=0)
         else:
             sums += tl.sum((ds * RATE)[:, :, None] * other, axis=0)
-    if SCORE == 0:
-        at, good = i * H + h, h < H
-        split = place * H + h
-    else:
-        inner = h[:, None] * C + c[None, :]
-        at, good = i * (H * C) + inner, inside(h, c, H, C)
-        split = place * (H * C) + inner
-    if place < 0:
-        tl.store(d_near + at, sums, mask=good)
-    else:
-        tl.store(near_parts + split, sums, mask=good)
+    _leave(d_near, near_parts, i, place, sums, h, c, H, C, SCORE)
 
 
 @triton.jit
@@ -420,7 +423,7 @@ def _middles(
     """δ_i; its second term only when GIVEN, over FEW edges at a time in short rows and BW in long ones.
 
     GIVEN is 1 for a gradient of every head's attention, 2 for one of their mean. AGAIN: the attention was not
-    kept and is found again from the additive score.
+    kept and is computed again from the additive score.
     """
     i = tl.program_id(0).to(tl.int64)
     h, c = tl.arange(0, BH), tl.arange(0, BC)
@@ -430,22 +433,9 @@ def _middles(
         if high - low > FEW:
             for start in range(low, high, BW):
                 delta += _claims(
-                    start,
-                    high,
-                    i,
-                    source,
-                    near,
-                    far,
-                    lse,
-                    attention,
-                    d_attention,
-                    h,
-                    SLOPE,
-                    H,
-                    BW,
-                    AGAIN,
+                    start, high, i, source, near, far, lse, attention, d_attention, h, SLOPE, H, BW, AGAIN,
                     GIVEN,
-                )
+                )  # fmt: skip
         else:
             delta += _claims(
                 low, high, i, source, near, far, lse, attention, d_attention, h, SLOPE, H, FEW, AGAIN, GIVEN
@@ -462,31 +452,20 @@ def _sources(
     SCORE: tl.constexpr, DROP: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
     """∂values and ∂far over a piece of a source's edges; ∂s of each (before the leaky relu if additive)."""
-    q = tl.program_id(0)
-    j = tl.load(row + q).to(tl.int64)
-    low, high, place = tl.load(first + q), tl.load(last + q), tl.load(slot + q).to(tl.int64)
+    j, low, high, place = _piece(row, first, last, slot, tl.program_id(0))
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     kind: tl.constexpr = values.dtype.element_ty
     v = one(values, j, h, c, H, C)
     sums = tl.zeros([BH, BC], dtype=kind)
-    if SCORE == 0:
-        mine = tl.load(far + j * H + h, mask=h < H, other=0.0)
-        passed = tl.zeros([BH], dtype=kind)
-    else:
-        mine = one(far, j, h, c, H, C)
-        passed = tl.zeros([BH, BC], dtype=kind)
+    mine = _own(far, j, h, c, H, C, SCORE)
+    passed = tl.zeros([BH], dtype=kind) if SCORE == 0 else tl.zeros([BH, BC], dtype=kind)
     w = one(weight, 0, h, c, H, C) if SCORE == 1 else mine
     for start in range(low, high, BE):
         k = start + tl.arange(0, BE)
         live = k < high
         e = tl.load(edge + k, mask=live, other=0).to(tl.int64)
         i = tl.load(target + k, mask=live, other=0).to(tl.int64)
-        if SCORE == 0:
-            other = narrow(near, i, h, live, H)
-            s = _leaky(other + mine[None, :], SLOPE)
-        else:
-            other = wide(near, i, h, c, live, H, C)
-            s = _wide_score(other, mine, w, SLOPE, RATE, SCORE)
+        other, s = _scores(near, i, mine, w, h, c, live, SLOPE, RATE, H, C, SCORE)
         good = live[:, None] & (h[None, :] < H)
         a = tl.where(good, tl.exp(s - narrow(lse, i, h, live, H)), 0.0)
         d = wide(d_out, i, h, c, live, H, C)
@@ -512,20 +491,8 @@ def _sources(
         else:
             passed += tl.sum((ds * RATE)[:, :, None] * other, axis=0)
         tl.store(d_scores + at, ds, mask=good)
-    inner = h[:, None] * C + c[None, :]
-    wide_good = inside(h, c, H, C)
-    if place < 0:
-        tl.store(d_values + j * (H * C) + inner, sums, mask=wide_good)
-        if SCORE == 0:
-            tl.store(d_far + j * H + h, passed, mask=h < H)
-        else:
-            tl.store(d_far + j * (H * C) + inner, passed, mask=wide_good)
-    else:
-        tl.store(value_parts + place * (H * C) + inner, sums, mask=wide_good)
-        if SCORE == 0:
-            tl.store(far_parts + place * H + h, passed, mask=h < H)
-        else:
-            tl.store(far_parts + place * (H * C) + inner, passed, mask=wide_good)
+    _leave(d_values, value_parts, j, place, sums, h, c, H, C, 1)
+    _leave(d_far, far_parts, j, place, passed, h, c, H, C, SCORE)
 
 
 @triton.jit
@@ -537,14 +504,11 @@ def _destinations_kernel(
     """∂near over every `step`-th piece; for the dynamic score this program's share of ∂weight in `shares`."""
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     kind: tl.constexpr = d_scores.dtype.element_ty
-    inner = h[:, None] * C + c[None, :]
-    good = inside(h, c, H, C)
     if SCORE == 1:
         w = one(weight, 0, h, c, H, C)
         share = tl.zeros([BH, BC], dtype=kind)
     for q in range(tl.program_id(0), pieces, step):
-        i = tl.load(row + q).to(tl.int64)
-        low, high, place = tl.load(first + q), tl.load(last + q), tl.load(slot + q).to(tl.int64)
+        i, low, high, place = _piece(row, first, last, slot, q)
         sums = tl.zeros([BH], dtype=kind) if SCORE == 0 else tl.zeros([BH, BC], dtype=kind)
         if SCORE == 1:
             mine = one(near, i, h, c, H, C)
@@ -564,15 +528,7 @@ def _destinations_kernel(
                     share += tl.sum(t * z, axis=0)
                 else:
                     sums += tl.sum((ds * RATE)[:, :, None] * other, axis=0)
-        if SCORE == 0:
-            if place < 0:
-                tl.store(d_near + i * H + h, sums, mask=h < H)
-            else:
-                tl.store(near_parts + place * H + h, sums, mask=h < H)
-        else:
-            if place < 0:
-                tl.store(d_near + i * (H * C) + inner, sums, mask=good)
-            else:
-                tl.store(near_parts + place * (H * C) + inner, sums, mask=good)
+        _leave(d_near, near_parts, i, place, sums, h, c, H, C, SCORE)
     if SCORE == 1:
-        tl.store(shares + tl.program_id(0).to(tl.int64) * (H * C) + inner, share, mask=good)
+        where = shares + tl.program_id(0).to(tl.int64) * (H * C) + h[:, None] * C + c[None, :]
+        tl.store(where, share, mask=inside(h, c, H, C))

@@ -1,8 +1,9 @@
-"""The operations on the GPU with kernels of their own and hand-written backward passes.
+"""The operations on the GPU one by one, with hand-written backward passes.
 
 One program per node or per block of edges, no atomics: every sum over the edges of a node is made by one
-program in edge order, so results are the same run to run. Heads and channels are padded to powers of two
-inside the kernels; nothing of size edges × heads × channels is ever written.
+program in edge order, so results are the same run to run. Heads and channels are padded to powers of two in
+the kernels; nothing of size edges × heads × channels is written. THROUGH: positions go through `edge` (the
+outgoing view), else they are the edges themselves.
 """
 
 from __future__ import annotations
@@ -17,32 +18,16 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fgai.ops.gpu.plan import _room
-from fgai.ops.reference import ADDITIVE, DYNAMIC
+from fgai.ops.gpu.tiles import _leaky, _narrow_sizes, _wide_sizes, inside, narrow, one, wide
+from fgai.ops.reference import ADDITIVE, DYNAMIC, Score
 from fgai.sparse import Adjacency
 from fgai.sparse.adjacency import reach_of
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 
-TILE = 4096
-"""Elements of a block of edges × heads × channels that one program holds at a time."""
-
-
-def _power(number: int) -> int:
-    return 1 << max(0, number - 1).bit_length()
-
-
 def _sizes(heads: int, channels: int) -> dict[str, int]:
-    """Return the compile-time sizes for tensors [*, heads, channels]."""
-    high, wide = _power(heads), _power(channels)
-    block = max(1, min(64, TILE // (high * wide)))
-    return {"H": heads, "C": channels, "BH": high, "BC": wide, "BE": block}
-
-
-def _narrow(heads: int) -> dict[str, int]:
-    """Return the compile-time sizes for tensors [E, heads]."""
-    high = _power(heads)
-    return {"H": heads, "BH": high, "BE": max(16, 1024 // high)}
+    return _wide_sizes(heads, channels, 1, 64, 4096)
 
 
 def _incoming(adjacency: Adjacency) -> tuple[Tensor, Tensor, Tensor]:
@@ -56,14 +41,10 @@ def _outgoing(adjacency: Adjacency) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _weighted(adjacency: Adjacency, weight: Tensor, values: Tensor, rows: int, *, outgoing: bool) -> Tensor:
-    """Σ over the incoming (or outgoing) edges of a node of weight [E, H] times the far end's values.
-
-    For the nodes before `rows`; zeros for others.
-    """
+    """Σ over the edges of a node before `rows` of weight [E, H] times the values at the other end."""
     ptr, edge, node = _outgoing(adjacency) if outgoing else _incoming(adjacency)
     values, weight = values.contiguous(), weight.contiguous()
-    out = _room(values, rows)
-    sizes = _sizes(*values.shape[1:])
+    out, sizes = _room(values, rows), _sizes(*values.shape[1:])
     if rows:
         _weighted_sum[(rows,)](ptr, edge, node, weight, values, out, **sizes, THROUGH=outgoing, num_warps=4)
     return out
@@ -75,16 +56,8 @@ def _edge_dot(adjacency: Adjacency, at_destination: Tensor, at_source: Tensor, s
     if adjacency.num_edges:
         sizes = _sizes(heads, channels)
         grid = (-(-adjacency.num_edges // sizes["BE"]),)
-        _edge_dot_kernel[grid](
-            index.source,
-            index.destination,
-            at_destination.contiguous(),
-            at_source.contiguous(),
-            out,
-            adjacency.num_edges,
-            scale,
-            **sizes,
-        )
+        ends = index.source, index.destination, at_destination.contiguous(), at_source.contiguous()
+        _edge_dot_kernel[grid](*ends, out, adjacency.num_edges, scale, **sizes)
     return out
 
 
@@ -92,8 +65,7 @@ class _EdgeSoftmax(Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, adjacency: Adjacency) -> Tensor:
         scores = scores.contiguous()
-        out = torch.empty_like(scores)
-        sizes = _narrow(scores.shape[1])
+        out, sizes = torch.empty_like(scores), _narrow_sizes(scores.shape[1], 1024)
         if rows := reach_of(adjacency).filled:
             _softmax_forward[(rows,)](adjacency.index32.rowptr, scores, out, **sizes)
         ctx.save_for_backward(out)
@@ -105,9 +77,9 @@ class _EdgeSoftmax(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (attention,) = ctx.saved_tensors
         out, adjacency = torch.empty_like(attention), ctx.adjacency
-        pointer, gradient, sizes = adjacency.index32.rowptr, gradients[0].contiguous(), _narrow(out.shape[1])
+        pointer, gradient = adjacency.index32.rowptr, gradients[0].contiguous()
         if rows := reach_of(adjacency).filled:
-            _softmax_backward[(rows,)](pointer, attention, gradient, out, **sizes)
+            _softmax_backward[(rows,)](pointer, attention, gradient, out, **_narrow_sizes(out.shape[1], 1024))
         return out, None
 
 
@@ -152,15 +124,15 @@ class _Additive(Function):
         left, right = ctx.saved_tensors
         gradient, adjacency, found = gradients[0].contiguous(), ctx.adjacency, []
         rows = reach_of(adjacency).moving
-        for want, view, outgoing, own, other in (
+        sizes = _narrow_sizes(left.shape[1], 1024)
+        for needed, view, outgoing, own, other in (
             (ctx.needs_input_grad[0], _outgoing(adjacency), True, left, right),
             (ctx.needs_input_grad[1], _incoming(adjacency), False, right, left),
         ):
-            out = _room(own, rows) if want else None
+            out = _room(own, rows) if needed else None
             if out is not None and rows:
-                _additive_backward[(rows,)](
-                    *view, own, other, gradient, out, ctx.slope, **_narrow(own.shape[1]), THROUGH=outgoing
-                )
+                given = *view, own, other, gradient, out, ctx.slope
+                _additive_backward[(rows,)](*given, **sizes, THROUGH=outgoing)
             found.append(out)
         return found[0], found[1], None, None
 
@@ -233,10 +205,9 @@ def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor
     return _Aggregate.apply(attention, values, adjacency)  # type: ignore[no-any-return]
 
 
-def score(
-    kind: int, near: Tensor, far: Tensor, weight: Tensor | None, adjacency: Adjacency, slope: float
-) -> Tensor:
+def score(given: Score, adjacency: Adjacency) -> Tensor:
     """See `fgai.ops.reference.score`."""
+    kind, near, far, weight, slope = given
     if kind == ADDITIVE:
         return _Additive.apply(far, near, adjacency, slope)  # type: ignore[no-any-return]
     if kind == DYNAMIC:
@@ -247,53 +218,37 @@ def score(
 @triton.jit
 def _weighted_sum(
     ptr, edge, node, weight, values, out, H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr,
-    BC: tl.constexpr,
-    BE: tl.constexpr, THROUGH: tl.constexpr,
+    BC: tl.constexpr, BE: tl.constexpr, THROUGH: tl.constexpr,
 ):  # fmt: skip
-    """out[i] = Σ_e weight[e, h] · values[node(e), h, c] over the edges of row i.
-
-    THROUGH: positions go through `edge` (the outgoing view), else they are the edges themselves.
-    """
+    """out[i] = Σ_e weight[e, h] · values[node(e), h, c] over the edges of row i."""
     i = tl.program_id(0)
     first, last = tl.load(ptr + i), tl.load(ptr + i + 1)
-    h = tl.arange(0, BH)
-    c = tl.arange(0, BC)
-    good = (h[:, None] < H) & (c[None, :] < C)
+    h, c = tl.arange(0, BH), tl.arange(0, BC)
     total = tl.zeros([BH, BC], dtype=values.dtype.element_ty)
     for start in range(first, last, BE):
         k = start + tl.arange(0, BE)
         live = k < last
         e = tl.load(edge + k, mask=live, other=0) if THROUGH else k
         j = tl.load(node + e, mask=live, other=0).to(tl.int64)
-        a = tl.load(
-            weight + e[:, None].to(tl.int64) * H + h[None, :],
-            mask=live[:, None] & (h[None, :] < H),
-            other=0.0,
-        )
-        where = j[:, None, None] * (H * C) + h[None, :, None] * C + c[None, None, :]
-        v = tl.load(values + where, mask=live[:, None, None] & good[None, :, :], other=0.0)
-        total += tl.sum(a[:, :, None] * v, axis=0)
-    tl.store(out + i.to(tl.int64) * (H * C) + h[:, None] * C + c[None, :], total, mask=good)
+        a = narrow(weight, e.to(tl.int64), h, live, H)
+        total += tl.sum(a[:, :, None] * wide(values, j, h, c, live, H, C), axis=0)
+    where = out + i.to(tl.int64) * (H * C) + h[:, None] * C + c[None, :]
+    tl.store(where, total, mask=inside(h, c, H, C))
 
 
 @triton.jit
 def _edge_dot_kernel(
     source, destination, at_destination, at_source, out, E, scale: tl.constexpr, H: tl.constexpr,
-    C: tl.constexpr,
-    BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr,
+    C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
     """out[e, h] = scale · Σ_c at_destination[dst, h, c] · at_source[src, h, c]."""
     e = tl.program_id(0) * BE + tl.arange(0, BE)
     live = e < E
-    h = tl.arange(0, BH)
-    c = tl.arange(0, BC)
+    h, c = tl.arange(0, BH), tl.arange(0, BC)
     j = tl.load(source + e, mask=live, other=0).to(tl.int64)
     i = tl.load(destination + e, mask=live, other=0).to(tl.int64)
-    inner = h[None, :, None] * C + c[None, None, :]
-    good = live[:, None, None] & (h[None, :, None] < H) & (c[None, None, :] < C)
-    left = tl.load(at_destination + i[:, None, None] * (H * C) + inner, mask=good, other=0.0)
-    right = tl.load(at_source + j[:, None, None] * (H * C) + inner, mask=good, other=0.0)
-    found = tl.sum(left * right, axis=2) * scale
+    products = wide(at_destination, i, h, c, live, H, C) * wide(at_source, j, h, c, live, H, C)
+    found = tl.sum(products, axis=2) * scale
     tl.store(out + e[:, None].to(tl.int64) * H + h[None, :], found, mask=live[:, None] & (h[None, :] < H))
 
 
@@ -332,17 +287,13 @@ def _softmax_backward(ptr, attention, gradient, out, H: tl.constexpr, BH: tl.con
     mean = tl.zeros([BH], dtype=attention.dtype.element_ty)
     for start in range(first, last, BE):
         k = start + tl.arange(0, BE)
-        good = (k < last)[:, None] & (h[None, :] < H)
-        where = k[:, None].to(tl.int64) * H + h[None, :]
-        a = tl.load(attention + where, mask=good, other=0.0)
-        g = tl.load(gradient + where, mask=good, other=0.0)
-        mean += tl.sum(a * g, axis=0)
+        a = narrow(attention, k.to(tl.int64), h, k < last, H)
+        mean += tl.sum(a * narrow(gradient, k.to(tl.int64), h, k < last, H), axis=0)
     for start in range(first, last, BE):
         k = start + tl.arange(0, BE)
-        good = (k < last)[:, None] & (h[None, :] < H)
-        where = k[:, None].to(tl.int64) * H + h[None, :]
-        a = tl.load(attention + where, mask=good, other=0.0)
-        g = tl.load(gradient + where, mask=good, other=0.0)
+        a = narrow(attention, k.to(tl.int64), h, k < last, H)
+        g = narrow(gradient, k.to(tl.int64), h, k < last, H)
+        where, good = k[:, None].to(tl.int64) * H + h[None, :], (k < last)[:, None] & (h[None, :] < H)
         tl.store(out + where, a * (g - mean[None, :]), mask=good)
 
 
@@ -363,8 +314,7 @@ def _additive_forward(
 @triton.jit
 def _additive_backward(
     ptr, edge, node, own, other, gradient, out, slope: tl.constexpr, H: tl.constexpr, BH: tl.constexpr,
-    BE: tl.constexpr,
-    THROUGH: tl.constexpr,
+    BE: tl.constexpr, THROUGH: tl.constexpr,
 ):  # fmt: skip
     """out[i, h] = Σ_e gradient[e, h] · leaky_relu'(own[i, h] + other[node(e), h]) over the edges of row i."""
     i = tl.program_id(0).to(tl.int64)
@@ -375,11 +325,10 @@ def _additive_backward(
     for start in range(first, last, BE):
         k = start + tl.arange(0, BE)
         live = k < last
-        good = live[:, None] & (h[None, :] < H)
         e = tl.load(edge + k, mask=live, other=0) if THROUGH else k
         j = tl.load(node + e, mask=live, other=0).to(tl.int64)
-        s = mine[None, :] + tl.load(other + j[:, None] * H + h[None, :], mask=good, other=0.0)
-        g = tl.load(gradient + e[:, None].to(tl.int64) * H + h[None, :], mask=good, other=0.0)
+        s = mine[None, :] + narrow(other, j, h, live, H)
+        g = narrow(gradient, e.to(tl.int64), h, live, H)
         total += tl.sum(tl.where(s > 0, g, g * slope), axis=0)
     tl.store(out + i * H + h, total, mask=h < H)
 
@@ -392,35 +341,25 @@ def _dynamic_forward(
     """out[e, h] = Σ_c weight[h, c] · leaky_relu(left[src, h, c] + right[dst, h, c])."""
     e = tl.program_id(0) * BE + tl.arange(0, BE)
     live = e < E
-    h = tl.arange(0, BH)
-    c = tl.arange(0, BC)
+    h, c = tl.arange(0, BH), tl.arange(0, BC)
     j = tl.load(source + e, mask=live, other=0).to(tl.int64)
     i = tl.load(destination + e, mask=live, other=0).to(tl.int64)
-    inner = h[:, None] * C + c[None, :]
-    fits = (h[:, None] < H) & (c[None, :] < C)
-    w = tl.load(weight + inner, mask=fits, other=0.0)
-    good = live[:, None, None] & fits[None, :, :]
-    s = tl.load(left + j[:, None, None] * (H * C) + inner[None, :, :], mask=good, other=0.0)
-    s += tl.load(right + i[:, None, None] * (H * C) + inner[None, :, :], mask=good, other=0.0)
-    found = tl.sum(w[None, :, :] * tl.where(s > 0, s, s * slope), axis=2)
+    s = wide(left, j, h, c, live, H, C) + wide(right, i, h, c, live, H, C)
+    found = tl.sum(one(weight, 0, h, c, H, C)[None, :, :] * _leaky(s, slope), axis=2)
     tl.store(out + e[:, None].to(tl.int64) * H + h[None, :], found, mask=live[:, None] & (h[None, :] < H))
 
 
 @triton.jit
 def _dynamic_backward(
     ptr, edge, node, own, other, weight, gradient, out, weight_part, slope: tl.constexpr, H: tl.constexpr,
-    C: tl.constexpr,
-    BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr, THROUGH: tl.constexpr, WEIGHT: tl.constexpr,
+    C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr, THROUGH: tl.constexpr,
+    WEIGHT: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the dynamic score in one end's projection, and this row's part of the weight's."""
     i = tl.program_id(0).to(tl.int64)
     first, last = tl.load(ptr + i), tl.load(ptr + i + 1)
-    h = tl.arange(0, BH)
-    c = tl.arange(0, BC)
-    inner = h[:, None] * C + c[None, :]
-    fits = (h[:, None] < H) & (c[None, :] < C)
-    w = tl.load(weight + inner, mask=fits, other=0.0)
-    mine = tl.load(own + i * (H * C) + inner, mask=fits, other=0.0)
+    h, c = tl.arange(0, BH), tl.arange(0, BC)
+    w, mine = one(weight, 0, h, c, H, C), one(own, i, h, c, H, C)
     total = tl.zeros([BH, BC], dtype=own.dtype.element_ty)
     part = tl.zeros([BH, BC], dtype=own.dtype.element_ty)
     for start in range(first, last, BE):
@@ -428,19 +367,13 @@ def _dynamic_backward(
         live = k < last
         e = tl.load(edge + k, mask=live, other=0) if THROUGH else k
         j = tl.load(node + e, mask=live, other=0).to(tl.int64)
-        good = live[:, None, None] & fits[None, :, :]
-        s = mine[None, :, :] + tl.load(
-            other + j[:, None, None] * (H * C) + inner[None, :, :], mask=good, other=0.0
-        )
-        g = tl.load(
-            gradient + e[:, None].to(tl.int64) * H + h[None, :],
-            mask=live[:, None] & (h[None, :] < H),
-            other=0.0,
-        )
+        s = mine[None, :, :] + wide(other, j, h, c, live, H, C)
+        g = narrow(gradient, e.to(tl.int64), h, live, H)
         flow = g[:, :, None] * w[None, :, :]
         total += tl.sum(tl.where(s > 0, flow, flow * slope), axis=0)
         if WEIGHT:
-            part += tl.sum(g[:, :, None] * tl.where(s > 0, s, s * slope), axis=0)
-    tl.store(out + i * (H * C) + inner, total, mask=fits)
+            part += tl.sum(g[:, :, None] * _leaky(s, slope), axis=0)
+    where, fits = i * (H * C) + h[:, None] * C + c[None, :], inside(h, c, H, C)
+    tl.store(out + where, total, mask=fits)
     if WEIGHT:
-        tl.store(weight_part + i * (H * C) + inner, part, mask=fits)
+        tl.store(weight_part + where, part, mask=fits)

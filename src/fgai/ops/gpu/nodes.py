@@ -1,4 +1,4 @@
-"""What the GPU computes node by node: halves of the additive score, dropout, clipping, how far rows moved."""
+"""Operations of the GPU by node: halves of the additive score, dropout, clipping, how far rows moved."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.gpu.tiles import factor, inside, narrow, one, wide
+from fgai.ops.gpu.plan import _seed_on
+from fgai.ops.gpu.tiles import _wide_sizes, factor, inside, narrow, one, wide
 from fgai.ops.reference import _odds
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -63,9 +64,9 @@ class _NodeScores(Function):
     def forward(ctx: Any, values: Tensor, left_weight: Tensor, right_weight: Tensor) -> tuple[Tensor, Tensor]:
         values, left_weight, right_weight = (t.contiguous() for t in (values, left_weight, right_weight))
         count, heads, channels = values.shape
-        high, wide_ = triton.next_power_of_2(heads), triton.next_power_of_2(channels)
-        rows = max(1, TILE // (high * wide_))
-        ctx.sizes = {"H": heads, "C": channels, "BH": high, "BC": wide_, "BN": rows}
+        sizes = _wide_sizes(heads, channels, 1, TILE, TILE)
+        rows = sizes.pop("BE")
+        ctx.sizes = {**sizes, "BN": rows}
         ctx.save_for_backward(values, left_weight, right_weight)
         left, right = (values.new_empty(count, heads) for _ in range(2))
         if count:
@@ -92,8 +93,7 @@ class _NodeScores(Function):
 
 def node_scores(values: Tensor, left_weight: Tensor, right_weight: Tensor) -> tuple[Tensor, Tensor]:
     """See `fgai.ops.reference.node_scores`; both halves in one pass over the nodes."""
-    result: tuple[Tensor, Tensor] = _NodeScores.apply(values, left_weight, right_weight)
-    return result
+    return _NodeScores.apply(values, left_weight, right_weight)  # type: ignore[no-any-return]
 
 
 @triton.jit
@@ -128,10 +128,7 @@ class _Dropout(Function):
 
 def dropout(given: Tensor, p: float, seed: int | Tensor) -> Tensor:
     """See `fgai.ops.reference.dropout`."""
-    if not isinstance(seed, Tensor):
-        seed = torch.full((1,), seed, device=given.device)  # no copy from the host: it could not be captured
-    result: Tensor = _Dropout.apply(given, p, seed)
-    return result
+    return _Dropout.apply(given, p, _seed_on(given, seed))  # type: ignore[no-any-return]
 
 
 SHIFT_TILE = 1024
@@ -193,7 +190,7 @@ def mean_shift(one: Tensor, two: Tensor, scale: float, log: bool, share: float =
 
 @triton.jit
 def _ball(low, high):
-    """The middle of a range and one over half of it; 0 over what has no width, or no end."""
+    """The middle of a range and one over half of it; 0 where it has no width, or no end."""
     half = (high - low) / 2
     finite = half < float("inf")
     counts = finite & (half > 0)
@@ -247,22 +244,16 @@ def _clip_back(gradient, inside, scale, said, low, high, radius, out, N, D, NOTE
 
 
 def clip_rows(
-    x: Tensor,
-    low: Tensor,
-    high: Tensor,
-    radius: Tensor,
-    out: Tensor,
-    *,
-    noted: bool = False,
+    x: Tensor, bounds: tuple[Tensor, Tensor, Tensor], out: Tensor, *, noted: bool = False
 ) -> tuple[Tensor | None, Tensor]:
     """As `fgai.ops.clip._clip_rows`; what it notes is returned whether rows were moved or not."""
-    rows, width = x.shape[0], low.numel()
+    rows, width = x.shape[0], bounds[0].numel()
     inside = torch.empty(x.shape if noted else (1,), dtype=torch.bool, device=x.device)
     scale = x.new_empty(rows)
     if rows:
         sizes = _clip_sizes(width)
         _clip[(-(-rows // sizes["BN"]),)](
-            x, low, high, radius, out, inside.view(torch.uint8), scale, rows, width, NOTED=noted, **sizes
+            x, *bounds, out, inside.view(torch.uint8), scale, rows, width, NOTED=noted, **sizes
         )
     return inside if noted else None, scale
 
@@ -272,18 +263,16 @@ def clip_rows_back(
     inside: Tensor | None,
     scale: Tensor | None,
     said: Tensor,
-    low: Tensor,
-    high: Tensor,
-    radius: Tensor,
+    bounds: tuple[Tensor, Tensor, Tensor],
 ) -> Tensor:
     """As `fgai.ops.clip._clip_rows_back`."""
     assert scale is not None
-    rows, out = said.shape[0], torch.empty_like(said)
+    rows, width, out = said.shape[0], bounds[0].numel(), torch.empty_like(said)
     marks = scale if inside is None else inside.view(torch.uint8)
     if rows:
-        sizes = _clip_sizes(low.numel())
+        sizes = _clip_sizes(width)
         _clip_back[(-(-rows // sizes["BN"]),)](
-            gradient.contiguous(), marks, scale, said, low, high, radius, out, rows, low.numel(),
+            gradient.contiguous(), marks, scale, said, *bounds, out, rows, width,
             NOTED=inside is not None, **sizes,
         )  # fmt: skip
     return out

@@ -14,22 +14,13 @@ from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
-# A node with ten thousand neighbours would keep one program busy long after all others have ended, so no
-# program gets more edges than this; what the pieces of a row found is put together afterwards.
+# No program gets more edges than this: a node with ten thousand neighbours would keep one busy long after all
+# others have ended. The results of a row's pieces are joined afterwards.
 PIECE = 256
 
 
 class _Layout(NamedTuple):
-    """Which pieces the rows have, whatever the positions of their edges; all int32.
-
-    Attributes:
-        row: [P] node of each piece.
-        within: [P] its number in the row.
-        slot: [P] where it leaves its part of the result, -1 when it is the whole row.
-        split_row: [R] nodes in more than one piece.
-        split_slot: [R + 1] their slots.
-        slots: number of slots.
-    """
+    """The pieces of rows wherever their edges are; `within` [P] is a piece's number in its row."""
 
     row: Tensor
     within: Tensor
@@ -73,7 +64,7 @@ class Work(NamedTuple):
 
 
 def _lay_out(degree: Tensor) -> _Layout:
-    """Return the pieces of rows that have up to `degree` [N] edges; waits for the device once."""
+    """The pieces of rows that have up to `degree` [N] edges; waits for the device once."""
     count = torch.clamp((degree + PIECE - 1) // PIECE, min=1)
     row = torch.repeat_interleave(torch.arange(len(count), device=degree.device), count.long())
     within = torch.arange(len(row), device=degree.device) - (torch.cumsum(count, 0) - count)[row]
@@ -100,7 +91,7 @@ def _bounds(row, within, pointer, first, last, count, SIZE: tl.constexpr, B: tl.
 
 
 def _place(layout: _Layout, pointer: Tensor, edge: Tensor, node: Tensor) -> Work:
-    """Return the work of a layout over rows that begin at `pointer` [N + 1]; waits for nothing."""
+    """The work of a layout over rows that begin at `pointer` [N + 1]; waits for nothing."""
     first, last = torch.empty_like(layout.row), torch.empty_like(layout.row)
     if count := len(layout.row):
         _bounds[(-(-count // 256),)](
@@ -110,12 +101,7 @@ def _place(layout: _Layout, pointer: Tensor, edge: Tensor, node: Tensor) -> Work
 
 
 def incoming(adjacency: Adjacency, rows: int | None = None) -> Work:
-    """Return the work over incoming edges (`edge` is not used: positions are the edges), made once.
-
-    Args:
-        adjacency: the edges.
-        rows: of the nodes before this one alone; of all by default.
-    """
+    """The work over incoming edges of the nodes before `rows`, all by default; made once."""
 
     def make() -> Work:
         adjacency.check_incoming()
@@ -126,7 +112,7 @@ def incoming(adjacency: Adjacency, rows: int | None = None) -> Work:
 
 
 def outgoing(adjacency: Adjacency, rows: int | None = None) -> Work:
-    """Return the work over outgoing edges, made once; `rows` as in `incoming`."""
+    """The work over outgoing edges, made once; `rows` as in `incoming`."""
 
     def make() -> Work:
         adjacency.check_outgoing()
@@ -143,22 +129,26 @@ def _keep_work(adjacency: Adjacency, into: Work, out_of: Work) -> None:
     cached_on(adjacency, ("gpu outgoing", None), lambda: out_of)
 
 
+def _seed_on(like: Tensor, seed: int | Tensor) -> Tensor:
+    """The seed on the device of `like`, without a copy from the host: it could not be captured."""
+    return seed if isinstance(seed, Tensor) else torch.full((1,), seed, device=like.device)
+
+
 def _some(adjacency: Adjacency, rows: int | None) -> int | None:
     return None if rows is None or rows >= adjacency.num_nodes else rows
 
 
 def _room(like: Tensor, rows: int) -> Tensor:
-    """Return a tensor of this shape to be filled up to `rows`; zeros from there on."""
+    """A tensor of this shape to be filled up to `rows`; zeros from there on."""
     out = torch.empty_like(like)
     out[rows:] = 0.0
     return out
 
 
 def _grown_layouts(adjacency: Adjacency, nodes: int, width: int) -> tuple[_Layout, _Layout, int]:
-    """Return both views' layouts with room for `nodes` new nodes of `width` edges each, and the longest row.
+    """Both views' layouts with room for `nodes` new nodes of `width` edges each, and the longest row.
 
-    An old node may become the neighbour of every new one, so each row has room for that many edges more. Made
-    once.
+    An old node may become the neighbour of every new one, so each row has room for that many edges more.
     """
 
     def make() -> tuple[_Layout, _Layout, int]:

@@ -1,8 +1,7 @@
 """The product of sparse features and a matrix on the GPU: row by row, or dense where that is less work.
 
-Features that are a third full (bags of common words) are spread out into a matrix and left to the GPU's own
-product; the gathers of the sparse way would take longer from about a tenth on. Rows and columns with many
-entries are divided as in `fgai.ops.gpu.plan`.
+Features with many entries (bags of common words) are spread out into a matrix for the GPU's own product.
+Rows and columns with many entries are divided as in `fgai.ops.gpu.plan`.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def _spread(pointer, column, values, out, F, BE: tl.constexpr):
 
 
 def _works(rows: SparseRows) -> tuple[Work, Work]:
-    """The pieces of the rows and of the columns, made once for a pattern."""
+    """The pieces of the rows and of the columns; made once for a pattern."""
 
     def make() -> tuple[Work, Work]:
         (rowptr, column), (colptr, owner, entry) = rows.rows32, rows.columns
@@ -76,7 +75,7 @@ def _works(rows: SparseRows) -> tuple[Work, Work]:
 
 
 def _is_full(rows: SparseRows) -> bool:
-    """Whether the dense product is less work; never where an entry is there twice."""
+    """Whether the dense product is less work; never where an entry occurs twice."""
 
     def make() -> bool:
         size = rows.num_rows * rows.num_columns

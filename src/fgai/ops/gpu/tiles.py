@@ -1,4 +1,4 @@
-"""Pieces of the fused kernels on the GPU: loads of tiles, scores, dropout by position."""
+"""Sizes of tiles, and pieces of the kernels on the GPU: loads of tiles, scores, dropout by position."""
 
 from __future__ import annotations
 
@@ -6,6 +6,23 @@ import triton
 import triton.language as tl
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+
+def _power(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()
+
+
+def _wide_sizes(heads: int, channels: int, least: int, most: int, tile: int) -> dict[str, int]:
+    """Compile-time sizes of tiles [BE, BH, BC] of about `tile` numbers, `least` to `most` edges each."""
+    high, wide = _power(heads), _power(channels)
+    block = max(least, min(most, tile // (high * wide)))
+    return {"H": heads, "C": channels, "BH": high, "BC": wide, "BE": block}
+
+
+def _narrow_sizes(heads: int, tile: int) -> dict[str, int]:
+    """Compile-time sizes of tiles [BE, BH] of about `tile` numbers."""
+    high = _power(heads)
+    return {"H": heads, "BH": high, "BE": max(16, tile // high)}
 
 
 @triton.jit
@@ -28,7 +45,7 @@ def factor(position, seed, LIMIT: tl.constexpr, SCALE: tl.constexpr, kind: tl.co
 
 @triton.jit
 def inside(h, c, H: tl.constexpr, C: tl.constexpr):
-    """Which of the [BH, BC] places exist."""
+    """Which of the [BH, BC] entries exist."""
     return (h[:, None] < H) & (c[None, :] < C)
 
 
