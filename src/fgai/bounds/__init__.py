@@ -1,4 +1,4 @@
-"""What an attention network behind limits can say under injection: intervals, boxes and balls, by layer.
+"""Bounds of an attention network behind limits under injection: intervals, boxes and balls, by layer.
 
-The doors are `fgai.certify`, which proves with it, and `fgai.make_faithful`, which can train towards it.
+`fgai.certify` proves with them and `fgai.make_faithful` can train towards them.
 """

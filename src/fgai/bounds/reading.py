@@ -1,14 +1,14 @@
 """What an attention layer reads behind limits when its input is uncertain: intervals, box and ball.
 
 After the first layer every channel of a node lies in an interval, and all of them together in a ball: a new
-neighbour may stand at the end of any channel, but behind limits of loudness not at the end of all. So a
-linear reading `⟨g, x⟩` of the state moves by at most the smaller of
+neighbour may be at the end of any channel, but behind limits of its norm not at the end of all. So a linear
+reading `⟨g, x⟩` of the state moves by at most the smaller of
 
     Σ_c |g_c| r_c                                         (the box)
     Σ_c |g_c| s_c M |middle_c − x_c|  +  R ‖g · s M half‖₂   (the ball)
 
-with M the mass new neighbours take, `middle ± half` the range of what they may say, R their loudness and s
-the steepest slope of the activation in the interval.
+with M the mass of new neighbours, `middle ± half` the range of their values, R their radius and s the
+steepest slope of the activation in the interval.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from fgai.sparse import Features
 
 @dataclass(frozen=True, eq=False)
 class Range:
-    """The range of one thing that an attention layer reads of every node.
+    """The range of one quantity that an attention layer reads of every node.
 
     Attributes:
         low: lower ends, of one row.
         high: upper ends.
-        radius: how loud a row may be, in units of half the range from its middle; None: as loud as its ends.
+        radius: largest norm of a row, in units of half the range from its middle; None for no bound.
     """
 
     low: Tensor
@@ -42,7 +42,7 @@ class Range:
 
     @classmethod
     def of(cls, limits: Limits) -> Range:
-        """Of limits that were measured."""
+        """Of measured limits."""
         loud = limits.radius if bool(limits.radius.isfinite()) else None
         return cls(limits.low, limits.high, loud)
 
@@ -50,14 +50,14 @@ class Range:
     def measured(
         cls, rows: Tensor, cut: float, soften: float, *, every: int = 1, whole: bool = True
     ) -> Range:
-        """From what nodes say [N, ...], as `Limits.measure` takes it; gradients reach those at the ends.
+        """From rows [N, ...], as `Limits.measure` takes it; gradients reach those at the ends.
 
         Args:
-            rows: what nodes say.
+            rows: one per node.
             cut: share of the rows left out at either end of each channel.
-            soften: share of the rows, the loudest, that are drawn to the loudness of the rest.
+            soften: share of the rows, those of largest norm, that are shrunk to the norm of the rest.
             every: take order statistics from one row in so many.
-            whole: bound the loudness, too.
+            whole: bound the norm, too.
         """
         low, high = ranges(rows[::every] if cut else rows, cut)
         found = cls(low, high)
@@ -91,7 +91,7 @@ class Range:
         return _root((apart * self.unit).flatten(1).square().sum(1))
 
     def heard(self, rows: Tensor) -> Tensor:
-        """Rows [N, ...] as a layer behind these limits hears them."""
+        """Rows [N, ...] clipped to these limits."""
         inside = torch.clamp(rows, self.low, self.high)
         if self.radius is None:
             return inside
@@ -100,20 +100,21 @@ class Range:
         return self.middle + apart * share[(...,) + (None,) * (rows.dim() - 1)]
 
     def moved(self, said: Tensor, by: Tensor) -> Tensor:
-        """How far numbers move behind the limits, if they move by `by` [N, ...] before.
+        """How far clipped numbers move if they move by `by` [N, ...] before the limits.
 
-        Clipping moves nothing further. In units of half the range, drawing loud rows to the radius r projects
-        them on a ball, so a row moves no further than before, by d in the Euclidean norm; and channel by
-        channel no further than `by` and what the change of the factor adds, at most `|y − middle| d / r`.
+        Clipping to the range moves nothing further. In units of half the range, shrinking rows to the radius
+        r projects them on a ball, so a row moves no further than before, by d in the Euclidean norm; and
+        channel by channel no further than `by` and what the change of the factor adds, at most `|y − middle|
+        d / r`.
 
         Args:
-            said: what is said now, behind the limits.
-            by: before them.
+            said: the clipped numbers now.
+            by: before the limits.
         """
         return by if self.radius is None else self._drawn(by, (said - self.middle).abs())
 
     def moved_at_most(self, by: Tensor) -> Tensor:
-        """As `moved`, whatever is said."""
+        """As `moved`, for any clipped numbers."""
         return by if self.radius is None else self._drawn(by, self.half)
 
     def _drawn(self, by: Tensor, away: Tensor) -> Tensor:
@@ -123,8 +124,7 @@ class Range:
         return _smaller(self.half * whole, by + away * further)
 
 
-Ranges = Mapping[str, Range]
-"""Of a layer, by the name of what it reads: `value`, and `source` and `destination`, or `right`."""
+Ranges = Mapping[str, Range]  # of a layer: `value`, and `source` and `destination`, or `right`
 
 
 def ranges_of(layer: AttentionLayer) -> Ranges:
@@ -134,15 +134,12 @@ def ranges_of(layer: AttentionLayer) -> Ranges:
 
 
 def _smaller(x: Tensor, y: Tensor) -> Tensor:
-    """`torch.minimum`; of a gradient the first gets all where both are equal, by a third of the operations.
-
-    Without gradients, as in a certificate, NaN on either side stays NaN.
-    """
+    """`torch.minimum` whose first argument gets the gradient of ties; NaN stays without gradients."""
     return torch.where(x <= y, x, y) if torch.is_grad_enabled() else torch.minimum(x, y)
 
 
 def _larger(x: Tensor, y: Tensor) -> Tensor:
-    """`torch.maximum`, likewise; where both are equal the second gets the gradient."""
+    """`torch.maximum` whose second argument gets the gradient of ties."""
     return torch.where(x > y, x, y) if torch.is_grad_enabled() else torch.maximum(x, y)
 
 
@@ -153,19 +150,12 @@ def _root(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Ball:
-    """How the state can move, as a drift that only grows and a ball.
+    """How the state can move: a drift that only grows, and a ball."""
 
-    Attributes:
-        base: [N, D] the clean state.
-        drift: [N, D] signed; any share of it, channel by channel.
-        spread: [N, D] half-axes of the ball.
-        radius: its size.
-    """
-
-    base: Tensor
-    drift: Tensor
-    spread: Tensor
-    radius: Tensor
+    base: Tensor  # [N, D] the clean state
+    drift: Tensor  # [N, D] signed; any share of it, channel by channel
+    spread: Tensor  # [N, D] half-axes of the ball
+    radius: Tensor  # its size
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,8 +165,8 @@ class State:
     Attributes:
         low: lower ends.
         high: upper ends.
-        ball: what is known of all channels together, or None.
-        clean: [N, D] as it is without new neighbours, where that is known.
+        ball: bounds all channels together, or None.
+        clean: [N, D] without new neighbours, where that is known.
     """
 
     low: Tensor
@@ -236,22 +226,20 @@ class Reading:
             right = _Said.of(state, layer.right.weight, layer.right.bias, ranges["right"])
             return cls(low, high, (low, high), (right.low, right.high), said)
         weights = (layer.source_weight, layer.destination_weight)
-        ends = [
-            end.chunk(2, 1) for end in said.through(torch.cat([_by_head(weight) for weight in weights], 1))
-        ]
-        sides = [
-            (ranges[name].heard(ends[0][place]), ranges[name].heard(ends[1][place]))
-            for place, name in enumerate(("source", "destination"))
-        ]
-        return cls(low, high, sides[0], sides[1], said)
+        ends = [end.chunk(2, 1) for end in said.through(torch.cat([_by_head(w) for w in weights], 1))]
+        source, destination = (
+            (ranges[name].heard(first), ranges[name].heard(last))
+            for name, first, last in zip(("source", "destination"), *ends, strict=True)
+        )
+        return cls(low, high, source, destination, said)
 
     def centred(self) -> Reading:
-        """The same, the destination's side at the middle of its interval."""
+        """The same with the destination's side at the middle of its interval."""
         middle = (self.destination[0] + self.destination[1]) / 2
         return replace(self, destination=(middle, middle))
 
     def lead(self, layer: AttentionLayer, ahead: slice = slice(None)) -> Tensor:
-        """[N, A, C]: least `z_a − z_b + bias_a − bias_b` of a neighbour, for classes a and b.
+        """[N, A, C]: least `z_a − z_b + bias_a − bias_b` of a neighbour, for classes a in `ahead` and b.
 
         Args:
             layer: the last, of one head.
@@ -267,33 +255,20 @@ class Reading:
 
 @dataclass(frozen=True, eq=False)
 class _Said:
-    """Values behind limits that follow an uncertain input.
+    """Values behind limits that follow an uncertain input."""
 
-    Attributes:
-        state: the input.
-        weight: of the map, [D, H · C].
-        bias: of the map, or None.
-        limits: behind which they are.
-        over: [N, H · C] by how much they may be above the range before it is enforced.
-        under: the same below.
-        drawn: [N, 1] share by which loud rows may be drawn to the middle.
-        low: lower ends [N, H, C].
-        high: upper ends.
-    """
-
-    state: State
-    weight: Tensor
+    state: State  # the input
+    weight: Tensor  # of the map, [D, H · C]
     bias: Tensor | None
     limits: Range
-    over: Tensor
-    under: Tensor
-    drawn: Tensor
-    low: Tensor
+    over: Tensor  # [N, H · C] by how much they may be above the range before it is enforced
+    under: Tensor  # the same below
+    drawn: Tensor  # [N, 1] share by which rows may be drawn to the middle
+    low: Tensor  # [N, H, C]
     high: Tensor
 
     @classmethod
     def of(cls, state: State, weight: Tensor, bias: Tensor | None, limits: Range) -> _Said:
-        """From the input and the map."""
         shape = (-1, *limits.low.shape)
         raw = [end.view(shape) for end in state.through(weight, bias)]
         low, high = (torch.clamp(end, limits.low, limits.high) for end in raw)
@@ -306,23 +281,14 @@ class _Said:
         said = limits.heard((raw[0] + raw[1]) / 2)
         moved = limits.moved(said, (raw[1] - raw[0]) / 2)
         over, under = (raw[1] - limits.high).clamp(min=0), (limits.low - raw[0]).clamp(min=0)
-        return cls(
-            state,
-            weight,
-            bias,
-            limits,
-            over.flatten(1),
-            under.flatten(1),
-            drawn,
-            _larger(ends[0], said - moved),
-            _smaller(ends[1], said + moved),
-        )
+        ends = _larger(ends[0], said - moved), _smaller(ends[1], said + moved)
+        return cls(state, weight, bias, limits, over.flatten(1), under.flatten(1), drawn, *ends)
 
     def through(self, reading: Tensor) -> tuple[Tensor, Tensor]:
         """Ends of `⟨g, value⟩` [N, F] for readings g, the columns of [H · C, F].
 
-        Linear in the input but for what limits do: a value above the range is lowered by what is above, so a
-        reading moves by at most `g · over`; a loud row goes some of the way to the middle.
+        Linear in the input but for the limits: a value above the range is lowered by the excess, so a reading
+        moves by at most `g · over`; a row outside the radius goes some of the way to the middle.
         """
         up, down = reading.clamp(min=0), (-reading).clamp(min=0)
         low, high = self.low.flatten(1), self.high.flatten(1)
@@ -345,11 +311,8 @@ def _both(x: Tensor, y: Tensor, one: Tensor, two: Tensor) -> tuple[Tensor, Tenso
 
 
 def _drawn(low: Tensor, high: Tensor, middle: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """Ends of what is drawn to the middle by any share up to the given one."""
-    return (
-        _smaller(low, low + share * (middle - low)),
-        _larger(high, high + share * (middle - high)),
-    )
+    """Ends of numbers drawn to the middle by any share up to the given one."""
+    return _smaller(low, low + share * (middle - low)), _larger(high, high + share * (middle - high))
 
 
 def _by_head(weight: Tensor) -> Tensor:
@@ -359,18 +322,13 @@ def _by_head(weight: Tensor) -> Tensor:
 
 
 def _bias_lead(layer: AttentionLayer) -> Tensor:
-    """[C, C]: what the layer's bias adds to the lead of class a over b."""
+    """[C, C]: the part of the layer's bias in the lead of class a over b."""
     bias = layer.value.weight.new_zeros(layer.channels) if layer.bias is None else layer.bias
     return bias[:, None] - bias[None, :]
 
 
 def _loudest(limits: Range, weight: Tensor) -> Tensor:
-    """[...]: the largest `⟨weight, v⟩` over the last dimensions that anything inside a range can say.
-
-    Args:
-        limits: of values [H, C].
-        weight: [H, C]; the sum is over C.
-    """
+    """[...]: the largest `⟨weight, v⟩` over values v [H, C] inside a range, summed over C."""
     size = weight * limits.half
     far = size.abs().sum(-1)
     if limits.radius is not None:

@@ -1,7 +1,6 @@
 """Bounds of attention scores, of the first layer's output and of class leads under injection.
 
-Everything is computed from tensors alone, on any device and with gradients, so that a certificate proves
-with it in float64 and a training can raise it in float32.
+From tensors alone, on any device and with gradients: certificates use them in float64, training in float32.
 """
 
 from __future__ import annotations
@@ -34,27 +33,18 @@ from fgai.models import AttentionLayer, body_of
 from fgai.ops import aggregate, edge_softmax, node_scores
 from fgai.sparse import Adjacency, Features
 
-SECTORS = 16
-"""Into which the arc between a new neighbour's highest score and its worst word is cut."""
-COLLINEAR = 1 - 1e-7
-"""Cosine beyond which two directions count as one: the slope of an angle is not finite there."""
+SECTORS = 16  # of the arc between a new neighbour's highest score and its worst values
+COLLINEAR = 1 - 1e-7  # cosine beyond which two directions count as one: an angle's slope is not finite there
 
 
 @dataclass(frozen=True, eq=False)
 class _Scores:
-    """Ends of the scores of old edges [E, H], and what a new neighbour may do.
+    """Ends of the scores of old edges [E, H], and bounds of a new neighbour."""
 
-    Attributes:
-        low: of old edges.
-        high: of old edges.
-        new: ceilings of a new neighbour's score, [N, H, S] by sector.
-        words: with each, the least lead of class a over b that it says then, [S, C, C]; empty where H > 1.
-    """
-
-    low: Tensor
+    low: Tensor  # of old edges
     high: Tensor
-    new: Tensor
-    words: Tensor
+    new: Tensor  # ceilings of a new neighbour's score, [N, H, S] by sector
+    words: Tensor  # with each, its least lead of class a over b, [S, C, C]; empty where H > 1
 
 
 def source_ends(own: Reading, others: Reading, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
@@ -83,7 +73,7 @@ def scores_of(
     """Scores for every piece of the destinations' intervals, the worst of which counts.
 
     Args:
-        layer: that reads.
+        layer: the attention layer.
         ranges: of its limits.
         own: what it reads of a node itself.
         others: what it reads of neighbours.
@@ -109,7 +99,8 @@ def scores_of(
         side: tuple[Tensor, ...] = own.destination
         if start is not stop:
             side = tuple(start + (stop - start) * (piece + end) / pieces for end in (0, 1))
-        near, above = _each(side, lambda end: end.index_select(0, destination)), _each(side, _widened)
+        near = _each(side, lambda end: end.index_select(0, destination))
+        above = _each(side, lambda end: end[:, :, None])
         yield _Scores(
             _relative(low, near, level, layer.slope, least=True),
             _relative(high, near, level, layer.slope),
@@ -119,18 +110,14 @@ def scores_of(
 
 
 def _certain(own: Reading, others: Reading) -> bool:
-    """Whether nothing that scores of old edges read is uncertain."""
+    """Whether the scores of old edges depend on nothing uncertain."""
     return own is others and all(first is last for first, last in (own.source, own.destination))
 
 
 def _each(ends: tuple[Tensor, ...], change: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Both ends changed; one that is both stays one."""
+    """Both ends changed; an end that is both is changed once."""
     first = change(ends[0])
     return first, first if ends[0] is ends[1] else change(ends[1])
-
-
-def _widened(x: Tensor) -> Tensor:
-    return x[:, :, None]
 
 
 def _relative(
@@ -144,17 +131,10 @@ def _relative(
 ) -> Tensor:
     """End of the score of a source x when the destination's side d lies between two ends.
 
-    Scores of one destination count relative to each other, so what d adds to all of them is left out: with
-    f the activation, `f(x + d) − f(level + d)` is monotone in d, and so extreme at its ends; where f has one
-    slope, d cancels. What is returned is that, and the score of the level at the middle of d.
-
-    Args:
-        x: the source's side.
-        side: ends of the destination's side.
-        level: source that the others are compared with.
-        slope: of the activation below 0.
-        weight: of the channel, which is multiplied in; 1 by default.
-        least: the lower end, or the upper one.
+    Scores of one destination count relative to each other, so what d adds to all of them is left out: with f
+    the activation, `f(x + d) − f(level + d)` is monotone in d, and so extreme at its ends; where f has one
+    slope, d cancels. The result is that end (the lower if `least`) plus the score of the level at the middle
+    of d, times the `weight` of the channel.
     """
     factor = 1.0 if weight is None else weight
     if side[0] is side[1]:  # then the level is added and taken away again
@@ -235,7 +215,7 @@ def first_layer(
     neighbours: int,
     heard: Tensor | float = 1.0,
 ) -> State:
-    """The first layer's activated output [N, D]: new neighbours take a mass and say something in the box.
+    """Bounds of the first layer's activated output [N, D] with new neighbours, whose values lie in the box.
 
     Args:
         layer: the first.
@@ -262,31 +242,20 @@ def first_layer(
     ball = None
     if limits.radius is not None and layer.concat:
         slope = high.clamp(max=0).exp()  # of ELU, largest at the upper end
-        # Heads may listen to different new neighbours: each of them brings a ball of its own.
+        # Heads may attend to different new neighbours, each with a ball of its own.
         radius = limits.radius * math.sqrt(max(1, min(neighbours, layer.heads)))
-        drift, spread = (
-            slope * (mass * (limits.middle - mean)).flatten(1),
-            slope * (mass * limits.half).flatten(1),
-        )
-        ball = _Ball(clean, drift, spread, radius)
+        drift = slope * (mass * (limits.middle - mean)).flatten(1)
+        ball = _Ball(clean, drift, slope * (mass * limits.half).flatten(1), radius)
     return State(elu(low), elu(high), ball, clean)
 
 
 def check_followed(model: Any) -> None:
-    """Raise unless bounds of a model can be trained.
-
-    Raises:
-        InputError: it is not GAT or GATv2 with two attention layers, the last of one head.
-    """
+    """Raise `InputError` unless a model is GAT or GATv2 with two attention layers, the last of one head."""
     if body_of(model) != "layers":
         raise InputError(f"`certified` needs a GAT or GATv2 of fgai, got {type(model).__name__}; use 0")
     layers = list(model.convs)
-    if (
-        len(layers) != 2
-        or layers[-1].heads != 1
-        or model.guard is not None
-        or layers[0].input_norm is not None
-    ):
+    plain = model.guard is None and layers[0].input_norm is None
+    if len(layers) != 2 or layers[-1].heads != 1 or not plain:
         raise InputError(
             "`certified` needs two attention layers, the last of one head, without norm or guard; use 0"
         )
@@ -308,7 +277,7 @@ def worst_leads(
 
     over old neighbours j and new ones, scores and values anywhere in their intervals; positive for all others
     means that the class stays. It is what `fgai.certify` bounds, with the destination's score at the middle
-    of its interval and the limits of this very pass: gradients reach the nodes that stand at their ends.
+    of its interval and the limits of this very pass: gradients reach the nodes at their ends.
 
     Args:
         model: GAT or GATv2, see `check_followed`; its limits are not read.

@@ -120,17 +120,6 @@ def row_order(values: Tensor, rowptr: Tensor) -> Tensor:
     return _order_by_sorting(values, row_index(rowptr, values.shape[0]))
 
 
-def row_ranks(order: Tensor, rowptr: Tensor) -> Tensor:
-    """The rank of every edge in its row, 0 = largest, from the `order` of `row_order`; int64 [E].
-
-    Example:
-        >>> row_ranks(torch.tensor([1, 2, 0, 3, 4]), torch.tensor([0, 3, 5])).tolist()
-        [2, 0, 1, 0, 1]
-    """
-    places = torch.arange(order.numel(), device=order.device) - rowptr[row_index(rowptr, order.numel())]
-    return torch.empty_like(order).scatter_(0, order, places)
-
-
 def sortable(values: Tensor) -> Tensor:
     """`values` detached, contiguous and in a type the kernels know (float32 or float64)."""
     values = values.detach()

@@ -65,12 +65,14 @@ def edge_cosine(x: Tensor | Features, adjacency: Adjacency) -> Tensor:
     known = _known(x.base)
     if whole and known.last is not None and known.last[0]() is adjacency:
         return known.last[1]
-    changed = _changed_rows(x)
+    changed = torch.zeros(x.num_rows, dtype=torch.bool, device=x.device)  # not stored sparsely alone
+    changed[x.num_base_rows :] = True
+    if x.rows is not None:
+        changed[x.rows] = True
     touched = changed[adjacency.source] | changed[adjacency.destination]
     still = (~touched).nonzero().flatten()
-    keys = adjacency.keys[still]
     out = torch.zeros(adjacency.num_edges, dtype=x.dtype, device=x.device)
-    out = out.index_copy(0, still, _remembered(x.base, keys).to(x.dtype))
+    out = out.index_copy(0, still, _remembered(x.base, adjacency.keys[still]).to(x.dtype))
     if whole:
         known.last = (ref(adjacency), out)
         return out
@@ -85,15 +87,6 @@ def _dense(x: Tensor, adjacency: Adjacency) -> Tensor:
     unit = torch.nn.functional.normalize(x, dim=1, eps=SMALLEST)[:, None, :].contiguous()
     scale: float = x.shape[1] ** 0.5
     return score_dot(unit, unit, adjacency).squeeze(1) * scale
-
-
-def _changed_rows(x: Features) -> Tensor:
-    """Bool [N]: rows that are not stored sparsely alone."""
-    changed = torch.zeros(x.num_rows, dtype=torch.bool, device=x.device)
-    changed[x.num_base_rows :] = True
-    if x.rows is not None:
-        changed[x.rows] = True
-    return changed
 
 
 def _rows(x: Features, nodes: Tensor) -> Tensor:

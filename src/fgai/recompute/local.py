@@ -1,9 +1,8 @@
-"""Recomputing only what a perturbation reaches: the same numbers as a full forward pass, from fewer edges.
+"""Compute again only what a perturbation reaches: the same numbers as a full forward pass.
 
 A new node changes the rows of its neighbours in the first layer, theirs in the second, and so on. Everything
-else is computed once. Where the change reaches (almost) everything, a full pass is cheaper and is taken.
-
-Training cannot use this: there the weights move, and with them every row.
+else is computed once. Where the change reaches almost everything, a full pass is taken. Training cannot use
+this, since every row moves with the weights.
 """
 
 from __future__ import annotations
@@ -24,12 +23,11 @@ from fgai.sparse import Adjacency, Features
 from fgai.sparse.adjacency import set_reach
 from fgai.typed import typed
 
-WORTHWHILE = 0.6
-"""Share of the work above which a full pass is taken: small graphs cost something to put together."""
+WORTHWHILE = 0.6  # share of the work above which a full pass is taken: building patches costs something
 
 
 class Touched(NamedTuple):
-    """What a perturbation changes.
+    """The rows that a perturbation changes.
 
     Attributes:
         nodes: [T] whose logits were computed again.
@@ -51,12 +49,12 @@ class Plan:
         edit: the edit.
         start: [S] nodes whose input differs.
         patches: one per layer.
-        constants: per patch, what `_Patch.constants` gave.
+        constants: per patch, the result of `_Patch.constants`.
         states: per patch, states of the fresh rows before the layer, where the model reads them.
-        keep: [T] which of the last layer's touched rows have logits wanted.
+        keep: [T] the last layer's touched rows whose logits are needed.
         nodes: [T] their nodes.
         share: of the work of a full pass, counted in edges and rows times their widths.
-        ranks: per patch, of a whole plan: what neighbours are ranked by; else empty.
+        ranks: per patch of a whole plan, what neighbours are ranked by; else empty.
     """
 
     edit: Edit
@@ -72,7 +70,7 @@ class Plan:
 
 @typed
 class Recompute:
-    """A model and a graph with everything the clean forward pass gave, ready to be perturbed.
+    """A model and a graph with the results of the clean forward pass, ready to be perturbed.
 
     The results equal a full forward pass on the perturbed graph, gradients to the changed features included,
     up to the order of summation.
@@ -82,8 +80,7 @@ class Recompute:
         graph: prepared for the model (see `fgai.attention.prepared`).
 
     Raises:
-        InputError: if the model is another one, which `Recompute.fits` says beforehand, or the graph is not
-            prepared for it.
+        InputError: the model is another one (see `Recompute.fits`), or the graph is not prepared for it.
 
     Example:
         >>> import fgai, torch
@@ -117,7 +114,7 @@ class Recompute:
 
     @torch.no_grad()
     def _pass(self, names: list[str]) -> None:
-        """Run the clean forward pass and keep what each layer was given."""
+        """Run the clean forward pass and keep the input of each layer."""
         graph, stages = self.graph, self.stages
         assert graph.features is not None
         state = stages.enter(graph.features, graph.positional)
@@ -145,7 +142,7 @@ class Recompute:
 
         Args:
             edit: what changes in the graph.
-            wanted: [T] the nodes whose logits are asked for; all by default.
+            wanted: [T] the nodes whose logits are needed; all by default.
             whole: also give the whole ranking of every touched row.
             limit: share of the work of a full pass that is still worthwhile.
         """
@@ -189,19 +186,14 @@ class Recompute:
         """Compute the touched rows again; gradients reach the changed and the new features.
 
         Args:
-            plan: of the edit that was made.
+            plan: of the edit.
             features: of the perturbed graph: those of the clean one with rows appended or deltas.
             positional: [S, P] encodings of `plan.start`, where the model reads them.
             logits: also those; without, only the ranks of a whole plan, and nodes and logits come back empty.
         """
-        parts = []
-        if features.delta is not None:
-            parts.append(features.select(plan.edit.rows) + features.delta)
-        if features.appended is not None:
-            parts.append(features.appended)
-        if not parts:
-            parts.append(features.select(plan.start))
-        rows = parts[0] if len(parts) == 1 else torch.cat(parts)
+        moved = None if features.delta is None else features.select(plan.edit.rows) + features.delta
+        parts = [part for part in (moved, features.appended) if part is not None]
+        rows = torch.cat(parts) if parts else features.select(plan.start)
         state = self.stages.enter(Features.dense(rows), positional)
         seen: list[Tensor] = []
         steps = zip(plan.patches, plan.constants, plan.states, self.stages.stages, strict=True)
@@ -222,8 +214,6 @@ class Recompute:
 
     def logits(self, change: GraphChange, wanted: Tensor | None = None) -> Touched:
         """Return the logits `change` can move; all others are those of `clean_logits`.
-
-        The perturbed graph is never put together, so the cost depends on the reach of the change alone.
 
         Args:
             change: e.g. one new node, or another feature vector of one node.
@@ -249,7 +239,7 @@ class Recompute:
 
 
 def _plain(graph: Graph) -> bool:
-    """Whether a graph has features, none of them changed already, and no values on edges."""
+    """Whether a graph has features, none of them changed, and no values on edges."""
     features = graph.features
     plain = features is not None and features.appended is None and features.rows is None
     return plain and graph.edge_weight is None and graph.edge_attr is None
@@ -258,12 +248,12 @@ def _plain(graph: Graph) -> bool:
 @typed
 @dataclass(frozen=True, eq=False)
 class Repeated:
-    """A plan side by side with itself.
+    """Copies of a plan side by side.
 
     Attributes:
         plan: for features [times · S, F], copy after copy; its logits and nodes come copy after copy.
         times: number of copies.
-        places: per patch [times, E'], where edge e of the single patch stands for copy b.
+        places: per patch [times, E'], the position of edge e of the single patch in copy b.
     """
 
     plan: Plan
@@ -299,14 +289,10 @@ def repeat_plan(plan: Plan, times: int) -> Repeated:
 
 
 def _repeat_patch(patch: _Patch, inputs: Tensor, sides: Sides) -> tuple[_Patch, Tensor, Tensor, Sides]:
-    """Return the copies, the new numbers [times, nodes], the edges' places and the constant sides.
+    """The copies, the new numbers [times, nodes], the edges' positions and the constant sides.
 
     Nodes keep the order of their kinds: changed ones of all copies, then fresh rows of all copies, and so on.
-
-    Args:
-        patch: single.
-        inputs: [times, S] the row at which copy b finds its changed node j.
-        sides: of the constants and stand-ins.
+    `inputs` [times, S] is the row of the changed node j of copy b.
     """
     times, device = inputs.shape[0], inputs.device
     fresh = patch.touched - patch.changed
@@ -324,8 +310,7 @@ def _repeat_patch(patch: _Patch, inputs: Tensor, sides: Sides) -> tuple[_Patch, 
     set_reach(adjacency, moving=times * patch.changed, filled=times * patch.touched)
     back = torch.empty_like(order)
     back[order] = torch.arange(order.numel(), device=device)
-    places = back.view(times, count)
-    chosen = torch.cat(index)
+    places, chosen = back.view(times, count), torch.cat(index)
     source, destination, values = (t.index_select(0, chosen) for t in sides)
     copied = _Patch(
         changed=times * patch.changed,

@@ -73,26 +73,19 @@ class Edit:
         return cls(0, added, removed, rows)
 
     def start(self, num_nodes: int) -> Tensor:
-        """Return the nodes whose input is not the clean one: changed rows, then the new nodes."""
+        """The nodes whose input is not the clean one: changed rows, then the new nodes."""
         checks.whole(num_nodes, "num_nodes", 0)
         new = torch.arange(num_nodes, num_nodes + self.new, device=self.rows.device)
         return torch.cat([self.rows, new])
 
     def reached(self, adjacency: Adjacency, changed: Tensor) -> Tensor:
-        """Return the other rows that a layer whose input differs at `changed` computes differently.
+        """The other rows that a layer whose input differs at `changed` [S] computes differently, sorted.
 
         They are the ends of edges out of `changed`, and the ends of added and removed edges.
-
-        Args:
-            adjacency: clean.
-            changed: [S] distinct nodes.
-
-        Returns:
-            [P] sorted, disjoint from `changed`.
         """
         seen = torch.zeros(adjacency.num_nodes + self.new, dtype=torch.bool, device=changed.device)
         try:
-            seen[adjacency.destination[_outgoing(adjacency, changed)[0]]] = True
+            seen[adjacency.destination[_outgoing(adjacency, changed)]] = True
             seen[self.added[1]] = True
             seen[adjacency.destination[self.removed]] = True
             seen[changed] = False
@@ -106,10 +99,9 @@ def incoming(adjacency: Adjacency, nodes: Tensor) -> tuple[Tensor, Tensor]:
     return _ranges(adjacency.rowptr, nodes, adjacency.num_nodes)
 
 
-def _outgoing(adjacency: Adjacency, nodes: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions of the edges out of `nodes` [n], node after node, and which of the nodes each belongs to."""
-    spots, owner = _ranges(adjacency.colptr, nodes, adjacency.num_nodes)
-    return adjacency.csc[spots], owner
+def _outgoing(adjacency: Adjacency, nodes: Tensor) -> Tensor:
+    """Positions of the edges out of `nodes` [n], node after node."""
+    return adjacency.csc[_ranges(adjacency.colptr, nodes, adjacency.num_nodes)[0]]
 
 
 def _ranges(pointer: Tensor, nodes: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
@@ -136,28 +128,17 @@ class _Patch:
         score  log Σ_e exp(s_e),      value  Σ_e exp(s_e) v_e / Σ_e exp(s_e),
 
     and softmax over {edges from changed nodes, stand-in} mixes what softmax over all edges would.
-
-    Attributes:
-        changed: number of changed nodes.
-        touched: number of changed and fresh nodes: the rows that are computed again.
-        constant: [n] clean nodes: fresh rows, then other sources.
-        adjacency: the small graph.
-        positions: [E'] place of each of its edges in the clean graph; -1 for new edges and stand-ins.
-        standins: [V] fresh rows (0 for the first) that have a stand-in.
-        spots: [V] the stand-ins' edges in `adjacency`.
-        rest: [R] places in the clean graph of the edges the stand-ins stand for, row after row.
-        counts: [V] how many each stands for.
     """
 
-    changed: int
-    touched: int
-    constant: Tensor
-    adjacency: Adjacency
-    positions: Tensor
-    standins: Tensor
-    spots: Tensor
-    rest: Tensor
-    counts: Tensor
+    changed: int  # number of changed nodes
+    touched: int  # number of changed and fresh nodes: the rows that are computed again
+    constant: Tensor  # [n] clean nodes: fresh rows, then other sources
+    adjacency: Adjacency  # the small graph
+    positions: Tensor  # [E'] of its edges in the clean graph; -1 for new edges and stand-ins
+    standins: Tensor  # [V] fresh rows (0 for the first) that have a stand-in
+    spots: Tensor  # [V] the stand-ins' edges in `adjacency`
+    rest: Tensor  # [R] positions in the clean graph of the edges they stand for, row after row
+    counts: Tensor  # [V] how many each stands for
 
     @classmethod
     def build(
@@ -165,13 +146,9 @@ class _Patch:
     ) -> _Patch:
         """Collect the edges to compute again.
 
-        Args:
-            clean: edges before the edit.
-            edit: what was done to them.
-            changed: [S] nodes whose input differs.
-            fresh: [P] sorted, the other rows to compute.
-            rows: bool [N + new], the rows whose output is wanted.
-            whole: take all edges of every row, so that its whole attention can be read; no stand-ins.
+        `changed` [S] are the nodes whose input differs, `fresh` [P] the other rows to compute, sorted, and
+        `rows` bool [N + new] those whose output is needed. `whole` takes all edges of every row, without
+        stand-ins.
         """
         total, s, device = clean.num_nodes + edit.new, changed.numel(), changed.device
         place = torch.full((total,), -1, dtype=torch.long, device=device)
@@ -182,9 +159,10 @@ class _Patch:
             full = torch.cat([full, fresh])
         taken = incoming(clean, full)[0]
         if not whole:
-            spread = _outgoing(clean, changed)[0]
+            spread = _outgoing(clean, changed)
             taken = torch.cat([taken, spread[place[clean.destination[spread]] >= s]])
-        taken = _without(taken, edit.removed)
+        if edit.removed.numel():
+            taken = taken[~torch.isin(taken, edit.removed)]
         added = edit.added[:, rows[edit.added[1]] & (place[edit.added[1]] >= 0)]
         source = torch.cat([clean.source[taken], added[0]])
         destination = torch.cat([clean.destination[taken], added[1]])
@@ -224,14 +202,10 @@ class _Patch:
         )
 
     def constants(self, layer: AttentionLayer, clean: Adjacency, sides: Sides) -> tuple[Sides, Tensor | None]:
-        """Return both sides and values of all nodes but the changed ones, and the stand-ins' scores [V, H].
+        """Both sides and values of all nodes but the changed ones, and the stand-ins' scores [V, H].
 
-        The scores are None where the stand-ins' own sides give them, so that the fused kernels can be used.
-
-        Args:
-            layer: the attention.
-            clean: edges before the edit.
-            sides: what `layer.sides` gave on the clean graph, [N, ...] each.
+        `sides` are those of the clean graph. The scores are None where the stand-ins' own sides give them, so
+        that the fused kernels can be used.
         """
         source, destination, values = (t[self.constant] for t in sides)
         count = self.standins.numel()
@@ -245,7 +219,7 @@ class _Patch:
         return (pair[0], pair[1], torch.cat([values, value])), score if said is None else None
 
     def _stand_in(self, layer: AttentionLayer, clean: Adjacency, sides: Sides) -> tuple[Tensor, Tensor]:
-        """Return the scores [V, H] and values [V, H, C] of the stand-ins."""
+        """The scores [V, H] and values [V, H, C] of the stand-ins."""
         fresh = self.constant[self.standins]
         nodes, inverse = torch.unique(torch.cat([fresh, clean.source[self.rest]]), return_inverse=True)
         rows = torch.repeat_interleave(inverse[: fresh.numel()], self.counts)
@@ -262,12 +236,12 @@ class _Patch:
         return total, mixed[inverse[: fresh.numel()]]
 
     def joined(self, sides: Sides, constants: Sides) -> Sides:
-        """Return both sides and values of all nodes: the changed ones' and the constants."""
+        """Both sides and values of all nodes: the changed ones' and the constants."""
         source, destination, values = (torch.cat(pair) for pair in zip(sides, constants, strict=True))
         return source, destination, values
 
     def forward(self, layer: AttentionLayer, joined: Sides, score: Tensor | None) -> Tensor:
-        """Return the mixed values of the touched rows [T, H, C]."""
+        """The mixed values of the touched rows [T, H, C]."""
         source, destination, values = joined
         if score is None:
             out, _ = layer.fused(source, destination, values, self.adjacency, written=False)
@@ -277,16 +251,12 @@ class _Patch:
         return first_rows(out, self.touched)
 
 
-def _without(positions: Tensor, removed: Tensor) -> Tensor:
-    return positions[~torch.isin(positions, removed)] if removed.numel() else positions
-
-
 class Ranks(NamedTuple):
     """The scores of a patch's edges, mean over the heads.
 
     Attributes:
-        still: [E'] before the change; 0 for edges that are new.
-        moved: [M] edges of the patch whose score may be another: new ones, and those with a changed end.
+        still: [E'] before the change; 0 for new edges.
+        moved: [M] edges of the patch whose score may change: new ones, and those with a changed end.
         adjacency: these edges alone, among all nodes of the patch.
     """
 
@@ -296,12 +266,7 @@ class Ranks(NamedTuple):
 
     @classmethod
     def of(cls, patch: _Patch, clean: Tensor) -> Ranks:
-        """Find the edges to score again.
-
-        Args:
-            patch: whole.
-            clean: [E] what neighbours are ranked by in the clean graph.
-        """
+        """Find the edges of a whole patch to score again; `clean` [E] are the clean graph's scores."""
         new = patch.positions < 0
         return cls._with(patch, clean[patch.positions.clamp(min=0)].masked_fill(new, 0.0))
 
@@ -315,12 +280,12 @@ class Ranks(NamedTuple):
         return cls(still, moved, some)
 
     def repeated(self, copies: _Patch, places: Tensor) -> Ranks:
-        """Return the same for copies of the patch, whose edges stand at `places` [copies, E']."""
+        """The same for copies of the patch, whose edges are at `places` [copies, E']."""
         still = self.still.new_empty(places.numel())
         still[places] = self.still
         return self._with(copies, still)
 
     def __call__(self, layer: AttentionLayer, joined: Sides) -> Tensor:
-        """Return the scores [E'] from what all nodes of the patch say; gradients come from moved edges."""
+        """The scores [E'] from the sides of all nodes of the patch; gradients come from moved edges."""
         found = layer.mean_scores(*joined[:2], self.adjacency)
         return self.still.index_copy(0, self.moved, found)

@@ -1,4 +1,4 @@
-"""The edge structure every kernel reads: sorted by destination, with pointers both ways."""
+"""Edges sorted by destination, with pointers both ways: what every kernel reads."""
 
 from __future__ import annotations
 
@@ -68,10 +68,9 @@ def _grow(ptr: Tensor, sorted_index: Tensor, num_nodes: int) -> Tensor:
 class Adjacency:
     """Edges sorted by (destination, source), with the incoming and the outgoing view.
 
-    The incoming edges of node i are positions `rowptr[i]:rowptr[i + 1]`; the outgoing edges of node j
-    are positions `csc[colptr[j]:colptr[j + 1]]`. Parallel edges are allowed here (`Graph` merges them). The
-    indices are checked once, when a kernel first asks for them (see `fgai.sparse.valid`); none may be changed
-    in place.
+    The incoming edges of node i are positions `rowptr[i]:rowptr[i + 1]`; the outgoing edges of node j are
+    positions `csc[colptr[j]:colptr[j + 1]]`. Parallel edges are allowed here (`Graph` merges them). The
+    indices are checked once, when a kernel first asks for them; none may be changed in place.
 
     Attributes:
         num_nodes: N.
@@ -91,11 +90,7 @@ class Adjacency:
 
     @classmethod
     def build(cls, edge_index: Tensor, num_nodes: int) -> tuple[Adjacency, Tensor]:
-        """Sort `edge_index` [2, E] and return the structure and the order.
-
-        Returns:
-            The adjacency, and `order` [E]: sorted position → position in `edge_index`.
-        """
+        """Sort `edge_index` [2, E]; also return `order` [E]: sorted position → position in `edge_index`."""
         order = torch.argsort(edge_keys(edge_index[0], edge_index[1]), stable=True)
         source, destination = edge_index[0][order].long(), edge_index[1][order].long()
         return cls.from_sorted(source, destination, num_nodes), order
@@ -105,14 +100,8 @@ class Adjacency:
         """Build from edges that are already sorted by (destination, source)."""
         checks.memory(num_nodes, 32, "num_nodes")  # two vectors of pointers, and what they are summed from
         csc = torch.argsort(source, stable=True)
-        return cls(
-            num_nodes=num_nodes,
-            source=source,
-            destination=destination,
-            rowptr=pointers(destination, num_nodes),
-            colptr=pointers(source[csc], num_nodes),
-            csc=csc,
-        )
+        rowptr, colptr = pointers(destination, num_nodes), pointers(source[csc], num_nodes)
+        return cls(num_nodes, source, destination, rowptr, colptr, csc)
 
     def merge(self, edges: Tensor, num_nodes: int) -> tuple[Adjacency, Tensor]:
         """Add new edges to the sorted ones in linear time.
@@ -136,28 +125,23 @@ class Adjacency:
         new_source, new_destination = key_ends(keys)
         turned, order = torch.sort(edge_keys(new_destination, new_source), stable=True)
         ours_t, theirs_t = _interleave(torch.searchsorted(self.turned_keys, turned), self.num_edges)
-        source, destination = key_ends(merged)
-        adjacency = Adjacency(
-            num_nodes=num_nodes,
-            source=source,
-            destination=destination,
-            rowptr=_grow(self.rowptr, new_destination, num_nodes),
-            colptr=_grow(self.colptr, key_ends(turned)[1], num_nodes),
-            csc=_place(ours[self.csc], theirs[order], ours_t, theirs_t),
-        )
+        rowptr = _grow(self.rowptr, new_destination, num_nodes)
+        colptr = _grow(self.colptr, key_ends(turned)[1], num_nodes)
+        csc = _place(ours[self.csc], theirs[order], ours_t, theirs_t)
+        adjacency = Adjacency(num_nodes, *key_ends(merged), rowptr, colptr, csc)
         adjacency.__dict__["keys"] = merged
         _mark(adjacency)
         return adjacency, ours
 
     @cached_property
     def turned_keys(self) -> Tensor:
-        """[E] int64, sorted: `source · 2³² + destination`, the identity of each edge in `csc` order."""
+        """[E] int64, sorted: `source · 2³² + destination` of each edge in `csc` order."""
         return edge_keys(self.destination, self.source)[self.csc]
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Tensor:
-            """Called for what is not there yet: widen the 32-bit indices."""
+            """Widen the 32-bit indices when they are first asked for."""
             if name not in Index32._fields or "index32" not in self.__dict__:
                 raise AttributeError(f"'Adjacency' object has no attribute {name!r}")
             wide = self.__dict__[name] = getattr(self.__dict__["index32"], name).long()
@@ -166,20 +150,12 @@ class Adjacency:
             return wide
 
     def check_incoming(self) -> None:
-        """Raise unless nodes, sources, destinations and row pointers fit each other; looked at once.
-
-        Raises:
-            InputError: they do not, or there are more than the kernels can count.
-        """
+        """Raise `InputError` unless nodes, edges and row pointers fit each other; read once."""
         if _INCOMING not in self.__dict__ and not _unreadable(self.device):
             self.__dict__[_INCOMING] = self._look_at_incoming()
 
     def check_outgoing(self) -> None:
-        """Raise unless the order by source and the column pointers fit the edges, too; looked at once.
-
-        Raises:
-            InputError: they do not.
-        """
+        """Raise `InputError` unless the order by source and the column pointers fit, too; read once."""
         if _OUTGOING not in self.__dict__ and not _unreadable(self.device):
             self.__dict__[_OUTGOING] = self._look_at_outgoing()
 
@@ -199,13 +175,11 @@ class Adjacency:
         order = csc.long()
         seen = torch.zeros(len(csc), dtype=torch.bool, device=csc.device).index_fill(0, order, True)
         if not bool(seen.all()) or not torch.equal(owners(colptr, len(csc)), source[order].long()):
-            raise InputError(
-                "`csc` must hold every edge once, those from node j at `colptr[j]:colptr[j + 1]`"
-            )
+            raise InputError("`csc` must hold every edge once, that of node j at `colptr[j]:colptr[j + 1]`")
         return True
 
     def _parts(self, *names: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Two vectors over edges and one of pointers, in 32 bits where only those are there."""
+        """Two vectors over edges and one of pointers, in 32 bits where only those exist."""
         known = self.__dict__ if "source" in self.__dict__ else self.index32._asdict()
         one, two, pointer = (known[name] for name in names)
         _check_count(self.num_nodes, "nodes")
@@ -224,8 +198,8 @@ class Adjacency:
 
     @property
     def _known(self) -> Tensor:
-        found = self.__dict__.get("source")
-        return found if isinstance(found, Tensor) else self.index32.source
+        source: Tensor | None = self.__dict__.get("source")
+        return self.index32.source if source is None else source
 
     @property
     def num_edges(self) -> int:
@@ -251,9 +225,7 @@ class Adjacency:
     def index32(self) -> Index32:
         """The same indices as 32-bit integers, for the kernels."""
         self.check_incoming()
-        return Index32(
-            *(t.to(torch.int32) for t in (self.rowptr, self.source, self.colptr, self.csc, self.destination))
-        )
+        return Index32(*(getattr(self, name).to(torch.int32) for name in Index32._fields))
 
     def to(self, device: torch.device | str) -> Adjacency:
         """Return the structure on `device` (itself when it is there)."""
@@ -265,10 +237,7 @@ class Adjacency:
 
 
 def of_narrow(num_nodes: int, index: Index32) -> Adjacency:
-    """Return the adjacency a kernel made of one that was checked: nobody looks at its indices again.
-
-    The 64-bit indices are made when somebody asks for them.
-    """
+    """An adjacency of indices a kernel made from checked ones; 64-bit indices are made on demand."""
     made = object.__new__(Adjacency)
     made.__dict__.update(num_nodes=num_nodes, index32=index)
     _mark(made)
@@ -283,7 +252,7 @@ class _Reach(NamedTuple):
     """Which nodes of an adjacency matter.
 
     Attributes:
-        moving: gradients are asked for of the nodes before this one alone; those of others may be zeros.
+        moving: gradients are needed of the nodes before this one only; those of others may be zeros.
         filled: nodes from this one on have no incoming edges.
     """
 
@@ -292,10 +261,10 @@ class _Reach(NamedTuple):
 
 
 def set_reach(adjacency: Adjacency, moving: int, filled: int) -> None:
-    """Say once which nodes of an adjacency matter, see `_Reach`; copies of it do not know."""
+    """Set once which nodes of an adjacency matter, see `_Reach`; copies of it do not know."""
     cached_on(adjacency, "ops reach", lambda: _Reach(moving, filled))
 
 
 def reach_of(adjacency: Adjacency) -> _Reach:
-    """Return what was said of an adjacency; all of its nodes matter where nothing was."""
+    """Which nodes of an adjacency matter: all unless `set_reach` was called."""
     return cached_on(adjacency, "ops reach", lambda: _Reach(adjacency.num_nodes, adjacency.num_nodes))

@@ -1,4 +1,4 @@
-"""Node features that stay sparse end to end, with dense rows appended or deltas on some rows."""
+"""Node features that stay sparse, with dense rows appended or deltas on some rows."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from fgai import checks
 from fgai.cache import cached_on
 from fgai.errors import InputError
 from fgai.sparse.adjacency import pointers
-from fgai.sparse.valid import INTEGERS, _check_count, _unreadable, check_index, check_pointers
+from fgai.sparse.valid import INTEGERS, _check_count, _unreadable, check_index, check_pointers, owners
 from fgai.typed import typed
 
-SPARSE_SHARE = 0.1
-"""Dense features with at most this share of non-zeros are kept in compressed rows: training is faster."""
-MIN_COLUMNS = 64
-"""With fewer columns they stay as they are."""
+# Dense features with at most this share of non-zeros and at least so many columns become compressed rows.
+SPARSE_SHARE, MIN_COLUMNS = 0.1, 64
 
 
 class _Pattern:
-    """The places of a sparse matrix's entries; what the kernels derive from them is kept with it."""
+    """The positions of a sparse matrix's entries; owns what the kernels derive from them."""
 
 
 @typed
@@ -56,8 +54,7 @@ class SparseRows:
     def rows(self) -> Tensor:
         """[Z] row of each entry."""
         self.check()
-        counts = self.indptr[1:] - self.indptr[:-1]
-        return torch.repeat_interleave(torch.arange(self.num_rows, device=self.indptr.device), counts)
+        return owners(self.indptr, len(self.indices))
 
     @cached_property
     def columns(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -75,15 +72,11 @@ class SparseRows:
 
     @cached_property
     def pattern(self) -> _Pattern:
-        """Stands for the places of the entries, for all matrices that differ in their values alone."""
+        """Stands for the positions of the entries, whatever their values."""
         return _Pattern()
 
     def check(self) -> None:
-        """Raise unless pointers, columns and values fit each other; looked at once for a pattern.
-
-        Raises:
-            InputError: they do not, or there are more than the kernels can count.
-        """
+        """Raise `InputError` unless pointers, columns and values fit each other; read once for a pattern."""
         if not _unreadable(self.indices.device):
             cached_on(self.pattern, "valid entries", self._look)
 
@@ -104,7 +97,7 @@ class SparseRows:
         return True
 
     def with_values(self, values: Tensor) -> SparseRows:
-        """Return the same pattern with other values; everything derived from the pattern is shared."""
+        """The same pattern with other values; everything derived from the pattern is shared."""
         if values.shape != self.values.shape:
             raise InputError(f"expected {tuple(self.values.shape)} values, got {tuple(values.shape)}")
         other = replace(self, values=values)
@@ -201,11 +194,7 @@ class Features:
         return self.stored.device
 
     def check(self) -> None:
-        """Raise unless all parts fit each other; what is shared by many features is looked at once.
-
-        Raises:
-            InputError: a shape, a type or a device differs, or an index points outside.
-        """
+        """Raise `InputError` unless all parts fit each other."""
         if isinstance(self.base, SparseRows):
             self.base.check()
         elif self.base.dim() != 2 or not self.base.is_floating_point():
@@ -230,11 +219,7 @@ class Features:
             raise InputError(f"`{name}` must be {dtype} {shape} on {device}, as the features are, got {got}")
 
     def range(self, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
-        """Smallest and largest value of each column of the base, [F] each, implicit zeros counted.
-
-        Args:
-            rows: the first row, and the one after the last; all by default.
-        """
+        """Least and largest value of each column of base rows first..last-1 (all), zeros counted: [F]."""
         first, last = rows or (0, self.num_base_rows)
         zeros = self.stored.detach().new_zeros(self.num_columns)
         if first == last:
@@ -304,7 +289,7 @@ class Features:
         return out.index_put((owner, self.base.indices[entry]), self.stored[entry], accumulate=True)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Features:
-        """Return features whose stored values went through `function`; zeros of sparse rows stay free."""
+        """Features whose stored values went through `function`; zeros of sparse rows stay free."""
         base = self.base
         mapped = base.with_values(function(base.values)) if isinstance(base, SparseRows) else function(base)
         appended = None if self.appended is None else function(self.appended)
@@ -315,8 +300,7 @@ class Features:
         """Return the features on `device`, in `dtype` when given."""
         device = checks.device(device)
         base = self.base.to(device, dtype)
-        moved = (None if t is None else t.to(device, dtype) for t in (self.appended, self.delta))
-        appended, delta = moved
+        appended, delta = (None if t is None else t.to(device, dtype) for t in (self.appended, self.delta))
         rows = None if self.rows is None else self.rows.to(device)
         return Features(base, appended, rows, delta)
 
@@ -338,14 +322,14 @@ def as_features(value: Any) -> Features | None:
 
 
 def _is_mostly_zero(x: Tensor) -> bool:
-    """Whether a dense matrix is better kept in compressed rows: bags of words, one-hot columns."""
+    """Whether a dense matrix is better kept in compressed rows."""
     if x.dim() != 2 or x.shape[1] < MIN_COLUMNS or x.requires_grad:
         return False
     return int(torch.count_nonzero(x)) <= SPARSE_SHARE * x.numel()
 
 
 def _from_sparse(x: Tensor) -> Features:
-    """Take over a tensor of any layout; what is not zero becomes compressed rows."""
+    """Compressed rows of the non-zeros of a tensor of any layout."""
     entries = x.to_sparse(layout=torch.sparse_coo).coalesce()
     if entries.sparse_dim() != 2 or entries.dense_dim():
         return Features.dense(entries.to_dense())
@@ -370,7 +354,7 @@ def _from_scipy(matrix: Any) -> Features:
 
 
 def _check_compressed(matrix: Any) -> None:
-    """Raise unless the pointers and indices of a scipy matrix in rows, columns or blocks stay inside it."""
+    """Raise unless the pointers and indices of a scipy matrix stay inside it."""
     (major, minor), (height, width) = matrix.shape, getattr(matrix, "blocksize", (1, 1))
     lines, places = (minor, major) if matrix.format == "csc" else (major // height, minor // width)
     pointers, indices = (torch.as_tensor(part) for part in (matrix.indptr, matrix.indices))

@@ -1,4 +1,4 @@
-"""One integer per edge, its identity, which survives every edit of the graph; edges matched by it."""
+"""One integer per edge, its identity, which survives every edit of the graph."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ _LOW = 0xFFFFFFFF
 
 @typed
 def edge_keys(source: Tensor, destination: Tensor) -> Tensor:
-    """Return one integer per edge, `destination · 2³² + source`, ordered as the edges are.
-
-    The key does not depend on the number of nodes, so it survives every edit of the graph.
-    """
+    """One integer per edge, `destination · 2³² + source`, whatever the number of nodes."""
     if source.shape != destination.shape or source.is_floating_point() or destination.is_floating_point():
         got = f"{tuple(source.shape)} and {tuple(destination.shape)}"
         raise InputError(f"`source` and `destination` must be integers, one of each per edge, got {got}")
@@ -28,7 +25,7 @@ def edge_keys(source: Tensor, destination: Tensor) -> Tensor:
 
 @typed
 def key_ends(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Return source and destination of every key: the inverse of `edge_keys`.
+    """Source and destination of every key: the inverse of `edge_keys`.
 
     Example:
         >>> import torch
@@ -66,11 +63,7 @@ class EdgeMap:
     num_after: int
 
     def pair(self, old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the entries of two edge vectors that belong to the edges that stayed.
-
-        Raises:
-            AttentionError: if a vector is not as long as its graph has edges.
-        """
+        """Entries of two edge vectors at the edges that stayed; `AttentionError` if a length is wrong."""
         if old.shape[0] != self.num_before or new.shape[0] != self.num_after:
             raise AttentionError(
                 f"expected one value per edge ({self.num_before} before, {self.num_after} after),"
@@ -81,10 +74,10 @@ class EdgeMap:
 
 @typed
 def match_edges(keys_a: Tensor, keys_b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return positions (ia, ib) of the edges that two sorted key vectors share, in key order.
+    """Positions (ia, ib) of the edges that two sorted key vectors share, in key order.
 
     Raises:
-        AttentionError: if a vector is not strictly increasing (parallel edges have no single partner).
+        AttentionError: a vector is not strictly increasing (parallel edges have no single partner).
         InputError: something else than keys, int64 [E].
     """
     for name, keys in (("keys_a", keys_a), ("keys_b", keys_b)):

@@ -1,8 +1,8 @@
-"""Whether indices point where kernels may read: looked at once, and known from then on.
+"""Checks that indices point where kernels may read.
 
-Kernels follow indices without looking. So what they follow is checked before: pointers when they are first
-seen, an adjacency and a sparse matrix when a kernel first asks for them. The result is kept with the object,
-and loops pay nothing. Pointers that were changed in place are read again.
+Kernels follow indices without looking, so pointers are checked when they are first seen, an adjacency and a
+sparse matrix when a kernel first asks for them. The result is kept with the object, so loops pay nothing.
+Pointers that were changed in place are read again.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from fgai.errors import InputError
 
-LARGEST = 2**31 - 1
-"""Nodes, edges and entries are counted in 32 bits by the kernels."""
+LARGEST = 2**31 - 1  # kernels count nodes, edges and entries in 32 bits
 T = TypeVar("T")
 INTEGERS = (torch.int64, torch.int32)
+# Results by tensor; not as attributes of it, since the caller may save it.
 _SEEN: MutableMapping[Tensor, dict[str, tuple[int, Any]]] = WeakTensorKeyDictionary()
-"""What was seen in a tensor. Beside it, not on it: it may be the caller's, who may save it."""
 _POINTERS = "valid pointers"
 
 
@@ -60,7 +59,7 @@ def check_starts(starts: Tensor, pointers: Tensor, count: int, name: str) -> Non
 
 
 def _mark_pointers(pointers: Tensor, count: int) -> None:
-    """Say of pointers made from some that were checked that they end at `count` and need not be read."""
+    """Note that pointers derived from checked ones end at `count` and need not be read."""
     _kept(pointers, _POINTERS, lambda _: (0, count, True))
 
 
@@ -85,7 +84,7 @@ def _steps(pointers: Tensor) -> tuple[int, int, bool]:
 
 
 def _kept(tensor: Tensor, key: str, look: Callable[[Tensor], T]) -> T:
-    """What `look` sees in the tensor; seen again when it was changed in place."""
+    """The result of `look` on the tensor; computed again when it was changed in place."""
     if tensor.is_inference():  # such tensors do not count their changes
         return look(tensor)
     seen = _SEEN.setdefault(tensor, {})
@@ -98,5 +97,5 @@ def _kept(tensor: Tensor, key: str, look: Callable[[Tensor], T]) -> T:
 
 
 def _unreadable(device: torch.device) -> bool:
-    """Whether a CUDA graph is being captured there, during which nothing can be read."""
+    """Whether a CUDA graph is being captured there, so that nothing can be read."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

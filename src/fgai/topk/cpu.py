@@ -20,7 +20,7 @@ from fgai.compiled import compiled
 
 # Edges from which a second thread pays.
 MANY = 50_000
-# Edges of a row up to which no branch is worth its risk.
+# Edges of a row up to which branches cost more than they save.
 SHORT = 64
 
 
@@ -46,8 +46,8 @@ def _five(values, first, last, levels):
 def _levels(values, first, last, count, levels):
     """The `count` largest values of a row with at least so many edges, in falling order.
 
-    Short rows are full of surprises for a branch predictor, so every value is held against every level; in
-    long rows most values are smaller than all levels, and a branch sees that at once.
+    In short rows a branch predictor is often wrong, so every value is compared with every level; in long rows
+    most values are smaller than all levels, and one branch skips them.
     """
     if count == 5 and last - first <= SHORT:
         _five(values, first, last, levels)
@@ -181,51 +181,44 @@ def _array(tensor: Tensor) -> Any:
     return tensor.detach().contiguous().numpy()
 
 
-class _Distance(Function):
+class _Sloped(Function):
+    """A scalar whose kernel gives its slope in `w_tilde`, which is minus that in `w` (None: no such tensor).
+
+    The slope is still to be multiplied with the scale, unless that is None.
+    """
+
     @staticmethod
-    def forward(
-        ctx: Any,
-        w: Tensor,
-        w_tilde: Tensor,
-        rowptr: Tensor,
-        k: int,
-        mask: Tensor,
-        factor: float,
-        grown: Tensor | None,
-    ) -> Tensor:
-        before, after, ptr = _array(w), _array(w_tilde), _array(rowptr)
-        starts = ptr if grown is None else _array(grown)
-        make = np.empty if grown is None else np.zeros  # nothing is written at the edges that came
-        slope, sums = make(len(after), np.int8), np.empty(len(ptr) - 1, np.float64)
-        _over_rows(_distance, ptr, starts, before, after, _array(mask), k, slope, sums)
-        scale = 0.25 * factor / max(1, int(np.count_nonzero(ptr[1:] > ptr[:-1])))
-        ctx.save_for_backward(torch.from_numpy(slope))  # freed as soon as it has served
-        ctx.scale = scale
-        return w_tilde.new_tensor(sums.sum() * scale)
+    def forward(ctx: Any, kernel: Any, w: Tensor | None, w_tilde: Tensor, *options: Any) -> Tensor:
+        value, slope, ctx.scale = kernel(w, w_tilde, *options)
+        ctx.save_for_backward(slope)
+        return value  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        flow = ctx.saved_tensors[0] * (gradients[0] * ctx.scale)
+        flow = ctx.saved_tensors[0] * (gradients[0] if ctx.scale is None else gradients[0] * ctx.scale)
         needed = ctx.needs_input_grad
-        return (-flow if needed[0] else None, flow if needed[1] else None, *(None for _ in range(5)))
+        rest = (None,) * (len(needed) - 3)
+        return None, -flow if needed[1] else None, flow if needed[2] else None, *rest
 
 
-class _Margin(Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor:
-        given, ptr = _array(values), _array(rowptr)
-        slope, sums = np.empty_like(given), np.empty(len(ptr) - 1, np.float64)
-        _over_rows(_margin, ptr, given, k, radius, slope, sums)
-        terms = np.clip(ptr[1:] - ptr[:-1] - k, 0, k).sum()
-        ctx.save_for_backward(torch.from_numpy(slope))
-        ctx.scale = 1 / max(1, int(terms))
-        return values.new_tensor(sums.sum() * ctx.scale)
+def _distances(w: Tensor, w_tilde: Tensor, *options: Any) -> tuple[Tensor, Tensor, float]:
+    rowptr, k, mask, factor, grown = options
+    before, after, ptr = _array(w), _array(w_tilde), _array(rowptr)
+    starts = ptr if grown is None else _array(grown)
+    make = np.empty if grown is None else np.zeros  # nothing is written at the edges that came
+    slope, sums = make(len(after), np.int8), np.empty(len(ptr) - 1, np.float64)
+    _over_rows(_distance, ptr, starts, before, after, _array(mask), k, slope, sums)
+    scale = 0.25 * factor / max(1, int(np.count_nonzero(ptr[1:] > ptr[:-1])))
+    return w_tilde.new_tensor(sums.sum() * scale), torch.from_numpy(slope), scale
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.saved_tensors[0] * (gradients[0] * ctx.scale), None, None, None
+
+def _margins(_: None, values: Tensor, rowptr: Tensor, k: int, radius: float) -> tuple[Tensor, Tensor, float]:
+    given, ptr = _array(values), _array(rowptr)
+    slope, sums = np.empty_like(given), np.empty(len(ptr) - 1, np.float64)
+    _over_rows(_margin, ptr, given, k, radius, slope, sums)
+    scale = 1 / max(1, int(np.clip(ptr[1:] - ptr[:-1] - k, 0, k).sum()))
+    return values.new_tensor(sums.sum() * scale), torch.from_numpy(slope), scale
 
 
 def distance(
@@ -239,9 +232,10 @@ def distance(
 ) -> Tensor:
     """See `topk_l1`, form "tv", scope "node"; k None takes all edges. Grown rows: no gradient in w."""
     known = torch.empty(0, dtype=torch.bool) if mask is None else mask
-    return _Distance.apply(w, w_tilde, rowptr, k or 0, known, factor, grown)  # type: ignore[no-any-return]
+    options = rowptr, k or 0, known, factor, grown
+    return _Sloped.apply(_distances, w, w_tilde, *options)  # type: ignore[no-any-return]
 
 
 def margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor:
     """See `swap_margin`."""
-    return _Margin.apply(values, rowptr, k, radius)  # type: ignore[no-any-return]
+    return _Sloped.apply(_margins, None, values, rowptr, k, radius)  # type: ignore[no-any-return]

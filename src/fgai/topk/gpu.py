@@ -1,7 +1,7 @@
 """Top-k of every row on the GPU: one program per row picks the largest, then the next, without sorting.
 
-The distance and the margin that training needs come out of the same pass together with their gradients, so
-that a training step is not lost among dozens of small kernels. Nothing here waits for the device.
+The distance and the margin of training come out of the same pass with their gradients. Nothing here waits
+for the device.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fgai.cache import cached_on
+from fgai.topk.cpu import _Sloped
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -219,10 +220,7 @@ def find_cut(values: Tensor, rowptr: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _per_row(rowptr: Tensor, k: int, dtype: torch.dtype, factor: float = 1.0) -> Tensor:
-    """What the sums are multiplied by: ¼ over the rows with edges (k = 0), or 1 over the swaps of top-k sets.
-
-    It depends on the rows alone, so it is kept with them.
-    """
+    """¼ over the number of rows with edges (k = 0), or 1 over that of swaps of top-k sets."""
 
     def make() -> Tensor:
         degree = rowptr.diff()
@@ -232,53 +230,28 @@ def _per_row(rowptr: Tensor, k: int, dtype: torch.dtype, factor: float = 1.0) ->
     return cached_on(rowptr, ("topk per row", k, dtype, factor), make)
 
 
-class _Distance(Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        w: Tensor,
-        w_tilde: Tensor,
-        rowptr: Tensor,
-        k: int,
-        cut: tuple[Tensor, Tensor] | None,
-        factor: float,
-        grown: Tensor | None,
-    ) -> Tensor:
-        w, w_tilde = w.contiguous(), w_tilde.contiguous()
-        slope = torch.empty_like(w_tilde) if grown is None else torch.zeros_like(w_tilde)
-        sums = w_tilde.new_empty(rowptr.numel() - 1)
-        _distance[(len(sums),)](
-            rowptr, rowptr if grown is None else grown, w, w_tilde, *(cut or (sums, rowptr)),
-            _per_row(rowptr, 0, w.dtype, factor), slope, sums,
-            K=k, KNOWN=cut is not None, GROWN=grown is not None, SHORT=SHORT, LONG=LONG, num_warps=1,
-        )  # fmt: skip
-        ctx.save_for_backward(slope)
-        return sums.sum()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        flow = ctx.saved_tensors[0] * gradients[0]
-        return (-flow if ctx.needs_input_grad[0] else None, flow, *(None for _ in range(5)))
+def _distances(w: Tensor, w_tilde: Tensor, *options: Any) -> tuple[Tensor, Tensor, None]:
+    rowptr, k, cut, factor, grown = options
+    w, w_tilde = w.contiguous(), w_tilde.contiguous()
+    slope = torch.empty_like(w_tilde) if grown is None else torch.zeros_like(w_tilde)
+    sums = w_tilde.new_empty(rowptr.numel() - 1)
+    _distance[(len(sums),)](
+        rowptr, rowptr if grown is None else grown, w, w_tilde, *(cut or (sums, rowptr)),
+        _per_row(rowptr, 0, w.dtype, factor), slope, sums,
+        K=k, KNOWN=cut is not None, GROWN=grown is not None, SHORT=SHORT, LONG=LONG, num_warps=1,
+    )  # fmt: skip
+    return sums.sum(), slope, None
 
 
-class _Margin(Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor:
-        values = values.contiguous()
-        slope, sums = torch.zeros_like(values), values.new_empty(rowptr.numel() - 1)
-        sizes = {"K": k, "BK": triton.next_power_of_2(2 * k), "BM": triton.next_power_of_2(k)}
-        _margin[(len(sums),)](
-            rowptr, values, _per_row(rowptr, k, values.dtype), slope, sums,
-            RADIUS=radius, **sizes, SHORT=SHORT, LONG=LONG, num_warps=1,
-        )  # fmt: skip
-        ctx.save_for_backward(slope)
-        return sums.sum()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.saved_tensors[0] * gradients[0], None, None, None
+def _margins(_: None, values: Tensor, rowptr: Tensor, k: int, radius: float) -> tuple[Tensor, Tensor, None]:
+    values = values.contiguous()
+    slope, sums = torch.zeros_like(values), values.new_empty(rowptr.numel() - 1)
+    sizes = {"K": k, "BK": triton.next_power_of_2(2 * k), "BM": triton.next_power_of_2(k)}
+    _margin[(len(sums),)](
+        rowptr, values, _per_row(rowptr, k, values.dtype), slope, sums,
+        RADIUS=radius, **sizes, SHORT=SHORT, LONG=LONG, num_warps=1,
+    )  # fmt: skip
+    return sums.sum(), slope, None
 
 
 def distance(
@@ -291,15 +264,14 @@ def distance(
     grown: Tensor | None = None,
 ) -> Tensor:
     """See `topk_l1`, form "tv", scope "node"; k None takes all edges. Grown rows: no gradient in w."""
-    return _Distance.apply(w, w_tilde, rowptr, k or 0, cut, factor, grown)  # type: ignore[no-any-return]
+    options = rowptr, k or 0, cut, factor, grown
+    return _Sloped.apply(_distances, w, w_tilde, *options)  # type: ignore[no-any-return]
 
 
 def margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor:
     """See `swap_margin`."""
-    return _Margin.apply(values, rowptr, k, radius)  # type: ignore[no-any-return]
+    return _Sloped.apply(_margins, None, values, rowptr, k, radius)  # type: ignore[no-any-return]
 
-
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 SLOTS = 256
 

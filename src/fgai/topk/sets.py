@@ -12,26 +12,16 @@ from fgai import checks
 from fgai.compiled import compiled
 from fgai.errors import InputError
 from fgai.ops.backend import has_triton
-from fgai.ops.segments import (
-    check_row_pointers,
-    check_rows,
-    row_index,
-    row_order,
-    row_ranks,
-    row_sum,
-    sortable,
-)
+from fgai.ops.segments import check_row_pointers, check_rows, row_index, row_order, row_sum, sortable
 from fgai.sparse.valid import check_starts
 from fgai.typed import typed
 
 SCOPES = ("node", "graph")
-
+FORMS = ("tv", "paper")
 # Selecting few leaders of a row by insertion (or, on a GPU, one after the other) beats sorting the row.
 FEW = 64
-
-
+# The most entries of a table, nodes times edges or swaps.
 LARGEST_TABLE = 2**28
-"""Entries of a table, nodes times edges or swaps, that are listed at most."""
 
 
 class Cut(NamedTuple):
@@ -39,8 +29,8 @@ class Cut(NamedTuple):
 
     Attributes:
         level: [N] the smallest value in the set; −inf where the whole row is in it.
-        spot: [N] int32, the position of the last edge in the set among those of that value; the largest
-            number there is where the whole row is in it.
+        spot: [N] int32, the last position in the set with that value; the largest int32 where the whole row
+            is.
     """
 
     level: Tensor
@@ -48,7 +38,6 @@ class Cut(NamedTuple):
 
 
 def _on_gpu(values: Tensor) -> bool:
-    """Whether Triton's row kernels can take `values`."""
     return values.is_cuda and values.dim() == 1 and has_triton()
 
 
@@ -63,7 +52,7 @@ def check_k(k: int | None, name: str = "k") -> None:
 
 @typed
 def scoped_rows(rowptr: Tensor, num_edges: int, scope: str) -> Tensor:
-    """The row pointers that `scope` ranks within: `rowptr` itself, or one row that holds every edge."""
+    """The row pointers `scope` ranks within: `rowptr` itself, or one row of all edges."""
     checks.one_of(scope, "scope", SCOPES)
     checks.whole(num_edges, "num_edges")
     check_row_pointers(rowptr, num_edges)
@@ -74,20 +63,22 @@ def scoped_rows(rowptr: Tensor, num_edges: int, scope: str) -> Tensor:
 
 @typed
 def ranks_in_rows(values: Tensor, rowptr: Tensor) -> Tensor:
-    """The place of every edge among the edges into its node: 0 for the largest value.
+    """The rank of every edge among the edges into its node: 0 for the largest value; ties in edge order.
 
     Args:
         values: [E].
         rowptr: [N+1].
 
     Returns:
-        int64 [E]; equal values are ranked in edge order.
+        int64 [E].
 
     Example:
         >>> ranks_in_rows(torch.tensor([0.2, 0.7, 0.1, 0.5, 0.5]), torch.tensor([0, 3, 5])).tolist()
         [1, 0, 2, 0, 1]
     """
-    return row_ranks(row_order(values, rowptr), rowptr)
+    order = row_order(values, rowptr)
+    ranks = torch.arange(order.numel(), device=order.device) - rowptr[row_index(rowptr, order.numel())]
+    return torch.empty_like(order).scatter_(0, order, ranks)
 
 
 @typed
@@ -140,7 +131,7 @@ def topk_mask(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node"
         bool [E], with min(k, degree) edges set in every row (scope "node").
 
     Raises:
-        InputError: if k is below 1, the scope is unknown or the rows do not fit the values.
+        InputError: k is below 1, the scope is unknown or the rows do not fit the values.
 
     Example:
         >>> topk_mask(torch.tensor([0.2, 0.7, 0.1, 1.0]), torch.tensor([0, 3, 4]), 2).tolist()
@@ -160,7 +151,7 @@ def topk_mask(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node"
 
         return pick_mask(sortable(values), rows, k)
     if scope == "graph" and values.device.type != "cpu":
-        # Of one row there is no row to sort by. Adding 0.0 makes -0.0 the same number as 0.0.
+        # One row needs no sort by row. Adding 0.0 makes -0.0 the same number as 0.0.
         first = torch.sort(sortable(values) + 0.0, descending=True, stable=True).indices[:k]
         return torch.zeros_like(values, dtype=torch.bool).index_fill(0, first, True)
     return ranks_in_rows(values, rows) < k
@@ -168,13 +159,7 @@ def topk_mask(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node"
 
 @typed
 def frozen_topk(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node") -> Tensor | Cut:
-    """The top-k sets of a reference that does not change, in the form `topk_l1` reads fastest.
-
-    Args:
-        values: [E].
-        rowptr: [N+1].
-        k: size of the sets, None for all edges.
-        scope: "node" or "graph".
+    """The top-k sets of a fixed reference, in the form `topk_l1` reads fastest; arguments as in `topk_mask`.
 
     Returns:
         A mask as from `topk_mask`; on a GPU, where reading a mask takes longer than finding the set, its cut.
@@ -194,8 +179,7 @@ def overlap(mask_a: Tensor, mask_b: Tensor, rowptr: Tensor) -> Tensor:
 
         V_k(i) = |T_k(i) ∩ T'_k(i)| / min(k, degree(i))
 
-    The denominator is the size of the first set, which is min(k, degree) for masks from `topk_mask` with
-    scope "node". A row in which the first set is empty has nothing to lose and counts as 1.
+    The denominator is the size of the first set. A row in which the first set is empty counts as 1.
 
     Args:
         mask_a: bool [E], T_k.
@@ -206,7 +190,7 @@ def overlap(mask_a: Tensor, mask_b: Tensor, rowptr: Tensor) -> Tensor:
         float64 [N], in [0, 1].
 
     Raises:
-        InputError: if the masks cover different edges.
+        InputError: the masks cover different edges.
 
     Example:
         >>> a, b = torch.tensor([True, True, False]), torch.tensor([True, False, True])
@@ -257,9 +241,6 @@ def _mark(found: np.ndarray, mask: np.ndarray) -> None:
             mask[e] = True
 
 
-FORMS = ("tv", "paper")
-
-
 @typed
 def topk_l1(
     w: Tensor,
@@ -278,10 +259,9 @@ def topk_l1(
         form "tv"     L = 1/4    (||w - w~||_1 on T_k(w) + ||w - w~||_1 on T_k(w~))
         form "paper"  L = 1/(2k) (the same sum)
 
-    Form "tv" is summed over edges and divided by the number of nodes with at least one incoming edge, in both
-    scopes: with k at or above every degree it *is* the mean total variation of the two attentions, and its
-    size does not depend on k. Form "paper" is averaged over the same nodes in scope "node"; in scope "graph"
-    there is one set and nothing to average. The sets themselves are constants for the gradient.
+    Form "tv" is divided by the number of nodes with an incoming edge: with k at or above every degree it is
+    the mean total variation of the two attentions. Form "paper" is averaged over the same nodes in scope
+    "node"; in scope "graph" there is one set and nothing to average. The sets are constants for the gradient.
 
     Args:
         w: [E], the reference attention.
@@ -290,16 +270,16 @@ def topk_l1(
         k: size of the sets, None for all edges (form "tv" only).
         scope: "node" or "graph".
         form: "tv" or "paper".
-        known: T_k(w) where it is already known, as for a frozen reference: see `frozen_topk`.
-        factor: what the result is multiplied by; saves a step of its own in training.
-        grown: [≥ N+1], where the rows of `w_tilde` begin, if further edges stand behind those of `w` in each,
-            as after `Graph.inject`; `w` must then need no gradient. Matches the edges without a copy.
+        known: T_k(w) from `frozen_topk`, where it is known.
+        factor: what the result is multiplied by.
+        grown: [≥ N+1], where the rows of `w_tilde` begin, if further edges follow those of `w` in each, as
+            after `Graph.inject`; `w` must then need no gradient.
 
     Returns:
         A scalar, 0 for a graph without edges.
 
     Raises:
-        InputError: if the shapes differ, an option is unknown, or form "paper" gets no k.
+        InputError: the shapes differ, an option is unknown, or form "paper" gets no k.
 
     Example:
         >>> import torch
@@ -319,7 +299,9 @@ def topk_l1(
     _check_edges(w, w_tilde, rowptr, known, grown)
     if form == "paper" and k is None:
         raise InputError('`k` must be given for form "paper", which divides by it, got None')
-    if form == "tv" and scope == "node" and (k is None or k <= FEW) and _one_kernel(w, w_tilde):
+    exact = w.dtype == w_tilde.dtype and w.dtype in (torch.float32, torch.float64)
+    here = _on_gpu(w_tilde) or (w_tilde.device.type == "cpu" and w_tilde.dim() == 1)
+    if form == "tv" and scope == "node" and (k is None or k <= FEW) and exact and here:
         if w_tilde.is_cuda:
             from fgai.topk.gpu import distance
 
@@ -341,16 +323,10 @@ def topk_l1(
     return total / (2 * k) / (nodes if scope == "node" else 1)
 
 
-def _one_kernel(w: Tensor, w_tilde: Tensor) -> bool:
-    """Whether one kernel over the rows can do it all."""
-    here = _on_gpu(w_tilde) or (w_tilde.device.type == "cpu" and w_tilde.dim() == 1)
-    return here and w.dtype == w_tilde.dtype and w.dtype in (torch.float32, torch.float64)
-
-
 def _check_edges(
     w: Tensor, w_tilde: Tensor, rowptr: Tensor, known: Tensor | Cut | None, grown: Tensor | None
 ) -> None:
-    """Raise unless every row of `w` lies in its arrays, and in those of `w_tilde` where `grown` says."""
+    """Raise unless every row of `w` lies in its arrays, and in those of `w_tilde` at `grown`."""
     check_rows(w, rowptr, "w")
     if isinstance(known, Tensor) and (known.dtype != torch.bool or known.shape != w.shape):
         got = f"{known.dtype} {tuple(known.shape)}"

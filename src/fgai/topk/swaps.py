@@ -29,9 +29,8 @@ def swap_costs(values: Tensor, rowptr: Tensor, k: int | None, norm: str = "l1") 
         l2    c(m)^2 = min_t sum_{s<=m} (a_{k-s+1} - t)_+^2 + (t - a_{k+s})_+^2
 
     c is non-decreasing in m; c(1) is the radius below which the set cannot change. A tie between a member and
-    an outsider costs 0: which of them is listed is then a matter of edge order, and the cost takes the
-    cautious side. The l2 minimum is exact: the objective is piecewise quadratic in t, and bisection finds the
-    piece.
+    an outsider costs 0. The l2 minimum is exact: the objective is piecewise quadratic in t, and bisection
+    finds the piece.
 
     Args:
         values: [E]. For a graph-wide set pass `scoped_rows(rowptr, E, "graph")` as `rowptr`.
@@ -40,11 +39,11 @@ def swap_costs(values: Tensor, rowptr: Tensor, k: int | None, norm: str = "l1") 
         norm: "l1", "l2" or "linf".
 
     Returns:
-        [N, M] with M <= k, column m-1 holding c(m); infinity where m > min(k, d-k), so a row with at most k
-        edges is all infinite. Differentiable in `values`; where an l2 cost is 0 its gradient is set to 0.
+        [N, M] with M <= k, column m-1 holding c(m); infinity where m > min(k, d-k). Differentiable in
+        `values`; where an l2 cost is 0 its gradient is set to 0.
 
     Raises:
-        InputError: if k is below 1, the norm is unknown, or k asks for more costs than memory holds.
+        InputError: k is below 1, the norm is unknown, or k asks for more costs than memory holds.
 
     Example:
         >>> a = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
@@ -70,7 +69,7 @@ def swap_costs(values: Tensor, rowptr: Tensor, k: int | None, norm: str = "l1") 
 
 
 def _around_cut(values: Tensor, rowptr: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Positions of the weakest members and the strongest outsiders of every row, [N, k] each; -1 for none."""
+    """Positions of the weakest members and the strongest outsiders, [N, k] each; -1 for none."""
     lead = leaders(values, rowptr, 2 * k)
     return lead[:, :k].flip(1), lead[:, k:]
 
@@ -78,8 +77,7 @@ def _around_cut(values: Tensor, rowptr: Tensor, k: int) -> tuple[Tensor, Tensor]
 def _around_deep_cut(values: Tensor, rowptr: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """The R rows with more than k edges, and `_around_cut` of those alone, [R, M] each.
 
-    There are at most E / k such rows, so that no more than 2 E positions are listed, however large k is.
-    Reading the degrees waits for the device once.
+    At most E / k rows, so no more than 2 E positions are listed. Reading the degrees waits for the device.
     """
     degree = rowptr.diff()
     rows = (degree > k).nonzero().flatten()
@@ -95,13 +93,13 @@ def _around_deep_cut(values: Tensor, rowptr: Tensor, k: int) -> tuple[Tensor, Te
 
 
 def _costs(values: Tensor, members: Tensor, outsiders: Tensor, norm: str) -> Tensor:
-    """c(m) where there is an m-th outsider, infinity elsewhere; like `members` and `outsiders`."""
+    """c(m) where there is an m-th outsider, infinity elsewhere."""
     valid = outsiders >= 0
     # Entries without an outsider gather some value; the fill hides it and stops its gradient. Each row uses
     # an edge of its own for that, or their zero gradients would queue for one address on a GPU.
     spare = torch.arange(len(valid), device=values.device)[:, None].clamp(max=values.shape[0] - 1)
-    upper = _gather(values, torch.where(valid, members, spare)).masked_fill(~valid, 0)
-    lower = _gather(values, torch.where(valid, outsiders, spare)).masked_fill(~valid, 0)
+    upper = at(values, torch.where(valid, members, spare)).masked_fill(~valid, 0)
+    lower = at(values, torch.where(valid, outsiders, spare)).masked_fill(~valid, 0)
     if norm == "l1":
         costs = (upper - lower).cumsum(1)
     elif norm == "linf":
@@ -157,10 +155,6 @@ def swap_margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor
     return short.sum() / real.sum().clamp(min=1)
 
 
-def _gather(values: Tensor, positions: Tensor) -> Tensor:
-    return values.index_select(0, positions.flatten()).view_as(positions)
-
-
 def _l2_costs(upper: Tensor, lower: Tensor) -> Tensor:
     """c(m) in l2 for members `upper` (rising with s) and outsiders `lower` (falling); all [N, M]."""
     # Centred between the first pair: then the squares lose no digits, since sum x^2 <= 3 c(m)^2.
@@ -173,9 +167,8 @@ def _l2_costs(upper: Tensor, lower: Tensor) -> Tensor:
         idle_high = _idle(high, sum_high, sum_low, m)
         idle_low = _idle(-low, -sum_low, -sum_high, m)
     total = _between(sum_high, idle_high) + _between(sum_low, idle_low)
-    squares = _between(_prefix_sums(high.square()), idle_high) + _between(
-        _prefix_sums(low.square()), idle_low
-    )
+    squares = _between(_prefix_sums(high.square()), idle_high)
+    squares = squares + _between(_prefix_sums(low.square()), idle_low)
     moved = (2 * m - idle_high - idle_low).double()
     # At the minimum the derivative in t is zero, so t counts as a constant (envelope theorem).
     level = (total / moved).detach()
@@ -223,7 +216,7 @@ def rivals(
         members: bool [E], the top-k.
         rowptr: [N + 1].
         rows: [R] the rows to compare in, each once.
-        k: how many pairs to compare in each.
+        k: pairs to compare in each.
 
     Returns:
         The differences [R, k], 0 where there is no such pair, and bool [R, k] where there is one.
@@ -242,5 +235,5 @@ def rivals(
 
 
 def at(values: Tensor, places: Tensor) -> Tensor:
-    """`values[places]`; on a GPU its gradient needs no sort, and no luck where no place counts twice."""
+    """`values[places]` with a gradient that needs no sort on a GPU."""
     return values.index_select(0, places.flatten()).view(places.shape)

@@ -1,12 +1,9 @@
 """Eight numbers at a time: a vector type for the kernels.
 
-A head has often 8 channels and a layer 8 heads: too few for LLVM's automatic vectorisation, whose loop bodies
-handle 32 numbers or more. A value of `_LanesType` is a vector in registers: 8 numbers, or a tile of 64, for
-example 8 heads of 8 channels. Every processor maps it to the registers it has. Inside compiled code it
-supports `+ - *` with another of the same size, and the functions below. `benchmarks/alternatives.py` compares
-it with plain loops.
-
-NaN and infinity survive all of them.
+A head has often 8 channels and a layer 8 heads: too few for LLVM's automatic vectorisation. A value of
+`_LanesType` is a vector in registers: 8 numbers, or a tile of 64, for example 8 heads of 8 channels. Inside
+compiled code it supports `+ - *` with another of the same size, and the functions below. NaN and infinity
+survive all of them. `benchmarks/alternatives.py` compares it with plain loops.
 """
 
 from __future__ import annotations
@@ -46,14 +43,13 @@ class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
 
 
 def _constant(kind: Any, value: float) -> Any:
-    """A constant of a scalar or vector LLVM type."""
     if isinstance(kind, ir.VectorType):
         return ir.Constant(kind, [ir.Constant(kind.element, value)] * kind.count)
     return ir.Constant(kind, value)
 
 
 def _shuffled(builder: Any, one: Any, two: Any, places: Sequence[int]) -> Any:
-    """The lanes of `one` and, counted on, of `two` at these places."""
+    """Lanes of `one` and, counted on, of `two`."""
     mask = ir.Constant(ir.VectorType(_WORD, len(places)), [ir.Constant(_WORD, k) for k in places])
     return builder.shuffle_vector(one, two, mask)
 
@@ -63,6 +59,11 @@ def _broadcast(builder: Any, value: Any, vector: Any) -> Any:
     nothing = ir.Constant(vector, ir.Undefined)
     one = builder.insert_element(nothing, value, ir.Constant(_WORD, 0))
     return _shuffled(builder, one, nothing, [0] * vector.count)
+
+
+def _simple(sig: Any, build: Callable[..., Any]) -> Any:
+    """A signature, and the code `build(builder, *arguments)` gives for it."""
+    return sig, lambda context, builder, _, args: build(builder, *args)
 
 
 def _call(builder: Any, name: str, result: Any, *given: Any, **options: Any) -> Any:
@@ -182,12 +183,9 @@ def _prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
 
 
 def _splatted(value: Any, count: int) -> Any:
-    kind = _LanesType(value, count)
-
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _broadcast(builder, args[0], context.get_value_type(kind))
-
-    return kind(value), generate
+    scalar = ir.FloatType() if value == types.float32 else ir.DoubleType()
+    vector = ir.VectorType(scalar, count)
+    return _simple(_LanesType(value, count)(value), lambda builder, x: _broadcast(builder, x, vector))
 
 
 @intrinsic
@@ -205,31 +203,28 @@ def _splat_tile(typingctx: Any, value: Any) -> Any:
 @intrinsic
 def spread(typingctx: Any, lanes: Any) -> Any:
     """A tile with lane k at the places 8 k to 8 k + 7."""
-
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _shuffled(builder, args[0], args[0], [k // LANES for k in range(TILE)])
-
-    return _LanesType(lanes.dtype, TILE)(lanes), generate
+    places = [k // LANES for k in range(TILE)]
+    return _simple(_LanesType(lanes.dtype, TILE)(lanes), lambda builder, x: _shuffled(builder, x, x, places))
 
 
 @intrinsic
 def _total(typingctx: Any, lanes: Any) -> Any:
     """The sum of the lanes."""
+    name = f"llvm.vector.reduce.fadd.v{LANES}f{lanes.dtype.bitwidth}"
 
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        vector = args[0].type
-        name = f"llvm.vector.reduce.fadd.v{LANES}f{lanes.dtype.bitwidth}"
-        return _call(builder, name, vector.element, _constant(vector.element, 0.0), args[0], fastmath=_FLAGS)
+    def build(builder: Any, x: Any) -> Any:
+        scalar = x.type.element
+        return _call(builder, name, scalar, _constant(scalar, 0.0), x, fastmath=_FLAGS)
 
-    return lanes.dtype(lanes), generate
+    return _simple(lanes.dtype(lanes), build)
 
 
 @intrinsic
 def _totals(typingctx: Any, tile: Any) -> Any:
     """The sums of the places 8 k to 8 k + 7 of a tile, as lanes.
 
-    Three rounds of shuffles and additions, not eight reductions: round by round, numbers that belong to
-    different sums but the same place are brought side by side.
+    Three rounds of shuffles and additions, not eight reductions: in each, numbers of different sums but the
+    same place come side by side.
     """
     rounds = (
         ([0, 8, 2, 10, 4, 12, 6, 14], [1, 9, 3, 11, 5, 13, 7, 15]),
@@ -237,8 +232,7 @@ def _totals(typingctx: Any, tile: Any) -> Any:
         ([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]),
     )
 
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        (whole,) = args
+    def build(builder: Any, whole: Any) -> Any:
         rows = [range(k, k + LANES) for k in range(0, TILE, LANES)]
         vectors = [_shuffled(builder, whole, whole, row) for row in rows]
         for first, second in rounds:
@@ -248,28 +242,23 @@ def _totals(typingctx: Any, tile: Any) -> Any:
             ]
         return vectors[0]
 
-    return _LanesType(tile.dtype)(tile), generate
+    return _simple(_LanesType(tile.dtype)(tile), build)
 
 
 @intrinsic
 def _larger(typingctx: Any, a: Any, b: Any) -> Any:
     """The larger number lane by lane."""
-
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.select(builder.fcmp_ordered(">", args[0], args[1]), args[0], args[1])
-
-    return a(a, b), generate
+    return _simple(a(a, b), lambda builder, x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y))
 
 
 @intrinsic
 def _where_positive(typingctx: Any, condition: Any, a: Any, b: Any) -> Any:
     """Choose a where condition > 0, else b; for lanes and for single numbers."""
 
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        zero = _constant(args[0].type, 0.0)
-        return builder.select(builder.fcmp_ordered(">", args[0], zero), args[1], args[2])
+    def build(builder: Any, c: Any, x: Any, y: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", c, _constant(c.type, 0.0)), x, y)
 
-    return a(condition, a, b), generate
+    return _simple(a(condition, a, b), build)
 
 
 @intrinsic
@@ -303,11 +292,11 @@ def _hash_factors(typingctx: Any, position: Any, seed: Any, limit: Any, scale: A
 
 @intrinsic
 def _exp_nonpositive(typingctx: Any, x: Any) -> Any:
-    """exp(x) for x ≤ 0, of lanes or of one number.
+    """exp(x) for x ≤ 0, of lanes or of one number, to 2 units in the last place; NaN gives NaN.
 
-    2ⁿ · exp(r) with n = round(x / ln 2), r = x - n ln 2 and a Taylor polynomial on |r| ≤ ln 2 / 2. Below the
-    smallest normal number the result is 0. NaN gives NaN. Accurate to 2 units in the last place. Rounding and
-    the two steps of r are opaque calls, because fast maths would simplify the usual additions away.
+    2ⁿ · exp(r) with n = round(x / ln 2), r = x - n ln 2 and a Taylor polynomial on |r| ≤ ln 2 / 2; 0 below
+    the smallest normal number. Rounding and the two steps of r are opaque calls, because fast maths would
+    simplify the usual additions away.
     """
     lanes = isinstance(x, _LanesType)
     dtype = x.dtype if lanes else x
@@ -319,8 +308,7 @@ def _exp_nonpositive(typingctx: Any, x: Any) -> Any:
     lowest = -87.3 if single else -708.3
     kind = f"v{LANES}f{bits}" if lanes else f"f{bits}"
 
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        (value,) = args
+    def build(builder: Any, value: Any) -> Any:
         real, whole = value.type, ir.IntType(bits)
         if lanes:
             whole = ir.VectorType(whole, LANES)
@@ -341,4 +329,4 @@ def _exp_nonpositive(typingctx: Any, x: Any) -> Any:
         tiny = builder.fcmp_ordered("<", value, _constant(real, lowest))
         return builder.select(tiny, _constant(real, 0.0), result)
 
-    return x(x), generate
+    return _simple(x(x), build)

@@ -1,4 +1,4 @@
-"""The pieces the kernels are made of, each on flat arrays: scale and add, inner product, softmax of a row."""
+"""The pieces of the kernels, on flat arrays: scale and add, inner product, softmax of a row."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
 def _kernel(function: Callable[..., None]) -> Callable[..., None]:
     """Compile `function` on first use and keep the machine code on disk.
 
-    numba compiles again when the file of the function has changed; a kernel also has to be compiled again
-    when a piece of it has, so the stamp of the stored code covers all files here and its own.
+    A kernel has to be compiled again when a piece of it changes, so the stamp of the stored code covers all
+    files here and its own.
     """
     made: Callable[..., None] = compiled(**_OPTIONS)(function)
     stored = getattr(getattr(made, "_cache", None), "_cache_file", None)
@@ -84,7 +84,7 @@ def _padded(n):
 def _add_scaled(n, a, x, i, sums, j):
     """sums[j:j+n] += a · x[i:i+n] where `sums` has room up to the next multiple of 8.
 
-    The store covers whole lanes: a masked one could not be forwarded to the load of the next edge.
+    Stores whole lanes: a masked store could not be forwarded to the load of the next edge.
     """
     scale = _splat(a)
     rest = n & (LANES - 1)
@@ -160,10 +160,7 @@ def _fetch(array, offset, width):
 
 @_kernel
 def _weighted_sum(weight, value, first, last, heads, result, scratch):
-    """result[h] = Σ_e weight · value over the edges in first..last, per head; weight None counts as 1.
-
-    `scratch` as in `_normalise`.
-    """
+    """result[h] = Σ_e weight · value over first..last per head; weight None counts as 1."""
     if heads <= LANES and heads & (heads - 1) == 0:
         rest = (last - first) & (LANES - 1)
         whole = last - rest
@@ -196,7 +193,7 @@ def _normalise(flat, first, last, heads, scratch):
     """Turn the scores flat[first:last] of one node into their softmax, in place.
 
     The heads of an edge lie side by side. When their number divides 8, lane k holds head k mod H of every
-    edge whatever its position, so the row is one flat run of vectors. `scratch`: see `parallel.workspace`.
+    edge, so the row is one flat run of vectors. `scratch`: see `parallel.workspace`.
     """
     if heads <= LANES and heads & (heads - 1) == 0:
         _normalise_lanes(flat, first, last, heads, scratch)
@@ -275,7 +272,7 @@ def _normalise_heads(flat, first, last, heads, scratch):
 
 @piece
 def _mix(x):
-    """Scramble 32 bits; every input bit flips every output bit with probability close to ½."""
+    """Scramble 32 bits."""
     x = np.uint32(x ^ (x >> np.uint32(16)))
     x = np.uint32(x * np.uint32(0x7FEB352D))
     x = np.uint32(x ^ (x >> np.uint32(15)))
@@ -285,9 +282,9 @@ def _mix(x):
 
 @piece
 def _factor(position, seed, limit, scale):
-    """0 or `scale`: what the number at `position` is multiplied with; `limit` = p · 2³².
+    """0 or `scale`, the factor of the number at `position`; `limit` = p · 2³².
 
-    Both outcomes are at hand, so the compiler selects instead of branching: a coin toss cannot be predicted.
+    Both outcomes are computed, so the compiler selects instead of branching on a coin toss.
     """
     low = np.uint32(seed)
     x = _mix(np.uint32(np.uint32(position) + low))

@@ -89,11 +89,6 @@ class _EdgeSoftmax(Function):
         return from_numpy(out), None
 
 
-def edge_softmax(scores: Tensor, adjacency: Adjacency) -> Tensor:
-    """See `fgai.ops.reference.edge_softmax`."""
-    return _EdgeSoftmax.apply(scores, adjacency)  # type: ignore[no-any-return]
-
-
 @_by_block
 def _aggregate(b, blocks, rowptr, source, heads, channels, weight, values, out, room):
     width, end, sums, scratch = heads * channels, len(source) - 1, SUMS + 3 * heads, room[b]
@@ -171,11 +166,6 @@ class _Aggregate(Function):
         return (*_tensors(d_weight, d_values), None)
 
 
-def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
-    """See `fgai.ops.reference.aggregate`."""
-    return _Aggregate.apply(attention, values, adjacency)  # type: ignore[no-any-return]
-
-
 @_by_block
 def _halves(b, nodes, heads, channels, values, a, c, left, right):
     for n in range(b * _ROWS, min((b + 1) * _ROWS, nodes)):
@@ -235,11 +225,6 @@ class _NodeScores(Function):
         return _tensors(d_values, d_source, d_destination)
 
 
-def node_scores(values: Tensor, source_weight: Tensor, destination_weight: Tensor) -> tuple[Tensor, Tensor]:
-    """See `fgai.ops.reference.node_scores`."""
-    return _NodeScores.apply(values, source_weight, destination_weight)  # type: ignore[no-any-return]
-
-
 @_by_block
 def _drop(b, given, seed, limit, scale, out):
     for k in range(b * _CHUNK, min((b + 1) * _CHUNK, len(given))):
@@ -264,6 +249,9 @@ class _Dropout(Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         return _dropped(_array(gradients[0]), *ctx.options), None, None
+
+
+edge_softmax, aggregate, node_scores = _EdgeSoftmax.apply, _Aggregate.apply, _NodeScores.apply
 
 
 def dropout(given: Tensor, p: float, seed: int | Tensor) -> Tensor:

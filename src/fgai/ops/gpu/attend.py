@@ -35,12 +35,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.gpu.plan import Work, _room, _seed_on, incoming, outgoing
+from fgai.ops.gpu.plan import _add_parts, _room, _seed_on, incoming, outgoing
 from fgai.ops.gpu.tiles import (
-    _add_pieces,
     _leaky,
     _narrow_sizes,
-    _power,
     _wide_score,
     _wide_sizes,
     factor,
@@ -66,15 +64,6 @@ PROGRAMS = 4096
 def _sizes(heads: int, channels: int) -> dict[str, int]:
     sizes = _wide_sizes(heads, channels, 4, 32, TILE)
     return {**sizes, "num_warps": max(1, min(8, sizes["BE"] * sizes["BH"] * sizes["BC"] // WARP))}
-
-
-def _add(work: Work, parts: Tensor, out: Tensor) -> None:
-    """Sum the parts of split rows into their rows of `out`."""
-    if work.slots:
-        width = parts.numel() // work.slots
-        block = min(256, _power(width))
-        grid = (len(work.split_row), -(-width // block))
-        _add_pieces[grid](work.split_row, work.split_slot, parts, out, width, BD=block, num_warps=1)
 
 
 class _Attend(Function):
@@ -150,8 +139,8 @@ class _Attend(Function):
                 d_values, d_far, value_parts, far_parts, d_scores, seed,
                 **ctx.draws, **ctx.numbers, **sizes, GIVEN=given,
             )  # fmt: skip
-        _add(work, value_parts, d_values)
-        _add(work, far_parts, d_far)
+        _add_parts(work, value_parts, d_values)
+        _add_parts(work, far_parts, d_far)
         if few:
             d_near, d_weight = _movers(ctx, near, far, weight, values, d_out, lse, delta), None
         else:
@@ -176,7 +165,7 @@ def _destinations(
             *work.pieces, work.node, near, far, weight, d_scores, d_near, near_parts, shares, count, step,
             **ctx.numbers, **sizes,
         )  # fmt: skip
-    _add(work, near_parts, d_near)
+    _add_parts(work, near_parts, d_near)
     return d_near, shares.sum(0) if score == DYNAMIC else None
 
 
@@ -190,7 +179,7 @@ def _movers(ctx: Any, near: Tensor, *given: Tensor) -> Tensor:
         _moving_destinations[(len(work.row),)](
             *work.pieces, work.node, near, *given, d_near, parts, **ctx.numbers, **sizes
         )
-    _add(work, parts, d_near)
+    _add_parts(work, parts, d_near)
     return d_near
 
 

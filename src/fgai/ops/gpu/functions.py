@@ -195,14 +195,7 @@ class _Dot(Function):
         return d_query, d_key, None
 
 
-def edge_softmax(scores: Tensor, adjacency: Adjacency) -> Tensor:
-    """See `fgai.ops.reference.edge_softmax`."""
-    return _EdgeSoftmax.apply(scores, adjacency)  # type: ignore[no-any-return]
-
-
-def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
-    """See `fgai.ops.reference.aggregate`."""
-    return _Aggregate.apply(attention, values, adjacency)  # type: ignore[no-any-return]
+edge_softmax, aggregate = _EdgeSoftmax.apply, _Aggregate.apply
 
 
 def score(given: Score, adjacency: Adjacency) -> Tensor:

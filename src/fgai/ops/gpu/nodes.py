@@ -91,9 +91,7 @@ class _NodeScores(Function):
         return d_values, d_weights[0], d_weights[1]
 
 
-def node_scores(values: Tensor, left_weight: Tensor, right_weight: Tensor) -> tuple[Tensor, Tensor]:
-    """See `fgai.ops.reference.node_scores`; both halves in one pass over the nodes."""
-    return _NodeScores.apply(values, left_weight, right_weight)  # type: ignore[no-any-return]
+node_scores = _NodeScores.apply
 
 
 @triton.jit

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fgai.cache import cached_on
+from fgai.ops.gpu.tiles import _add_pieces, _power
 from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -127,6 +128,15 @@ def _keep_work(adjacency: Adjacency, into: Work, out_of: Work) -> None:
     """Let `incoming` and `outgoing` return these for all nodes."""
     cached_on(adjacency, ("gpu incoming", None), lambda: into)
     cached_on(adjacency, ("gpu outgoing", None), lambda: out_of)
+
+
+def _add_parts(work: Work, parts: Tensor, out: Tensor) -> None:
+    """Sum the parts of split rows into their rows of `out`."""
+    if work.slots:
+        width = parts.numel() // work.slots
+        block = min(256, _power(width))
+        grid = (len(work.split_row), -(-width // block))
+        _add_pieces[grid](work.split_row, work.split_slot, parts, out, width, BD=block, num_warps=1)
 
 
 def _seed_on(like: Tensor, seed: int | Tensor) -> Tensor:

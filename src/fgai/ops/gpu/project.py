@@ -16,8 +16,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fgai.cache import cached_on
-from fgai.ops.gpu.plan import Work, _lay_out, _place
-from fgai.ops.gpu.tiles import _add_pieces
+from fgai.ops.gpu.plan import Work, _add_parts, _lay_out, _place
 from fgai.sparse import SparseRows
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -104,16 +103,12 @@ def _sum(work: Work, values: Tensor, dense: Tensor, count: int, *, through: bool
     width = dense.shape[1]
     out, parts = dense.new_empty(count, width), dense.new_empty(work.slots, width)
     block = min(64, triton.next_power_of_2(width))
-    blocks = -(-width // block)
     if len(work.row):
-        _gather[(len(work.row), blocks)](
+        _gather[(len(work.row), -(-width // block))](
             *work.pieces, work.node, work.edge, values, dense, out, parts,
             D=width, BD=block, BE=max(8, 1024 // block), THROUGH=through, num_warps=2,
         )  # fmt: skip
-    if work.slots:
-        _add_pieces[(len(work.split_row), blocks)](
-            work.split_row, work.split_slot, parts, out, width, BD=block, num_warps=1
-        )
+    _add_parts(work, parts, out)
     return out
 
 
