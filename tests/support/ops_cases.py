@@ -62,7 +62,7 @@ def call(
     first = KINDS[kind], near, far, weight
     if operation == "score":
         return (kernels.score(Score(*first, SLOPE), adjacency),)
-    result = kernels.attend(Score(*first, SLOPE), *rest, adjacency, p, SEED, written, averaged)
+    result = kernels.attend(Score(*first, SLOPE), *rest, adjacency, (p, SEED), written, averaged)
     assert isinstance(result, tuple)
     return result
 

@@ -203,8 +203,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     _check_values(values, adjacency)
     _checked(score, tuple(values.shape[: 2 if score.kind == ADDITIVE else 3]), values)
-    seed = _seed(values, p, seed)
-    return _kernels_for(values).attend(score, values, adjacency, p, seed, *options)
+    return _kernels_for(values).attend(score, values, adjacency, (p, _seed(values, p, seed)), *options)
 
 
 def dropout(given: X, p: float, training: bool = True, *, seed: int | Tensor | None = None) -> X:

@@ -20,6 +20,7 @@ from torch.nn.functional import leaky_relu
 from fgai.sparse import Adjacency, SparseRows
 
 ADDITIVE, DYNAMIC, DOT = range(3)
+Drop = tuple[float, int | Tensor]  # rate and seed of dropout
 _LOW = 0xFFFFFFFF
 
 
@@ -123,19 +124,13 @@ def dropout(given: Tensor, p: float, seed: int | Tensor) -> Tensor:
 
 
 def attend(
-    given: Score,
-    values: Tensor,
-    adjacency: Adjacency,
-    p: float,
-    seed: int | Tensor,
-    written: bool = True,
-    averaged: bool = False,
+    given: Score, values: Tensor, adjacency: Adjacency, drop: Drop, written: bool, averaged: bool
 ) -> tuple[Tensor, Tensor]:
     """`score`, `edge_softmax`, `dropout`, `aggregate`: values [N, H, C] and the attention before dropout.
 
     The attention is [E, H], or [E, 1] if `averaged`. A backend may leave it empty unless `written`.
     """
     attention = edge_softmax(score(given, adjacency), adjacency)
-    used = attention if p == 0 else dropout(attention, p, seed)
+    used = dropout(attention, *drop) if drop[0] else attention
     out = aggregate(used, values, adjacency)
     return out, attention.mean(1, keepdim=True) if averaged and attention.shape[1] > 1 else attention

@@ -71,12 +71,7 @@ def row_sum(values: Tensor, rowptr: Tensor) -> Tensor:
     if not values.is_floating_point():
         # Exact in float64 below 2^53 edges.
         return row_sum(values.double(), rowptr).long()
-    if rowptr.numel() == 1:
-        return values.new_zeros((0, *values.shape[1:]))
-    summed: Tensor = torch.segment_reduce(
-        values.contiguous(), "sum", offsets=rowptr, axis=0, unsafe=True, initial=0
-    )
-    return summed
+    return _reduced(values, rowptr, "sum", 0)
 
 
 def row_max(values: Tensor, rowptr: Tensor) -> Tensor:
@@ -86,12 +81,14 @@ def row_max(values: Tensor, rowptr: Tensor) -> Tensor:
         >>> row_max(torch.tensor([1.0, 2.0, 5.0]), torch.tensor([0, 2, 3])).tolist()
         [2.0, 5.0]
     """
+    return _reduced(values.detach(), rowptr, "max", float("-inf"))
+
+
+def _reduced(values: Tensor, rowptr: Tensor, how: str, initial: float) -> Tensor:
     if rowptr.numel() == 1:
         return values.new_zeros((0, *values.shape[1:]))
-    largest: Tensor = torch.segment_reduce(
-        values.detach().contiguous(), "max", offsets=rowptr, axis=0, unsafe=True, initial=float("-inf")
-    )
-    return largest
+    values, options = values.contiguous(), {"axis": 0, "unsafe": True, "initial": initial}
+    return torch.segment_reduce(values, how, offsets=rowptr, **options)  # type: ignore[no-any-return]
 
 
 def row_order(values: Tensor, rowptr: Tensor) -> Tensor:

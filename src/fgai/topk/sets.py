@@ -29,8 +29,7 @@ class Cut(NamedTuple):
 
     Attributes:
         level: [N] the smallest value in the set; −inf where the whole row is in it.
-        spot: [N] int32, the last position in the set with that value; the largest int32 where the whole row
-            is.
+        spot: [N] int32, the last position in the set with that value; 2³¹ − 1 where the whole row is in it.
     """
 
     level: Tensor
@@ -328,9 +327,8 @@ def _check_edges(
 ) -> None:
     """Raise unless every row of `w` lies in its arrays, and in those of `w_tilde` at `grown`."""
     check_rows(w, rowptr, "w")
-    if isinstance(known, Tensor) and (known.dtype != torch.bool or known.shape != w.shape):
-        got = f"{known.dtype} {tuple(known.shape)}"
-        raise InputError(f"`known` must be the mask of the top-k of `w`, bool {tuple(w.shape)}, got {got}")
+    if isinstance(known, Tensor):
+        checks.mask(known, w.shape, "known")
     if grown is None:
         check_rows(w_tilde, rowptr, "w_tilde")
         return

@@ -70,7 +70,7 @@ from fgai.ops.cpu.rows import (
     piece,
 )
 from fgai.ops.cpu.scores import _near_gradients, _pass_to_far, _row_width, _score_arguments, _score_row
-from fgai.ops.reference import ADDITIVE, Score, _odds
+from fgai.ops.reference import ADDITIVE, Drop, Score, _odds
 from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -306,15 +306,9 @@ class _Attend(Function):
 
 
 def attend(
-    score: Score,
-    values: Tensor,
-    adjacency: Adjacency,
-    p: float,
-    seed: int | Tensor,
-    written: bool = True,
-    averaged: bool = False,
+    score: Score, values: Tensor, adjacency: Adjacency, drop: Drop, written: bool, averaged: bool
 ) -> tuple[Tensor, Tensor]:
     """See `fgai.ops.reference.attend`; the attention is always written."""
     kind, near, far, weight, slope = score
-    options = adjacency, kind, slope, p, int(seed), averaged
+    options = adjacency, kind, slope, drop[0], int(drop[1]), averaged
     return _Attend.apply(near, far, weight, values, *options)  # type: ignore[no-any-return]

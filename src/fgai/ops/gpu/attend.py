@@ -47,7 +47,7 @@ from fgai.ops.gpu.tiles import (
     one,
     wide,
 )
-from fgai.ops.reference import ADDITIVE, DYNAMIC, Score, _odds
+from fgai.ops.reference import ADDITIVE, DYNAMIC, Drop, Score, _odds
 from fgai.sparse import Adjacency
 from fgai.sparse.adjacency import reach_of
 
@@ -184,19 +184,13 @@ def _movers(ctx: Any, near: Tensor, *given: Tensor) -> Tensor:
 
 
 def attend(
-    score: Score,
-    values: Tensor,
-    adjacency: Adjacency,
-    p: float,
-    seed: int | Tensor,
-    written: bool = True,
-    averaged: bool = False,
+    score: Score, values: Tensor, adjacency: Adjacency, drop: Drop, written: bool, averaged: bool
 ) -> tuple[Tensor, Tensor]:
     """See `fgai.ops.reference.attend`; unless `written`, the attention comes back empty."""
     kind, near, far, weight, slope = score
     weight = values.new_empty(0) if weight is None else weight
     attention = (MEAN if averaged else ALL) if written else 0
-    options = adjacency, kind, slope, p, _seed_on(values, seed), attention
+    options = adjacency, kind, slope, drop[0], _seed_on(values, drop[1]), attention
     return _Attend.apply(near, far, weight, values, *options)  # type: ignore[no-any-return]
 
 

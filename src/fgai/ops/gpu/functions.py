@@ -30,23 +30,19 @@ def _sizes(heads: int, channels: int) -> dict[str, int]:
     return _wide_sizes(heads, channels, 1, 64, 4096)
 
 
-def _incoming(adjacency: Adjacency) -> tuple[Tensor, Tensor, Tensor]:
+def _view(adjacency: Adjacency, *, outgoing: bool) -> tuple[Tensor, Tensor, Tensor]:
     index = adjacency.index32
+    if outgoing:
+        return index.colptr, index.csc, index.destination
     return index.rowptr, index.source, index.source
-
-
-def _outgoing(adjacency: Adjacency) -> tuple[Tensor, Tensor, Tensor]:
-    index = adjacency.index32
-    return index.colptr, index.csc, index.destination
 
 
 def _weighted(adjacency: Adjacency, weight: Tensor, values: Tensor, rows: int, *, outgoing: bool) -> Tensor:
     """Σ over the edges of a node before `rows` of weight [E, H] times the values at the other end."""
-    ptr, edge, node = _outgoing(adjacency) if outgoing else _incoming(adjacency)
-    values, weight = values.contiguous(), weight.contiguous()
+    view, values, weight = _view(adjacency, outgoing=outgoing), values.contiguous(), weight.contiguous()
     out, sizes = _room(values, rows), _sizes(*values.shape[1:])
     if rows:
-        _weighted_sum[(rows,)](ptr, edge, node, weight, values, out, **sizes, THROUGH=outgoing, num_warps=4)
+        _weighted_sum[(rows,)](*view, weight, values, out, **sizes, THROUGH=outgoing, num_warps=4)
     return out
 
 
@@ -122,19 +118,16 @@ class _Additive(Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         left, right = ctx.saved_tensors
-        gradient, adjacency, found = gradients[0].contiguous(), ctx.adjacency, []
-        rows = reach_of(adjacency).moving
-        sizes = _narrow_sizes(left.shape[1], 1024)
-        for needed, view, outgoing, own, other in (
-            (ctx.needs_input_grad[0], _outgoing(adjacency), True, left, right),
-            (ctx.needs_input_grad[1], _incoming(adjacency), False, right, left),
-        ):
+        gradient, adjacency, results = gradients[0].contiguous(), ctx.adjacency, []
+        rows, sizes = reach_of(adjacency).moving, _narrow_sizes(left.shape[1], 1024)
+        for needed, outgoing in zip(ctx.needs_input_grad, (True, False), strict=False):
+            own, other = (left, right) if outgoing else (right, left)
             out = _room(own, rows) if needed else None
             if out is not None and rows:
-                given = *view, own, other, gradient, out, ctx.slope
+                given = *_view(adjacency, outgoing=outgoing), own, other, gradient, out, ctx.slope
                 _additive_backward[(rows,)](*given, **sizes, THROUGH=outgoing)
-            found.append(out)
-        return found[0], found[1], None, None
+            results.append(out)
+        return *results, None, None
 
 
 class _Dynamic(Function):
@@ -159,22 +152,16 @@ class _Dynamic(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         left, right, weight = ctx.saved_tensors
         gradient, adjacency, sizes = gradients[0].contiguous(), ctx.adjacency, _sizes(*left.shape[1:])
-        reach, learned = reach_of(adjacency), ctx.needs_input_grad[2]
-        moving = reach.moving
-        filled = reach.filled if learned else moving
-        d_left, d_right, part = _room(left, moving), _room(right, filled), right[:0]
-        if learned:
-            part = _room(right, filled)
-        if moving:
-            _dynamic_backward[(moving,)](
-                *_outgoing(adjacency), left, right, weight, gradient, d_left, part, ctx.slope, **sizes,
-                THROUGH=True, WEIGHT=False,
-            )  # fmt: skip
-        if filled:
-            _dynamic_backward[(filled,)](
-                *_incoming(adjacency), right, left, weight, gradient, d_right, part, ctx.slope, **sizes,
-                THROUGH=False, WEIGHT=learned,
-            )  # fmt: skip
+        (moving, filled), learned = reach_of(adjacency), ctx.needs_input_grad[2]
+        filled = filled if learned else moving
+        d_left, d_right = _room(left, moving), _room(right, filled)
+        part = _room(right, filled) if learned else right[:0]
+        ends = (True, moving, left, right, d_left), (False, filled, right, left, d_right)
+        for outgoing, rows, own, other, out in ends:
+            if rows:
+                given = own, other, weight, gradient, out, part, ctx.slope
+                view, share = _view(adjacency, outgoing=outgoing), learned and not outgoing
+                _dynamic_backward[(rows,)](*view, *given, **sizes, THROUGH=outgoing, WEIGHT=share)
         return d_left, d_right, part.sum(0) if learned else None, None, None
 
 
