@@ -87,8 +87,8 @@ def row_max(values: Tensor, rowptr: Tensor) -> Tensor:
 def _reduced(values: Tensor, rowptr: Tensor, how: str, initial: float) -> Tensor:
     if rowptr.numel() == 1:
         return values.new_zeros((0, *values.shape[1:]))
-    values, options = values.contiguous(), {"axis": 0, "unsafe": True, "initial": initial}
-    return torch.segment_reduce(values, how, offsets=rowptr, **options)  # type: ignore[no-any-return]
+    values = values.contiguous()
+    return torch.segment_reduce(values, how, offsets=rowptr, axis=0, unsafe=True, initial=initial)
 
 
 def row_order(values: Tensor, rowptr: Tensor) -> Tensor:
