@@ -28,17 +28,11 @@ from fgai.sparse import Features
 
 @dataclass(frozen=True, eq=False)
 class Range:
-    """The range of one quantity that an attention layer reads of every node.
+    """The range of one quantity that an attention layer reads of every node."""
 
-    Attributes:
-        low: lower ends, of one row.
-        high: upper ends.
-        radius: largest norm of a row, in units of half the range from its middle; None for no bound.
-    """
-
-    low: Tensor
-    high: Tensor
-    radius: Tensor | None = None
+    low: Tensor  # lower ends, of one row
+    high: Tensor  # upper ends
+    radius: Tensor | None = None  # largest norm of a row, in units of half the range; None for no bound
 
     @classmethod
     def of(cls, limits: Limits) -> Range:
@@ -160,19 +154,12 @@ class _Ball:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """An uncertain input [N, D] of a layer.
+    """An uncertain input [N, D] of a layer."""
 
-    Attributes:
-        low: lower ends.
-        high: upper ends.
-        ball: bounds all channels together, or None.
-        clean: [N, D] without new neighbours, where that is known.
-    """
-
-    low: Tensor
-    high: Tensor
-    ball: _Ball | None = None
-    clean: Tensor | None = None
+    low: Tensor  # lower ends
+    high: Tensor  # upper ends
+    ball: _Ball | None = None  # bounds all channels together, or None
+    clean: Tensor | None = None  # [N, D] without new neighbours, where that is known
 
     def through(self, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Ends of `x @ weight + bias` [N, F]."""
@@ -195,21 +182,13 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What a layer reads of every node.
+    """What a layer reads of every node."""
 
-    Attributes:
-        low: of the values, [N, H, C].
-        high: of the values.
-        source: ends of the source's side of the score [N, H] (GAT) or of the values themselves (GATv2).
-        destination: ends of the destination's side, [N, H] or [N, H, C].
-        said: how the values follow the input, where that is uncertain.
-    """
-
-    low: Tensor
-    high: Tensor
-    source: tuple[Tensor, Tensor]
-    destination: tuple[Tensor, Tensor]
-    said: _Said | None = None
+    low: Tensor  # of the values, [N, H, C]
+    high: Tensor  # of the values
+    source: tuple[Tensor, Tensor]  # ends of the source's side [N, H] (GAT), or of the values (GATv2)
+    destination: tuple[Tensor, Tensor]  # ends of the destination's side, [N, H] or [N, H, C]
+    said: _Said | None = None  # how the values follow the input, where that is uncertain
 
     @classmethod
     def exact(cls, layer: AttentionLayer, x: Tensor | Features) -> Reading:

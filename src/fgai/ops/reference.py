@@ -27,20 +27,18 @@ _LOW = 0xFFFFFFFF
 class Score(NamedTuple):
     """The score of every edge j → i and head.
 
-    Attributes:
-        kind: ADDITIVE for `leaky_relu(far[j] + near[i])`, DYNAMIC for
-            `Σ_c weight · leaky_relu(far[j] + near[i])`, DOT for `⟨near[i], far[j]⟩ / √C`.
-        near: of the destinations i, [N, H] if additive, else [N, H, C].
-        far: of the sources j, likewise.
-        weight: [H, C] if dynamic, else None.
-        slope: of the leaky relu.
+        ADDITIVE  leaky_relu(far[j] + near[i])
+        DYNAMIC   Σ_c weight · leaky_relu(far[j] + near[i])
+        DOT       ⟨near[i], far[j]⟩ / √C
+
+    The first two have a leaky relu with `slope`.
     """
 
     kind: int
-    near: Tensor
-    far: Tensor
-    weight: Tensor | None
-    slope: float
+    near: Tensor  # of the destinations i, [N, H] if additive, else [N, H, C]
+    far: Tensor  # of the sources j, likewise
+    weight: Tensor | None  # [H, C] if dynamic, else None
+    slope: float  # of the leaky relu
 
 
 def _draw_seed(device: torch.device, generator: torch.Generator | None = None) -> int | Tensor:

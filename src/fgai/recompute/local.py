@@ -27,45 +27,27 @@ WORTHWHILE = 0.6  # share of the work above which a full pass is taken: building
 
 
 class Touched(NamedTuple):
-    """The rows that a perturbation changes.
+    """The rows that a perturbation changes."""
 
-    Attributes:
-        nodes: [T] whose logits were computed again.
-        logits: [T, C].
-        ranks: per layer [E'] on its patch's edges, what neighbours are ranked by; empty unless asked for.
-    """
-
-    nodes: Tensor
-    logits: Tensor
-    ranks: list[Tensor]
+    nodes: Tensor  # [T] whose logits were computed again
+    logits: Tensor  # [T, C]
+    ranks: list[Tensor]  # per layer [E'] on its patch's edges; empty unless asked for
 
 
 @typed
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What to compute again after one edit, layer by layer.
+    """What to compute again after one edit, layer by layer."""
 
-    Attributes:
-        edit: the edit.
-        start: [S] nodes whose input differs.
-        patches: one per layer.
-        constants: per patch, the result of `_Patch.constants`.
-        states: per patch, states of the fresh rows before the layer, where the model reads them.
-        keep: [T] the last layer's touched rows whose logits are needed.
-        nodes: [T] their nodes.
-        share: of the work of a full pass, counted in edges and rows times their widths.
-        ranks: per patch of a whole plan, what neighbours are ranked by; else empty.
-    """
-
-    edit: Edit
-    start: Tensor
-    patches: list[_Patch]
-    constants: list[tuple[Sides, Tensor | None]]
-    states: list[Tensor | None]
-    keep: Tensor
-    nodes: Tensor
-    share: float
-    ranks: list[Ranks]
+    edit: Edit  # the edit
+    start: Tensor  # [S] nodes whose input differs
+    patches: list[_Patch]  # one per layer
+    constants: list[tuple[Sides, Tensor | None]]  # per patch, the result of `_Patch.constants`
+    states: list[Tensor | None]  # per patch, of the fresh rows before the layer, where the model reads them
+    keep: Tensor  # [T] the last layer's touched rows whose logits are needed
+    nodes: Tensor  # [T] their nodes
+    share: float  # of the work of a full pass, counted in edges and rows times their widths
+    ranks: list[Ranks]  # per patch of a whole plan, what neighbours are ranked by; else empty
 
 
 @typed
@@ -248,17 +230,11 @@ def _plain(graph: Graph) -> bool:
 @typed
 @dataclass(frozen=True, eq=False)
 class Repeated:
-    """Copies of a plan side by side.
+    """Copies of a plan side by side."""
 
-    Attributes:
-        plan: for features [times · S, F], copy after copy; its logits and nodes come copy after copy.
-        times: number of copies.
-        places: per patch [times, E'], the position of edge e of the single patch in copy b.
-    """
-
-    plan: Plan
-    times: int
-    places: list[Tensor]
+    plan: Plan  # for features [times · S, F], copy after copy; its logits and nodes come copy after copy
+    times: int  # number of copies
+    places: list[Tensor]  # per patch [times, E'], the position of edge e of the single patch in copy b
 
 
 @typed

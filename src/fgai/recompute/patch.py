@@ -26,19 +26,12 @@ Sides = tuple[Tensor, Tensor, Tensor]
 @typed
 @dataclass(frozen=True, eq=False)
 class Edit:
-    """What was changed in a graph of N nodes, apart from the features themselves.
+    """What was changed in a graph of N nodes, apart from the features themselves."""
 
-    Attributes:
-        new: number of new nodes; they are N, N + 1, ...
-        added: [2, K] new edges (source, destination), those of the new nodes included.
-        removed: [R] positions of removed edges in the clean graph.
-        rows: [C] old nodes whose features changed.
-    """
-
-    new: int
-    added: Tensor
-    removed: Tensor
-    rows: Tensor
+    new: int  # number of new nodes; they are N, N + 1,
+    added: Tensor  # [2, K] new edges (source, destination), those of the new nodes included
+    removed: Tensor  # [R] positions of removed edges in the clean graph
+    rows: Tensor  # [C] old nodes whose features changed
 
     def __post_init__(self) -> None:
         checks.whole(self.new, "new", 0)
@@ -252,17 +245,11 @@ class _Patch:
 
 
 class Ranks(NamedTuple):
-    """The scores of a patch's edges, mean over the heads.
+    """The scores of a patch's edges, mean over the heads."""
 
-    Attributes:
-        still: [E'] before the change; 0 for new edges.
-        moved: [M] edges of the patch whose score may change: new ones, and those with a changed end.
-        adjacency: these edges alone, among all nodes of the patch.
-    """
-
-    still: Tensor
-    moved: Tensor
-    adjacency: Adjacency
+    still: Tensor  # [E'] before the change; 0 for new edges
+    moved: Tensor  # [M] edges of the patch whose score may change: new ones, and those with a changed end
+    adjacency: Adjacency  # these edges alone, among all nodes of the patch
 
     @classmethod
     def of(cls, patch: _Patch, clean: Tensor) -> Ranks:

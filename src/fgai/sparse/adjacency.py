@@ -249,15 +249,10 @@ def _mark(adjacency: Adjacency) -> None:
 
 
 class _Reach(NamedTuple):
-    """Which nodes of an adjacency matter.
+    """Which nodes of an adjacency matter."""
 
-    Attributes:
-        moving: gradients are needed of the nodes before this one only; those of others may be zeros.
-        filled: nodes from this one on have no incoming edges.
-    """
-
-    moving: int
-    filled: int
+    moving: int  # gradients are needed of the nodes before this one only; those of others may be zeros
+    filled: int  # nodes from this one on have no incoming edges
 
 
 def set_reach(adjacency: Adjacency, moving: int, filled: int) -> None:

@@ -25,15 +25,10 @@ LARGEST_TABLE = 2**28
 
 
 class Cut(NamedTuple):
-    """Where the top-k of every row ends.
+    """Where the top-k of every row ends."""
 
-    Attributes:
-        level: [N] the smallest value in the set; −inf where the whole row is in it.
-        spot: [N] int32, the last position in the set with that value; 2³¹ − 1 where the whole row is in it.
-    """
-
-    level: Tensor
-    spot: Tensor
+    level: Tensor  # [N] the smallest value in the set; −inf where the whole row is in it
+    spot: Tensor  # [N] int32, the last position with that value; 2³¹ − 1 where the whole row is in the set
 
 
 def _on_gpu(values: Tensor) -> bool:

@@ -160,13 +160,9 @@ def _by_block(body: Callable[..., None]) -> Any:
 
     The kernel is a copy of `_run` with a name and a file of its own, by which numba finds its code on disk.
     """
-    name, code, block = f"{body.__name__}_blocks", body.__code__, _kernel(body)
-    place: dict[str, Any] = {
-        "co_name": name,
-        "co_filename": code.co_filename,
-        "co_firstlineno": code.co_firstlineno,
-    }
-    run = FunctionType(_run.__code__.replace(**place), {"_run_blocks": _run_blocks, "_body": block}, name)
+    name, own, block = f"{body.__name__}_blocks", body.__code__, _kernel(body)
+    code = _run.__code__.replace(co_name=name, co_filename=own.co_filename, co_firstlineno=own.co_firstlineno)
+    run = FunctionType(code, {"_run_blocks": _run_blocks, "_body": block}, name)
     run.__module__, run.__qualname__ = body.__module__, name
     kernel: Any = _kernel(run)
     kernel.block = block

@@ -32,31 +32,18 @@ class _Layout(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Pieces of rows of the incoming or outgoing view, by falling size; all int32.
+    """Pieces of rows of the incoming or outgoing view, by falling size; all int32."""
 
-    Attributes:
-        row: [P] node of each piece.
-        first: [P] its first position in the view.
-        last: [P] one after its last position; a piece may be empty.
-        slot: [P] where it leaves its part of the result, -1 when it is the whole row.
-        split_row: [R] nodes in more than one piece.
-        split_slot: [R + 1] their slots.
-        slots: number of slots.
-        pointer: [N + 1] of the view.
-        edge: [E] position of each edge in the incoming view.
-        node: [E] the node at the other end.
-    """
-
-    row: Tensor
-    first: Tensor
-    last: Tensor
-    slot: Tensor
-    split_row: Tensor
-    split_slot: Tensor
-    slots: int
-    pointer: Tensor
-    edge: Tensor
-    node: Tensor
+    row: Tensor  # [P] node of each piece
+    first: Tensor  # [P] its first position in the view
+    last: Tensor  # [P] one after its last position; a piece may be empty
+    slot: Tensor  # [P] where it leaves its part of the result, -1 when it is the whole row
+    split_row: Tensor  # [R] nodes in more than one piece
+    split_slot: Tensor  # [R + 1] their slots
+    slots: int  # number of slots
+    pointer: Tensor  # [N + 1] of the view
+    edge: Tensor  # [E] position of each edge in the incoming view
+    node: Tensor  # [E] the node at the other end
 
     @property
     def pieces(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
