@@ -28,7 +28,7 @@ Sides = tuple[Tensor, Tensor, Tensor]
 class Edit:
     """What was changed in a graph of N nodes, apart from the features themselves."""
 
-    new: int  # number of new nodes; they are N, N + 1,
+    new: int  # number of new nodes: N, N + 1 and so on
     added: Tensor  # [2, K] new edges (source, destination), those of the new nodes included
     removed: Tensor  # [R] positions of removed edges in the clean graph
     rows: Tensor  # [C] old nodes whose features changed
