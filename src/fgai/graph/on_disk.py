@@ -13,12 +13,9 @@ MANIFEST = "graph.json"
 
 
 class GraphOnDisk(ABC):
-    """A graph in a folder, see `fgai.large.StoredGraph`."""
+    """A graph in a folder, see `fgai.large.StoredGraph`; has a name for messages and records."""
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """For messages and records."""
+    name: str
 
     @abstractmethod
     def load(self) -> Graph:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, Self, TypedDict
+from typing import Any, BinaryIO, Self, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,26 +29,24 @@ class _ArrayInfo(TypedDict):
     sha256: str
 
 
-class _Place(NamedTuple):
-    """Where in a file that several processes write one of them begins."""
-
-    first: int  # row
-    rows: int  # of the whole file
-
-
 class _ArrayFile:
-    """An `.npy` file that grows by rows; its heading is completed when it is closed."""
+    """An `.npy` file that grows by rows; its heading is completed when it is closed.
+
+    In a file that several processes write, `place` is the first row of this one and the number of all rows.
+    """
 
     def __init__(
-        self, path: Path, dtype: Any, tail: tuple[int, ...] = (), place: _Place | None = None
+        self, path: Path, dtype: Any, tail: tuple[int, ...] = (), place: tuple[int, int] | None = None
     ) -> None:
-        self.dtype, self.tail, self.rows = np.dtype(dtype), tail, 0 if place is None else place.rows
-        self._shared = place is not None
-        self._file: BinaryIO = path.open("xb") if place is None else os.fdopen(_opened(path), "r+b")
+        self.dtype, self.tail, self._shared = np.dtype(dtype), tail, place is not None
+        first, self.rows = place or (0, 0)
+        if place is None:
+            self._file: BinaryIO = path.open("xb")
+        else:  # keep what others have written
+            self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
         self._heading = self._write_heading()
-        if place is not None:
-            width = self.dtype.itemsize * int(np.prod(tail, dtype=np.int64))
-            self._file.seek(self._heading + place.first * width)
+        width = self.dtype.itemsize * int(np.prod(tail, dtype=np.int64))
+        self._file.seek(self._heading + first * width)
 
     def append(self, block: Array) -> None:
         """Write more rows, converted to the file's type."""
@@ -79,11 +77,6 @@ class _ArrayFile:
             self._file.close()
 
 
-def _opened(path: Path) -> int:
-    """Open a file for writing that may be there already, and keep what it holds."""
-    return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-
-
 def _write_array(path: Path, blocks: Iterable[Array], dtype: Any, tail: tuple[int, ...] = ()) -> int:
     """Write an `.npy` file from blocks of rows; return the number of rows."""
     with _ArrayFile(path, dtype, tail) as file:
@@ -96,36 +89,18 @@ def _scratch(path: Path, shape: tuple[int, ...], dtype: Any) -> Array:
     """A mapped array whose room on disk is taken now: a full disk would kill the process at a later write."""
     size = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
     with path.open("xb") as file:
-        _take_room(file, size)
+        if size and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        else:  # macOS
+            zeros = memoryview(bytes(min(size, ZEROS)))
+            for first in range(0, size, ZEROS):
+                file.write(zeros[: size - first])
     return _open_scratch(path, shape, dtype)
-
-
-def _take_room(file: BinaryIO, size: int) -> None:
-    """Give an empty file so many bytes on the disk; where the system cannot (macOS), zeros are written."""
-    if size and hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file.fileno(), 0, size)
-        return
-    zeros = memoryview(bytes(min(size, ZEROS)))
-    for first in range(0, size, ZEROS):
-        file.write(zeros[: size - first])
 
 
 def _open_scratch(path: Path, shape: tuple[int, ...], dtype: Any) -> Array:
     """Map what `_scratch` has made once more."""
     return np.memmap(path, dtype, "r+", shape=shape) if np.prod(shape) else np.zeros(shape, dtype)
-
-
-def _write_scratch(path: Path, array: Array) -> None:
-    """Write an array as `_scratch` would have it, and put it on disk."""
-    found = _scratch(path, array.shape, array.dtype)
-    found[:] = array
-    _put_on_disk(found)
-
-
-def _put_on_disk(array: Array) -> None:
-    """Wait until what was written to a mapped array is in its file."""
-    if isinstance(array, np.memmap):
-        array.flush()
 
 
 def map_array(path: Path) -> Array:
@@ -144,25 +119,13 @@ def map_array(path: Path) -> Array:
     return array
 
 
-def _open_array(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
-    """Map an `.npy` file that must be of this shape and type; read-only."""
-    found = map_array(path)
-    if found.shape != shape or found.dtype.str != dtype or not found.flags.c_contiguous:
-        raise ValueError(f"it holds {found.dtype.str} {list(found.shape)}, not {dtype} {list(shape)}")
-    return found
-
-
 def _describe(folder: Path) -> dict[str, _ArrayInfo]:
     """Return shape, type and SHA-256 of every array in a folder, by name."""
-    infos: dict[str, _ArrayInfo] = {}
-    for file in sorted(folder.glob("*.npy")):
-        array = map_array(file)
-        infos[file.stem] = {
-            "shape": list(array.shape),
-            "dtype": array.dtype.str,
-            "sha256": digest_of(file),
-        }
-    return infos
+    arrays = {file: map_array(file) for file in sorted(folder.glob("*.npy"))}
+    return {
+        file.stem: {"shape": list(array.shape), "dtype": array.dtype.str, "sha256": digest_of(file)}
+        for file, array in arrays.items()
+    }
 
 
 class _ArrayFolder:
@@ -178,7 +141,11 @@ class _ArrayFolder:
         if name not in self._arrays:
             file, info = self._path / f"{name}.npy", self._infos[name]
             try:
-                self._arrays[name] = _open_array(file, tuple(info["shape"]), info["dtype"])
+                found = map_array(file)
+                kind, shape = found.dtype.str, list(found.shape)
+                if (kind, shape) != (info["dtype"], info["shape"]) or not found.flags.c_contiguous:
+                    raise ValueError(f"it holds {kind} {shape}, not {info['dtype']} {info['shape']}")
+                self._arrays[name] = found
             except (OSError, ValueError) as error:
                 raise DataError(f"{file} is damaged or missing ({error}); {self._remedy}") from error
         return self._arrays[name]

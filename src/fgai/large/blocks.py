@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fgai.errors import InputError
-from fgai.large.arrays import Array, _ArrayFile, _Place, _write_array, map_array
+from fgai.large.arrays import Array, _ArrayFile, _write_array, map_array
 from fgai.large.sort import _row_blocks
 from fgai.large.stored import DTYPES, StoredGraph
 from fgai.models.layer import AttentionLayer
@@ -47,7 +47,7 @@ class _SidesFile:
         """Compute and write the sides of more rows, the first of which has this number."""
         sides = self._layer.sides(x)
         if not self._files:
-            place = None if self._rows is None else _Place(first, self._rows)
+            place = None if self._rows is None else (first, self._rows)
             for path, side in zip(self._paths, sides, strict=True):
                 same = side is sides[2] and path is not self._paths[2]  # scored and mixed alike
                 shape = _numpy(side).dtype, side.shape[1:]
@@ -65,8 +65,7 @@ class _SidesFile:
 
     def opened(self) -> _Sides:
         """Map the files, once all of them are closed."""
-        found = [map_array(path) if path.exists() else None for path in self._paths]
-        source, destination, values = found
+        source, destination, values = (map_array(path) if path.exists() else None for path in self._paths)
         assert values is not None and destination is not None
         return _Sides(values if source is None else source, destination, values)
 
@@ -208,9 +207,8 @@ def _adjacency(nodes: int, pointers: Array, source: Array) -> Adjacency:
     rowptr = np.concatenate([pointers, np.full(nodes - rows, pointers[-1])])
     destination = np.repeat(np.arange(rows), np.diff(pointers))
     none = torch.zeros(0, dtype=torch.int32)
-    parts = (torch.from_numpy(part.astype(np.int32)) for part in (rowptr, source, destination))
-    pointer, start, end = parts
-    return of_narrow(nodes, Index32(pointer, start, none, none, end))
+    start, near, far = (torch.from_numpy(part.astype(np.int32)) for part in (rowptr, source, destination))
+    return of_narrow(nodes, Index32(start, near, none, none, far))
 
 
 def _gathered(sides: _Sides, nodes: Array, rows: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -234,7 +232,6 @@ def _write_rows(folder: Path, stored: StoredGraph, loops: bool, block_edges: int
     counts = np.zeros(stored.num_nodes + 1, np.int64)
     with ExitStack() as stack:
         ends = stack.enter_context(_ArrayFile(folder / "source.npy", DTYPES["source"]))
-        weights = None
         if weight is not None:
             file = _ArrayFile(folder / "edge_weight.npy", DTYPES["edge_weight"])
             weights = stack.enter_context(file)
@@ -245,8 +242,13 @@ def _write_rows(folder: Path, stored: StoredGraph, loops: bool, block_edges: int
             order, keys = _with_loops((row << 32) | source[edges], first, last if loops else first)
             counts[first + 1 : last + 1] = np.bincount((keys >> 32) - first, minlength=last - first)
             ends.append(keys & 0xFFFFFFFF)
-            if weights is not None and weight is not None:
-                weights.append(_weights(weight[edges], order))
+            if weight is not None:
+                own = weight[edges]
+                if len(own) and own.min() < 0:
+                    raise InputError(
+                        "`edge_weight` of the stored graph must be at least 0; shift it, or store none"
+                    )
+                weights.append(np.concatenate([own, np.ones(len(order))])[order])
     _write_array(folder / "rowptr.npy", [np.cumsum(counts)], DTYPES["rowptr"])
 
 
@@ -259,9 +261,3 @@ def _with_loops(keys: Array, first: int, last: int) -> tuple[Array, Array]:
     fresh = np.ones(len(joined), bool)
     fresh[1:] = joined[1:] != joined[:-1]
     return order[fresh], joined[fresh]
-
-
-def _weights(weight: Array, order: Array) -> Array:
-    if len(weight) and weight.min() < 0:
-        raise InputError("`edge_weight` of the stored graph must be at least 0; shift it, or store none")
-    return np.concatenate([weight, np.ones(len(order))])[order]

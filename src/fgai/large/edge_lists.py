@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ def _edge_reader(path: Path) -> Callable[[], Iterator[_Edges]] | None:
     if suffix == ".csv":
         return partial(_csv, path)
     if suffix in (".txt", ".tsv", ".edges", ".edgelist"):
-        return partial(_snap, path)
+        return lambda: (_numbers(text, path, comma=False) for text in _texts(path))
     if plain != path.name:
         return None
     return {".parquet": partial(_parquet, path), ".npy": partial(_array, path)}.get(suffix)
@@ -55,7 +56,7 @@ def _texts(path: Path) -> Iterator[_Text]:
     packed = path.suffix == ".gz"
     most = most_bytes(regular(path).stat().st_size) if packed else None
     with gzip.open(path, "rb") if packed else path.open("rb") as file:
-        while block := _block(file, path, byte + len(rest), line):
+        while block := _read_part(file, path, byte + len(rest), line):
             end = block.rfind(b"\n") + 1
             whole, rest = (rest + block[:end], block[end:]) if end else (b"", rest + block)
             if len(rest) > MOST_LINE:
@@ -69,10 +70,9 @@ def _texts(path: Path) -> Iterator[_Text]:
         yield _Text(rest, line, byte)
 
 
-def _block(file: Any, path: Path, byte: int, line: int) -> bytes:
+def _read_part(file: Any, path: Path, byte: int, line: int) -> Any:
     try:
-        found: bytes = file.read(PART)
-        return found
+        return file.read(PART)
     except (EOFError, OSError, zlib.error) as error:
         raise DataError(
             f"{path} is damaged or cut off after byte {byte}, line {line} or later: {error}; fetch it again"
@@ -152,12 +152,6 @@ def _refuse_line(path: Path, text: _Text, start: int, wanted: str) -> None:
     )
 
 
-def _snap(path: Path) -> Iterator[_Edges]:
-    """Two numbers a line, apart by spaces or tabs; lines that begin with # or % are remarks."""
-    for text in _texts(path):
-        yield _numbers(text, path, comma=False)
-
-
 def _csv(path: Path) -> Iterator[_Edges]:
     """A heading with `source` and `destination`, perhaps `weight`, and other columns as attributes."""
     heading: list[str] | None = None
@@ -194,17 +188,13 @@ def _table(text: _Text, columns: int, path: Path) -> Array:
         pass
     start = 0
     for line in text.raw.splitlines(keepends=True):
-        if line.strip() and not _is_row(line, columns):
+        numbers = 0
+        with suppress(ValueError):
+            numbers = len([float(word) for word in line.decode().split(",")])
+        if line.strip() and numbers != columns:
             _refuse_line(path, text, start, f"{columns} numbers")
         start += len(line)
     raise DataError(f"{path} has lines with another number of values than its heading")
-
-
-def _is_row(line: bytes, columns: int) -> bool:
-    try:
-        return len([float(word) for word in line.decode().split(",")]) == columns
-    except ValueError:
-        return False
 
 
 def _by_columns(columns: dict[str, Array]) -> _Edges:

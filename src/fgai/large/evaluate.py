@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from itertools import repeat
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,30 +82,8 @@ class _Rows(NamedTuple):
     ranks: list[Tensor]
 
 
-class _Means:
-    """Means over nodes that come in blocks; NaN counts nowhere."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, tuple[float, int]] = {}
-
-    def add(self, name: str, values: Tensor) -> None:
-        """Add the values of more nodes."""
-        known = values[~values.isnan()].double()
-        self._add(name, float(known.sum()), known.numel())
-
-    def merge(self, other: _Means) -> None:
-        """Add what others have added."""
-        for name, found in other._sums.items():
-            self._add(name, *found)
-
-    def _add(self, name: str, more: float, nodes: int) -> None:
-        total, count = self._sums.get(name, (0.0, 0))
-        self._sums[name] = total + more, count + nodes
-
-    def of(self, name: str) -> float:
-        """The mean of all that was added; NaN of nothing."""
-        total, count = self._sums.get(name, (0.0, 0))
-        return total / count if count else float("nan")
+_Sums = dict[str, tuple[float, int]]
+"""Sums over the nodes of a block and how many they are, by name; NaN counts nowhere."""
 
 
 @typed
@@ -155,10 +133,8 @@ def evaluate_store(
         found = whole.observe(model, ranked=True, ranks=ranks)
         whole.check_classes(found.logits.shape[1])
         other = None if vanilla is None else whole.observe(vanilla, ranked=True, ranks=ranks)
-        if other is not None and (found.logits.shape, len(found.layers)) != (
-            other.logits.shape,
-            len(other.layers),
-        ):
+        sizes = {(each.logits.shape, len(each.layers)) for each in (found, other) if each is not None}
+        if other is not None and len(sizes) > 1:
             raise InputError(
                 "`vanilla` must have the model's layers and classes, to be compared with it; got"
                 f" {model_name(model)} and {other.model}"
@@ -167,39 +143,40 @@ def evaluate_store(
         layers = range(len(found.layers))
         beside: dict[str, Any] = dict(_scores(found, whole))
         if other is not None:
-            beside |= {name: means.of(name) for name in ("agreement", "g_tvd", "g_tvd_prob")}
-            beside["overlap"] = [means.of(f"overlap {layer}") for layer in layers]
-        sharpness = [means.of(f"sharpness {layer}") for layer in layers]
+            beside |= {name: means[name] for name in ("agreement", "g_tvd", "g_tvd_prob")}
+            beside["overlap"] = [means[f"overlap {layer}"] for layer in layers]
+        sharpness = [means[f"sharpness {layer}"] for layer in layers]
         ranks.wait()  # until nobody reads what goes now
         return StoredEvaluation(found.model, found.graph, k, sharpness=sharpness, **beside)
 
 
 def _measured(
     found: StoredObservation, other: StoredObservation | None, k: int, ranks: ProcessGroup
-) -> _Means:
+) -> dict[str, float]:
     """Means over all nodes; ranks share the blocks, whose sums are added in one order whoever found them."""
     others: Iterable[_Rows | None] = repeat(None) if other is None else _blocks(other, ranks)
-    own = [_of_block(*pair, k) for pair in zip(_blocks(found, ranks), others, strict=False)]
-    means = _Means()
-    for theirs in ranks.gather(own):
-        for block in theirs:
-            means.merge(block)
-    return means
+    own = [_block_sums(*pair, k) for pair in zip(_blocks(found, ranks), others, strict=False)]
+    sums: _Sums = {}
+    for block in chain.from_iterable(ranks.gather(own)):
+        for name, (more, nodes) in block.items():
+            total, count = sums.get(name, (0.0, 0))
+            sums[name] = total + more, count + nodes
+    return {name: total / count if count else float("nan") for name, (total, count) in sums.items()}
 
 
-def _of_block(rows: _Rows, beside: _Rows | None, k: int) -> _Means:
-    means = _Means()
+def _block_sums(rows: _Rows, beside: _Rows | None, k: int) -> _Sums:
+    values: dict[str, Tensor] = {}
     for layer, w in enumerate(rows.attention):
-        means.add(f"sharpness {layer}", metrics.sharpness_per_node(w, rows.rowptr))
+        values[f"sharpness {layer}"] = metrics.sharpness_per_node(w, rows.rowptr)
     if beside is not None:
-        same = rows.logits.argmax(1) == beside.logits.argmax(1)
-        means.add("agreement", same.double())
+        values["agreement"] = (rows.logits.argmax(1) == beside.logits.argmax(1)).double()
         before, after = beside.logits.double(), rows.logits.double()
-        means.add("g_tvd", tvd(before, after))
-        means.add("g_tvd_prob", tvd(before, after, "probabilities"))
+        values["g_tvd"] = tvd(before, after)
+        values["g_tvd_prob"] = tvd(before, after, "probabilities")
         for layer, (one, two) in enumerate(zip(beside.ranks, rows.ranks, strict=True)):
-            means.add(f"overlap {layer}", metrics.overlap_per_node(one, two, rows.rowptr, k))
-    return means
+            values[f"overlap {layer}"] = metrics.overlap_per_node(one, two, rows.rowptr, k)
+    known = {name: value[~value.isnan()].double() for name, value in values.items()}
+    return {name: (float(value.sum()), value.numel()) for name, value in known.items()}
 
 
 def _blocks(found: StoredObservation, ranks: ProcessGroup) -> Iterator[_Rows]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -11,10 +10,9 @@ import torch
 
 from fgai.attention import AttentionMap, LayerAttention
 from fgai.compiled import compiled
-from fgai.errors import CheckpointError, DataError, InputError
-from fgai.files import add_checksum
+from fgai.errors import DataError, InputError
 from fgai.large.arrays import Array, _are_below, _are_pointers, _ArrayFolder, _ArrayInfo
-from fgai.large.stored import DTYPES, _read_checked, _Rows
+from fgai.large.stored import DTYPES, _read_manifest, _Rows
 from fgai.sparse import Adjacency
 from fgai.sparse.valid import owners
 from fgai.typed import typed
@@ -42,40 +40,26 @@ class StoredObservation:
     Edges are those the model reads: the graph's, with the self-loops it adds, sorted by (destination,
     source). `rows`, `load_attention` and `verify` compare what they read with its checksums; single arrays
     are mapped without that, as they may be larger than memory.
+
+    Attributes:
+        model: class of the model.
+        graph: fingerprint of the graph.
+        layers: names of the attention layers.
     """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        file = self.path / MANIFEST
-        try:
-            self._manifest: _Manifest = _read_checked(file, VERSION, _Manifest)
-            _check_shapes(self._manifest)
-        except FileNotFoundError:
-            raise DataError(
-                f"{path} holds no observation: there is no {MANIFEST}; see `observe_store`"
-            ) from None
-        except (CheckpointError, ValueError, OSError) as error:
-            raise DataError(f"{file} is damaged: {error}; {_REMEDY}") from error
-        self._arrays = _ArrayFolder(self.path, self._manifest["arrays"], _REMEDY)
+        absent = f"observation: there is no {MANIFEST}; see `observe_store`"
+        manifest = _read_manifest(self.path / MANIFEST, VERSION, _Manifest, _check_shapes, absent, _REMEDY)
+        self.model: str = manifest["model"]
+        self.graph: str = manifest["graph"]
+        self.layers: list[str] = manifest["layers"]
+        self._infos: dict[str, _ArrayInfo] = manifest["arrays"]
+        self._arrays = _ArrayFolder(self.path, self._infos, _REMEDY)
         self._rows: _Rows | None = None
 
     def __repr__(self) -> str:
         return f"StoredObservation({self.model!r}, nodes={len(self.logits)}, edges={len(self.rows.source)})"
-
-    @property
-    def model(self) -> str:
-        """Class of the model."""
-        return self._manifest["model"]
-
-    @property
-    def graph(self) -> str:
-        """Fingerprint of the graph."""
-        return self._manifest["graph"]
-
-    @property
-    def layers(self) -> list[str]:
-        """Names of the attention layers."""
-        return self._manifest["layers"]
 
     @property
     def rows(self) -> _Rows:
@@ -106,10 +90,10 @@ class StoredObservation:
     def scores(self, layer: int) -> Array | None:
         """[E] what neighbours are ranked by; None where it was not asked for."""
         name = f"scores.{layer}"
-        return self._array(name) if name in self._manifest["arrays"] else None
+        return self._array(name) if name in self._infos else None
 
     def _array(self, name: str) -> Array:
-        if name not in self._manifest["arrays"]:
+        if name not in self._infos:
             raise DataError(f"{self.path} has no {name}; its layers are {', '.join(self.layers)}")
         return self._arrays.open(name)
 
@@ -136,9 +120,8 @@ class StoredObservation:
 
     def load_attention(self) -> AttentionMap:
         """Read the attention of all layers into memory; `DataError` if it is damaged."""
-        known = self._manifest["arrays"]
         names = [f"{kind}.{number}" for number in range(len(self.layers)) for kind in ("attention", "scores")]
-        self._arrays.verify(name for name in names if name in known)
+        self._arrays.verify(name for name in names if name in self._infos)
         rowptr, source = (torch.from_numpy(np.array(part, np.int64)) for part in self.rows)
         adjacency = Adjacency.from_sorted(source, owners(rowptr, len(source)), len(rowptr) - 1)
         layers = []
@@ -172,11 +155,6 @@ def _find(rowptr: Array, source: Array, ours: Array, destination: Array) -> Arra
         if low < last and source[low] == ours[edge]:
             found[edge] = low
     return found
-
-
-def _encode(manifest: _Manifest) -> str:
-    """Return the text of the manifest."""
-    return json.dumps(add_checksum(manifest), indent=1) + "\n"
 
 
 def _check_shapes(manifest: _Manifest) -> None:

@@ -79,16 +79,14 @@ class _TorchrunGroup(ProcessGroup):
         try:
             yield
         except RuntimeError as error:
-            raise RanksError(self._reason(error)) from error
-
-    def _reason(self, error: RuntimeError) -> str:
-        with suppress(RuntimeError):
-            if self._store.check([FAILED]):
-                return str(self._store.get(FAILED).decode(errors="replace"))
-        return (
-            "a rank was lost without a word, or none was heard of for too long; torchrun says which. The"
-            f" same command goes on from the last checkpoint ({error})"
-        )
+            reason = (
+                "a rank was lost without an error, or did not answer in time; torchrun says which. The"
+                f" same command resumes from the last checkpoint ({error})"
+            )
+            with suppress(RuntimeError):
+                if self._store.check([FAILED]):
+                    reason = self._store.get(FAILED).decode(errors="replace")
+            raise RanksError(reason) from error
 
     def leave_error(self, error: BaseException) -> None:
         """Store an error for the other processes; the first counts."""
@@ -124,7 +122,7 @@ def joined(device: torch.device | str = "cpu", *, timeout: float = TIMEOUT) -> I
         return
     if dist.is_initialized():
         raise RanksError("this process has joined a group already; leave it first, or do not join twice")
-    if _from_environment("LOCAL_WORLD_SIZE") == _from_environment("WORLD_SIZE"):
+    if os.environ.get("LOCAL_WORLD_SIZE", "1") == os.environ.get("WORLD_SIZE", "1"):
         _stay_on_this_machine()
     ranks = _met(torch.device(device), seconds)
     token = CURRENT.set(ranks)
@@ -138,10 +136,6 @@ def joined(device: torch.device | str = "cpu", *, timeout: float = TIMEOUT) -> I
     finally:
         CURRENT.reset(token)
         dist.destroy_process_group()
-
-
-def _from_environment(name: str) -> int:
-    return int(os.environ.get(name, "1"))
 
 
 def _stay_on_this_machine() -> None:

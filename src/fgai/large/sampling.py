@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -207,16 +208,12 @@ class NeighbourSampler(BaseSampler):  # type: ignore[misc]
         given = given.nonzero().flatten() if given.dtype == torch.bool else given
         if given.dim() != 1:
             raise InputError(f"`seeds` must be a vector of node numbers, got shape {list(given.shape)}")
-        return self._sample(given.numpy())
-
-    def _sample(self, seeds: Ints) -> Sample:
-        stream = self.stream(_BATCH)
-        streams = (
-            kernels.each_after(stream, seeds)
-            if self.disjoint
-            else np.array([kernels.folded(stream, seeds)], np.uint64)
-        )
-        growing = _GrowingSample(self.rows, seeds, streams, replace=self.replace, disjoint=self.disjoint)
+        numbers, stream = given.numpy(), self.stream(_BATCH)
+        if self.disjoint:
+            streams = kernels.each_after(stream, numbers)
+        else:
+            streams = np.array([kernels.folded(stream, numbers)], np.uint64)
+        growing = _GrowingSample(self.rows, numbers, streams, replace=self.replace, disjoint=self.disjoint)
         for fan_out in self.fan_out:
             growing.add_hop(fan_out)
         return growing.finished()
@@ -264,20 +261,18 @@ class NeighbourSampler(BaseSampler):  # type: ignore[misc]
 def _fan_out(given: Sequence[int]) -> tuple[int, ...]:
     if not len(given):
         raise InputError("`fan_out` must hold one number of neighbours per layer, got none")
-    return tuple(_neighbours(count) for count in given)
-
-
-def _neighbours(count: Any) -> int:
-    try:
-        found = operator.index(count)
-    except TypeError:
-        found = 0
-    if found != -1 and not 1 <= found <= checks.LARGEST:
-        raise InputError(
-            f"`fan_out` must hold whole numbers of at least 1, or -1 for all neighbours, got {count!r};"
-            " a model of fewer layers needs fewer of them"
-        )
-    return found
+    counts = []
+    for value in given:
+        count = 0
+        with suppress(TypeError):
+            count = operator.index(value)
+        if count != -1 and not 1 <= count <= checks.LARGEST:
+            raise InputError(
+                f"`fan_out` must hold whole numbers of at least 1, or -1 for all neighbours, got {value!r};"
+                " a model of fewer layers needs fewer of them"
+            )
+        counts.append(count)
+    return tuple(counts)
 
 
 def _structure(graph: Any) -> tuple[StoredGraph | None, _Rows | None, Tensor | None]:
@@ -296,13 +291,10 @@ def _structure(graph: Any) -> tuple[StoredGraph | None, _Rows | None, Tensor | N
 
 def _rows(adjacency: Adjacency) -> _Rows:
     adjacency.check_incoming()
-    parts = (part.numpy().view() for part in (adjacency.rowptr, adjacency.index32.source))
-    return _Rows(*(_read_only(part) for part in parts))
-
-
-def _read_only(array: Any) -> Any:
-    array.flags.writeable = False  # as those of a store are, so that kernels are compiled once for both
-    return array
+    rows = _Rows(adjacency.rowptr.numpy().view(), adjacency.index32.source.numpy().view())
+    for array in rows:
+        array.flags.writeable = False  # as those of a store are, so that kernels are compiled once for both
+    return rows
 
 
 def _refuse(index: Any) -> None:
@@ -372,13 +364,19 @@ def mini_batch(graph: Graph | StoredGraph, sample: Sample) -> MiniBatch:
         ([7, 5], True)
     """
     _check(graph, sample)
-    ends = torch.stack([sample.row, sample.column])
-    adjacency, order = Adjacency.build(ends, len(sample.nodes))
+    nodes = sample.nodes
+    adjacency, order = Adjacency.build(torch.stack([sample.row, sample.column]), len(nodes))
     edges = sample.edges[order]
-    read = _from_store if isinstance(graph, StoredGraph) else _from_graph
-    features, fields = read(graph, sample.nodes, edges)  # type: ignore[arg-type]
-    part = Graph(adjacency, features, name=graph.name, **fields)
-    return MiniBatch(part, sample.nodes, edges, sample.nodes_per_hop[0], sample.trees)
+    if isinstance(graph, StoredGraph):
+        fields: dict[str, Any] = {**graph.node_fields(nodes.numpy()), **graph.edge_fields(edges.numpy())}
+        fields["features"] = graph.features(nodes.numpy())
+    else:
+        places = dict.fromkeys(NODE_ARRAYS, nodes) | dict.fromkeys(EDGE_ARRAYS, edges)
+        whole = {name: getattr(graph, name) for name in places}
+        fields = {name: value[places[name]] for name, value in whole.items() if value is not None}
+        fields["features"] = _features(graph.features, nodes)
+    part = Graph(adjacency, name=graph.name, **fields)
+    return MiniBatch(part, nodes, edges, sample.nodes_per_hop[0], sample.trees)
 
 
 def _check(graph: Graph | StoredGraph, sample: Sample) -> None:
@@ -395,24 +393,12 @@ def _check(graph: Graph | StoredGraph, sample: Sample) -> None:
         raise InputError(f"`sample` must be drawn from {graph.name!r}; it names what is not there")
 
 
-def _from_store(stored: StoredGraph, nodes: Tensor, edges: Tensor) -> tuple[Features | None, dict[str, Any]]:
-    rows, places = nodes.numpy(), edges.numpy()
-    return stored.features(rows), {**stored.node_fields(rows), **stored.edge_fields(places)}
-
-
-def _from_graph(graph: Graph, nodes: Tensor, edges: Tensor) -> tuple[Features | None, dict[str, Any]]:
-    fields = {
-        name: value[places]
-        for names, places in ((NODE_ARRAYS, nodes), (EDGE_ARRAYS, edges))
-        for name in names
-        if (value := getattr(graph, name)) is not None
-    }
-    given = graph.features
+def _features(given: Features | None, nodes: Tensor) -> Features | None:
     if given is None or not isinstance(given.base, SparseRows) or given.appended is not None:
-        return None if given is None else Features.dense(given.to_dense()[nodes]), fields
+        return None if given is None else Features.dense(given.to_dense()[nodes])
     base = given.base
     indptr, indices, values = (part.detach().numpy() for part in (base.indptr, base.indices, base.values))
-    return _gather_rows(indptr, indices, values, nodes.numpy(), base.num_columns), fields
+    return _gather_rows(indptr, indices, values, nodes.numpy(), base.num_columns)
 
 
 @typed
@@ -482,14 +468,9 @@ class Batches:
         if self.shuffle:
             nodes = nodes[torch.from_numpy(self.sampler.order(len(nodes))[: self.most])]
         parts = list(torch.split(nodes[: self.most], self.batch_size))[self.rank :: self.ranks]
-        generator = torch.Generator()  # or the loader would take a number from the global one
-        yield from DataLoader(
-            parts,  # type: ignore[arg-type]
-            batch_size=None,
-            collate_fn=self._made,  # type: ignore[arg-type]
-            num_workers=self.workers,
-            generator=generator,
-        )
+        options: dict[str, Any] = {"batch_size": None, "num_workers": self.workers, "collate_fn": self._batch}
+        # Without a generator the loader would take a number from the global one.
+        yield from DataLoader(parts, generator=torch.Generator(), **options)  # type: ignore[arg-type]
 
-    def _made(self, seeds: Tensor) -> MiniBatch:
+    def _batch(self, seeds: Tensor) -> MiniBatch:
         return mini_batch(self.graph, self.sampler.sample(seeds))

@@ -17,15 +17,7 @@ import numpy as np
 from fgai.compiled import compiled
 from fgai.datasets.own import count_nodes
 from fgai.errors import DataError, FgaiWarning, warn
-from fgai.large.arrays import (
-    Array,
-    _ArrayFile,
-    _open_scratch,
-    _put_on_disk,
-    _scratch,
-    _write_array,
-    _write_scratch,
-)
+from fgai.large.arrays import Array, _ArrayFile, _open_scratch, _scratch, _write_array
 from fgai.large.stored import DTYPES
 from fgai.large.write import _Work
 from fgai.sparse.keys import edge_name
@@ -50,20 +42,14 @@ def _sort_edges(
 ) -> int:
     """Write `rowptr.npy`, `source.npy` and the values of edges, without duplicates; return N."""
     spool = _Spool(work.folder, work.once("edges", lambda: _write_spool(work.folder, edges, undirected)))
-    nodes = _number_of_nodes(spool, num_nodes)
+    nodes = count_nodes(spool.largest, spool.count) if num_nodes is None else num_nodes
+    if spool.largest >= nodes:
+        raise DataError(f"an edge names node {spool.largest}, but there are {nodes} nodes, from 0 on")
     work.once("places", lambda: _place(work.folder, spool, nodes), drops=".spool")
     written = work.once("rows", lambda: _write_rows(work.folder, spool, nodes), drops=".scratch")
     if written < spool.count and not undirected:
         warn(FgaiWarning(f"{spool.count - written} duplicate edges were merged"))
     return nodes
-
-
-def _number_of_nodes(spool: _Spool, given: int | None) -> int:
-    if given is not None:
-        if spool.largest >= given:
-            raise DataError(f"an edge names node {spool.largest}, but there are {given} nodes, from 0 on")
-        return given
-    return count_nodes(spool.largest, spool.count)
 
 
 class _Spooled(TypedDict):
@@ -150,19 +136,21 @@ def _place(folder: Path, spool: _Spool, nodes: int) -> None:
     for part in spool.read():
         _count(part.destination, rowptr)
     np.cumsum(rowptr, out=rowptr)
-    _write_scratch(folder / "rowptr.scratch", rowptr)
     placed = {
         name: _scratch(folder / f"{name}.scratch", (spool.count, *tail), DTYPES[name])
         for name, tail in {"source": (), **spool.tails}.items()
     }
+    starts = _scratch(folder / "rowptr.scratch", rowptr.shape, rowptr.dtype)
+    starts[:] = rowptr
     for part in spool.read():
         positions = np.empty(len(part.source), np.int64)
         _positions(part.destination, rowptr, positions)
         placed["source"][positions] = part.source
         for name, values in part.values.items():
             placed[name][positions] = values
-    for array in placed.values():
-        _put_on_disk(array)
+    for array in (starts, *placed.values()):
+        if isinstance(array, np.memmap):
+            array.flush()
 
 
 def _write_rows(folder: Path, spool: _Spool, nodes: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict
@@ -23,6 +24,8 @@ from fgai.sparse.valid import LARGEST, owners
 from fgai.typed import typed
 
 VERSION = 2
+_REMEDY = "convert the graph again"
+_SIZES = ("num_nodes", "num_edges", "num_features")
 MASKS = ("train_mask", "val_mask", "test_mask")
 SPARSE = ("x_indptr", "x_indices", "x_values")
 NODE_ARRAYS = ("y", *MASKS)
@@ -55,44 +58,37 @@ class _Manifest(TypedDict):
     arrays: dict[str, _ArrayInfo]  # by name; each is a file `NAME.npy`
 
 
-def encode(manifest: _Manifest) -> str:
-    """Return the text of the file."""
+def encode(manifest: Mapping[str, Any]) -> str:
+    """Return the text of a manifest with its checksum."""
     return json.dumps(add_checksum(manifest), indent=1, ensure_ascii=False) + "\n"
 
 
-def _read_manifest(folder: Path) -> _Manifest:
-    """Read and check `graph.json`: names, shapes and types fit each other."""
-    path = folder / MANIFEST
+def _read_manifest(
+    path: Path, version: int, kind: Any, check_shapes: Callable[[Any], None], absent: str, remedy: str
+) -> Any:
+    """Read a manifest and compare it with its checksum; `absent` ends the message if there is none."""
     try:
-        manifest: _Manifest = _read_checked(path, VERSION, _Manifest)
-        _check_shapes(manifest)
+        values = parse_json(regular(path).read_bytes())
+        number = values.get("version") if isinstance(values, dict) else None
+        if isinstance(number, int) and number > version:
+            raise DataError(f"{path} is of a newer version ({number}); update fgai")
+        if isinstance(number, int) and number < version:
+            raise DataError(f"{path} is of an older version ({number}), without checksums; make it again")
+        manifest = take_checksum(values)
+        if manifest is values:
+            raise ValueError("it has no checksum")
+        check(manifest, kind, path.name)
+        check_shapes(manifest)
     except FileNotFoundError:
-        raise DataError(
-            f"{folder} holds no stored graph: there is no {MANIFEST}; see `fgai data convert`"
-        ) from None
+        raise DataError(f"{path.parent} holds no {absent}") from None
     except (CheckpointError, ValueError, OSError) as error:
-        raise DataError(f"{path} is damaged: {error}; convert the graph again") from error
-    return manifest
-
-
-def _read_checked(path: Path, version: int, kind: Any) -> Any:
-    """Read a manifest of this version and kind, and compare it with its checksum."""
-    values = parse_json(regular(path).read_bytes())
-    number = values.get("version") if isinstance(values, dict) else None
-    if isinstance(number, int) and number > version:
-        raise DataError(f"{path} is of a newer version ({number}); update fgai")
-    if isinstance(number, int) and number < version:
-        raise DataError(f"{path} is of an older version ({number}), without checksums; make it again")
-    manifest = take_checksum(values)
-    if manifest is values:
-        raise ValueError("it has no checksum")
-    check(manifest, kind, path.name)
+        raise DataError(f"{path} is damaged: {error}; {remedy}") from error
     return manifest
 
 
 def _check_shapes(manifest: _Manifest) -> None:
     arrays = manifest["arrays"]
-    nodes, edges, width = (manifest[key] for key in ("num_nodes", "num_edges", "num_features"))
+    nodes, edges, width = (manifest[key] for key in _SIZES)  # type: ignore[literal-required]
     if not 1 <= nodes <= LARGEST or edges < 0 or width < 0:
         raise ValueError(f"{nodes} nodes, {edges} edges and {width} features are no graph")
     if unknown := [name for name, info in arrays.items() if info["dtype"] != DTYPES.get(name)]:
@@ -130,12 +126,24 @@ class StoredGraph(GraphOnDisk):
     Opening it reads the manifest alone. Whatever reads an array as a whole compares it with its checksum
     first, once: `rows` the indices, `load` and `verify` everything. It is pickled as the name of its folder,
     so worker processes map the same files.
+
+    Attributes:
+        name: for messages and records.
+        num_nodes: N; likewise `num_edges` and `num_features`, 0 without features.
+        fingerprint: that of the same graph in memory, see `fgai.datasets.fingerprint`.
+        sources: hash of the files and options it was converted from; empty where it was not.
     """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self._manifest: _Manifest = _read_manifest(self.path)
-        self._arrays = _ArrayFolder(self.path, self._manifest["arrays"], "convert the graph again")
+        absent, remedy = f"stored graph: there is no {MANIFEST}; see `fgai data convert`", _REMEDY
+        manifest: _Manifest = _read_manifest(
+            self.path / MANIFEST, VERSION, _Manifest, _check_shapes, absent, remedy
+        )
+        self.name, self.fingerprint, self.sources = (manifest[k] for k in ("name", "fingerprint", "sources"))
+        self.num_nodes, self.num_edges = manifest["num_nodes"], manifest["num_edges"]
+        self.num_features, self._infos = manifest["num_features"], manifest["arrays"]
+        self._arrays = _ArrayFolder(self.path, self._infos, remedy)
         self._checked = False
 
     def __repr__(self) -> str:
@@ -146,39 +154,9 @@ class StoredGraph(GraphOnDisk):
         return _reopened, (os.path.realpath(self.path), self._checked, sorted(self._arrays.verified))
 
     @property
-    def name(self) -> str:
-        """For messages and records."""
-        return self._manifest["name"]
-
-    @property
-    def num_nodes(self) -> int:
-        """N."""
-        return self._manifest["num_nodes"]
-
-    @property
-    def num_edges(self) -> int:
-        """E."""
-        return self._manifest["num_edges"]
-
-    @property
-    def num_features(self) -> int:
-        """F, or 0 without features."""
-        return self._manifest["num_features"]
-
-    @property
-    def fingerprint(self) -> str:
-        """What `fgai.datasets.fingerprint` says of the same graph in memory."""
-        return self._manifest["fingerprint"]
-
-    @property
-    def sources(self) -> str:
-        """Hash of the files and options it was converted from; empty where it was not."""
-        return self._manifest["sources"]
-
-    @property
     def has_features(self) -> bool:
         """Whether there are features, dense or in compressed rows."""
-        return bool({"x", "x_indptr"} & self._manifest["arrays"].keys())
+        return bool({"x", "x_indptr"} & self._infos.keys())
 
     @cached_property
     def num_classes(self) -> int:
@@ -191,7 +169,7 @@ class StoredGraph(GraphOnDisk):
 
     def array(self, name: str) -> Array | None:
         """Return one array, mapped and read-only, or None; `DataError` if the file is missing or damaged."""
-        return self._arrays.open(name) if name in self._manifest["arrays"] else None
+        return self._arrays.open(name) if name in self._infos else None
 
     def verify(self) -> None:
         """Compare every array with its checksum, once; `DataError` if a file is missing or damaged."""
@@ -202,7 +180,14 @@ class StoredGraph(GraphOnDisk):
         """Return the incoming edges, checked once; `DataError` if they point outside the graph."""
         rows = _Rows(self._needed("rowptr"), self._needed("source"))
         if not self._checked:
-            self._check(rows)
+            good = _are_pointers(rows.rowptr, self.num_edges) and _are_below(rows.source, self.num_nodes)
+            sparse = "x_indptr" in self._infos
+            if good and sparse:
+                indptr, indices, _ = (self._needed(name) for name in SPARSE)
+                good = _are_pointers(indptr, len(indices)) and _are_below(indices, self.num_features)
+            if not good:
+                raise DataError(f"{self.path} is damaged: its indices point outside; {_REMEDY}")
+            self._arrays.verify(("rowptr", "source", *(SPARSE[:2] if sparse else ())))
             self._checked = True
         return rows
 
@@ -210,16 +195,6 @@ class StoredGraph(GraphOnDisk):
         found = self.array(name)
         assert found is not None  # the manifest was checked
         return found
-
-    def _check(self, rows: _Rows) -> None:
-        good = _are_pointers(rows.rowptr, self.num_edges) and _are_below(rows.source, self.num_nodes)
-        sparse = "x_indptr" in self._manifest["arrays"]
-        if good and sparse:
-            indptr, indices, _ = (self._needed(name) for name in SPARSE)
-            good = _are_pointers(indptr, len(indices)) and _are_below(indices, self.num_features)
-        if not good:
-            raise DataError(f"{self.path} is damaged: its indices point outside; convert the graph again")
-        self._arrays.verify(("rowptr", "source", *(SPARSE[:2] if sparse else ())))
 
     def features(self, nodes: slice | Array) -> Features | None:
         """Read the features of some nodes, a slice or numbers, in the order given; None if there are none."""
@@ -241,8 +216,7 @@ class StoredGraph(GraphOnDisk):
         return self._fields(EDGE_ARRAYS, edges)
 
     def _fields(self, names: tuple[str, ...], places: slice | Array) -> dict[str, Tensor]:
-        found = {name: self.array(name) for name in names}
-        return {name: _copied(array, places) for name, array in found.items() if array is not None}
+        return {name: _copied(self._arrays.open(name), places) for name in names if name in self._infos}
 
     def load(self) -> Graph:
         """Read the whole graph into memory and compare checksums; `DataError` if it is damaged."""
@@ -260,8 +234,7 @@ class StoredGraph(GraphOnDisk):
 
     def nodes(self, seed: int) -> Graph:
         """Return the nodes without edges and features, with labels and masks; a random split if none."""
-        none = torch.zeros(0, dtype=torch.long)
-        starts = torch.zeros(self.num_nodes + 1, dtype=torch.long)
+        none, starts = (torch.zeros(count, dtype=torch.long) for count in (0, self.num_nodes + 1))
         features = Features.sparse(starts, none, torch.zeros(0), self.num_features)
         fields: dict[str, Any] = {**self.node_fields(slice(None)), **self.edge_fields(slice(0, 0))}
         adjacency = Adjacency.from_sorted(none, none, self.num_nodes)
@@ -291,9 +264,9 @@ def _gather_rows(
         counts = indptr[nodes + 1] - indptr[nodes]
         pointers = np.concatenate([[0], np.cumsum(counts)])
         places = np.arange(pointers[-1]) + np.repeat(indptr[nodes] - pointers[:-1], counts)
-    columns, numbers = np.array(indices[places], np.int64), np.array(values[places])
-    made = [torch.from_numpy(part) for part in (pointers, columns, numbers)]
-    return Features.sparse(made[0], made[1], made[2], num_columns)
+    parts = pointers, np.array(indices[places], np.int64), np.array(values[places])
+    starts, columns, numbers = map(torch.from_numpy, parts)
+    return Features.sparse(starts, columns, numbers, num_columns)
 
 
 @typed

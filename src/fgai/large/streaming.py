@@ -30,11 +30,11 @@ from fgai.attention.limits import SAMPLE, SLACK, largest, ranges
 from fgai.errors import InputError, RanksError
 from fgai.files import write_atomic
 from fgai.graph import Graph
-from fgai.large.arrays import Array, _ArrayFile, _describe, _Place, map_array
+from fgai.large.arrays import Array, _ArrayFile, _describe, map_array
 from fgai.large.blocks import _attend, _Block, _read_ahead, _SidesFile, _write_rows
-from fgai.large.observation import MANIFEST, VERSION, StoredObservation, _encode, _Manifest
+from fgai.large.observation import MANIFEST, VERSION, StoredObservation, _Manifest
 from fgai.large.sort import _row_blocks
-from fgai.large.stored import StoredGraph, _Rows
+from fgai.large.stored import StoredGraph, _Rows, encode
 from fgai.large.write import _building, _feature_blocks
 from fgai.models import AttentionModel
 from fgai.ops import clip, loudness
@@ -324,7 +324,7 @@ class _Pass:
 
     def _new_file(self, name: str, block: Tensor, first: int, rows: int) -> _ArrayFile:
         """A file of so many rows that begins with a block, or where this block is this rank's first."""
-        place = _Place(first, rows) if self._ranks.several else None
+        place = (first, rows) if self._ranks.several else None
         return _ArrayFile(self._folder / f"{name}.npy", block.numpy().dtype, block.shape[1:], place)
 
     def _sides(self, number: int) -> _SidesFile:
@@ -369,7 +369,8 @@ class _Pass:
                     files[name] = stack.enter_context(self._new_file(name, block, first, rows))
                 files[name].append(block.numpy())
 
-            blocks = _read_ahead(opened, self._blocks(), self._most, _gathering_threads())
+            threads = max(1, torch.get_num_threads() // 4)  # gather beside the computation
+            blocks = _read_ahead(opened, self._blocks(), self._most, threads)
             for block, read in stack.enter_context(closing(blocks)):
                 found = _attend(
                     layer, opened, block, read, self._most, averaged=self._averaged, ranked=self._ranked
@@ -404,11 +405,6 @@ class _Pass:
             yield _Block(first, last, rowptr[first : last + 1] - rowptr[first], source[edges], weight)
 
 
-def _gathering_threads() -> int:
-    """Threads that gather blocks beside the computation: a quarter of PyTorch's, one at least."""
-    return max(1, torch.get_num_threads() // 4)
-
-
 def _write_manifest(folder: Path, model: str, graph: str, layers: list[str]) -> None:
     """Say what a folder holds: whose observation of which graph, and every array in it."""
     manifest: _Manifest = {
@@ -419,4 +415,4 @@ def _write_manifest(folder: Path, model: str, graph: str, layers: list[str]) -> 
         "layers": layers,
         "arrays": _describe(folder),
     }
-    write_atomic(folder / MANIFEST, _encode(manifest))
+    write_atomic(folder / MANIFEST, encode(manifest))

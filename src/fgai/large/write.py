@@ -17,24 +17,10 @@ from fgai.errors import CheckpointError, DataError, FgaiError, FgaiWarning, Inpu
 from fgai.files import check, parse_json, regular, write_atomic
 from fgai.graph import Graph
 from fgai.graph.fields import VALUES
-from fgai.graph.fingerprint import (
-    Numbers,
-    Piece,
-    content_fingerprint,
-    feature_pieces,
-)
+from fgai.graph.fingerprint import Numbers, Piece, content_fingerprint, feature_pieces
 from fgai.graph.on_disk import MANIFEST, is_store
 from fgai.large.arrays import Array, _describe, _write_array
-from fgai.large.stored import (
-    DTYPES,
-    EDGE_ARRAYS,
-    NODE_ARRAYS,
-    SPARSE,
-    VERSION,
-    StoredGraph,
-    _Manifest,
-    encode,
-)
+from fgai.large.stored import DTYPES, EDGE_ARRAYS, NODE_ARRAYS, SPARSE, VERSION, StoredGraph, encode
 from fgai.sparse import Features, SparseRows
 from fgai.typed import typed
 
@@ -69,10 +55,12 @@ class _Work:
         self.folder, self._path, self._job = place / "files", place / RECORD, job
         found = None if job is None else _read(self._path)
         self.stages: dict[str, Any] = {}
-        if found is not None and found["job"] == job and _all_there(self.folder, found["files"]):
-            self.stages = found["stages"]
-            self._clear(found["files"])
-            return
+        if found is not None and found["job"] == job:
+            with suppress(OSError):
+                if all((self.folder / name).stat().st_size == size for name, size in found["files"].items()):
+                    self.stages = found["stages"]
+                    self._clear(found["files"])
+                    return
         if found is not None:
             what = "its sources or options" if found["job"] != job else "its files"
             warn(FgaiWarning(f"{what} have changed since this conversion was stopped; it begins anew"))
@@ -88,13 +76,8 @@ class _Work:
         self.stages = {**self.stages, stage: found}
         files = {file.name: file.stat().st_size for file in self.folder.iterdir() if file.suffix != drops}
         if self._job is not None:
-            record: _Record = {
-                "format": "fgai work",
-                "version": _RECORD_VERSION,
-                "job": self._job,
-                "stages": self.stages,
-                "files": files,
-            }
+            heading = {"format": "fgai work", "version": _RECORD_VERSION, "job": self._job}
+            record = {**heading, "stages": self.stages, "files": files}
             write_atomic(self._path, json.dumps(record, indent=1))
         self._clear(files)
         return found
@@ -114,12 +97,6 @@ def _read(path: Path) -> _Record | None:
     except (CheckpointError, ValueError, OSError):
         return None
     return found if found["version"] == _RECORD_VERSION else None
-
-
-def _all_there(folder: Path, files: dict[str, int]) -> bool:
-    with suppress(OSError):
-        return all((folder / name).stat().st_size == size for name, size in files.items())
-    return False
 
 
 @contextmanager
@@ -189,7 +166,9 @@ def _building(
     try:
         _check_free(path, overwrite)
         with _claimed(hidden, path):
-            _put_back(hidden, path)
+            if (hidden / _OLD).exists() and not path.exists():  # killed while it replaced a stored graph
+                (hidden / _OLD).rename(path)
+            shutil.rmtree(hidden / _OLD, ignore_errors=True)
             _check_free(path, overwrite)
             with _removed_unless_stopped(hidden):
                 if not resume:
@@ -223,13 +202,6 @@ def _removed_unless_stopped(folder: Path) -> Iterator[None]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _put_back(hidden: Path, path: Path) -> None:
-    """Undo what a process that was killed while it replaced a stored graph has left."""
-    if (hidden / _OLD).exists() and not path.exists():
-        (hidden / _OLD).rename(path)
-    shutil.rmtree(hidden / _OLD, ignore_errors=True)
-
-
 def _take_place(folder: Path, path: Path, old: Path) -> None:
     """Move a folder to its place; what was there goes last, and only once it is moved away."""
     if not path.exists():
@@ -246,7 +218,7 @@ def _take_place(folder: Path, path: Path, old: Path) -> None:
 def _complete(folder: Path, name: str, num_features: int, sources: str = "") -> StoredGraph:
     """Write the manifest of the arrays in a folder, fingerprint included."""
     arrays = _describe(folder)
-    manifest: _Manifest = {
+    manifest = {
         "format": "fgai graph",
         "version": VERSION,
         "name": name,
@@ -316,9 +288,9 @@ def write_store(graph: Graph, path: Path | str) -> StoredGraph:
         InputError: a batch of small graphs, or links to predict; those fit into memory.
         FgaiError: the folder cannot be written.
     """
-    graph, place = graph.to("cpu"), Path(path)
+    place = Path(path)
     with _building(place) as work:
-        _fill(work.folder, graph)
+        _fill(work.folder, graph.to("cpu"))
     return StoredGraph(place)
 
 
@@ -329,11 +301,10 @@ def _fill(folder: Path, graph: Graph) -> None:
             f"{graph.name!r} holds small graphs, links or `entry_values`, which are not stored; store"
             " the whole graph"
         )
-    rows = {"rowptr": graph.adjacency.rowptr, "source": graph.adjacency.source}
-    _save_arrays(folder, {name: part.numpy() for name, part in rows.items()})
-    _save_features(folder, graph.features)
     fields = {name: getattr(graph, name) for name in (*NODE_ARRAYS, *EDGE_ARRAYS)}
+    fields |= {"rowptr": graph.adjacency.rowptr, "source": graph.adjacency.source}
     _save_arrays(folder, {name: value.numpy() for name, value in fields.items() if value is not None})
+    _save_features(folder, graph.features)
     _complete(folder, graph.name, graph.num_features)
 
 
