@@ -68,12 +68,12 @@ class _FileTracker(Tracker):
         """Keep the rows of other runs, and of this one what is known."""
         run = self._named(run)
         kept = [row for row in self._rows if row["run"] != run]
-        self._rows = kept + [_row(run, epoch, values) for epoch, values in enumerate(past)]
+        self._rows = kept + [{"run": run, "epoch": epoch, **values} for epoch, values in enumerate(past)]
         self._write()
 
     def on_epoch(self, run: str, epoch: int, values: Values) -> None:
         """Add a row."""
-        self._add(_row(self._named(run), epoch, values))
+        self._add({"run": self._named(run), "epoch": epoch, **values})
 
     def _named(self, run: str) -> str:
         return f"{self.name}/{run}" if self.name else run
@@ -83,12 +83,9 @@ class _FileTracker(Tracker):
 
     def _add(self, row: _Row) -> None:
         self._rows.append(row)
-        self._append(self._line(row))
-
-    def _append(self, line: str) -> None:
         try:
             with self.path.open("a", encoding="utf-8", newline="") as file:
-                file.write(line)
+                file.write(self._text([row]))
         except OSError as error:
             raise FgaiError(f"cannot write {self.path}: {error.strerror or error}") from error
 
@@ -96,16 +93,14 @@ class _FileTracker(Tracker):
         """Rows of the file; a last line that a killed process left half-written is dropped."""
         try:
             text = regular(self.path).read_text(encoding="utf-8")
-            whole = text[: text.rfind("\n") + 1]
-            rows = self._read(whole)
+            rows = self._read(text[: text.rfind("\n") + 1])
+            if any(not isinstance(row, dict) or not isinstance(row.get("run"), str) for row in rows):
+                raise ValueError("a line has no run")
         except (OSError, ValueError) as error:
-            raise self._foreign(error) from error
-        if any(not isinstance(row, dict) or not isinstance(row.get("run"), str) for row in rows):
-            raise self._foreign("a line has no run")
+            raise CheckpointError(
+                f"{self.path} is no log of this kind ({error}); name another file"
+            ) from error
         return rows
-
-    def _foreign(self, reason: object) -> CheckpointError:
-        return CheckpointError(f"{self.path} is no log of this kind ({reason}); name another file")
 
     @abstractmethod
     def _read(self, text: str) -> list[_Row]:
@@ -113,11 +108,7 @@ class _FileTracker(Tracker):
 
     @abstractmethod
     def _text(self, rows: Sequence[_Row]) -> str:
-        """The whole file."""
-
-    @abstractmethod
-    def _line(self, row: _Row) -> str:
-        """What one more row adds to the file."""
+        """The lines of some rows."""
 
 
 class JsonlTracker(_FileTracker):
@@ -146,10 +137,7 @@ class JsonlTracker(_FileTracker):
         return [json.loads(line) for line in text.splitlines()]
 
     def _text(self, rows: Sequence[_Row]) -> str:
-        return "".join(map(self._line, rows))
-
-    def _line(self, row: _Row) -> str:
-        return json.dumps(row) + "\n"
+        return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 class CsvTracker(_FileTracker):
@@ -184,21 +172,15 @@ class CsvTracker(_FileTracker):
         self._columns = found
         return [{name: value for name, value in row.items() if value != ""} for row in rows]
 
+    def _write(self) -> None:
+        self._columns += sorted({name for row in self._rows for name in row} - set(self._columns))
+        heading = dict(zip(self._columns, self._columns, strict=True))
+        write_atomic(self.path, self._text([heading, *self._rows]))
+
     def _text(self, rows: Sequence[_Row]) -> str:
-        self._columns += sorted({name for row in rows for name in row} - set(self._columns))
-        return self._written([dict(zip(self._columns, self._columns, strict=True)), *rows])
-
-    def _line(self, row: _Row) -> str:
-        return self._written([row])
-
-    def _written(self, rows: Sequence[_Row]) -> str:
         out = io.StringIO()
         csv.DictWriter(out, self._columns, restval="", lineterminator="\n").writerows(rows)
         return out.getvalue()
-
-
-def _row(run: str, epoch: int, values: Values) -> _Row:
-    return {"run": run, "epoch": epoch, **values}
 
 
 class _ServiceTracker(Tracker):

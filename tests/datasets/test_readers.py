@@ -14,7 +14,7 @@ from torch_geometric.utils import to_undirected
 
 from fgai import datasets
 from fgai.datasets import readers
-from fgai.datasets.splits import _index_split
+from fgai.datasets.splits import _masks
 from fgai.errors import DataError
 from support import dataset_cases as cases
 from support.dataset_cases import PHOTO, edge_set, expect, photo
@@ -57,7 +57,7 @@ def test_planetoid_equals_pyg(tmp_path: Path, name: str) -> None:
     known = raw.y >= 0
     np.testing.assert_array_equal(raw.y[known], reference.y.numpy()[known])
     fit, val, test = (torch.from_numpy(raw.split[key]) for key in ("train", "val", "test"))
-    masks = _index_split(fit, val, test, nodes)
+    masks = _masks((fit, val, test), nodes)
     for mask, key in zip(masks, ("train_mask", "val_mask", "test_mask"), strict=True):
         assert torch.equal(mask, reference[key])
     edges = raw.edges[:, raw.edges[0] != raw.edges[1]]

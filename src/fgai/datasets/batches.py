@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -46,14 +47,10 @@ def batched(
     for graph in graphs:
         if not isinstance(getattr(graph, "edge_index", None), Tensor) or graph.num_nodes is None:
             raise InputError(f"`graphs` must hold graphs with edges and nodes, got {type(graph).__name__}")
-    edges, features, sizes, start = [], [], [], 0
-    for graph in graphs:
         refuse_edge_types(graph)
-        count, x = int(graph.num_nodes), _features(graph)
-        edges.append(graph.edge_index + start)
-        features.append(x)
-        sizes.append(count)
-        start += count
+    features, sizes = [_features(graph) for graph in graphs], [int(graph.num_nodes) for graph in graphs]
+    starts = [0, *accumulate(sizes)]
+    edges = [graph.edge_index + start for graph, start in zip(graphs, starts, strict=False)]
     widths = sorted({x.shape[1] for x in features})
     if len(widths) > 1:
         raise InputError(f"`graphs` must have features of one width, got {widths}")
@@ -63,7 +60,7 @@ def batched(
     batch = torch.repeat_interleave(torch.arange(len(graphs)), torch.tensor(sizes))
     masks = {} if split is None else {f"{part}_mask": mask[batch] for part, mask in split._asdict().items()}
     fields = {"batch": batch, "graph_y": labels, **masks, **_edge_values(graphs)}
-    return Graph.from_edges(torch.cat(edges, dim=1), start, torch.cat(features), name=name, **fields)
+    return Graph.from_edges(torch.cat(edges, dim=1), starts[-1], torch.cat(features), name=name, **fields)
 
 
 def _edge_values(graphs: Sequence[Any]) -> dict[str, Tensor]:
@@ -79,11 +76,8 @@ def _edge_values(graphs: Sequence[Any]) -> dict[str, Tensor]:
 
 
 def _features(graph: Any) -> Tensor:
-    found = (
-        graph.features.to_dense()
-        if isinstance(graph, Graph) and graph.features
-        else getattr(graph, "x", None)
-    )
+    own = graph.features.to_dense() if isinstance(graph, Graph) and graph.features else None
+    found = getattr(graph, "x", None) if own is None else own
     if not isinstance(found, Tensor) or found.dim() != 2:
         raise InputError(
             "every small graph needs node features `x` [n, F]; give constant ones if it has none"

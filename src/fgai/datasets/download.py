@@ -63,7 +63,7 @@ def _advice(info: DatasetInfo, folder: Path) -> str:
     )
 
 
-def _download(info: DatasetInfo, source: Source, verify: Callable[[_Files], None]) -> _Files:
+def _download(info: DatasetInfo, source: Source, verify: Callable[[_Files], object]) -> _Files:
     """Fetch the files of a dataset into the cache; they are moved there only once `verify` accepted them."""
     cache = _data_cache()
     if source.url is None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +16,7 @@ from fgai.checks import whole
 from fgai.datasets.download import _download, find, search_path
 from fgai.datasets.readers import _Raw
 from fgai.datasets.registry import PLANTED, TASK_SPLITS, DatasetInfo, info, names, source
-from fgai.datasets.splits import Split, _index_split, fold_split, random_split, stratified_split
+from fgai.datasets.splits import Split, _masks, fold_split, random_split, stratified_split
 from fgai.errors import DataError, InputError
 from fgai.files import digest_of
 from fgai.graph import Graph
@@ -66,7 +68,11 @@ def load_dataset(
     about = info(name)
     chosen, for_task = _chosen(name, about.splits, split), _task_split(name, about.task, task)
     make = source(name).make
-    graph = _load(about, root, seed, chosen) if make is None else _made(make(), about, seed, chosen)
+    if make is not None:
+        graph = _made(make(), about, seed, chosen)
+    else:
+        read = partial(_verified, about=about, seed=seed, split=chosen)
+        graph = read(find(about.files, search_path(root)) or _download(about, source(name), read))
     return graph if for_task is None else for_task(graph, seed)
 
 
@@ -104,17 +110,6 @@ def _made(graph: Graph, about: DatasetInfo, seed: int, split: str) -> Graph:
     return _drawn(graph, seed, split)
 
 
-def _load(about: DatasetInfo, root: str | os.PathLike[str] | None, seed: int, split: str) -> Graph:
-    files = find(about.files, search_path(root))
-    if files is None:
-
-        def verify(fetched: tuple[Path, ...]) -> None:
-            _verified(fetched, about, seed, split)
-
-        files = _download(about, source(about.name), verify)
-    return _verified(files, about, seed, split)
-
-
 def _verified(files: tuple[Path, ...], about: DatasetInfo, seed: int, split: str) -> Graph:
     """The graph in some files: known by their digests, or else by its fingerprint where that is known."""
     origin = source(about.name)
@@ -149,24 +144,16 @@ def _assemble(raw: _Raw, about: DatasetInfo, seed: int, split: str) -> Graph:
         None if a is None else torch.from_numpy(np.asarray(a, dtype=np.int64))
         for a in (raw.y, raw.batch, raw.graph_y)
     )
+    fields: dict[str, Any] = {"y": y, "batch": batch, "graph_y": graph_y, "edge_truth": truth}
     try:
-        graph = Graph.from_edges(
-            edges,
-            raw.num_nodes,
-            raw.features,
-            y=y,
-            batch=batch,
-            graph_y=graph_y,
-            edge_truth=truth,
-            name=about.name,
-        )
+        graph = Graph.from_edges(edges, raw.num_nodes, raw.features, name=about.name, **fields)
     except InputError as error:
         raise DataError(f"the files of {about.name!r} are damaged: {error}; fetch them again") from error
     _check_sizes(graph, about)
     if split == "public":
         assert raw.split is not None
-        parts = {key: torch.from_numpy(np.asarray(index, dtype=np.int64)) for key, index in raw.split.items()}
-        return _with_split(graph, _index_split(parts["train"], parts["val"], parts["test"], raw.num_nodes))
+        parts = (torch.from_numpy(np.asarray(raw.split[part], np.int64)) for part in Split._fields)
+        return _with_split(graph, _masks(parts, raw.num_nodes))
     return _drawn(graph, seed, split)
 
 

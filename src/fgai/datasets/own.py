@@ -89,8 +89,7 @@ def _graph(fields: dict[str, Any], path: Path) -> Graph:
         known = [len(fields[name]) for name in ("x", "y", *MASKS) if name in fields]
         inferred = count_nodes(int(edges.max()), edges.shape[-1]) if edges.numel() and not known else 0
         fields["num_nodes"] = known[0] if known else inferred
-    given = SimpleNamespace(**fields)
-    return Graph.from_edges(**arguments_from_data(given), name=path.stem)
+    return Graph.from_edges(**arguments_from_data(SimpleNamespace(**fields)), name=path.stem)
 
 
 def _archive(path: Path) -> dict[str, Any]:
@@ -100,17 +99,17 @@ def _archive(path: Path) -> dict[str, Any]:
     odd = [name for name in names if name not in FIELDS]
     if odd:
         raise DataError(f"{path} holds {odd[0]!r}, which is none of {', '.join(FIELDS)}; rename or remove it")
-    arrays = read_arrays(path, names)
-    return {name: _as_tensor(values, name, path) for name, values in arrays.items()}
-
-
-def _as_tensor(values: Any, name: str, path: Path) -> Tensor:
-    if values.dtype.kind not in "biuf":
-        raise DataError(f"`{name}` of {path} must hold numbers, got {values.dtype}")
-    tensor = torch.from_numpy(values)
-    if name in ("edge_index", "y", "num_nodes"):
-        return tensor.long() if values.dtype.kind in "iu" else tensor
-    return tensor if values.dtype.kind == "b" else tensor.float()
+    fields: dict[str, Any] = {}
+    for name, values in read_arrays(path, names).items():
+        kind = values.dtype.kind
+        if kind not in "biuf":
+            raise DataError(f"`{name}` of {path} must hold numbers, got {values.dtype}")
+        tensor = torch.from_numpy(values)
+        if name in ("edge_index", "y", "num_nodes"):
+            fields[name] = tensor.long() if kind in "iu" else tensor
+        else:
+            fields[name] = tensor if kind == "b" else tensor.float()
+    return fields
 
 
 def _saved(path: Path) -> dict[str, Any]:
@@ -147,7 +146,7 @@ def _saved(path: Path) -> dict[str, Any]:
 def _tables(path: Path, nodes: Path | None) -> dict[str, Any]:
     """The fields of an edge list and, where there is one, a node table."""
     columns = _columns(path, ("source", "destination"))
-    ends = [_whole(columns.pop(name), name, path) for name in ("source", "destination")]
+    ends = [_numbers(columns.pop(name), name, path, int) for name in ("source", "destination")]
     fields = {"edge_index": torch.tensor(ends, dtype=torch.long)}
     if "weight" in columns:
         fields["edge_weight"] = torch.tensor(_numbers(columns.pop("weight"), "weight", path))
@@ -159,13 +158,13 @@ def _tables(path: Path, nodes: Path | None) -> dict[str, Any]:
 def node_fields(path: Path) -> dict[str, Tensor]:
     """Features `x`, labels and masks of a node table, see `load_graph`; `DataError` if it is damaged."""
     columns = _columns(path, ("node",))
-    order = _whole(columns.pop("node"), "node", path)
+    order = _numbers(columns.pop("node"), "node", path, int)
     if sorted(order) != list(range(len(order))):
         raise DataError(f"`node` of {path} must hold every number from 0 to {len(order) - 1} once")
     rows = torch.tensor(order).argsort()
     fields: dict[str, Tensor] = {}
     if "y" in columns:
-        fields["y"] = torch.tensor(_whole(columns.pop("y"), "y", path))[rows]
+        fields["y"] = torch.tensor(_numbers(columns.pop("y"), "y", path, int))[rows]
     if "split" in columns:
         words = columns.pop("split")
         odd = next((word for word in words if word not in (*PARTS, "")), None)
@@ -199,20 +198,16 @@ def _matrix(columns: dict[str, list[str]], path: Path) -> Tensor:
     return torch.from_numpy(values.T.copy())
 
 
-def _numbers(words: list[str], name: str, path: Path) -> list[float]:
-    return [_number(float, word, line, name, path) for line, word in enumerate(words, 2)]
-
-
-def _whole(words: list[str], name: str, path: Path) -> list[int]:
-    return [_number(int, word, line, name, path) for line, word in enumerate(words, 2)]
-
-
-def _number(kind: Callable[[str], Any], word: str, line: int, name: str, path: Path) -> Any:
+def _numbers(words: list[str], name: str, path: Path, kind: type[int] | type[float] = float) -> list[Any]:
+    """The numbers of a column of a table."""
+    values: list[Any] = []
     try:
-        return kind(word)
+        for word in words:
+            values.append(kind(word))
     except ValueError:
-        what = "a whole number" if kind is int else "a number"
+        line, what = len(values) + 2, "a whole number" if kind is int else "a number"
         raise DataError(f"`{name}` in line {line} of {path} must be {what}, got {word!r}") from None
+    return values
 
 
 def count_nodes(largest: int, edges: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from fgai import checks
 from fgai.errors import InputError
 from fgai.graph import Graph
+from fgai.graph.change import both_ways
 from fgai.graph.fields import Links
 from fgai.sparse import edge_keys
 from fgai.tasks import negative_pairs
@@ -87,15 +89,16 @@ def stratified_split(
     """
     _check_shares(train, val)
     _check_labels(y)
-    source = _generator(seed, generator)
-    parts: list[list[Tensor]] = [[], [], []]
+    classes = [_cut(order, train, val) for order in _shuffled(y, _generator(seed, generator))]
+    parts = zip((torch.zeros(0, dtype=torch.long),) * 3, *classes, strict=True)
+    return _masks([torch.cat(part) for part in parts], y.numel())
+
+
+def _shuffled(y: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
+    """The members of each class, in random order."""
     for label in torch.unique(y[y >= 0]).tolist():
         members = (y == label).nonzero().flatten().cpu()
-        order = members[torch.randperm(members.numel(), generator=source)]
-        for part, piece in zip(parts, _cut(order, train, val), strict=True):
-            part.append(piece)
-    empty = torch.zeros(0, dtype=torch.long)
-    return _masks([torch.cat([empty, *part]) for part in parts], y.numel())
+        yield members[torch.randperm(members.numel(), generator=generator)]
 
 
 @typed
@@ -121,18 +124,11 @@ def fold_split(y: Tensor, fold: int = 0, *, folds: int = 10, seed: int = 0) -> S
     _check_labels(y)
     source = torch.Generator().manual_seed(checks.seed(checks.seed(seed) + fold // folds))
     place, dealt = torch.full((y.numel(),), -1), 0
-    for label in torch.unique(y[y >= 0]).tolist():
-        members = (y == label).nonzero().flatten().cpu()
-        order = members[torch.randperm(members.numel(), generator=source)]
+    for order in _shuffled(y, source):
         place[order] = (torch.arange(order.numel()) + dealt) % folds
         dealt += order.numel()
     test, val = place == fold % folds, place == (fold + 1) % folds
     return Split((place >= 0) & ~test & ~val, val, test)
-
-
-def _index_split(train: Tensor, val: Tensor, test: Tensor, num_nodes: int) -> Split:
-    """Turn three index vectors (a published split) into masks."""
-    return _masks((train, val, test), num_nodes)
 
 
 def _check_labels(y: Tensor) -> None:
@@ -145,13 +141,10 @@ def _check_shares(train: float, val: float) -> None:
         raise InputError(f"`train` and `val` must be shares that leave some for test, got {train} and {val}")
 
 
-def _masks(parts: tuple[Tensor, ...] | list[Tensor], size: int) -> Split:
-    masks = []
-    for part in parts:
-        mask = torch.zeros(size, dtype=torch.bool)
-        mask[part.long()] = True
-        masks.append(mask)
-    return Split(*masks)
+def _masks(parts: Iterable[Tensor], size: int) -> Split:
+    """Turn three index vectors into masks."""
+    none = torch.zeros(size, dtype=torch.bool)
+    return Split(*(none.index_fill(0, part.long(), True) for part in parts))
 
 
 @typed
@@ -191,40 +184,20 @@ def link_split(
     source = _generator(seed, generator)
     graph = graph.to("cpu")
     one, two = graph.adjacency.source, graph.adjacency.destination
-    once = one < two
-    if 2 * int(once.sum()) + int((one == two).sum()) != graph.num_edges or not _symmetric(graph):
+    if not torch.equal(edge_keys(two, one).sort().values, graph.keys):
         raise InputError(f"{graph.name!r} has edges without a reverse; links are undirected")
-    pairs = torch.stack([one[once], two[once]])
+    pairs = torch.stack([one, two])[:, one < two]
     parts = _cut(torch.randperm(pairs.shape[1], generator=source), train, val)
     if not all(part.numel() for part in parts):
         raise InputError(f"{pairs.shape[1]} links are too few to split {train} / {val} / rest")
-    hidden = parts[1].numel() + parts[2].numel()
-    others = negative_pairs(graph, hidden, source)
+    sizes = [0, parts[1].numel(), parts[2].numel()]
+    others = torch.split(negative_pairs(graph, sum(sizes), source), sizes, dim=1)
     y, part, ends = [], [], []
-    cut = parts[1].numel()
-    for index, (links, fill) in enumerate(
-        zip(parts, (others[:, :0], others[:, :cut], others[:, cut:]), strict=True)
-    ):
+    for index, (links, fill) in enumerate(zip(parts, others, strict=True)):
         ends += [pairs[:, links], fill]
         y += [torch.ones(links.numel(), dtype=torch.long), torch.zeros(fill.shape[1], dtype=torch.long)]
         part.append(torch.full((links.numel() + fill.shape[1],), index))
-    held = pairs[:, parts[2]]
-    known = graph.remove(_positions(graph, torch.cat([held, held.flip(0)], dim=1)))[0]
-    return known.replace(
-        links=Links(torch.cat(ends, dim=1), torch.cat(y), torch.cat(part)),
-        y=None,
-        train_mask=None,
-        val_mask=None,
-        test_mask=None,
-        positional=None,
-        positional_values=None,
-    )
-
-
-def _positions(graph: Graph, edges: Tensor) -> Tensor:
-    return torch.searchsorted(graph.keys, edge_keys(edges[0], edges[1]))
-
-
-def _symmetric(graph: Graph) -> bool:
-    turned = edge_keys(graph.adjacency.destination, graph.adjacency.source).sort().values
-    return bool(torch.equal(turned, graph.keys))
+    known = graph.remove(both_ways(graph, pairs[:, parts[2]]))[0]
+    dropped = ("y", "train_mask", "val_mask", "test_mask", "positional", "positional_values")
+    hidden = Links(torch.cat(ends, dim=1), torch.cat(y), torch.cat(part))
+    return known.replace(links=hidden, **dict.fromkeys(dropped))

@@ -41,8 +41,7 @@ def _check_values(values: Any, name: str, num_edges: int) -> Tensor:
 def _merge_values(values: Tensor, name: str, inverse: Tensor, num_edges: int) -> Tensor:
     """Return one value for each distinct edge, in the order of their keys."""
     positions = torch.arange(len(inverse), device=inverse.device)
-    first = torch.zeros(num_edges, dtype=torch.long, device=inverse.device)
-    first = first.scatter_reduce(0, inverse, positions, "amin", include_self=False)
+    first = positions.new_zeros(num_edges).scatter_reduce(0, inverse, positions, "amin", include_self=False)
     merged = values[first]
     differs = values != merged[inverse]
     differs = differs.any(1) if differs.dim() == 2 else differs
@@ -73,7 +72,9 @@ def arguments_from_data(data: Any) -> dict[str, Any]:
         InputError: a dataset, heterogeneous data, no edges, or edges of several types.
     """
     kind = type(data).__name__
-    if _is_dataset(data):
+    # Importing PyG takes seconds; where nobody has, nobody can have one of its datasets.
+    pyg = sys.modules.get("torch_geometric.data")
+    if pyg is not None and isinstance(data, pyg.Dataset):
         raise InputError(f"`data` must be one graph, got the dataset {kind}; give its graph: `dataset[0]`")
     if not hasattr(data, "edge_index") or kind == "HeteroData":
         hint = "; see `fgai.hetero.HeteroView`" if kind == "HeteroData" else ""
@@ -100,12 +101,6 @@ def refuse_edge_types(data: Any) -> None:
             "`data.edge_type` would be lost: of edges fgai reads `edge_attr` and `edge_weight`. Put the types"
             " into `data.edge_attr`, see `fgai.wrap`, and set `data.edge_type = None`"
         )
-
-
-def _is_dataset(data: Any) -> bool:
-    # Importing PyG takes seconds; where nobody has, nobody can hold one of its datasets.
-    pyg = sys.modules.get("torch_geometric.data")
-    return pyg is not None and isinstance(data, pyg.Dataset)
 
 
 PARTS = ("train", "val", "test")
@@ -148,9 +143,8 @@ class Links:
 
     def rows(self, targets: str) -> Tensor:
         """Positions of the pairs of a part: `train`, `val`, `test`, or `fit` for training and validation."""
-        if targets == "fit":
-            return (self.part < 2).nonzero().flatten()
-        return (self.part == PARTS.index(targets)).nonzero().flatten()
+        chosen = self.part < 2 if targets == "fit" else self.part == PARTS.index(targets)
+        return chosen.nonzero().flatten()
 
     def ends(self, targets: str) -> Tensor:
         """The nodes at the ends of the pairs of a part, each once."""

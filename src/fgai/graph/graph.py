@@ -342,7 +342,8 @@ class Graph:
     def _inject(self, targets: Tensor, features: Tensor | None) -> tuple[Graph, EdgeMap]:
         """`inject` for targets on the device that are known to be right: nothing is read or waited for."""
         m = len(targets)
-        adjacency, edge_map = self._joined(targets)
+        adjacency, ours = attach_known(self.adjacency, targets, self.has_loops)
+        edge_map = EdgeMap(self._positions, ours, self.num_edges, adjacency.num_edges)
         extra = features
         if self.features is not None and extra is None:
             extra = torch.zeros(m, self.num_features, dtype=self.features.dtype, device=self.device)
@@ -356,9 +357,8 @@ class Graph:
             changes["batch"] = torch.cat([self.batch, self.batch[targets[:, 0]]])
         changes |= self._carried(edge_map)
         if self.positional is not None and self.positional_values is not None:
-            rows, values = extend_encoding(
-                self.positional, self.positional_values, self._neighbours(), targets
-            )
+            degree = self.adjacency.degree - int(self.has_loops)
+            rows, values = extend_encoding(self.positional, self.positional_values, degree, targets)
             changes["positional"] = torch.cat([self.positional, rows])
             changes["positional_values"] = torch.cat([self.positional_values, values])
         graph = self.replace(**changes)
@@ -369,24 +369,18 @@ class Graph:
         """Masks and labels with `count` new nodes, made once: adversaries inject as many every epoch."""
 
         def make() -> dict[str, Tensor | None]:
-            masks = ("train_mask", "val_mask", "test_mask")
-            padded = {name: _pad(getattr(self, name), count, False) for name in masks}
-            return {**padded, "y": _pad(self.y, count, -1)}
+            fills = {"train_mask": 0, "val_mask": 0, "test_mask": 0, "y": -1}
+            old = {name: getattr(self, name) for name in fills}
+            return {
+                name: None if values is None else torch.cat([values, values.new_full((count,), fills[name])])
+                for name, values in old.items()
+            }
 
         return cached_on(self, ("padded", count), make)
-
-    def _joined(self, targets: Tensor) -> tuple[Adjacency, EdgeMap]:
-        """Return the edges alone after `inject`; `targets` [M, e] are on the device and known to be right."""
-        adjacency, ours = attach_known(self.adjacency, targets, self.has_loops)
-        return adjacency, EdgeMap(self._positions, ours, self.num_edges, adjacency.num_edges)
 
     @cached_property
     def _positions(self) -> Tensor:
         return torch.arange(self.num_edges, device=self.device)
-
-    def _neighbours(self) -> Tensor:
-        """[N] incoming edges per node, self-loops not counted."""
-        return self.adjacency.degree - 1 if self.has_loops else self.adjacency.degree
 
     def inject_edges(self, edge_index: Tensor) -> tuple[Graph, EdgeMap]:
         """Add edges between existing nodes; those that are there already are left alone."""
@@ -396,7 +390,8 @@ class Graph:
         keep = torch.ones(fresh.numel(), dtype=torch.bool, device=self.device)
         keep[present] = False
         fresh = fresh[keep]
-        adjacency, edge_map = self._merge(torch.stack(key_ends(fresh)), self.num_nodes)
+        adjacency, ours = self.adjacency.merge(torch.stack(key_ends(fresh)), self.num_nodes)
+        edge_map = EdgeMap(self._positions, ours, self.num_edges, adjacency.num_edges)
         return self.replace(adjacency=adjacency, **self._carried(edge_map)), edge_map
 
     def add_self_loops(self) -> tuple[Graph, EdgeMap]:
@@ -413,23 +408,10 @@ class Graph:
         before = keep.nonzero().flatten()
         source, destination = self.adjacency.source[before], self.adjacency.destination[before]
         adjacency = Adjacency.from_sorted(source, destination, self.num_nodes)
-        after = torch.arange(before.numel(), device=self.device)
-        edge_map = EdgeMap(before, after, self.num_edges, before.numel())
+        edge_map = EdgeMap(before, self._positions[: before.numel()], self.num_edges, before.numel())
         fields = self._carried(edge_map)
         return dataclasses.replace(self, adjacency=adjacency, merged=None, **fields), edge_map
 
     def _carried(self, edge_map: EdgeMap) -> dict[str, Any]:
         """The fields per edge after an edit."""
         return {name: _carry_values(getattr(self, name), edge_map, fill) for name, fill in FILL.items()}
-
-    def _merge(self, edges: Tensor, num_nodes: int) -> tuple[Adjacency, EdgeMap]:
-        """Merge new, distinct edges into the sorted ones without sorting the old again."""
-        adjacency, ours = self.adjacency.merge(edges, num_nodes)
-        before = torch.arange(self.num_edges, device=self.device)
-        return adjacency, EdgeMap(before, ours, self.num_edges, adjacency.num_edges)
-
-
-def _pad(values: Tensor | None, count: int, fill: float) -> Tensor | None:
-    if values is None:
-        return None
-    return torch.cat([values, values.new_full((count,), fill)])
