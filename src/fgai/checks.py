@@ -34,10 +34,8 @@ __all__ = [
 ]
 
 S = TypeVar("S", str, str | None)
-LARGEST = 2**63 - 1
-"""The largest whole number that tensors hold."""
-SMALL = 1 << 26
-"""Bytes that are allocated without asking how much memory is free."""
+LARGEST = 2**63 - 1  # the largest whole number that tensors hold
+SMALL = 1 << 26  # bytes that are allocated without asking how much memory is free
 
 
 def one_of(value: S, name: str, options: Sequence[S]) -> S:

@@ -78,8 +78,7 @@ class ProcessGroup:
             )
 
 
-SINGLE = ProcessGroup()
-"""This process alone."""
+SINGLE = ProcessGroup()  # this process alone
 CURRENT: ContextVar[ProcessGroup] = ContextVar("processes", default=SINGLE)
 
 

@@ -18,8 +18,7 @@ __all__ = ["CsvTracker", "JsonlTracker", "Tracker", "tracker_named"]
 
 Values = Mapping[str, float]
 """Numbers by name: the terms of a loss, a validation score, the value of an attack."""
-Summary = Mapping[str, float | str]
-"""What a run came to."""
+Summary = Mapping[str, float | str]  # what a run came to
 
 
 class Tracker:

@@ -22,8 +22,7 @@ from fgai.files import gunzip, most_bytes, read_arrays, regular
 Array = NDArray[Any]
 Files = Sequence[Path]
 RANKS = 5
-MOST_LABELS = 256
-"""Kinds of nodes in a graph classification set: each is a column of dense features."""
+MOST_LABELS = 256  # kinds of nodes in a graph classification set: each is a column of dense features
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -18,10 +18,8 @@ from fgai.errors import DataError
 from fgai.files.read import most_bytes, regular
 
 ATTEMPTS = 3
-PATIENCE = 30.0
-"""Seconds a server may stay silent."""
-DEADLINE = 900.0
-"""Seconds one file may take in all, so that a trickle ends, too."""
+PATIENCE = 30.0  # seconds a server may stay silent
+DEADLINE = 900.0  # seconds one file may take in all, so that a trickle ends, too
 MOST_BYTES = 1 << 29
 _CHUNK = 1 << 16
 

@@ -64,10 +64,8 @@ def _sha256(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-MOST_DEPTH = 64
-"""Levels a file may nest; fgai's own stay below ten."""
-LARGEST = 1 << 64
-"""Whole numbers are below this: they fit a float, a seed and a tensor's length."""
+MOST_DEPTH = 64  # levels a file may nest; fgai's own stay below ten
+LARGEST = 1 << 64  # whole numbers are below this: they fit a float, a seed and a tensor's length
 
 
 def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
@@ -171,8 +169,7 @@ def _inflated(raw: bytes, window: int, most: int, *, exactly: bool) -> bytes:
 
 _HEADER = struct.Struct("<26xHH")
 """Header of a member of a zip archive: the lengths of its name and of its extra field are last."""
-_DESCRIPTOR = 24
-"""Bytes that may follow a member: its size and checksum once more."""
+_DESCRIPTOR = 24  # bytes that may follow a member: its size and checksum once more
 
 
 def read_arrays(path: Path | str, names: Iterable[str]) -> dict[str, NDArray[Any]]:

@@ -20,8 +20,7 @@ from fgai.typed import typed
 
 FILL = {"edge_truth": 0, "edge_attr": 0, "edge_weight": 1}
 """Fields per edge, and the value of edges that edits add: no explanation, attributes 0, weight 1."""
-VALUES = ("edge_attr", "edge_weight")
-"""What models may read of an edge beside its ends."""
+VALUES = ("edge_attr", "edge_weight")  # what models may read of an edge beside its ends
 
 
 def _check_values(values: Any, name: str, num_edges: int) -> Tensor:

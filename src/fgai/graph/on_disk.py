@@ -8,8 +8,7 @@ from pathlib import Path
 
 from fgai.graph.graph import Graph
 
-MANIFEST = "graph.json"
-"""The text file of every stored graph."""
+MANIFEST = "graph.json"  # the text file of every stored graph
 
 
 class GraphOnDisk(ABC):

@@ -15,10 +15,8 @@ from fgai.errors import DataError
 from fgai.files import digest_of, regular
 
 Array = NDArray[Any]
-ZEROS = 1 << 24
-"""Bytes that are written together where room is taken by writing."""
-CHECKED = 1 << 22
-"""Entries that are checked together."""
+ZEROS = 1 << 24  # bytes that are written together where room is taken by writing
+CHECKED = 1 << 22  # entries that are checked together
 
 
 class _ArrayInfo(TypedDict):

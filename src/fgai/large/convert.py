@@ -28,8 +28,7 @@ from fgai.progress import stage
 from fgai.typed import typed
 from fgai.version import __version__
 
-FILES = (".npz", ".pt")
-"""Graphs that are read into memory before they are stored."""
+FILES = (".npz", ".pt")  # graphs that are read into memory before they are stored
 
 
 @typed

@@ -18,12 +18,9 @@ from fgai.files import most_bytes, regular
 from fgai.large.arrays import Array, map_array
 from fgai.large.sort import _Edges
 
-PART = 1 << 23
-"""Bytes of text, or edges of arrays, that are read together."""
-MOST_LINE = 1 << 20
-"""Bytes of the longest line."""
-BEYOND = 1 << 40
-"""Node numbers stop growing here, far beyond every node."""
+PART = 1 << 23  # bytes of text, or edges of arrays, that are read together
+MOST_LINE = 1 << 20  # bytes of the longest line
+BEYOND = 1 << 40  # node numbers stop growing here, far beyond every node
 ENDS = ("source", "destination")
 
 # mypy: disable-error-code="no-untyped-call"

@@ -27,8 +27,7 @@ from fgai.processes import SINGLE, ProcessGroup, current
 from fgai.tasks import task_of
 from fgai.typed import typed
 
-BLOCK = 1 << 18
-"""Edges and nodes that are in memory together."""
+BLOCK = 1 << 18  # edges and nodes that are in memory together
 
 
 @typed

@@ -29,8 +29,7 @@ TIMEOUT = 1800.0
 """Seconds a rank waits for the others; exact passes over large graphs lie between two exchanges."""
 ROUND, OPEN, POLL = "fgai", "open", 0.05
 """Where the part of the store is named that all ranks use, where it is opened; seconds between two looks."""
-FAILED = "failed"
-"""Where in the store the first rank that fails says why."""
+FAILED = "failed"  # where in the store the first rank that fails says why
 
 
 class _TorchrunGroup(ProcessGroup):

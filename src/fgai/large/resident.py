@@ -21,12 +21,10 @@ from fgai.large.write import _building, _feature_blocks
 from fgai.sparse import Features
 from fgai.sparse.adjacency import Index32, of_narrow
 
-BLOCK = 1 << 22
-"""Edges, or rows of a result, that are in the memory of the machine together."""
+BLOCK = 1 << 22  # edges, or rows of a result, that are in the memory of the machine together
 ROOM = 0.5
 """Share of the free memory of a GPU that a graph and a pass over it may take; the rest is for training."""
-EDGE = 16
-"""Bytes that an edge takes beside its attention: both of its ends, its weight, and room to sum in."""
+EDGE = 16  # bytes that an edge takes beside its attention: both of its ends, its weight, and room to sum in
 
 
 class _Resident:

@@ -33,8 +33,7 @@ from fgai.sparse import Adjacency, Features, SparseRows, match_edges
 from fgai.typed import typed
 
 Ints = NDArray[np.int64]
-_NODE = 0xFFFFFFFF
-"""The bits of a key that hold its node; above them is its tree."""
+_NODE = 0xFFFFFFFF  # the bits of a key that hold its node; above them is its tree
 
 
 class Sample(NamedTuple):
@@ -118,8 +117,7 @@ def _longer(array: Ints, more: int) -> Ints:
     return found
 
 
-_ORDER, _BATCH = 1, 2
-"""What draws are for: batches of different kinds never share any."""
+_ORDER, _BATCH = 1, 2  # what draws are for: batches of different kinds never share any
 
 
 @typed

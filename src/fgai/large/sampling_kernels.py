@@ -12,8 +12,7 @@ from fgai.compiled import compiled
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
-FEW = 48
-"""Draws of a node up to which those before are searched one by one."""
+FEW = 48  # draws of a node up to which those before are searched one by one
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ONE, _TWO = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 

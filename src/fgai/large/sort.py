@@ -23,8 +23,7 @@ from fgai.large.write import _Work
 from fgai.sparse.keys import edge_name
 from fgai.sparse.valid import LARGEST
 
-BLOCK = 1 << 22
-"""Edges that are read, put in place or sorted together."""
+BLOCK = 1 << 22  # edges that are read, put in place or sorted together
 
 # mypy: disable-error-code="no-untyped-call"
 

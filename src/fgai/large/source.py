@@ -28,8 +28,7 @@ from fgai.training.settings import Tightness
 from fgai.version import versions
 
 T = TypeVar("T")
-FAN_OUT = 10
-"""Neighbours that are drawn of each node where nothing is said."""
+FAN_OUT = 10  # neighbours that are drawn of each node where nothing is said
 
 
 class _PreparedBatch(NamedTuple):

@@ -35,8 +35,7 @@ from fgai.training.recipes import Vanilla, labelled, supervised
 from fgai.training.settings import FaithfulConfig
 from fgai.training.terms import contrast, sharp, spread
 
-BLOCK = 1 << 18
-"""Edges and nodes that are in memory together."""
+BLOCK = 1 << 18  # edges and nodes that are in memory together
 
 
 class _StoredTargets:
@@ -109,8 +108,7 @@ class _StoredTargets:
         return tuple(layers)
 
 
-FEW = 4
-"""Batches from which the reach of the adversary is taken before the first epoch."""
+FEW = 4  # batches from which the reach of the adversary is taken before the first epoch
 
 
 class _VanillaBatches(Batched):

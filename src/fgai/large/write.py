@@ -31,11 +31,9 @@ except ImportError:  # not on Windows
 
 RECORD = "work.json"
 _RECORD_VERSION = 1
-SAMPLES, SAMPLE = 64, 1 << 16
-"""Parts of a large file that are hashed, and the bytes of each."""
+SAMPLES, SAMPLE = 64, 1 << 16  # parts of a large file that are hashed, and the bytes of each
 
-Job = dict[str, Any]
-"""What decides the result of a job, as JSON holds it: its sources and its options."""
+Job = dict[str, Any]  # what decides the result of a job, as JSON holds it: its sources and its options
 
 
 class _Record(TypedDict):
@@ -147,10 +145,8 @@ def _source_of(path: Path) -> Job:
     return {"path": place, "size": found.st_size, "time": found.st_mtime_ns, "hash": digest.hexdigest()}
 
 
-BLOCK = 1 << 20
-"""Edges that are read or written together."""
-NUMBERS = 1 << 22
-"""Features that are read or written together."""
+BLOCK = 1 << 20  # edges that are read or written together
+NUMBERS = 1 << 22  # features that are read or written together
 _PARTIAL, _OLD = ".partial", "old"
 
 
