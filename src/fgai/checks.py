@@ -48,34 +48,37 @@ def one_of(value: S, name: str, options: Sequence[S]) -> S:
     raise InputError(f"`{name}` must be one of {', '.join(words)}, got {value!r}{hint}")
 
 
+def _require(good: bool, value: float, rule: str, remedy: str = "") -> float:
+    if not good:
+        raise InputError(f"{rule}, got {value!r}{f'; {remedy}' if remedy else ''}")
+    return value
+
+
 def number(value: float, name: str) -> float:
     """Return `value` if it is a finite number, else raise."""
-    if not _is_finite(value):
-        raise InputError(f"`{name}` must be a finite number, got {value!r}")
-    return value
+    return _require(_is_finite(value), value, f"`{name}` must be a finite number")
 
 
 def at_least(value: float, name: str, low: float, remedy: str = "") -> float:
     """Return `value` if it is a finite number `>= low`, else raise."""
-    if not _is_finite(value) or value < low:
-        tail = f"; {remedy}" if remedy else ""
-        raise InputError(f"`{name}` must be at least {low}, got {value!r}{tail}")
-    return value
+    good = _is_finite(value) and value >= low
+    return _require(good, value, f"`{name}` must be at least {low}", remedy)
 
 
 def above(value: float, name: str, low: float) -> float:
     """Return `value` if it is a finite number `> low`, else raise."""
-    if not _is_finite(value) or value <= low:
-        raise InputError(f"`{name}` must be above {low}, got {value!r}")
-    return value
+    return _require(_is_finite(value) and value > low, value, f"`{name}` must be above {low}")
 
 
 def fraction(value: float, name: str, remedy: str = "") -> float:
     """Return `value` if it is a number between 0 and 1, else raise."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-        tail = f"; {remedy}" if remedy else ""
-        raise InputError(f"`{name}` must be between 0 and 1, got {value!r}{tail}")
-    return value
+    good = _is_finite(value) and 0 <= value <= 1
+    return _require(good, value, f"`{name}` must be between 0 and 1", remedy)
+
+
+def rate(value: float, name: str = "dropout") -> float:
+    """Return `value` if it is a number in [0, 1), the share of something that is left out, else raise."""
+    return _require(_is_finite(value) and 0 <= value < 1, value, f"`{name}` must be at least 0 and below 1")
 
 
 def whole(value: int, name: str, low: int = 0, high: int | None = None) -> int:
@@ -106,13 +109,6 @@ def _free_memory() -> int:
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return LARGEST
-
-
-def rate(value: float, name: str = "dropout") -> float:
-    """Return `value` if it is a number in [0, 1), the share of something that is left out, else raise."""
-    if not _is_finite(value) or not 0 <= value < 1:
-        raise InputError(f"`{name}` must be at least 0 and below 1, got {value!r}")
-    return value
 
 
 def seed(value: int, name: str = "seed") -> int:

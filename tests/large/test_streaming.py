@@ -24,7 +24,6 @@ from fgai.large import (
     StoredObservation,
     measure_store,
     observe_store,
-    open_observation,
     write_store,
 )
 from support.graph_cases import build, edge_sets, small_data
@@ -74,7 +73,7 @@ def test_is_the_pass_in_memory(name: str, block_edges: int, tmp_path: Path) -> N
     stored = write_store(graph, tmp_path / "graph")
     found = observe_store(model, stored, tmp_path / "seen", block_edges=block_edges, ranked=True)
     same(found, model, graph)
-    same(open_observation(str(tmp_path / "seen")), model, graph)
+    same(StoredObservation(str(tmp_path / "seen")), model, graph)
     assert found.graph == stored.fingerprint and found.model == type(model).__name__
     kept = {"rowptr", "source", "logits", *(f"{what}.{n}" for n in range(len(found.layers))
             for what in ("state", "attention", "scores"))}  # fmt: skip
@@ -192,7 +191,7 @@ class TestRefused:
         array = np.load(tmp_path / "seen" / f"{name}.npy")
         change(array)
         np.save(tmp_path / "seen" / f"{name}.npy", array)
-        found = open_observation(tmp_path / "seen")
+        found = StoredObservation(tmp_path / "seen")
         for read in (found.load_attention, found.verify):
             with pytest.raises(DataError, match=words):
                 read()
@@ -206,7 +205,7 @@ class TestRefused:
         logits = np.load(tmp_path / "seen" / "logits.npy")
         np.save(tmp_path / "seen" / "logits.npy", logits + 1)
         with pytest.raises(DataError, match=r"logits\.npy is damaged: it does not fit its checksum"):
-            open_observation(tmp_path / "seen").verify()
+            StoredObservation(tmp_path / "seen").verify()
         with pytest.raises(InputError, match="`destination` must name nodes"):
             found.positions(np.array([0]), np.array([10**9]))
 
@@ -227,9 +226,9 @@ class TestRefused:
             _ = found.logits
         (tmp_path / "seen" / "observation.json").write_text("{}")
         with pytest.raises(DataError, match="is damaged"):
-            open_observation(tmp_path / "seen")
+            StoredObservation(tmp_path / "seen")
         with pytest.raises(DataError, match="holds no observation"):
-            open_observation(tmp_path)
+            StoredObservation(tmp_path)
 
 
 def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from fgai.datasets.readers import (
 from fgai.errors import FgaiWarning
 from fgai.evaluation import Comparison, EvaluationRecord
 from fgai.hub import from_pretrained, read_card, save_pretrained
-from fgai.large import convert, observe_store, open_observation, open_store, write_store
+from fgai.large import StoredObservation, convert, observe_store, open_store, write_store
 from fgai.records import read_json
 from fgai.reports import read_report
 from fgai.reports.cards import Card, Listing, card, write_page
@@ -202,7 +202,7 @@ def _observed(folder: Path) -> list[Path]:
 
 
 def _observation(folder: Path) -> Any:
-    seen = open_observation(folder / "seen")
+    seen = StoredObservation(folder / "seen")
     seen.verify()
     return seen, seen.load_attention()
 

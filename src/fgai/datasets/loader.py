@@ -84,7 +84,7 @@ def _chosen(name: str, splits: tuple[str, ...], split: str | None) -> str:
 
 def _task_split(name: str, own: str, task: str | None) -> Callable[[Graph, int], Graph] | None:
     """How a dataset made for the task `own` is split for another task; None for its own."""
-    others = {other: way.split for other, way in TASK_SPLITS.items() if way.of == own}
+    others = {other: split for other, (of, split) in TASK_SPLITS.items() if of == own}
     if task not in (None, own, *others):
         raise InputError(f"{name!r} is for {' or '.join((own, *others))} tasks, got `task={task!r}`")
     return others.get(str(task))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources import files as resource_files
-from typing import Any, NamedTuple
+from typing import Any
 
 from fgai.checks import one_of
 from fgai.datasets.planted import planted
@@ -106,15 +106,8 @@ _INFO: dict[str, DatasetInfo] = {}
 _SOURCES: dict[str, Source] = {}
 
 
-class _TaskSplit(NamedTuple):
-    """How datasets of one task serve another: `split(graph, seed)` hides what is to be predicted."""
-
-    of: str
-    split: Callable[[Graph, int], Graph]
-
-
-TASK_SPLITS: dict[str, _TaskSplit] = {"link": _TaskSplit("node", link_split)}
-"""Tasks that datasets made for others serve as well."""
+TASK_SPLITS: dict[str, tuple[str, Callable[[Graph, int], Graph]]] = {"link": ("node", link_split)}
+"""Tasks that datasets made for another serve as well: that other, and `split(graph, seed)`."""
 
 
 @typed
@@ -174,7 +167,7 @@ def register_task_split(task: str, split: Callable[[Graph, int], Graph], *, of: 
     one_of(of, "of", tuple(TASKS))
     if task in TASK_SPLITS:
         raise InputError(f"datasets are split for the task {task!r} already")
-    TASK_SPLITS[task] = _TaskSplit(of, split)
+    TASK_SPLITS[task] = of, split
 
 
 @typed
@@ -187,10 +180,9 @@ def _add(
     name: str, sizes: tuple[int, int, int, int], reader: Reader, url: str | None = None, **words: Any
 ) -> None:
     """Register a dataset that is read from files: its sizes are nodes, edges, features and classes."""
-    counts: dict[str, Any] = dict(
-        zip(("num_nodes", "num_edges", "num_features", "num_classes"), sizes, strict=True)
-    )
-    info = DatasetInfo(name=name, **counts, **words)
+    nodes, edges, features, classes = sizes
+    words |= {"num_nodes": nodes, "num_edges": edges, "num_features": features, "num_classes": classes}
+    info = DatasetInfo(name=name, **words)
     digests = tuple(_SHA256[file] for file in info.files[0] if file in _SHA256)
     fingerprint = _FINGERPRINTS.get(name, "")
     register_dataset(info, Source(reader=reader, url=url, sha256=digests, fingerprint=fingerprint))

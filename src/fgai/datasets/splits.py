@@ -26,8 +26,8 @@ class Split(NamedTuple):
     test: Tensor
 
 
-def _generator(seed: int, generator: torch.Generator | None) -> torch.Generator:
-    return generator if generator is not None else torch.Generator().manual_seed(checks.seed(seed))
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(checks.seed(seed))
 
 
 def _cut(order: Tensor, train: float, val: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -37,14 +37,7 @@ def _cut(order: Tensor, train: float, val: float) -> tuple[Tensor, Tensor, Tenso
 
 
 @typed
-def random_split(
-    y: Any,
-    seed: int = 0,
-    *,
-    train: float = 0.1,
-    val: float = 0.1,
-    generator: torch.Generator | None = None,
-) -> Split:
+def random_split(y: Any, seed: int = 0, *, train: float = 0.1, val: float = 0.1) -> Split:
     """Draw a split uniformly among the labelled nodes: by default 10 % training, 10 % validation, 80 % test.
 
     Nodes without a label (-1) are in no mask. Sizes are rounded to the nearest node.
@@ -54,7 +47,6 @@ def random_split(
         seed: draws the order.
         train: share for training.
         val: share for validation; the rest is for test.
-        generator: used instead of `seed` when given.
 
     Raises:
         InputError: no labels, or shares that are not positive or leave nothing for test.
@@ -70,26 +62,19 @@ def random_split(
         raise InputError(f"`y` must be labels [N], or a graph with labels `y`, got {type(y).__name__}")
     _check_labels(labels)
     labelled = (labels >= 0).nonzero().flatten().cpu()
-    order = labelled[torch.randperm(labelled.numel(), generator=_generator(seed, generator))]
+    order = labelled[torch.randperm(labelled.numel(), generator=_generator(seed))]
     return _masks(_cut(order, train, val), labels.numel())
 
 
 @typed
-def stratified_split(
-    y: Tensor,
-    seed: int = 0,
-    *,
-    train: float = 0.8,
-    val: float = 0.1,
-    generator: torch.Generator | None = None,
-) -> Split:
+def stratified_split(y: Tensor, seed: int = 0, *, train: float = 0.8, val: float = 0.1) -> Split:
     """Draw a split in which every class has the same shares: by default 80 / 10 / 10 %, for graph tasks.
 
     Arguments and errors are those of `random_split`; `y` are labels [G].
     """
     _check_shares(train, val)
     _check_labels(y)
-    classes = [_cut(order, train, val) for order in _shuffled(y, _generator(seed, generator))]
+    classes = [_cut(order, train, val) for order in _shuffled(y, _generator(seed))]
     parts = zip((torch.zeros(0, dtype=torch.long),) * 3, *classes, strict=True)
     return _masks([torch.cat(part) for part in parts], y.numel())
 
@@ -122,7 +107,7 @@ def fold_split(y: Tensor, fold: int = 0, *, folds: int = 10, seed: int = 0) -> S
     checks.whole(folds, "folds", 3)
     checks.whole(fold, "fold")
     _check_labels(y)
-    source = torch.Generator().manual_seed(checks.seed(checks.seed(seed) + fold // folds))
+    source = _generator(checks.seed(seed) + fold // folds)
     place, dealt = torch.full((y.numel(),), -1), 0
     for order in _shuffled(y, source):
         place[order] = (torch.arange(order.numel()) + dealt) % folds
@@ -148,14 +133,7 @@ def _masks(parts: Iterable[Tensor], size: int) -> Split:
 
 
 @typed
-def link_split(
-    graph: Graph,
-    seed: int = 0,
-    *,
-    train: float = 0.85,
-    val: float = 0.05,
-    generator: torch.Generator | None = None,
-) -> Graph:
+def link_split(graph: Graph, seed: int = 0, *, train: float = 0.85, val: float = 0.05) -> Graph:
     """Hide some links of an undirected graph and ask for them: by default 85 / 5 / 10 % of the links.
 
     The result keeps the edges known at test time, those of training and validation links; while training,
@@ -168,7 +146,6 @@ def link_split(
         seed: draws the parts and the pairs.
         train: share of the links for training.
         val: share for validation; the rest is for test.
-        generator: used instead of `seed` when given.
 
     Raises:
         InputError: invalid shares, too few links, or an edge without its reverse.
@@ -181,7 +158,7 @@ def link_split(
         [6763, 796, 1592]
     """
     _check_shares(train, val)
-    source = _generator(seed, generator)
+    source = _generator(seed)
     graph = graph.to("cpu")
     one, two = graph.adjacency.source, graph.adjacency.destination
     if not torch.equal(edge_keys(two, one).sort().values, graph.keys):

@@ -2,7 +2,7 @@
 
 from fgai.large.convert import convert
 from fgai.large.evaluate import StoredEvaluation, evaluate_store
-from fgai.large.observation import StoredObservation, open_observation
+from fgai.large.observation import StoredObservation
 from fgai.large.processes import joined
 from fgai.large.sampling import Batches, MiniBatch, NeighbourSampler, Sample, mini_batch
 from fgai.large.size import GraphSize, PassSize, graph_size, pass_size
@@ -28,7 +28,6 @@ __all__ = [
     "measure_store",
     "mini_batch",
     "observe_store",
-    "open_observation",
     "open_store",
     "pass_size",
     "write_store",

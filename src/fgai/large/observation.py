@@ -133,12 +133,6 @@ class StoredObservation:
         return AttentionMap(tuple(layers))
 
 
-@typed
-def open_observation(path: Path | str) -> StoredObservation:
-    """Open what `observe_store` wrote; only its manifest is read. `DataError` as of `StoredObservation`."""
-    return StoredObservation(path)
-
-
 @compiled
 def _find(rowptr: Array, source: Array, ours: Array, destination: Array) -> Array:
     """Search each edge in its row, whose sources are sorted; -1 where it is not."""
