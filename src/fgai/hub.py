@@ -126,7 +126,6 @@ def push_to_hub(folder: Path | str, name: str, *, private: bool = False, token: 
 
 
 def _file(name: Path | str, file: str, revision: str | None, token: str | None) -> Path:
-    """Where a file of a model is, after a download where the name is no folder."""
     folder = Path(name)
     if folder.is_dir():
         return folder / file
@@ -149,7 +148,6 @@ def _asked(name: str, ask: Callable[[], str]) -> str:
 
 
 def _page(kind: str, card: Card | None) -> str:
-    """The page a hub shows: what it is read with, then the card."""
     tags = "".join(f"- {tag}\n" for tag in TAGS)
     head = f"---\nlibrary_name: fgai\npipeline_tag: graph-ml\ntags:\n{tags}---\n\n"
     text = f"# {kind}\n\nNo card was given.\n" if card is None else card.to_markdown()

@@ -71,7 +71,6 @@ class _FileTracker(Tracker):
         self._write()
 
     def on_epoch(self, run: str, epoch: int, values: Values) -> None:
-        """Add a row."""
         self._add({"run": self._named(run), "epoch": epoch, **values})
 
     def _named(self, run: str) -> str:
@@ -197,17 +196,14 @@ class _ServiceTracker(Tracker):
         self._runs: dict[str, Any] = {}
 
     def on_start(self, run: str, past: Sequence[Values]) -> None:
-        """Begin a run."""
         self._runs[run] = self._start(run, len(past))
         for epoch, values in enumerate(past if self._replays else ()):
             self.on_epoch(run, epoch, values)
 
     def on_epoch(self, run: str, epoch: int, values: Values) -> None:
-        """Log the values."""
         self._log(self._runs[run], values, epoch)
 
     def on_end(self, run: str, summary: Summary) -> None:
-        """Log the summary and close the run."""
         self._end(self._runs.pop(run), summary)
 
 

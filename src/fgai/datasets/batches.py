@@ -64,7 +64,6 @@ def batched(
 
 
 def _edge_values(graphs: Sequence[Any]) -> dict[str, Tensor]:
-    """Values on the edges of all graphs, one after the other."""
     joined = {}
     for name in VALUES:
         found = [value for graph in graphs if (value := getattr(graph, name, None)) is not None]

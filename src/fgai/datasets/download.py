@@ -21,7 +21,6 @@ def user_cache() -> Path:
 
 
 def _data_cache() -> Path:
-    """Return the folder downloaded datasets are put in."""
     return user_cache() / "data"
 
 
@@ -56,7 +55,6 @@ _Files = tuple[Path, ...]
 
 
 def _advice(info: DatasetInfo, folder: Path) -> str:
-    """Say which files to put where."""
     files = ", ".join(info.files[0])
     return (
         f"put {files} (source: {info.source}) into {folder}, or into a folder named by `root` or $FGAI_DATA"

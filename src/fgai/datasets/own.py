@@ -144,7 +144,6 @@ def _saved(path: Path) -> dict[str, Any]:
 
 
 def _tables(path: Path, nodes: Path | None) -> dict[str, Any]:
-    """The fields of an edge list and, where there is one, a node table."""
     columns = _columns(path, ("source", "destination"))
     ends = [_numbers(columns.pop(name), name, path, int) for name in ("source", "destination")]
     fields = {"edge_index": torch.tensor(ends, dtype=torch.long)}
@@ -178,7 +177,6 @@ def node_fields(path: Path) -> dict[str, Tensor]:
 
 
 def _columns(path: Path, needed: tuple[str, ...]) -> dict[str, list[str]]:
-    """The columns of a table by their headings."""
     with path.open(newline="", encoding="utf-8") as file:
         lines = csv.reader(file)
         heading = [name.strip() for name in next(lines, [])]
@@ -199,7 +197,6 @@ def _matrix(columns: dict[str, list[str]], path: Path) -> Tensor:
 
 
 def _numbers(words: list[str], name: str, path: Path, kind: type[int] | type[float] = float) -> list[Any]:
-    """The numbers of a column of a table."""
     values: list[Any] = []
     try:
         for word in words:

@@ -69,7 +69,6 @@ def _checked(function: Reader) -> Reader:
 
 
 def _check(raw: _Raw, path: Path) -> None:
-    """Raise if lengths or ranges do not fit together."""
     n = raw.num_nodes
     for name, edges in (("edges", raw.edges), ("true edges", raw.truth)):
         if edges is not None and (edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu"):

@@ -413,5 +413,4 @@ class Graph:
         return dataclasses.replace(self, adjacency=adjacency, merged=None, **fields), edge_map
 
     def _carried(self, edge_map: EdgeMap) -> dict[str, Any]:
-        """The fields per edge after an edit."""
         return {name: _carry_values(getattr(self, name), edge_map, fill) for name, fill in FILL.items()}

@@ -153,7 +153,6 @@ class HeteroView:
 
 
 def _wrapped(model: nn.Module, layout: HeteroLayout, call: HeteroCall | None) -> HeteroModel:
-    """Return a model of the graph with this layout, see `HeteroView.wrap`."""
     if call is not None and not callable(call):
         raise InputError(f"`call` must be a function (model, data) → logits, got {type(call).__name__}")
     if isinstance(uncompiled(model), Wrapped | GraphModel):
@@ -216,7 +215,6 @@ def _check_edges(data: HeteroData, counts: dict[str, int]) -> list[EdgeType]:
 
 
 def _check_labels(values: Any, count: int, target: str, name: str = "y") -> Tensor:
-    """Return labels or a mask of the target nodes, after checking shape and type."""
     dtype = torch.long if name == "y" else torch.bool
     if not isinstance(values, Tensor) or values.shape != (count,) or values.dtype != dtype:
         got = f"{values.dtype} {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
@@ -225,7 +223,6 @@ def _check_labels(values: Any, count: int, target: str, name: str = "y") -> Tens
 
 
 def _known_type(edge_type: Any, types: Sequence[EdgeType]) -> EdgeType:
-    """Return a type of edges, after checking that the data has it."""
     words = isinstance(edge_type, list | tuple) and all(isinstance(word, str) for word in edge_type)
     if not words or tuple(edge_type) not in types:
         options = ", ".join(map(str, types))

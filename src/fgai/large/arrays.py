@@ -47,13 +47,11 @@ class _ArrayFile:
         self._file.seek(self._heading + first * width)
 
     def append(self, block: Array) -> None:
-        """Write more rows, converted to the file's type."""
         assert block.shape[1:] == self.tail
         self._file.write(np.ascontiguousarray(block, self.dtype).data)
         self.rows += 0 if self._shared else len(block)
 
     def close(self) -> None:
-        """Complete the heading and put everything on disk."""
         self._file.seek(0)
         assert self._write_heading() == self._heading  # numpy leaves room for more digits
         self._file.flush()
@@ -118,7 +116,6 @@ def map_array(path: Path) -> Array:
 
 
 def _describe(folder: Path) -> dict[str, _ArrayInfo]:
-    """Return shape, type and SHA-256 of every array in a folder, by name."""
     arrays = {file: map_array(file) for file in sorted(folder.glob("*.npy"))}
     return {
         file.stem: {"shape": list(array.shape), "dtype": array.dtype.str, "sha256": digest_of(file)}
@@ -135,7 +132,6 @@ class _ArrayFolder:
         self.verified: set[str] = set()
 
     def open(self, name: str) -> Array:
-        """Map one array, read-only."""
         if name not in self._arrays:
             file, info = self._path / f"{name}.npy", self._infos[name]
             try:

@@ -57,27 +57,22 @@ class _SidesFile:
                 file.append(_numpy(side))
 
     def close(self) -> None:
-        """Put what was written on disk."""
         for file in self._files:
             if file is not None:
                 file.close()
         self._files = []
 
     def opened(self) -> _Sides:
-        """Map the files, once all of them are closed."""
         source, destination, values = (map_array(path) if path.exists() else None for path in self._paths)
         assert values is not None and destination is not None
         return _Sides(values if source is None else source, destination, values)
 
     def remove(self) -> None:
-        """Delete the files."""
         for path in self._paths:
             path.unlink(missing_ok=True)
 
 
 class _Attended(NamedTuple):
-    """What attention gives for a block."""
-
     out: Tensor  # [rows, H, C] aggregated values
     attention: Tensor  # [edges, H], or [edges, 1] averaged
     scores: Tensor | None  # [edges] mean scores over the heads, or None
@@ -139,7 +134,6 @@ def _attend(
     averaged: bool,
     ranked: bool,
 ) -> _Attended:
-    """Compute attention for a block."""
     if read is None:
         return _attend_row(layer, sides, block, most, averaged, ranked)
     adjacency, far, near, values = read

@@ -40,8 +40,6 @@ def _edge_reader(path: Path) -> Callable[[], Iterator[_Edges]] | None:
 
 
 class _Text(NamedTuple):
-    """Whole lines of a file."""
-
     raw: bytes  # the lines
     line: int  # number of the first one, from 1
     byte: int  # where it begins in the (unpacked) file
@@ -252,7 +250,6 @@ def _numbers_in(column: Any, name: str, path: Path, row: int) -> Array:
 
 
 def _array(path: Path) -> Iterator[_Edges]:
-    """An array [2, E] of node numbers, mapped and read part by part."""
     edges = _mapped(path)
     if edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu":
         raise DataError(f"{path} must hold node numbers [2, edges], got {edges.dtype} {list(edges.shape)}")
@@ -262,7 +259,6 @@ def _array(path: Path) -> Iterator[_Edges]:
 
 
 def _mapped(path: Path) -> Array:
-    """Map the array of an `.npy` file."""
     try:
         return map_array(path)
     except (OSError, ValueError) as error:

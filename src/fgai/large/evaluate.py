@@ -179,7 +179,6 @@ def _block_sums(rows: _Rows, beside: _Rows | None, k: int) -> _Sums:
 
 
 def _blocks(found: StoredObservation, ranks: ProcessGroup) -> Iterator[_Rows]:
-    """The blocks of this rank."""
     rowptr, layers = found.rows.rowptr, range(len(found.layers))
     for first, last in ranks.share(list(_row_blocks(rowptr, BLOCK, BLOCK))):
         edges = slice(int(rowptr[first]), int(rowptr[last]))

@@ -40,21 +40,18 @@ class _TorchrunGroup(ProcessGroup):
         self._store = store
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all processes, in the order of their ranks."""
         found: list[T | None] = [None] * self.size
         with self._explained():
             dist.all_gather_object(found, value)
         return found  # type: ignore[return-value]
 
     def first(self, value: T) -> T:
-        """Return the value of rank 0."""
         found = [value]
         with self._explained():
             dist.broadcast_object_list(found, src=0)
         return found[0]
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors by their sums over all processes, in place and in one message."""
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         with self._explained():
             dist.all_reduce(flat)
@@ -146,7 +143,6 @@ def _stay_on_this_machine() -> None:
 
 
 def _part(store: Any, name: str) -> Any:
-    """A part of a store, where keys do not meet those of other parts."""
     return dist.PrefixStore(name, store)  # type: ignore[attr-defined]
 
 

@@ -107,7 +107,6 @@ def _loaded(folder: Path, stored: StoredGraph, device: torch.device) -> Graph:
 
 
 def _features(stored: StoredGraph, device: torch.device) -> Features:
-    """All features on a device."""
     if stored.array("x") is None:
         found = stored.features(slice(None))
         assert found is not None

@@ -103,7 +103,6 @@ class _GrowingSample:
         self._edges_per_hop.append(len(edges))
 
     def finished(self) -> Sample:
-        """Return what was drawn."""
         arrays = (self._keys & _NODE, self._row, self._column, self._edges)
         nodes, row, column, edges = (torch.from_numpy(array) for array in arrays)
         trees = torch.from_numpy(self._keys >> 32) if self._disjoint else None

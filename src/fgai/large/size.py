@@ -123,5 +123,4 @@ def pass_size(
 
 
 def _row(block: Tensor) -> int:
-    """Bytes of one row."""
     return block[0].numel() * block.element_size()

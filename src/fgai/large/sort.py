@@ -29,8 +29,6 @@ BLOCK = 1 << 22  # edges that are read, put in place or sorted together
 
 
 class _Edges(NamedTuple):
-    """Some edges."""
-
     source: Array  # [k] node numbers
     destination: Array  # [k] node numbers
     values: dict[str, Array]  # of the edges, by the names of a `Graph`: `edge_attr` [k, D], `edge_weight` [k]
@@ -100,7 +98,6 @@ class _Spool:
         self.tails = {name: tuple(tail) for name, tail in found["tails"].items()}
 
     def read(self) -> Iterator[_Edges]:
-        """The edges again."""
         for first in range(0, self.count, BLOCK):
             source, destination = (self._block(name, first, ()) for name in ("source", "destination"))
             values = {name: self._block(name, first, tail) for name, tail in self.tails.items()}

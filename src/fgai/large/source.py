@@ -32,8 +32,6 @@ FAN_OUT = 10  # neighbours that are drawn of each node where nothing is said
 
 
 class _PreparedBatch(NamedTuple):
-    """A mini-batch as a model reads it."""
-
     graph: Graph  # prepared for the model, on its device; the seeds are its first nodes
     nodes: Tensor  # [n] by number in the whole graph, on the CPU
     seeds: int  # nodes whose output is meant
@@ -115,7 +113,6 @@ class _StoredSource:
     def observe(
         self, model: nn.Module, *, ranked: bool = False, ranks: ProcessGroup = SINGLE
     ) -> StoredObservation:
-        """What a model says of all nodes and edges, exactly; heads averaged."""
         place = Path(ranks.first(tempfile.mkdtemp(dir=self.folder))) / "seen"
         if not ranks.several:
             found = self._on_device(model, lambda there: there.observe(model, place, ranked=ranked))
@@ -125,7 +122,6 @@ class _StoredSource:
         return observe_store(_on_cpu(model), self.stored, place, **options)
 
     def set_ranges(self, model: nn.Module, tightness: Tightness, *, sampled: bool = False) -> None:
-        """Take the ranges of a model's limits from all nodes."""
         sizes = tightness.cut, tightness.soften
         if self._on_device(model, lambda there: there.measure(model, *sizes, sampled=sampled)) is not None:
             return
@@ -181,7 +177,6 @@ class _StoredSource:
 
 
 def _fan_out(given: int | Sequence[int] | None, layers: int) -> tuple[int, ...]:
-    """Neighbours per layer."""
     if given is None or isinstance(given, int):
         return (FAN_OUT if given is None else given,) * layers
     if len(given) != layers:

@@ -247,14 +247,12 @@ class StoredGraph(GraphOnDisk):
 
 
 def _copied(array: Array, places: slice | Array) -> Tensor:
-    """Some rows of an array, copied once."""
     return torch.from_numpy(np.array(array[places]) if isinstance(places, slice) else array.take(places, 0))
 
 
 def _gather_rows(
     indptr: Array, indices: Array, values: Array, nodes: slice | Array, num_columns: int
 ) -> Features:
-    """Copy some rows of a matrix in compressed rows."""
     if isinstance(nodes, slice):
         first, last, _ = nodes.indices(len(indptr) - 1)
         pointers = np.array(indptr[first : max(first, last) + 1], np.int64)

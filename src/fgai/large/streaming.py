@@ -108,7 +108,6 @@ def _measure(limits: Limits, rows: Array, left_out: _LeftOut) -> None:
 
 
 def _ends(rows: Array, cut: float) -> tuple[Tensor, Tensor]:
-    """See `ranges`."""
     if cut == 0:
         ends = [torch.stack([block.amin(0), block.amax(0)]) for block in _blocks(rows)]
         return ranges(torch.cat(ends), 0.0)
@@ -276,8 +275,6 @@ def _readable(
 
 
 class _Pass:
-    """One pass through all layers."""
-
     def __init__(
         self,
         folder: Path,

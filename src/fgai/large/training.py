@@ -131,7 +131,6 @@ class _VanillaBatches(Batched):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of training nodes, one on every rank."""
         return self.whole.num_steps(len(self.train_nodes))
 
     def steps(self, model: nn.Module, epoch: int) -> Iterator[Step]:
@@ -156,7 +155,6 @@ class _VanillaBatches(Batched):
         return right / count - 1e-3 * float(torch.tanh(torch.tensor(loss / count)))
 
     def state(self) -> dict[str, Tensor]:
-        """Nothing to keep."""
         return {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -233,7 +231,6 @@ class _FaithfulBatches(FaithfulRecipe, Batched):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of all nodes, one on every rank."""
         return self.whole.num_steps(self.count)
 
     def steps(self, model: nn.Module, epoch: int) -> Iterator[Step]:
@@ -325,11 +322,9 @@ class _TrainingSource(_StoredSource):
     """A stored graph and the recipes that train on its mini-batches; implements `BatchSource`."""
 
     def vanilla(self) -> _VanillaBatches:
-        """Return cross-entropy in mini-batches."""
         return _VanillaBatches(self)
 
     def faithful(self, model: nn.Module, config: FaithfulConfig) -> _FaithfulBatches:
-        """Return faithful training in mini-batches."""
         return _FaithfulBatches(model, self, config)
 
 

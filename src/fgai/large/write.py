@@ -37,8 +37,6 @@ Job = dict[str, Any]  # what decides the result of a job, as JSON holds it: its 
 
 
 class _Record(TypedDict):
-    """What `work.json` holds."""
-
     format: Literal["fgai work"]  # says what kind of file this is
     version: int  # of the format
     job: Job  # what is being made
@@ -81,7 +79,6 @@ class _Work:
         return found
 
     def _clear(self, files: Iterable[str]) -> None:
-        """Remove what is not among `files`."""
         for file in self.folder.iterdir():
             if file.name not in files:
                 file.unlink()
@@ -232,7 +229,6 @@ def _complete(folder: Path, name: str, num_features: int, sources: str = "") -> 
 
 
 def _stored_fingerprint(stored: StoredGraph) -> str:
-    """Compute the fingerprint from the arrays, block by block."""
     pieces = [Piece("", "<i8", _keys(stored))]
     if stored.has_features:
         pieces += feature_pieces(lambda: _feature_blocks(stored))
@@ -305,13 +301,11 @@ def _fill(folder: Path, graph: Graph) -> None:
 
 
 def _save_arrays(folder: Path, arrays: dict[str, Array]) -> None:
-    """Write arrays by their names, each in its type on disk."""
     for name, array in arrays.items():
         _write_array(folder / f"{name}.npy", _blocks(array), DTYPES[name], array.shape[1:])
 
 
 def _save_features(folder: Path, features: Features | None) -> None:
-    """Write features, dense or in compressed rows."""
     if features is None:
         return
     if isinstance(features.base, SparseRows) and features.appended is None and features.delta is None:
