@@ -83,17 +83,11 @@ class _Csr:
         return matrix
 
 
-class _Marker:
-    """Stands in for `numpy.ndarray`, which pickles only name as an argument."""
-
-
 def _admitted() -> dict[tuple[str, str], Any]:
     # Made anew for every file: a pickle may write to the attributes of a class it names.
-    array = type("_Array", (_Array,), {})
-    matrix = type("_Csr", (_Csr,), {})
-    dtype = type("_Dtype", (_Dtype,), {})
+    array, matrix, dtype = (type(kind.__name__, (kind,), {}) for kind in (_Array, _Csr, _Dtype))
     return {
-        ("numpy", "ndarray"): type("_Marker", (_Marker,), {}),
+        ("numpy", "ndarray"): type("_Marker", (), {}),  # only named, as an argument
         ("numpy", "dtype"): dtype,
         ("numpy.core.multiarray", "_reconstruct"): array,
         ("numpy._core.multiarray", "_reconstruct"): array,

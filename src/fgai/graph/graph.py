@@ -314,10 +314,7 @@ class Graph:
         attributes = self.edge_attr
         if self.edge_weight is not None or (attributes is not None and attributes.requires_grad):
             return make(self)
-        kept: dict[str, Graph] = self.__dict__.setdefault("_derived", {})
-        if name not in kept:
-            kept[name] = make(self)
-        return kept[name]
+        return cached_on(self, ("derived", name), lambda: make(self))
 
     def inject(self, targets: Tensor, features: Tensor | None = None) -> tuple[Graph, EdgeMap]:
         """Add new nodes, each joined to some existing ones by edges in both directions.

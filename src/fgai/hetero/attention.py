@@ -72,22 +72,17 @@ class HeteroAttention(Tabled):
         masks = {}
         for kind, edges in self.edges.items():
             layers = [entry.values.mean(1)[: edges.shape[1]] for entry in self[kind]]
-            masks[kind] = (
-                torch.stack(layers).mean(0) if layers else torch.zeros_like(edges[0], dtype=torch.float)
-            )
+            none = torch.zeros_like(edges[0], dtype=torch.float)
+            masks[kind] = torch.stack(layers).mean(0) if layers else none
         return masks
 
     def tables(self) -> list[Table]:
         """Return a row for each layer and type: its sizes, and what nodes give this type, on average."""
         columns = [Column("layer"), Column("edges of type"), Column("edges", "d"), Column("heads", "d")]
+        means = [float(w.sums().mean()) if len(w.values) else None for w in self.entries]
         rows = [
-            [
-                w.layer,
-                " ".join(w.edge_type),
-                *w.values.shape,
-                float(w.sums().mean()) if len(w.values) else None,
-            ]
-            for w in self.entries
+            [w.layer, " ".join(w.edge_type), *w.values.shape, mean]
+            for w, mean in zip(self.entries, means, strict=True)
         ]
         return [Table("Attention, by layer and type", [*columns, Column("sum at a node, mean")], rows)]
 
@@ -176,20 +171,14 @@ class HeteroExplanation(Tabled):
             for kind, entries in self.neighbours.items()
             for rank, one in enumerate(entries)
         ]
-        notes = [
-            f"no edges of type {' '.join(kind)}" for kind, entries in self.neighbours.items() if not entries
-        ]
+        empty = [kind for kind, entries in self.neighbours.items() if not entries]
+        notes = [f"no edges of type {' '.join(kind)}" for kind in empty]
         return [Table(said, columns, list(rows), notes)]
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the neighbours as a `DataFrame`, a row each; `MissingExtraError` without pandas."""
-        return data_frame(
-            [
-                {"source": kind[0], "relation": kind[1], **one}
-                for kind, entries in self.neighbours.items()
-                for one in entries
-            ]
-        )
+        pairs = [(kind, one) for kind, entries in self.neighbours.items() for one in entries]
+        return data_frame([{"source": kind[0], "relation": kind[1], **one} for kind, one in pairs])
 
 
 @typed
@@ -239,21 +228,16 @@ def explain(
         prediction = {"predicted": int(predicted), "confidence": float(confidence)}
         prediction["label"] = int(observation.graph.y[number])
     return HeteroExplanation(
-        node_type=node_type,
-        node=node,
-        layer=str(layer),
-        k=k,
-        neighbours=neighbours,
-        **prediction,
+        node_type=node_type, node=node, layer=str(layer), k=k, neighbours=neighbours, **prediction
     )
 
 
 def _neighbours(
     attention: AttentionMap, view: HeteroView, kind: EdgeType, number: int, layer: str | int
 ) -> list[dict[str, Any]]:
-    entries = attention.of_type(kind) if any(w.edge_type == kind for w in attention) else AttentionMap(())
-    if not len(entries):
+    if not any(w.edge_type == kind for w in attention):
         return []
+    entries = attention.of_type(kind)
     chosen = AttentionMap((entries.layer(layer),)) if isinstance(layer, int) else entries
     for other in chosen:
         chosen.last.require_same_edges(other)
@@ -262,6 +246,5 @@ def _neighbours(
     first, last = chosen.last.rowptr[number : number + 2].tolist()
     order = first + torch.argsort(values[first:last], descending=True, stable=True)
     nodes = view.layout.within(kind[0], chosen.last.source[order]).tolist()
-    return [
-        {"node": one, "attention": value} for one, value in zip(nodes, values[order].tolist(), strict=True)
-    ]
+    pairs = zip(nodes, values[order].tolist(), strict=True)
+    return [{"node": one, "attention": value} for one, value in pairs]

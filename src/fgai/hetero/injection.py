@@ -28,7 +28,7 @@ from fgai.hetero.model import HeteroCall
 from fgai.hetero.view import MASKS, HeteroView
 from fgai.metrics.ranking import chance_layers, overlap_layers
 from fgai.objectives import Loss, Objective
-from fgai.records import Column, Table, Tabled
+from fgai.records import Column, Table, Tabled, plain
 from fgai.tasks import task_of
 from fgai.trackers import Tracker
 from fgai.training import FaithfulConfig, history_of
@@ -79,10 +79,7 @@ class HeteroAttack(Tabled):
             Column("to new nodes", better="lower"),
         ]
         rows = [
-            [
-                " ".join(kind),
-                *(None if figures[name] != figures[name] else figures[name] for name in _FIGURES),
-            ]
+            [" ".join(kind), *(plain(figures[name]) for name in _FIGURES)]
             for kind, figures in self.stability.items()
         ]
         prediction = self.prediction
@@ -254,17 +251,12 @@ def _prediction(before: Observation, after: Observation) -> dict[str, float]:
     assert before.graph.y is not None
     labels = before.graph.y[rows]
     labelled = labels >= 0
-    right = [
-        float((logits.argmax(1) == labels)[labelled].double().mean()) if bool(labelled.any()) else _NAN
-        for logits in (one, two)
-    ]
+    clean, attacked = (
+        float((logits.argmax(1) == labels)[labelled].double().mean()) for logits in (one, two)
+    )  # NaN without labels
     changed = float((one.argmax(1) != two.argmax(1)).double().mean())
-    return {
-        "changed": changed,
-        "g_tvd": metrics.g_tvd_prob(one, two),
-        "clean": right[0],
-        "attacked": right[1],
-    }
+    distance = metrics.g_tvd_prob(one, two)
+    return {"changed": changed, "g_tvd": distance, "clean": clean, "attacked": attacked}
 
 
 def _attacked(view: HeteroView, result: AttackResult) -> HeteroData:

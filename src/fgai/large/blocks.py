@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fgai.errors import InputError
 from fgai.large.arrays import Array, _ArrayFile, _write_array, map_array
-from fgai.large.sort import _row_blocks
+from fgai.large.sort import _row_blocks, _sorted_keys
 from fgai.large.stored import DTYPES, StoredGraph
 from fgai.models.layer import AttentionLayer
 from fgai.ops import aggregate, edge_softmax, weighted_softmax
@@ -231,9 +231,11 @@ def _write_rows(folder: Path, stored: StoredGraph, loops: bool, block_edges: int
             weights = stack.enter_context(file)
         for first, last in _row_blocks(rowptr, block_edges, block_edges):
             edges = slice(int(rowptr[first]), int(rowptr[last]))
-            there = np.array(rowptr[first : last + 1])
-            row = np.repeat(np.arange(first, last), np.diff(there))
-            order, keys = _with_loops((row << 32) | source[edges], first, last if loops else first)
+            row = np.repeat(np.arange(first, last), np.diff(rowptr[first : last + 1]))
+            nodes = np.arange(first, last if loops else first)
+            keys = np.concatenate([(row << 32) | source[edges], (nodes << 32) | nodes])
+            order, keys, fresh = _sorted_keys(keys)
+            order, keys = order[fresh], keys[fresh]
             counts[first + 1 : last + 1] = np.bincount((keys >> 32) - first, minlength=last - first)
             ends.append(keys & 0xFFFFFFFF)
             if weight is not None:
@@ -244,14 +246,3 @@ def _write_rows(folder: Path, stored: StoredGraph, loops: bool, block_edges: int
                     )
                 weights.append(np.concatenate([own, np.ones(len(order))])[order])
     _write_array(folder / "rowptr.npy", [np.cumsum(counts)], DTYPES["rowptr"])
-
-
-def _with_loops(keys: Array, first: int, last: int) -> tuple[Array, Array]:
-    """Sorted keys with those of loops at nodes first..last-1, and where each came from; new ones last."""
-    nodes = np.arange(first, last)
-    joined = np.concatenate([keys, (nodes << 32) | nodes])
-    order = np.argsort(joined, kind="stable")  # two runs, merged in linear time
-    joined = joined[order]
-    fresh = np.ones(len(joined), bool)
-    fresh[1:] = joined[1:] != joined[:-1]
-    return order[fresh], joined[fresh]

@@ -24,6 +24,7 @@ from fgai.large.stored import StoredGraph
 from fgai.large.streaming import check_streamed
 from fgai.large.training import open_source
 from fgai.processes import SINGLE, ProcessGroup, current
+from fgai.records import plain
 from fgai.tasks import task_of
 from fgai.typed import typed
 
@@ -63,7 +64,8 @@ class StoredEvaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; a mean over no nodes is None."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
+        values: dict[str, Any] = plain(asdict(self))
+        return values
 
     def show(self, console: Console) -> None:
         """Print what was found, a line each."""
@@ -204,12 +206,6 @@ def _scores(found: StoredObservation, whole: _StoredSource) -> dict[str, dict[st
             for name, value in metrics.task_scores(task.name, logits, nodes.y[rows]).items():
                 scores.setdefault(name, {})[part] = value
     return scores
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and value != value else value
 
 
 def _text(value: Any) -> str:

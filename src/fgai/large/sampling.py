@@ -88,7 +88,8 @@ class _GrowingSample:
         if self._replace and fan_out > 0:
             checks.memory(len(nodes) * fan_out, 3 * nodes.itemsize, "fan_out")
         offset = kernels.offsets(self._rows.rowptr, nodes, fan_out, self._replace)
-        parts = (_longer(part, offset[-1]) for part in (self._row, self._column, self._edges))
+        room = np.empty(offset[-1], np.int64)  # hops grow, so what is copied is the smaller part
+        parts = (np.concatenate([part, room]) for part in (self._row, self._column, self._edges))
         self._row, self._column, self._edges = parts
         row, column, edges = (part[known:] for part in (self._row, self._column, self._edges))
         kernels.draw(
@@ -107,13 +108,6 @@ class _GrowingSample:
         nodes, row, column, edges = (torch.from_numpy(array) for array in arrays)
         trees = torch.from_numpy(self._keys >> 32) if self._disjoint else None
         return Sample(nodes, row, column, edges, trees, self._nodes_per_hop, self._edges_per_hop)
-
-
-def _longer(array: Ints, more: int) -> Ints:
-    """A copy with room for more; hops grow, so what is copied is the smaller part."""
-    found = np.empty(len(array) + more, array.dtype)
-    found[: len(array)] = array
-    return found
 
 
 _ORDER, _BATCH = 1, 2  # what draws are for: batches of different kinds never share any

@@ -166,10 +166,7 @@ def _write_rows(folder: Path, spool: _Spool, nodes: int) -> int:
             edges = slice(rowptr[first], rowptr[last])
             row = np.repeat(np.arange(first, last), np.diff(rowptr[first : last + 1]))
             keys = (row << 32) | placed["source"][edges]
-            order = np.argsort(keys, kind="stable")
-            keys = keys[order]
-            fresh = np.ones(len(keys), bool)
-            fresh[1:] = keys[1:] != keys[:-1]
+            order, keys, fresh = _sorted_keys(keys)
             for name, array in placed.items():
                 values = array[edges][order]
                 _check_again(name, values, keys, fresh)
@@ -178,6 +175,13 @@ def _write_rows(folder: Path, spool: _Spool, nodes: int) -> int:
     np.cumsum(counts, out=counts)
     _write_array(folder / "rowptr.npy", [counts], DTYPES["rowptr"])
     return int(counts[-1])
+
+
+def _sorted_keys(keys: Array) -> tuple[Array, Array, Array]:
+    """The order that sorts edge keys, the sorted keys, and which of them come for the first time."""
+    order = np.argsort(keys, kind="stable")  # runs that are sorted are merged in linear time
+    keys = keys[order]
+    return order, keys, np.diff(keys, prepend=-1) != 0
 
 
 def _check_again(name: str, values: Array, keys: Array, fresh: Array) -> None:
