@@ -262,11 +262,7 @@ def _mlflow(experiment: str) -> Tracker:
     return _ServiceTracker(lambda run, _: client.create_run(identity, run_name=run).info.run_id, log, end)
 
 
-_SERVICES: dict[str, Callable[[str], Tracker]] = {
-    "tensorboard": _tensorboard,
-    "wandb": _wandb,
-    "mlflow": _mlflow,
-}
+_SERVICES = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
 _FILES: dict[str, Callable[[str], Tracker]] = {".csv": CsvTracker, ".jsonl": JsonlTracker}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self, TypedDict
@@ -71,6 +72,20 @@ class _ArrayFile:
             self.close()
         else:
             self._file.close()
+
+
+class _ArrayFiles(ExitStack):
+    """The `.npy` files of a folder by name, each opened by its first block of rows."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder, self._files = folder, dict[str, _ArrayFile]()
+
+    def append(self, name: str, block: Array, place: tuple[int, int] | None = None) -> None:
+        if name not in self._files:
+            file = _ArrayFile(self._folder / f"{name}.npy", block.dtype, block.shape[1:], place)
+            self._files[name] = self.enter_context(file)
+        self._files[name].append(block)
 
 
 def _write_array(path: Path, blocks: Iterable[Array], dtype: Any, tail: tuple[int, ...] = ()) -> int:

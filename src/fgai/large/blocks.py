@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fgai.errors import InputError
-from fgai.large.arrays import Array, _ArrayFile, _write_array, map_array
+from fgai.large.arrays import Array, _ArrayFiles, _write_array, map_array
 from fgai.large.sort import _row_blocks, _sorted_keys
 from fgai.large.stored import DTYPES, StoredGraph
 from fgai.models.layer import AttentionLayer
@@ -39,28 +38,20 @@ class _SidesFile:
     """The sides of one layer, written block of rows by block of rows."""
 
     def __init__(self, folder: Path, name: str, layer: AttentionLayer, rows: int | None = None) -> None:
-        self._layer, self._rows = layer, rows
-        self._paths = [folder / f"{name}.{side}.npy" for side in _Sides._fields]
-        self._files: list[_ArrayFile | None] = []
+        self._layer, self._rows, self._files = layer, rows, _ArrayFiles(folder)
+        self._names = [f"{name}.{side}" for side in _Sides._fields]
+        self._paths = [folder / f"{name}.npy" for name in self._names]
 
     def append(self, x: Tensor | Features, first: int) -> None:
         """Compute and write the sides of more rows, the first of which has this number."""
         sides = self._layer.sides(x)
-        if not self._files:
-            place = None if self._rows is None else (first, self._rows)
-            for path, side in zip(self._paths, sides, strict=True):
-                same = side is sides[2] and path is not self._paths[2]  # scored and mixed alike
-                shape = _numpy(side).dtype, side.shape[1:]
-                self._files.append(None if same else _ArrayFile(path, *shape, place))
-        for file, side in zip(self._files, sides, strict=True):
-            if file is not None:
-                file.append(_numpy(side))
+        place = None if self._rows is None else (first, self._rows)
+        for name, side in zip(self._names, sides, strict=True):
+            if side is not sides[2] or name is self._names[2]:  # else scored and mixed alike: one file
+                self._files.append(name, side.detach().cpu().numpy(), place)
 
     def close(self) -> None:
-        for file in self._files:
-            if file is not None:
-                file.close()
-        self._files = []
+        self._files.close()
 
     def opened(self) -> _Sides:
         source, destination, values = (map_array(path) if path.exists() else None for path in self._paths)
@@ -214,21 +205,12 @@ def _gathered(sides: _Sides, nodes: Array, rows: int) -> tuple[Tensor, Tensor, T
     return far, torch.from_numpy(near), values
 
 
-def _numpy(tensor: Tensor) -> Array:
-    found: Array = tensor.detach().cpu().numpy()
-    return found
-
-
 def _write_rows(folder: Path, stored: StoredGraph, loops: bool, block_edges: int) -> None:
     """Write `rowptr.npy`, `source.npy` and, where edges have weights, `edge_weight.npy`."""
     rowptr, source = stored.rows()
     weight = stored.array("edge_weight")
     counts = np.zeros(stored.num_nodes + 1, np.int64)
-    with ExitStack() as stack:
-        ends = stack.enter_context(_ArrayFile(folder / "source.npy", DTYPES["source"]))
-        if weight is not None:
-            file = _ArrayFile(folder / "edge_weight.npy", DTYPES["edge_weight"])
-            weights = stack.enter_context(file)
+    with _ArrayFiles(folder) as files:
         for first, last in _row_blocks(rowptr, block_edges, block_edges):
             edges = slice(int(rowptr[first]), int(rowptr[last]))
             row = np.repeat(np.arange(first, last), np.diff(rowptr[first : last + 1]))
@@ -237,12 +219,13 @@ def _write_rows(folder: Path, stored: StoredGraph, loops: bool, block_edges: int
             order, keys, fresh = _sorted_keys(keys)
             order, keys = order[fresh], keys[fresh]
             counts[first + 1 : last + 1] = np.bincount((keys >> 32) - first, minlength=last - first)
-            ends.append(keys & 0xFFFFFFFF)
+            files.append("source", (keys & 0xFFFFFFFF).astype(DTYPES["source"]))
             if weight is not None:
                 own = weight[edges]
                 if len(own) and own.min() < 0:
                     raise InputError(
                         "`edge_weight` of the stored graph must be at least 0; shift it, or store none"
                     )
-                weights.append(np.concatenate([own, np.ones(len(order))])[order])
+                own = np.concatenate([own, np.ones(len(order))])[order]
+                files.append("edge_weight", own.astype(DTYPES["edge_weight"]))
     _write_array(folder / "rowptr.npy", [np.cumsum(counts)], DTYPES["rowptr"])

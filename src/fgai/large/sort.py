@@ -17,7 +17,7 @@ import numpy as np
 from fgai.compiled import compiled
 from fgai.datasets.own import count_nodes
 from fgai.errors import DataError, FgaiWarning, warn
-from fgai.large.arrays import Array, _ArrayFile, _open_scratch, _scratch, _write_array
+from fgai.large.arrays import Array, _ArrayFiles, _open_scratch, _scratch, _write_array
 from fgai.large.stored import DTYPES
 from fgai.large.write import _Work
 from fgai.sparse.keys import edge_name
@@ -157,11 +157,7 @@ def _write_rows(folder: Path, spool: _Spool, nodes: int) -> int:
         for name, tail in {"source": (), **spool.tails}.items()
     }
     counts = np.zeros(len(rowptr), np.int64)
-    with ExitStack() as stack:
-        files = {
-            name: stack.enter_context(_ArrayFile(folder / f"{name}.npy", DTYPES[name], array.shape[1:]))
-            for name, array in placed.items()
-        }
+    with _ArrayFiles(folder) as files:
         for first, last in _row_blocks(rowptr, BLOCK):
             edges = slice(rowptr[first], rowptr[last])
             row = np.repeat(np.arange(first, last), np.diff(rowptr[first : last + 1]))
@@ -170,7 +166,7 @@ def _write_rows(folder: Path, spool: _Spool, nodes: int) -> int:
             for name, array in placed.items():
                 values = array[edges][order]
                 _check_again(name, values, keys, fresh)
-                files[name].append(values[fresh])
+                files.append(name, values[fresh])
             counts[first + 1 : last + 1] = np.bincount(row[order][fresh] - first, minlength=last - first)
     np.cumsum(counts, out=counts)
     _write_array(folder / "rowptr.npy", [counts], DTYPES["rowptr"])

@@ -30,7 +30,7 @@ from fgai.attention.limits import SAMPLE, SLACK, largest, ranges
 from fgai.errors import InputError, RanksError
 from fgai.files import write_atomic
 from fgai.graph import Graph
-from fgai.large.arrays import Array, _ArrayFile, _describe, map_array
+from fgai.large.arrays import Array, _ArrayFiles, _describe, map_array
 from fgai.large.blocks import _attend, _Block, _read_ahead, _SidesFile, _write_rows
 from fgai.large.observation import MANIFEST, VERSION, StoredObservation, _Manifest
 from fgai.large.sort import _row_blocks
@@ -74,20 +74,16 @@ def _written(
     layer: Any, blocks: Iterator[Tensor | Features], group: list[Limits], folder: Path
 ) -> dict[Limits, Path]:
     """Write what reaches some limits of a layer, a file each."""
-    paths = {limits: folder / f"said.{number}.npy" for number, limits in enumerate(group)}
-    files: dict[Limits, _ArrayFile] = {}
-    with ExitStack() as stack:
+    names = {limits: f"said.{number}" for number, limits in enumerate(group)}
+    with _ArrayFiles(folder) as files:
 
         def note(limits: Limits, rows: Tensor) -> None:
-            said = rows.reshape(-1, *limits.low.shape).numpy()
-            if limits not in files:
-                files[limits] = stack.enter_context(_ArrayFile(paths[limits], said.dtype, said.shape[1:]))
-            files[limits].append(said)
+            files.append(names[limits], rows.reshape(-1, *limits.low.shape).numpy())
 
         with collecting(group, note):
             for x in blocks:
                 layer.sides(x)
-    return paths
+    return {limits: folder / f"{name}.npy" for limits, name in names.items()}
 
 
 def _measure(limits: Limits, rows: Array, left_out: _LeftOut) -> None:
@@ -319,10 +315,9 @@ class _Pass:
         rows = self._stored.num_nodes if self._ranks.several else None
         return _SidesFile(self._folder, f"sides.{number}", self._stages.stages[number].layer, rows)
 
-    def _new_file(self, name: str, block: Tensor, first: int, rows: int) -> _ArrayFile:
-        """A file of so many rows that begins with a block, or where this block is this rank's first."""
-        place = (first, rows) if self._ranks.several else None
-        return _ArrayFile(self._folder / f"{name}.npy", block.numpy().dtype, block.shape[1:], place)
+    def _place(self, first: int, rows: int) -> tuple[int, int] | None:
+        """Where this rank's rows begin in a file of so many rows; None if it writes all of them."""
+        return (first, rows) if self._ranks.several else None
 
     def _sides(self, number: int) -> _SidesFile:
         """Write the sides of a layer from its whole input, its limits measured first where they shall be."""
@@ -332,15 +327,11 @@ class _Pass:
                 layer, lambda: (state for _, state in self._inputs(number)), self._folder, self._left_out
             )
         sides = self._new_sides(number)
-        with ExitStack() as stack:
-            entry = None
+        with _ArrayFiles(self._folder) as files:
             for first, state in self._inputs(number):
                 sides.append(state, first)
                 if number == 0 and self._stages.keeps_state and isinstance(state, Tensor):
-                    if entry is None:
-                        file = self._new_file("entry", state, first, self._stored.num_nodes)
-                        entry = stack.enter_context(file)
-                    entry.append(state.numpy())
+                    files.append("entry", state.numpy(), self._place(first, self._stored.num_nodes))
         sides.close()
         self._ranks.wait()
         return sides
@@ -358,32 +349,25 @@ class _Pass:
     def _layer(self, number: int, stage: Stage, sides: _SidesFile, after: _SidesFile | None) -> None:
         layer, opened = stage.layer, sides.opened()
         kept = self._left_out is None
-        with ExitStack() as stack:
-            files: dict[str, _ArrayFile] = {}
-
-            def write(name: str, block: Tensor, first: int, rows: int) -> None:
-                if name not in files:
-                    files[name] = stack.enter_context(self._new_file(name, block, first, rows))
-                files[name].append(block.numpy())
-
+        with _ArrayFiles(self._folder) as files:
             threads = max(1, torch.get_num_threads() // 4)  # gather beside the computation
             blocks = _read_ahead(opened, self._blocks(), self._most, threads)
-            for block, read in stack.enter_context(closing(blocks)):
+            for block, read in files.enter_context(closing(blocks)):
                 found = _attend(
                     layer, opened, block, read, self._most, averaged=self._averaged, ranked=self._ranked
                 )
                 state = stage.update(self._before(number, block), layer.join(found.out))
-                nodes = block.first, self._stored.num_nodes
-                edges = int(self._rows.rowptr[block.first]), len(self._rows.source)
-                write(f"state.{number}", state, *nodes)
+                nodes = self._place(block.first, self._stored.num_nodes)
+                edges = self._place(int(self._rows.rowptr[block.first]), len(self._rows.source))
+                files.append(f"state.{number}", state.numpy(), nodes)
                 if kept:
-                    write(f"attention.{number}", found.attention, *edges)
+                    files.append(f"attention.{number}", found.attention.numpy(), edges)
                 if found.scores is not None:
-                    write(f"scores.{number}", found.scores, *edges)
+                    files.append(f"scores.{number}", found.scores.numpy(), edges)
                 if after is not None:
                     after.append(state, block.first)
                 elif number + 1 == len(self._stages.stages):
-                    write("logits", self._stages.leave(state), *nodes)
+                    files.append("logits", self._stages.leave(state).numpy(), nodes)
             if after is not None:
                 after.close()
 
