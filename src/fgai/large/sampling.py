@@ -58,56 +58,46 @@ class Sample(NamedTuple):
     edges_per_hop: list[int]
 
 
-class _GrowingSample:
-    """A sample around some seeds, to which hops are added; keys hold a node and, above 32 bits, its tree.
+def _draw(
+    rows: _Rows,
+    seeds: Ints,
+    streams: NDArray[np.uint64],
+    fan_outs: Sequence[int],
+    *,
+    replace: bool,
+    disjoint: bool,
+) -> Sample:
+    """Draw neighbours hop by hop; keys hold a node and, above 32 bits, its tree.
 
     New nodes are numbered in ascending order, so that their features are read from front to back.
     """
-
-    def __init__(
-        self, rows: _Rows, seeds: Ints, streams: NDArray[np.uint64], *, replace: bool, disjoint: bool
-    ) -> None:
-        self._rows, self._streams, self._replace, self._disjoint = rows, streams, replace, disjoint
-        nodes, trees = len(rows.rowptr) - 1, len(seeds) if disjoint else 1
-        self._keys = (np.arange(len(seeds)) << 32) | seeds if disjoint else seeds
-        self._most, self._largest = nodes * trees, ((trees - 1) << 32) + nodes
-        self._nodes_per_hop, self._edges_per_hop = [len(seeds)], list[int]()
-        self._row = self._column = self._edges = np.zeros(0, np.int64)
-        self._tables = np.zeros(0, np.int32), np.zeros(0, np.int64)
-        self._make_room(len(seeds))
-        kernels.number_seeds(*self._tables, self._keys)
-
-    def _make_room(self, keys: int) -> None:
-        self._tables = kernels.with_room(*self._tables, min(keys, self._most), self._largest)
-
-    def add_hop(self, fan_out: int) -> None:
-        """Draw neighbours of the nodes that the last hop added, at first those of the seeds."""
-        count, known = len(self._keys), len(self._edges)
-        begin, hop = count - self._nodes_per_hop[-1], len(self._edges_per_hop)
-        nodes, trees = self._keys[begin:] & _NODE, self._keys[begin:] >> 32
-        if self._replace and fan_out > 0:
+    num_trees = len(seeds) if disjoint else 1
+    keys = (np.arange(len(seeds)) << 32) | seeds if disjoint else seeds
+    num_nodes = len(rows.rowptr) - 1
+    most, largest = num_nodes * num_trees, ((num_trees - 1) << 32) + num_nodes
+    tables = np.zeros(0, np.int32), np.zeros(0, np.int64)
+    tables = kernels.with_room(*tables, min(len(keys), most), largest)
+    kernels.number_seeds(*tables, keys)
+    begin, nodes_per_hop, hops = 0, [len(seeds)], []
+    for hop, fan_out in enumerate(fan_outs):
+        nodes, trees = keys[begin:] & _NODE, keys[begin:] >> 32
+        if replace and fan_out > 0:
             checks.memory(len(nodes) * fan_out, 3 * nodes.itemsize, "fan_out")
-        offset = kernels.offsets(self._rows.rowptr, nodes, fan_out, self._replace)
-        room = np.empty(offset[-1], np.int64)  # hops grow, so what is copied is the smaller part
-        parts = (np.concatenate([part, room]) for part in (self._row, self._column, self._edges))
-        self._row, self._column, self._edges = parts
-        row, column, edges = (part[known:] for part in (self._row, self._column, self._edges))
-        kernels.draw(
-            self._rows.rowptr, nodes, trees, self._streams, hop, fan_out, self._replace, offset, edges
-        )
-        kernels.keys_of(self._rows.source, edges, trees, offset, begin, row, column)
-        self._make_room(count + len(edges))
-        fresh = np.sort(kernels.enter(*self._tables, row))
-        kernels.number(*self._tables, fresh, count, row)
-        self._keys = np.concatenate([self._keys, fresh])
-        self._nodes_per_hop.append(len(fresh))
-        self._edges_per_hop.append(len(edges))
-
-    def finished(self) -> Sample:
-        arrays = (self._keys & _NODE, self._row, self._column, self._edges)
-        nodes, row, column, edges = (torch.from_numpy(array) for array in arrays)
-        trees = torch.from_numpy(self._keys >> 32) if self._disjoint else None
-        return Sample(nodes, row, column, edges, trees, self._nodes_per_hop, self._edges_per_hop)
+        offset = kernels.offsets(rows.rowptr, nodes, fan_out, replace)
+        row, column, edges = (np.empty(offset[-1], np.int64) for _ in range(3))
+        kernels.draw(rows.rowptr, nodes, trees, streams, hop, fan_out, replace, offset, edges)
+        kernels.keys_of(rows.source, edges, trees, offset, begin, row, column)
+        begin = len(keys)
+        tables = kernels.with_room(*tables, min(begin + len(edges), most), largest)
+        fresh = np.sort(kernels.enter(*tables, row))
+        kernels.number(*tables, fresh, begin, row)
+        keys = np.concatenate([keys, fresh])
+        nodes_per_hop.append(len(fresh))
+        hops.append((row, column, edges))
+    edges_per_hop = [len(edges) for *_, edges in hops]
+    sources, ends, places = (torch.from_numpy(np.concatenate(part)) for part in zip(*hops, strict=True))
+    drawn, drawn_for = torch.from_numpy(keys & _NODE), torch.from_numpy(keys >> 32) if disjoint else None
+    return Sample(drawn, sources, ends, places, drawn_for, nodes_per_hop, edges_per_hop)
 
 
 _ORDER, _BATCH = 1, 2  # what draws are for: batches of different kinds never share any
@@ -204,10 +194,8 @@ class NeighbourSampler(BaseSampler):  # type: ignore[misc]
             streams = kernels.each_after(stream, numbers)
         else:
             streams = np.array([kernels.folded(stream, numbers)], np.uint64)
-        growing = _GrowingSample(self.rows, numbers, streams, replace=self.replace, disjoint=self.disjoint)
-        for fan_out in self.fan_out:
-            growing.add_hop(fan_out)
-        return growing.finished()
+        ways = {"replace": self.replace, "disjoint": self.disjoint}
+        return _draw(self.rows, numbers, streams, self.fan_out, **ways)
 
     def stream(self, purpose: int) -> np.uint64:
         """Where draws for a purpose begin in this epoch."""
