@@ -63,12 +63,6 @@ class _SidesFile:
             path.unlink(missing_ok=True)
 
 
-class _Attended(NamedTuple):
-    out: Tensor  # [rows, H, C] aggregated values
-    attention: Tensor  # [edges, H], or [edges, 1] averaged
-    scores: Tensor | None  # [edges] mean scores over the heads, or None
-
-
 class _Block(NamedTuple):
     """A range of rows and the edges into them."""
 
@@ -79,13 +73,10 @@ class _Block(NamedTuple):
     weight: Tensor | None  # [edges] or None
 
 
-class _Read(NamedTuple):
-    """What a block reads, as a small graph."""
-
-    adjacency: Adjacency  # its edges among the nodes it reads, its rows first
-    far: Tensor  # [nodes, H] or [nodes, H, C], what the score reads of sources
-    near: Tensor  # likewise of destinations; of the block's rows alone, as no other is one
-    values: Tensor  # [nodes, H, C]
+_Read = tuple[Adjacency, Tensor, Tensor, Tensor]
+"""What a block reads as a small graph, its rows first: edges and the sides of its nodes, see `_gathered`."""
+_Attended = tuple[Tensor, Tensor, Tensor | None]
+"""Of a block: sums [rows, H, C], attention [edges, H] or averaged [edges, 1], mean scores [edges] or None."""
 
 
 def _read_ahead(
@@ -112,7 +103,7 @@ def _read(sides: _Sides, block: _Block, most: int) -> _Read | None:
     if len(block.source) > most:
         return None
     nodes, adjacency = _local(block)
-    return _Read(adjacency, *_gathered(sides, nodes, block.last - block.first))
+    return adjacency, *_gathered(sides, nodes, block.last - block.first)
 
 
 def _attend(
@@ -131,7 +122,7 @@ def _attend(
     if block.weight is None:
         out, attention = layer.fused(far, near, values, adjacency, written=True, averaged=averaged)
         scores = layer.mean_scores(far, near, adjacency) if ranked else None
-        return _Attended(out[: block.last - block.first], attention, scores)
+        return out[: block.last - block.first], attention, scores
     raw = layer.score_edges(far, near, adjacency)
     attention = weighted_softmax(raw, block.weight, adjacency)
     out = aggregate(attention, values, adjacency)[: block.last - block.first]
@@ -172,7 +163,7 @@ def _finished(
         least = torch.finfo(scores.dtype).tiny  # as the layer itself ranks an edge of weight 0
         scores = scores + weight.to(scores.dtype).clamp(min=least).log()[:, None]
     mean = attention.mean(1, keepdim=True) if averaged else attention
-    return _Attended(out, mean, scores.mean(1) if ranked else None)
+    return out, mean, scores.mean(1) if ranked else None
 
 
 def _local(block: _Block) -> tuple[Array, Adjacency]:

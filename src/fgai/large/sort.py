@@ -6,8 +6,9 @@ their row begins, and each row is sorted by source. In memory are one block of e
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypedDict
@@ -38,14 +39,15 @@ def _sort_edges(
     work: _Work, edges: Iterable[_Edges], *, num_nodes: int | None = None, undirected: bool = False
 ) -> int:
     """Write `rowptr.npy`, `source.npy` and the values of edges, without duplicates; return N."""
-    spool = _Spool(work.folder, work.once("edges", lambda: _write_spool(work.folder, edges, undirected)))
-    nodes = count_nodes(spool.largest, spool.count) if num_nodes is None else num_nodes
-    if spool.largest >= nodes:
-        raise DataError(f"an edge names node {spool.largest}, but there are {nodes} nodes, from 0 on")
+    spool: _Spooled = work.once("edges", lambda: _write_spool(work.folder, edges, undirected))
+    count, largest = spool["count"], spool["largest"]
+    nodes = count_nodes(largest, count) if num_nodes is None else num_nodes
+    if largest >= nodes:
+        raise DataError(f"an edge names node {largest}, but there are {nodes} nodes, from 0 on")
     work.once("places", lambda: _place(work.folder, spool, nodes), drops=".spool")
     written = work.once("rows", lambda: _write_rows(work.folder, spool, nodes), drops=".scratch")
-    if written < spool.count and not undirected:
-        warn(FgaiWarning(f"{spool.count - written} duplicate edges were merged"))
+    if written < count and not undirected:
+        warn(FgaiWarning(f"{count - written} duplicate edges were merged"))
     return nodes
 
 
@@ -90,24 +92,16 @@ def _dtype(name: str) -> str:
     return DTYPES["source" if name == "destination" else name]
 
 
-class _Spool:
-    """Edges as they came, read in blocks."""
-
-    def __init__(self, folder: Path, found: _Spooled) -> None:
-        self._folder, self.count, self.largest = folder, found["count"], found["largest"]
-        self.tails = {name: tuple(tail) for name, tail in found["tails"].items()}
-
-    def read(self) -> Iterator[_Edges]:
-        for first in range(0, self.count, BLOCK):
-            source, destination = (self._block(name, first, ()) for name in ("source", "destination"))
-            values = {name: self._block(name, first, tail) for name, tail in self.tails.items()}
-            yield _Edges(source, destination, values)
-
-    def _block(self, name: str, first: int, tail: tuple[int, ...]) -> Array:
-        width, kind = int(np.prod(tail, dtype=np.int64)), np.dtype(_dtype(name))
-        size = min(BLOCK, self.count - first) * width
-        path, offset = self._folder / f"{name}.spool", first * width * kind.itemsize
-        return np.fromfile(path, kind, size, offset=offset).reshape(-1, *tail)
+def _read_spool(folder: Path, spool: _Spooled) -> Iterator[_Edges]:
+    """The edges as they came, in blocks."""
+    tails = {"source": [], "destination": [], **spool["tails"]}
+    for first in range(0, spool["count"], BLOCK):
+        rows, parts = min(BLOCK, spool["count"] - first), {}
+        for name, tail in tails.items():
+            width, kind, path = math.prod(tail), np.dtype(_dtype(name)), folder / f"{name}.spool"
+            values = np.fromfile(path, kind, rows * width, offset=first * width * kind.itemsize)
+            parts[name] = values.reshape(rows, *tail)
+        yield _Edges(parts.pop("source"), parts.pop("destination"), parts)
 
 
 @compiled
@@ -126,19 +120,25 @@ def _positions(destination, cursor, positions):  # type: ignore[no-untyped-def]
         cursor[end] += 1
 
 
-def _place(folder: Path, spool: _Spool, nodes: int) -> None:
+def _placed(folder: Path, spool: _Spooled, opened: Callable[..., Array]) -> dict[str, Array]:
+    """Scratch arrays for sources and values of all edges."""
+    tails = {"source": [], **spool["tails"]}
+    return {
+        name: opened(folder / f"{name}.scratch", (spool["count"], *tail), DTYPES[name])
+        for name, tail in tails.items()
+    }
+
+
+def _place(folder: Path, spool: _Spooled, nodes: int) -> None:
     """Put every edge into its row, in the order of the input."""
     rowptr = np.zeros(nodes + 1, np.int64)
-    for part in spool.read():
+    for part in _read_spool(folder, spool):
         _count(part.destination, rowptr)
     np.cumsum(rowptr, out=rowptr)
-    placed = {
-        name: _scratch(folder / f"{name}.scratch", (spool.count, *tail), DTYPES[name])
-        for name, tail in {"source": (), **spool.tails}.items()
-    }
+    placed = _placed(folder, spool, _scratch)
     starts = _scratch(folder / "rowptr.scratch", rowptr.shape, rowptr.dtype)
     starts[:] = rowptr
-    for part in spool.read():
+    for part in _read_spool(folder, spool):
         positions = np.empty(len(part.source), np.int64)
         _positions(part.destination, rowptr, positions)
         placed["source"][positions] = part.source
@@ -149,13 +149,10 @@ def _place(folder: Path, spool: _Spool, nodes: int) -> None:
             array.flush()
 
 
-def _write_rows(folder: Path, spool: _Spool, nodes: int) -> int:
+def _write_rows(folder: Path, spool: _Spooled, nodes: int) -> int:
     """Sort each row by source, leave out what comes again, write everything in order; return how many."""
     rowptr = np.array(_open_scratch(folder / "rowptr.scratch", (nodes + 1,), np.int64))
-    placed = {
-        name: _open_scratch(folder / f"{name}.scratch", (spool.count, *tail), DTYPES[name])
-        for name, tail in {"source": (), **spool.tails}.items()
-    }
+    placed = _placed(folder, spool, _open_scratch)
     counts = np.zeros(len(rowptr), np.int64)
     with _ArrayFiles(folder) as files:
         for first, last in _row_blocks(rowptr, BLOCK):

@@ -353,17 +353,17 @@ class _Pass:
             threads = max(1, torch.get_num_threads() // 4)  # gather beside the computation
             blocks = _read_ahead(opened, self._blocks(), self._most, threads)
             for block, read in files.enter_context(closing(blocks)):
-                found = _attend(
+                out, attention, scores = _attend(
                     layer, opened, block, read, self._most, averaged=self._averaged, ranked=self._ranked
                 )
-                state = stage.update(self._before(number, block), layer.join(found.out))
+                state = stage.update(self._before(number, block), layer.join(out))
                 nodes = self._place(block.first, self._stored.num_nodes)
                 edges = self._place(int(self._rows.rowptr[block.first]), len(self._rows.source))
                 files.append(f"state.{number}", state.numpy(), nodes)
                 if kept:
-                    files.append(f"attention.{number}", found.attention.numpy(), edges)
-                if found.scores is not None:
-                    files.append(f"scores.{number}", found.scores.numpy(), edges)
+                    files.append(f"attention.{number}", attention.numpy(), edges)
+                if scores is not None:
+                    files.append(f"scores.{number}", scores.numpy(), edges)
                 if after is not None:
                     after.append(state, block.first)
                 elif number + 1 == len(self._stages.stages):
