@@ -1,4 +1,4 @@
-"""Types at the public door."""
+"""`typed`: arguments of another type than annotated."""
 
 from __future__ import annotations
 

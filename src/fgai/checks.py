@@ -1,4 +1,4 @@
-"""Checks at the public door: each raises one `InputError` with argument, requirement, value and remedy."""
+"""Checks of arguments: each raises one `InputError` with argument, requirement, value and remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Types at the public door: an argument of another type than annotated is a `TypeError` in words."""
+"""`typed`: a public function raises `TypeError` for an argument of another type than annotated."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin
 import numpy as np
 from torch import Tensor
 
-Door = TypeVar("Door", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., Any])
 
 _NUMBER = (int, float, np.number)
-_STANDS_FOR: dict[Any, tuple[type, ...]] = {
+_ACCEPTED: dict[Any, tuple[type, ...]] = {
     bool: (bool, int, np.bool_, type(None)),
     float: _NUMBER,
     int: _NUMBER,
 }
-"""What is taken where an annotation names a class; whether a number is whole is a question of its value."""
+"""Classes accepted for an annotated one; whether a number is whole is checked by value."""
 
 
 class _Kind(NamedTuple):
@@ -43,9 +43,9 @@ class _Kind(NamedTuple):
             return True
         if isinstance(value, np.ndarray | Tensor):
             return int in self.entries and value.ndim == 1
-        held = value.values() if isinstance(value, Mapping) else value
+        entries = value.values() if isinstance(value, Mapping) else value
         known = isinstance(value, Mapping | list | tuple | str)
-        return not known or all(isinstance(entry, self.entries) for entry in held)  # type: ignore[attr-defined]
+        return not known or all(isinstance(entry, self.entries) for entry in entries)  # type: ignore[attr-defined]
 
 
 def _iterates(value: Any) -> bool:
@@ -57,7 +57,7 @@ def _iterates(value: Any) -> bool:
     return True
 
 
-def typed(door: Door) -> Door:
+def typed(function: F) -> F:
     """Make a public function or class raise `TypeError` for an argument of another type than annotated.
 
     Classes, numbers, words, unions of them and what sequences and mappings hold are looked at; protocols,
@@ -72,23 +72,23 @@ def typed(door: Door) -> Door:
             ...
         TypeError: `x` of `double` must be Tensor, got str
     """
-    if isinstance(door, type):
-        assert "__init__" in vars(door), "an inherited constructor is checked where it is defined"
-        door.__init__ = typed(door.__init__)  # type: ignore[misc]
-        return door
-    names = list(inspect.signature(door).parameters)
+    if isinstance(function, type):
+        assert "__init__" in vars(function), "an inherited constructor is checked where it is defined"
+        function.__init__ = typed(function.__init__)  # type: ignore[misc]
+        return function
+    names = list(inspect.signature(function).parameters)
     kinds: dict[str, _Kind] = {}
-    called = door.__qualname__.removesuffix(".__init__")
+    called = function.__qualname__.removesuffix(".__init__")
 
-    @wraps(door)
+    @wraps(function)
     def checked(*args: Any, **options: Any) -> Any:
         if not kinds:
-            kinds.update(_annotated(door))
+            kinds.update(_annotated(function))
         for name, value in chain(zip(names, args, strict=False), options.items()):
             kind = kinds.get(name)
             if kind is not None and not kind.fits(value):
                 raise TypeError(f"`{name}` of `{called}` must be {kind.words}, got {_named(value)}")
-        return door(*args, **options)
+        return function(*args, **options)
 
     return checked  # type: ignore[return-value]
 
@@ -98,11 +98,11 @@ def _named(value: object) -> str:
     return f"{type(value).__name__} of {', '.join(sorted(entries))}" if entries else type(value).__name__
 
 
-def _annotated(door: Callable[..., Any]) -> dict[str, _Kind]:
+def _annotated(function: Callable[..., Any]) -> dict[str, _Kind]:
     """The kind of each parameter whose annotation says one."""
     found = {"": _Kind((), (), "")}  # looked at, even if nothing is said
-    scope = vars(sys.modules[door.__module__])
-    for name, parameter in inspect.signature(door).parameters.items():
+    scope = vars(sys.modules[function.__module__])
+    for name, parameter in inspect.signature(function).parameters.items():
         hint = parameter.annotation
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or hint is parameter.empty:
             continue
@@ -139,8 +139,8 @@ def _kind(hint: Any) -> _Kind | None:
         return _Kind(classes, entry.classes if entry else (), words)
     if origin is np.ndarray:
         return _Kind((np.ndarray,), (), "ndarray")
-    if hint in _STANDS_FOR:
-        return _Kind(_STANDS_FOR[hint], (), "True or False" if hint is bool else "a number")
+    if hint in _ACCEPTED:
+        return _Kind(_ACCEPTED[hint], (), "True or False" if hint is bool else "a number")
     vague = getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False)
-    told = isinstance(hint, type) and not vague and hint not in (Any, object)
-    return _Kind((hint,), (), hint.__name__) if told else None
+    known = isinstance(hint, type) and not vague and hint not in (Any, object)
+    return _Kind((hint,), (), hint.__name__) if known else None

@@ -1,7 +1,7 @@
 """`load_graph`: a graph of your own from an `.npz` archive, a PyG `.pt` file or CSV tables.
 
-None of them is believed: arrays are read without pickles and no larger than their file explains, `.pt` files
-by PyTorch's restricted loader, which knows PyG's `Data` and tensors and runs nothing.
+Files are not trusted: arrays are read without pickles and no larger than their file explains, `.pt` files by
+PyTorch's restricted loader, which knows PyG's `Data` and tensors and runs nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, fetched from where they claim to be from, and never believed unread."""
+"""Files: atomic writes, verified downloads, and bounded reading of files that may be damaged or hostile."""
 
 from fgai.files.https import extract, fetch
 from fgai.files.read import (
