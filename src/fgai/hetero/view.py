@@ -167,12 +167,8 @@ def _check_features(data: HeteroData) -> tuple[dict[str, int], dict[str, int]]:
     ends = {name for kind in data.edge_types for name in (kind[0], kind[2])}
     for name in [*data.node_types, *sorted(ends - set(data.node_types))]:
         x = data[name].get("x") if name in data.node_types else None
-        if (
-            not isinstance(x, Tensor)
-            or x.layout != torch.strided
-            or x.dim() != 2
-            or not x.is_floating_point()
-        ):
+        dense = isinstance(x, Tensor) and x.layout == torch.strided
+        if x is None or not dense or x.dim() != 2 or not x.is_floating_point():
             raise InputError(
                 f"`data[{name!r}].x` must be a dense tensor [nodes, features] of floating-point numbers, got"
                 f" {'nothing' if x is None else type(x).__name__}; nodes without features need some, e.g."
@@ -195,9 +191,8 @@ def _check_edges(data: HeteroData, counts: dict[str, int]) -> list[EdgeType]:
         edges = data[kind].get("edge_index")
         if not isinstance(edges, Tensor) or edges.dim() != 2 or len(edges) != 2 or edges.dtype != torch.long:
             raise InputError(f"`data[{kind}].edge_index` must be a tensor [2, edges] of torch.long")
-        for side, (end, name) in enumerate(((edges[0], kind[0]), (edges[1], kind[2]))):
+        for what, end, name in (("sources", edges[0], kind[0]), ("destinations", edges[1], kind[2])):
             if end.numel() and not 0 <= int(end.min()) <= int(end.max()) < counts[name]:
-                what = "sources" if side == 0 else "destinations"
                 raise InputError(
                     f"{what} of `data[{kind}].edge_index` must be in 0..{counts[name] - 1}, numbers of"
                     f" {name!r} nodes, got {int(end.min())}..{int(end.max())}"
