@@ -104,7 +104,7 @@ class TestRoom:
     ) -> None:
         stored = write_store(small_data(nodes=70, width=5), tmp_path / "graph")
         assert resident._countable(model_of("GAT"), stored)
-        monkeypatch.setattr(StoredGraph, "num_edges", 2**30)
+        monkeypatch.setattr(stored, "num_edges", 2**30)
         assert not resident._countable(model_of("GAT"), stored)
 
     def test_training_takes_it_once_where_it_fits(
