@@ -51,13 +51,14 @@ class _Work:
         self.folder, self._path, self._job = place / "files", place / RECORD, job
         found = None if job is None else _read(self._path)
         self.stages: dict[str, Any] = {}
-        if found is not None and found["job"] == job:
-            with suppress(OSError):
-                if all((self.folder / name).stat().st_size == size for name, size in found["files"].items()):
-                    self.stages = found["stages"]
-                    self._clear(found["files"])
-                    return
         if found is not None:
+            sizes, complete = found["files"].items(), False
+            with suppress(OSError):
+                complete = all((self.folder / name).stat().st_size == size for name, size in sizes)
+            if found["job"] == job and complete:
+                self.stages = found["stages"]
+                self._clear(found["files"])
+                return
             what = "its sources or options" if found["job"] != job else "its files"
             warn(FgaiWarning(f"{what} have changed since this conversion was stopped; it begins anew"))
         self._path.unlink(missing_ok=True)
