@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import ast
+import base64
+import io
 import re
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import wraps
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 import fgai
 from fgai.attacks import THREATS
@@ -76,6 +82,12 @@ def trained() -> dict[str, Any]:
     return {"fgai": fgai, "data": data, "model": model, "faithful": faithful}
 
 
+def shorten_threats(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, threat in list(THREATS.items()):
+        budget = replace(threat.budget, steps=min(threat.budget.steps, 2), restarts=1)
+        monkeypatch.setitem(THREATS, name, replace(threat, budget=budget))
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Trainings and evaluations that take a moment; whatever a page registers is forgotten."""
@@ -90,9 +102,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     alone = shortened(fgai.training.features_alone, SHORT["train"])
     monkeypatch.setattr(fgai.training, "features_alone", alone)
     monkeypatch.setattr(fgai, "load_dataset", small)
-    for name, threat in list(THREATS.items()):
-        budget = replace(threat.budget, steps=min(threat.budget.steps, 2), restarts=1)
-        monkeypatch.setitem(THREATS, name, replace(threat, budget=budget))
+    shorten_threats(monkeypatch)
     registries: list[dict[str, Any]] = [THREATS, MODELS, TASKS, spec._registry]
     before = [dict(registry) for registry in registries]
     with warnings.catch_warnings():
@@ -192,15 +202,64 @@ JOURNEYS = {
 }
 
 
+def run_here(source: Path, folder: Path) -> Any:
+    """Run a notebook in this process, which needs no kernel, and return it with its outputs."""
+    import jupytext
+
+    notebook, names = jupytext.read(source), {"__name__": "__main__"}
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        tree, value = ast.parse(re.sub("^%.*$", "", cell.source, flags=re.MULTILINE)), None
+        last = tree.body[-1] if tree.body else None
+        with redirect_stdout(io.StringIO()) as printed:
+            if isinstance(last, ast.Expr):
+                exec(compile(ast.Module(tree.body[:-1], []), source.name, "exec"), names)
+                value = eval(compile(ast.Expression(last.value), source.name, "eval"), names)
+            else:
+                exec(compile(tree, source.name, "exec"), names)
+        stream = SimpleNamespace(output_type="stream", name="stdout", text=printed.getvalue())
+        cell.outputs = [stream, *([] if value is None else [shown(value)])]
+    return notebook
+
+
+def shown(value: Any) -> Any:
+    """The output of a cell that ends in a value."""
+    if isinstance(value, Figure):
+        value.savefig(picture := io.BytesIO(), format="png", dpi=40)
+        data = {"image/png": base64.b64encode(picture.getvalue()).decode()}
+    elif hasattr(value, "_repr_html_"):
+        data = {"text/html": value._repr_html_()}
+    else:
+        data = {"text/plain": repr(value)}
+    return SimpleNamespace(output_type="execute_result", data=data)
+
+
 @pytest.fixture(scope="module")
 def site() -> Path:
-    """The site as `make docs` builds it: notebooks run, a warning fails."""
+    """The site as `make docs` builds it, but with short trainings in the notebooks; a warning fails."""
     pytest.importorskip("zensical")
+    from tools import notebooks
     from tools import site as tool
 
-    tool.stage()
+    with pytest.MonkeyPatch.context() as patched, warnings.catch_warnings():
+        warnings.simplefilter("ignore", FgaiWarning)
+        patched.setattr(notebooks, "run", run_here)
+        for name in ("train", "make_faithful"):
+            patched.setattr(fgai, name, shortened(getattr(fgai, name), SHORT[name]))
+        shorten_threats(patched)
+        tool.stage()
     assert tool.build() == 0
     return tool.SITE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["quick-tour", "audit-your-gat"])
+def test_notebooks_run_in_a_kernel(name: str, tmp_path: Path) -> None:
+    from tools.notebooks import write_page
+
+    write_page(DOCS / "notebooks" / f"{name}.py", tmp_path / "page.md")
+    assert (tmp_path / "page.md").read_text(encoding="utf-8").count('class="fgai-table"') >= 3
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import runpy
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numba
 import pytest
 import torch
 from torch import Tensor
@@ -22,8 +24,9 @@ import fgai
 from fgai.attacks import Budget, PGDInjection, Threat, attack_attention
 from fgai.attention import observe, prepared, record
 from fgai.cli import data as doctor
-from fgai.errors import AttentionError
+from fgai.errors import AttentionError, FgaiWarning
 from fgai.graph import Graph
+from support.cli_cases import processes
 from support.graph_cases import small_data
 
 ROOT = Path(__file__).parent.parent
@@ -197,8 +200,8 @@ def run(code: str, **settings: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def test_without_numba_the_reference_runs() -> None:
-    wanted, _ = run(FORWARD)
+def test_without_numba_the_reference_runs(tmp_path: Path) -> None:
+    wanted = processes().run("-c", FORWARD, cwd=tmp_path).out
     found, said = run(FORWARD + ASKED, NUMBA_DISABLE_JIT="1")
     assert found == wanted and "[False, True, False]" in wanted
     assert "InputError" in said and 'forbids the backend "numba"' in said
@@ -212,8 +215,37 @@ print(topk.topk_mask(torch.tensor([0.1, 0.5, 0.2]), torch.tensor([0, 3]), 1).tol
 """
 
 
-@pytest.mark.parametrize("ending", [pytest.param("nbi", marks=pytest.mark.slow), "nbc"])
-def test_damaged_code_is_compiled_again(ending: str, tmp_path: Path) -> None:
+KERNELS = """
+from fgai.compiled import compiled
+double = compiled(lambda x: 2 * x)
+triple = compiled(lambda x: 3 * x)
+"""
+
+
+@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+def test_damaged_code_is_compiled_again(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rebuilt = list[str]()
+    monkeypatch.setattr("fgai.compiled.REBUILT", rebuilt)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "kernels.py").write_text(KERNELS)
+
+    def results() -> tuple[int, int]:
+        kernels = runpy.run_path(str(tmp_path / "kernels.py"))
+        return kernels["double"](5), kernels["triple"](5)
+
+    assert results() == (10, 15) and rebuilt == []
+    files = sorted(tmp_path.rglob(f"*.{ending}"))
+    for place, file in enumerate(files):
+        file.write_bytes(file.read_bytes()[:20] if place else b"no code" * 9)
+    with pytest.warns(FgaiWarning, match="damaged") as caught:
+        assert results() == (10, 15)
+    assert len(caught) == 1 and len(rebuilt) == len(files) == 2  # told once, not for every kernel
+    assert results() == (10, 15) and len(rebuilt) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+def test_damaged_kernels_are_compiled_again_by_another_process(ending: str, tmp_path: Path) -> None:
     run(TOPK, NUMBA_CACHE_DIR=str(tmp_path))
     files = sorted(tmp_path.rglob(f"*.{ending}"))
     for place, file in enumerate(files):

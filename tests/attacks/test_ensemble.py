@@ -23,7 +23,6 @@ from fgai.attacks import (
 )
 from fgai.attacks.budget import Box
 from fgai.attacks.endpoints import RULES, SHARED_RULES, _cover_endpoints, _EndpointContext, _weakest_endpoints
-from fgai.attacks.ensemble import PLAIN
 from fgai.attacks.search.climb import OPTIMISERS, SPACES
 from fgai.attacks.search.members import Member, _batches
 from fgai.attacks.search.scores import ROW_LOSSES, _ClassScore, _damage_at, _LinkScore, _Rows
@@ -45,6 +44,8 @@ ALONE = tuple(
 )
 FEW = ("random", "defects")
 """Rules for endpoints of tests that need more than one."""
+PLAIN = ((4, 0.1, 1), (8, 0.05, 2))
+"""Plain attacks of few steps, for an ensemble of few steps."""
 
 
 def run(model: nn.Module, graph: Graph, attack: Any, **given: Any) -> Any:
@@ -90,7 +91,7 @@ def test_contract(name: str, recipe: str) -> None:
 def test_never_weaker_than_a_member_or_the_plain_attack(name: str, objective: str) -> None:
     graph, model = cases.tiny_graph(), cases.trained(name, "vanilla")
     members = ALONE[::2] if objective == "prediction" else EXPLANATION_MEMBERS[:3]
-    whole = EnsembleInjection(TINY, objective, k=cases.K, members=members, rules=FEW)
+    whole = EnsembleInjection(TINY, objective, k=cases.K, members=members, rules=FEW, baselines=PLAIN)
     most = max(run(model, graph, whole, seed=1).ledger.damages)
     for member in members:
         alone = EnsembleInjection(TINY, objective, k=cases.K, members=[member], rules=FEW, baselines=())
@@ -115,12 +116,13 @@ def damage_of(attack: EnsembleInjection, model: nn.Module, graph: Graph, change:
     return float(attack.objective.judged(after.logits, after.attention, clean))
 
 
-@given(seed=st.integers(0, 50), steps=st.integers(1, 6))
-@settings(max_examples=4)
+@given(seed=st.integers(0, 50), steps=st.integers(1, 4))
+@settings(max_examples=3)
 def test_never_weaker_than_with_half_the_steps(seed: int, steps: int) -> None:
     graph, model = cases.tiny_graph(), cases.trained("gat", "vanilla")
     attacks = (
-        EnsembleInjection(replace(TINY, steps=n), members=ALONE[::3], rules=FEW) for n in (steps, 2 * steps)
+        EnsembleInjection(replace(TINY, steps=n), members=ALONE[::3], rules=FEW, baselines=PLAIN)
+        for n in (steps, 2 * steps)
     )
     few, many = (max(run(model, graph, attack, seed=seed).ledger.damages) for attack in attacks)
     assert many >= few
@@ -138,7 +140,7 @@ def test_nothing_found_by_brute_force_over_a_grid_is_missed() -> None:
     attack = EnsembleInjection(budget, rules=("random",))
     result = run(model, narrow, attack, seed=2)
     ready = prepared(model, narrow)
-    axis = torch.linspace(-1, 1, 41)
+    axis = torch.linspace(-1, 1, 21)
     best = max(
         wrong(model, narrow, result.change.__class__(
             endpoints=result.change.endpoints, features=torch.stack([x, y])[None]
@@ -180,6 +182,9 @@ def masked(kind: str) -> nn.Module:
     return other.eval()
 
 
+MASKED = {"masked-gradients", "zero-gradient", "saturated-attention"}
+
+
 @pytest.mark.parametrize("kind", ["saturated", "quantised", "clamped"])
 def test_masked_gradients_are_caught(kind: str) -> None:
     graph, codes = cases.tiny_graph(), set()
@@ -188,16 +193,19 @@ def test_masked_gradients_are_caught(kind: str) -> None:
             warnings.simplefilter("always")
             EnsembleInjection(TINY).run(masked(kind), graph, seed=seed)
         codes |= {w.message.code for w in caught if isinstance(w.message, ReliabilityWarning)}
-    assert codes & {"masked-gradients", "zero-gradient", "saturated-attention"}, codes
+        if codes & MASKED:
+            break
+    assert codes & MASKED, codes
 
 
 @pytest.mark.parametrize("name", ["gat", "gatv2", "gt"])
 def test_a_clean_model_raises_no_flag(name: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        EnsembleInjection(replace(TINY, steps=40)).run(cases.trained(name, "vanilla"), cases.tiny_graph())
+        attack = EnsembleInjection(replace(TINY, steps=40), rules=FEW)
+        attack.run(cases.trained(name, "vanilla"), cases.tiny_graph())
     flags = {w.message.code for w in caught if isinstance(w.message, ReliabilityWarning)}
-    assert not flags & {"masked-gradients", "zero-gradient", "saturated-attention"}
+    assert not flags & MASKED
 
 
 class TestSite:

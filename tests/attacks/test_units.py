@@ -78,9 +78,11 @@ def attacks() -> dict[str, Attack]:
     found = {name: make_attack(THREATS[name].sized(**SIZE)) for name in ("standard", "tdgia", "adaptive")}
     found["natural"] = make_attack(THREATS["natural"].sized(**SIZE))
     found["modify"] = FeaturePGD(Budget(rows=0.3, radius=0.3, steps=8, step_size=0.05, restarts=2))
-    found["ensemble"] = EnsembleInjection(Budget(**SIZE, steps=12), rules=("random",))
+    found["ensemble"] = EnsembleInjection(
+        Budget(**SIZE, steps=6), rules=("random",), baselines=((4, 0.1, 1),)
+    )
     found["ensemble, explanations"] = EnsembleInjection(
-        Budget(**SIZE, steps=8), "explanation", k=2, rules=("random",), baselines=()
+        Budget(**SIZE, steps=4), "explanation", k=2, rules=("random",), baselines=()
     )
     return found
 

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -30,7 +27,7 @@ from fgai.evaluation import Comparison, EvaluationRecord
 from fgai.models import MODELS
 from fgai.objectives import OBJECTIVES
 from fgai.training import METHODS, load_model, read_header, untrained
-from support.cli_cases import answer, commands, environment, fgai, here, refused
+from support.cli_cases import answer, commands, fgai, here, processes, refused
 
 
 @pytest.fixture(scope="module")
@@ -335,53 +332,31 @@ class TestRefused:
 
 
 class TestTerminal:
-    def start(self, *words: object, cwd: Path, **streams: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "fgai", *map(str, words)],
-            cwd=cwd,
-            env=environment(TERM="xterm"),
-            stdin=subprocess.DEVNULL,
-            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
-        )
-
     def test_interrupted_training_goes_on(self, workshop: Path, tmp_path: Path) -> None:
         words = ("train", "--epochs", 30, "-o", "model.safetensors")
         state = tmp_path / "model.safetensors.partial" / "training.safetensors"
         slow = ("train", "--epochs", 100000, "-o", "model.safetensors")
-        running = self.start(*slow, cwd=tmp_path)
+        running = processes().start(*slow, cwd=tmp_path)
         deadline = time.monotonic() + 120
         while not state.exists() and time.monotonic() < deadline:
             time.sleep(0.1)
-        running.send_signal(signal.SIGINT)
-        _, errors = running.communicate(timeout=60)
-        assert running.returncode == 130, errors
-        assert b"run the same command again to go on" in errors and b"Traceback" not in errors
+        os.kill(running, signal.SIGINT)
+        done = processes().finish()
+        assert done.code == 130, done
+        assert "run the same command again to go on" in done.err and "Traceback" not in done.err
         assert state.exists() and not (tmp_path / "model.safetensors").exists()
         refusal = here(*words, cwd=tmp_path)
         assert refusal.exit_code == 2 and "another training" in refusal.stderr
 
     def test_progress_only_on_a_terminal(self, tmp_path: Path) -> None:
-        ours, theirs = pty.openpty()
-        running = self.start("train", "--epochs", 2, cwd=tmp_path, stderr=theirs)
-        os.close(theirs)
-        seen = b""
-        while True:
-            ready, _, _ = select.select([ours], [], [], 120)
-            try:
-                part = os.read(ours, 4096) if ready else b""
-            except OSError:  # the other side is closed
-                break
-            if not part:
-                break
-            seen += part
-        assert running.wait(60) == 0
-        assert b"vanilla" in seen and b"2/2" in seen
-        assert b"\x1b" not in (running.stdout.read() if running.stdout else b"")
+        done = processes().on_a_terminal("train", "--epochs", 2, cwd=tmp_path)
+        assert done.code == 0 and "vanilla" in done.err and "2/2" in done.err
+        assert done.out and "\x1b" not in done.out
 
     def test_a_reader_that_leaves_early(self, tmp_path: Path) -> None:
-        reader, writer = os.pipe()
-        os.close(reader)
-        running = self.start("data", "list", cwd=tmp_path, stdout=writer)
-        os.close(writer)
-        _, errors = running.communicate(timeout=300)
-        assert b"Traceback" not in errors
+        code = (
+            "import os, sys\nfrom fgai.cli import main\nreader, writer = os.pipe()\nos.close(reader)\n"
+            "os.dup2(writer, 1)\nsys.argv = ['fgai', 'data', 'list']\nmain()\n"
+        )
+        done = fgai("-c", code, cwd=tmp_path)
+        assert done.code != 99 and "Traceback" not in done.err

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import select
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +14,7 @@ import fgai as root
 from fgai.cli import app
 from fgai.reports import figures
 from fgai.training import train_method
-from support.cli_cases import answer, commands, environment, here
+from support.cli_cases import answer, commands, here, processes
 
 
 @pytest.fixture(scope="module")
@@ -31,27 +26,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def on_a_terminal(*words: object, cwd: Path, columns: int = 60) -> str:
     """What a command writes to a terminal of that width, without control characters."""
-    ours, theirs = pty.openpty()
-    running = subprocess.Popen(
-        [sys.executable, "-m", "fgai", *map(str, words)],
-        cwd=cwd,
-        env=environment(COLUMNS=str(columns), TERM="xterm"),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    seen = b""
-    while select.select([ours], [], [], 120)[0]:
-        try:
-            part = os.read(ours, 4096)
-        except OSError:  # the other side is closed
-            break
-        if not part:
-            break
-        seen += part
-    assert running.wait(60) == 0
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
+    done = processes().on_a_terminal(*words, cwd=cwd, COLUMNS=str(columns))
+    assert done.code == 0, done
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.err)
 
 
 SLOW = pytest.mark.slow
@@ -61,7 +38,7 @@ SHOWN = r"\S.*[━╸╺].* +\d+/\d+ +(\d\d:\d\d|--:--|-:--:--)"
 @pytest.mark.parametrize(
     ("words", "stages"),
     [
-        (("compare", "A=gat.safetensors", "--threat", "strong"), ["prediction attack", "removing edges"]),
+        (("compare", "A=gat.safetensors", "--no-nulls"), ["prediction attack", "removing edges"]),
         pytest.param(
             ("faithful", "gat.safetensors", "--epochs", 30, "-o", "f.safetensors"), ["fgai"], marks=SLOW
         ),

@@ -6,9 +6,9 @@ import gzip
 import os
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
+import time
 import types
 import warnings
 from pathlib import Path
@@ -28,6 +28,7 @@ from fgai.graph import Graph
 from fgai.large import StoredGraph, convert, edge_lists, sort
 from fgai.large.sort import _Edges, _sort_edges
 from fgai.large.write import _complete, _Work
+from support.cli_cases import processes
 from support.graph_cases import MAX_NODES, small_data
 
 NODES, EDGES = 60, 400
@@ -321,10 +322,6 @@ class TestBroken:
         assert names() == ["e.txt"]
 
 
-def in_process(code: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-
-
 def test_a_killed_run_leaves_nothing_that_counts() -> None:
     Path("e.txt").write_text(as_text(drawn(), " "))
     code = (
@@ -332,12 +329,12 @@ def test_a_killed_run_leaves_nothing_that_counts() -> None:
         "sort._place = lambda *given: (print('at work', flush=True), time.sleep(60))\n"
         "convert('e.txt', 'stored')\n"
     )
-    running = in_process(code)
-    assert running.stdout is not None and running.stdout.readline() == "at work\n"
+    running, deadline = processes().start("-c", code, cwd=Path.cwd()), time.monotonic() + 60
+    while processes().read()[0] != "at work\n" and time.monotonic() < deadline:
+        time.sleep(0.02)
     assert not Path("stored").exists()
-    os.kill(running.pid, signal.SIGKILL)
-    running.wait()
-    running.stdout.close()
+    os.kill(running, signal.SIGKILL)
+    assert processes().finish()[:2] == (-signal.SIGKILL, "at work\n")
     assert len(names()) == 2  # what it left is hidden
     assert convert("e.txt", "stored").fingerprint == fingerprint(in_memory(drawn()))
     assert names() == ["e.txt", "stored"]
@@ -361,6 +358,5 @@ print("done")
     random = np.random.default_rng(0)
     np.save("warm.npy", random.integers(0, 10_000, (2, 200_000), np.int32))
     np.save("large.npy", random.integers(0, 10_000, (2, 2_000_000), np.int32))
-    running = in_process(code)
-    assert running.communicate()[0] == "done\n"
+    assert processes().run("-c", code, cwd=Path.cwd()).out == "done\n"
     assert StoredGraph("large").num_edges > 1_900_000

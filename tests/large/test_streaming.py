@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import resource
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from fgai.large import (
     observe_store,
     write_store,
 )
+from support.cli_cases import processes
 from support.graph_cases import build, edge_sets, small_data
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -267,10 +266,7 @@ def test_memory_does_not_grow_with_the_graph(tmp_path: Path, monkeypatch: pytest
         keys = torch.unique(ends[1] * nodes + ends[0])
         edges = torch.stack([keys % nodes, keys // nodes])
         write_store(Graph.from_edges(edges, nodes, torch.randn(nodes, 8, generator=random)), name)
-    done = [
-        subprocess.run([sys.executable, "-c", LIMITED, way], capture_output=True, text=True)
-        for way in ("stored", "memory")
-    ]
-    assert done[0].stdout == "done\n", done[0].stderr
-    assert done[1].returncode and "memory" in done[1].stderr.lower()
+    done = [processes().run("-c", LIMITED, way, cwd=tmp_path) for way in ("stored", "memory")]
+    assert done[0].out == "done\n", done[0].err
+    assert done[1].code and "memory" in done[1].err.lower()
     assert StoredObservation("seen").attention(0).shape[1] == 8

@@ -71,16 +71,14 @@ class TestNewerAndBroken:
         assert "written by a newer fgai (schema 7; this one knows 1)" in made
         assert '<details class="notice" id="missing" open>' in made and "Predictions that survive" in made
 
-    @pytest.mark.parametrize("part", list(json.loads(comparison()["GAT"].to_json())))
-    def test_any_part_of_a_record_may_be_missing(self, folder: Path, part: str) -> None:
-        if part == "kind":
-            return
-        values = read_json(folder / "gat.json")
-        del values[part]
-        found = read_report(written(folder / "less.json", values))
-        made = render(found, LIBRARY)
-        if part not in ("warnings", "per_node"):
-            assert part in " ".join(found.notes) and part in made
+    def test_any_part_of_a_record_may_be_missing(self, folder: Path) -> None:
+        whole = read_json(folder / "gat.json")
+        for part in whole.keys() - {"kind"}:
+            values = {name: value for name, value in whole.items() if name != part}
+            found = read_report(written(folder / "less.json", values))
+            made = render(found, LIBRARY)
+            if part not in ("warnings", "per_node"):
+                assert part in " ".join(found.notes) and part in made, part
 
     @pytest.mark.parametrize("part", list(Report().to_dict()))
     def test_any_part_of_a_document_may_be_missing_or_odd(self, folder: Path, part: str) -> None:

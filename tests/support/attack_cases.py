@@ -168,16 +168,12 @@ def quiet() -> Iterator[None]:
 
 def pairwise(*options: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Few combinations in which every two values of different options meet (greedy)."""
-    rows = list(itertools.product(*options))
     places = list(itertools.combinations(range(len(options)), 2))
-
-    def pairs(row: tuple[Any, ...]) -> set[tuple[int, int, Any, Any]]:
-        return {(a, b, row[a], row[b]) for a, b in places}
-
-    missing = set().union(*(pairs(row) for row in rows))
+    pairs = {row: {(a, b, row[a], row[b]) for a, b in places} for row in itertools.product(*options)}
+    missing = set().union(*pairs.values())
     chosen = []
     while missing:
-        best = max(rows, key=lambda row: len(pairs(row) & missing))
+        best = max(pairs, key=lambda row: len(pairs[row] & missing))
         chosen.append(best)
-        missing -= pairs(best)
+        missing -= pairs[best]
     return chosen

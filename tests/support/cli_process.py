@@ -1,13 +1,16 @@
 """Real processes of the command line at the price of a fork.
 
 Importing takes seconds, so one process imports everything once and then forks a child for every command:
-each has its own standard streams, folder, signals and exit code, and runs the entry point of the script.
+each has its own standard streams, folder, signals and exit code, and runs the entry point of the script, or
+Python code after the word `-c`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -32,10 +35,15 @@ for line in sys.stdin:
         os.environ.update(asked["env"])
         for fd, name, flags in ((0, os.devnull, os.O_RDONLY), (1, asked["out"], 1), (2, asked["err"], 1)):
             os.dup2(os.open(name, flags | (os.O_CREAT | os.O_TRUNC if fd else 0), 0o600), fd)
-        sys.argv = ["fgai", *asked["words"]]
+        words = asked["words"]
         code = 0
         try:
-            main()
+            if words[0] == "-c":
+                sys.argv = ["-c", *words[2:]]
+                exec(words[1], {"__name__": "__main__"})
+            else:
+                sys.argv = ["fgai", *words]
+                main()
         except SystemExit as left:
             code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
         except BaseException:
@@ -101,7 +109,7 @@ class Processes:
         """
         child = self.start(*words, cwd=cwd)
         deadline = time.monotonic() + 120
-        while when not in self._read()[1] and time.monotonic() < deadline and self._alive(child):
+        while when not in self.read()[1] and time.monotonic() < deadline and self._alive(child):
             time.sleep(0.02)
         for press in (signal.SIGINT, signal.SIGINT, signal.SIGKILL):
             if not self._alive(child):
@@ -114,11 +122,24 @@ class Processes:
                 warnings.warn(f"{press.name} was not heard by {words} in {UNHEARD} s", stacklevel=2)
         return self.finish()
 
-    def start(self, *words: object, cwd: Path, **env: str) -> int:
+    def on_a_terminal(self, *words: object, cwd: Path, **env: str) -> Done:
+        """Run a command to its end with a terminal as its standard error."""
+        ours, theirs = pty.openpty()
+        child = self.start(*words, cwd=cwd, terminal=os.ttyname(theirs), **env)
+        shown = b""
+        while self._alive(child) or select.select([ours], [], [], 0)[0]:
+            if select.select([ours], [], [], 0.05)[0]:
+                shown += os.read(ours, 4096)
+        os.close(theirs)
+        os.close(ours)
+        return self.finish()._replace(err=shown.decode())
+
+    def start(self, *words: object, cwd: Path, terminal: str = "", **env: str) -> int:
         """Start a command and return its process; `finish` waits for it, and only then may the next begin."""
         for path in self._streams:
             path.write_text("")
         out, err = map(str, self._streams)
+        err = terminal or err
         asked: dict[str, Any] = {"words": [str(word) for word in words], "cwd": str(cwd), "env": env}
         assert self._parent.stdin is not None
         self._parent.stdin.write(json.dumps({**asked, "out": out, "err": err}) + "\n")
@@ -131,9 +152,10 @@ class Processes:
 
     def finish(self) -> Done:
         """Wait for the command that was started."""
-        return Done(int(self._line()), *self._read())
+        return Done(int(self._line()), *self.read())
 
-    def _read(self) -> tuple[str, str]:
+    def read(self) -> tuple[str, str]:
+        """Return what was written so far to both streams."""
         out, err = (path.read_text() for path in self._streams)
         return out, err
 
