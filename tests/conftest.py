@@ -15,8 +15,8 @@ import torch
 from hypothesis import settings
 
 # The first example of a test may compile a kernel, so a deadline per example means nothing.
-settings.register_profile("fgai", deadline=None, max_examples=50)
-settings.load_profile("fgai")
+settings.register_profile("quick", deadline=None, max_examples=20)
+settings.register_profile("whole", deadline=None, max_examples=60)
 
 # Workers of pytest-xdist share the cores: threads that wait for each other's turn make all of them slower.
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -25,6 +25,11 @@ torch.set_num_threads(max(1, min(2, (os.cpu_count() or 1) // WORKERS)))
 # A shell starts what runs in its background with Ctrl-C ignored, and all that starts from there inherits it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw few examples of a property where slow tests are left out, and many where they run."""
+    settings.load_profile("quick" if config.option.markexpr == "not slow" else "whole")
 
 
 def pytest_collection_finish() -> None:

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GATv2Conv, SuperGATConv, TransformerConv
@@ -125,7 +125,6 @@ def test_true_gradients_of_a_limited_model_equal_differences(kind) -> None:
 
 
 @given(st.integers(2, 60), st.floats(0, 0.49), st.floats(0, 0.49), st.integers(0, 5))
-@settings(max_examples=40)
 def test_a_larger_cut_is_never_wider(rows: int, one: float, two: float, seed: int) -> None:
     x = torch.randn(rows, 2, 3, generator=torch.Generator().manual_seed(seed))
     small, large = ranges(x, min(one, two)), ranges(x, max(one, two))
@@ -135,7 +134,6 @@ def test_a_larger_cut_is_never_wider(rows: int, one: float, two: float, seed: in
 
 
 @given(st.integers(5, 60), st.floats(0, 0.95), st.floats(0, 0.95), st.floats(0, 0.2), st.integers(0, 5))
-@settings(max_examples=40)
 def test_no_more_than_asked_are_softened_and_a_larger_share_is_never_louder(
     rows: int, one: float, two: float, cut: float, seed: int
 ) -> None:
@@ -169,7 +167,6 @@ def test_what_is_derived_has_no_loudness_and_a_layer_that_ran_twice_that_of_both
 
 
 @given(st.integers(3, 30), st.floats(0.01, 50), st.floats(-50, 50), st.floats(0, 0.4), st.integers(0, 9))
-@settings(max_examples=40)
 def test_ranges_of_two_runs_hold_the_rows_of_both(
     rows: int, size: float, away: float, soften: float, seed: int
 ) -> None:

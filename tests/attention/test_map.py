@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fgai.attention import AttentionMap, LayerAttention
@@ -138,7 +138,6 @@ def test_align_refuses_what_has_no_answer():
         mine.require_same_edges(one_more)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_property_align_agrees_with_dictionaries(data):
     nodes = data.draw(st.integers(1, 5))

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import elu
 from torch_geometric import EdgeIndex
@@ -232,7 +232,6 @@ def graphs(draw):
     return nodes, index
 
 
-@settings(max_examples=40, deadline=None)
 @given(graphs(), st.sampled_from(WITH_WEIGHTS), st.integers(1, 3), st.booleans())
 def test_property_recorded_is_what_the_layer_returns(graph, kind, heads, loops):
     nodes, edges = graph
@@ -251,7 +250,6 @@ def test_property_recorded_is_what_the_layer_returns(graph, kind, heads, loops):
     assert not merged.last.has_duplicates
 
 
-@settings(max_examples=40, deadline=None)
 @given(graphs(), st.sampled_from(KINDS), st.randoms(use_true_random=False))
 def test_property_relabelling_nodes_and_shuffling_edges_commutes(graph, kind, rng):
     nodes, edges = graph

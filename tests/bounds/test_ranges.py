@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fgai.attention import Limits
@@ -16,7 +16,6 @@ def said(seed: int, rows: int = 40) -> torch.Tensor:
 
 
 @given(st.integers(0, 10_000), st.floats(0.0, 0.2), st.floats(0.0, 0.8))
-@settings(max_examples=60, deadline=None)
 def test_measures_and_hears_what_limits_do(seed: int, cut: float, soften: float) -> None:
     x, later = said(seed), 3 * said(seed + 1)
     limits = Limits(2, 3).double()

@@ -20,7 +20,7 @@ number = st.floats(-4.0, 4.0)
 
 
 @given(number, number, st.floats(0.0, 5.0), number, st.floats(-0.5, 1.5), st.floats(-2.0, 2.0))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60)
 def test_ends_are_those_of_a_fine_grid(
     x: float, start: float, width: float, level: float, slope: float, weight: float
 ) -> None:

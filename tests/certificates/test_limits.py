@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fgai.attention import Limits
@@ -11,7 +11,6 @@ from fgai.bounds.reading import Range
 
 
 @given(st.integers(0, 10_000), st.floats(0.0, 0.8), st.floats(0.0, 0.2), st.floats(1e-3, 3.0))
-@settings(max_examples=80, deadline=None)
 def test_nothing_moves_further_than_said(seed: int, soften: float, cut: float, size: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(30, 2, 3, generator=generator, dtype=torch.float64)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fgai import metrics
@@ -48,7 +48,6 @@ def as_attention(graph: Graph, depth: int) -> AttentionMap:
 
 
 @given(edge_sets(min_nodes=2), st.data())
-@settings(max_examples=60)
 def test_touched_nodes_equal_a_breadth_first_search(
     case: tuple[int, list[tuple[int, int]]], data: Any
 ) -> None:

@@ -34,10 +34,11 @@ class TestGeneralPreset:
         with pytest.raises(InputError, match="no trials of 'at'"):
             least_regret(store, "at", ("GAT",))
 
-    @pytest.mark.parametrize(("name", "models"), [("none", ("GAT", "GATv2")), ("GT", ("GT",))])
-    def test_the_presets_are_what_the_recorded_search_says(self, name: str, models: tuple[str, ...]) -> None:
-        chosen = least_regret(Store(Path(__file__).parents[2] / "results"), "fgai", models, older=True)
-        assert chosen.items() <= preset("fgai-features", name, "no graph that was searched").items()
+    def test_the_presets_are_what_the_recorded_search_says(self) -> None:
+        store = Store(Path(__file__).parents[2] / "results")
+        for name, models in (("none", ("GAT", "GATv2")), ("GT", ("GT",))):
+            chosen = least_regret(store, "fgai", models, older=True)
+            assert chosen.items() <= preset("fgai-features", name, "no graph that was searched").items()
 
 
 class TestChoose:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.data import Data
@@ -54,7 +54,6 @@ def assert_values(graph: Graph, wanted: Values) -> None:
 
 
 @given(edge_sets(), st.integers(0, 2**20))
-@settings(deadline=None, max_examples=40)
 def test_the_order_of_the_edges_is_of_no_account(sample: Sample, seed: int) -> None:
     nodes, edges = sample
     first, wanted = valued(nodes, edges, seed)
@@ -73,7 +72,6 @@ def test_the_order_of_the_edges_is_of_no_account(sample: Sample, seed: int) -> N
 
 
 @given(edge_sets(min_nodes=2), st.data())
-@settings(deadline=None, max_examples=60)
 def test_every_edit_keeps_values_with_their_edges(sample: Sample, data: st.DataObject) -> None:
     nodes, edges = sample
     graph, wanted = valued(nodes, edges)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -109,7 +109,6 @@ class TestSparseRows:
     """The compressed matrix and its projection."""
 
     @given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 17), st.floats(0, 1), st.integers(0, 9))
-    @settings(max_examples=60, deadline=None)
     def test_projection_equals_scipy(self, n: int, f: int, d: int, density: float, seed: int) -> None:
         generator = np.random.default_rng(seed)
         csr = sp.random_array((n, f), density=density, rng=generator, format="csr")

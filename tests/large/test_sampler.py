@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2, chi2_contingency, chisquare
 from torch_geometric.data import Data
@@ -43,7 +43,6 @@ def drawn(sampler: NeighbourSampler, seeds: list[int], epochs: int) -> list[Samp
 
 
 class TestEdges:
-    @settings(max_examples=60, deadline=None)
     @given(edge_sets(), st.data())
     def test_are_all_there(self, case: tuple[int, list[tuple[int, int]]], data: st.DataObject) -> None:
         nodes, edges = case

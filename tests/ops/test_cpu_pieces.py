@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -60,7 +60,6 @@ def test_averaged_attention_and_gradients(heads_channels: tuple[int, int], score
 
 
 @given(adjacencies(), st.integers(1, 4), st.integers(0, 3), st.booleans(), st.integers(0, 9))
-@settings(max_examples=60, deadline=None)
 def test_attached_nodes_equal_a_merge(
     adjacency: Adjacency, count: int, width: int, loops: bool, seed: int
 ) -> None:

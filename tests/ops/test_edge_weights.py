@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import Tensor, nn
 
 from fgai import GAT, GT, GATv2, Graph
@@ -40,7 +40,6 @@ def drawn(adjacency: Adjacency, heads: int, zeros: bool) -> tuple[Tensor, Tensor
 
 
 @given(adjacencies())
-@settings(max_examples=40, deadline=None)
 def test_equals_the_formula_and_its_gradients(adjacency: Adjacency) -> None:
     for zeros in (False, True):
         scores, weight = drawn(adjacency, 3, zeros)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
@@ -33,7 +33,6 @@ def stored(x: Tensor) -> Features:
 
 
 @given(adjacencies())
-@settings(max_examples=40, deadline=None)
 def test_dense_and_sparse_rows(adjacency: Adjacency) -> None:
     x = drawn(adjacency.num_nodes)
     expected = plain(x, adjacency)
