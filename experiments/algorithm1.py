@@ -13,7 +13,7 @@ from fgai import Graph, InputError
 from fgai.attacks import balls
 from fgai.attention import LayerAttention, evaluating, observe
 from fgai.topk import topk_l1, topk_mask
-from fgai.training import Drawn, Faithful, FaithfulConfig, prediction_distance, replayable
+from fgai.training import Drawn, Faithful, FaithfulConfig, prediction_distance
 
 NORM = "l1"
 """Of the balls around the attention of every node, as in the paper."""
@@ -43,7 +43,6 @@ Radius and steps are not printed: these are the level and the steps of its attac
 Objective = Callable[[Sequence[Tensor]], Tensor]
 
 
-@replayable
 class Ascent(Faithful):
     """The recipe of the paper's Algorithm 1.
 
@@ -70,6 +69,7 @@ class Ascent(Faithful):
     """
 
     name = "fgai-ascent"
+    capturable = True
 
     def __init__(self, vanilla: nn.Module, graph: Graph, config: FaithfulConfig) -> None:
         if config.limits:

@@ -102,7 +102,7 @@ def train_method(
         progress: show a bar.
         settings: settings of the training, arguments of the model or of its defence, by name.
         **options: further ones of `fgai.training.train_method`; defences and `fgai-paper` train once,
-            whatever `max_attempts`.
+            whatever `check` says.
     """
     one_of(method, "method", METHODS)
     common: dict[str, Any] = {"seed": seed, "progress": progress}
@@ -112,7 +112,7 @@ def train_method(
         )
     common |= options
     if method != "fgai-injection":
-        common.pop("max_attempts", None)
+        common.pop("check", None)
     for name in settings or {}:
         one_of(name, "settings", setting_names(method, model))
     chosen = {**settings_for(method, model, graph.name, task_of(graph).name), **(settings or {})}

@@ -143,7 +143,7 @@ def trained(
         settings = {"box": BOX, **settings}
     options = {name: settings.pop(name) for name in SIZES if name in settings}
     if cell.kind == "search":  # a trial is what its settings say, and nothing else
-        options["max_attempts"] = 1
+        options["check"] = False
     model = train_method(
         cell.method,
         cell.model,

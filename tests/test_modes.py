@@ -51,7 +51,7 @@ NEEDS: dict[str, Callable[[fgai.GAT, Graph], Any]] = {
     "explain": lambda model, graph: fgai.explain(model, graph, 3, threat=SMALL).attacked,
     "limit": lambda model, graph: fgai.limit(model, graph)(graph).detach(),
     "make_faithful": lambda model, graph: weights(
-        fgai.make_faithful(model, graph, epochs=2, nodes=3, edges=3, max_attempts=1, progress=False)
+        fgai.make_faithful(model, graph, epochs=2, nodes=3, edges=3, check=False, progress=False)
     ),
     "train": lambda model, graph: weights(fgai.train("GAT", graph, epochs=2, progress=False)),
 }

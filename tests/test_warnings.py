@@ -25,7 +25,7 @@ from support.graph_cases import small_data
 BUDGET = Budget(nodes=2, edges=2, steps=2, step_size=0.1)
 SMALL = Threat("small", PGDInjection, BUDGET, "for tests")
 TWICE = torch.tensor([[0, 0, 1], [1, 1, 2]])
-SHORT = {"epochs": 100, "nodes": 2, "edges": 2, "max_attempts": 1, "progress": False}
+SHORT = {"epochs": 60, "nodes": 2, "edges": 2, "progress": False}
 
 
 class Blind(attack_cases.PygModel):

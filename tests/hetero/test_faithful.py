@@ -15,7 +15,7 @@ from support.hetero_cases import CITES, WRITES, WRITTEN, hetero_data, trained
 
 DATA = hetero_data()
 WIDE = Threat("wide", PGDInjection, Budget(nodes=6, edges=6, box=(-3.0, 3.0), steps=15, step_size=0.13), "-")
-SETTINGS = {"nodes": 6, "edges": 6, "box": (-3.0, 3.0), "max_attempts": 1, "progress": False}
+SETTINGS = {"nodes": 6, "edges": 6, "box": (-3.0, 3.0), "check": False, "progress": False}
 QUIET = pytest.mark.filterwarnings("ignore::fgai.errors.FgaiWarning")
 
 

@@ -251,7 +251,7 @@ WORDS = (("Tensor", "by head"), ("int", "number"), ("float", "number"), ("str", 
 QUIET = {"progress": False, "checkpoint": None}
 SHORT: dict[str, dict[str, Any]] = {
     "train": {"epochs": 2, **QUIET},
-    "make_faithful": {"epochs": 2, "max_attempts": 1, "nodes": 2, "edges": 2, **QUIET},
+    "make_faithful": {"epochs": 2, "check": False, "nodes": 2, "edges": 2, **QUIET},
     "fit": {"config": fgai.training.TrainConfig(epochs=2), **QUIET},
     "train_method": {"settings": {"epochs": 2}, **QUIET},
     "report": {"path": Path("/nowhere/at/all.html")},

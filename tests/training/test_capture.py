@@ -21,7 +21,7 @@ from fgai.ops.capture import Replay
 from fgai.training import Adversarial, FaithfulConfig, TrainConfig, Vanilla, fit
 from fgai.training import loop as loop_module
 from fgai.training.adversary import InjectionAdversary
-from fgai.training.capture import _REPLAYABLE, RING, _summed, can_replay, replayable
+from fgai.training.capture import RING, _summed, can_replay
 from fgai.training.faithful import Faithful
 from support.graph_cases import small_data
 from support.task_cases import batch_of_graphs
@@ -131,7 +131,7 @@ def test_drawn_and_replayed_are_the_parts(many: bool, kind: str) -> None:
     assert found[0] == found[1] and found[0]
 
 
-def test_only_recipes_that_declare_it_are_captured() -> None:
+def test_only_recipes_that_declare_it_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     class Longer(Vanilla):
         """Changes a step, inherits `draw`, and does not say that it can be captured."""
 
@@ -143,9 +143,13 @@ def test_only_recipes_that_declare_it_are_captured() -> None:
     model = model_for(GAT, graph)
     graph = prepared(model, graph)
     assert not can_replay(Vanilla(graph), model)  # on the CPU nothing is captured
-    assert Longer not in _REPLAYABLE and Regularised not in _REPLAYABLE
-    assert {Vanilla, Adversarial, Faithful} <= set(_REPLAYABLE)
-    assert replayable(Longer) is Longer and Longer in _REPLAYABLE
+    monkeypatch.setattr(nn.Parameter, "is_cuda", True)
+    assert can_replay(Vanilla(graph), model) and not can_replay(Longer(graph), model)
+    for declares in (Vanilla, Adversarial, Faithful):
+        assert vars(declares)["capturable"] is True
+    assert "capturable" not in vars(Regularised)
+    Longer.capturable = True
+    assert can_replay(Longer(graph), model)
 
 
 def test_terms_of_several_parts_add_up() -> None:
@@ -221,9 +225,10 @@ class TestOnTheDevice:
         assert len(set(totals)) > RING
 
     def test_a_step_that_waits_for_the_device_runs_kernel_by_kernel(self) -> None:
-        @replayable
         class Waiting(Vanilla):
             """Reads a number in the middle of the step."""
+
+            capturable = True
 
             def draw(self, epoch: int) -> Any:
                 return super().draw(epoch)

@@ -10,20 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from fgai.errors import DivergenceError
-from fgai.training import TrainConfig, fit
+from fgai.training import Recipe, TrainConfig, fit
 from support.training_cases import Calling
 
 
-class Scripted:
+class Scripted(Recipe):
     """A recipe whose terms and scores are given, so that the loop alone is tested."""
 
     name = "scripted"
 
     def __init__(self, scores: list[float], losses: list[float] | None = None) -> None:
         self.scores, self.losses, self.asked = scores, losses, 0
-
-    def start(self, model: nn.Module, seed: int) -> None:
-        pass
 
     def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         size = sum(p.sum() for p in model.parameters())
@@ -33,12 +30,6 @@ class Scripted:
     def score(self, model: nn.Module) -> float:
         self.asked += 1
         return self.scores[self.asked - 1]
-
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        pass
 
 
 class TestLoop:

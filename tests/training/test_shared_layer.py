@@ -65,7 +65,7 @@ def test_faithful_and_hardened_models(model: Tied, data: Graph, tmp_path: Path) 
     with quiet():
         made = (
             make_faithful(model, data, progress=False, **SIZE),
-            _harden(model, data, config, most=1, seed=0, progress=False, checkpoint=None),
+            _harden(model, data, config, check=False, seed=0, progress=False, checkpoint=None),
         )
         record = evaluate(made[0], data, "standard", vanilla=model, curves=False, nulls=False, nodes=2)
     assert len(record.metrics["overlap"]["prediction"]["layers"]) == 2

@@ -32,7 +32,7 @@ from fgai.records import Column, Table, Tabled, plain
 from fgai.tasks import task_of
 from fgai.trackers import Tracker
 from fgai.training import FaithfulConfig, history_of
-from fgai.training.train import set_history
+from fgai.training.resume import set_history
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
@@ -159,7 +159,7 @@ def make_faithful(
     *,
     seed: int = 0,
     progress: bool | None = None,
-    max_attempts: int = 2,
+    check: bool = True,
     tracker: Tracker | None = None,
     call: HeteroCall | None = None,
     **settings: Any,
@@ -177,7 +177,7 @@ def make_faithful(
         config: see `FaithfulConfig`.
         seed: of the adversary's draws.
         progress: show a bar; None shows it on a terminal only.
-        max_attempts: trainings at most; 1 trains once, whatever comes out.
+        check: attack the result on validation nodes, and train once more if it is not stable.
         tracker: called every epoch, see `fgai.trackers`.
         call: how the model is called, see `HeteroView.wrap`.
         **settings: single settings by name, e.g. `epochs=50`, `similarity=4.0`.
@@ -196,7 +196,7 @@ def make_faithful(
         config,
         seed=seed,
         progress=progress,
-        max_attempts=max_attempts,
+        check=check,
         tracker=tracker,
         **settings,
     )

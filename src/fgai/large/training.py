@@ -30,7 +30,7 @@ from fgai.topk import frozen_topk
 from fgai.training.adversary import InjectionAdversary, leaning
 from fgai.training.faithful import FaithfulRecipe
 from fgai.training.lesson import Injection, Lesson, Shares, Targets, relative
-from fgai.training.loop import PROBE, Batched, Step
+from fgai.training.loop import PROBE, Recipe, Step
 from fgai.training.recipes import Vanilla, labelled, supervised
 from fgai.training.settings import FaithfulConfig
 from fgai.training.terms import contrast, sharp, spread
@@ -111,10 +111,11 @@ class _StoredTargets:
 FEW = 4  # batches from which the reach of the adversary is taken before the first epoch
 
 
-class _VanillaBatches(Batched):
+class _VanillaBatches(Recipe):
     """Cross-entropy on the training nodes, batch by batch; scored on fixed batches of validation nodes."""
 
     name = Vanilla.name
+    batched = True
 
     def __init__(self, whole: _StoredSource) -> None:
         self.whole = whole
@@ -154,12 +155,6 @@ class _VanillaBatches(Batched):
         count = len(self.val_nodes)
         return right / count - 1e-3 * float(torch.tanh(torch.tensor(loss / count)))
 
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Nothing to take back."""
-
 
 def _lesson(part: _PreparedBatch) -> tuple[Tensor, Tensor]:
     """The rows of the seeds and their labels."""
@@ -167,13 +162,15 @@ def _lesson(part: _PreparedBatch) -> tuple[Tensor, Tensor]:
     return torch.arange(part.seeds, device=part.graph.device), part.graph.y[: part.seeds]
 
 
-class _FaithfulBatches(FaithfulRecipe, Batched):
+class _FaithfulBatches(FaithfulRecipe):
     """Faithful training, batch by batch over all nodes.
 
     Vanilla targets and the ranges of limits come from exact passes over the whole graph, the latter every
     epoch. One adversary serves all batches and ranks: a batch borrows a share of its nodes, which join seeds
     alone. The share of seeds they reach, measured on the first batches, divides both stability terms.
     """
+
+    batched = True
 
     def __init__(self, vanilla: nn.Module, whole: _StoredSource, config: FaithfulConfig) -> None:
         if config.scope == "graph":

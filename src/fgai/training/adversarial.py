@@ -26,11 +26,11 @@ from fgai.graph import Graph
 from fgai.progress import shown
 from fgai.tasks import check_logits, task_of
 from fgai.training.adversary import InjectionAdversary
-from fgai.training.capture import Drawn, replayable
+from fgai.training.capture import Drawn
 from fgai.training.loop import PROBE, TRAIN_FIELDS, TrainConfig, epoch_seed, fit
 from fgai.training.recipes import Vanilla
-from fgai.training.resume import run_label
-from fgai.training.retry import MIN_EPOCHS, _Judged, _Standing
+from fgai.training.resume import run_label, set_history
+from fgai.training.retry import MIN_EPOCHS, StabilityCheck, StabilityReport, attempt_options, retry
 from fgai.training.settings import (
     ADVERSARY_FIELDS,
     FIRMER,
@@ -40,7 +40,7 @@ from fgai.training.settings import (
     _range_pass,
     set_ranges,
 )
-from fgai.training.train import copied, set_history
+from fgai.training.train import copied
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
@@ -48,7 +48,6 @@ ATTACK_WEIGHT = 0.5
 
 
 @typed
-@replayable
 class Adversarial(Vanilla):
     """Cross-entropy on the clean graph and on one with adversarial nodes, in equal parts by default.
 
@@ -65,6 +64,7 @@ class Adversarial(Vanilla):
     """
 
     name = "at"
+    capturable = True
 
     def __init__(
         self,
@@ -186,11 +186,16 @@ class _HardenedConfig:
             train=TrainConfig(**{name: chosen[name] for name in TRAIN_FIELDS if name in chosen}),
         )
 
-    def fallback(self) -> _HardenedConfig:
-        """Return the settings of the next attempt: half of the clean part's weight goes to the attacked one.
+    def slower(self) -> _HardenedConfig:
+        """Return the settings with half the learning rate."""
+        return replace(self, train=self.train.replace(lr=self.train.lr / 2))
 
-        With limits they soften at least what that of faithful training softens.
+    def tightened(self, report: StabilityReport) -> _HardenedConfig:
+        """Return the settings of a second attempt: half of the clean part's weight goes to the attacked part.
+
+        With limits at least as many nodes are softened as in the second attempt of faithful training.
         """
+        del report
         tighter = replace(self.tightness, soften=max(self.tightness.soften, FIRMER))
         return replace(
             self, weight=(1 + self.weight) / 2, tightness=tighter if self.limits else self.tightness
@@ -202,92 +207,38 @@ def _harden(
     graph: Graph,
     config: _HardenedConfig,
     *,
-    most: int,
+    check: bool,
     seed: int,
-    progress: bool | None,
     checkpoint: Path | str | None,
-    **saving: Any,
+    **options: Any,
 ) -> M:
-    """Go on with a vanilla model under the adversary; once more where its predictions hardly stay.
+    """Fine-tune a copy of a vanilla model under the adversary, once more if its predictions are not stable.
 
-    It is judged as a faithful model is, see `make_faithful`, but for explanations, which it does not promise.
-
-    Args:
-        vanilla: trained; untouched.
-        graph: with labels and masks.
-        config: see `_HardenedConfig`.
-        most: trainings at most.
-        seed: of the adversary's draws.
-        progress: show a bar.
-        checkpoint: folder to save the training in and to resume from.
-        **saving: further settings of `fit`.
+    The check is that of `make_faithful` without explanations and agreement: labels may correct predictions.
     """
-    seen = prepared(vanilla, task_of(graph).view(graph, "fit"))
+    ready = prepared(vanilla, task_of(graph).view(graph, "fit"))
     with evaluating(vanilla), torch.no_grad():
-        check_logits(call_model(vanilla, seen), seen)
-    attempts = _Hardened(
-        model=vanilla,
-        graph=seen,
-        seed=seed,
-        checkpoint=checkpoint,
-        saving={"progress": progress, **saving},
-        most=most,
-    )
-    with shown(progress):
-        return attempts.best(config)
+        check_logits(call_model(vanilla, ready), ready)
 
-
-class _Hardened(_Judged[M, _HardenedConfig]):
-    """Attempts at an adversarially trained model."""
-
-    name, explains = Adversarial.name, False
-
-    def trained(
-        self, config: _HardenedConfig, seed: int, checkpoint: Path | str | None, saving: dict[str, Any]
-    ) -> M:
-        """Train a copy of the vanilla model, and take the ranges of its limits once more."""
-        made = copied(self.model)
+    def train(config: _HardenedConfig, count: int) -> M:
+        hardened = copied(vanilla)
         if config.limits:
-            add_limits(made)
+            add_limits(hardened)
         recipe = Adversarial(
-            self.graph,
+            ready,
             config.budget,
             tightness=config.tightness,
             space=config.space,
             weight=config.weight,
             lean=config.lean,
         )
-        label = run_label(self.model, self.graph, self.name, config, seed, weights=True) if checkpoint else ""
-        history = fit(
-            made, recipe, config.train, seed=seed, checkpoint=checkpoint, fingerprint=label, **saving
-        )
-        set_history(made, history)
+        own = attempt_options(recipe.name, count, seed, checkpoint, options)
+        label = run_label(vanilla, ready, recipe.name, config, own["seed"], weights=True)
+        set_history(hardened, fit(hardened, recipe, config.train, fingerprint=label, **own))
         if config.limits:
-            set_ranges(made, self.graph, config.tightness)
-        return made
+            set_ranges(hardened, ready, config.tightness)
+        return hardened
 
-    def is_judged(self, config: _HardenedConfig) -> bool:
-        """Whether it was long enough."""
-        return config.train.epochs >= MIN_EPOCHS
-
-    def box(self, config: _HardenedConfig) -> tuple[float, float] | None:
-        """Return the adversary's."""
-        return config.budget.box
-
-    def slower(self, config: _HardenedConfig) -> _HardenedConfig:
-        """Return the settings with half the learning rate."""
-        return replace(config, train=config.train.replace(lr=config.train.lr / 2))
-
-    def holds(self, standing: _Standing) -> bool:
-        """Whether predictions stay. They need not be the vanilla model's: labels may have mended them."""
-        return standing.is_stable
-
-    def fallback(self, config: _HardenedConfig, standing: _Standing) -> _HardenedConfig:
-        """See `_HardenedConfig.fallback`."""
-        del standing
-        return config.fallback()
-
-    def warn(self, config: _HardenedConfig, standing: _Standing) -> None:
-        """Say so where predictions still move."""
-        tighter = ", `soften`" if config.limits else ""
-        standing.warn_unstable("adversarially trained", f"`attack_weight`{tighter} or `epochs`")
+    tester = StabilityCheck(vanilla, ready, seed, config.budget.box, faithful=False)
+    with shown(options.get("progress")):
+        return retry(train, tester if check and config.train.epochs >= MIN_EPOCHS else None, config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,13 +16,13 @@ from fgai.graph import Graph
 from fgai.progress import shown
 from fgai.tasks import task_of
 from fgai.trackers import Tracker
-from fgai.training.faithful import Faithful
+from fgai.training.faithful import Faithful, FaithfulRecipe
 from fgai.training.loop import epoch_seed, fit
-from fgai.training.resume import run_label
-from fgai.training.retry import ATTEMPTS, MIN_EPOCHS, _check_attempts, _Judged, _Standing
+from fgai.training.resume import run_label, set_history
+from fgai.training.retry import MIN_EPOCHS, StabilityCheck, attempt_options, retry
 from fgai.training.settings import FaithfulConfig, _preset_named, set_ranges
 from fgai.training.source import open_source
-from fgai.training.train import _in_memory, _preset_class, copied, set_history
+from fgai.training.train import _in_memory, _preset_class, copied
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
@@ -36,11 +36,11 @@ def make_faithful(
     config: FaithfulConfig | None = None,
     *,
     seed: int = 0,
+    check: bool = True,
     preset: str | None = "auto",
     progress: bool | None = None,
     checkpoint: Path | str | None = None,
     checkpoint_every: int = 25,
-    max_attempts: int = ATTEMPTS,
     tracker: Tracker | None = None,
     batch_size: int | None = None,
     fan_out: int | Sequence[int] | None = None,
@@ -49,13 +49,12 @@ def make_faithful(
 ) -> M:
     """Return a faithful version of a trained attention model; the given one is untouched.
 
-    After training both are attacked on the validation nodes by a short ensemble of searches. Where the
-    faithful model's predictions still shift by more than half of what the vanilla model's do, or its
-    predictions or explanations no longer are the vanilla model's, it is trained again with settings that
-    press on what failed (see `FaithfulConfig.fallback`), twice at the most, and the best is returned; if that
-    is not enough either, a `ReliabilityWarning` says so. A training that diverges is begun again with half
-    the learning rate. Trainings of less than 100 epochs, and other tasks than node classification, are not
-    judged.
+    With `check` both models are attacked on the validation nodes for a few steps. If the faithful model's
+    predictions shift by more than half of the vanilla model's shift, or its predictions or explanations
+    differ from the vanilla model's, it is trained once more with tightened settings and the better model is
+    returned; a `ReliabilityWarning` names what is still missing. A training that diverges is repeated with
+    half the learning rate. There is one retry at most. Trainings of fewer than 60 epochs, of mini-batches,
+    and other tasks than node classification are not checked.
 
     The faithful model has the architecture of the vanilla one, so a preset changes the training alone. What
     is given by name wins over `config`, and `config` over the preset: `fgai faithful` on the command line
@@ -73,13 +72,13 @@ def make_faithful(
             folder. Labels are not used.
         config: see `FaithfulConfig`; instead of the preset's.
         seed: of the adversary's draws.
+        check: attack the result on validation nodes, and train once more if it is not stable.
         preset: `auto` for that of the model's class and the data, the name of a dataset for what was chosen
             there, or None for the defaults of `FaithfulConfig`.
         progress: show a bar; None shows it on a terminal only.
         checkpoint: folder to save the training in and to resume from.
         checkpoint_every: epochs between saves.
-        max_attempts: trainings at most; 1 trains once, whatever comes out.
-        tracker: told of every epoch, see `fgai.trackers`; further attempts are runs of their own, `fgai-2`.
+        tracker: told of every epoch, see `fgai.trackers`; a second training is a run of its own, `fgai-2`.
         batch_size: nodes of a mini-batch; None trains on the whole graph. For GAT, GATv2, and GT without
             encodings.
         fan_out: neighbours drawn of each node, one number or one per layer, -1 for all; 10 by default.
@@ -94,8 +93,7 @@ def make_faithful(
         InputError: a setting or a preset that is not known.
         AttentionError: the model has no attention that can be recorded.
     """
-    _check_attempts(max_attempts)
-    saving: dict[str, Any] = {
+    options: dict[str, Any] = {
         "progress": progress,
         "checkpoint_every": checkpoint_every,
         "tracker": tracker,
@@ -104,22 +102,27 @@ def make_faithful(
         with shown(progress), open_source(data, seed) as source:
             source.batched_for(model, batch_size, fan_out, epoch_size)
             config = _config(model, source.nodes, config, preset, settings)
-            recipe = source.faithful(model, config)
-            source.agree(model, recipe.name, config, seed)
-            label = source.label(model, recipe.name, config, seed, weights=True)
-            made = _fitted(model, recipe, label, seed, checkpoint, saving)
-            if config.limits:
-                source.set_ranges(made, config.tightness)
-            return made
+            batches, tightness = source.faithful(model, config), config.tightness
+            source.agree(model, batches.name, config, seed)
+            label = source.label(model, batches.name, config, seed, weights=True)
+            options |= {"seed": seed, "checkpoint": checkpoint}
+            return _fine_tune(model, batches, label, lambda one: source.set_ranges(one, tightness), **options)
     given = _in_memory(data, fan_out, epoch_size)
     task = task_of(given)
     config = _config(model, given, config, preset, settings)
     graph = prepared(model, task.view(given, "fit"))
     graph = task.epoch(graph, torch.Generator().manual_seed(epoch_seed(seed, -3)))
+
+    def train(config: FaithfulConfig, count: int) -> M:
+        recipe = Faithful(model, graph, config)
+        own = attempt_options(recipe.name, count, seed, checkpoint, options)
+        label = run_label(model, graph, recipe.name, config, own["seed"], weights=True) if checkpoint else ""
+        return _fine_tune(model, recipe, label, lambda one: set_ranges(one, graph, config.tightness), **own)
+
+    check = check and config.train.epochs >= MIN_EPOCHS
+    check = check and config.injects and config.weights.prediction_stability > 0
     with shown(progress):
-        return _Attempts(
-            model=model, graph=graph, seed=seed, checkpoint=checkpoint, saving=saving, most=max_attempts
-        ).best(config)
+        return retry(train, StabilityCheck(model, graph, seed, config.box) if check else None, config)
 
 
 def _config(
@@ -153,75 +156,14 @@ def _method(task: str, settings: dict[str, Any]) -> str:
     return "fgai-certified" if settings.get("certified") else "fgai"
 
 
-class _Attempts(_Judged[M, FaithfulConfig]):
-    """Attempts at a faithful model."""
-
-    name, explains = Faithful.name, True
-
-    def trained(
-        self, config: FaithfulConfig, seed: int, checkpoint: Path | str | None, saving: dict[str, Any]
-    ) -> M:
-        """See `_trained`."""
-        return _trained(self.model, self.graph, config, seed, checkpoint, saving)
-
-    def is_judged(self, config: FaithfulConfig) -> bool:
-        """Whether there was something to keep predictions in place, and time for it."""
-        held = config.injects and config.weights.prediction_stability > 0
-        return held and config.train.epochs >= MIN_EPOCHS
-
-    def box(self, config: FaithfulConfig) -> tuple[float, float] | None:
-        """Return the adversary's."""
-        return config.box
-
-    def slower(self, config: FaithfulConfig) -> FaithfulConfig:
-        """Return the settings with half the learning rate."""
-        return config.replace(lr=config.train.lr / 2)
-
-    def holds(self, standing: _Standing) -> bool:
-        """Whether predictions and explanations stay, and stay the vanilla model's."""
-        return standing.holds
-
-    def fallback(self, config: FaithfulConfig, standing: _Standing) -> FaithfulConfig:
-        """See `FaithfulConfig.fallback`."""
-        return config.fallback(stable=standing.is_stable, close=standing.is_close, alike=standing.is_alike)
-
-    def warn(self, config: FaithfulConfig, standing: _Standing) -> None:
-        """See `_Standing.warn`."""
-        del config
-        standing.warn()
-
-
-def _trained(
-    model: M,
-    graph: Graph,
-    config: FaithfulConfig,
-    seed: int,
-    checkpoint: Path | str | None,
-    saving: dict[str, Any],
+def _fine_tune(
+    model: M, recipe: FaithfulRecipe, label: str, set_ranges_of: Callable[[M], None], **options: Any
 ) -> M:
-    """Train one faithful model on the whole graph."""
-    recipe = Faithful(model, graph, config)
-    label = run_label(model, graph, recipe.name, config, seed, weights=True) if checkpoint else ""
-    faithful = _fitted(model, recipe, label, seed, checkpoint, saving)
-    if config.limits:
-        set_ranges(faithful, graph, config.tightness)
-    return faithful
-
-
-def _fitted(
-    model: M,
-    recipe: Any,
-    label: str,
-    seed: int,
-    checkpoint: Path | str | None,
-    saving: dict[str, Any],
-) -> M:
-    """Train a copy of a model; the ranges of its limits are to be taken once more."""
+    """Train a copy of a model; the ranges of its limits are measured again at the end."""
     faithful, config = copied(model), recipe.config
     if config.limits:
         add_limits(faithful)
-    history = fit(
-        faithful, recipe, config.train, seed=seed, checkpoint=checkpoint, fingerprint=label, **saving
-    )
-    set_history(faithful, history)
+    set_history(faithful, fit(faithful, recipe, config.train, fingerprint=label, **options))
+    if config.limits:
+        set_ranges_of(faithful)
     return faithful

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
-from weakref import WeakSet
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 from fgai.attention import adapter_of
 from fgai.errors import FgaiWarning, warn
 from fgai.ops.capture import Replay
-from fgai.typed import typed
 
 WARM_UP = 2
 """Steps of a kind that run kernel by kernel before it is captured: they compile and allocate what stays."""
@@ -45,27 +43,6 @@ class Drawn:
         return Drawn(self.kind, {name: tensor.to(device) for name, tensor in self.tensors.items()})
 
 
-R = TypeVar("R", bound=type)
-_REPLAYABLE: WeakSet[type] = WeakSet()
-
-
-@typed
-def replayable(kind: R) -> R:
-    """Declare that steps of a recipe can be captured; a decorator of its class.
-
-    Beside those of `Recipe` it has three methods, none of which waits for the device:
-
-        draw(epoch)              `Drawn`: what the epoch draws; None if it cannot be told apart
-        replayed(model, drawn)   yields the same as `parts`, from draws that are on the device
-        measure(model)           the score as a tensor
-
-    Subclasses do not inherit it: they may do more in a step than they draw, so each declares it for itself.
-    Until then it runs kernel by kernel.
-    """
-    _REPLAYABLE.add(kind)
-    return kind
-
-
 class _Terms(NamedTuple):
     """The loss terms of one epoch and the time it took."""
 
@@ -75,11 +52,9 @@ class _Terms(NamedTuple):
 
 
 def can_replay(recipe: Any, model: nn.Module) -> bool:
-    """Whether the steps can be captured: on a GPU, where both recipe and model say so."""
-    first = next(model.parameters(), None)
-    return (
-        first is not None and first.is_cuda and type(recipe) in _REPLAYABLE and adapter_of(model).can_capture
-    )
+    """Whether the steps can be captured: on a GPU, where both recipe and model declare it."""
+    first, declared = next(model.parameters(), None), vars(type(recipe)).get("capturable", False)
+    return first is not None and first.is_cuda and bool(declared) and adapter_of(model).can_capture
 
 
 def _summed(names: list[str], numbers: list[float]) -> dict[str, float]:
@@ -120,7 +95,7 @@ class _Replays:
     """The steps and the score of one training, captured kind by kind.
 
     Args:
-        recipe: see `replayable`.
+        recipe: capturable, see `Recipe`.
         model: on a GPU.
         update: clips the gradients and takes the optimizer's step.
         seed_of: epoch → seed of its random numbers.

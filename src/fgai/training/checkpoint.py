@@ -17,8 +17,7 @@ from fgai.attention import add_limits, limits_of, model_name, unwrapped
 from fgai.errors import CheckpointError, InputError
 from fgai.files import check, pack, parse_json, read_metadata, unpack, write_atomic
 from fgai.models import MODELS, AttentionModel
-from fgai.training.resume import History
-from fgai.training.train import set_history
+from fgai.training.resume import History, set_history
 from fgai.typed import typed
 
 Factory = Callable[..., nn.Module] | str

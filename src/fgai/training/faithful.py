@@ -13,14 +13,14 @@ from fgai.bounds.scores import check_followed
 from fgai.graph import Graph
 from fgai.tasks import task_of
 from fgai.training.adversary import InjectionAdversary
-from fgai.training.capture import Drawn, replayable
+from fgai.training.capture import Drawn
 from fgai.training.lesson import Injection, Lesson, Targets
-from fgai.training.loop import PROBE, epoch_seed
+from fgai.training.loop import PROBE, Recipe, epoch_seed
 from fgai.training.settings import FaithfulConfig, set_ranges
 from fgai.typed import typed
 
 
-class FaithfulRecipe:
+class FaithfulRecipe(Recipe):
     """What faithful training is on the whole graph and in mini-batches: its adversary and its schedule.
 
     Args:
@@ -81,7 +81,6 @@ class FaithfulRecipe:
 
 
 @typed
-@replayable
 class Faithful(FaithfulRecipe):
     """The recipe: closeness, similarity and stability against frozen vanilla targets.
 
@@ -93,6 +92,8 @@ class Faithful(FaithfulRecipe):
         graph: prepared for it.
         config: see `FaithfulConfig`.
     """
+
+    capturable = True
 
     def __init__(self, vanilla: nn.Module, graph: Graph, config: FaithfulConfig) -> None:
         super().__init__(vanilla, graph, config)

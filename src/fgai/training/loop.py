@@ -8,12 +8,12 @@ import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from types import FrameType
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from fgai.errors import DivergenceError, InputError
 from fgai.processes import ProcessGroup, current
 from fgai.progress import Stage, shown, stage
 from fgai.trackers import Tracker
-from fgai.training.capture import _mean_terms, _Replays, _run_parts, _summed, _Terms, can_replay
+from fgai.training.capture import Drawn, _mean_terms, _Replays, _run_parts, _summed, _Terms, can_replay
 from fgai.training.resume import History, _read_state, _SavedState, _state_digest, _write_state
 from fgai.typed import typed
 
@@ -82,38 +82,12 @@ class TrainConfig:
 TRAIN_FIELDS = tuple(field.name for field in dataclasses.fields(TrainConfig))
 
 
-@runtime_checkable
-class Recipe(Protocol):
-    """What is minimised, and what decides which epoch's weights are kept."""
-
-    name: str
-
-    def start(self, model: nn.Module, seed: int) -> None:
-        """Compute frozen targets before the first epoch."""
-
-    def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
-        """Yield the loss of this epoch in one or more parts, each with its terms and their sum as `total`.
-
-        Every part is back-propagated and freed before the next is asked for, so that a loss on two graphs
-        needs the memory of one; their gradients add up to one step.
-        """
-
-    def score(self, model: nn.Module) -> float:
-        """Return the validation score, higher is better."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Return what must survive a restart."""
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take back what `state` gave."""
-
-
 class Step(NamedTuple):
     """One step of the optimizer.
 
     Attributes:
-        size: what it weighs in the epoch's terms and among ranks: the seeds of a mini-batch; 0 on a rank
-            that has none left.
+        size: weight of the step in the epoch's terms and among processes: the seeds of a mini-batch; 0 in a
+            process that has none left.
         parts: the loss, see `Recipe.parts`.
     """
 
@@ -121,35 +95,63 @@ class Step(NamedTuple):
     parts: Iterator[dict[str, Tensor]]
 
 
-class Batched(ABC):
-    """A recipe that takes several steps an epoch, one for each mini-batch; the rest is that of a `Recipe`."""
+class Recipe(ABC):
+    """A loss and the score that decides which epoch's weights are kept. A whole graph is one batch.
+
+    A recipe defines `parts` and `score`, or `steps` and `score` if it reads mini-batches.
+
+    A recipe whose steps can be captured in a CUDA graph says `capturable = True` in its own class body and
+    defines `draw`, `replayed` and `measure`, none of which waits for the device. Subclasses do not inherit
+    the flag: they may do more in a step than they draw.
+    """
 
     name: str
+    batched: ClassVar[bool] = False
+    """Whether it reads mini-batches, which several processes can share."""
+    capturable: ClassVar[bool] = False
 
-    @abstractmethod
-    def start(self, model: nn.Module, seed: int) -> None:
-        """Compute frozen targets before the first epoch."""
+    def start(self, model: nn.Module, seed: int) -> None:  # noqa: B027
+        """Compute frozen targets before the first epoch; nothing by default."""
+
+    def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
+        """Yield the loss of this epoch in one or more parts, each with its terms and their sum as `total`.
+
+        Every part is back-propagated and freed before the next is asked for, so that a loss on two graphs
+        needs the memory of one; their gradients add up to one step.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define `parts` or `steps`")
 
     @property
-    @abstractmethod
     def steps_per_epoch(self) -> int:
-        """How many there are."""
+        """Steps of the optimizer in an epoch."""
+        return 1
 
-    @abstractmethod
     def steps(self, model: nn.Module, epoch: int) -> Iterator[Step]:
-        """Yield the steps of an epoch; each is taken before the next is asked for."""
+        """Yield the steps of an epoch, each taken before the next is asked for; by default one of `parts`."""
+        yield Step(1, self.parts(model, epoch))
 
     @abstractmethod
     def score(self, model: nn.Module) -> float:
         """Return the validation score, higher is better."""
 
-    @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """Return what must survive a restart."""
+        """Return the tensors that must survive a restart; none by default."""
+        return {}
 
-    @abstractmethod
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take back what `state` gave."""
+    def load_state(self, state: dict[str, Tensor]) -> None:  # noqa: B027
+        """Restore the tensors that `state` returned."""
+
+    def draw(self, epoch: int) -> Drawn | None:
+        """Return the random draws of an epoch, on the CPU; None (the default) runs it without capture."""
+        return None
+
+    def replayed(self, model: nn.Module, drawn: Drawn) -> Iterator[dict[str, Tensor]]:
+        """Yield the same as `parts`, from draws that are on the device."""
+        raise NotImplementedError(f"{type(self).__name__} is capturable and must define `replayed`")
+
+    def measure(self, model: nn.Module) -> Tensor:
+        """Return the score as a tensor."""
+        raise NotImplementedError(f"{type(self).__name__} is capturable and must define `measure`")
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -171,7 +173,7 @@ def epoch_seed(seed: int, epoch: int) -> int:
 @with_gradients
 def fit(
     model: nn.Module,
-    recipe: Recipe | Batched,
+    recipe: Recipe,
     config: TrainConfig,
     *,
     seed: int = 0,
@@ -266,8 +268,8 @@ def fit(
     return history
 
 
-def _check_shared(recipe: Recipe | Batched, ranks: ProcessGroup) -> None:
-    if ranks.several and not isinstance(recipe, Batched):
+def _check_shared(recipe: Recipe, ranks: ProcessGroup) -> None:
+    if ranks.several and not recipe.batched:
         raise InputError("several ranks train in mini-batches: give `batch_size`, or start one process")
 
 
@@ -437,7 +439,7 @@ class _Steps:
     def __init__(
         self,
         model: nn.Module,
-        recipe: Recipe | Batched,
+        recipe: Recipe,
         config: TrainConfig,
         optimizer: torch.optim.Adam,
         seed: int,
@@ -475,9 +477,11 @@ class _Steps:
         tick = perf_counter()
         taken: list[tuple[int, dict[str, float]]] = []
         own = epoch_seed(self.seed, epoch) + self.ranks.rank  # or all ranks would drop the same places
-        with seeded(own, self.device), self._shown(epoch) as bar:
+        # An epoch of mini-batches has a bar of its own.
+        batches = stage(f"epoch {epoch + 1}", self.recipe.steps_per_epoch)
+        with seeded(own, self.device), batches if self.recipe.batched else nullcontext(Stage("")) as bar:
             self.model.train()
-            for step in self._steps(epoch):
+            for step in self.recipe.steps(self.model, epoch):
                 self.model.train()  # a step may have changed it
                 self.optimizer.zero_grad(set_to_none=True)
                 names, terms = _run_parts(step.parts)
@@ -490,19 +494,6 @@ class _Steps:
             self.ranks.agree({f"weights after epoch {epoch + 1}": _state_digest(self.model, self.recipe)})
             taken = [one for theirs in self.ranks.gather(taken) for one in theirs]
         self.done.append(_Terms(epoch, _mean_terms(taken), perf_counter() - tick))
-
-    def _shown(self, epoch: int) -> AbstractContextManager[Stage]:
-        """A stage of its own for an epoch of several steps."""
-        if isinstance(self.recipe, Batched):
-            return stage(f"epoch {epoch + 1}", self.recipe.steps_per_epoch)
-        return nullcontext(Stage(""))
-
-    def _steps(self, epoch: int) -> Iterator[Step]:
-        """The steps of an epoch: one, or as many as there are mini-batches."""
-        if isinstance(self.recipe, Batched):
-            yield from self.recipe.steps(self.model, epoch)
-        else:
-            yield Step(1, self.recipe.parts(self.model, epoch))
 
     def read(self) -> list[_Terms]:
         """Return the terms of the epochs since the last call."""

@@ -22,14 +22,12 @@ from fgai.training.adversarial import _harden, _HardenedConfig
 from fgai.training.attempts import make_faithful
 from fgai.training.limiting import limit
 from fgai.training.loop import TRAIN_FIELDS, TrainConfig
-from fgai.training.retry import ATTEMPTS, _check_attempts
+from fgai.training.resume import history_of, set_history
 from fgai.training.settings import ADVERSARY_FIELDS, FaithfulConfig, preset
 from fgai.training.train import (
     ALONE,
     METHODS,
     _in_memory,
-    history_of,
-    set_history,
     setting_names,
     train,
     untrained,
@@ -107,14 +105,14 @@ def train_method(
     checkpoint: Path | str | None = None,
     tracker: Tracker | None = None,
     settings: dict[str, Any] | None = None,
-    max_attempts: int = ATTEMPTS,
+    check: bool = True,
     batch_size: int | None = None,
     fan_out: int | Sequence[int] | None = None,
 ) -> nn.Module:
     """Train one method with its preset; `settings` win over the preset.
 
-    AT and FGAI start from the same trained vanilla model and get the same adversary and epochs, and the same
-    further attempts where a short attack says that the first did not make it more stable. `vanilla` is
+    AT and FGAI start from the same trained vanilla model and get the same adversary, epochs and check.
+    `vanilla` is
     `fgai.train(model, ...)` and `fgai` is `fgai.make_faithful(vanilla, ...)`: both give the same weights.
 
     Args:
@@ -129,7 +127,7 @@ def train_method(
         checkpoint: folder to save the training in and to resume from.
         tracker: told of every epoch, see `fgai.trackers`.
         settings: settings of the training, arguments of the model, by name.
-        max_attempts: trainings of AT and FGAI at most, see `make_faithful`.
+        check: attack AT and FGAI on validation nodes after training, see `make_faithful`.
         batch_size: seeds of a mini-batch, see `train` and `make_faithful`; for `vanilla`, `ln`, `fgai` and
             `fgai-certified`.
         fan_out: neighbours drawn of each node.
@@ -140,7 +138,6 @@ def train_method(
     """
     check_method(method)
     one_of(model, "model", tuple(MODELS))
-    _check_attempts(max_attempts)
     for name in settings or {}:
         one_of(name, "settings", setting_names(method, model))
     sizes: dict[str, Any] = {"batch_size": batch_size, "fan_out": fan_out}
@@ -172,9 +169,8 @@ def train_method(
         return limited
     if method in ("at", "at-limits"):
         hardened = _HardenedConfig.of(chosen, limits=method == "at-limits")
-        return _harden(vanilla, nodes, hardened, most=max_attempts, **common)
-    sizes["max_attempts"] = max_attempts
-    return make_faithful(vanilla, seen, FaithfulConfig(), **common, **sizes, **chosen)
+        return _harden(vanilla, nodes, hardened, check=check, **common)
+    return make_faithful(vanilla, seen, FaithfulConfig(), check=check, **common, **sizes, **chosen)
 
 
 @typed

@@ -14,14 +14,13 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.metrics import task_scores
 from fgai.tasks import PARTS, task_of
-from fgai.training.capture import Drawn, replayable
-from fgai.training.loop import epoch_seed
+from fgai.training.capture import Drawn
+from fgai.training.loop import Recipe, epoch_seed
 from fgai.typed import typed
 
 
 @typed
-@replayable
-class Vanilla:
+class Vanilla(Recipe):
     """Cross-entropy on the training nodes, links or graphs; validation score: the task's own.
 
     That is accuracy, for links ROC-AUC, ties broken by a lower loss. Pairs that are no links are drawn anew
@@ -32,6 +31,7 @@ class Vanilla:
     """
 
     name = "vanilla"
+    capturable = True
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.task = graph, task_of(graph)
@@ -80,13 +80,6 @@ class Vanilla:
         if self.task.selected_by is not None:
             return logits.new_tensor(task_scores(self.task.name, logits, self.val_y)[self.task.selected_by])
         return (logits.argmax(1) == self.val_y).float().mean()
-
-    def state(self) -> dict[str, Tensor]:
-        """Nothing to keep."""
-        return {}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Nothing to take back."""
 
 
 def supervised(model: nn.Module, graph: Graph, rows: Tensor, labels: Tensor) -> dict[str, Tensor]:

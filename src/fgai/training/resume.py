@@ -13,7 +13,8 @@ from typing import Any, TypedDict, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from fgai.errors import CheckpointError
+from fgai.attention import model_name
+from fgai.errors import CheckpointError, InputError
 from fgai.files import check, check_items, pack, parse_json, read_metadata, unpack, write_atomic
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint
@@ -227,3 +228,21 @@ class History:
         history = cls(**values)
         history.scores = [(int(epoch), float(score)) for epoch, score in history.scores]
         return history
+
+
+def set_history(model: nn.Module, history: History) -> None:
+    """Attach the history as a plain attribute, outside the module's parameters."""
+    object.__setattr__(model, "history", history)
+
+
+@typed
+def history_of(model: nn.Module) -> History:
+    """Return the history of a model that was trained here.
+
+    Raises:
+        InputError: if it was not.
+    """
+    history = getattr(model, "history", None)
+    if not isinstance(history, History):
+        raise InputError(f"this {model_name(model)} has no history; it was not trained by fgai")
+    return history

@@ -1,182 +1,249 @@
-"""Retry: train, attack the validation nodes, train again with other settings if the model is not stable."""
+"""Check a trained model by a short attack on validation nodes, and train once more if it is not stable."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fgai.attacks import EnsembleInjection, make_attack
-from fgai.attacks.search.members import SHORT_MEMBERS
+from fgai.attacks.search.members import Member
 from fgai.attention import call_model, evaluating, observe
-from fgai.checks import whole
 from fgai.divergence import tvd
 from fgai.errors import BudgetError, DivergenceError, ReliabilityWarning, collected, warn
 from fgai.graph import Graph
 from fgai.metrics import NOTHING, overlap, sharpness
 from fgai.progress import stage
 from fgai.tasks import task_of
-from fgai.training.train import history_of
+from fgai.training.resume import history_of
 
 M = TypeVar("M", bound=nn.Module)
-C = TypeVar("C")
-APART = 7_001
+SEED_STEP = 7_001
 """Between the seeds of two attempts."""
-ATTEMPTS = 3
-"""Trainings of one model at most, unless told otherwise."""
 MAX_RATIO = 0.5
-"""Shift of a faithful model's predictions over that of the vanilla model's, at most."""
+"""Shift of the trained model's predictions over that of the vanilla model's, at most."""
 MIN_SHIFT = 0.02
-"""A vanilla model whose predictions shift less than this needs no model that is more stable."""
+"""A vanilla model whose predictions shift less than this counts as stable."""
 MIN_AGREEMENT = 0.9
 """Share of the validation rows that a faithful model puts in the vanilla model's class, at least."""
 MIN_OVERLAP = 0.9
 """Share of the vanilla model's top neighbours that a faithful model keeps in the sharpest layer, at least."""
 TOP = 5
-"""How many neighbours these are."""
-MIN_EPOCHS = 100
-"""Trainings of fewer epochs are trials and are not judged."""
-STEPS = 50
-"""Of each member of the short ensemble."""
+"""Number of top neighbours compared."""
+MIN_EPOCHS = 60
+"""Trainings of fewer epochs are not checked."""
+STEPS = 20
+"""Of each member of the attack."""
+CHECK_MEMBERS = (
+    Member(name="sign", start="middle", space="box", optimiser="sign", rate=0.1),
+    Member(name="adam", start="small", rate=0.1),
+)
+"""Two searches with steps large enough to cross the box."""
 
 
 @dataclass(frozen=True)
-class _Standing:
-    """What a short attack on the validation nodes says of a model; None where nothing can be said.
+class StabilityReport:
+    """Result of a short attack on the validation nodes; None where something cannot be measured.
 
     Attributes:
-        shift: of its predictions.
-        vanilla: shift of the vanilla model's.
+        shift: mean total variation of the model's predictions under the attack.
+        vanilla_shift: the same of the vanilla model, under its own attack.
         agreement: share of the validation rows in the vanilla model's class, without an attack.
-        overlap: of its explanations with the vanilla model's, see `_explanation_overlap`.
+        overlap: share of the vanilla model's top neighbours kept, see `_explanation_overlap`; None for a
+            model that need not keep them.
+        faithful: whether the model must also keep the vanilla model's predictions.
     """
 
     shift: float | None = None
-    vanilla: float | None = None
+    vanilla_shift: float | None = None
     agreement: float | None = None
     overlap: float | None = None
+    faithful: bool = True
 
     @property
     def is_stable(self) -> bool:
-        """Whether predictions shift clearly less than the vanilla model's, or nothing can be said."""
-        if self.shift is None or self.vanilla is None:
+        """Whether predictions shift clearly less than the vanilla model's, or this is unknown."""
+        if self.shift is None or self.vanilla_shift is None:
             return True
-        return self.vanilla < MIN_SHIFT or self.shift <= MAX_RATIO * self.vanilla
+        return self.vanilla_shift < MIN_SHIFT or self.shift <= MAX_RATIO * self.vanilla_shift
 
     @property
     def is_close(self) -> bool:
-        """Whether it still predicts what the vanilla model does, or nothing can be said."""
+        """Whether it predicts the vanilla model's classes, or this is unknown."""
         return self.agreement is None or self.agreement >= MIN_AGREEMENT
 
     @property
-    def is_alike(self) -> bool:
-        """Whether its explanations still are the vanilla model's, or nothing can be said."""
+    def is_similar(self) -> bool:
+        """Whether its explanations are the vanilla model's, or this is unknown."""
         return self.overlap is None or self.overlap >= MIN_OVERLAP
 
     @property
-    def holds(self) -> bool:
-        """Whether nothing is wrong."""
-        return self.is_stable and self.is_close and self.is_alike
+    def passed(self) -> bool:
+        """Whether no further training is needed."""
+        return self.is_stable and (not self.faithful or (self.is_close and self.is_similar))
 
-    def beats(self, other: _Standing) -> bool:
-        """Whether it is the better of two attempts.
-
-        Predictions that are lost count before those that move, and, where both stay, explanations that are
-        lost before what is left of the movement.
-        """
+    def beats(self, other: StabilityReport) -> bool:
+        """Whether it is the better of two attempts: kept predictions first, then explanations, then shift."""
         if self.is_close != other.is_close:
             return self.is_close
-        if self.is_stable and other.is_stable and self.is_alike != other.is_alike:
-            return self.is_alike
+        if self.is_stable and other.is_stable and self.is_similar != other.is_similar:
+            return self.is_similar
         return self.shift is not None and other.shift is not None and self.shift < other.shift
 
     def warn(self) -> None:
-        """Say what is wrong with a faithful model, if something is."""
-        self.warn_unstable("faithful", "`prediction_stability`, `soften` or `epochs`")
-        if not self.is_close:
+        """Warn of every requirement that is not met."""
+        kind = "faithful" if self.faithful else "hardened"
+        raised = "prediction_stability" if self.faithful else "attack_weight"
+        if not self.is_stable:
+            text = (
+                f"under attack on validation nodes the {kind} model's predictions shift by {self.shift:.3f}"
+                f" (total variation), the vanilla model's by {self.vanilla_shift:.3f}: it is hardly more"
+                f" stable; raise `{raised}`, `soften` or `epochs`"
+            )
+            warn(ReliabilityWarning("not-steadier", text))
+        if self.faithful and not self.is_close:
             text = (
                 f"the faithful model agrees with the vanilla one on {self.agreement:.0%} of the validation"
                 " nodes only; raise `closeness`, or lower `lr`, `cut` or `soften`"
             )
             warn(ReliabilityWarning("not-close", text))
-        if not self.is_alike:
+        if self.faithful and not self.is_similar:
             text = (
                 f"the faithful model keeps {self.overlap:.0%} of the vanilla one's top {TOP} neighbours in"
                 " the sharpest layer; raise `similarity`, or lower `cut` or `soften`"
             )
             warn(ReliabilityWarning("not-alike", text))
 
-    def warn_unstable(self, kind: str, remedy: str) -> None:
-        """Say so if predictions still move.
 
-        Args:
-            kind: of the model, in a word or two.
-            remedy: settings that may be raised.
-        """
-        if not self.is_stable:
-            text = (
-                f"under attack on validation nodes the {kind} model's predictions shift by {self.shift:.3f}"
-                f" (total variation), the vanilla model's by {self.vanilla:.3f}: it is hardly more stable;"
-                f" raise {remedy}"
-            )
-            warn(ReliabilityWarning("not-steadier", text))
+@dataclass
+class StabilityCheck:
+    """Compares models with the vanilla model that they were trained from.
+
+    Attributes:
+        vanilla: trained.
+        graph: prepared for it.
+        seed: of the attack.
+        box: of the attack's features; None takes it from the data.
+        faithful: whether explanations and predictions must stay the vanilla model's.
+    """
+
+    vanilla: nn.Module
+    graph: Graph
+    seed: int
+    box: tuple[float, float] | None = None
+    faithful: bool = True
+
+    @cached_property
+    def vanilla_shift(self) -> float | None:
+        """Of the vanilla model under its own attack."""
+        return _prediction_shift(self.vanilla, self.graph, self.seed, self.box)
+
+    def __call__(self, model: nn.Module) -> StabilityReport:
+        """Attack a model on the validation nodes and compare it with the vanilla one."""
+        rows = _validation_rows(self.graph)
+        if rows is None:
+            return StabilityReport(faithful=self.faithful)
+        with torch.no_grad(), evaluating(model), evaluating(self.vanilla):
+            one, two = (call_model(which, self.graph)[rows].argmax(1) for which in (model, self.vanilla))
+        vanilla_shift = self.vanilla_shift
+        return StabilityReport(
+            _prediction_shift(model, self.graph, self.seed, self.box),
+            vanilla_shift,
+            float((one == two).double().mean()),
+            _explanation_overlap(model, self.vanilla, self.graph) if self.faithful else None,
+            self.faithful,
+        )
 
 
-def _standing_of(
-    model: nn.Module,
-    vanilla: nn.Module,
-    graph: Graph,
-    seed: int,
-    shift: float | None,
-    *,
-    box: tuple[float, float] | None = None,
-    explains: bool = True,
-) -> _Standing:
-    """Attack a model on the validation nodes, and compare it with what it was made from.
+class Retryable(Protocol):
+    """Settings of a training that can be repeated."""
+
+    def slower(self) -> Self:
+        """Return the settings with half the learning rate."""
+
+    def tightened(self, report: StabilityReport) -> Self:
+        """Return settings of the same budget with more weight on the failed requirements."""
+
+
+S = TypeVar("S", bound=Retryable)
+
+
+def retry(
+    train: Callable[[S, int], M],
+    check: Callable[[M], StabilityReport] | None,
+    settings: S,
+    attempts: int = 2,
+) -> M:
+    """Train a model, and once more if training diverges or the check fails; return the better model.
 
     Args:
-        model: more stable, it is hoped; on the graph's device.
-        vanilla: what it was made from.
-        graph: prepared for both.
-        seed: of the attack.
-        shift: `_prediction_shift` of the vanilla model.
-        box: of the attack's features; None takes it from the data.
-        explains: compare explanations, too.
+        train: (settings, number of the attempt from 1) → model with its history.
+        check: attacks a model; None accepts the first model.
+        settings: of the first attempt.
+        attempts: trainings at most.
+
+    Raises:
+        DivergenceError: every attempt diverged.
     """
-    rows = _rows(graph)
-    if rows is None:
-        return _Standing()
-    with torch.no_grad(), evaluating(model), evaluating(vanilla):
-        one, two = (call_model(which, graph)[rows].argmax(1) for which in (model, vanilla))
-    agreement = float((one == two).double().mean())
-    kept = _explanation_overlap(model, vanilla, graph) if explains else None
-    return _Standing(_prediction_shift(model, graph, seed, box), shift, agreement, kept)
+    for count in range(1, attempts + 1):
+        try:
+            model = train(settings, count)
+            break
+        except DivergenceError:
+            if count == attempts:
+                raise
+            settings = settings.slower()
+    history_of(model).attempts = count
+    if check is None:
+        return model
+    report = check(model)
+    while not report.passed and count < attempts:
+        count, settings = count + 1, settings.tightened(report)
+        try:
+            other = train(settings, count)
+        except DivergenceError:
+            continue
+        found = check(other)
+        history_of(other).attempts = history_of(model).attempts = count
+        if found.beats(report):
+            model, report = other, found
+    report.warn()
+    return model
+
+
+def attempt_options(
+    name: str, count: int, seed: int, checkpoint: Path | str | None, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the options of `fit` for one attempt: further ones have their own seed, folder and run name."""
+    options = {**options, "seed": seed, "checkpoint": checkpoint}
+    if count > 1:
+        folder = None if checkpoint is None else Path(checkpoint) / f"attempt-{count}"
+        options |= {
+            "seed": seed + SEED_STEP * (count - 1),
+            "checkpoint": folder,
+            "run": f"{name}-{count}",
+        }
+    return options
 
 
 def _explanation_overlap(model: nn.Module, vanilla: nn.Module, graph: Graph) -> float | None:
-    """Share of the vanilla model's top five neighbours kept, in the layer where its attention says most.
+    """Share of the vanilla model's top five neighbours kept, in the layer where its attention is sharpest.
 
-    Args:
-        model: faithful.
-        vanilla: what it was made from.
-        graph: prepared for both.
-
-    Returns:
-        The mean over nodes with more than five neighbours, or None where there are none or no layer says
-        anything.
+    The mean over nodes with more than five neighbours; None where there are none or no layer ranks anything.
     """
     ours, theirs = (observe(which, graph, heads="mean").attention for which in (model, vanilla))
     if [layer.keys.shape for layer in ours] != [layer.keys.shape for layer in theirs]:
         return None
-    said = [sharpness(layer.heads(), layer.rowptr) for layer in theirs]
-    most = max((value for value in said if value == value), default=0.0)
+    values = [sharpness(layer.heads(), layer.rowptr) for layer in theirs]
+    most = max((value for value in values if value == value), default=0.0)
     if most <= NOTHING:
         return None
-    one, two = (attention.layers[said.index(most)] for attention in (ours, theirs))
+    one, two = (attention.layers[values.index(most)] for attention in (ours, theirs))
     kept = overlap(two.ranking(), one.ranking(), one.rowptr, TOP)
     return kept if kept == kept else None
 
@@ -184,30 +251,20 @@ def _explanation_overlap(model: nn.Module, vanilla: nn.Module, graph: Graph) -> 
 def _prediction_shift(
     model: nn.Module, graph: Graph, seed: int, box: tuple[float, float] | None = None
 ) -> float | None:
-    """How far a short ensemble of attacks on the validation nodes shifts their predictions.
+    """Mean total variation ½ Σ_c |p_c − p̃_c| of validation nodes under a short attack on them.
 
-        mean over validation nodes of ½ Σ_c |p_c − p̃_c|
-
-    Args:
-        model: fgai's or the user's, on the graph's device.
-        graph: prepared for it, with a validation mask.
-        seed: of the attack.
-        box: of its features; None takes it from the data.
-
-    Returns:
-        The mean total variation of the class probabilities, or None where nothing can be attacked: another
-        task than node classification, no validation nodes or too few of them.
+    None where nothing can be attacked: another task than node classification, or too few validation nodes.
     """
-    rows = _rows(graph)
+    rows = _validation_rows(graph)
     if rows is None or graph.features is None:
         return None
     budget = make_attack("ensemble", targets="val").budget
     attack = EnsembleInjection(
-        replace(budget, steps=STEPS, box=box), members=SHORT_MEMBERS, rules=("random",), baselines=()
+        replace(budget, steps=STEPS, box=box), members=CHECK_MEMBERS, rules=("random",), baselines=()
     )
     unlabelled = graph.replace(y=None)
     try:
-        with collected(), stage("checking"):  # what a search warns of is not about the training
+        with collected(), stage("checking"):  # warnings of the search are not about the training
             attacked = attack.run(model, unlabelled, seed=seed).graph
     except BudgetError:
         return None
@@ -216,126 +273,9 @@ def _prediction_shift(
     return float(tvd(before, after, "probabilities").mean())
 
 
-def _rows(graph: Graph) -> torch.Tensor | None:
-    """The validation rows, where a stable prediction of theirs can be checked."""
+def _validation_rows(graph: Graph) -> Tensor | None:
+    """The validation rows, where the task supports the check."""
     task = task_of(graph)
     if not task.checks_stability or graph.val_mask is None:
         return None
     return task.rows(graph, "val")
-
-
-def _check_attempts(most: int) -> int:
-    """Return a number of attempts that can be made.
-
-    Raises:
-        InputError: it is none.
-    """
-    return whole(most, "max_attempts", 1, 1000)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Judged(ABC, Generic[M, C]):
-    """What all attempts at a more stable version of one model share.
-
-    A subclass trains one model, decides whether it is good enough, and chooses the next attempt's settings.
-
-    Attributes:
-        model: vanilla.
-        graph: prepared for it.
-        seed: of the first attempt.
-        checkpoint: folder of the first, and of the folders of the others.
-        saving: further settings of `fit`.
-        most: attempts at most.
-    """
-
-    name: ClassVar[str]
-    """What a tracker knows the training as."""
-    explains: ClassVar[bool]
-    """Whether explanations are to stay the vanilla model's."""
-
-    model: M
-    graph: Graph
-    seed: int
-    checkpoint: Path | str | None
-    saving: dict[str, Any]
-    most: int
-
-    @abstractmethod
-    def trained(self, config: C, seed: int, checkpoint: Path | str | None, saving: dict[str, Any]) -> M:
-        """Make one attempt."""
-
-    @abstractmethod
-    def is_judged(self, config: C) -> bool:
-        """Whether the training meant to keep predictions in place, and was long enough to do it."""
-
-    @abstractmethod
-    def box(self, config: C) -> tuple[float, float] | None:
-        """Return the box of the adversary's features, which the attack that judges has, too."""
-
-    @abstractmethod
-    def slower(self, config: C) -> C:
-        """Return the settings after a training that diverged: smaller steps."""
-
-    @abstractmethod
-    def holds(self, standing: _Standing) -> bool:
-        """Whether an attempt is good enough."""
-
-    @abstractmethod
-    def fallback(self, config: C, standing: _Standing) -> C:
-        """Return the settings of the next attempt: the same budget, and more weight on what failed."""
-
-    @abstractmethod
-    def warn(self, config: C, standing: _Standing) -> None:
-        """Say what is wrong with the best attempt, if something is."""
-
-    def best(self, config: C) -> M:
-        """Train, judge, and train again where that did not go well; the best attempt."""
-        made, config, done = self._finished(config)
-        if not self.is_judged(config):
-            return made
-        box = self.box(config)
-        shift = _prediction_shift(self.model, self.graph, self.seed, box)
-        best = self._standing(made, shift, box)
-        for count in range(done + 1, self.most + 1):
-            if self.holds(best):
-                break
-            config = self.fallback(config, best)
-            try:
-                other = self._made(count, config)
-            except DivergenceError:  # what there is, stays
-                continue
-            found = self._standing(other, shift, box)
-            history_of(other).attempts = history_of(made).attempts = count
-            if found.beats(best):
-                made, best = other, found
-        self.warn(config, best)
-        return made
-
-    def _finished(self, config: C) -> tuple[M, C, int]:
-        """The first attempt that comes to its end, its settings and its number; each takes smaller steps.
-
-        Raises:
-            DivergenceError: none does.
-        """
-        for count in range(1, self.most + 1):
-            try:
-                made = self._made(count, config)
-            except DivergenceError:
-                if count == self.most:
-                    raise
-                config = self.slower(config)
-            else:
-                history_of(made).attempts = count
-                return made, config, count
-        raise AssertionError("at least one attempt is made")
-
-    def _made(self, count: int, config: C) -> M:
-        """Train with the draws, in the folder and under the name of attempt `count`."""
-        folder, saving = self.checkpoint, self.saving
-        if count > 1:
-            folder = None if folder is None else Path(folder) / f"attempt-{count}"
-            saving = {**saving, "run": f"{self.name}-{count}"}
-        return self.trained(config, self.seed + APART * (count - 1), folder, saving)
-
-    def _standing(self, made: M, shift: float | None, box: tuple[float, float] | None) -> _Standing:
-        return _standing_of(made, self.model, self.graph, self.seed, shift, box=box, explains=self.explains)

@@ -20,6 +20,7 @@ from fgai.graph import Graph
 from fgai.tasks import get_task
 from fgai.topk import FORMS, check_k
 from fgai.training.loop import TRAIN_FIELDS, TrainConfig
+from fgai.training.retry import StabilityReport
 from fgai.training.terms import DIVERGENCES, TERMS, Weights
 from fgai.typed import typed
 
@@ -212,30 +213,27 @@ class FaithfulConfig:
             **changes,
         )
 
-    def fallback(self, *, stable: bool, close: bool, alike: bool = True) -> FaithfulConfig:
-        """Return the settings of the next attempt: the same budget, and more weight on what failed.
+    def slower(self) -> FaithfulConfig:
+        """Return the settings with half the learning rate."""
+        return self.replace(lr=self.train.lr / 2)
 
-        Predictions that were lost are held by closeness and smaller steps. Predictions that moved are held
-        harder, behind tighter limits, and by another distance: probabilities of an attack that flips every
-        prediction cannot get worse, so `probabilities` has no slope there, and `kl` may explode; the
-        logarithmic distance of the logits pulls from everywhere. Explanations that were lost, where nothing
-        else was, are held harder, behind limits that clip half as much: a clipped score has lost its rank.
+    def tightened(self, report: StabilityReport) -> FaithfulConfig:
+        """Return the settings of a second attempt: the same budget, more weight on the failed requirements.
 
-        Args:
-            stable: predictions stayed under attack.
-            close: predictions stayed the vanilla model's.
-            alike: explanations stayed the vanilla model's.
+        Lost predictions: more closeness, smaller steps. Unstable predictions: more prediction stability,
+        tighter limits and another distance. Lost explanations, if predictions are stable: more similarity
+        behind limits that clip half as much, because clipped scores lose their rank.
         """
         changes: dict[str, Any] = {}
-        if not close:
+        if not report.is_close:
             changes |= {"closeness": 5 * self.weights.closeness, "lr": self.train.lr / 2}
-        if not stable:
+        if not report.is_stable:
             changes |= {
                 "divergence": "kl" if self.divergence == "log" else "log",
                 "prediction_stability": 2 * self.weights.prediction_stability,
                 "soften": max(self.soften, FIRMER) if self.limits else self.soften,
             }
-        elif not alike:
+        elif not report.is_similar:
             changes |= {
                 "similarity": 2 * self.weights.similarity,
                 "cut": self.cut / 2,

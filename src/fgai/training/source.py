@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from fgai.graph import Graph
-from fgai.training.loop import Batched
+from fgai.training.loop import Recipe
 from fgai.training.settings import Tightness
 
 
@@ -29,7 +29,7 @@ class BatchSource(Protocol):
     ) -> None:
         """Check the sizes of batches and the model they are for."""
 
-    def vanilla(self) -> Batched:
+    def vanilla(self) -> Recipe:
         """Return cross-entropy in mini-batches."""
 
     def faithful(self, model: nn.Module, config: Any) -> Any:

@@ -13,16 +13,16 @@ from torch import nn
 
 from fgai import checks
 from fgai.alone import seeded, with_gradients
-from fgai.attention import call_model, duplicate, evaluating, model_name, prepared, unwrapped
+from fgai.attention import call_model, duplicate, evaluating, prepared, unwrapped
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import MODELS, AttentionModel, as_graph
 from fgai.tasks import check_logits, task_of
 from fgai.trackers import Tracker
-from fgai.training.loop import TRAIN_FIELDS, Batched, Recipe, TrainConfig, fit
+from fgai.training.loop import TRAIN_FIELDS, Recipe, TrainConfig, fit
 from fgai.training.recipes import Vanilla
-from fgai.training.resume import History, run_label
+from fgai.training.resume import run_label, set_history
 from fgai.training.settings import ADVERSARY_FIELDS, LIMIT_FIELDS, FaithfulConfig, Tightness, _preset_named
 from fgai.training.source import open_source
 from fgai.training.terms import TERMS
@@ -204,7 +204,7 @@ def _built(
 
 
 def _fitted(
-    model: nn.Module, recipe: Recipe | Batched, config: TrainConfig, label: str, saving: dict[str, Any]
+    model: nn.Module, recipe: Recipe, config: TrainConfig, label: str, saving: dict[str, Any]
 ) -> nn.Module:
     """Train a copy of a model."""
     trained = copied(model)
@@ -223,21 +223,3 @@ def copied(model: M) -> M:
     if hasattr(other, "history"):
         del other.history
     return other
-
-
-def set_history(model: nn.Module, history: History) -> None:
-    """Attach the history as a plain attribute, outside the module's parameters."""
-    object.__setattr__(model, "history", history)
-
-
-@typed
-def history_of(model: nn.Module) -> History:
-    """Return the history of a model that was trained here.
-
-    Raises:
-        InputError: if it was not.
-    """
-    history = getattr(model, "history", None)
-    if not isinstance(history, History):
-        raise InputError(f"this {model_name(model)} has no history; it was not trained by fgai")
-    return history
